@@ -235,10 +235,9 @@ LONG = [
         "tests/node/warm/test_warm.py::test_a_stop_at_every_moment_after_the_offer"
         f"[orchestrator/node/warm/{moment}"
         for moment in (
-            "standby.py-            caller.close()",
+            "standby.py-    agent_start",
             "standby.py-    process_title",
-            "standby.py-    standby.close()",
-            "agent.py-    os.umask",
+            "supervise.py-        super()",
         )
     ),
     "tests/scripts/test_gpu_checks.py::test_a_rehearsal",

@@ -1,4 +1,4 @@
-"""Starts a supervisor: `python <library> supervise JOB NODE`; one that waits; or the sampler."""
+"""Starts a supervisor, `python <library> supervise JOB NODE`, or the sampler."""
 
 from __future__ import annotations
 
@@ -16,14 +16,10 @@ def main() -> None:
         from orchestrator.node.machine import sampler
 
         sampler.main(*words)
-    elif command == "standby":
-        from orchestrator.node.warm import standby
+    elif command == "forked":
+        from orchestrator.node.warm import supervise
 
-        _, directory, fd, _ = words
-        standby.main(directory, fd)
-    elif command == "ahead":
-        from orchestrator.node.warm import ahead
-
-        ahead.main(words[0])
+        agent, control, _, job, node = words
+        supervise.main(agent, control, job, node)
     else:
         sys.exit(f"unknown command {command!r}")

@@ -461,7 +461,7 @@ class Trial(UnderFire):
             yield f"processes are left: {[self.head.left(host) for host in range(NODES + 1)]}"
         until = time.monotonic() + RELEASE_LIMIT_SECONDS
         for host in range(NODES + 1):
-            while waiting := self.cluster.processes(host, "ORCHESTRATOR_WARM="):
+            while waiting := self.cluster.processes(host, "ORCHESTRATOR_ROOM="):
                 if time.monotonic() > until:
                     break
                 time.sleep(0.5)

@@ -139,23 +139,22 @@ def watch(python: Path, seconds: float) -> dict[str, float]:
     with fresh(1) as cluster:
         words = partial(launch.ours, python)
         launch.timed(2, lambda *a: [*words(*a)[:-2], "--warm", *words(*a)[-2:]], cluster)
-        (pair,) = wait_until_ready(cluster)
-        pids = processes(pair["key"])
-        before = sum(map(ticks, pids))
+        (standby,) = wait_until_ready(cluster)
+        pid = process_of(standby["key"])
+        before = ticks(pid)
         time.sleep(seconds)
-        used = (sum(map(ticks, pids)) - before) / TICKS
-    return {"bytes": pair["memory"], "of_a_core": used / seconds}
+        used = (ticks(pid) - before) / TICKS
+    return {"bytes": standby["memory"], "of_a_core": used / seconds}
 
 
-def processes(key: str) -> list[int]:
-    """Return the two that wait, by the PIDs that they have outside of their host."""
-    found = []
+def process_of(key: str) -> int:
+    """Return the one that waits, by the PID that it has outside of its host."""
     for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            if key.encode() in (entry / "cmdline").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-    children = f"/proc/{found[0]}/task/{found[0]}/children"
-    return [*found, *map(int, Path(children).read_text().split())]
+        with contextlib.suppress(OSError, ValueError):
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            if any(word.endswith(f"/warm/{key}".encode()) for word in words):
+                return int(entry.name)
+    raise Failed(f"no process waits in {key}")
 
 
 def ticks(pid: int) -> int:

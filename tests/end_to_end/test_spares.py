@@ -75,7 +75,7 @@ def test_cordoned_until_it_is_not(someone: Head) -> None:
     node(someone, "uncordon", second, spare)
     text = someone.run("--nnodes", "1", "--max-restarts", "1", "meet.py").text
     assert re.search(rf"2 spare nodes: {second}.*{spare}", text) and f"met 1 on {first}" in text
-    waiting = [someone.cluster.processes(node, "ORCHESTRATOR_WARM=") for node in range(4)]
+    waiting = [someone.cluster.processes(node, "ORCHESTRATOR_ROOM=") for node in range(4)]
     assert not any(waiting)
     assert json.loads(node(someone, "list", "--json")) == {"cordoned": []}
 

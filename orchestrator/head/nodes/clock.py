@@ -12,7 +12,7 @@ from orchestrator.protocol.facts import Checkup
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.follow import JobStates
 from orchestrator.protocol.requests.machine import CheckedUp
-from orchestrator.protocol.requests.warm import WarmPairs
+from orchestrator.protocol.requests.warm import StandbyStates
 
 MISLEADS_SECONDS = 2.0  # less says nothing of a clock, as an answer takes a while
 
@@ -55,9 +55,9 @@ def jobs_now(answer: JobStates) -> JobStates:
     return answer.replace(jobs=jobs)
 
 
-def warm_now(answer: WarmPairs) -> WarmPairs:
+def warm_now(answer: StandbyStates) -> StandbyStates:
     by = ahead(answer.time, time.time())
-    return answer.replace(pairs=tuple(moved(pair, by, "since") for pair in answer.pairs))
+    return answer.replace(standbys=tuple(moved(each, by, "since") for each in answer.standbys))
 
 
 class Clock:

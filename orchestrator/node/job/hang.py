@@ -19,7 +19,6 @@ from orchestrator.protocol.events import RankStarted, Started
 from orchestrator.protocol.requests.follow import RankStacks, has_ended
 from orchestrator.protocol.timing import STACKS_SIGNAL
 
-IMPORTS = b"i"  # the question what a rank has imported
 PATIENCE_SECONDS = 3.0  # for all ranks of a node to write down where they are
 SEEN_IN_SECONDS = 3.0  # in which py-spy has to tell it of the others
 LARGEST_CHARACTERS = 1 << 20  # of stacks and of collectives, per rank
@@ -228,12 +227,12 @@ def shortened(dumps: str) -> str:
     return json.dumps({"entries": kept}) if kept else ""
 
 
-def knock(fifo: str, question: bytes = b"?") -> None:
-    """Wake the rank's thread that dumps its collectives, or notes what it has imported."""
+def knock(fifo: str) -> None:
+    """Wake the rank's thread that dumps its collectives."""
     with contextlib.suppress(OSError):  # no process reads there, or the pipe is full
         fd = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
         try:
-            os.write(fd, question)
+            os.write(fd, b"?")
         finally:
             os.close(fd)
 

@@ -535,12 +535,12 @@ def agent_environment(spec: Spec, run: str, environ: Mapping[str, str]) -> dict[
     return env
 
 
-def main(job: str, node: str) -> None:
+def main(job: str, node: str, make: Callable[[RunDir], Supervisor] = Supervisor) -> None:
     """Run a job in this process; what it says on standard output goes to the server alone."""
     ready = os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 1)
-    run_job(Supervisor(RunDir(job, int(node))), ready)
+    run_job(make(RunDir(job, int(node))), ready)
 
 
 def run_job(supervisor: Supervisor, ready: int) -> None:

@@ -312,10 +312,6 @@ def read(visit: Visit, request: ReadBook) -> Page:
         entries = tuple(book.entries())
         own = claims.entry
         removed = own is not None and own.id not in {one.id for one in entries}
-        if own is not None and own.id == next_of(entries):
-            from orchestrator.node.warm.ahead import Ahead  # others need none yet
-
-            visit.of(Ahead).start()
         news = removed or set(entries) != set(request.before)
         if news or called or time.monotonic() > deadline:
             free = sum(not book.locked(one.key) and one.key not in used for one in some)
@@ -327,12 +323,6 @@ def read(visit: Visit, request: ReadBook) -> Page:
                 removed=removed,
             )
         called = is_called(visit, book, some)
-
-
-def next_of(entries: Sequence[Entry]) -> str:
-    """Return the id of the entry that is first in the queue; nothing if the queue is empty."""
-    queue = sorted(one.rank for one in entries if one.state == WAITING)
-    return queue[0][1] if queue else ""
 
 
 def is_called(visit: Visit, book: Book, some: Sequence[Device]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import math
 
 from orchestrator.node.job import resume_dir
 from orchestrator.node.job.run_directory import RunDir
@@ -55,14 +55,14 @@ def take_ports(visit: Visit, request: TakePorts) -> TakenPorts:
 
 @answers(Release)
 def release(visit: Visit, request: Release) -> Released:
-    from orchestrator.node.warm import next_attempt
+    from orchestrator.node.warm import standbys
 
     run = RunDir(request.job, request.node)
     with contextlib.suppress(OSError, ValueError):
-        spec = run.read_spec()
-        if not spec.warm:
-            next_attempt.end(spec, os.environ, visit.umask)
-    visit.of(WarmVisit).next_attempt = None
+        job = standbys.job_of(run.read_spec())
+        if job:
+            standbys.end_of_job(job)
+    visit.of(WarmVisit).next_look = math.inf  # there is no next attempt
     visit.of(Claims).drop()
     return Released(gone=resume_dir.remove(run))
 

@@ -26,7 +26,7 @@ from orchestrator.protocol.spec import Spec
 from orchestrator.protocol.version import OWN
 
 if TYPE_CHECKING:
-    from orchestrator.node.warm.handover import WarmSupervisor
+    from orchestrator.node.warm.standbys import WarmSupervisor
 
 TOLD_SECONDS = 10.0  # before the head gives a start up it hears why there is none
 
@@ -103,9 +103,10 @@ def stand_by(visit: Visit, spec: Spec) -> StartedHere:
     run.append_event(end)
     visit.job_started(run, spec)
     if spec.warm or spec.attempt is not None:
-        from orchestrator.node.warm import next_attempt, pairs
+        from orchestrator.node.warm import standbys
+        from orchestrator.node.warm.visit import SPARE_SECONDS
 
-        pairs.start(run, os.environ, visit.umask, next_attempt.SPARE_SECONDS)
+        standbys.start(run, os.environ, visit.umask, SPARE_SECONDS)
     return StartedHere(supervisor=0, shared=False, run=run.path)
 
 
@@ -121,9 +122,8 @@ def start_supervisor(visit: Visit, run: RunDir, spec: Spec) -> tuple[int, WarmSt
     supervisor: subprocess.Popen[bytes] | WarmSupervisor
     with open(os.path.join(run.path, "supervisor.err"), "wb") as errors:
         warm, reason = take_warm(visit, run, spec, [errors.fileno(), *inherited])
-        ready = warm or take_ahead(visit, run, [errors.fileno(), *inherited])
-        if ready is not None:
-            supervisor = ready
+        if warm is not None:
+            supervisor = warm
         else:
             supervisor = visit.supervisor = subprocess.Popen(
                 [sys.executable, *OPTIONS, LIBRARY, "supervise", run.job, str(run.node)],
@@ -153,20 +153,9 @@ def take_warm(
     later = spec.attempt is not None and spec.attempt.number > 1
     if spec.fresh or not (spec.warm or later):
         return None, ""  # what others left is for those who ask for it
-    from orchestrator.node.warm.handover import hand_over  # not for every start
+    from orchestrator.node.warm import standbys  # not for every start
 
-    attempt = hand_over(run, spec, os.environ, visit.umask, files)
-    return attempt.supervisor, attempt.why
-
-
-def take_ahead(visit: Visit, run: RunDir, files: list[int]) -> WarmSupervisor | None:
-    """Take the supervisor that was started ahead for a launch which has waited in the queue."""
-    entry = visit.of(Claims).entry
-    if entry is None or not entry.order:
-        return None
-    from orchestrator.node.warm.ahead import Ahead  # others have none
-
-    return visit.of(Ahead).take(run, files)
+    return standbys.hand_over(run, spec, os.environ, visit.umask, files)
 
 
 def part_of(request: Start) -> Spec:

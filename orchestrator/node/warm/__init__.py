@@ -1,1 +1,1 @@
-"""Processes that wait for the next job of this node: a supervisor, and torchrun with torch."""
+"""The process that waits with torch imported, for the next attempt or the next launch."""

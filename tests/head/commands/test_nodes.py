@@ -149,6 +149,5 @@ def test_whoever_is_not_let_in_reads_what_to_type() -> None:
         stop.preview(receipts, Path("/experiments")),
         top.to_text(Sample(0.0, (shown,), ())),
         warm.to_text([(lost, error)], PLAIN),
-        warm.receipts([(lost, error)], PLAIN),
     ):
         assert re.search(r"^ *gone: .*there is no key\n +-> once: ssh-keygen$", text, re.M), text

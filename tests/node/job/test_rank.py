@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
-import functools
 import importlib
 import json
 import os
@@ -140,7 +138,7 @@ sees = dict(
     sibling=getattr(sibling, "here", None), stdin=sys.stdin.read(),
     signals=[str(signal.getsignal(n)) for n in signal.valid_signals() if n not in (9, 19)],
     mask=list(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
-    process=[process.name, process.daemon, str(multiprocessing.parent_process()), spawn],
+    process=[process.name, process.daemon, spawn],
     threads=[thread.name for thread in threading.enumerate()],
     log=[logging.getLogger().level, str(logging.getLogger().handlers)],
     hooks=[sys.excepthook is sys.__excepthook__, sys.displayhook is sys.__displayhook__],
@@ -229,16 +227,16 @@ def compare_with_python(
 ENDS = """
 import atexit, ctypes, logging.handlers, os, signal, sys, tempfile, threading, time, weakref
 how = sys.argv[1]
+class Thing:
+    def __del__(self): print("deleted")
+thing = Thing()
+weakref.finalize(thing, print, "finalized")
 atexit.register(print, "atexit: registered first, called last")
 unclosed = open("unclosed.txt", "w")
 unclosed.write("written")
 memory = logging.handlers.MemoryHandler(99, target=logging.StreamHandler())
 logging.getLogger().addHandler(memory)
 logging.error("flushed at the end")
-class Thing:
-    def __del__(self): print("deleted")
-thing = Thing()
-weakref.finalize(thing, print, "finalized")
 kept = tempfile.TemporaryDirectory()
 open("kept.txt", "w").write(kept.name)
 print("no newline, not flushed", end=" ")
@@ -658,13 +656,3 @@ def test_names_are_found_in_a_locale_that_cannot_spell_them(
     ranks = begin(start, "trän.py", "ä", workdir=workdir, env=C_LOCALE)
     assert ranks.end() == 0, ranks.output
     assert ranks.output == "True False\n"
-
-
-def test_two_threads_write_one_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """What was imported is asked for at any moment, also when it is written at the end."""
-    path, names = str(tmp_path / "modules.json"), [f"module{number}" for number in range(5000)]
-    write = functools.partial(rank.write_json, path, names)
-    with concurrent.futures.ThreadPoolExecutor(2) as threads:
-        assert all(done.result() for done in [threads.submit(write) for _ in range(50)])
-    assert json.loads(Path(path).read_text()) == names
-    assert capfd.readouterr().err == "" and list(tmp_path.iterdir()) == [Path(path)]

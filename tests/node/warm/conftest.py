@@ -12,8 +12,8 @@ import pytest
 
 from orchestrator.node.server.visit import Visit
 from orchestrator.node.start import start as node_start
-from orchestrator.node.warm import pairs
-from orchestrator.node.warm.pairs import Pair
+from orchestrator.node.warm import standbys
+from orchestrator.node.warm.standbys import Standby
 from orchestrator.node.warm.visit import WarmVisit
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.requests.start import Start, StartedHere
@@ -81,19 +81,21 @@ class WarmNode:
         wait_until(lambda: not alive(answer.supervisor), "the end of its supervisor")
         return job, answer
 
-    def keep_warm(self, job: Job) -> Pair:
+    def leave_standby(self, job: Job) -> None:
         """Do what the server does that has streamed this job to its end."""
         visit = Visit(umask=0o022).of(WarmVisit)
-        visit.followed = job.run
+        visit.follow(job.run)
         visit.job_over()
+
+    def keep_warm(self, job: Job) -> Standby:
+        self.leave_standby(job)
         return self.ready()
 
-    def ready(self) -> Pair:
-        return wait_until(self.find_ready, "the warm pair")
+    def ready(self) -> Standby:
+        return wait_until(self.find_ready, "the standby")
 
-    def find_ready(self) -> Pair | None:
-        there = pairs.all_pairs()
-        return next((pair for pair in there if pairs.ask(pair).get("ready")), None)
+    def find_ready(self) -> Standby | None:
+        return next((each for each in standbys.find_all() if each.ready), None)
 
 
 @pytest.fixture
@@ -105,11 +107,11 @@ def node(
     made.package("torch.__init__", TORCH)
     made.package("torch.distributed.__init__", "")
     made.package("torch.distributed.run", RUN)
-    monkeypatch.setattr(pairs, "library", lambda: str(made.library))
+    monkeypatch.setattr(standbys, "LIBRARY", str(made.library))
     monkeypatch.setattr(node_start, "LIBRARY", str(made.library))
-    monkeypatch.setattr(pairs, "ANSWER_SECONDS", PATIENCE)  # a busy machine is no failure
+    monkeypatch.setattr(standbys, "ANSWER_SECONDS", PATIENCE)  # a busy machine is no failure
     monkeypatch.setattr(node_start, "TOLD_SECONDS", -PATIENCE)
     monkeypatch.setattr(sys, "executable", PYTHON)
     yield made
-    for pair in pairs.all_pairs():
-        pairs.end(pair)
+    for each in standbys.find_all():
+        standbys.end(each)

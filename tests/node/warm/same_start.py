@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.node.job.processes import OPTIONS
-from orchestrator.node.warm import pairs
+from orchestrator.node.warm import standbys
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.message import encode
-from orchestrator.protocol.requests.start import GetReady, Start
+from orchestrator.protocol.requests.start import Start
 from orchestrator.protocol.spec import Attempt, Placement, Spec
 from tests.node.running import PYTHON, Job, alive, wait_until
 from tests.node.warm.conftest import WarmNode
@@ -100,7 +100,6 @@ SITE = {  # a file that Python runs at its start, and what is in it
 LOGINS: dict[str, list[Any]] = {
     "umask": [0o022, 0o027, 0o000],
     "nice": [1, 5, 19],
-    "io priority": [(2 << 13) | 7, 3 << 13],
     "oom_score_adj": [0, 100, 700],
     "coredump_filter": ["0x33", "0x1"],
     "personality": [0x0040000],  # no random addresses
@@ -115,7 +114,6 @@ LOGINS: dict[str, list[Any]] = {
     "scheduler": [3, 5],  # batch, idle
     "timer slack": [70_000],
     "no new privileges": [True],
-    "no huge pages": [True],
     "ignored": [[1], [2, 3], [13], [10, 12]],
     "blocked": [[10], [14, 15]],
     "groups": [[], [4, 20]],
@@ -205,10 +203,11 @@ class Starts:
         self.node = node
         self.home = node.new_job().home
 
-    def visit(self, drawn: Draw, *requests: Any) -> list[Any]:
+    def visit(self, drawn: Draw, *requests: Any, ready_for: str = "") -> list[Any]:
         environ = {**drawn.environ, "ORCHESTRATOR_HOME": str(self.home)}
         orders = {
             "login": drawn.login,
+            "ready for": ready_for,
             "requests": [{"do": each.do, **encode(each)} for each in requests],
         }
         done = subprocess.run(
@@ -269,8 +268,8 @@ class Starts:
 
     def wait_with(self, drawn: Draw, job: Job) -> None:
         """Let processes wait for what follows a job, in such a login."""
-        self.visit(drawn, GetReady(job=job.run.job, node=0))
-        wait_until(lambda: self.node.find_ready() or not pairs.all_pairs(), "what waits")
+        self.visit(drawn, ready_for=job.run.job)
+        wait_until(lambda: self.node.find_ready() or not standbys.find_all(), "what waits")
 
 
 def attempt_of(first: Job, number: int) -> dict[str, Any]:
@@ -315,5 +314,5 @@ def a_round(seed: int, node: WarmNode) -> Iterator[Compared]:
     yield compared("warm", first, cold, starts.start(then))
     starts.wait_with(drawn, first.job)
     yield compared("attempt 2", first, first, starts.again(drawn, first.job))
-    for pair in pairs.all_pairs():
-        pairs.end(pair)
+    for each in standbys.find_all():
+        standbys.end(each)

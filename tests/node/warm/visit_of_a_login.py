@@ -15,8 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
-PR_SET_TIMERSLACK, PR_SET_NO_NEW_PRIVS, PR_SET_THP_DISABLE = 29, 38, 41
+PR_SET_TIMERSLACK, PR_SET_NO_NEW_PRIVS = 29, 38
 
 
 def write(name: str, value: Any) -> None:
@@ -29,8 +28,6 @@ def become(login: dict[str, Any]) -> None:
     for name, value in login.items():
         if name == "nice":
             os.setpriority(os.PRIO_PROCESS, 0, value)
-        elif name == "io priority":
-            libc.syscall(IOPRIO_SET[os.uname().machine], 1, 0, value)
         elif name in ("oom_score_adj", "coredump_filter"):
             write(name, value)
         elif name == "personality":
@@ -46,8 +43,6 @@ def become(login: dict[str, Any]) -> None:
             libc.prctl(PR_SET_TIMERSLACK, value, 0, 0, 0)
         elif name == "no new privileges":
             libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        elif name == "no huge pages":
-            libc.prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)
         elif name == "ignored":
             for number in value:
                 signal.signal(number, signal.SIG_IGN)
@@ -70,6 +65,12 @@ def main() -> None:
     from orchestrator.protocol.requests.request import read_request
 
     os.umask(0o077)
+    if orders["ready for"]:
+        from orchestrator.node.job.run_directory import RunDir
+        from orchestrator.node.warm import standbys
+
+        run = RunDir(orders["ready for"], 0)
+        standbys.start(run, os.environ, orders["login"]["umask"], 3600.0)
     visit = Visit(umask=orders["login"]["umask"])
     answers = [encode(visit.answer(read_request(each))) for each in orders["requests"]]
     json.dump(answers, sys.stdout)

@@ -1,7 +1,7 @@
 """Describes the process that becomes torchrun, from which all ranks of a node start.
 
 One description for all starts: a cold one applies it between fork and exec, a process that has
-waited applies it where it stands. Imports nothing of ours: node/warm/agent.py, and rank.py, load it
+waited applies it where it stands. Imports nothing of ours: node/warm/standby.py and rank.py load it
 by its path, into the process that the ranks are forked from.
 """
 

@@ -35,13 +35,18 @@ LAST_WORDS = datetime.timedelta(seconds=2)  # the master waits so long for other
 
 def main() -> None:
     begin_path_here()
-    gc.disable()  # importing torch makes a million objects, none of them garbage: 0.1 s of 0.9
     listening = listen(options())
+    run(import_torch(os.environ.get("ORCHESTRATOR_RUN", "")), listening)
+
+
+def import_torch(run: str) -> Any:
+    """Return torchrun's module, imported with what the ranks of this run would import."""
+    gc.disable()  # importing torch makes a million objects, none of them garbage: 0.1 s of 0.9
     torchrun = importlib.import_module("torch.distributed.run")
-    import_ahead()
+    import_ahead(run)
     gc.freeze()  # forked ranks share these pages until one of them writes to them
     gc.enable()
-    run(torchrun, listening)
+    return torchrun
 
 
 def options() -> dict[str, str]:
@@ -90,14 +95,14 @@ def begin_path_here() -> None:
         sys.path[0] = os.getcwd()
 
 
-def import_ahead() -> None:
+def import_ahead(run: str) -> None:
     """Import here what each rank of a program that trains would import for itself."""
     name = "torch_env"
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), name + ".py")
     torch_env: Any = types.ModuleType(name)  # without a trace in sys.modules: ranks would see it
     importlib.machinery.SourceFileLoader(name, path).exec_module(torch_env)
     with contextlib.suppress(Exception):  # whoever needs it will hear what is wrong with it
-        with open(os.path.join(os.environ["ORCHESTRATOR_RUN"], "spec.json"), "rb") as file:
+        with open(os.path.join(run, "spec.json"), "rb") as file:
             spec = json.load(file)
         target, workdir, config = spec["target"], spec["workdir"], spec.get("config")
         if torch_env.will_train(target, workdir, os.environ, config):

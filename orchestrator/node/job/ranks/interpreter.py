@@ -44,9 +44,6 @@ def forget_the_parent() -> None:
     # Else set_start_method("spawn") fails, and the main process is not called MainProcess.
     set_start_method(None, force=True)
     process.current_process().name = "MainProcess"
-    process._parent_process = None  # type: ignore[attr-defined]
-    atexit.unregister(weakref.finalize._exitfunc)  # type: ignore[attr-defined]
-    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         finalizer.atexit = False  # the agent's temporary files are not ours to remove
     # Else all ranks of a node would draw the same numbers; Python's own are drawn anew by fork().

@@ -58,7 +58,6 @@ HELD = (*FORWARDED, signal.SIGQUIT)
 DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg", "/dev/nvmap")
 WAITID = {"x86_64": 247, "aarch64": 95, "riscv64": 95, "ppc64le": 272}  # this system call's number
 STACKS_SIGNAL = signal.SIGRTMIN + 9  # as in protocol/timing.py
-IMPORTS = b"i"  # as in node/job/hang.py
 NO_RESTART = 93  # as in common/errors.py
 MOST_THREADS = MOST_FRAMES = 100  # as faulthandler writes
 LEAVING_SECONDS = 60.0  # that a program which has failed takes to end: a tracker may still send
@@ -216,7 +215,6 @@ class Rank:
         if code:
             _thread.start_new_thread(end_in_time, (code,))
         try:
-            self.note_modules()
             interpreter.end_threads_and_exit_functions()
             if code == 0:
                 self.report({"event": "finished"})
@@ -226,19 +224,6 @@ class Rank:
             if self.forked:
                 os._exit(code)
         sys.exit(code)
-
-    def note_modules(self) -> None:
-        """Write down what was imported from installed packages, for a warm process to import."""
-        if self.local or not (self.spec.get("warm") or self.spec.get("attempt")):
-            return
-        places = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
-        names = []
-        for name, module in list(sys.modules.items()):
-            path = getattr(module, "__file__", None) or ""
-            same = getattr(getattr(module, "__spec__", None), "name", None) == name
-            if same and isinstance(path, str) and path.startswith(tuple(places)):
-                names.append(name)
-        write_json(os.path.join(self.run, "modules.json"), names)
 
     def run_target(self) -> None:
         target = self.spec["target"]
@@ -280,11 +265,7 @@ class Rank:
         threads = os.path.join(self.run, f"threads_{self.local}")
         path = os.path.join(self.run, f"collectives_{self.local}.json")
         while True:
-            words = os.read(questions, 4096)
-            if IMPORTS in words:
-                self.note_modules()
-            if not words.strip(IMPORTS):
-                continue
+            os.read(questions, 4096)
             write_whole(threads, "".join(self.other_threads()).encode("utf-8", "replace"))
             write_whole(path, b"\n".join(recorded()))
 
@@ -532,7 +513,7 @@ def users_line(frames: traceback.StackSummary) -> traceback.FrameSummary | None:
     return lines[-1] if lines else (frames[-1] if frames else None)
 
 
-def write_json(path: str, record: Mapping[str, Any] | list[str]) -> bool:
+def write_json(path: str, record: Mapping[str, Any]) -> bool:
     new = f"{path}.{_thread.get_ident()}.tmp"  # another thread may write it, too
     try:
         with open(new, "w", encoding="ascii") as file:

@@ -1,4 +1,4 @@
-"""When the processes for the next attempt are started, while the job runs."""
+"""When the standby for what follows a job is started, while the job runs."""
 
 from __future__ import annotations
 
@@ -7,22 +7,26 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node.warm import next_attempt, pairs
-from orchestrator.node.warm.next_attempt import (
-    AFTER_SECONDS,
-    AGAIN_SECONDS,
-    SILENT_SECONDS,
-    NextAttempt,
-)
+from orchestrator.node.server.visit import Visit
+from orchestrator.node.warm import standbys
+from orchestrator.node.warm.visit import AFTER_SECONDS, AGAIN_SECONDS, SILENT_SECONDS, WarmVisit
 from orchestrator.protocol.events import Event, FirstOutput, RankStarted
+from orchestrator.protocol.spec import Spec
 from tests.node.running import Job, bare_spec
 
-STARTED = RankStarted(time=1.0, rank=0, local=0, pid=1, keeper=2)
+STARTED = RankStarted(time=1000.0, rank=0, local=0, pid=1, keeper=2)
+
+
+def following(job: Job, spec: Spec) -> WarmVisit:
+    job.run.write_spec(spec)
+    visit = Visit().of(WarmVisit)
+    visit.follow(job.run)
+    return visit
 
 
 @pytest.mark.parametrize(
     ("event", "seconds"),
-    [(FirstOutput(time=1.0), AFTER_SECONDS), (STARTED, SILENT_SECONDS + AFTER_SECONDS)],
+    [(FirstOutput(time=1000.0), AFTER_SECONDS), (STARTED, SILENT_SECONDS + AFTER_SECONDS)],
 )
 def test_once_the_ranks_have_begun_even_in_silence(
     event: Event, seconds: float, new_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
@@ -30,9 +34,8 @@ def test_once_the_ranks_have_begun_even_in_silence(
     """A program may never print anything."""
     job, begun = new_job(), list[Any]()
     job.run.create()
-    monkeypatch.setattr(pairs, "start", lambda *words: begun.append(words))
-    monkeypatch.setattr(next_attempt, "knock", lambda *words: None)
-    ahead = NextAttempt(job.run, bare_spec(), {}, 0o022)
+    monkeypatch.setattr(standbys, "start", lambda *words: begun.append(words))
+    ahead = following(job, bare_spec(warm=600.0))
     ahead.check(100.0)
     ahead.check(100.0 + 10 * SILENT_SECONDS)
     assert not begun  # no rank has started
@@ -42,7 +45,7 @@ def test_once_the_ranks_have_begun_even_in_silence(
         assert now <= 1000.0 + seconds
         ahead.check(now)
         now += 0.5
-    assert now > 1000.0 + seconds
+    assert now >= 1000.0 + seconds
 
 
 @pytest.mark.parametrize(("restarts", "looks"), [(0, 1), (1, 3)])
@@ -52,12 +55,11 @@ def test_what_was_ended_comes_back_for_a_restart_alone(
     """`warm --off` while a job runs is not undone a minute later."""
     job, begun = new_job(), list[Any]()
     job.run.create()
-    job.run.append_event(FirstOutput(time=1.0))
-    monkeypatch.setattr(pairs, "start", lambda *words: begun.append(words))
-    monkeypatch.setattr(next_attempt, "knock", lambda *words: None)
+    job.run.append_event(FirstOutput(time=0.0))
+    monkeypatch.setattr(standbys, "start", lambda *words: begun.append(words))
     attempt = {"number": 1, "restarts": restarts, "first_job": "job", "first_node": 0}
     spec = bare_spec(warm=600.0, attempt=attempt if restarts else None)
-    ahead = NextAttempt(job.run, spec, {}, 0o022)
+    ahead = following(job, spec)
     for now in (0.0, *(AFTER_SECONDS + look * AGAIN_SECONDS for look in range(3))):
         ahead.check(now)
     assert len(begun) == looks

@@ -1,0 +1,386 @@
+"""Starts, finds, takes and ends the standbys of this user on this node.
+
+Each has a directory ~/.orchestrator/warm/KEY, 0700, with its socket and `standby.json`, whose time
+is when the process leaves. A caller that takes or ends one renames its directory first, so that no
+two do. Homes may be shared by machines: a standby belongs to the machine that it runs on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import IO, NamedTuple
+
+from orchestrator.common import hiding
+from orchestrator.node.job import processes
+from orchestrator.node.job.processes import LOOK_SECONDS, OPTIONS, Process
+from orchestrator.node.job.ranks import torch_env
+from orchestrator.node.job.ranks.agent_start import limits
+from orchestrator.node.job.run_directory import RunDir, connect_in, home, listen_in
+from orchestrator.node.job.supervisor import agent_environment
+from orchestrator.node.server.visit import LIBRARY
+from orchestrator.node.warm.standby import receive, send
+from orchestrator.protocol.message import Message, Nonsense, decode, encode, parse
+from orchestrator.protocol.spec import Spec
+
+PROGRAM = os.path.join("orchestrator", "node", "warm", "standby.py")
+AGENT = os.path.join("node", "job", "ranks", "fast_torchrun.py")
+ROOM_VARIABLE = "ORCHESTRATOR_ROOM"  # its value is room for the variables of a job
+ROOM_BYTES = 1 << 15
+COMMAND_ROOM_BYTES = 4096
+ANSWER_SECONDS = 12.0  # what it still imports, a cold start would import as well
+END_SECONDS = 10.0
+FORGOTTEN_SECONDS = 86400.0  # after which a file of no process is removed
+# Each login and each job has its own of these; no import of torch depends on them.
+OF_A_LAUNCH = re.compile(
+    r"ORCHESTRATOR_.*|SSH_.*|XDG_SESSION_.*|KRB5CCNAME|PWD|OLDPWD|SHLVL|_"
+    r"|NODE_RANK|NODE_IP|NNODES|NPROC_PER_NODE|MASTER_ADDR|MASTER_PORT"
+)
+NAMESPACES = ("mnt", "pid", "net", "user", "ipc", "uts")
+# Lines of /proc/self/status.
+INHERITED = {
+    *("Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapBnd", "NoNewPrivs", "Seccomp"),
+    *("SigIgn", "SigBlk", "Cpus_allowed_list", "Mems_allowed_list"),
+}
+SESSION = re.compile(r"session-[^/]*[.]scope")  # the control group of one login
+
+
+class Standby(Message):
+    """One standby, as `standby.json` in its directory describes it."""
+
+    machine: str
+    job: str  # whose next attempt alone it is for; nothing: for any launch with --warm
+    python: str
+    since: float  # Unix time
+    started_with: dict[str, str]  # what a job must have in common with it -> a digest
+    pid: int = 0
+    started: int = 0  # with the PID, this identifies one process forever
+    directory: str = ""
+
+    @property
+    def ready(self) -> bool:
+        return os.path.exists(os.path.join(self.directory, "ready"))
+
+    @property
+    def until(self) -> float:
+        return modified(os.path.join(self.directory, "standby.json"))
+
+
+class WarmSupervisor(NamedTuple):
+    """A supervisor that was a standby: it says on `stdout` how its start went, as a cold one."""
+
+    pid: int
+    stdout: IO[bytes]
+    kill: Callable[[], object]
+
+
+# -- what it is started with ------------------------------------------------------------------
+
+
+def unsuitable(spec: Spec, environ: Mapping[str, str]) -> str:
+    """Return why a job like this one can never start warm, or nothing."""
+    if spec.start != "fork":
+        return "its ranks do not start from torchrun's process (--start plain, --no-torchrun)"
+    if len(spec.agent) < 3 or not spec.agent[2].endswith(AGENT):
+        return "another launcher starts its ranks"
+    if "SLURM_STEP_ID" in environ:
+        return "Slurm ends all processes of a job with the job"
+    return ""
+
+
+def variables_of(spec: Spec, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that a standby for this job has: none of its secrets, nor its own."""
+    variables = agent_environment(spec, "", environ)
+    values = hiding.of_environment(variables, spec.secrets)
+    return {
+        name: value
+        for name, value in sorted(variables.items())
+        if not OF_A_LAUNCH.fullmatch(name)
+        and not hiding.NAME.search(name)
+        and value == hiding.hide(hiding.redacted_text(value), values)
+    }
+
+
+def started_with(spec: Spec, environ: Mapping[str, str], umask: int) -> dict[str, str]:
+    """Return what a standby for this job is started with: words for users -> a digest."""
+    python = os.path.realpath(spec.agent[0])
+    target = {"kind": spec.target.kind, "name": spec.target.name}
+    variables = {**environ, **spec.env}
+    found = {
+        "the version of orchestrator": LIBRARY,
+        "the Python": f"{spec.agent[0]} {python} {modified(python)}",
+        "whether the program trains": str(
+            torch_env.will_train(target, spec.workdir, variables, spec.config)
+        ),
+        "a limit, priority or right of the login": login(umask),
+        **variables_of(spec, environ),
+    }
+    return {name: digest(value) for name, value in found.items()}
+
+
+def login(umask: int) -> str:
+    """Return what a process inherits from its login and keeps through all that it executes."""
+    lines = text("/proc/self/status").splitlines()
+    status = [line for line in lines if line.partition(":")[0] in INHERITED]
+    names = ("oom_score_adj", "timerslack_ns", "coredump_filter", "personality")
+    files = [text(f"/proc/self/{name}") for name in names]
+    memory = text("/proc/self/numa_maps").split(maxsplit=2)[1:2]  # as numactl sets it
+    priority = os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)
+    hard = [hard for _, _, hard in limits()]
+    group = SESSION.sub("session", text("/proc/self/cgroup"))
+    return str((umask, status, files, memory, priority, hard, group))
+
+
+def machine() -> str:
+    """Return what names this machine since its boot, and the namespaces of this process."""
+    inodes = [os.stat(f"/proc/self/ns/{name}").st_ino for name in NAMESPACES]
+    return " ".join([text("/proc/sys/kernel/random/boot_id").strip(), *map(str, inodes)])
+
+
+def digest(value: str) -> str:
+    return hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def job_of(spec: Spec) -> str:
+    """Return the job whose next attempt alone starts from its standby, or nothing with --warm."""
+    return spec.attempt.first_job if spec.attempt and not spec.warm else ""
+
+
+def path_of(spec: Spec, wanted: Mapping[str, str]) -> str:
+    words = [machine(), job_of(spec), *sorted(wanted.items())]
+    return os.path.join(root(), digest(json.dumps(words)))
+
+
+def root() -> str:
+    return os.path.join(home(), "warm")
+
+
+def text(path: str) -> str:
+    return os.fsdecode(processes.contents(path))
+
+
+def modified(path: str) -> float:
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return 0.0
+
+
+# -- which there are --------------------------------------------------------------------------
+
+
+def find_all() -> list[Standby]:
+    """Return the standbys of this machine, the oldest first; what dead ones left is removed."""
+    try:
+        names = os.listdir(root())
+    except OSError:
+        return []
+    found = []
+    for name in names:
+        path = os.path.join(root(), name)
+        standby = read(path)
+        if standby is not None and standby.machine == machine():
+            if process_of(standby) is None:
+                shutil.rmtree(path, ignore_errors=True)
+            elif "." not in name:
+                found.append(standby)
+        elif time.time() > max(modified(path), standby.until if standby else 0) + FORGOTTEN_SECONDS:
+            shutil.rmtree(path, ignore_errors=True)
+    return sorted(found, key=lambda standby: standby.since)
+
+
+def read(path: str) -> Standby | None:
+    try:
+        with open(os.path.join(path, "standby.json"), "rb") as file:
+            return decode(Standby, parse(file.read()), newer=True).replace(directory=path)
+    except (OSError, Nonsense):
+        return None
+
+
+def process_of(standby: Standby) -> Process | None:
+    """Return the process of a standby if it lives."""
+    now = processes.find(standby.pid)
+    lives = now is not None and now.key == (standby.pid, standby.started) and not now.is_dead
+    return now if lives else None
+
+
+# -- starting and ending ----------------------------------------------------------------------
+
+
+def start(run: RunDir, environ: Mapping[str, str], umask: int, least: float = 0.0) -> None:
+    """Start a standby for jobs like this run's, or let the one that waits stay; wait for neither.
+
+    It stays for as long as the job said, and at least for so many seconds.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        spec = run.read_spec()
+        if unsuitable(spec, environ):
+            return
+        wanted = started_with(spec, environ, umask)
+        path, until, others = path_of(spec, wanted), time.time() + max(spec.warm, least), find_all()
+        for standby in others:
+            if standby.directory == path:
+                os.utime(os.path.join(path, "standby.json"), (until, until))
+                return
+        for standby in others[:-1]:  # a node has two at most
+            end(standby)
+        os.makedirs(root(), mode=0o700, exist_ok=True)
+        spawn(path, until, run, spec, environ, wanted)
+
+
+def spawn(
+    path: str,
+    until: float,
+    run: RunDir,
+    spec: Spec,
+    environ: Mapping[str, str],
+    wanted: dict[str, str],
+) -> None:
+    """Start the process in a new directory, which another start may have made a moment ago."""
+    new = f"{path}.{secrets.token_hex(4)}"
+    os.mkdir(new, 0o700)
+    try:
+        with listen_in(new) as server:
+            room = " " * (COMMAND_ROOM_BYTES + sum(map(len, spec.command)))
+            more = " " * (ROOM_BYTES + sum(len(n) + len(v) for n, v in spec.env.items()))
+            words = [path, str(server.fileno()), run.path, room]
+            process = subprocess.Popen(
+                [spec.agent[0], "-u", os.path.join(LIBRARY, PROGRAM), *words],
+                env={**variables_of(spec, environ), ROOM_VARIABLE: more[:100_000]},
+                cwd=new,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                pass_fds=[server.fileno()],
+            )
+        now = processes.find(process.pid)
+        standby = Standby(
+            machine=machine(),
+            job=job_of(spec),
+            python=spec.agent[0],
+            since=time.time(),
+            started_with=wanted,
+            pid=process.pid,
+            started=now.started if now else 0,
+        )
+        file = os.path.join(new, "standby.json")
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as record:
+            json.dump(encode(standby), record)
+        os.utime(file, (until, until))
+        os.rename(new, path)
+    except OSError:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+
+
+def claim(standby: Standby) -> Standby | None:
+    """Return a standby that no other caller can have from now on, or None."""
+    own = f"{standby.directory}.{secrets.token_hex(4)}"
+    try:
+        os.rename(standby.directory, own)
+    except OSError:
+        return None
+    return standby.replace(directory=own)
+
+
+def end(standby: Standby) -> bool:
+    """Kill a standby that still waits; return True if nothing of it is left."""
+    claimed = claim(standby)
+    return claimed is None or end_claimed(claimed)
+
+
+def end_claimed(standby: Standby) -> bool:
+    deadline = time.monotonic() + END_SECONDS
+    while (process := process_of(standby)) is not None and time.monotonic() < deadline:
+        processes.send(process, signal.SIGKILL)
+        time.sleep(LOOK_SECONDS)
+    shutil.rmtree(standby.directory, ignore_errors=True)
+    return process is None
+
+
+def end_of_job(job: str) -> None:
+    """End the standby of a job that is over for good."""
+    for standby in find_all():
+        if standby.job == job:
+            end(standby)
+
+
+# -- a job ------------------------------------------------------------------------------------
+
+
+def hand_over(
+    run: RunDir, spec: Spec, environ: Mapping[str, str], umask: int, files: Sequence[int]
+) -> tuple[WarmSupervisor | None, str]:
+    """Let a standby that fits be this job's supervisor and torchrun, or return why none does."""
+    reason = unsuitable(spec, environ)
+    if reason:
+        return None, f"cold start: {reason}"
+    wanted = started_with(spec, environ, umask)
+    path = path_of(spec, wanted)
+    there = [standby for standby in find_all() if standby.job == job_of(spec)]
+    for standby in there:
+        claimed = claim(standby) if standby.directory == path else None
+        if claimed is not None:
+            return take(claimed, run, environ, files)
+    others = [standby.started_with for standby in there if standby.directory != path]
+    reason = difference(others[-1], wanted) if others else "nothing waited there"
+    for standby in there if spec.warm else ():
+        end(standby)
+    return None, f"cold start: {reason}"
+
+
+def difference(before: Mapping[str, str], wanted: Mapping[str, str]) -> str:
+    """Return a sentence that names what differs."""
+    names = sorted(name for name in {*before, *wanted} if before.get(name) != wanted.get(name))
+    return f"{', '.join(names[:3])} {'differs' if len(names) == 1 else 'differ'}"
+
+
+def take(
+    standby: Standby, run: RunDir, environ: Mapping[str, str], files: Sequence[int]
+) -> tuple[WarmSupervisor | None, str]:
+    """Send a claimed standby its job; one that does not take it is ended before the cold start.
+
+    `files` are passed under the numbers that they have here; the first is for errors.
+    """
+    process, reason = process_of(standby), "the warm process did not answer"
+    reading, writing = os.pipe()
+    order = {
+        "program": [sys.executable, *OPTIONS, LIBRARY, "forked"],
+        "job": ["supervise", run.job, str(run.node)],
+        "environ": dict(environ),
+        "directory": os.getcwd(),
+        "limits": limits(),
+        "numbers": [1, 2, *files[1:]],
+    }
+    try:
+        with connect_in(standby.directory, seconds=ANSWER_SECONDS) as client:
+            send(client, order, [writing, *files])
+            answer, _ = receive(client)
+            reason = str(answer.get("no", reason))
+            if "yes" in answer and process is not None:
+                shutil.rmtree(standby.directory, ignore_errors=True)
+                warm = WarmSupervisor(
+                    pid=process.pid,
+                    stdout=os.fdopen(reading, "rb", buffering=0),
+                    kill=partial(processes.send, process, signal.SIGKILL),
+                )
+                return warm, ""
+    except (OSError, EOFError, ValueError):
+        pass
+    finally:
+        os.close(writing)
+    os.close(reading)
+    end_claimed(standby)
+    return None, f"cold start: {reason}"

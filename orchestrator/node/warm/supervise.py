@@ -1,0 +1,36 @@
+"""The supervisor that a standby executes: `python <library> forked PID FD supervise JOB NODE`."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+from types import SimpleNamespace
+from typing import cast
+
+from orchestrator.node.job import supervisor
+from orchestrator.node.job.ranks.agent_start import AgentStart
+from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.job.supervisor import Supervisor
+from orchestrator.node.warm.standby import send
+
+START_SECONDS = 15.0
+
+
+class ForkedSupervisor(Supervisor):
+    """A supervisor whose torchrun was forked already, and waits."""
+
+    def __init__(self, run: RunDir, agent: int, control: int) -> None:
+        super().__init__(run)
+        self.waiting, self.control = agent, socket.socket(fileno=control)
+
+    def spawn_agent(self, start: AgentStart, output: int) -> subprocess.Popen[bytes]:
+        with self.control, contextlib.suppress(BrokenPipeError):  # it was killed a moment ago
+            self.control.settimeout(START_SECONDS)
+            send(self.control, {**start}, [output])
+        # What is used of a Popen.
+        return cast("subprocess.Popen[bytes]", SimpleNamespace(pid=self.waiting, returncode=None))
+
+
+def main(agent: str, control: str, job: str, node: str) -> None:
+    supervisor.main(job, node, lambda run: ForkedSupervisor(run, int(agent), int(control)))
