@@ -157,6 +157,18 @@ def open_to_append(path: Name) -> int:
     return descriptor
 
 
+def append_lines(descriptor: int, lines: bytes) -> int:
+    """Append lines to a file; return the number of bytes that are in it, of whole lines only.
+
+    A disk that becomes full within a line gets nothing of that line.
+    """
+    written = os.write(descriptor, lines)
+    whole = lines.rfind(b"\n", 0, written) + 1
+    if whole < written:
+        os.ftruncate(descriptor, os.lseek(descriptor, 0, os.SEEK_END) - (written - whole))
+    return whole
+
+
 def give_to_owner_of(directory: int, descriptor: int) -> None:
     """As root, leave what we made to the user whose directory it is in."""
     if os.geteuid() == 0:

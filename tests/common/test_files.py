@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -144,3 +145,17 @@ def test_a_disk_that_holds_no_sockets_is_said_to_be_one(monkeypatch: pytest.Monk
         raise PermissionError(errno.EPERM, "Operation not permitted")
     with pytest.raises(OSError, match=r"^\[Errno 28\] Full$"), files.making_sockets():
         raise OSError(errno.ENOSPC, "Full")
+
+
+def test_append_lines_leaves_no_part_of_a_line(tmp_path: Path) -> None:
+    """As on a full disk: a limit on the size of files takes a part of what is written."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    descriptor = files.open_to_append(tmp_path / "lines")
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+        assert files.append_lines(descriptor, b"one\ntwo\nthree\n") == 8
+        assert files.append_lines(descriptor, b"three\n") == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        os.close(descriptor)
+    assert (tmp_path / "lines").read_bytes() == b"one\ntwo\n"

@@ -87,11 +87,9 @@ class MetricsFile:
             if self._file is None:
                 self._file = self._begin()
             while self._waiting:
-                written = self._file.write(self._waiting)
-                whole = self._waiting.rfind(b"\n", 0, written) + 1
-                if whole < written:
-                    self._file.truncate(self._file.seek(0, os.SEEK_END) - (written - whole))
-                    raise OSError("only a part of a line could be written")
+                whole = files.append_lines(self._file.fileno(), self._waiting)
+                if not whole:
+                    raise OSError("there is no room for a line")
                 self._waiting = self._waiting[whole:]
         except OSError as error:
             self._warn(f"wait in memory: {self._path}: {error.strerror or error}")

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from orchestrator.common import files
 from orchestrator.common.text import size
 from orchestrator.node.job import resume_dir
 from orchestrator.node.job.run_directory import RunDir
@@ -110,9 +111,7 @@ class Lines:
             if self.fd < 0:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
                 self.fd = os.open(self.path, flags, 0o600)
-            written = os.write(self.fd, line)
-            if written < len(line):  # the disk became full within the line
-                os.ftruncate(self.fd, os.fstat(self.fd).st_size - written)
+            files.append_lines(self.fd, line)
 
 
 def file_name(node: int, attempt: int) -> str:

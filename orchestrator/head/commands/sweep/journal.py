@@ -115,7 +115,7 @@ class Journal:
             return False
         try:
             os.ftruncate(descriptor, self.size)  # the end of a line that did not fit
-            whole = os.write(descriptor, lines) == len(lines)
+            whole = files.append_lines(descriptor, lines) == len(lines)
             os.fsync(descriptor)
         except OSError:
             whole = False

@@ -97,6 +97,6 @@ class Printed:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             descriptor = files.open_to_append(path)
             try:
-                os.write(descriptor, text.encode())
+                files.append_lines(descriptor, text.encode())
             finally:
                 os.close(descriptor)
