@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 
 from orchestrator.common.text import size
@@ -35,7 +34,6 @@ from orchestrator.node.machine.gpus import nvidia
 from orchestrator.protocol import events
 from orchestrator.protocol.events import PROLOG, Event, RankState
 from orchestrator.protocol.reports import UNSAVED
-from orchestrator.protocol.requests.transfer import WrittenPlace
 from orchestrator.records.outcome import Receipt, SlowRank
 
 log = logging.getLogger(__name__)
@@ -58,7 +56,7 @@ class Reports:
         self.not_forked: set[str] = set()  # reasons that were said
         self.lost_loss: LostLoss | None = None  # the earliest that was said
         self.code_outputs: dict[int, CodeOutputs] = {}  # node -> what was written beside the code
-        self.elsewhere: dict[str, Sequence[WrittenPlace]] = {}  # by name: what does not come home
+        self.own_disks = False  # a node has outputs of its own, which came home
 
     def handle(self, news: News) -> None:
         node = self.nodes[news.node]
@@ -315,10 +313,9 @@ class Reports:
             self.job.record = replace(self.job.record, receipts=receipts)
 
     def wrote(self, node: NodeState, news: Wrote) -> None:
+        self.own_disks = self.own_disks or news.own_disk
         if news.with_code is not None:
             self.code_outputs[news.node] = news.with_code
-        if news.elsewhere:
-            self.elsewhere[node.record.name] = news.elsewhere
 
     def set_clock(self, node: NodeState, offset: float) -> None:
         if abs(offset) > CLOCK_IS_OFF_SECONDS and abs(offset - node.clock) > CLOCK_IS_OFF_SECONDS:

@@ -22,7 +22,6 @@ from orchestrator.node.transfer.code import store as stores
 from orchestrator.node.transfer.code.checkout import CodeVisit
 from orchestrator.node.transfer.code.store import Incomplete, Store, hash_of
 from orchestrator.node.transfer.moving import Moving
-from orchestrator.node.transfer.saved.copies import Copies, stamp_of
 from orchestrator.protocol import manifest
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry
@@ -365,16 +364,6 @@ def test_what_a_job_wrote_beside_its_code_is_listed_with_its_outputs(store: Stor
     assert listed(0.0) == {"loss.csv": ""}
     whole = os.fsdecode(snapshot.snapshot_of(store, str(root)))
     beside |= dict.fromkeys(("u/w/outputs/a", "u/c", "d"), whole)
-    assert listed(60.0) == {"loss.csv": "", **beside}
-    brought = (
-        (root, "runs/a/model.pt", "runs/a/model.pt"),
-        (root.parent, "outputs/a", "u/w/outputs/a"),
-    )
-    for directory, path, listed_as in brought:  # another node has it
-        copies = Copies(str(directory))
-        copies.expect(path, stamp_of((directory / path).lstat()), "node 1", "job-1")
-        copies.write()
-        del beside[listed_as]
     assert listed(60.0) == {"loss.csv": "", **beside}
     late = outputs.of_job(run, checkpoints=False, beside=-1.0)
     assert late.left_out == (f"{root} (it takes too long to look through)",)

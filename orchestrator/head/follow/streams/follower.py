@@ -10,7 +10,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from orchestrator.common.errors import NodeError, OrchestratorError
@@ -58,7 +58,6 @@ from orchestrator.protocol.requests.request import (
     Request,
     SupervisorGone,
 )
-from orchestrator.protocol.requests.transfer import WrittenPlace
 from orchestrator.protocol.timing import (
     HEAD_BEAT_SECONDS,
     HEAD_PATIENCE_SECONDS,
@@ -248,8 +247,8 @@ class NodeFollower:
     def _bring_outputs(self, channel: NodeChannel) -> None:
         try:
             since = (self.former_end, self.former_end + self.clock.offset)
-            said, with_code, elsewhere = home.bring(channel, self.growing, since)
-            self.post(Wrote(self.node.index, with_code, elsewhere))
+            said, with_code, own_disk = home.bring(channel, self.growing, since)
+            self.post(Wrote(self.node.index, with_code, own_disk))
         except OSError as error:
             said = [f"its outputs stay there: {self.outputs}: {error.strerror}"]
         except Declined as error:
@@ -496,10 +495,10 @@ class LossLost(News, kw_only=False):
 
 
 class Wrote(News, kw_only=False):
-    """The program wrote into the snapshot of its code, or to places that do not come home."""
+    """A node's outputs came home; perhaps with what the program wrote beside its code."""
 
     with_code: CodeOutputs | None
-    elsewhere: Sequence[WrittenPlace]
+    own_disk: bool
 
 
 class DiskFull(News, kw_only=False):
