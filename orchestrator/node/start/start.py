@@ -19,6 +19,7 @@ from orchestrator.node.server.visit import LIBRARY, Refusal, Visit
 from orchestrator.node.start import devices
 from orchestrator.node.start.claims import Claims
 from orchestrator.node.transfer import payload
+from orchestrator.node.transfer.code import installs
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.requests.request import NO_PART
 from orchestrator.protocol.requests.start import Start, StartedHere, WarmStart
@@ -110,6 +111,7 @@ def stand_by(visit: Visit, spec: Spec) -> StartedHere:
 
 def at_home(visit: Visit, spec: Spec) -> Spec:
     """Complete a spec by what only this machine knows."""
+    spec = installs.with_first(spec)
     return spec.replace(library=LIBRARY, version=OWN, umask=visit.umask, machine=machine())
 
 

@@ -33,7 +33,7 @@ from orchestrator.protocol.spec import Spec
 # The directories of a job; GIVEN ones are the node's own, named by sync.outputs.
 WORK, ABOVE, OUTPUTS, RESUME, GIVEN = "work", "above", "outputs", "resume", "given/"
 # What Python, the kernel and we ourselves leave beside a program's files.
-NOT_SAVED = re.compile(r"__pycache__|core(\.[0-9]+)?|\.orchestrator-.*|\.run|\.tree", re.DOTALL)
+NOT_SAVED = re.compile(r"__pycache__|core(\.[0-9]+)?|\.orchestrator-.*", re.DOTALL)
 # What our own Trainer and sampler write, by its path: they bring it themselves.
 OURS = {
     OUTPUTS: re.compile(

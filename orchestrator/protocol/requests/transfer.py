@@ -187,6 +187,9 @@ class CheckedOut(Message):
     differ: tuple[str, ...]  # paths that are not as they were sent
     own: tuple[str, ...]  # the node's own names that are linked into the snapshot
     target: ProbeTarget
+    left: tuple[str, ...] = ()  # other names of its own, which are not looked at
+    installed: tuple[str, ...] = ()  # directories that its Python has installed from its own copy
+    strange: tuple[str, ...] = ()  # installs from there that the snapshot cannot answer for
     disk: Optional[Disk] = None
 
 
@@ -196,9 +199,10 @@ class CheckOut(Request[CheckedOut], do="check_out"):
     tree: str  # its digest
     snapshot: str  # its name, new on this machine; a number comes behind it
     title: str  # the last parts of the directory's path: see tree_title
-    beside: str  # the head's directory: what the node has there of its own is linked
+    beside: str  # the head's directory, where the node may have files of its own
     target: ProbeTarget
     outputs: tuple[str, ...] = ()  # directories there that the program writes: made and linked
+    inputs: tuple[str, ...] = ()  # names there that are linked, if they are there
 
 
 # -- files ------------------------------------------------------------------------------------
