@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,7 @@ def test_what_a_node_has_by_hand_is_neither_run_nor_written(
     python = tmp_path / "venv/bin/python"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
     (packages,) = (tmp_path / "venv").glob("lib/python3*/site-packages")
+    (packages / "ours.pth").write_text(sysconfig.get_path("purelib") + "\n")
     (packages / "__editable__.mine-1.pth").write_text(f"{head.directory}/src\n")
     for node in range(2):
         own = two_nodes.path(node, head.directory)
