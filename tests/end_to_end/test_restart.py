@@ -219,3 +219,12 @@ def test_a_machine_that_comes_back_with_an_empty_disk_is_given_all_again(
     assert [verdict["node_name"] for verdict in verdicts] == [lost]
     assert "0123456789" not in (someone.experiment / "manifest.json").read_text()
     assert someone.nothing_left() and not resume_dirs(someone)
+
+
+def test_ranks_of_all_nodes_find_their_state_where_the_directory_is_shared(head: Head) -> None:
+    head.script("program.py", PROGRAM)
+    command = head.launch("--nproc", "2", "--max-restarts", "2", "program.py")
+    assert command.finish() == 0, command.text
+    assert command.text.count("attempt 2 count 1 kept by attempt 1") == 4, command.text
+    assert "not every node sees" not in command.text
+    assert head.nothing_left() and not resume_dirs(head)

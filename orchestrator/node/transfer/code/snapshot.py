@@ -285,15 +285,6 @@ def snapshot_of(store: Store, directory: str) -> bytes:
     return path if known and not os.path.islink(path) else b""
 
 
-def above(store: Store, root: bytes) -> list[bytes]:
-    """List the directories of a snapshot that its tree is in, the nearest first."""
-    whole, found = snapshot_of(store, os.fsdecode(root)), []
-    while whole and root != whole:
-        root = os.path.dirname(root)
-        found.append(root)
-    return found
-
-
 def of_run(store: Store, run: RunDir) -> bytes:
     """Return the snapshot of a job that was started here, or nothing."""
     try:
@@ -374,19 +365,16 @@ def written(store: Store, root: bytes, until: float = math.inf) -> Iterator[byte
     These are paths below its tree; those above it begin with `..`. A TimeoutError ends a look that
     takes longer.
     """
-    expected = {entry.path: entry for entry in sent(store, snapshot_of(store, os.fsdecode(root)))}
-    inner = b""
-    for top in (root, *above(store, root)):
-        for directory, names, others in os.walk(top):
-            apart = (b"__pycache__", inner if directory == top else b"")
-            names[:] = sorted(name for name in names if name not in apart)
-            if time.monotonic() > until:
-                raise TimeoutError
-            for name in sorted(others):
-                path = os.path.relpath(os.path.join(directory, name), root)
-                status = os.lstat(os.path.join(directory, name))
-                known = path in expected and is_as_kept(status, expected[path])
-                own = directory == top != root and name in (OWNER, TREE, FIRST)
-                if not known and not own and not stat.S_ISLNK(status.st_mode):
-                    yield path
-        inner = os.path.basename(top)
+    whole = snapshot_of(store, os.fsdecode(root))
+    expected = {entry.path: entry for entry in sent(store, whole)}
+    for directory, names, others in os.walk(whole):
+        names[:] = sorted(name for name in names if name != b"__pycache__")
+        if time.monotonic() > until:
+            raise TimeoutError
+        for name in sorted(others):
+            path = os.path.relpath(os.path.join(directory, name), root)
+            status = os.lstat(os.path.join(directory, name))
+            known = path in expected and is_as_kept(status, expected[path])
+            own = directory == whole and name in (OWNER, TREE, FIRST)
+            if not known and not own and not stat.S_ISLNK(status.st_mode):
+                yield path
