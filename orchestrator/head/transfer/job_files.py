@@ -24,7 +24,7 @@ from orchestrator.head.transfer.fetch.fetch import plain
 from orchestrator.head.transfer.peer import QUICK_SECONDS, NodeTree, Peer
 from orchestrator.head.transfer.schedule import WIDTH, Rules
 from orchestrator.head.transfer.spread import ServedFromHere, Spread, exchange
-from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry
+from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry, link_is_inside
 from orchestrator.protocol.requests.request import NO_PART
 from orchestrator.protocol.requests.transfer import (
     AskJobFiles,
@@ -102,6 +102,12 @@ def bring_job_files(
     )
 
 
+def is_inside(file: OutputFile, found: JobFiles) -> bool:
+    """Return True for a file or link that stays in one of the directories of its node."""
+    inside = file.kind != "link" or link_is_inside(file.path, file.target)
+    return plain(file.path) and file.place in found.roots and inside
+
+
 class JobFilesOf:
     """What the master of a job wrote, and the nodes that are to have it."""
 
@@ -115,7 +121,7 @@ class JobFilesOf:
         stopped: Callable[[], None],
     ) -> None:
         self.master, self.roots, self.shared = master, found.roots, found.shared
-        self.files = tuple(f for f in found.files if plain(f.path) and f.place in found.roots)
+        self.files = tuple(file for file in found.files if is_inside(file, found))
         self.takers, self.outputs, self.say, self.stopped = takers, outputs, say, stopped
         if not found.whole:
             say(f"WARNING: {master.name}: too many files to look at: not all are brought to others")
@@ -153,6 +159,11 @@ class JobFilesOf:
             return taker.ask(request, ANSWER_SECONDS)
 
         answers = dict(zip(self.takers, fleet.everywhere(self.takers, ask), strict=True))
+        for taker, answer in answers.items():
+            if isinstance(answer, LackingFiles) and max(answer.numbers, default=0) >= len(
+                self.files
+            ):
+                answers[taker] = NodeError("it lacks files that the list does not have")
         failed = {p: a for p, a in answers.items() if isinstance(a, OrchestratorError)}
         self.refuse(failed, range(len(self.files)))
         return {p: a for p, a in answers.items() if not isinstance(a, OrchestratorError)}

@@ -372,15 +372,22 @@ def test_what_came_from_the_master_does_not_come_home_at_the_end(place: Path) ->
     ]
 
 
-@pytest.mark.parametrize("path", ["../b.pt", "/etc/b.pt", "a/../../b.pt"])
-def test_no_node_names_a_file_outside_a_directory(place: Path, path: str) -> None:
+@pytest.mark.parametrize(
+    "lie",
+    [
+        *({"path": path} for path in ("../b.pt", "/etc/b.pt", "a/../../b.pt")),
+        *({"kind": "link", "target": target} for target in ("/etc/passwd", "../b.pt")),
+        {"place": "another"},
+    ],
+)
+def test_no_node_names_a_file_outside_a_directory(place: Path, lie: dict[str, str]) -> None:
     job = Job("ab", place)
     job["a"].write("b.pt", "x")
     own = job["a"].ask
 
     def lies(request: Request[Any], seconds: float) -> Any:
         answer = own(request, seconds)
-        return answer.replace(files=tuple(file.replace(path=path) for file in answer.files))
+        return answer.replace(files=tuple(file.replace(**lie) for file in answer.files))
 
     cast("Any", job["a"]).ask = lies
     assert job.again("ab") == [] and job["b"].has() == {}
