@@ -31,6 +31,7 @@ from orchestrator.protocol.requests.transfer import (
     AskLacking,
     JobFiles,
     LackingFiles,
+    OutputFile,
     Place,
     SumOutput,
 )
