@@ -122,8 +122,6 @@ LONG = [
     "tests/trackers/test_known.py::test_a_run_that_goes_on",  # their packages are many
     "tests/trackers/test_known.py::test_mlflow_has",
     "tests/trackers/test_known.py::test_wandb_has",
-    "tests/end_to_end/test_resume_elsewhere.py::test_nodes_that_cannot_call",
-    "tests/end_to_end/test_resume_elsewhere.py::test_the_next_attempt",
     *(
         f"tests/end_to_end/test_end.py::test_a_failing_rank_ends_the_job_everywhere[{case}"
         for case in ("plain", "fork-kill", "fork-exit")

@@ -448,6 +448,7 @@ class Sync:
     include: tuple[str, ...] = ()  # patterns of what travels although git ignores it
     exclude: tuple[str, ...] = ()  # patterns of what stays here
     outputs: tuple[str, ...] = ()  # directories the program writes: the node's own, kept there
+    link: tuple[str, ...] = ()  # more of a node's own, beside data, datasets and .venv: inputs
     largest_file: float = 200.0  # megabytes; a larger one is refused
     largest_tree: float = 2000.0  # megabytes; more is refused
     keep: float = 20.0  # megabytes; code up to here is kept with the experiment, for rerun
@@ -462,6 +463,9 @@ class Sync:
         above("sync.largest_file", self.largest_file, 0)
         above("sync.largest_tree", self.largest_tree, 0)
         at_least("sync.keep", self.keep, 0)
+        for name in self.link:
+            if name.startswith(("/", "~")) or not {"", ".", ".."}.isdisjoint(name.split("/")):
+                raise UsageError(f"sync.link has {name!r}; it must be a path below the directory")
         for name in self.outputs:
             parts = name.strip("/").split("/")
             ups = next((at for at, word in enumerate(parts) if word != ".."), len(parts))

@@ -661,8 +661,7 @@ class Trainer:
     def _load(
         self, find: loading.Find, room: Path, *, required: bool = True
     ) -> checkpoint_store.Checkpoint | None:
-        fix = loading.unasked(self.config.checkpoint.resume)
-        loaded = loading.resume(find, self._target, room, required=required, fix=fix)
+        loaded = loading.resume(find, self._target, room, required=required)
         return self._go_on_from(loaded)
 
     @property
@@ -782,8 +781,6 @@ class Trainer:
             loaded = self._newest(find, found, directory)
             if loaded is None and asked.resume == "auto":
                 self._say(f"nothing to resume from in {directory}: starting from the beginning")
-                if fix := loading.unasked(self.config.checkpoint.resume):
-                    self._say(f"  {fix}")
         if loaded is None and asked.resume not in ("auto", "never"):
             loaded = self._load_named(asked.resume, directory)
         return loaded

@@ -6,7 +6,7 @@ one for each node, if each wrote all of it by itself. Pure: for the ranks and fo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.common.errors import CheckFailed
@@ -89,17 +89,6 @@ class Candidate:
             versions[name] = replace(version, holdings=holdings)
         return replace(self, versions=versions)
 
-    def on(self, nodes: Collection[int]) -> Candidate:
-        """Return what these nodes have of it."""
-        versions = {
-            name: replace(
-                version,
-                holdings=tuple(holding for holding in version.holdings if holding.node in nodes),
-            )
-            for name, version in self.versions.items()
-        }
-        return replace(self, versions=versions)
-
     def shortage(self) -> str:
         """Say which files nobody has, and whose disk they were on."""
         nearest = min(self.versions.values(), key=lambda version: len(version.lacking))
@@ -158,31 +147,6 @@ def deliveries(candidate: Candidate, needs: Mapping[int, Iterable[str]]) -> list
             sent[source] = sent.get(source, 0) + record.size
             plan.append(Delivery(source, node, manifest, name, record))
     return plan
-
-
-def to_bring(candidate: Candidate, nodes: Sequence[int]) -> list[Delivery]:
-    """Bring nodes what none of them has, from those that have it, so that together they have all.
-
-    Each takes a share; a checkpoint that a node wrote all of by itself goes to one node.
-    """
-    missing: dict[str, dict[str, int]] = {}  # by the version: the sizes of its files
-    for manifest, version in candidate.versions.items():
-        if not version.lacking:
-            lacking = candidate.on(nodes).versions[manifest].lacking
-            missing[manifest] = {name: version.files[name].size for name in lacking}
-    chosen = min(missing, key=lambda manifest: (sum(missing[manifest].values()), manifest))
-    version, sizes = candidate.versions[chosen], missing[chosen]
-    takers = list(nodes)
-    if not version.hosts:
-        holdings = {holding.node: len(holding.here) for holding in version.holdings}
-        takers = [max(nodes, key=lambda node: holdings.get(node, 0))]
-    needs: dict[int, list[str]] = {node: [] for node in takers}
-    load = dict.fromkeys(takers, 0)
-    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
-        taker = min(takers, key=lambda node: load[node])
-        needs[taker].append(name)
-        load[taker] += sizes[name]
-    return deliveries(replace(candidate, versions={chosen: version}), needs)
 
 
 def nothing_whole(found: Sequence[Candidate]) -> CheckFailed:

@@ -23,7 +23,7 @@ from orchestrator.config.launch import Launch
 from orchestrator.protocol.events import RankState
 from orchestrator.protocol.message import decode, encode, parse
 from orchestrator.records import trust
-from orchestrator.records.outcome import Elsewhere, Head, Receipt, SlowRank, Verdict
+from orchestrator.records.outcome import Head, Receipt, SlowRank, Verdict
 
 RECORD = "job.json"
 LARGEST_RECORD_BYTES = 64 << 20
@@ -140,7 +140,6 @@ class JobRecord:
     slow: list[SlowRank] = field(default_factory=list)  # who held the others up
     goodput: dict[str, float] = field(default_factory=dict)  # seconds by what they went into
     receipts: dict[str, Receipt] = field(default_factory=dict)  # by node: of `stop`, or doubtful
-    elsewhere: list[Elsewhere] = field(default_factory=list)  # what ranks left on their nodes
     slurm_job: str | None = None  # the Slurm job that has these nodes
     batch: bool = False  # its head is that job's batch script
     part_of: int = 0  # run-node: the number of nodes of the job; this record is of one of them

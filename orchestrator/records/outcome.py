@@ -61,19 +61,6 @@ class SlowRank(Message):
 
 
 @dataclass(frozen=True)
-class Elsewhere:
-    """A place that ranks wrote to, on these nodes, and that did not come home."""
-
-    path: str
-    nodes: tuple[str, ...]  # names
-    files: int = 0  # that were new in it
-    size: int = 0
-    more: bool = False  # not all of it was looked at
-    through: str = ""  # the link in the program's directory that leads there
-    of_workdir: bool = False  # it is below that directory itself: every attempt finds it
-
-
-@dataclass(frozen=True)
 class Receipt:
     """One node's end of one job. Without an error: what was ended there, and what is left."""
 

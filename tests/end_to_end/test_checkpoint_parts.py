@@ -69,3 +69,20 @@ def test_a_disk_and_a_node_may_be_lost(netns_cluster: Any, tmp_path: Path) -> No
     passed_on = head.run("--name", "passed_on", *TRAINING, "--set", "training.max_steps=7",
                          "--set", "checkpoint.resume=~/kept")  # fmt: skip
     assert "resuming after step 6" in passed_on.text, passed_on.text
+
+
+def test_a_launch_on_nodes_that_lack_parts_says_which(netns_cluster: Any, tmp_path: Path) -> None:
+    """Ranks search the disks of their own nodes; nothing is carried from others."""
+    head = Head(netns_cluster(3, tmpfs=[str(tmp_path)]), tmp_path)
+    addresses = head.cluster.addresses
+    head.node_list = head.cluster.write_list(addresses[:2], "first.txt")
+    saving = ["--set", "checkpoint.steps=2", "--set", "training.max_steps=4"]
+    head.run("--name", "cut", *TRAINING, *saving)
+    resume = ["--set", f"checkpoint.resume={head.experiment.name}"]
+    again = head.run("--name", "same", *TRAINING, "--set", "training.max_steps=6", *resume)
+    assert "resuming after step 4" in again.text, again.text
+    head.node_list = head.cluster.write_list(addresses[1:], "others.txt")
+    others = head.launch("--name", "others", *TRAINING, *resume)
+    assert others.finish() != 0, others.text
+    assert "step 4 lacks __0_0.distcp (written by host0)" in others.text
+    assert "launch on nodes that have these files" in others.text

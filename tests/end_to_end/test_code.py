@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -163,3 +166,56 @@ def test_an_experiment_runs_again_when_its_code_has_moved_on(
     )  # fmt: skip
     assert new["rerun_of"] == name
     assert not list((head.directory.parent / ".cache/orchestrator").glob("rerun-*"))
+
+
+SAVES = """
+import os, pathlib, signal, time
+import mine
+rank, attempt = os.environ["RANK"], os.environ["ORCHESTRATOR_ATTEMPT"]
+state = pathlib.Path("state.txt")
+before = state.read_text() if state.exists() else 0
+print("attempt", attempt, "imports", mine.X, "starts at", before)
+if rank == "0":
+    state.write_text(f"step {attempt}")
+    pathlib.Path("ck").mkdir(exist_ok=True)
+    pathlib.Path("ck/model.txt").write_text(attempt)
+if attempt == "1":
+    time.sleep(1 if rank == "1" else 60)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_node_has_by_hand_is_neither_run_nor_written(
+    apart: Apart, two_nodes: NetnsCluster, tmp_path: Path
+) -> None:
+    """Each node has an older clone at this path, installed editable, and states of an old run."""
+    head = apart(0, 1)
+    python = tmp_path / "venv/bin/python"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    (packages,) = (tmp_path / "venv").glob("lib/python3*/site-packages")
+    (packages / "ours.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (packages / "__editable__.mine-1.pth").write_text(f"{head.directory}/src\n")
+    for node in range(2):
+        own = two_nodes.path(node, head.directory)
+        for name, text in (
+            ("src/mine.py", "X = 1"),
+            ("state.txt", f"by hand {node}"),
+            ("ck/a", ""),
+        ):
+            (own / name).parent.mkdir(exist_ok=True)
+            (own / name).write_text(text)
+    (head.directory / "src").mkdir()
+    head.script("src/mine.py", "X = 2")
+    head.script("saves.py", SAVES)
+    words = ["--no-torchrun", "--max-restarts", "1", "--python", str(python), "saves.py"]
+    command = head.launch(*words)
+    assert command.finish() == 0, command.text
+    assert command.text.count("attempt 1 imports 2 starts at 0") == 2, command.text
+    assert command.text.count("attempt 2 imports 2 starts at step 1") == 2, command.text
+    assert "ranks import the copy" in command.text
+    assert f"not read from their own {head.directory}: ck, state.txt; --set" in command.text
+    assert (head.experiment / "outputs/state.txt").read_text() == "step 2"
+    for node in range(2):
+        own = two_nodes.path(node, head.directory)
+        assert (own / "state.txt").read_text() == f"by hand {node}"
+        assert not (own / "ck/model.txt").exists()

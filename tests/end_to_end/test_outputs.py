@@ -113,12 +113,8 @@ def test_any_program_may_leave_files(apart: Head) -> None:
     assert found == {"a b/c/it's 0.bin", "a b/c/it's 1.bin", "empty 0", "empty 1", *left}
     told = "the program wrote lightning_logs, same.txt beside its code on 2 nodes (4 files, 4 B)"
     assert f"{told}: now in {place}; for the next launch" in command.text
-    both, best = ", ".join(apart.cluster.addresses), apart.cluster.home_path + "/best.pt"
-    (line,) = (line for line in command.lines if "ranks wrote to" in line)
-    assert f"ranks wrote to {best} on {both} (2 files, " in line
-    assert line.endswith(f"which stays there: orchestrator pull {best} fetches it")
-    (elsewhere,) = apart.record["elsewhere"]
-    assert (elsewhere["path"], elsewhere["nodes"]) == (best, apart.cluster.addresses)
+    stays = "outside its directory and $ORCHESTRATOR_EXPERIMENT/outputs stays on the nodes"
+    assert command.text.count(stays) == 1
     assert (place / "a b/c/it's 1.bin").read_bytes() == bytes(range(256)) * 5000
     assert "node 1: large 1 (67.1 MB) stay on the node, in /" in command.text
     assert apart.command("orchestrator", "pull", "--node", "1").finish() == 0  # of any size

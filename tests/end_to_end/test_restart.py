@@ -142,7 +142,6 @@ dist.barrier()
 if rank == 0:
     os.makedirs("../outputs", exist_ok=True)
     open("../outputs/model.pt", "w").write(f"that of {attempt}")
-    open(os.path.expanduser("~/of_all.pt"), "w").write("x")
     os.makedirs(f"runs/step-{attempt}")
     open(f"runs/step-{attempt}/model.pt", "w").write(f"of {attempt}")
     if attempt > 1:
@@ -161,23 +160,19 @@ def test_all_nodes_find_what_rank_0_alone_has_saved(apart: Head) -> None:
     apart.script("saves.py", SAVES_ON_RANK_0)
     command = apart.launch("--nproc", "1", "--max-restarts", "3", "saves.py")
     assert command.finish() == 0, command.text
-    found = {
-        1: "{}",
-        2: "{'latest': 'of 1', 'step-1': 'of 1'}",
-        3: "{'latest': 'of 2', 'step-2': 'of 2'}",
-    }
     said = (apart.log(0) + apart.log(1)).decode()
-    for attempt, names in found.items():
+    for attempt, names in {1: "{}", 2: "{'latest': 'of 1', 'step-1': 'of 1'}"}.items():
         assert said.count(f"attempt {attempt} finds {names}") == 2, said
+    assert b"attempt 3 finds {'latest': 'of 2', 'step-2': 'of 2'}" in apart.log(0)
+    kept = b"{'latest': 'of 2', 'step-1': 'of 1', 'step-2': 'of 2'}"  # nothing is deleted
+    assert b"attempt 3 finds " + kept in apart.log(1), said
     for attempt, above in {1: "nothing", 2: "that of 1", 3: "that of 2"}.items():
         assert said.count(f"attempt {attempt} finds above {above}") == 2, said
     kept = apart.experiment / "outputs" / "/".join(apart.directory.parts[-3:-1]) / "outputs"
     assert (kept / "model.pt").read_text() == "that of 3"
     assert f"../outputs in {kept}" in command.text
-    assert command.text.count("it now, too, in ") == 2 and "WARNING" not in command.text
-    first, last = (line for line in command.lines if "/of_all.pt on " in line)
-    assert "which no other node has in the next attempt: write below the" in first
-    assert "which stays there: orchestrator pull" in last
+    assert command.text.count("checksums compared") == 2 and "WARNING" not in command.text
+    assert command.text.count("stays on the nodes: orchestrator pull PATH") == 1
 
 
 UNTIL_THE_SECOND = """
@@ -224,3 +219,12 @@ def test_a_machine_that_comes_back_with_an_empty_disk_is_given_all_again(
     assert [verdict["node_name"] for verdict in verdicts] == [lost]
     assert "0123456789" not in (someone.experiment / "manifest.json").read_text()
     assert someone.nothing_left() and not resume_dirs(someone)
+
+
+def test_ranks_of_all_nodes_find_their_state_where_the_directory_is_shared(head: Head) -> None:
+    head.script("program.py", PROGRAM)
+    command = head.launch("--nproc", "2", "--max-restarts", "2", "program.py")
+    assert command.finish() == 0, command.text
+    assert command.text.count("attempt 2 count 1 kept by attempt 1") == 4, command.text
+    assert "not every node sees" not in command.text
+    assert head.nothing_left() and not resume_dirs(head)

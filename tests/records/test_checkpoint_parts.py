@@ -13,7 +13,6 @@ from orchestrator.records.checkpoint_parts import (
     candidates,
     deliveries,
     nothing_whole,
-    to_bring,
 )
 
 ALL = {name: FileRecord(10, name * 64) for name in "abc"}
@@ -81,26 +80,3 @@ def test_what_is_damaged_is_taken_from_a_copy_or_is_nowhere() -> None:
     assert candidate.without([(0, "m", "b")]).whole
     assert moves(candidate.without([(0, "m", "b")]), n0="ab") == ["b: 1>0"]
     assert not candidate.without([(0, "m", "b"), (1, "m", "b")]).whole
-
-
-def brought(candidate: Candidate, *nodes: int) -> list[str]:
-    return [f"{each.name}: {each.source}>{each.target}" for each in to_bring(candidate, nodes)]
-
-
-def test_what_nodes_lack_together_is_shared_among_them() -> None:
-    candidate = found(holding(2, "ab"), holding(3, "bc"), holding(0, "a"))
-    assert brought(candidate, 0) == ["b: 2>0", "c: 3>0"]
-    assert brought(candidate, 0, 1) == ["b: 2>0", "c: 3>1"]
-    assert brought(candidate, 0, 1, 2) == ["c: 3>0"]
-    assert brought(candidate, 0, 3) == []
-    assert not candidate.on([0, 2]).whole and candidate.on([0, 3]).whole
-
-
-def test_what_a_node_wrote_by_itself_goes_to_one_node() -> None:
-    alone = [
-        Holding(node, 8, "s", 8.0, f"m{node}", ALL, frozenset(here), {})
-        for node, here in ((0, ""), (1, "a"), (2, "abc"), (3, "abc"))
-    ]
-    assert brought(found(*alone), 0, 1) == ["a: 2>0", "b: 2>0", "c: 2>0"]
-    same = Holding(1, 8, "s", 8.0, "m3", ALL, frozenset("a"), {})
-    assert brought(found(alone[0], same, *alone[2:]), 0, 1) == ["b: 3>1", "c: 3>1"]

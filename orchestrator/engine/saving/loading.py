@@ -13,7 +13,6 @@ import contextlib
 import glob
 import hashlib
 import json
-import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,13 +39,12 @@ from orchestrator.engine.saving.exchange import Parts, agreed_pieces, part_of
 from orchestrator.engine.saving.in_memory.memory_file import Notes
 from orchestrator.engine.saving.in_memory.search import Found
 from orchestrator.engine.saving.node_disks import NodeDisks
-from orchestrator.engine.saving.ownership import EXPERIMENT, run_of, saved_by
+from orchestrator.engine.saving.ownership import run_of, saved_by
 from orchestrator.engine.saving.pieces import DTYPES, Kept, Place, places_of, several
 from orchestrator.engine.sharding.mesh import local_tensor
 from orchestrator.records import checkpoint_manifest, checkpoint_parts, checkpoint_store
 from orchestrator.records.checkpoint_parts import Candidate
 from orchestrator.records.checkpoint_store import Checkpoint
-from orchestrator.records.experiment import STAMP
 
 # Takes a checkpoint's progress; raises CheckFailed if this program cannot use it.
 Accept = Callable[[Any], None]
@@ -234,27 +232,11 @@ def take_shapes(model: nn.Module, saved: Mapping[str, Place], device: torch.devi
     return changed
 
 
-def unasked(of_config: str) -> str:
-    """Say how the head hears that a script resumes; nothing where it knows it, there is none, or
-    all nodes see its experiments."""
-    name = Path(os.environ.get(EXPERIMENT, "")).name  # one of a node's own has no time
-    own_disk = bool(name) and not STAMP.fullmatch(name)
-    if of_config != "never" or not any(gather(own_disk)):
-        return ""
-    return (
-        "launch with --set checkpoint.resume=auto, and what is on other nodes, of an earlier job,"
-        " is brought to these"
-    )
-
-
-def resume(
-    find: Find, target: Target, room: Path, *, required: bool, fix: str = ""
-) -> Checkpoint | None:
+def resume(find: Find, target: Target, room: Path, *, required: bool) -> Checkpoint | None:
     """Load the first that verifies of those that look() finds, and say whose it is.
 
-    Where nodes share no disk, they bring each other what they lack; `room` is the place for that.
-    It is an error if one is required, and none of those that there are is whole; `fix` is what to
-    try first then.
+    Where nodes share no disk, ranks bring each other what their nodes lack; `room` is where they
+    save. It is an error if one is required, and none of those that there are is whole.
     """
     checkpoints, shared = agree(find, target.ranks)
     if shared:
@@ -264,8 +246,7 @@ def resume(
         target.say(f"WARNING: step {foreign.step} cannot be trusted: {foreign.problem}")
     loaded = load_state((InParts(candidate, checkpoints, room) for candidate in found), target)
     if loaded is None and found and required:
-        error = checkpoint_parts.nothing_whole(found)
-        raise CheckFailed(error.what, "; or ".join(filter(None, (fix, error.fix))))
+        raise checkpoint_parts.nothing_whole(found)
     return loaded
 
 
@@ -352,7 +333,7 @@ def named(path: str, local: Path | None = None) -> Find:
 
 
 def left_here(name: str, local: Path | None) -> list[Path]:
-    """List where jobs of an experiment left checkpoints on this node, or a launch brought them."""
+    """List where jobs of an experiment left checkpoints on this node."""
     run = local.parent.parent if local is not None else Path()
     name = Path(name).name
     if run.name != "experiment" or not name:

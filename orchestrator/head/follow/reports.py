@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import singledispatchmethod
 
@@ -36,7 +35,6 @@ from orchestrator.node.machine.gpus import nvidia
 from orchestrator.protocol import events
 from orchestrator.protocol.events import PROLOG, Event
 from orchestrator.protocol.reports import UNSAVED
-from orchestrator.protocol.requests.transfer import WrittenPlace
 from orchestrator.records.outcome import Receipt, SlowRank
 
 log = logging.getLogger(__name__)
@@ -59,7 +57,7 @@ class Reports:
         self.not_forked: set[str] = set()  # reasons that were said
         self.lost_loss: LostLoss | None = None  # the earliest that was said
         self.code_outputs: dict[int, CodeOutputs] = {}  # node -> what was written beside the code
-        self.elsewhere: dict[str, Sequence[WrittenPlace]] = {}  # by name: what does not come home
+        self.own_disks = False  # a node has outputs of its own, which came home
 
     def handle(self, news: News) -> None:
         self.take(news, self.nodes[news.node])
@@ -123,8 +121,7 @@ class Reports:
     def _(self, news: Wrote, node: NodeState) -> None:
         if news.with_code is not None:
             self.code_outputs[news.node] = news.with_code
-        if news.elsewhere:
-            self.elsewhere[node.record.name] = news.elsewhere
+        self.own_disks = self.own_disks or news.own_disk
 
     @take.register(DiskFull)
     def _(self, news: DiskFull, node: NodeState) -> None:

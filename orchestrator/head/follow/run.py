@@ -11,11 +11,9 @@ import queue
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 from orchestrator.common import interrupt
-from orchestrator.config import resolved
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.follow import conclusion, verdict
 from orchestrator.head.follow.followed_job import FollowedJob
@@ -27,9 +25,9 @@ from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.streams.news import Answer, Grew, News
 from orchestrator.head.screen.keyboard import KEYS, Keys
 from orchestrator.head.screen.screen import Display
-from orchestrator.head.transfer.fetch import elsewhere, home
+from orchestrator.head.transfer.fetch import home
 from orchestrator.records.experiment import Experiment, JobRecord
-from orchestrator.records.outcome import Elsewhere, Head, SlowRank
+from orchestrator.records.outcome import Head, SlowRank
 
 log = logging.getLogger(__name__)
 
@@ -292,7 +290,6 @@ class Run:
         return (self.out_of_time or self.taken_back) and self.record.state == "stopped"
 
     def conclude(self) -> None:
-        new = self.note_elsewhere()
         over = conclusion.conclude(
             self.job,
             self.backend.why_terminated if self.terminated else lambda _: "",
@@ -303,21 +300,8 @@ class Run:
         log.info("the attempt is over: %s; %s", self.record.state, cause and cause.message)
         if self.terminated and self.record.state == "stopped":
             self.taken_back = self.backend.is_taken_back(self.record)
-        if self.goes_on and self.record.engine:
-            new = []  # it brings its own checkpoints to further attempts
-        places = new if self.goes_on else self.record.elsewhere
-        for line in elsewhere.sentences(places, goes_on=self.goes_on):
-            self.job.say(line)
+        if self.reports.own_disks and not (self.record.engine or self.goes_on):
+            self.job.say(home.STAYS)
         # What can be queued again has not ended: a reader of the record would leave it.
         if not self.stopped_in_time:
             self.job.save()
-
-    def note_elsewhere(self) -> list[Elsewhere]:
-        """Note in the record which places stay on nodes; return those that are new in it."""
-        if not self.reports.elsewhere:
-            return []
-        kept, before = resolved.outputs(self.experiment.path), self.record.elsewhere
-        found = elsewhere.merged(before, elsewhere.staying(self.reports.elsewhere, kept))
-        self.job.record = replace(self.record, elsewhere=found)
-        known = {place.path for place in before}
-        return [place for place in found if place.path not in known]

@@ -44,7 +44,10 @@ from orchestrator.records import experiments as experiments_on_disk
 
 log = logging.getLogger(__name__)
 
+NAMED = 5
 CHECK_OUT_SECONDS = 300.0  # 50,000 files on a slow disk
+# What nodes have of their own beside the code, and ranks read: with sync.link, it is linked.
+INPUTS = ("data", "datasets", ".venv", "venv", "env")
 COMPARE_SECONDS = 1.0  # for a directory that nodes share: a comparison is not worth more
 HOME = "~/.orchestrator/code/snapshots"  # on a node, as it is shown
 
@@ -332,6 +335,7 @@ def deliver(
         title=tree_title(beside),
         beside=beside,
         outputs=tuple(outputs(request)),
+        inputs=(*INPUTS, *request.config.sync.link),
         target=ProbeTarget(kind=request.target.kind, name=request.target.name),
     )
     answers = fleet.ask(wanted, [question] * len(wanted), CHECK_OUT_SECONDS)
@@ -380,6 +384,16 @@ def prove(wanted: Sequence[Reached], checked: Sequence[CheckedOut], tree: Tree) 
         for node, answer in zip(wanted, checked, strict=True)
         if answer.tree != tree.digest
     ]
+    strange = dict.fromkeys(name for answer in checked for name in answer.strange)
+    if strange:
+        who = listed([n.node.name for n, a in zip(wanted, checked, strict=True) if a.strange])
+        where = os.fsdecode(tree.directory)
+        raise CheckFailed(
+            f"the Python of {who} imports {listed([*strange])} from its own {where} (an editable"
+            " install), whatever is sent there",
+            f"remove it: orchestrator exec -- pip uninstall -y {next(iter(strange))}; or run the"
+            " nodes' own code: --sync off",
+        )
     if wrong:
         raise CheckFailed(
             "nodes have other code than was sent to them; nothing was started\n    "
@@ -412,10 +426,19 @@ def report(
     linked = zip(
         (node.node.name for node in wanted), (answer.own for answer in checked), strict=True
     )
+    where = os.fsdecode(tree.directory)
     for names, nodes in by_value(linked).items():
         if names:
-            where = os.fsdecode(tree.directory)
             say(f"beside it, from their own {where}: {listed(names)} (on {listed(nodes)})")
+    left = dict.fromkeys(name for answer in checked for name in answer.left)
+    if left:
+        more = f" and {len(left) - NAMED} more" if len(left) > NAMED else ""
+        say(
+            f"not read from their own {where}: {', '.join([*left][:NAMED])}{more}; --set"
+            f" 'sync.link=[{next(iter(left))}]' links an input"
+        )
+    if any(answer.installed for answer in checked):
+        say(f"{where} is installed in the nodes' Python: ranks import the copy, and not that")
 
 
 def with_snapshots(nodes: Nodes, wanted: Sequence[Reached], checked: Sequence[CheckedOut]) -> Nodes:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from orchestrator.common import interrupt
 from orchestrator.common import logs as job_log
@@ -74,7 +73,6 @@ def launch(request: Request, say: Say, queued: Callable[[], None] = lambda: None
         times["planned"] = time.time()
         prepared = Prepared(request, nodes, experiment, planned, times)
         check(prepared, say)
-        bring_checkpoint(prepared, say)
         times["checked"] = time.time()
     starting = record.record_job(prepared)
     address = prepared.plan.master_address
@@ -153,37 +151,6 @@ def check(prepared: Prepared, say: Say) -> None:
     log.info("checks %d nodes", len(prepared.nodes.reached))
     with Progress("checking"):
         selection.check(prepared.request, prepared.nodes, say)
-
-
-def bring_checkpoint(prepared: Prepared, say: Say) -> None:
-    """See that the nodes have the state that the job resumes from, also from those it leaves."""
-    request, nodes, planned = prepared.request, prepared.nodes, prepared.plan
-    if request.config.checkpoint.resume == "never" or shares_all(prepared):
-        return
-    # Most launches do without it.
-    from orchestrator.head.transfer.bring import resume
-    from orchestrator.head.transfer.bring.checkpoint import Partner
-
-    partners = [
-        Partner(
-            part.node.name,
-            reached.channel,
-            address=part.address,
-            login=part.node,
-            job=(planned.job, part.index),
-        )
-        for reached, part in zip(nodes.reached, planned.nodes, strict=True)
-    ]
-    others = [Partner(node.name, login=node) for node in nodes.source.nodes]
-    name, where = request.config.launch.name, request.where
-    about = resume.Start(request.config.checkpoint, where, name, partners, others)
-    resume.bring_to_start(about, nodes.transport, say)
-
-
-def shares_all(prepared: Prepared) -> bool:
-    """Return True if all nodes see the experiments where this machine has them."""
-    here = prepared.request.where.experiments.absolute().is_relative_to(Path.cwd())
-    return here and all(node.facts.marker_seen for node in prepared.nodes.reached)
 
 
 def start(prepared: Prepared, starting: JobRecord, meeting: Meeting, say: Say) -> Launched:

@@ -63,8 +63,6 @@ def _remove_run(run: RunDir, seen: Callable[[int], None]) -> None:
     for mark in (run.stopped, run.over):
         with contextlib.suppress(OSError):
             os.unlink(mark)
-    if not os.path.islink(run.brought) and os.path.isdir(run.brought):
-        files.delete(run.brought, seen)  # of a head that was killed at its start
     if not os.path.lexists(run.path):  # removed before, or never here
         with contextlib.suppress(OSError):
             os.rmdir(job)

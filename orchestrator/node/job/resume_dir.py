@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import stat
 from collections.abc import Iterator
@@ -136,27 +135,3 @@ def _names() -> list[str]:
         return os.listdir(root()) if is_ours(root()) else []
     except OSError:
         return []
-
-
-STEP = re.compile(r"step_[0-9]{8,}")
-
-
-def last_kept(run: RunDir) -> float:
-    """Return when something was kept last; 0 for nothing."""
-    env = run.read_spec().env
-    memory = list(kept_files(env.get("ORCHESTRATOR_RESUME_DIR", "")))
-    store = os.path.join(env.get("ORCHESTRATOR_EXPERIMENT", ""), "outputs", "checkpoints")
-    saved = [entry for entry in kept_files(store) if STEP.fullmatch(entry.name)]
-    return max((kept_at(entry) for entry in [*memory, *saved]), default=0.0)
-
-
-def kept_files(path: str) -> Iterator[os.DirEntry[str]]:
-    with contextlib.suppress(OSError), os.scandir(path or os.devnull) as entries:
-        yield from entries
-
-
-def kept_at(entry: os.DirEntry[str]) -> float:
-    try:
-        return entry.stat(follow_symlinks=False).st_mtime
-    except OSError:
-        return 0.0

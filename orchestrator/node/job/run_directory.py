@@ -51,7 +51,6 @@ class RunDir:
         self.reports = os.path.join(self.path, "reports")
         self.torch_ready = os.path.join(self.path, "torch_ready")  # its time is what matters
         self.parcel = os.path.join(self.path, "parcel")
-        self.brought = f"{self.path}.brought"  # checkpoints of others, until the job is started
         self.ending = os.path.join(self.path, "ending")  # there once its end was asked for
         self.stopped = f"{self.path}.stopped"  # there once it must not start any more,
         self.over = f"{self.path}.over"  # and once no later attempt of the job must, either

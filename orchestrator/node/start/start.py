@@ -18,7 +18,8 @@ from orchestrator.node.server.ports import Ports
 from orchestrator.node.server.visit import LIBRARY, Refusal, Visit
 from orchestrator.node.start import devices
 from orchestrator.node.start.claims import Claims
-from orchestrator.node.transfer import outputs, payload
+from orchestrator.node.transfer import payload
+from orchestrator.node.transfer.code import installs
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.requests.request import NO_PART
 from orchestrator.protocol.requests.start import Start, StartedHere, WarmStart
@@ -76,7 +77,6 @@ def with_local_experiment(spec: Spec, run: RunDir, first: RunDir) -> Spec:
     """Give the ranks a directory on this node's disk in the place of the experiment's."""
     directory = os.path.join(first.path, "experiment")
     os.makedirs(os.path.join(directory, "outputs"), mode=0o700, exist_ok=first.job != run.job)
-    outputs.hand_over(run, os.path.join(directory, "outputs"))
     if first.path != run.path:
         os.symlink(directory, os.path.join(run.path, "experiment"))
     return spec.replace(env={**spec.env, "ORCHESTRATOR_EXPERIMENT": directory})
@@ -112,6 +112,7 @@ def stand_by(visit: Visit, spec: Spec) -> StartedHere:
 
 def at_home(visit: Visit, spec: Spec) -> Spec:
     """Complete a spec by what only this machine knows."""
+    spec = installs.with_first(spec)
     return spec.replace(library=LIBRARY, version=OWN, umask=visit.umask, machine=machine())
 
 

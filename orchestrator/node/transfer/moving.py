@@ -22,7 +22,6 @@ from orchestrator.protocol.requests.transfer import (
     HANDED,
     LARGEST_BATCH_BYTES,
     PRIVATE,
-    SAVED,
     STORE,
     AskTaken,
     Contents,
@@ -57,7 +56,6 @@ class Moving(RoomState):
         self.givers: dict[str, Giver] = {}  # of a manifest that other nodes may fetch here
         self.taking: Taking | None = None  # from another node
         self.handed: dict[str, RunDir] = {}  # what waits for the start of its job
-        self.rooms: list[RunDir] = []  # of jobs that checkpoints were brought for
         self.reader = outputs.Reader()
         self.listed: set[tuple[str, str]] = set()  # files that the head knows, and may ask for
 
@@ -71,8 +69,6 @@ class Moving(RoomState):
             incoming.abandon()
         for run in self.handed.values():
             payload.discard(run)
-        for run in self.rooms:
-            outputs.discard(run)
 
     def list(self, listing: OutputFiles) -> OutputFiles:
         """Note the files of an answer: the head may ask for these, and no others."""
@@ -96,10 +92,6 @@ class Moving(RoomState):
             target = payload.place(run, entries)
             self.handed[run.path] = run
             return target
-        if place.kind == SAVED:
-            from orchestrator.node.transfer.saved.place import CopiesTarget
-
-            return CopiesTarget(place, entries, self.visit.umask)
         root, private = Path(absolute(place.directory)), place.kind == PRIVATE
         return Directory(root, entries, self.visit.umask, private=private, of_job=private)
 

@@ -6,10 +6,8 @@ import contextlib
 import glob
 import os
 import re
-import shutil
 import stat
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -26,7 +24,6 @@ from orchestrator.protocol.requests.transfer import (
     OutputPiece,
     OutputSum,
     SumOutput,
-    WrittenPlace,
 )
 
 if TYPE_CHECKING:
@@ -65,45 +62,14 @@ def of_job(run: RunDir, *, checkpoints: bool, beside: float = 0.0) -> OutputFile
     root = directory(run)
     listing = Listing(root, hidden=False)
     listing.walk("", () if checkpoints else ("checkpoints",))
-    elsewhere: tuple[WrittenPlace, ...] = ()
     if beside:
-        from orchestrator.node.transfer.saved.elsewhere import written  # the end of a job needs it
+        add_outputs_beside_code(listing, run, time.monotonic() + beside)
+    if run.node:  # the master's are results, also those that came to it from the master before
+        from orchestrator.node.transfer import job_files  # the end of a job needs it
 
-        until = time.monotonic() + beside
-        add_outputs_beside_code(listing, run, until)
-        with contextlib.suppress(OSError, ValueError):  # it was pruned meanwhile
-            elsewhere = written(run, until)
-    listing.files = without_copies([root, *listing.roots], listing.files)
+        listing.files = job_files.without_brought(run, listing.files, root)
     answer = listing.answer(checkpoints=has_checkpoints(run))
-    return answer.replace(elsewhere=elsewhere)
-
-
-def without_copies(roots: Sequence[str], found: list[OutputFile]) -> list[OutputFile]:
-    """Leave out what was brought here from another node, which has it.
-
-    What is known of that lies in one of these directories: the innermost that a file is in.
-    """
-    from orchestrator.node.transfer.saved.copies import (
-        Copies,
-        stamp_of,
-    )  # the end of a job needs it
-
-    known = {root: Copies(root) for root in roots}
-
-    def is_copy(file: OutputFile) -> bool:
-        path = os.path.join(file.place or roots[0], file.path)
-        root = max((r for r in roots if path.startswith(os.path.join(r, ""))), key=len)
-        name = os.path.relpath(path, root)
-        if file.kind == "directory" or name not in known[root].known:
-            return False
-        try:
-            status = os.lstat(path)
-        except OSError:
-            return False
-        target = os.path.normpath(file.target) if file.target else ""
-        return known[root].of(name, stamp_of(status, target)) is not None
-
-    return [file for file in found if not is_copy(file)]
+    return answer.replace(own_disk=os.path.isdir(root))
 
 
 def add_outputs_beside_code(whole: Listing, run: RunDir, until: float) -> None:
@@ -119,8 +85,6 @@ def add_outputs_beside_code(whole: Listing, run: RunDir, until: float) -> None:
     try:
         beside.root = whole.workdir = run.read_spec().workdir
         above.root = os.fsdecode(snapshot.snapshot_of(store, whole.workdir))
-        around = snapshot.above(store, os.fsencode(whole.workdir))
-        whole.roots = [whole.workdir, *map(os.fsdecode, around)]
         if above.root:
             for name in snapshot.written(store, os.fsencode(whole.workdir), until):
                 path = os.path.normpath(os.path.join(whole.workdir, os.fsdecode(name)))
@@ -198,27 +162,6 @@ def steps_in(place: str) -> list[str]:
     return sorted(path for path in found if STEP.fullmatch(os.path.basename(path)))
 
 
-def room_for(run: RunDir) -> str:
-    """Return the directory for checkpoints that a job of this node is to find as its own."""
-    if os.path.isdir(run.path):
-        return os.path.join(run.path, "experiment", OWN)
-    os.makedirs(run.brought, mode=0o700, exist_ok=True)
-    return run.brought
-
-
-def hand_over(run: RunDir, outputs: str) -> None:
-    """Let a job find what was brought for it."""
-    if os.path.isdir(run.brought):
-        os.rename(run.brought, os.path.join(outputs, "checkpoints"))
-
-
-def discard(run: RunDir) -> None:
-    """Delete what was brought for a job that was never started."""
-    shutil.rmtree(run.brought, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        os.rmdir(os.path.dirname(run.path))
-
-
 class Listing:
     """Lists what there is below a directory; links are not followed."""
 
@@ -227,7 +170,6 @@ class Listing:
         self.files: list[OutputFile] = []
         self.left_out: list[str] = []
         self.workdir = ""
-        self.roots: list[str] = []  # where more than in its root is listed
 
     def answer(self, *, checkpoints: bool = False) -> OutputFiles:
         more = len(self.left_out) - MOST_LEFT_OUT

@@ -6,14 +6,14 @@ import os
 
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server.visit import Refusal, Visit, answers
-from orchestrator.node.transfer import outputs
+from orchestrator.node.transfer import job_files, outputs
 from orchestrator.node.transfer.code.checkout import CodeVisit
 from orchestrator.node.transfer.code.store import Incomplete
 from orchestrator.node.transfer.moving import Moving
-from orchestrator.protocol.manifest import is_inside
 from orchestrator.protocol.requests.request import LACKING, NO_PART, Nothing
 from orchestrator.protocol.requests.transfer import (
-    AskSaved,
+    AskJobFiles,
+    AskLacking,
     AskTaken,
     CheckedOut,
     CheckOut,
@@ -23,17 +23,15 @@ from orchestrator.protocol.requests.transfer import (
     Files,
     Give,
     Giving,
+    JobFiles,
     Lacking,
-    MakeRoom,
+    LackingFiles,
     Offer,
     Output,
     OutputFiles,
     OutputPiece,
     Outputs,
     OutputSum,
-    RemoveCopies,
-    Room,
-    Saved,
     SumOutput,
     Take,
     Taken,
@@ -86,13 +84,6 @@ def check_out(visit: Visit, request: CheckOut) -> CheckedOut:
         raise Refusal("contents of the tree are lacking", LACKING) from None
 
 
-@answers(MakeRoom)
-def make_room(visit: Visit, request: MakeRoom) -> Room:
-    run = RunDir(request.job, request.node)
-    visit.of(Moving).rooms.append(run)
-    return Room(directory=outputs.room_for(run))
-
-
 # -- home -------------------------------------------------------------------------------------
 
 
@@ -125,26 +116,23 @@ def sum_output(visit: Visit, request: SumOutput) -> OutputSum:
     return visit.of(Moving).reader.sum(request)
 
 
-# -- what programs saved ----------------------------------------------------------------------
+# -- what the master of a job wrote ---------------------------------------------------------------
 
 
-@answers(AskSaved)
-def saved(visit: Visit, request: AskSaved) -> Saved:
-    from orchestrator.node.transfer.saved import listing
-
-    run = RunDir(request.job, request.node)
-    if not os.path.exists(run.spec):
-        raise Refusal("it has lost its part of the job", NO_PART)
-    answer = listing.saved(run, request.outputs)
+@answers(AskJobFiles)
+def files_of_job(visit: Visit, request: AskJobFiles) -> JobFiles:
+    answer = job_files.written(part_of_job(request.job, request.node), request)
     visit.of(Moving).listed |= {(answer.roots[file.place], file.path) for file in answer.files}
     return answer
 
 
-@answers(RemoveCopies)
-def remove_copies(visit: Visit, request: RemoveCopies) -> Nothing:
-    from orchestrator.node.transfer.saved.place import CopiesTarget
+@answers(AskLacking)
+def lacking(visit: Visit, request: AskLacking) -> LackingFiles:
+    return job_files.lacking(part_of_job(request.job, request.node), request)
 
-    if not all(is_inside(os.fsencode(path)) for path in request.paths):
-        raise ValueError("a path that leads out of the directory")
-    CopiesTarget(request.place, (), visit.umask).drop(request.paths)
-    return Nothing()
+
+def part_of_job(job: str, node: int) -> RunDir:
+    run = RunDir(job, node)
+    if not os.path.exists(run.spec):
+        raise Refusal("it has lost its part of the job", NO_PART)
+    return run

@@ -23,19 +23,6 @@ STORE = "store"  # contents by their digest: a snapshot is made of them (CheckOu
 DIRECTORY = "directory"  # the user's own: what differs is overwritten, half files are continued
 PRIVATE = "private"  # a directory that is for the user alone, whatever the files' modes are
 HANDED = "handed"  # what the ranks of a job are handed when it starts: private, gone with the job
-SAVED = "saved"  # where a job's program saves: see SavedPlace
-
-
-class SavedPlace(Message):
-    """How a node gets what another node's ranks saved: all of it or nothing.
-
-    What its own ranks wrote stays, unless it is older: then it is kept under a hidden name.
-    """
-
-    root: str  # the name of a directory that the program writes: see node/transfer/saved
-    by: str = ""  # the name of the node whose ranks wrote it
-    outputs: tuple[str, ...] = ()  # directories of the node's own that the program writes
-    older: tuple[str, ...] = ()  # files of an attempt before the one that wrote these
 
 
 class Place(Message):
@@ -45,7 +32,6 @@ class Place(Message):
     directory: str = ""  # absolute, or below ~
     job: str = ""
     node: Count = 0
-    saved: Optional[SavedPlace] = None
 
 
 # -- from the head to a node ------------------------------------------------------------------
@@ -201,6 +187,9 @@ class CheckedOut(Message):
     differ: tuple[str, ...]  # paths that are not as they were sent
     own: tuple[str, ...]  # the node's own names that are linked into the snapshot
     target: ProbeTarget
+    left: tuple[str, ...] = ()  # other names of its own, which are not looked at
+    installed: tuple[str, ...] = ()  # directories that its Python has installed from its own copy
+    strange: tuple[str, ...] = ()  # installs from there that the snapshot cannot answer for
     disk: Optional[Disk] = None
 
 
@@ -210,9 +199,10 @@ class CheckOut(Request[CheckedOut], do="check_out"):
     tree: str  # its digest
     snapshot: str  # its name, new on this machine; a number comes behind it
     title: str  # the last parts of the directory's path: see tree_title
-    beside: str  # the head's directory: what the node has there of its own is linked
+    beside: str  # the head's directory, where the node may have files of its own
     target: ProbeTarget
     outputs: tuple[str, ...] = ()  # directories there that the program writes: made and linked
+    inputs: tuple[str, ...] = ()  # names there that are linked, if they are there
 
 
 # -- files ------------------------------------------------------------------------------------
@@ -230,19 +220,6 @@ class OutputFile(Message):
     place: str = ""  # where that is not the one that was listed
 
 
-class WrittenPlace(Message):
-    """A directory or a file that ranks wrote to, and that does not come home by itself."""
-
-    path: str
-    files: Count = 0  # that are new in it
-    size: Count = 0
-    more: bool = False  # not all of it was looked at
-    through: str = ""  # the link in the program's directory that leads there
-    of_workdir: bool = False  # it is below that directory itself: further attempts get it
-    inode: Count = 0  # it is this very one where the head, or another node, sees the same
-    changed: Count = 0  # nanoseconds
-
-
 class OutputFiles(Message):
     """The files of a node that may be fetched."""
 
@@ -251,7 +228,7 @@ class OutputFiles(Message):
     checkpoints: bool = False  # there are some; they stay unless they are asked for
     workdir: str = ""  # of the program, where files are listed that lie in its snapshot
     left_out: tuple[str, ...] = ()  # what is neither of these, or cannot be read
-    elsewhere: tuple[WrittenPlace, ...] = ()
+    own_disk: bool = False  # the job's outputs here are this node's own
 
 
 class Outputs(Request[OutputFiles], do="outputs"):
@@ -260,7 +237,7 @@ class Outputs(Request[OutputFiles], do="outputs"):
     job: str
     node: int
     checkpoints: bool = False
-    # Look so many seconds for what they wrote beside the code that was sent, and elsewhere.
+    # Look so many seconds for what they wrote beside the code that was sent.
     beside: float = 0.0
 
 
@@ -276,19 +253,6 @@ class Checkpoints(Request[OutputFiles], do="checkpoints"):
 
     experiment: str = ""  # what its jobs left in their run directories,
     directory: str = ""  # or what is in a directory of the user's
-
-
-class Room(Message):
-    """A directory of the node."""
-
-    directory: str
-
-
-class MakeRoom(Request[Room], do="make_room"):
-    """Name the directory for checkpoints that a job is to find as its own; it goes with the job."""
-
-    job: str
-    node: int
 
 
 class OutputPiece(Message):
@@ -321,54 +285,38 @@ class SumOutput(Request[OutputSum], do="sum_output"):
     size: Count
 
 
-# -- what programs saved ----------------------------------------------------------------------
+# -- what the master of a job wrote ---------------------------------------------------------------
 
 
-class Overwritten(Message):
-    """A copy that was brought to a node, and that its ranks have written anew."""
+class JobFiles(Message):
+    """What ranks wrote on this node in the directories of their job since it began."""
 
-    by: str  # the name of the node that it was a copy of
-    changed: Count = 0  # nanoseconds, of its origin
-    target: str = ""
-
-
-class SavedFile(Message):
-    """A file that a program wrote on a node, a link, a directory, or a copy that was removed."""
-
-    path: str  # below the place
-    place: str = ""  # see node/transfer/saved/listing.py
-    kind: str = "file"  # or "link", "directory", "removed"
-    size: Count = 0
-    changed: Count = 0  # nanoseconds; of a copy those of its origin
-    mode: Few = 0o600
-    target: str = ""  # of a link, inside the place
-    by: str = ""  # the name of the node that it is a copy of, untouched since it came
-    sound: bool = True  # it does not lack its end
-    sum: str = ""  # of its begin, middle and end
-    attempt: Few = 0  # that this node wrote it in
-    over: Optional[Overwritten] = None  # what was there before
-
-
-class Saved(Message):
-    """All that a program wrote in the directories of its job."""
-
-    files: tuple[SavedFile, ...]
-    roots: dict[str, str]  # place -> the directory that it is here
+    files: tuple[OutputFile, ...]  # by the names of their directories; see node/transfer/job_files
+    roots: dict[str, str]  # name -> the directory that it is here
+    shared: tuple[str, ...] = ()  # names of those on the disk of the head's experiment
     whole: bool = True  # these are all
-    shared: bool = False  # it runs on the disk of the head's experiment
-    kept: bool = False  # a state is in memory, or in a checkpoint of ours
 
 
-class AskSaved(Request[Saved], do="saved"):
-    """Ask what the program wrote on this node since its job began."""
+class AskJobFiles(Request[JobFiles], do="job_files"):
+    """List what ranks wrote here, for the next attempt; refused as NO_PART where it is lost."""
 
     job: str
     node: int
-    outputs: tuple[str, ...] = ()  # directories of the node's own that the program writes
+    outputs: tuple[str, ...] = ()  # sync.outputs
 
 
-class RemoveCopies(Request[Nothing], do="remove_copies"):
-    """Remove copies whose origins are no more, of those that are as they came."""
+class LackingFiles(Message):
+    """The files of the job's master that a node lacks, by their numbers in the request."""
 
-    place: Place
-    paths: tuple[str, ...]
+    numbers: tuple[Count, ...]
+    roots: dict[str, str]  # name -> the directory that it is here, of those that are not shared
+
+
+class AskLacking(Request[LackingFiles], do="lacking"):
+    """Ask which files of the job's master this node lacks; they are noted as what comes from it."""
+
+    job: str
+    node: int
+    files: tuple[OutputFile, ...]
+    shared: tuple[str, ...] = ()  # names of the master's directories on the disk of the experiment
+    outputs: tuple[str, ...] = ()  # sync.outputs

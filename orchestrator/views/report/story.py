@@ -15,7 +15,6 @@ from orchestrator.common.text import plural, size
 from orchestrator.config import resolved
 from orchestrator.head.follow.streams.node_logs import log_files
 from orchestrator.head.screen.log_reader import tail
-from orchestrator.head.transfer.fetch import elsewhere
 from orchestrator.records import checkpoint_store, goodput, manifest
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.metrics import curves, samples, trainers
@@ -181,8 +180,6 @@ def moments(
             found.append(
                 Moment(attempt.ended, what, attempt.step, bad=True, verdict=attempt.verdict)
             )
-    for line in elsewhere.sentences(record.elsewhere):
-        found.append(Moment(record.ended or 0.0, line))
     verdict = record.verdict
     if verdict and record.state != "stopped":
         found.append(Moment(verdict.time, verdict.title, bad=True))

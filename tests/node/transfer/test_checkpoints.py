@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node.job.cleanup import remove
-from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.transfer import outputs
 from orchestrator.protocol.requests.transfer import Checkpoints, Output, SumOutput
 
@@ -57,27 +55,6 @@ def test_what_others_may_have_written_is_not_passed_on(runs: Path, tmp_path: Pat
     assert listed(directory=f"{tmp_path}/nothing") == []
     with pytest.raises(ValueError, match="absolute"):
         listed(directory="own")
-
-
-def test_what_was_brought_is_the_jobs_own_and_goes_with_it(runs: Path, tmp_path: Path) -> None:
-    run = RunDir("train_1-ab", 0)
-    room = outputs.room_for(run)
-    step(Path(room))
-    run.create()
-    (tmp_path / "outputs").mkdir()
-    outputs.hand_over(run, str(tmp_path / "outputs"))
-    assert (tmp_path / "outputs/checkpoints/step_00000004/manifest.json").is_file()
-    outputs.discard(run)
-    assert Path(run.path).is_dir()
-    assert outputs.room_for(run) == str(Path(run.path) / PLACE)  # of a later attempt
-
-    never = RunDir("train_2-ab", 0)
-    step(Path(outputs.room_for(never)))
-    outputs.discard(never)
-    killed = RunDir("train_3-ab", 0)
-    step(Path(outputs.room_for(killed)))
-    assert remove([("train_3-ab", 0)], "lib").runs[0].problem == ""
-    assert sorted(path.name for path in runs.iterdir()) == ["train_1-ab"]
 
 
 def test_a_file_that_was_sent_is_not_read_again_for_its_checksum(

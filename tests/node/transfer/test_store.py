@@ -6,23 +6,25 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server.visit import Visit
 from orchestrator.node.transfer import outputs
-from orchestrator.node.transfer.code import checkout, snapshot
+from orchestrator.node.transfer.code import checkout, installs, snapshot
 from orchestrator.node.transfer.code import store as stores
 from orchestrator.node.transfer.code.checkout import CodeVisit
 from orchestrator.node.transfer.code.store import Incomplete, Store, hash_of
 from orchestrator.node.transfer.moving import Moving
-from orchestrator.node.transfer.saved.copies import Copies, stamp_of
 from orchestrator.protocol import manifest
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry
@@ -248,11 +250,13 @@ def test_a_store_that_others_may_change_is_refused(store: Store) -> None:
         CodeVisit(Visit())
 
 
-def test_data_that_only_the_node_has_is_linked_and_code_is_not(
+def test_inputs_that_only_the_node_has_are_linked_and_nothing_else(
     store: Store, tmp_path: Path
 ) -> None:
+    """What a program writes beside them is the snapshot's, whatever the node has of that name."""
     beside = tmp_path / "proj"
-    for name in ("data/x", "old.py", "oldpkg/__init__.py", ".git/x", "pkg/stale.py", "a.py"):
+    own = ("data/x", "old.py", "oldpkg/__init__.py", ".git/x", "pkg/stale.py", "a.py")
+    for name in (*own, "state.pt", "ck/old.pt", "pkg/corpus/x", ".venv/x"):
         path = beside / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(name)
@@ -261,11 +265,15 @@ def test_data_that_only_the_node_has_is_linked_and_code_is_not(
     target = ProbeTarget(kind="module", name="a")
     request = CheckOut(
         tree=DIGEST, snapshot="x-0", title="t", beside=str(beside), target=target,
-        outputs=("runs/mine", "data"),
+        outputs=("runs/mine", "data"), inputs=("data", ".venv", "pkg/corpus", "pkg", "none"),
     )  # fmt: skip
     checked = visit.check_out(request)
     root = Path(checked.workdir)
-    assert checked.own == ("data",)
+    assert checked.own == ("data", ".venv", "pkg/corpus") and checked.left == ("ck", "state.pt")
+    for name in ("state.pt", "ck/new.pt"):
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text("of the job")
+    assert (beside / "state.pt").read_text() == "state.pt" and not (beside / "ck/new.pt").exists()
     assert (root / "data/x").read_text() == "data/x"
     assert not (root / "pkg/stale.py").exists()
     (root / "runs/mine/result").write_text("r")
@@ -366,16 +374,6 @@ def test_what_a_job_wrote_beside_its_code_is_listed_with_its_outputs(store: Stor
     whole = os.fsdecode(snapshot.snapshot_of(store, str(root)))
     beside |= dict.fromkeys(("u/w/outputs/a", "u/c", "d"), whole)
     assert listed(60.0) == {"loss.csv": "", **beside}
-    brought = (
-        (root, "runs/a/model.pt", "runs/a/model.pt"),
-        (root.parent, "outputs/a", "u/w/outputs/a"),
-    )
-    for directory, path, listed_as in brought:  # another node has it
-        copies = Copies(str(directory))
-        copies.expect(path, stamp_of((directory / path).lstat()), "node 1", "job-1")
-        copies.write()
-        del beside[listed_as]
-    assert listed(60.0) == {"loss.csv": "", **beside}
     late = outputs.of_job(run, checkpoints=False, beside=-1.0)
     assert late.left_out == (f"{root} (it takes too long to look through)",)
     assert [file.path for file in late.files] == ["loss.csv"]
@@ -408,3 +406,40 @@ def test_what_nobody_used_for_long_goes(store: Store) -> None:
     assert Store().checked.rows == {}  # a content that is gone has no note
     with pytest.raises(Incomplete):
         check_out(visit, "z-0")
+
+
+class Finder:
+    """A finder of setuptools, as an editable install puts it behind the path."""
+
+    __module__ = "__editable___mine_finder"
+
+
+def test_an_install_of_the_nodes_own_copy_is_answered_by_the_snapshot(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a directory on the path, or by names; one that no directory answers is named."""
+    beside = tmp_path / "proj"
+    packages = beside / ".venv/lib/python3.11/site-packages"
+    for path in (beside / "src/mine", packages):
+        path.mkdir(parents=True)
+    mapping = {"mine": f"{beside}/src/mine", "mod": f"{beside}/lib/mod.py", "other": "/opt/o"}
+    monkeypatch.setitem(
+        sys.modules, Finder.__module__, cast("Any", SimpleNamespace(MAPPING=mapping))
+    )
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
+    monkeypatch.setattr(sys, "path", [*sys.path, str(beside / "flat"), str(packages)])
+    visit = CodeVisit(Visit())
+    send(visit)
+    target = ProbeTarget(kind="module", name="a")
+    request = CheckOut(tree=DIGEST, snapshot="x", title="t", beside=str(beside), target=target)
+    checked = visit.check_out(request)
+    assert (checked.installed, checked.strange) == (("flat", "src", "lib"), ())
+    spec = bare_spec(workdir=checked.workdir).replace(env={"PYTHONPATH": "theirs"})
+    first = installs.with_first(spec)
+    places = [f"{checked.workdir}/{name}" for name in ("flat", "src", "lib")]
+    assert first.env["PYTHONPATH"].split(":") == [*places, "theirs"]
+    assert installs.with_first(first) == first
+    mapping["renamed"] = f"{beside}/src/mine"
+    assert visit.check_out(request.replace(snapshot="y")).strange == ("renamed",)
+    none = visit.check_out(request.replace(snapshot="z", beside=str(tmp_path / "none")))
+    assert none.installed == none.strange == ()

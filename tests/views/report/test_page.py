@@ -19,7 +19,7 @@ from orchestrator.head.commands import diff
 from orchestrator.protocol.events import SourceFrame
 from orchestrator.records.experiment import Attempt, Experiment
 from orchestrator.records.metrics.curves import RankMap
-from orchestrator.records.outcome import Elsewhere, Verdict
+from orchestrator.records.outcome import Verdict
 from orchestrator.views.report import charts, page, story
 from orchestrator.views.report import command as report
 from tests.views.report.stories import STARTED, experiment, line, train_again
@@ -67,10 +67,8 @@ def drawn(parts: Parts) -> dict[str, Any]:
 
 
 def test_a_training_is_all_there(tmp_path: Path) -> None:
-    left = [Elsewhere("/scratch/x", ("alpha",), 1, 10)]
-    parts = parts_of(experiment(tmp_path / "run", elsewhere=left))
+    parts = parts_of(experiment(tmp_path / "run"))
     for words in (
-        "ranks wrote to /scratch/x on alpha (1 file, 10 B), which stays there",
         "run", "done", "after 1 min 00 s", "2 x 2", "Loss", "Norm of the gradients",
         "Where a step's time goes", "alpha", "+3.0 s", "all ranks run", "hello from beta",
         "1 step skipped for NaN or inf", "(step 151)", "lr: 0.1", "+a line", "LR=1", "17.2 GB",

@@ -261,8 +261,8 @@ class NodeFollower:
     def _bring_outputs(self, channel: NodeChannel) -> None:
         try:
             since = (self.former_end, self.former_end + self.clock.offset)
-            said, with_code, elsewhere = home.bring(channel, self.growing, since)
-            self.post(Wrote(self.node.index, with_code, elsewhere))
+            said, with_code, own_disk = home.bring(channel, self.growing, since)
+            self.post(Wrote(self.node.index, with_code, own_disk))
         except OSError as error:
             said = [f"its outputs stay there: {self.outputs}: {error.strerror}"]
         except Declined as error:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from orchestrator.head.follow.streams.printed import LostLoss
 from orchestrator.head.transfer.fetch.home import CodeOutputs
 from orchestrator.protocol.events import Event
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.follow import JobStates, Paces, StopReceipt, Stuck
 from orchestrator.protocol.requests.machine import Dialed, Listening
-from orchestrator.protocol.requests.transfer import WrittenPlace
 
 
 class News(Message, kw_only=False):
@@ -69,10 +66,10 @@ class LossLost(News, kw_only=False):
 
 
 class Wrote(News, kw_only=False):
-    """The program wrote into the snapshot of its code, or to places that do not come home."""
+    """The outputs of a node are here, also those in the snapshot of the code."""
 
     with_code: CodeOutputs | None
-    elsewhere: Sequence[WrittenPlace]
+    own_disk: bool
 
 
 class DiskFull(News, kw_only=False):

@@ -7,6 +7,7 @@ start it, and is told only its place among the others.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +15,10 @@ from functools import partial
 
 from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError, StoppedEarly
 from orchestrator.common.text import Say
+from orchestrator.config import resolved
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
+from orchestrator.head.connect.reach import serving
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.conclusion import after_attempt
 from orchestrator.head.follow.restarts import Restarts
@@ -36,6 +39,7 @@ from orchestrator.head.start.recovery.gather import (
 )
 from orchestrator.head.start.recovery.spares import Parts
 from orchestrator.head.transfer.fetch import gaps
+from orchestrator.head.transfer.job_files import JobPeer, bring_job_files
 from orchestrator.protocol.requests.machine import PortWish
 from orchestrator.protocol.requests.start import Start, TakenPorts, TakePorts
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
@@ -113,14 +117,36 @@ def bring_what_is_lacking(
 
 
 def bring_saved(job: Again, ended: JobRecord, gathered: Gathered, say: Say) -> None:
-    """Bring the nodes what they lack of the newest state, and of what the program saved."""
-    from orchestrator.head.transfer.bring import resume
+    """Give the nodes what they lack of what the job's master wrote."""
+    if ended.engine:  # its ranks bring each other their checkpoints
+        return
+    spares = {node.name: node for node in gathered.spares if node.state != "lost"}
+    opened: list[JobPeer] = []
 
-    stopped = partial(refuse_if_stopped, job.experiment)
-    nodes, spares = gathered.nodes, gathered.spares
-    resume.bring_to_attempt(
-        job.experiment, ended, nodes, gathered.channels, spares, job.transport, say, stopped
-    )
+    def reach(name: str) -> JobPeer | None:
+        """Connect to a node that the next attempt leaves; None if it is not there."""
+        if name not in spares:
+            return None
+        with contextlib.suppress(OrchestratorError):
+            opened.append(peer_of(ended, spares[name], serving(job.transport, spares[name])))
+            return opened[-1]
+        return None
+
+    peers = [
+        peer_of(ended, node, channel)
+        for node, channel in zip(gathered.nodes, gathered.channels, strict=True)
+    ]
+    last, stopped = ended.latest[0].nodes, partial(refuse_if_stopped, job.experiment)
+    outputs = resolved.outputs(job.experiment.path)
+    try:
+        bring_job_files(peers, last, reach, outputs, say, stopped)
+    finally:
+        for peer in opened:
+            peer.open.connection.close()
+
+
+def peer_of(ended: JobRecord, node: NodeRecord, channel: NodeChannel) -> JobPeer:
+    return JobPeer(node.name, channel, address=node.address, part=ended.first_part(node))
 
 
 def start_again(experiment: Experiment, ended: JobRecord, gathered: Gathered, say: Say) -> Running:

@@ -16,24 +16,28 @@ from orchestrator.common.text import plural, size
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.transfer.fetch.fetch import Fetch
 from orchestrator.head.transfer.fetch.growing import GROWS, GrowingFiles
-from orchestrator.protocol.requests.transfer import OutputFile, WrittenPlace
+from orchestrator.protocol.requests.transfer import OutputFile
 
 log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 20.0
-SEARCH_SECONDS = 5.0  # for what was written beside the code, and elsewhere
+SEARCH_SECONDS = 5.0  # for what was written beside the code
 RESULTS = "results/"  # of Cluster.run: somebody waits for them, of whatever size
 LARGEST_BYTES = 64 << 20  # of one file; what is larger stays where it is, and is named
 MOST_BYTES, MOST_FILES = 64 << 20, 1000  # of a node, beside its code, that come unasked
 NAMED = 3
+STAYS = (
+    "what the program wrote outside its directory and $ORCHESTRATOR_EXPERIMENT/outputs stays on the"
+    " nodes: orchestrator pull PATH fetches it"
+)
 
 
 class Brought(NamedTuple):
-    """Holds what to say of a node, and what its ranks wrote beside their code and elsewhere."""
+    """Holds what to say of a node, and what its ranks wrote beside their code."""
 
     said: list[str]
     with_code: CodeOutputs | None
-    elsewhere: Sequence[WrittenPlace]
+    own_disk: bool  # the outputs there are the node's own
 
 
 def bring(
@@ -79,7 +83,7 @@ def bring(
     if listing.left_out:
         said.append(f"left out there: {', '.join(listing.left_out)}")
     with_code = CodeOutputs(beside_code, listing.workdir, has_come=not much) if news else None
-    return Brought(said, with_code, listing.elsewhere)
+    return Brought(said, with_code, listing.own_disk)
 
 
 # -- what a program wrote beside its code, on nodes that were sent it -----------------------------

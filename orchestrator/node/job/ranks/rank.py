@@ -4,8 +4,8 @@ torchrun's own child (the keeper) forks the real rank and waits for it, so that 
 is known exactly (exit code, signal, peak memory) whatever killed it; to torchrun the keeper ends
 the same way. The rank sends its output down its own FIFO, so every line is known to be its own, and
 runs the program as `python program args` would. It shares a process with the user's code, so at run
-time it imports nothing of ours; interpreter.py, process_title.py, rank_env.py, torch_env.py and
-written_paths.py, in the same directory, are loaded by their paths.
+time it imports nothing of ours; interpreter.py, process_title.py, rank_env.py and torch_env.py, in
+the same directory, are loaded by their paths.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
         process_title,
         rank_env,
         torch_env,
-        written_paths,
     )
     from orchestrator.protocol.reports import ErrorRecord, RankSpec, Report
 else:
@@ -44,8 +43,7 @@ else:
     process_title = types.ModuleType("process_title")
     rank_env = types.ModuleType("rank_env")
     torch_env = types.ModuleType("torch_env")
-    written_paths = types.ModuleType("written_paths")
-    for module in (interpreter, process_title, rank_env, torch_env, written_paths):
+    for module in (interpreter, process_title, rank_env, torch_env):
         path = os.path.join(os.path.dirname(__file__), module.__name__ + ".py")
         module.__name__ = "orchestrator_" + module.__name__
         importlib.machinery.SourceFileLoader(module.__name__, path).exec_module(module)
@@ -65,11 +63,7 @@ LEAVING_SECONDS = 60.0  # that a program which has failed takes to end: a tracke
 SUPERVISOR_SECONDS = 1.0
 CALL = os.path.join(os.path.dirname(__file__), "run_function.py")  # the program of Cluster.run
 HOOKS = ("sitecustomize.py", "usercustomize.py")  # what wraps calls of every program
-WATCH = os.path.join(os.path.dirname(__file__), "written_paths.py")
-OURS = (
-    *(__file__, os.path.join(os.path.dirname(__file__), "interpreter.py"), WATCH, CALL),
-    runpy.__file__,
-)
+OURS = (__file__, os.path.join(os.path.dirname(__file__), "interpreter.py"), CALL, runpy.__file__)
 
 
 class Rank:
@@ -229,9 +223,7 @@ class Rank:
         target = self.spec["target"]
         os.chdir(self.spec["workdir"])
         os.environ["PWD"] = self.spec["workdir"]  # as a shell has it after `cd`
-        notes = os.path.join(self.run, f"written_{self.local}")
         if target["kind"] == "program":
-            written_paths.watch(notes, self.spec["workdir"], target["args"], python=False)
             for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # ignored by Python, not by programs
                 signal.signal(signum, signal.SIG_DFL)
             os.execvp(target["name"], [target["name"], *target["args"]])
@@ -239,7 +231,6 @@ class Rank:
 
         faulthandler.enable()
         self.stand_by(faulthandler.register)
-        written_paths.watch(notes, self.spec["workdir"], target["args"])
         run_python(target["kind"], target["name"], target["args"])
 
     def stand_by(self, register: Callable[..., Any]) -> None:

@@ -10,10 +10,16 @@ from collections.abc import Iterable
 
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server.visit import RoomState, Visit
-from orchestrator.node.transfer.code import snapshot
+from orchestrator.node.transfer.code import installs, snapshot
 from orchestrator.node.transfer.code.store import Incomplete, Store
 from orchestrator.protocol.requests.transfer import CheckedOut, CheckOut
 from orchestrator.protocol.spec import Spec
+
+MOST_NAMED = 100
+
+
+def readable(name: str) -> str:
+    return name.encode("utf-8", "replace").decode()
 
 
 class CodeVisit(RoomState):
@@ -39,14 +45,19 @@ class CodeVisit(RoomState):
             made = snapshot.make(self.store, request.snapshot, request.title, entries)
             root = made.root
             self.unused[made.path] = request.tree
-            linked = snapshot.link_nodes_files(root, request.beside, entries)
+            linked = snapshot.link_inputs(root, request.beside, request.inputs)
             snapshot.link_outputs(made, request.beside, request.outputs)
+            installed = installs.installs_from(request.beside)
+            installs.note(made.path, installed.first)
         workdir = os.fsdecode(root)
         return CheckedOut(
             workdir=workdir,
             tree=made.digest,
-            differ=tuple(path.encode("utf-8", "replace").decode() for path in made.differ[:100]),
-            own=tuple(name.encode("utf-8", "replace").decode() for name in linked),
+            differ=tuple(map(readable, made.differ[:MOST_NAMED])),
+            own=tuple(linked),
+            left=tuple(map(readable, snapshot.left_alone(root, request.beside)[:MOST_NAMED])),
+            installed=tuple(map(readable, installed.first)),
+            strange=tuple(map(readable, installed.strange)),
             target=resolve_target(request.target, workdir),
             disk=disk(workdir),
         )

@@ -40,13 +40,14 @@ from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry, is_insi
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 OWNER = b".run"  # in snapshots/NAME: whose it is,
 TREE = b".tree"  # and the digest of what was sent
+FIRST = b".first"  # and what its ranks search first: see installs.py
 KEPT = 8  # of the newest
 FICLONE = 0x40049409
 COPIED_BYTES = 16 << 20  # a tree up to here is copied, so that a job may even write into its files
 Put = Callable[[bytes, bytes, Entry], None]
 NO_LINK = (errno.EMLINK, errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP)
-# What must not come from a node's own directory: code, and what is made of code.
-CODE = re.compile(rb".*\.(py|pyc|pyi|so|pth|egg-info)|__pycache__|\.git|\.orchestrator.*")
+# What is not worth naming in a node's own directory: code, and what is made of code.
+CODE = re.compile(rb".*\.(py|pyc|pyi|so|pth|egg-info)|__pycache__|experiments")
 
 
 class Made(NamedTuple):
@@ -223,22 +224,31 @@ def walk(
                 yield path, Entry(path, DIRECTORY, expected[path].mode, 0, b"")
 
 
-def link_nodes_files(root: bytes, directory: str, entries: Iterable[Entry]) -> list[str]:
-    """Link what the node has in its own directory of that path and the tree has not: data, say.
-
-    Code is not linked: it would run here and nowhere else.
-    """
-    theirs = {entry.path.partition(b"/")[0] for entry in entries}
-    source = os.fsencode(os.path.expanduser(directory))
-    linked = []
-    with contextlib.suppress(OSError):  # usually there is no such directory
-        for name in sorted(os.listdir(source)):
-            path = os.path.join(source, name)
-            is_package = os.path.exists(os.path.join(path, b"__init__.py"))
-            if name not in theirs and not CODE.fullmatch(name) and not is_package:
-                os.symlink(path, os.path.join(root, name))
-                linked.append(os.fsdecode(name))
+def link_inputs(root: bytes, directory: str, names: Iterable[str]) -> list[str]:
+    """Link what the node has in its own directory by these names, and the tree has not."""
+    source, linked = os.fsencode(os.path.expanduser(directory)), []
+    for name in dict.fromkeys(names):
+        if not is_inside(os.fsencode(name)):
+            raise ValueError(f"a path that leads out of the snapshot: {name[:60]!r}")
+        own, here = os.path.join(source, os.fsencode(name)), os.path.join(root, os.fsencode(name))
+        if os.path.exists(own) and not os.path.lexists(here):
+            os.makedirs(os.path.dirname(here), mode=0o700, exist_ok=True)
+            os.symlink(own, here)
+            linked.append(name)
     return linked
+
+
+def left_alone(root: bytes, directory: str) -> list[str]:
+    """Name what else the node has in its own directory, and neither the tree has nor is code."""
+    source = os.fsencode(os.path.expanduser(directory))
+    names = os.listdir(source) if os.path.isdir(source) else []
+    return [
+        os.fsdecode(name)
+        for name in sorted(names)
+        if not (name.startswith(b".") or CODE.fullmatch(name))
+        and not os.path.exists(os.path.join(source, name, b"__init__.py"))
+        and not os.path.lexists(os.path.join(root, name))
+    ]
 
 
 def link_outputs(made: Made, directory: str, outputs: Iterable[str]) -> None:
@@ -273,15 +283,6 @@ def snapshot_of(store: Store, directory: str) -> bytes:
     ours = os.fsencode(directory) == os.path.join(path, title) and is_inside(title)
     known = ours and NAME.fullmatch(os.fsdecode(name)) and os.path.isdir(path)
     return path if known and not os.path.islink(path) else b""
-
-
-def above(store: Store, root: bytes) -> list[bytes]:
-    """List the directories of a snapshot that its tree is in, the nearest first."""
-    whole, found = snapshot_of(store, os.fsdecode(root)), []
-    while whole and root != whole:
-        root = os.path.dirname(root)
-        found.append(root)
-    return found
 
 
 def of_run(store: Store, run: RunDir) -> bytes:
@@ -364,19 +365,16 @@ def written(store: Store, root: bytes, until: float = math.inf) -> Iterator[byte
     These are paths below its tree; those above it begin with `..`. A TimeoutError ends a look that
     takes longer.
     """
-    expected = {entry.path: entry for entry in sent(store, snapshot_of(store, os.fsdecode(root)))}
-    inner = b""
-    for top in (root, *above(store, root)):
-        for directory, names, others in os.walk(top):
-            apart = (b"__pycache__", inner if directory == top else b"")
-            names[:] = sorted(name for name in names if name not in apart)
-            if time.monotonic() > until:
-                raise TimeoutError
-            for name in sorted(others):
-                path = os.path.relpath(os.path.join(directory, name), root)
-                status = os.lstat(os.path.join(directory, name))
-                known = path in expected and is_as_kept(status, expected[path])
-                own = directory == top != root and name in (OWNER, TREE)
-                if not known and not own and not stat.S_ISLNK(status.st_mode):
-                    yield path
-        inner = os.path.basename(top)
+    whole = snapshot_of(store, os.fsdecode(root))
+    expected = {entry.path: entry for entry in sent(store, whole)}
+    for directory, names, others in os.walk(whole):
+        names[:] = sorted(name for name in names if name != b"__pycache__")
+        if time.monotonic() > until:
+            raise TimeoutError
+        for name in sorted(others):
+            path = os.path.relpath(os.path.join(directory, name), root)
+            status = os.lstat(os.path.join(directory, name))
+            known = path in expected and is_as_kept(status, expected[path])
+            own = directory == whole and name in (OWNER, TREE, FIRST)
+            if not known and not own and not stat.S_ISLNK(status.st_mode):
+                yield path

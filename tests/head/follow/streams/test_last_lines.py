@@ -25,7 +25,7 @@ from orchestrator.protocol.requests.request import Request
 from orchestrator.protocol.version import OWN
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
-from tests.head.transfer.bring.nodes import Channel
+from tests.head.transfer.nodes import Channel
 from tests.node.start.test_next_spec import FIRST
 
 NODES = [

@@ -1,0 +1,287 @@
+"""Lists what ranks wrote in the directories of their job on this node, and what it lacks of others.
+
+Before each attempt a node gets what it lacks of what the job's master wrote: see
+docs/guide/shared_files.md. What comes so is noted: it is no result of this node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import stat
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from orchestrator.common import files
+from orchestrator.node.job import resume_dir
+from orchestrator.node.job.run_directory import RunDir, home
+from orchestrator.node.transfer.code import snapshot
+from orchestrator.node.transfer.code.store import Incomplete, Store, is_as_kept
+from orchestrator.protocol.manifest import Entry, is_inside
+from orchestrator.protocol.requests.transfer import (
+    AskJobFiles,
+    AskLacking,
+    JobFiles,
+    LackingFiles,
+    OutputFile,
+)
+from orchestrator.protocol.spec import Spec
+
+# The directories of a job; GIVEN ones are the node's own, named by sync.outputs.
+WORK, ABOVE, OUTPUTS, RESUME, GIVEN = "work", "above", "outputs", "resume", "given/"
+# What Python, the kernel and we ourselves leave beside a program's files.
+NOT_SAVED = re.compile(r"__pycache__|core(\.[0-9]+)?|\.orchestrator-.*", re.DOTALL)
+# What our own Trainer and sampler write, by its path: they bring it themselves.
+OURS = {
+    OUTPUTS: re.compile(
+        r"checkpoints/\.?step_[0-9]{8,}.*|(rank_[0-9]+|node_[0-9]+)_[^/]*|time_spent\.jsonl"
+        r"|profile|results|verify\.json",
+        re.DOTALL,
+    ),
+    RESUME: re.compile(r"(trainer[0-9]+|script)\..*", re.DOTALL),
+}
+MOST_FILES = 20_000
+SEARCH_SECONDS = 5.0  # the next attempt waits for it
+CLOCK_SECONDS = 2.0  # that a file system's clock may be behind this machine's
+
+Looks = tuple[int, int, str]  # size, microseconds of the last change, target of a link
+
+
+class Root(NamedTuple):
+    """A directory of a job on this node."""
+
+    path: str
+    shared: bool  # it lies on the disk of the head's experiment
+
+
+def written(run: RunDir, request: AskJobFiles) -> JobFiles:
+    """List what was written in the job's directories since the job began."""
+    spec = run.read_spec()
+    roots, since, sent = roots_of(run, spec, request.outputs), began(run, spec), sent_of(spec)
+    inner = home(), os.path.dirname(experiment(run, spec)), spec.workdir
+    apart = set(map(os.path.realpath, inner))
+    until, found, whole = time.monotonic() + SEARCH_SECONDS, list[OutputFile](), True
+    for name, root in roots.items():
+        known = sent if name == WORK else {}
+        try:
+            for path in walk(name, os.path.realpath(root.path), apart, until):
+                with contextlib.suppress(OSError):  # it was removed while we looked
+                    found += described(name, root.path, path, since, known)
+        except TimeoutError:
+            whole = False
+    return JobFiles(
+        files=(*found[:MOST_FILES], *directories(roots, found)),
+        roots={name: os.path.realpath(root.path) for name, root in roots.items()},
+        shared=tuple(name for name, root in roots.items() if root.shared),
+        whole=whole and len(found) <= MOST_FILES,
+    )
+
+
+def lacking(run: RunDir, request: AskLacking) -> LackingFiles:
+    """Return which files of the master's this node lacks, and note that they come.
+
+    In the directory that outlives attempts a file that this node's ranks wrote stays. On a disk
+    that both see, a file is lacking until its name is there.
+    """
+    roots, known = roots_of(run, run.read_spec(), request.outputs), brought(run)
+    both = {name for name in request.shared if name in roots and roots[name].shared}
+    places = {name: os.path.realpath(root.path) for name, root in roots.items()}
+    numbers = []
+    for number, file in enumerate(request.files):
+        if not is_inside(os.fsencode(file.path)):
+            raise ValueError(f"a path that leads out of its directory: {file.path!r}")
+        if file.kind == "directory" or file.place not in places:
+            continue
+        path = os.path.join(places[file.place], file.path)
+        here, theirs = looks_at(path), looks_of(file)
+        own = file.place == RESUME and here is not None and here != known.get(path)
+        if here is not None and (file.place in both or own or here == theirs):
+            continue
+        numbers.append(number)
+        if file.place not in both:
+            known[path] = theirs
+    if numbers:
+        files.replace(note_of(run), json.dumps(known))
+    else:
+        set_times(roots, request.files)
+    apart = {name: place for name, place in places.items() if name not in both}
+    return LackingFiles(numbers=tuple(numbers), roots=apart)
+
+
+# -- where a job writes --------------------------------------------------------------------------
+
+
+def roots_of(run: RunDir, spec: Spec, outputs: Iterable[str]) -> dict[str, Root]:
+    """Return the directories of a job, by the names that they have on all nodes."""
+    work, outside = spec.workdir, experiment(run, spec)
+    shared = outside != own_experiment(run)
+    found = {
+        WORK: Root(work, shared and is_on_one_disk(outside, work)),
+        OUTPUTS: Root(os.path.join(outside, "outputs"), shared),
+        RESUME: Root(resume_dir.make(resume_dir.first_of(run) or run), shared=False),
+    }
+    if whole := snapshot.snapshot_of(Store(), work):
+        found[ABOVE] = Root(os.fsdecode(whole), shared=False)
+    for name in outputs:
+        path = os.path.normpath(os.path.join(work, name))
+        if os.path.islink(path) and os.path.isdir(path):
+            found[GIVEN + name] = Root(os.path.realpath(path), shared=False)
+    return found
+
+
+def own_experiment(run: RunDir) -> str:
+    return os.path.join(run.path, "experiment")
+
+
+def experiment(run: RunDir, spec: Spec) -> str:
+    """Return the experiment's directory: the head's, if this node sees it, or the node's own."""
+    named = spec.env.get("ORCHESTRATOR_EXPERIMENT", "")
+    return named if named and os.path.isdir(named) else own_experiment(run)
+
+
+def is_on_one_disk(experiment: str, workdir: str) -> bool:
+    """Return True if the experiment is below the directory that its program runs in."""
+    inside = os.path.realpath(experiment).startswith(os.path.join(os.path.realpath(workdir), ""))
+    return inside and os.stat(experiment).st_dev == os.stat(workdir).st_dev
+
+
+def began(run: RunDir, spec: Spec) -> float:
+    """Return when the job began, by the clock of the disk that it writes to."""
+    noted = os.path.join(experiment(run, spec), "config.yaml")  # the head's, on a shared disk
+    return os.stat(noted if os.path.exists(noted) else run.spec).st_mtime - CLOCK_SECONDS
+
+
+def sent_of(spec: Spec) -> dict[bytes, Entry]:
+    """Return what a snapshot was made of; nothing of a directory that is none."""
+    store = Store()
+    try:
+        entries = snapshot.sent(store, snapshot.snapshot_of(store, spec.workdir))
+        return {entry.path: entry for entry in entries}
+    except (OSError, ValueError, Incomplete):
+        return {}
+
+
+# -- what is in it -------------------------------------------------------------------------------
+
+
+def walk(name: str, root: str, apart: Collection[str], until: float) -> Iterator[str]:
+    """Yield the files and links below a directory; TimeoutError says that it takes too long.
+
+    Left out are hidden directories, hidden files beside the program, and what is not saved.
+    """
+    ours, beside = OURS.get(name), name in (WORK, ABOVE)
+    for directory, names, others in os.walk(root):
+        if time.monotonic() > until:
+            raise TimeoutError
+        links = [each for each in names if os.path.islink(os.path.join(directory, each))]
+        below = os.path.relpath(directory, root) if directory != root else ""
+        names[:] = [
+            each
+            for each in sorted({*names} - {*links})
+            if not each.startswith(".")
+            and os.path.join(directory, each) not in apart
+            and is_saved(ours, os.path.join(below, each))
+        ]
+        for each in sorted([*others, *links]):
+            hidden = beside and not below and each.startswith(".")
+            if not hidden and is_saved(ours, os.path.join(below, each)):
+                yield os.path.join(below, each)
+
+
+def is_saved(ours: re.Pattern[str] | None, path: str) -> bool:
+    known = NOT_SAVED.fullmatch(os.path.basename(path)) or (ours and ours.fullmatch(path))
+    return not known and path.encode("utf-8", "replace") == os.fsencode(path)
+
+
+def described(
+    name: str, root: str, path: str, since: float, sent: Mapping[bytes, Entry]
+) -> Iterator[OutputFile]:
+    """Yield what a file or a link is that was written since then; not one that leads elsewhere."""
+    status = os.lstat(os.path.join(root, path))
+    entry = sent.get(os.fsencode(path))
+    if max(status.st_mtime, status.st_ctime) < since:
+        return
+    if stat.S_ISLNK(status.st_mode):
+        target = inner_target(root, path)
+        if target and (entry is None or entry.value != os.fsencode(target)):
+            yield OutputFile(path=path, kind="link", target=target, place=name)
+    elif stat.S_ISREG(status.st_mode) and not (entry and is_as_kept(status, entry)):
+        mode, changed = stat.S_IMODE(status.st_mode), max(0, status.st_mtime_ns)
+        yield OutputFile(path=path, size=status.st_size, mode=mode, changed=changed, place=name)
+
+
+def inner_target(root: str, path: str) -> str:
+    """Return where a link leads, from its own directory; nothing where that is outside."""
+    above = os.path.join(root, os.path.dirname(path))
+    target = os.readlink(os.path.join(root, path))
+    if os.path.isabs(target):
+        target = os.path.relpath(target, above)
+    inside = os.path.relpath(os.path.normpath(os.path.join(above, target)), root)
+    return target if is_inside(os.fsencode(inside)) else ""
+
+
+def directories(roots: Mapping[str, Root], found: Sequence[OutputFile]) -> Iterator[OutputFile]:
+    """Yield the directories that files are in, with their times: programs look for the newest."""
+    seen = set[tuple[str, str]]()
+    for file in found:
+        path = os.path.dirname(file.path)
+        while path and (file.place, path) not in seen:
+            seen.add((file.place, path))
+            changed = max(0, os.lstat(os.path.join(roots[file.place].path, path)).st_mtime_ns)
+            yield OutputFile(path=path, kind="directory", changed=changed, place=file.place)
+            path = os.path.dirname(path)
+
+
+def set_times(roots: Mapping[str, Root], listed: Iterable[OutputFile]) -> None:
+    """Let directories be as old as the master's, inner ones first."""
+    for file in sorted(listed, key=lambda file: file.path, reverse=True):
+        root = roots.get(file.place)
+        if file.kind == "directory" and root is not None and not root.shared:
+            with contextlib.suppress(OSError):
+                times = (file.changed, file.changed)
+                os.utime(os.path.join(root.path, file.path), ns=times, follow_symlinks=False)
+
+
+# -- what has come from the master ---------------------------------------------------------------
+
+
+def looks_of(file: OutputFile) -> Looks:
+    return (0, 0, file.target) if file.kind == "link" else (file.size, file.changed // 1000, "")
+
+
+def looks_at(path: str) -> Looks | None:
+    """Return the looks of what has this name; None if nothing has."""
+    try:
+        status = os.lstat(path)
+        if stat.S_ISLNK(status.st_mode):
+            return 0, 0, os.readlink(path)
+    except OSError:
+        return None
+    return status.st_size, max(0, status.st_mtime_ns) // 1000, ""
+
+
+def note_of(run: RunDir) -> str:
+    return os.path.join((resume_dir.first_of(run) or run).path, "from_master.json")
+
+
+def brought(run: RunDir) -> dict[str, Looks]:
+    """Return the files that came from the job's master, by their paths, as they looked then."""
+    try:
+        with open(note_of(run), encoding="utf-8") as file:
+            return {path: tuple(looks) for path, looks in json.load(file).items()}
+    except (OSError, ValueError):
+        return {}
+
+
+def without_brought(run: RunDir, listed: Sequence[OutputFile], place: str) -> list[OutputFile]:
+    """Leave out of the results of a node what came to it from the master, and is as it came."""
+    known = brought(run)
+    real = {name: os.path.realpath(name or place) for name in {file.place for file in listed}}
+    return [
+        file
+        for file in listed
+        if known.get(os.path.join(real[file.place], file.path)) != looks_of(file)
+    ]

@@ -1,0 +1,393 @@
+"""Nodes get what they lack of what the job's master wrote, attempt for attempt.
+
+The nodes are real ones without the network between head and node: a session each, directories of
+their own, and files that go over TCP.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+import pytest
+
+from orchestrator.common.errors import CheckFailed, NodeError, StoppedEarly
+from orchestrator.head.transfer import job_files
+from orchestrator.head.transfer.job_files import JobPeer, bring_job_files
+from orchestrator.node.job import resume_dir
+from orchestrator.node.job.run_directory import RunDir
+from orchestrator.protocol.requests.request import Request
+from orchestrator.protocol.requests.transfer import Give, Giving, LackingFiles
+from tests.head.transfer.nodes import Channel
+from tests.node.start.test_next_spec import FIRST
+
+JOB = "run-1"
+BEFORE = 1_000_000_000  # a time before any job
+
+
+class Machine(Channel):
+    """One node: its working directory, and the server that a head talks to."""
+
+    def __init__(self, index: int, name: str, place: Path) -> None:
+        super().__init__()
+        self.index, self.name, self.work = index, name, place / name
+        self.work.mkdir(parents=True)
+        self.run = RunDir(JOB, index)
+        self.run.create()
+        (Path(self.run.path) / "experiment/outputs").mkdir(parents=True)
+        env = {"ORCHESTRATOR_EXPERIMENT": str(Path(self.run.path) / "experiment")}
+        self.run.write_spec(FIRST.replace(node=index, env=env, workdir=str(self.work)))
+        self.resume = Path(resume_dir.make(self.run))
+
+    def write(self, name: str, content: str, at: float = 0.0) -> None:
+        path = self.work / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+        if at:
+            os.utime(path, (at, at))
+            os.utime(path.parent, (at, at))
+
+    def has(self) -> dict[str, str]:
+        """Return what a program would see."""
+        found = [path for path in sorted(self.work.rglob("*")) if not path.is_dir()]
+        return {str(path.relative_to(self.work)): path.read_text() for path in found}
+
+
+class Job:
+    """A job whose nodes have one letter each; the first is its master."""
+
+    def __init__(self, names: str, place: Path) -> None:
+        self.machines = {name: Machine(at, name, place) for at, name in enumerate(names)}
+        self.last = list(names)
+
+    def __getitem__(self, name: str) -> Machine:
+        return self.machines[name]
+
+    def peer(self, name: str) -> JobPeer:
+        one = self.machines[name]
+        return JobPeer(name, cast("Any", one), part=(JOB, one.index))
+
+    def again(
+        self, names: str, stopped: Callable[[], None] = lambda: None, left: str = ""
+    ) -> list[str]:
+        """Bring these nodes what they lack, begin the next attempt; return what is said.
+
+        Others are there that it leaves.
+        """
+        said: list[str] = []
+        reach = lambda name: self.peer(name) if name in left else None  # noqa: E731
+        bring_job_files([*map(self.peer, names)], self.last, reach, (), said.append, stopped)
+        self.last = list(names)
+        return said
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
+    (tmp_path / "shm").mkdir()
+    monkeypatch.setattr(resume_dir, "MEMORY", str(tmp_path / "shm"))
+    monkeypatch.setattr(job_files, "RULES", replace(job_files.RULES, pauses=(0.0,)))
+    yield tmp_path
+
+
+def test_what_rank_0_saves_is_on_all_nodes_at_each_attempt(place: Path) -> None:
+    job = Job("abc", place)
+    job["a"].write("ckpt.pt", "step 40", 2e9)
+    (said,) = job.again("abc")
+    assert said.startswith("b, c lacked ckpt.pt (7 B) of a: came in "), said
+    assert all(one.has() == {"ckpt.pt": "step 40"} for one in job.machines.values())
+    assert (job["b"].work / "ckpt.pt").stat().st_mtime == 2e9, "a program may ask for the newest"
+    job["a"].write("ckpt.pt", "step 80")
+    assert "lacked ckpt.pt" in job.again("abc")[0]
+    assert all(one.has() == {"ckpt.pt": "step 80"} for one in job.machines.values())
+    for one in job.machines.values():
+        one.asked.clear()
+    assert job.again("abc") == []
+    assert [one.asked for one in job.machines.values()] == [["job_files"], ["lacking"], ["lacking"]]
+
+
+def test_the_masters_file_wins_and_nothing_is_merged_or_deleted(place: Path) -> None:
+    job = Job("ab", place)
+    job["a"].write("train.log", "of a")
+    job["b"].write("train.log", "of b")
+    job["b"].write("rank1.pt", "of b")
+    job.again("ab")
+    assert job["b"].has() == {"train.log": "of a", "rank1.pt": "of b"}
+    assert job["a"].has() == {"train.log": "of a"}
+    (job["a"].work / "train.log").unlink()
+    assert job.again("ab") == []
+    assert job["b"].has() == {"train.log": "of a", "rank1.pt": "of b"}
+
+
+def test_what_was_there_before_the_job_is_not_carried(place: Path) -> None:
+    job = Job("ab", place)
+    job["a"].write("old.pt", "old")
+    os.utime(job["a"].run.spec, (2e9, 2e9))
+    assert job.again("ab") == []
+    assert job["b"].has() == {}
+
+
+def test_directories_of_steps_and_the_link_to_their_last(place: Path) -> None:
+    job = Job("ab", place)
+    for step in (100, 20):
+        job["a"].write(f"runs/step-{step}/model.pt", f"{step}", 2e9 + step)
+    (job["a"].work / "runs/latest").symlink_to(job["a"].work / "runs/step-100")
+    (job["a"].work / "runs/out").symlink_to("/etc")
+    job["a"].write("runs/.wandb/x", "hidden")
+    job["a"].write(".hidden", "hidden")
+    job["a"].write("runs/dcp/.metadata", "what is where")
+    job["a"].write("__pycache__/x.pyc", "code")
+    job.again("ab")
+    assert str((job["b"].work / "runs/latest").readlink()) == "step-100"
+    times = [(job["b"].work / f"runs/step-{step}").stat().st_mtime for step in (20, 100)]
+    assert times == [2e9 + 20, 2e9 + 100], "the newest directory there is the newest here"
+    found = {str(path.relative_to(job["b"].work)) for path in job["b"].work.rglob("*")}
+    assert {path for path in found if "step" not in path} == {
+        "runs", "runs/latest", "runs/dcp", "runs/dcp/.metadata",
+    }  # fmt: skip
+    job["a"].work.joinpath("runs/latest").unlink()
+    job["a"].work.joinpath("runs/latest").symlink_to("step-20")
+    job.again("ab")
+    assert str((job["b"].work / "runs/latest").readlink()) == "step-20"
+
+
+def test_in_the_resume_directory_a_node_keeps_what_its_ranks_put_there(place: Path) -> None:
+    job = Job("ab", place)
+    (job["a"].resume / "state.pt").write_text("of a")
+    (job["a"].resume / "state_0.pt").write_text("40")
+    (job["b"].resume / "state.pt").write_text("of b")
+    (job["b"].resume / "state_1.pt").write_text("40")
+    job.again("ab")
+    (job["a"].resume / "state_0.pt").write_text("step 80")  # the copy of 40 is no file of b's own
+    (job["a"].resume / "trainer0.x").write_text("brought by the Trainer's ranks")
+    job.again("ab")
+    assert {path.name: path.read_text() for path in job["b"].resume.iterdir()} == {
+        "state.pt": "of b", "state_0.pt": "step 80", "state_1.pt": "40",
+    }  # fmt: skip
+    assert not (job["a"].resume / "state_1.pt").exists()
+
+
+def shared(job: Job, place: Path) -> Path:
+    """Let all nodes run on one disk, below which the head has its experiment."""
+    work, experiment = place / "all", place / "all/experiments/run"
+    (experiment / "outputs").mkdir(parents=True)
+    (experiment / "config.yaml").touch()
+    for one in job.machines.values():
+        Path(one.run.spec).unlink()
+        env = {"ORCHESTRATOR_EXPERIMENT": str(experiment)}
+        one.run.write_spec(FIRST.replace(node=one.index, env=env, workdir=str(work)))
+    return work
+
+
+def test_the_resume_directory_is_each_nodes_own_below_a_shared_one(place: Path) -> None:
+    """Ranks that keep their state there go on, and those of other nodes find the master's."""
+    job = Job("ab", place)
+    work = shared(job, place)
+    (work / "model.pt").write_text("seen by all")
+    for rank, name in enumerate("ab"):
+        (job[name].resume / f"state_{rank}.json").write_text("20")
+    (said,) = job.again("ab")
+    assert said.startswith("b lacked state_0.json"), said
+    assert {path.name for path in job["b"].resume.iterdir()} == {"state_0.json", "state_1.json"}
+
+
+def test_a_network_disk_that_lags_behind_is_waited_for(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that does not see a checkpoint would begin anew beside those that go on."""
+    monkeypatch.setattr(job_files, "POLL_SECONDS", 0.0)
+    job = Job("ab", place)
+    (shared(job, place) / "ckpt.pt").write_text("40")
+    unseen = [LackingFiles(numbers=(0,), roots={})] * 3
+
+    def late(request: Request[Any], seconds: float) -> Any:
+        return unseen.pop() if unseen else own(request, seconds)
+
+    own = job["b"].ask
+    cast("Any", job["b"]).ask = late
+    (said,) = job.again("ab")
+    assert said.startswith("not every node sees ckpt.pt yet") and not unseen
+    monkeypatch.setattr(job_files, "LAG_SECONDS", 0.0)
+    unseen += [LackingFiles(numbers=(0,), roots={})] * 3
+    with pytest.raises(CheckFailed, match=r"not every node sees ckpt\.pt"):
+        job.again("ab")
+
+
+def test_another_node_takes_the_place_of_one(place: Path) -> None:
+    """A new one gets all; of a lost master what others had of it is left, and goes on to others."""
+    job = Job("abc", place)
+    job.last = ["a", "b"]
+    job["a"].write("ckpt.pt", "step 40")
+    job.again("ab")
+    job["a"].write("ckpt.pt", "step 80")
+    said = job.again("bc")
+    assert said[0] == "a is lost, with what it alone had: ranks find what b has"
+    assert said[1].startswith("c lacked ckpt.pt")
+    assert job["b"].has() == job["c"].has() == {"ckpt.pt": "step 40"}
+    job["b"].write("ckpt.pt", "step 60")
+    job.again("abc")
+    assert job["a"].has() == job["c"].has() == {"ckpt.pt": "step 60"}
+
+
+def test_a_master_that_makes_way_gives_what_it_has(place: Path) -> None:
+    job = Job("abcd", place)
+    job.last = ["a", "b"]
+    job["a"].write("ckpt.pt", "step 40")
+    assert job.again("cd", left="a")[0].startswith("c, d lacked ckpt.pt")
+    assert job["c"].has() == job["d"].has() == {"ckpt.pt": "step 40"}
+
+
+def test_of_nodes_that_are_all_lost_nothing_is_carried(place: Path) -> None:
+    job = Job("abc", place)
+    job.last = ["a", "b"]
+    job["a"].write("ckpt.pt", "step 40")
+    for name in "ab":
+        shutil.rmtree(job[name].run.path)
+    (said,) = job.again("ca", left="b")
+    assert said.startswith("WARNING: a, b are lost") and job["c"].has() == {}
+
+
+@pytest.mark.parametrize("why", ["no room", "changed"])
+def test_what_cannot_be_brought_ends_the_attempt(
+    place: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    job = Job("ab", place)
+    job["a"].write("c-40/model.pt", "weights")
+    if why == "no room":
+        full = "orchestrator.common.folder.Partial.put"
+        monkeypatch.setattr(full, lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
+    else:
+        own = job["a"].ask
+
+        def ask(request: Request[Any], seconds: float) -> Any:
+            if isinstance(request, Give):
+                job["a"].write("c-40/model.pt", "another")
+            return own(request, seconds)
+
+        cast("Any", job["a"]).ask = ask
+    with pytest.raises(CheckFailed, match="its ranks would start from the beginning") as refusal:
+        job.again("ab")
+    assert refusal.value.names == ("b",), "a spare takes the place of who is the reason"
+    assert "c-40/model.pt" not in job["b"].has()
+
+
+def test_no_attempt_begins_beside_a_node_that_does_not_answer(place: Path) -> None:
+    job = Job("ab", place)
+    job["a"].write("\x1b[2Jckpt.pt", "step 40")
+
+    def gone(request: Request[Any], _: float) -> Any:
+        raise NodeError("it does not answer")
+
+    cast("Any", job["b"]).ask = gone
+    with pytest.raises(CheckFailed, match=r"ckpt\.pt, which a has, did not come to b") as refusal:
+        job.again("ab")
+    assert "\x1b" not in str(refusal.value) and refusal.value.names == ("b",)
+
+
+def refused(*_: object, **__: object) -> NoReturn:
+    raise ConnectionRefusedError(111, "refused")
+
+
+def test_what_has_no_way_from_node_to_node_comes_through_the_head(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job("abc", place)
+    job["a"].write("runs/s-1/model.pt", "weights" * 200_000)
+    monkeypatch.setattr("orchestrator.node.transfer.take.socket.create_connection", refused)
+    said = job.again("abc")
+    assert "cannot take files from" in said[0] and "come through this machine" in said[0], said
+    assert job["a"].has() == job["b"].has() == job["c"].has()
+
+
+def test_who_has_it_passes_it_on_and_one_that_cannot_is_done_without(place: Path) -> None:
+    """Two take from the first, then each may give to two; what fails so comes from the first."""
+    job = Job("abcdefg", place)
+    job["a"].write("ckpt.pt", "step 40")
+
+    def mislead(machine: Machine) -> None:
+        own = machine.ask
+
+        def ask(request: Request[Any], seconds: float) -> Any:
+            answer = own(request, seconds)  # and no process listens at the port that we name
+            return answer.replace(port=1) if isinstance(answer, Giving) else answer
+
+        cast("Any", machine).ask = ask
+
+    for name in "bcd":
+        mislead(job[name])
+    (said,) = job.again("abcdefg")
+    assert "b, c, d" in said and "WARNING" not in said
+    assert all(one.has() == {"ckpt.pt": "step 40"} for one in job.machines.values())
+
+
+def test_a_stop_by_the_user_ends_it(place: Path) -> None:
+    job = Job("ab", place)
+    job["a"].write("ckpt.pt", "step 40")
+
+    def stopped() -> None:
+        if "take" in job["b"].asked:  # it has begun to come
+            raise StoppedEarly("stopped by the user")
+
+    with pytest.raises(StoppedEarly):
+        job.again("ab", stopped)
+    assert job["b"].asked[-1] == "ask_taken" and "end_giving" in job["a"].asked
+
+
+def test_a_line_that_broke_is_tried_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job("ab", place)
+    job["a"].write("ckpt.pt", "step 40")
+    connect = socket.create_connection
+    tries: list[object] = []
+
+    def dial(*words: Any, **more: Any) -> socket.socket:
+        tries.append(words)
+        if len(tries) == 1:
+            refused()
+        return connect(*words, **more)
+
+    monkeypatch.setattr("orchestrator.node.transfer.take.socket.create_connection", dial)
+    (said,) = job.again("ab")
+    assert "b lacked ckpt.pt" in said and job["b"].has() == {"ckpt.pt": "step 40"}
+
+
+def test_what_came_from_the_master_does_not_come_home_at_the_end(place: Path) -> None:
+    from orchestrator.node.transfer import outputs
+
+    job = Job("ab", place)
+    place_of = [Path(one.run.path, "experiment/outputs") for one in job.machines.values()]
+    (place_of[0] / "best.pt").write_text("best")
+    (place_of[0] / "rank_00_metrics.jsonl").write_text("comes home otherwise")
+    job.again("ab")
+    assert (place_of[1] / "best.pt").read_text() == "best"
+    assert not (place_of[1] / "rank_00_metrics.jsonl").exists()
+    assert outputs.of_job(job["b"].run, checkpoints=False).files == ()
+    (place_of[1] / "best.pt").write_text("written anew")
+    assert [file.path for file in outputs.of_job(job["b"].run, checkpoints=False).files] == [
+        "best.pt"
+    ]
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        *({"path": path} for path in ("../b.pt", "/etc/b.pt", "a/../../b.pt")),
+        *({"kind": "link", "target": target} for target in ("/etc/passwd", "../b.pt")),
+        {"place": "another"},
+    ],
+)
+def test_no_node_names_a_file_outside_a_directory(place: Path, lie: dict[str, str]) -> None:
+    job = Job("ab", place)
+    job["a"].write("b.pt", "x")
+    own = job["a"].ask
+
+    def lies(request: Request[Any], seconds: float) -> Any:
+        answer = own(request, seconds)
+        return answer.replace(files=tuple(file.replace(**lie) for file in answer.files))
+
+    cast("Any", job["a"]).ask = lies
+    assert job.again("ab") == [] and job["b"].has() == {}
