@@ -18,12 +18,12 @@ from orchestrator.common import files
 from orchestrator.common.folder import Folder, Partial
 from orchestrator.node.transfer.receive import OtherContent, Target, Writing
 from orchestrator.protocol.manifest import DIRECTORY, LINK, Entry, ranges
-from orchestrator.protocol.requests.transfer import Begun, Lacking
+from orchestrator.protocol.requests.transfer import Lacking, PartlyThere
 
 LABEL = f"push {os.uname().nodename}"  # nodes may share this disk, and not its locks
 
 
-class Here(NamedTuple):
+class FoundFile(NamedTuple):
     """Describes what is here of a file that is lacking."""
 
     have: int
@@ -51,7 +51,7 @@ class Directory(Target):
         super().__init__(entries)
         self.label, self.of_job = LABEL, of_job
         self.folder = Folder(root, private=private, umask=umask)
-        self.begun: dict[int, Here] = {}
+        self.begun: dict[int, FoundFile] = {}
 
     # -- what is here ------------------------------------------------------------------------
 
@@ -70,7 +70,7 @@ class Directory(Target):
             except OSError as error:
                 failed[number] = error.strerror or str(error)
         begun = tuple(
-            Begun(
+            PartlyThere(
                 number=number,
                 have=known.have,
                 sum=known.digest.hexdigest(),
@@ -156,7 +156,7 @@ class Directory(Target):
             raise ValueError("a part of a file that nothing comes before")
         return self.arriving(self.entries[number], known if offset else None)
 
-    def arriving(self, entry: Entry, known: Here | None) -> Arriving:
+    def arriving(self, entry: Entry, known: FoundFile | None) -> Arriving:
         return Arriving(self, entry, known)
 
     def open(self, number: int) -> BinaryIO | None:
@@ -171,7 +171,7 @@ class Directory(Target):
 class Arriving:
     """A file that comes, under a hidden name until it is whole."""
 
-    def __init__(self, place: Directory, entry: Entry, known: Here | None) -> None:
+    def __init__(self, place: Directory, entry: Entry, known: FoundFile | None) -> None:
         self.place, self.entry = place, entry
         self.part = Partial(place.folder, parts_of_path(entry), place.label)
         self.digest = known.digest.copy() if known else hashlib.sha256()
@@ -214,7 +214,7 @@ class Arriving:
 class Settling:
     """A file that is here already, and lacks only the time and mode of the other."""
 
-    def __init__(self, place: Directory, entry: Entry, known: Here) -> None:
+    def __init__(self, place: Directory, entry: Entry, known: FoundFile) -> None:
         self.place, self.entry, self.known = place, entry, known
 
     def write(self, data: memoryview) -> None:
@@ -236,13 +236,13 @@ class Settling:
         pass
 
 
-def here(file: BinaryIO, size: int, status: os.stat_result | None) -> Here:
+def here(file: BinaryIO, size: int, status: os.stat_result | None) -> FoundFile:
     """Read the first bytes of a file that is here."""
     digest, left = hashlib.sha256(), size
     while left and (data := file.read(min(left, files.READ_BYTES))):
         digest.update(data)
         left -= len(data)
-    return Here(size - left, digest, status)
+    return FoundFile(size - left, digest, status)
 
 
 def parts_of_path(entry: Entry) -> list[str]:

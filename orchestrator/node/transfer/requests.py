@@ -20,6 +20,7 @@ from orchestrator.protocol.requests.transfer import (
     Checkpoints,
     Contents,
     EndGiving,
+    FailedWrites,
     Files,
     Give,
     Giving,
@@ -34,8 +35,7 @@ from orchestrator.protocol.requests.transfer import (
     OutputSum,
     SumOutput,
     Take,
-    Taken,
-    Written,
+    TakeProgress,
 )
 
 # -- to this node, and from it to others ------------------------------------------------------
@@ -47,7 +47,7 @@ def offer(visit: Visit, request: Offer) -> Lacking:
 
 
 @answers(Contents)
-def contents(visit: Visit, request: Contents) -> Written:
+def contents(visit: Visit, request: Contents) -> FailedWrites:
     return visit.of(Moving).contents(request, visit.take_piece())
 
 
@@ -58,7 +58,7 @@ def give(visit: Visit, request: Give) -> Giving:
 
 @answers(EndGiving)
 def end_giving(visit: Visit, request: EndGiving) -> Nothing:
-    visit.of(Moving).end_giving(request.manifest)
+    visit.of(Moving).end_giving()
     return Nothing()
 
 
@@ -69,7 +69,7 @@ def take(visit: Visit, request: Take) -> Nothing:
 
 
 @answers(AskTaken)
-def ask_taken(visit: Visit, request: AskTaken) -> Taken:
+def ask_taken(visit: Visit, request: AskTaken) -> TakeProgress:
     return visit.of(Moving).taken(request)
 
 

@@ -16,7 +16,7 @@ from orchestrator.node.transfer.moving import Moving
 from orchestrator.node.transfer.receive import Incoming
 from orchestrator.protocol import manifest
 from orchestrator.protocol.manifest import FILE, Entry
-from orchestrator.protocol.requests.transfer import Contents, Offer, Part, Place
+from orchestrator.protocol.requests.transfer import Contents, FilePart, Offer, Place
 
 CONTENTS = {b"a": b"one", b"b/c": b"", b"d\xff": b"three"}
 SECOND = 1_000_000_000
@@ -34,12 +34,11 @@ def entries(*, summed: bool = True) -> tuple[Entry, ...]:
 
 
 def incoming(root: Path, *, private: bool = False) -> Incoming:
-    listing = manifest.packed(entries())
-    return Incoming(Directory(root, entries(), 0o022, private=private), listing)
+    return Incoming(Directory(root, entries(), 0o022, private=private))
 
 
 def put(place: Incoming, number: int, offset: int, data: bytes, total: str = "") -> None:
-    place.put(Part(number, offset, len(data), total), memoryview(data))
+    place.put(FilePart(number, offset, len(data), total), memoryview(data))
 
 
 def test_files_come_in_pieces_and_each_is_there_when_it_is_whole(tmp_path: Path) -> None:
@@ -89,8 +88,8 @@ def test_the_same_content_with_another_time_is_settled(tmp_path: Path) -> None:
     assert 0 not in dict(enumerate(incoming(tmp_path).compare().ranges)).values()
     assert (tmp_path / "a").stat().st_mtime == 7
     os.utime(tmp_path / "a", (1, 1))
-    listing = manifest.packed(entries(summed=False))  # nobody knows yet what it should hold
-    place = Incoming(Directory(tmp_path, entries(summed=False), 0o022), listing)
+    # Its checksums are not known yet.
+    place = Incoming(Directory(tmp_path, entries(summed=False), 0o022))
     (begun,) = place.compare().begun
     assert (begun.number, begun.have, begun.sum, begun.whole) == (0, 3, sum_of(b"one"), True)
     put(place, 0, 3, b"", sum_of(b"one"))
@@ -117,7 +116,7 @@ def test_an_error_of_one_batch_is_said_with_the_next(
     moving = Visit(0o022).of(Moving)
     packed = zlib.compress(manifest.packed(entries()))
     moving.offer(Offer(into=Place(directory=str(tmp_path))), packed)
-    data = Part(0, 0, 3).packed() + b"one"
+    data = FilePart(0, 0, 3).packed() + b"one"
     written = moving.contents(Contents(size=len(data), last=True), zlib.compress(data))
     assert written.failed == {0: "No space left on device"}
     with pytest.raises(ValueError, match="not an absolute path"):

@@ -19,17 +19,17 @@ from orchestrator.common import files
 from orchestrator.common.folder import Folder, Partial
 from orchestrator.head.connect.channel import Declined, NodeChannel
 from orchestrator.head.transfer.peer import Moved
-from orchestrator.node.transfer.directory import Arriving, Directory, Here, here
+from orchestrator.node.transfer.directory import Arriving, Directory, FoundFile, here
 from orchestrator.node.transfer.receive import Incoming, OtherContent
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry, link_is_inside
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.request import Request
 from orchestrator.protocol.requests.transfer import (
+    FilePart,
     Output,
     OutputFile,
     OutputPiece,
     OutputSum,
-    Part,
     SumOutput,
 )
 
@@ -37,6 +37,7 @@ ANSWER_SECONDS = 60.0
 DISK_BYTES_PER_SECOND = 20e6  # of a slow disk whose files get their checksums
 AHEAD = 8  # requests that are on their way, so that a far node is no slower than its line
 PIECE_BYTES = 1 << 19  # as node/transfer/outputs.py has it
+MOST_READ_BYTES = 64 << 20  # of one file, into memory
 ANOTHER = "another file has this name here"
 CHANGED = "it changed while it was read: fetch it again"
 KINDS = {"file": FILE, "directory": DIRECTORY, "link": LINK}
@@ -54,6 +55,18 @@ def plain(path: str) -> bool:
     except UnicodeEncodeError:  # half of a character
         return False
     return named and bool(parts) and not path.startswith("/") and not {"..", "."} & set(parts)
+
+
+def read_bytes(channel: NodeChannel, place: str, path: str, size: int, *, begin: int = 0) -> bytes:
+    """Read so many bytes of a listed file, as far as they are there, up to MOST_READ_BYTES."""
+    data = bytearray()
+    while len(data) < min(size, MOST_READ_BYTES):
+        request = Output(place=place, path=path, offset=begin + len(data))
+        piece = channel.ask(request, ANSWER_SECONDS).data
+        if not piece:
+            break
+        data += piece
+    return bytes(data)
 
 
 class Home(Directory):
@@ -109,14 +122,14 @@ class Home(Directory):
                     raise another() from None
         return False
 
-    def arriving(self, entry: Entry, known: Here | None) -> Arriving:
+    def arriving(self, entry: Entry, known: FoundFile | None) -> Arriving:
         return Coming(self, entry, known)
 
 
 class Coming(Arriving):
     """A file that comes; one that another node has brought meanwhile stays."""
 
-    def __init__(self, place: Home, entry: Entry, known: Here | None) -> None:
+    def __init__(self, place: Home, entry: Entry, known: FoundFile | None) -> None:
         super().__init__(place, entry, known)
         self.home = place
         replaces = place.replace(os.fsdecode(entry.path))
@@ -164,14 +177,14 @@ class Fetch:
         Programs that know nothing of other nodes give their files the same names on each: those
         of a node that comes later go into a directory of its own.
         """
-        self._fetch([file for file in listed if self._is_sound(file)])
+        self._fetch([file for file in listed if self._is_sound(file)], self.folder)
         failed = self.result.failed
         aside = [file for file in listed if file.place and failed.get(file.path) == ANOTHER]
         if aside:
-            self.folder = Folder(self.folder.root / self.label, private=self.folder.private)
             for file in aside:
                 del failed[file.path]
-            self._fetch(aside)
+            own = Folder(self.folder.root / self.label, private=self.folder.private)
+            self._fetch(aside, own)
         return self.result
 
     def _is_sound(self, file: OutputFile) -> bool:
@@ -182,10 +195,10 @@ class Fetch:
             return False
         return True
 
-    def _fetch(self, listed: Sequence[OutputFile]) -> None:
+    def _fetch(self, listed: Sequence[OutputFile], folder: Folder) -> None:
         self.listed = listed
-        self.home = Home(self.folder, list(map(entry_of, listed)), self.label, self.replace)
-        self.incoming = Incoming(self.home, b"")
+        self.home = Home(folder, list(map(entry_of, listed)), self.label, self.replace)
+        self.incoming = Incoming(self.home)
         self.incoming.compare()
         lacking = set(self.incoming.missing)
         self.progress(sum(f.size for number, f in enumerate(listed) if number not in lacking))
@@ -215,7 +228,7 @@ class Fetch:
                 continue
             self.progress(have)
             if half is not None and half.whole and have == self.listed[number].size:
-                self.incoming.put(Part(number, have, 0, half.sum), memoryview(b""))
+                self.incoming.put(FilePart(number, have, 0, half.sum), memoryview(b""))
                 self.home.equal.add(path)
             else:
                 starts[number] = have
@@ -232,7 +245,7 @@ class Fetch:
         for number, answer in self._answers(self._questions(starts)):
             if isinstance(answer, OutputPiece):
                 data = last[number]
-                self.incoming.put(Part(number, at[number], len(data)), memoryview(data))
+                self.incoming.put(FilePart(number, at[number], len(data)), memoryview(data))
                 at[number] += len(data)
                 last[number] = answer.data[: self.listed[number].size - at[number]]
                 self.result.size += len(last[number])
@@ -240,7 +253,7 @@ class Fetch:
             elif isinstance(answer, OutputSum):
                 data = last.pop(number)
                 if at[number] + len(data) == answer.size == self.listed[number].size:
-                    part = Part(number, at[number], len(data), answer.sum)
+                    part = FilePart(number, at[number], len(data), answer.sum)
                     self.incoming.put(part, memoryview(data))
                 elif number not in self.incoming.failed:
                     self.incoming.fail(number, CHANGED)
