@@ -16,11 +16,10 @@ from orchestrator.head.transfer.tree import Gone, Tree
 from orchestrator.protocol.manifest import Entry
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.request import Request
-from orchestrator.protocol.requests.transfer import Output, SumOutput
+from orchestrator.protocol.requests.transfer import PIECE_BYTES, Output, SumOutput
 
 QUICK_SECONDS = 30.0  # for an answer that needs no work: a node that is very busy is not lost
 READ_SECONDS = 60.0  # for a piece of a file
-PIECE_BYTES = 1 << 19  # as node/transfer/outputs.py has it
 
 A = TypeVar("A", bound=Message)
 

@@ -17,6 +17,7 @@ from orchestrator.common.folder import is_half
 from orchestrator.common.permissions import others
 from orchestrator.node.job.run_directory import RunDir, home
 from orchestrator.protocol.requests.transfer import (
+    PIECE_BYTES,
     Checkpoints,
     Output,
     OutputFile,
@@ -29,7 +30,6 @@ from orchestrator.protocol.requests.transfer import (
 if TYPE_CHECKING:
     import hashlib
 
-CHUNK_BYTES = 1 << 19
 MOST = 1_000_000  # files in one listing
 MOST_LEFT_OUT = 100
 MOST_READ_BYTES = 1000  # files whose checksums are known in part
@@ -247,11 +247,15 @@ class Reader:
     def piece(self, request: Output) -> OutputPiece:
         with opened(request.place, request.path) as file:
             state = state_of(os.fstat(file.fileno()))
-            data = os.pread(file.fileno(), CHUNK_BYTES, request.offset)
+            data = os.pread(file.fileno(), min(request.size, PIECE_BYTES), request.offset)
         known = self.of(request, state, fresh=not request.offset)
         if known.state == state and known.at == request.offset:
             known.add(data)
-        return OutputPiece(data=data)
+        total, end = "", request.offset + len(data)
+        if request.with_sum:
+            whole = SumOutput(place=request.place, path=request.path, offset=0, size=end)
+            total = self.sum(whole).sum
+        return OutputPiece(data=data, sum=total)
 
     def sum(self, request: SumOutput) -> OutputSum:
         """Hash a part of a file, as far as it is there."""
@@ -262,7 +266,7 @@ class Reader:
             if request.offset or known.state != state or known.at > end:
                 known = self.of(request, state, fresh=True)
                 known.at = request.offset
-            while data := os.pread(file.fileno(), min(CHUNK_BYTES, end - known.at), known.at):
+            while data := os.pread(file.fileno(), min(PIECE_BYTES, end - known.at), known.at):
                 known.add(data)
         if request.offset or known.at >= state[0]:
             del self.read[request.place, request.path]

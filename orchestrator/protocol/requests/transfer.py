@@ -16,6 +16,7 @@ from orchestrator.protocol.requests.machine import ProbeTarget
 from orchestrator.protocol.requests.request import Nothing, Request
 
 LARGEST_BATCH_BYTES = 1 << 24  # of contents in one request, unpacked
+PIECE_BYTES = 1 << 19  # of a file in one answer
 
 # -- where ------------------------------------------------------------------------------------
 
@@ -253,6 +254,8 @@ class OutputPiece(Message):
     """Bytes of a file; none at its end."""
 
     data: bytes
+    # The SHA-256 of the file up to the end of these, if it was asked for.
+    sum: str = ""
 
 
 class Output(Request[OutputPiece], do="output"):
@@ -261,6 +264,9 @@ class Output(Request[OutputPiece], do="output"):
     place: str
     path: str
     offset: int
+    # At most PIECE_BYTES.
+    size: Count = PIECE_BYTES
+    with_sum: bool = False
 
 
 class OutputSum(Message):

@@ -61,7 +61,7 @@ def test_a_file_that_was_sent_is_not_read_again_for_its_checksum(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unless it has changed meanwhile; one that is continued is read from where it was compared."""
-    monkeypatch.setattr(outputs, "CHUNK_BYTES", 4)
+    monkeypatch.setattr(outputs, "PIECE_BYTES", 4)
     file, read = tmp_path / "file", list[int]()
     file.write_bytes(b"0123456789")
     pread = os.pread

@@ -25,6 +25,7 @@ from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry, link_is
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.request import Request
 from orchestrator.protocol.requests.transfer import (
+    PIECE_BYTES,
     FilePart,
     Output,
     OutputFile,
@@ -36,7 +37,6 @@ from orchestrator.protocol.requests.transfer import (
 ANSWER_SECONDS = 60.0
 DISK_BYTES_PER_SECOND = 20e6  # of a slow disk whose files get their checksums
 AHEAD = 8  # requests that are on their way, so that a far node is no slower than its line
-PIECE_BYTES = 1 << 19  # as node/transfer/outputs.py has it
 MOST_READ_BYTES = 64 << 20  # of one file, into memory
 ANOTHER = "another file has this name here"
 CHANGED = "it changed while it was read: fetch it again"
@@ -240,31 +240,37 @@ class Fetch:
         return self.replace(file.path) or is_new
 
     def _receive(self, starts: Mapping[int, int]) -> None:
-        """Ask for all that is missing; the last piece of a file waits for its checksum."""
-        last, at = dict.fromkeys(starts, b""), dict(starts)
+        """Ask for all that is missing; the checksum of a file comes with its last piece."""
+        at = dict(starts)
         for number, answer in self._answers(self._questions(starts)):
-            if isinstance(answer, OutputPiece):
-                data = last[number]
-                self.incoming.put(FilePart(number, at[number], len(data)), memoryview(data))
-                at[number] += len(data)
-                last[number] = answer.data[: self.listed[number].size - at[number]]
-                self.result.size += len(last[number])
-                self.progress(len(last[number]))
-            elif isinstance(answer, OutputSum):
-                data = last.pop(number)
-                if at[number] + len(data) == answer.size == self.listed[number].size:
-                    part = FilePart(number, at[number], len(data), answer.sum)
-                    self.incoming.put(part, memoryview(data))
-                elif number not in self.incoming.failed:
-                    self.incoming.fail(number, CHANGED)
+            if number in self.incoming.failed or not isinstance(answer, OutputPiece):
+                continue
+            count = len(answer.data)
+            left = self.listed[number].size - at[number]
+            if count != min(PIECE_BYTES, left) or bool(answer.sum) != (count == left):
+                self.incoming.fail(number, CHANGED)
+                continue
+            part = FilePart(number, at[number], count, answer.sum)
+            self.incoming.put(part, memoryview(answer.data))
+            at[number] += count
+            self.result.size += count
+            self.progress(count)
 
     def _questions(self, starts: Mapping[int, int]) -> Iterator[Question]:
         for number, start in starts.items():
             file = self.listed[number]
-            for offset in range(start, file.size, PIECE_BYTES):
-                place = file.place or self.place
-                yield number, Output(place=place, path=file.path, offset=offset)
-            yield self._sum(number, file.size)
+            for offset in range(start, max(file.size, start + 1), PIECE_BYTES):
+                size = min(PIECE_BYTES, file.size - offset)
+                yield (
+                    number,
+                    Output(
+                        place=file.place or self.place,
+                        path=file.path,
+                        offset=offset,
+                        size=size,
+                        with_sum=offset + size == file.size,
+                    ),
+                )
 
     def _sum(self, number: int, size: int) -> Question:
         file = self.listed[number]
@@ -277,9 +283,7 @@ class Fetch:
 
         def next_answer() -> Iterator[tuple[int, Message]]:
             (number, request), asked = waiting.popleft()
-            seconds = ANSWER_SECONDS
-            if isinstance(request, SumOutput):
-                seconds += request.size / DISK_BYTES_PER_SECOND
+            seconds = ANSWER_SECONDS + self.listed[number].size / DISK_BYTES_PER_SECOND
             try:
                 yield number, self.channel.wait_for(asked, request, seconds)
             except Declined as error:
