@@ -35,8 +35,7 @@ class FoundFile(NamedTuple):
 class Directory(Target):
     """A directory that takes files; what differs is overwritten.
 
-    Half files of the user's are continued by the next transfer. Those of a job come from another
-    node, are on the disk before the next one has its name, and go where they do not come whole.
+    Half files are continued by the next transfer.
     """
 
     def __init__(
@@ -46,10 +45,9 @@ class Directory(Target):
         umask: int,
         *,
         private: bool = False,
-        of_job: bool = False,
     ) -> None:
         super().__init__(entries)
-        self.label, self.of_job = LABEL, of_job
+        self.label = LABEL
         self.folder = Folder(root, private=private, umask=umask)
         self.begun: dict[int, FoundFile] = {}
 
@@ -198,16 +196,12 @@ class Arriving:
             if self.digest.hexdigest() != total:
                 self.part.discard()
                 raise OtherContent(self.entry.path)
-            if self.place.of_job:  # a checkpoint, say: its manifest may come next
-                os.fsync(self.part.file.fileno())
             time = self.entry.time or os.fstat(self.part.file.fileno()).st_mtime_ns
             self.part.publish(self.place.folder.mode(self.entry.mode), time)
         finally:
             self.part.close()
 
     def abandon(self) -> None:
-        if self.place.of_job:
-            self.part.discard()
         self.part.close()
 
 

@@ -19,7 +19,6 @@ from orchestrator.protocol.requests.request import LACKING
 from orchestrator.protocol.requests.transfer import (
     HANDED,
     LARGEST_BATCH_BYTES,
-    PRIVATE,
     STORE,
     AskTaken,
     Contents,
@@ -86,8 +85,7 @@ class Moving(RoomState):
             target = payload.place(run, entries)
             self.handed[run.path] = run
             return target
-        root, private = Path(absolute(place.directory)), place.kind == PRIVATE
-        return Directory(root, entries, self.visit.umask, private=private, of_job=private)
+        return Directory(Path(absolute(place.directory)), entries, self.visit.umask)
 
     # -- from the head -----------------------------------------------------------------------
 

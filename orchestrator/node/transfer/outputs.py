@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import glob
 import os
 import re
 import stat
@@ -14,11 +12,9 @@ from typing import TYPE_CHECKING, BinaryIO
 from orchestrator.common import files
 from orchestrator.common.files import state_of
 from orchestrator.common.folder import is_half
-from orchestrator.common.permissions import others
-from orchestrator.node.job.run_directory import RunDir, home
+from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol.requests.transfer import (
     PIECE_BYTES,
-    Checkpoints,
     Output,
     OutputFile,
     OutputFiles,
@@ -33,8 +29,6 @@ if TYPE_CHECKING:
 MOST = 1_000_000  # files in one listing
 MOST_LEFT_OUT = 100
 MOST_READ_BYTES = 1000  # files whose checksums are known in part
-OWN = os.path.join("outputs", "checkpoints")  # of an experiment
-STEP = re.compile(r"step_[0-9]+|\.step_[0-9]+\..+\.partial", re.DOTALL)
 PUBLISHED = "checkpoints/step_"  # torch's .metadata belongs to it
 # Hidden names that are no results: of caches, environments and tools, and what we keep ourselves.
 STAY_HIDDEN = re.compile(
@@ -121,45 +115,6 @@ def of_path(path: str, base: str) -> OutputFiles:
         raise ValueError(f"{whole} is neither a file nor a directory")
     listing.add(name, status)
     return listing.answer()
-
-
-def of_checkpoints(request: Checkpoints) -> OutputFiles:
-    """List the checkpoints that ranks of a job would find here; what others may write is not."""
-    if request.directory:
-        root = os.path.expanduser(request.directory)
-        if not os.path.isabs(root):
-            raise ValueError(f"not an absolute path: {request.directory!r}")
-        known = others(os.stat(root)) if os.path.isdir(root) else ""  # the user has named it
-        places = [root]
-    else:
-        root, known = os.path.join(home(), "runs"), ""
-        inside = os.path.join(f"{glob.escape(request.experiment)}-*", "*", "experiment")
-        runs = glob.glob(os.path.join(glob.escape(root), inside))
-        # That of a later attempt is a link to the first one's.
-        places = [os.path.join(run, OWN) for run in sorted(runs) if not os.path.islink(run)]
-    listing = Listing(root, hidden=True)
-    for step in (step for place in places for step in steps_in(place)):
-        states: dict[str, os.stat_result] = {}
-        with contextlib.suppress(OSError):  # it was pruned meanwhile
-            states = {entry.path: os.lstat(entry.path) for entry in os.scandir(step)}
-            if others(os.lstat(step)) not in ("", known):
-                continue
-        if any(others(status) not in ("", known) for status in states.values()):
-            continue
-        for path, status in states.items():
-            if stat.S_ISREG(status.st_mode):
-                listing.add(os.path.relpath(path, root), status)
-    return listing.answer()
-
-
-def steps_in(place: str) -> list[str]:
-    """List the directories of checkpoints, also of those that a crash kept from being published."""
-    try:
-        with os.scandir(place) as entries:
-            found = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except OSError:
-        return []
-    return sorted(path for path in found if STEP.fullmatch(os.path.basename(path)))
 
 
 class Listing:

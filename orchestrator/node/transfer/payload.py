@@ -24,7 +24,7 @@ def place(run: RunDir, entries: Sequence[Entry]) -> Directory:
     for entry in entries:
         if entry.kind != FILE or not NAME.fullmatch(entry.path):
             raise ValueError(f"not the name of a file for a job: {entry.path!r}")
-    return Directory(Path(waiting(run)), entries, 0o077, private=True, of_job=True)
+    return Directory(Path(waiting(run)), entries, 0o077, private=True)
 
 
 def waiting(run: RunDir) -> str:

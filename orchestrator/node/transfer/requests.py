@@ -17,7 +17,6 @@ from orchestrator.protocol.requests.transfer import (
     AskTaken,
     CheckedOut,
     CheckOut,
-    Checkpoints,
     Contents,
     EndGiving,
     FailedWrites,
@@ -97,11 +96,6 @@ def outputs_of_job(visit: Visit, request: Outputs) -> OutputFiles:
 @answers(Files)
 def files(visit: Visit, request: Files) -> OutputFiles:
     return visit.of(Moving).list(outputs.of_path(request.path, request.directory))
-
-
-@answers(Checkpoints)
-def checkpoints(visit: Visit, request: Checkpoints) -> OutputFiles:
-    return visit.of(Moving).list(outputs.of_checkpoints(request))
 
 
 @answers(Output)

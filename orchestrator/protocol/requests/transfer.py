@@ -22,7 +22,6 @@ PIECE_BYTES = 1 << 19  # of a file in one answer
 
 STORE = "store"  # contents by their digest: a snapshot is made of them (CheckOut)
 DIRECTORY = "directory"  # the user's own: what differs is overwritten, half files are continued
-PRIVATE = "private"  # a directory that is for the user alone, whatever the files' modes are
 HANDED = "handed"  # what the ranks of a job are handed when it starts: private, gone with the job
 
 
@@ -241,13 +240,6 @@ class Files(Request[OutputFiles], do="files"):
 
     path: str  # absolute, below ~, or below the directory
     directory: str  # or the home directory, where it is not there
-
-
-class Checkpoints(Request[OutputFiles], do="checkpoints"):
-    """List the files of checkpoints that this node has, whole ones and parts."""
-
-    experiment: str = ""  # what its jobs left in their run directories,
-    directory: str = ""  # or what is in a directory of the user's
 
 
 class OutputPiece(Message):

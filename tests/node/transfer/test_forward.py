@@ -394,7 +394,7 @@ def of_shards(root: Path, *names: bytes) -> Incoming:
     entries = tuple(
         Entry(name, FILE, 0o644, len(FILES[name]), sum_of(FILES[name]).encode()) for name in names
     )
-    target = Directory(root, entries, 0o022, private=True, of_job=True)
+    target = Directory(root, entries, 0o022, private=True)
     return Incoming(target, all_here=True)
 
 

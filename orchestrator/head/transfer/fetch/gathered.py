@@ -70,7 +70,6 @@ def holding_of(
     text: bytes,
     manifest: Manifest,
     sizes: Mapping[str, int],
-    path: str = "",
 ) -> Holding:
     """Return what a node has of the checkpoint in one of its directories."""
     files = manifest.files
@@ -78,7 +77,6 @@ def holding_of(
     return Holding(
         *(node, manifest.step, manifest.save, manifest.created, hashlib.sha256(text).hexdigest()),
         *(files, frozenset(here), manifest.hosts),
-        path=path,
         generation=checkpoint_manifest.generation(manifest.progress),
     )
 
