@@ -171,7 +171,7 @@ class TreeSums:
         return Tree.of(self.tree.directory, [*others, *read], names=self.tree.names), failed
 
     def keep(self) -> None:
-        """Remember them, and those of files that nobody asked for this time."""
+        """Keep the checksums for later, also those that were not asked for this time."""
         if self.index is not None:
             self.index.seen = {**self.index.known, **self.index.seen}
             self.index.save()

@@ -113,7 +113,7 @@ class Directory(Target):
                 self.begun[number] = here(half, min(size, entry.size), None)
 
     def _differs(self, number: int, entry: Entry, part: Partial, status: os.stat_result) -> bool:
-        """Tell whether a file of this size is another one, as far as that is known here."""
+        """Return True if a file of this size is another one, as far as that is known here."""
         if status.st_mtime_ns == entry.time:
             return False
         with files.open_plain(part.name, part.directory) as file:

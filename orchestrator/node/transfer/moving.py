@@ -43,7 +43,7 @@ TAKEN_SECONDS = 0.5  # an answer about what is taken waits so long for its end
 
 
 class Moving(RoomState):
-    """Holds what this visit moves, whoever asks."""
+    """Holds what this visit moves."""
 
     def __init__(self, visit: Visit) -> None:
         super().__init__(visit)

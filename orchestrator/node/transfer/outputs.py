@@ -69,7 +69,7 @@ def of_job(run: RunDir, *, checkpoints: bool, beside: float = 0.0) -> OutputFile
 def add_outputs_beside_code(whole: Listing, run: RunDir, until: float) -> None:
     """Add what the ranks wrote into the snapshot that they ran in, if it was one.
 
-    What they wrote above its tree has a path below the snapshot: none is below the tree, too.
+    What they wrote above its tree has a path below the snapshot: none is below the tree as well.
     """
     from orchestrator.node.transfer.code import snapshot
     from orchestrator.node.transfer.code.store import Incomplete, Store
@@ -193,7 +193,7 @@ class Read:
 class Reader:
     """Reads listed files piece by piece, and knows their checksums from that.
 
-    A file of terabytes is not read a second time for its checksum, unless it changed meanwhile.
+    A file of terabytes is not read a second time for its checksum, unless it changed in between.
     """
 
     def __init__(self) -> None:

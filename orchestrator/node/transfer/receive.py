@@ -194,7 +194,7 @@ class Behind:
             raise self.error
 
     def end(self) -> None:
-        """Wait, and pass over an error: it was said, or nobody asks for it any more."""
+        """Wait, and pass over an error: it was said, or is not asked for any more."""
         if self.thread is not None:
             self.thread.join()
 

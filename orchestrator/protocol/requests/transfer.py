@@ -1,7 +1,7 @@
 """Names what a head asks to move files: from it to a node, from node to node, and home.
 
-Whoever has files describes them in a manifest (protocol/manifest.py); whoever is to have them says
-which are lacking. From then on a file is its number in that manifest.
+The machine that has files describes them in a manifest (protocol/manifest.py); the one that is to
+have them says which are lacking. From then on a file is its number in that manifest.
 """
 
 from __future__ import annotations

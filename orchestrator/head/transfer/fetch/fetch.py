@@ -48,7 +48,7 @@ Question = tuple[int, Request[Any]]  # about a file, by its number
 
 
 def plain(path: str) -> bool:
-    """Tell whether a path from a node stays below the directory it is for."""
+    """Return True if a path from a node stays below the directory it is for."""
     parts = PurePosixPath(path).parts
     try:
         named = b"\0" not in os.fsencode(path)
@@ -82,7 +82,8 @@ class Home(Directory):
         self.label, self.replace = label, replace
         self.before: dict[bytes, os.stat_result] = {}  # what has the name of a file that differs
         self.made: set[bytes] = set()  # links
-        self.equal: set[bytes] = set()  # files that somebody else has brought meanwhile
+        # Files that another node has brought in the same pull.
+        self.equal: set[bytes] = set()
 
     def _make(self) -> None:
         self.folder.make()
@@ -127,7 +128,7 @@ class Home(Directory):
 
 
 class Coming(Arriving):
-    """A file that comes; one that another node has brought meanwhile stays."""
+    """A file that comes; one that another node has brought before stays."""
 
     def __init__(self, place: Home, entry: Entry, known: FoundFile | None) -> None:
         super().__init__(place, entry, known)

@@ -1,6 +1,6 @@
 """Fills gaps in the metrics at home from nodes that their ranks have left.
 
-What a rank measured in the seconds before its node was lost nobody could ask for, and another node
+What a rank measured in the seconds before its node was lost could not be fetched, and another node
 went on behind it. Where that one answers again, the lines of steps that are missing here are taken;
 what is here stays as it is. That is when it joins a further attempt, as its disk may be lost by the
 end of the job, and else at that end.

@@ -75,8 +75,14 @@ def holding_of(
     files = manifest.files
     here = {name for name in files if sizes.get(f"{directory}/{name}") == files[name].size}
     return Holding(
-        *(node, manifest.step, manifest.save, manifest.created, hashlib.sha256(text).hexdigest()),
-        *(files, frozenset(here), manifest.hosts),
+        node=node,
+        step=manifest.step,
+        save=manifest.save,
+        created=manifest.created,
+        manifest=hashlib.sha256(text).hexdigest(),
+        files=files,
+        here=frozenset(here),
+        hosts=manifest.hosts,
         generation=checkpoint_manifest.generation(manifest.progress),
     )
 

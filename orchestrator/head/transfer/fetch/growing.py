@@ -7,10 +7,10 @@ comes home whole at the end of the job is left to home.py, which also compares t
 The metrics of a rank in a later attempt are a special case. Its node may have cut off the steps
 that are done again, or be another node that never had the earlier ones. So the file here keeps its
 lines up to the first step that the node's file has and this one has not, and the node's follow.
-A node that comes back may have lines of its last time there, which others have measured anew since:
+A node that comes back may have lines of an earlier attempt, which others have measured again since:
 these are passed over.
 A rank cuts its file when it goes on, which may be long after the first look at it: so each question
-also asks for the last bytes that were taken, and where others stand there all is compared anew.
+also asks for the last bytes that were taken, and where others stand there all is compared again.
 """
 
 from __future__ import annotations
