@@ -52,9 +52,9 @@ class Sent:
 class Outbox:
     """Holds what several nodes are sent: those that lack the same share its batches."""
 
-    def __init__(self, tree: Tree, before: bytes = b"", sums: TreeSums | None = None) -> None:
+    def __init__(self, tree: Tree, before: bytes = b"") -> None:
         """Hold a tree; `before` is the list that the stores of the nodes may have already."""
-        self.tree, self.sums = tree, sums or TreeSums(tree)
+        self.tree, self.sums = tree, TreeSums(tree)
         self.packed = zlib.compress(tree.listing, 1)
         self.before, self.change = "", b""
         with contextlib.suppress(Nonsense):  # the list of another version
