@@ -32,7 +32,7 @@ from orchestrator.protocol.requests.transfer import (
     LackingFiles,
     OutputFile,
     Place,
-    SumOutput,
+    ReadFile,
 )
 
 log = logging.getLogger(__name__)
@@ -273,13 +273,15 @@ class JobFilesOf:
             some = ordered[at : at + SUMS_AT_ONCE]
             files = [self.files[number] for number in some]
             questions = [
-                SumOutput(place=self.roots[f.place], path=f.path, offset=0, size=f.size + 1)
+                ReadFile(
+                    place=self.roots[f.place], path=f.path, offset=f.size, size=1, with_sum=True
+                )
                 for f in files
             ]
             seconds = QUICK_SECONDS + sum(file.size for file in files) / DISK_BYTES_PER_SECOND
             answers = self.master.ask_all(questions, seconds)
             for number, file, answer in zip(some, files, answers, strict=True):
-                if answer.size != file.size:
+                if answer.data:
                     what = f"{self.master.name}: {printable(file.path)} changes while it is read"
                     raise CheckFailed(what, MEND, names=[self.master.name])
                 sums[number] = answer.sum

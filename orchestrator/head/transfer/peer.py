@@ -16,7 +16,7 @@ from orchestrator.head.transfer.tree import Gone, Tree
 from orchestrator.protocol.manifest import Entry
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.request import Request
-from orchestrator.protocol.requests.transfer import PIECE_BYTES, Output, SumOutput
+from orchestrator.protocol.requests.transfer import PIECE_BYTES, ReadFile
 
 QUICK_SECONDS = 30.0  # for an answer that needs no work: a node that is very busy is not lost
 READ_SECONDS = 60.0  # for a piece of a file
@@ -97,7 +97,7 @@ class NodeTree(Tree):
     def read(self, entry: Entry, offset: int, size: int) -> bytes:
         offsets = range(offset, offset + size, PIECE_BYTES)
         path = self.path(entry)
-        requests = [Output(place=self.place, path=path, offset=at) for at in offsets]
+        requests = [ReadFile(place=self.place, path=path, offset=at) for at in offsets]
         with self.named():
             pieces = [piece.data for piece in self.peer.ask_all(requests, READ_SECONDS)]
         data = b"".join(pieces)[:size]
@@ -106,7 +106,8 @@ class NodeTree(Tree):
         return data
 
     def sum(self, entry: Entry, size: int) -> str:
-        request = SumOutput(place=self.place, path=self.path(entry), offset=0, size=size)
+        path = self.path(entry)
+        request = ReadFile(place=self.place, path=path, offset=size, size=0, with_sum=True)
         with self.named():
             return self.peer.ask(request, READ_SECONDS).sum
 

@@ -27,10 +27,9 @@ from orchestrator.protocol.requests.transfer import (
     Giving,
     Lacking,
     Offer,
-    Output,
     OutputFiles,
     Place,
-    SumOutput,
+    ReadFile,
     Take,
     TakeProgress,
 )
@@ -67,7 +66,7 @@ class Moving(RoomState):
         self.listed |= {(file.place or listing.place, file.path) for file in listing.files}
         return listing
 
-    def refuse_if_not_listed(self, request: Output | SumOutput) -> None:
+    def refuse_if_not_listed(self, request: ReadFile) -> None:
         if (request.place, request.path) not in self.listed:  # walking each time takes too long
             raise Refusal(f"no such output: {request.path!r}")
 

@@ -15,12 +15,10 @@ from orchestrator.common.folder import is_half
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol.requests.transfer import (
     PIECE_BYTES,
-    Output,
+    FilePiece,
     OutputFile,
     OutputFiles,
-    OutputPiece,
-    OutputSum,
-    SumOutput,
+    ReadFile,
 )
 
 if TYPE_CHECKING:
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
 
 MOST = 1_000_000  # files in one listing
 MOST_LEFT_OUT = 100
-MOST_READ_BYTES = 1000  # files whose checksums are known in part
+MOST_SUMS = 1000  # files whose checksums are known in part
 PUBLISHED = "checkpoints/step_"  # torch's .metadata belongs to it
 # Hidden names that are no results: of caches, environments and tools, and what we keep ourselves.
 STAY_HIDDEN = re.compile(
@@ -178,7 +176,7 @@ class Listing:
 
 
 @dataclass
-class Read:
+class FileSum:
     """A file as far as it was read from its beginning, and its state then."""
 
     state: tuple[int, ...]
@@ -197,45 +195,38 @@ class Reader:
     """
 
     def __init__(self) -> None:
-        self.read: dict[tuple[str, str], Read] = {}
+        self.known: dict[tuple[str, str], FileSum] = {}
 
-    def piece(self, request: Output) -> OutputPiece:
+    def read(self, request: ReadFile) -> FilePiece:
+        """Return a piece of a file, and the checksum of all up to its end if that is asked for."""
         with opened(request.place, request.path) as file:
-            state = state_of(os.fstat(file.fileno()))
-            data = os.pread(file.fileno(), min(request.size, PIECE_BYTES), request.offset)
-        known = self.of(request, state, fresh=not request.offset)
-        if known.state == state and known.at == request.offset:
-            known.add(data)
-        total, end = "", request.offset + len(data)
-        if request.with_sum:
-            whole = SumOutput(place=request.place, path=request.path, offset=0, size=end)
-            total = self.sum(whole).sum
-        return OutputPiece(data=data, sum=total)
-
-    def sum(self, request: SumOutput) -> OutputSum:
-        """Hash a part of a file, as far as it is there."""
-        end = request.offset + request.size
-        with opened(request.place, request.path) as file:
-            state = state_of(os.fstat(file.fileno()))
-            known = self.of(request, state, fresh=False)
-            if request.offset or known.state != state or known.at > end:
-                known = self.of(request, state, fresh=True)
-                known.at = request.offset
-            while data := os.pread(file.fileno(), min(PIECE_BYTES, end - known.at), known.at):
+            descriptor = file.fileno()
+            known = self.sum_of(request, state_of(os.fstat(descriptor)))
+            data = os.pread(descriptor, min(request.size, PIECE_BYTES), request.offset)
+            if known.at == request.offset:
                 known.add(data)
-        if request.offset or known.at >= state[0]:
-            del self.read[request.place, request.path]
-        return OutputSum(sum=known.sum.hexdigest(), size=known.at - request.offset)
+            if not request.with_sum:
+                return FilePiece(data=data)
+            while left := request.offset + len(data) - known.at:
+                before = os.pread(descriptor, min(PIECE_BYTES, left), known.at)
+                if not before:
+                    break
+                known.add(before)
+        if known.at >= known.state[0]:
+            del self.known[request.place, request.path]
+        return FilePiece(data=data, sum=known.sum.hexdigest())
 
-    def of(self, request: Output | SumOutput, state: tuple[int, ...], *, fresh: bool) -> Read:
+    def sum_of(self, request: ReadFile, state: tuple[int, ...]) -> FileSum:
+        """Return what is known of a file before the offset, which may be nothing yet."""
         import hashlib  # not for the probe
 
         key = request.place, request.path
-        if fresh or key not in self.read:
-            if len(self.read) == MOST_READ_BYTES:
-                self.read.clear()
-            self.read[key] = Read(state, hashlib.sha256())
-        return self.read[key]
+        known = self.known.get(key)
+        if known is None or known.state != state or known.at > request.offset:
+            if len(self.known) == MOST_SUMS:
+                self.known.clear()
+            known = self.known[key] = FileSum(state, hashlib.sha256())
+        return known
 
 
 def opened(place: str, path: str) -> BinaryIO:

@@ -20,6 +20,7 @@ from orchestrator.protocol.requests.transfer import (
     Contents,
     EndGiving,
     FailedWrites,
+    FilePiece,
     Files,
     Give,
     Giving,
@@ -27,12 +28,9 @@ from orchestrator.protocol.requests.transfer import (
     Lacking,
     LackingFiles,
     Offer,
-    Output,
     OutputFiles,
-    OutputPiece,
     Outputs,
-    OutputSum,
-    SumOutput,
+    ReadFile,
     Take,
     TakeProgress,
 )
@@ -98,16 +96,10 @@ def files(visit: Visit, request: Files) -> OutputFiles:
     return visit.of(Moving).list(outputs.of_path(request.path, request.directory))
 
 
-@answers(Output)
-def output(visit: Visit, request: Output) -> OutputPiece:
+@answers(ReadFile)
+def read_file(visit: Visit, request: ReadFile) -> FilePiece:
     visit.of(Moving).refuse_if_not_listed(request)
-    return visit.of(Moving).reader.piece(request)
-
-
-@answers(SumOutput)
-def sum_output(visit: Visit, request: SumOutput) -> OutputSum:
-    visit.of(Moving).refuse_if_not_listed(request)
-    return visit.of(Moving).reader.sum(request)
+    return visit.of(Moving).reader.read(request)
 
 
 # -- what the master of a job wrote ---------------------------------------------------------------

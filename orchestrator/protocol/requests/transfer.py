@@ -242,7 +242,7 @@ class Files(Request[OutputFiles], do="files"):
     directory: str  # or the home directory, where it is not there
 
 
-class OutputPiece(Message):
+class FilePiece(Message):
     """Bytes of a file; none at its end."""
 
     data: bytes
@@ -250,31 +250,15 @@ class OutputPiece(Message):
     sum: str = ""
 
 
-class Output(Request[OutputPiece], do="output"):
+class ReadFile(Request[FilePiece], do="read_file"):
     """Send a piece of one of the listed files."""
 
     place: str
     path: str
-    offset: int
-    # At most PIECE_BYTES.
+    offset: Count
+    # At most PIECE_BYTES; 0 with a sum asks for that of the bytes before the offset.
     size: Count = PIECE_BYTES
     with_sum: bool = False
-
-
-class OutputSum(Message):
-    """The SHA-256 of some bytes, and how many there were."""
-
-    sum: str
-    size: Count
-
-
-class SumOutput(Request[OutputSum], do="sum_output"):
-    """Hash a part of one of the listed files."""
-
-    place: str
-    path: str
-    offset: Count
-    size: Count
 
 
 # -- what the master of a job wrote ---------------------------------------------------------------

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.node.transfer import outputs
-from orchestrator.protocol.requests.transfer import Output, SumOutput
+from orchestrator.protocol.requests.transfer import ReadFile
 
 
 def test_a_file_that_was_sent_is_not_read_again_for_its_checksum(
@@ -28,20 +28,22 @@ def test_a_file_that_was_sent_is_not_read_again_for_its_checksum(
     monkeypatch.setattr(os, "pread", counted)
     reader, where = outputs.Reader(), {"place": str(tmp_path), "path": "file"}
 
-    def sum_of(size: int, offset: int = 0) -> tuple[str, int]:
-        answer = reader.sum(SumOutput(**where, offset=offset, size=size))
-        return answer.sum, answer.size
+    def sum_of(size: int) -> str:
+        request = ReadFile(**where, offset=size, size=0, with_sum=True)
+        return reader.read(request).sum
 
     for first in (0, 4):
         if first:
-            assert sum_of(first) == (hashlib.sha256(b"0123").hexdigest(), 4)
+            assert sum_of(first) == hashlib.sha256(b"0123").hexdigest()
         for offset in range(first, 10, 4):
-            reader.piece(Output(**where, offset=offset))
-        assert sum_of(10) == (hashlib.sha256(b"0123456789").hexdigest(), 10)
+            reader.read(ReadFile(**where, offset=offset))
+        assert sum_of(10) == hashlib.sha256(b"0123456789").hexdigest()
         assert read == [0, 4, 8]
         read.clear()
     for offset in (0, 4, 8):
-        reader.piece(Output(**where, offset=offset))
+        reader.read(ReadFile(**where, offset=offset))
     file.write_bytes(b"another")
-    assert sum_of(10) == (hashlib.sha256(b"another").hexdigest(), 7)
-    assert sum_of(3, 4) == (hashlib.sha256(b"her").hexdigest(), 3)
+    assert sum_of(10) == hashlib.sha256(b"another").hexdigest()
+    file.write_bytes(b"0123456789")
+    last = reader.read(ReadFile(**where, offset=8, size=2, with_sum=True))
+    assert (last.data, last.sum) == (b"89", hashlib.sha256(b"0123456789").hexdigest())

@@ -13,7 +13,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Any
 
 from orchestrator.common import files
 from orchestrator.common.folder import Folder, Partial
@@ -22,16 +21,12 @@ from orchestrator.head.transfer.peer import Moved
 from orchestrator.node.transfer.directory import Arriving, Directory, FoundFile, here
 from orchestrator.node.transfer.receive import Incoming, OtherContent
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry, link_is_inside
-from orchestrator.protocol.message import Message
-from orchestrator.protocol.requests.request import Request
 from orchestrator.protocol.requests.transfer import (
     PIECE_BYTES,
     FilePart,
-    Output,
+    FilePiece,
     OutputFile,
-    OutputPiece,
-    OutputSum,
-    SumOutput,
+    ReadFile,
 )
 
 ANSWER_SECONDS = 60.0
@@ -44,7 +39,7 @@ KINDS = {"file": FILE, "directory": DIRECTORY, "link": LINK}
 PUBLISHING = threading.Lock()  # several nodes may have files of one name
 
 Replaces = Callable[[str], bool]  # whether a file takes the place of another with its path
-Question = tuple[int, Request[Any]]  # about a file, by its number
+Question = tuple[int, ReadFile]  # about a file, by its number
 
 
 def plain(path: str) -> bool:
@@ -61,7 +56,7 @@ def read_bytes(channel: NodeChannel, place: str, path: str, size: int, *, begin:
     """Read so many bytes of a listed file, as far as they are there, up to MOST_READ_BYTES."""
     data = bytearray()
     while len(data) < min(size, MOST_READ_BYTES):
-        request = Output(place=place, path=path, offset=begin + len(data))
+        request = ReadFile(place=place, path=path, offset=begin + len(data))
         piece = channel.ask(request, ANSWER_SECONDS).data
         if not piece:
             break
@@ -213,8 +208,7 @@ class Fetch:
         """Return from which byte on each file has to come; some have only another time here."""
         begun = {half.number: half for half in self.incoming.lacking.begun}
         sums = (self._sum(number, half.have) for number, half in begun.items())
-        known = {number: answer.sum for number, answer in self._answers(sums)
-                 if isinstance(answer, OutputSum)}  # fmt: skip
+        known = {number: answer.sum for number, answer in self._answers(sums)}
         starts = {}
         for number in sorted(self.incoming.missing):
             path = self.home.entries[number].path
@@ -244,7 +238,7 @@ class Fetch:
         """Ask for all that is missing; the checksum of a file comes with its last piece."""
         at = dict(starts)
         for number, answer in self._answers(self._questions(starts)):
-            if number in self.incoming.failed or not isinstance(answer, OutputPiece):
+            if number in self.incoming.failed:
                 continue
             count = len(answer.data)
             left = self.listed[number].size - at[number]
@@ -264,7 +258,7 @@ class Fetch:
                 size = min(PIECE_BYTES, file.size - offset)
                 yield (
                     number,
-                    Output(
+                    ReadFile(
                         place=file.place or self.place,
                         path=file.path,
                         offset=offset,
@@ -276,13 +270,13 @@ class Fetch:
     def _sum(self, number: int, size: int) -> Question:
         file = self.listed[number]
         place = file.place or self.place
-        return number, SumOutput(place=place, path=file.path, offset=0, size=size)
+        return number, ReadFile(place=place, path=file.path, offset=size, size=0, with_sum=True)
 
-    def _answers(self, questions: Iterable[Question]) -> Iterator[tuple[int, Message]]:
+    def _answers(self, questions: Iterable[Question]) -> Iterator[tuple[int, FilePiece]]:
         """Yield the answers in their order, with some questions on their way."""
         waiting: deque[tuple[Question, int]] = deque()
 
-        def next_answer() -> Iterator[tuple[int, Message]]:
+        def next_answer() -> Iterator[tuple[int, FilePiece]]:
             (number, request), asked = waiting.popleft()
             seconds = ANSWER_SECONDS + self.listed[number].size / DISK_BYTES_PER_SECOND
             try:

@@ -35,13 +35,11 @@ from orchestrator.head.transfer.fetch.fetch import plain
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.request import Request
 from orchestrator.protocol.requests.transfer import (
-    Output,
+    FilePiece,
     OutputFile,
     OutputFiles,
-    OutputPiece,
     Outputs,
-    OutputSum,
-    SumOutput,
+    ReadFile,
 )
 from orchestrator.protocol.timing import LOOK_SECONDS
 from orchestrator.records.experiment import NodeRecord
@@ -135,7 +133,7 @@ class GrowingFiles:
         return self.questions.pop(0) if self.questions else None
 
     def refused(self, request: Request[Any] | None) -> None:
-        if isinstance(request, (Outputs, Output, SumOutput)):
+        if isinstance(request, (Outputs, ReadFile)):
             self.asked = False
 
     def answered(self, request: Request[Any], answer: Message) -> None:
@@ -143,15 +141,15 @@ class GrowingFiles:
         try:
             if isinstance(answer, OutputFiles):
                 self._look(answer)
-            elif isinstance(request, Output) and isinstance(answer, OutputPiece):
-                self._take(request, answer.data)
-            elif isinstance(request, SumOutput) and isinstance(answer, OutputSum):
+            elif not isinstance(request, ReadFile) or not isinstance(answer, FilePiece):
+                return
+            elif request.with_sum:
                 self._compare(request, answer)
             else:
-                return
+                self._take(request, answer.data)
         except OSError:
             # No room, or something else has the name: the end of the job tells.
-            if isinstance(request, (Output, SumOutput)):
+            if isinstance(request, ReadFile):
                 self.files[request.path].is_foreign = True
         self.asked = False
 
@@ -178,30 +176,34 @@ class GrowingFiles:
         if file.ahead is not None or not here:
             at = here - (file.ahead or 0)
             if at != listed.size if continued else at < listed.size:
-                self._ask(Output(place=place, path=path, offset=at))
+                self._ask(ReadFile(place=place, path=path, offset=at))
         elif continued:
             if file.compared != listed.size:
-                self._ask(Output(place=place, path=path, offset=file.compared))
+                self._ask(ReadFile(place=place, path=path, offset=file.compared))
         elif here < listed.size:
-            self.questions.append(SumOutput(place=place, path=path, offset=0, size=here))
+            self.questions.append(
+                ReadFile(place=place, path=path, offset=here, size=0, with_sum=True)
+            )
 
-    def _compare(self, request: SumOutput, answer: OutputSum) -> None:
+    def _compare(self, request: ReadFile, answer: FilePiece) -> None:
+        """Go on behind the bytes that are here, if the node's file begins with them."""
         with files.open_plain(self.outputs / request.path) as file:
-            known = files.digest(file.fileno(), 0, request.size)
-        if (answer.sum, answer.size) != (known, request.size):
+            known = files.digest(file.fileno(), 0, request.offset)
+        if answer.sum == known:
+            self.files[request.path].ahead = 0
+            self.questions.append(
+                ReadFile(place=request.place, path=request.path, offset=request.offset)
+            )
+        else:
             log.debug("%s of job %s is another here", request.path, self.listing.job)
             self.files[request.path].is_foreign = True
-            return
-        self.files[request.path].ahead = 0
-        offset = request.offset + request.size
-        self.questions.append(Output(place=request.place, path=request.path, offset=offset))
 
-    def _ask(self, request: Output) -> None:
+    def _ask(self, request: ReadFile) -> None:
         """Ask for what stands behind a place, and for the bytes before it that were taken."""
         seam = self.files[request.path].seam
         self.questions.append(request.replace(offset=request.offset - len(seam)))
 
-    def _take(self, request: Output, data: bytes) -> None:
+    def _take(self, request: ReadFile, data: bytes) -> None:
         """Take a piece of a file, if it follows what was taken of it before."""
         path, file = request.path, self.files[request.path]
         if not data.startswith(file.seam):
