@@ -2,7 +2,8 @@
 
 Each side sends a random number first. The two numbers and the job's token, which nobody else has,
 make the key that signs every line: nothing can be forged, replayed or put into another order, and
-the token itself never travels. Files from node to node are signed in the same way (node/transfer).
+the token itself never travels. Questions for files between nodes are signed in the same way: see
+node/transfer/wire.py.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import BinaryIO, NamedTuple
 
 from orchestrator.common import files
 from orchestrator.common.folder import Folder, Partial
-from orchestrator.node.transfer.receive import OtherContent, Target, Writing
+from orchestrator.node.transfer.receive import FileTarget, OtherContent, Writing
 from orchestrator.protocol.manifest import DIRECTORY, LINK, Entry, ranges
 from orchestrator.protocol.requests.transfer import Lacking, PartlyThere
 
@@ -32,7 +32,7 @@ class FoundFile(NamedTuple):
     grown: bool = False  # it is what has the name, and no half file
 
 
-class Directory(Target):
+class TargetDirectory(FileTarget):
     """A directory that takes files; what differs is overwritten.
 
     Half files are continued by the next transfer.
@@ -169,7 +169,7 @@ class Directory(Target):
 class Arriving:
     """A file that comes, under a hidden name until it is whole."""
 
-    def __init__(self, place: Directory, entry: Entry, known: FoundFile | None) -> None:
+    def __init__(self, place: TargetDirectory, entry: Entry, known: FoundFile | None) -> None:
         self.place, self.entry = place, entry
         self.part = Partial(place.folder, parts_of_path(entry), place.label)
         self.digest = known.digest.copy() if known else hashlib.sha256()
@@ -208,7 +208,7 @@ class Arriving:
 class Settling:
     """A file that is here already, and lacks only the time and mode of the other."""
 
-    def __init__(self, place: Directory, entry: Entry, known: FoundFile) -> None:
+    def __init__(self, place: TargetDirectory, entry: Entry, known: FoundFile) -> None:
         self.place, self.entry, self.known = place, entry, known
 
     def write(self, data: memoryview) -> None:

@@ -11,8 +11,8 @@ from orchestrator.common import files
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server.visit import Refusal, RoomState, Visit
 from orchestrator.node.transfer import outputs, payload
-from orchestrator.node.transfer.directory import Directory
-from orchestrator.node.transfer.receive import Incoming, Target, unzip
+from orchestrator.node.transfer.directory import TargetDirectory
+from orchestrator.node.transfer.receive import FileTarget, IncomingFiles, unzip
 from orchestrator.protocol import manifest
 from orchestrator.protocol.manifest import LARGEST_LIST_BYTES
 from orchestrator.protocol.requests.request import LACKING
@@ -47,7 +47,7 @@ class Moving(RoomState):
     def __init__(self, visit: Visit) -> None:
         super().__init__(visit)
         # The files that the head offered last: they come from it, or from another node.
-        self.offered: Incoming | None = None
+        self.offered: IncomingFiles | None = None
         self.taking: Taking | None = None
         self.giver: Giver | None = None
         self.handed: dict[str, RunDir] = {}  # what waits for the start of its job
@@ -70,7 +70,7 @@ class Moving(RoomState):
         if (request.place, request.path) not in self.listed:  # walking each time takes too long
             raise Refusal(f"no such output: {request.path!r}")
 
-    def target(self, place: Place, listing: bytes) -> Target:
+    def target(self, place: Place, listing: bytes) -> FileTarget:
         """Return the place for files, with its policy; ValueError where there is none."""
         entries = manifest.unpacked(listing)
         if place.kind == STORE:
@@ -84,7 +84,7 @@ class Moving(RoomState):
             target = payload.place(run, entries)
             self.handed[run.path] = run
             return target
-        return Directory(Path(absolute(place.directory)), entries, self.visit.umask)
+        return TargetDirectory(Path(absolute(place.directory)), entries, self.visit.umask)
 
     # -- from the head -----------------------------------------------------------------------
 
@@ -94,7 +94,7 @@ class Moving(RoomState):
         listing = unzip(packed, LARGEST_LIST_BYTES)
         if request.before:
             listing = self.changed(request, listing)
-        self.offered = Incoming(self.target(request.into, listing))
+        self.offered = IncomingFiles(self.target(request.into, listing))
         return self.offered.compare(dry_run=request.dry_run)
 
     def changed(self, request: Offer, change: bytes) -> bytes:
@@ -138,7 +138,7 @@ class Moving(RoomState):
 
         if request.here is not None:
             listing = unzip(packed, LARGEST_LIST_BYTES)
-            self.offered = Incoming(self.target(request.here, listing), all_here=True)
+            self.offered = IncomingFiles(self.target(request.here, listing), all_here=True)
         self.end_giving()
         self.giver = Giver(request.token, self.last_offered, request.seconds)
         return Giving(port=self.giver.port)
@@ -165,7 +165,7 @@ class Moving(RoomState):
             self.taking.end()
         return self.taking.progress(TAKEN_SECONDS)
 
-    def last_offered(self) -> Incoming:
+    def last_offered(self) -> IncomingFiles:
         if self.offered is None:
             raise ValueError("nothing was offered here")
         return self.offered

@@ -1,7 +1,7 @@
 """Files that come to this node, from the head or from another node: each whole and checked, or not.
 
-A `Target` is a place with its policy: what is lacking there, and how a file comes to be there.
-`Incoming` is one manifest on its way into a target. It can be given on while it comes.
+A `FileTarget` is a place with its policy: what is lacking there, and how a file comes to be there.
+`IncomingFiles` is one manifest on its way into a target. It can be given on while it comes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Writing(Protocol):
         """Leave it, as it is not whole."""
 
 
-class Target:
+class FileTarget:
     """A place for the files of a manifest, and the policy by which they come to be there."""
 
     goes_on = True  # after a file that cannot be written; else that ends the transfer
@@ -64,10 +64,10 @@ class Target:
         """Leave nothing half done: no more will come."""
 
 
-class Incoming:
+class IncomingFiles:
     """The files of one manifest on their way into a target."""
 
-    def __init__(self, target: Target, *, all_here: bool = False) -> None:
+    def __init__(self, target: FileTarget, *, all_here: bool = False) -> None:
         self.target = target
         self.lacking = Lacking(ranges=(), failed={})
         self.missing = set[int]() if all_here else set(range(len(target.entries)))  # still to come
@@ -174,7 +174,7 @@ class Incoming:
 class Behind:
     """Writes batches in a thread, one behind: an error is raised by the next call."""
 
-    def __init__(self, incoming: Incoming) -> None:
+    def __init__(self, incoming: IncomingFiles) -> None:
         self.incoming = incoming
         self.thread: threading.Thread | None = None
         self.error: Exception | None = None

@@ -21,12 +21,12 @@ from orchestrator.protocol.requests.transfer import (
     EndGiving,
     FailedWrites,
     FilePiece,
-    Files,
     Give,
     Giving,
     JobFiles,
     Lacking,
     LackingFiles,
+    ListPath,
     Offer,
     OutputFiles,
     Outputs,
@@ -91,8 +91,8 @@ def outputs_of_job(visit: Visit, request: Outputs) -> OutputFiles:
     return visit.of(Moving).list(listing)
 
 
-@answers(Files)
-def files(visit: Visit, request: Files) -> OutputFiles:
+@answers(ListPath)
+def files(visit: Visit, request: ListPath) -> OutputFiles:
     return visit.of(Moving).list(outputs.of_path(request.path, request.directory))
 
 

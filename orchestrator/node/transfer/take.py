@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from orchestrator.node.peers.signed_connection import Broken
-from orchestrator.node.transfer.receive import Incoming
+from orchestrator.node.transfer.receive import IncomingFiles
 from orchestrator.node.transfer.wire import NodeWire
 from orchestrator.protocol.requests.transfer import FilePart, GivingNode, TakeProgress
 
@@ -76,7 +76,7 @@ def receive_files(
 class Taking:
     """What is taken from another node; `size` counts the bytes that have come."""
 
-    def __init__(self, incoming: Incoming, giver: GivingNode) -> None:
+    def __init__(self, incoming: IncomingFiles, giver: GivingNode) -> None:
         self.incoming, self.giver = incoming, giver
         self.size = 0
         self.wire: NodeWire | None = None

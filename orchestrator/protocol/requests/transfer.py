@@ -235,7 +235,7 @@ class Outputs(Request[OutputFiles], do="outputs"):
     beside: float = 0.0
 
 
-class Files(Request[OutputFiles], do="files"):
+class ListPath(Request[OutputFiles], do="files"):
     """List any file or directory of the node."""
 
     path: str  # absolute, below ~, or below the directory

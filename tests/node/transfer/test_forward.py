@@ -21,9 +21,9 @@ from orchestrator.node.peers.signed_connection import Broken
 from orchestrator.node.transfer import directory, give, take
 from orchestrator.node.transfer import wire as wires
 from orchestrator.node.transfer.code.store import Store, ToStore
-from orchestrator.node.transfer.directory import Directory
+from orchestrator.node.transfer.directory import TargetDirectory
 from orchestrator.node.transfer.give import GivenFiles, Giver
-from orchestrator.node.transfer.receive import Incoming
+from orchestrator.node.transfer.receive import IncomingFiles
 from orchestrator.node.transfer.take import Taking
 from orchestrator.node.transfer.wire import NodeWire
 from orchestrator.protocol import frames, manifest
@@ -80,16 +80,16 @@ def end_of(taking: Taking) -> str:
 # -- a manifest -------------------------------------------------------------------------------
 
 
-def incoming(store: Store) -> Incoming:
-    return Incoming(ToStore(store, ENTRIES, LISTING))
+def incoming(store: Store) -> IncomingFiles:
+    return IncomingFiles(ToStore(store, ENTRIES, LISTING))
 
 
-def take_all(place: Incoming, giver: GivingNode) -> Taking:
+def take_all(place: IncomingFiles, giver: GivingNode) -> Taking:
     place.compare()
     return Taking(place, giver)
 
 
-def put(place: Incoming, path: bytes, content: bytes) -> None:
+def put(place: IncomingFiles, path: bytes, content: bytes) -> None:
     number = [entry.path for entry in ENTRIES].index(path)
     if number in place.missing:
         place.put(FilePart(number, 0, len(content)), memoryview(content))
@@ -123,7 +123,7 @@ def test_files_go_down_a_chain_while_they_come(
     assert places[2].lacking.ranges == ()
 
 
-def filled(place: Incoming) -> Incoming:
+def filled(place: IncomingFiles) -> IncomingFiles:
     place.compare()
     for path, content in CONTENTS.items():
         put(place, path, content)
@@ -153,17 +153,17 @@ def test_a_half_file_is_continued_from_another_node(tmp_path: Path, giving: list
     (tmp_path / "here").mkdir()
     (tmp_path / "here/file").write_bytes(content)
     entries = (Entry(b"file", FILE, 0o640, 300_000, sum_of(content).encode(), 5_000_000_000),)
-    here = Incoming(Directory(tmp_path / "here", entries, 0o022), all_here=True)
+    here = IncomingFiles(TargetDirectory(tmp_path / "here", entries, 0o022), all_here=True)
     giver = start(giving, here)
     for damage, came, problem in ((0, 100_000, ""), (1, 100_000, "file came with another content")):
-        target = Directory(tmp_path / f"there{damage}", entries, 0o022)
+        target = TargetDirectory(tmp_path / f"there{damage}", entries, 0o022)
         target.folder.make()
         part = Partial(target.folder, ["file"], directory.LABEL)
         half = bytearray(content[:200_000])
         half[7] ^= damage
         (target.folder.root / part.hidden).write_bytes(half)
         part.close()
-        taking = take_all(Incoming(target), giver)
+        taking = take_all(IncomingFiles(target), giver)
         assert (end_of(taking), taking.size) == (problem, came)
         found = {path.name for path in target.folder.root.iterdir()}
         assert found == (set() if damage else {"file"})
@@ -262,7 +262,7 @@ def test_a_list_that_asks_for_what_nobody_has_is_no_answer(
     """Names that lead elsewhere, offsets beyond any file: only those of the manifest are given."""
     (tmp_path / "file").write_bytes(b"12345")
     entries = (Entry(b"file", FILE, 0o640, 5, sum_of(b"12345").encode()),)
-    here = Incoming(Directory(tmp_path, entries, 0o022), all_here=True)
+    here = IncomingFiles(TargetDirectory(tmp_path, entries, 0o022), all_here=True)
     giver = start(giving, here)
     for wrong in ("../../etc/passwd", ["/etc/passwd", 0], [1, 0], [-1, 0], [0, -1], [0, 10**30]):
         wire = take.call(giver)
@@ -389,16 +389,16 @@ def shards(tmp_path: Path) -> Path:
     return tmp_path / "shards"
 
 
-def of_shards(root: Path, *names: bytes) -> Incoming:
+def of_shards(root: Path, *names: bytes) -> IncomingFiles:
     """A directory of a job's for some of these files."""
     entries = tuple(
         Entry(name, FILE, 0o644, len(FILES[name]), sum_of(FILES[name]).encode()) for name in names
     )
-    target = Directory(root, entries, 0o022, private=True)
-    return Incoming(target, all_here=True)
+    target = TargetDirectory(root, entries, 0o022, private=True)
+    return IncomingFiles(target, all_here=True)
 
 
-def take_files(giving: list[Giver], here: Incoming, there: Incoming) -> Taking:
+def take_files(giving: list[Giver], here: IncomingFiles, there: IncomingFiles) -> Taking:
     return take_all(there, start(giving, here))
 
 

@@ -30,7 +30,7 @@ from orchestrator.head.transfer import push as pushing
 from orchestrator.head.transfer.fetch import pull as pulling
 from orchestrator.head.transfer.peer import Moved
 from orchestrator.head.transfer.push import Cargo
-from orchestrator.protocol.requests.transfer import Files, Outputs
+from orchestrator.protocol.requests.transfer import ListPath, Outputs
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment
 
@@ -193,7 +193,7 @@ def of_path(options: PullOptions) -> list[pulling.PullSource]:
             target.index,
             target.node.name,
             target.node,
-            Files(path=options.wanted, directory=directory(target, None).path),
+            ListPath(path=options.wanted, directory=directory(target, None).path),
             Folder((options.destination or Path()) / directory_of(target), private=False),
             replace=True,
         )

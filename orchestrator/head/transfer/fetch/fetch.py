@@ -18,8 +18,8 @@ from orchestrator.common import files
 from orchestrator.common.folder import Folder, Partial
 from orchestrator.head.connect.channel import Declined, NodeChannel
 from orchestrator.head.transfer.peer import Moved
-from orchestrator.node.transfer.directory import Arriving, Directory, FoundFile, here
-from orchestrator.node.transfer.receive import Incoming, OtherContent
+from orchestrator.node.transfer.directory import Arriving, FoundFile, TargetDirectory, here
+from orchestrator.node.transfer.receive import IncomingFiles, OtherContent
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry, link_is_inside
 from orchestrator.protocol.requests.transfer import (
     PIECE_BYTES,
@@ -64,7 +64,7 @@ def read_bytes(channel: NodeChannel, place: str, path: str, size: int, *, begin:
     return bytes(data)
 
 
-class Home(Directory):
+class Home(TargetDirectory):
     """A directory here that takes a node's files. What has such a name may have to stay.
 
     A shorter file is the beginning of the one there, if the contents say so: it has grown.
@@ -194,7 +194,7 @@ class Fetch:
     def _fetch(self, listed: Sequence[OutputFile], folder: Folder) -> None:
         self.listed = listed
         self.home = Home(folder, list(map(entry_of, listed)), self.label, self.replace)
-        self.incoming = Incoming(self.home)
+        self.incoming = IncomingFiles(self.home)
         self.incoming.compare()
         lacking = set(self.incoming.missing)
         self.progress(sum(f.size for number, f in enumerate(listed) if number not in lacking))

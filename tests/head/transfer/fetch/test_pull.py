@@ -16,11 +16,11 @@ from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.transfer.fetch import pull
 from orchestrator.head.transfer.fetch.pull import PulledNode, PullSource
 from orchestrator.head.transfer.peer import Moved
-from orchestrator.protocol.requests.transfer import Files, OutputFile
+from orchestrator.protocol.requests.transfer import ListPath, OutputFile
 
 
 def offered(root: Path, index: int, *files: tuple[str, int]) -> PulledNode:
-    question = Files(path="x", directory="/")
+    question = ListPath(path="x", directory="/")
     folder = Folder(root, private=False)
     source = PullSource(index, f"n{index}", Node(f"n{index}"), question, folder, replace=True)
     listed = tuple(
