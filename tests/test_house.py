@@ -413,9 +413,13 @@ BUDGETS = {
     "head/connect": 1300,
     "head/follow": 3200,
     "head/background": 140,
-    "node/job": 3701,
+    "head/plan": 1270,
+    "head/start": 2520,
+    "head/transfer": 2410,
+    "node/job": 3490,
     "node/peers": 511,
     "node/start": 745,
+    "node/transfer": 1830,
     "node/warm": 512,
 }
 

@@ -75,7 +75,7 @@ def hidden(label: str, name: str) -> str:
 
 
 def is_half(name: str) -> bool:
-    """Tell whether a file is what a transfer has left half done, or is writing now."""
+    """Return True for a file that a transfer has left half done, or is writing now."""
     return name.startswith(".orchestrator-") and name.endswith(".part")
 
 
@@ -125,7 +125,7 @@ class Partial:
         return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
     def is_ours(self) -> bool:
-        """Tell whether the hidden name is still that of the file that is open."""
+        """Return True if the hidden name is still that of the file that is open."""
         try:
             named = os.lstat(self.hidden, dir_fd=self.directory)
         except FileNotFoundError:

@@ -105,12 +105,12 @@ def _entry(path: bytes, kind: bytes, numbers: bytes, size: bytes, value: bytes) 
 
 
 def is_inside(path: bytes) -> bool:
-    """Tell whether a path stays below the directory that it is joined to."""
+    """Return True if a path stays below the directory that it is joined to."""
     return len(path) <= LONGEST_PATH and LEADS_OUT.isdisjoint(path.split(b"/"))
 
 
 def link_is_inside(path: str, target: str) -> bool:
-    """Tell whether a link at a path stays below the directory that the path is joined to.
+    """Return True if a link at a path stays below the directory that the path is joined to.
 
     Its target may go up as many directories as the link is deep, and then only down: after a
     part that may be a link itself, ".." would lead wherever that one leads.

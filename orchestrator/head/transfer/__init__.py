@@ -1,1 +1,1 @@
-"""Move files between this machine and the nodes, and from node to node, whoever asks."""
+"""Moves files between this machine and the nodes, and from node to node."""

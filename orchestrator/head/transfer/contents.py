@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from orchestrator.head.transfer.tree import Sums, Tree
+from orchestrator.head.transfer.tree import Tree, TreeSums
 from orchestrator.protocol.manifest import Entry
-from orchestrator.protocol.requests.transfer import Part
+from orchestrator.protocol.requests.transfer import FilePart
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future, ThreadPoolExecutor
+    from concurrent.futures import ThreadPoolExecutor
 
 BATCH_BYTES = 4 << 20  # before compression
 AHEAD = 4  # batches that no node has asked for yet
-KEPT = 16  # batches in memory
+KEPT = 16  # batches in memory: more than AHEAD
 SAMPLE_BYTES = 1 << 16
 WORTH_IT = 0.95  # what compresses to more is sent as it is
 
@@ -37,15 +37,15 @@ class Batch(NamedTuple):
     problems: Mapping[int, OSError]
 
 
-def cut(entries: Sequence[Entry], starts: Starts, limit: int) -> Iterator[list[Part]]:
+def cut(entries: Sequence[Entry], starts: Starts, limit: int) -> Iterator[list[FilePart]]:
     """Cut files into batches of parts; also an empty file, and one that is there, has a part."""
-    parts: list[Part] = []
+    parts: list[FilePart] = []
     room = limit
     for number, start in sorted(starts.items()):
         at, end = start, entries[number].size
         while at < end or at == start:
             size = min(end - at, room)
-            parts.append(Part(number, at, size))
+            parts.append(FilePart(number, at, size))
             at, room = at + size, room - size
             if not room:
                 yield parts
@@ -56,36 +56,24 @@ def cut(entries: Sequence[Entry], starts: Starts, limit: int) -> Iterator[list[P
         yield parts
 
 
-class Contents:
+class SharedBatches:
     """The batches for those nodes that lack the same. Each node takes them at its own pace."""
 
-    def __init__(self, tree: Tree, sums: Sums, starts: Starts, pool: ThreadPoolExecutor) -> None:
-        self.tree, self.sums, self.pool = tree, sums, pool
+    def __init__(
+        self, tree: Tree, sums: TreeSums, starts: Starts, pool: ThreadPoolExecutor
+    ) -> None:
+        self.tree, self.sums = tree, sums
         self.cuts = list(cut(tree.entries, starts, BATCH_BYTES))
-        self.size = sum(tree.entries[number].size - start for number, start in starts.items())
-        self.lock = threading.Lock()  # of the batches
-        self.batches: OrderedDict[int, Future[Batch]] = OrderedDict()
-        self.next = 0  # nobody has asked for this one, nor for those after it
+        self.lock = threading.Lock()
+        # The newest batches stay in memory, each as a future: another thread may still make it.
+        self.begin = lru_cache(KEPT)(lambda number: pool.submit(self.make, number))
 
     def get(self, number: int) -> Batch | None:
-        """Return a batch; None after the last."""
-        if number >= len(self.cuts):
-            return None
+        """Return a batch, and begin to make those behind it; None after the last."""
         with self.lock:
-            self._begin(number)
-            if number >= self.next:
-                self.next = number + 1
-                for ahead in range(number + 1, min(number + 1 + AHEAD, len(self.cuts))):
-                    self._begin(ahead)
-            batch = self.batches[number]
-            while len(self.batches) > KEPT:
-                self.batches.popitem(last=False)
-        return batch.result()
-
-    def _begin(self, number: int) -> None:
-        if number not in self.batches:
-            self.batches[number] = self.pool.submit(self.make, number)
-        self.batches.move_to_end(number)
+            numbers = range(number, min(number + 1 + AHEAD, len(self.cuts)))
+            batches = [self.begin(each) for each in numbers]
+        return batches[0].result() if batches else None
 
     def make(self, number: int) -> Batch:
         """Read and compress one batch."""
@@ -103,7 +91,7 @@ class Contents:
         raw = b"".join(pieces)
         return Batch(compressed(raw), len(raw), count, problems)
 
-    def read(self, part: Part) -> tuple[bytes, str]:
+    def read(self, part: FilePart) -> tuple[bytes, str]:
         """Return a part's bytes, and with the last ones the checksum that its entry lacks."""
         entry = self.tree.entries[part.number]
         data = self.tree.read(entry, part.offset, part.size)

@@ -67,7 +67,7 @@ class Index:
 
 
 def forget_old(directory: Path, now: float) -> None:
-    """Delete the indexes of directories in which nobody launched for a long time."""
+    """Delete the indexes of directories that were not launched from for a long time."""
     for path in directory.iterdir():
         if now - path.lstat().st_mtime > OLD_SECONDS:
             path.unlink()

@@ -22,8 +22,7 @@ from orchestrator.head.screen.output import printable
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.transfer.fetch.fetch import plain
 from orchestrator.head.transfer.peer import QUICK_SECONDS, NodeTree, Peer
-from orchestrator.head.transfer.schedule import WIDTH, Rules
-from orchestrator.head.transfer.spread import ServedFromHere, Spread, exchange
+from orchestrator.head.transfer.spread import send_to_all
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry, link_is_inside
 from orchestrator.protocol.requests.request import NO_PART
 from orchestrator.protocol.requests.transfer import (
@@ -33,7 +32,7 @@ from orchestrator.protocol.requests.transfer import (
     LackingFiles,
     OutputFile,
     Place,
-    SumOutput,
+    ReadFile,
 )
 
 log = logging.getLogger(__name__)
@@ -44,8 +43,6 @@ POLL_SECONDS = 1.0
 MUCH_BYTES = 10**9  # it is said before they come
 DISK_BYTES_PER_SECOND = 20e6  # of a slow disk whose files get their checksums
 SUMS_AT_ONCE = 64
-RETRY_SECONDS = (1.0,)  # before each other try: a line may come back
-RULES = Rules(WIDTH, streams=False, pauses=RETRY_SECONDS)
 APART = "its ranks would start from the beginning, or from an older state, beside those that go on"
 MEND = (
     "mend that, and launch again; what is in a directory whose name begins with a dot is left out:"
@@ -218,20 +215,39 @@ class JobFilesOf:
             for number in of_group
         )
         progress = Progress("bringing what the master saved", moved)
-        served = ServedFromHere(self.say, "the files come through this machine")
         sums = self.sums(numbers)
-        spreads = []
-        for (name, of_group), places in groups.items():
-            entries = self.entries(name, of_group, sums)
-            tree = NodeTree.at(self.master, self.roots[name], "", entries)
-            spreads.append(
-                Spread.from_node(tree, places, served, RULES, self.stopped, progress.add)
-            )
-        failed = exchange(spreads, progress)
-        served.sum_up()
+        failed: dict[JobPeer, OrchestratorError] = {}
+        try:
+            for (name, of_group), places in groups.items():
+                entries = self.entries(name, of_group, sums)
+                tree = NodeTree.at(self.master, self.roots[name], "", entries)
+                failed |= self.send(tree, places, progress)
+        finally:
+            progress.clear()
         self.refuse({taker: failed[taker] for taker in takers if taker in failed}, numbers)
         took = duration(time.monotonic() - began)
         self.say(f"{names} lacked {what} of {self.master.name}: came in {took}, checksums compared")
+
+    def send(
+        self, tree: NodeTree, places: Mapping[JobPeer, Place], progress: Progress
+    ) -> dict[JobPeer, OrchestratorError]:
+        """Send files of the master to nodes that lack them; return which could not have them."""
+        results = send_to_all(
+            list(places),
+            list(places.values()),
+            tree,
+            progress.add,
+            say=self.say,
+            stopped=self.stopped,
+        )
+        failed: dict[JobPeer, OrchestratorError] = {}
+        for taker, result in zip(places, results, strict=True):
+            if isinstance(result, OrchestratorError):
+                failed[taker] = result
+            elif result.failed:
+                path, reason = min(result.failed.items())
+                failed[taker] = NodeError(f"{os.fsdecode(path)}: {reason}")
+        return failed
 
     def entries(
         self, name: str, numbers: Collection[int], sums: Mapping[int, str]
@@ -257,13 +273,15 @@ class JobFilesOf:
             some = ordered[at : at + SUMS_AT_ONCE]
             files = [self.files[number] for number in some]
             questions = [
-                SumOutput(place=self.roots[f.place], path=f.path, offset=0, size=f.size + 1)
+                ReadFile(
+                    place=self.roots[f.place], path=f.path, offset=f.size, size=1, with_sum=True
+                )
                 for f in files
             ]
             seconds = QUICK_SECONDS + sum(file.size for file in files) / DISK_BYTES_PER_SECOND
             answers = self.master.ask_all(questions, seconds)
             for number, file, answer in zip(some, files, answers, strict=True):
-                if answer.size != file.size:
+                if answer.data:
                     what = f"{self.master.name}: {printable(file.path)} changes while it is read"
                     raise CheckFailed(what, MEND, names=[self.master.name])
                 sums[number] = answer.sum

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from orchestrator.common.errors import NodeError, OrchestratorError
 from orchestrator.head.connect.channel import Declined, NodeChannel
@@ -16,12 +16,10 @@ from orchestrator.head.transfer.tree import Gone, Tree
 from orchestrator.protocol.manifest import Entry
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.request import Request
-from orchestrator.protocol.requests.transfer import AskTaken, Output, SumOutput, Take, Taken
+from orchestrator.protocol.requests.transfer import PIECE_BYTES, ReadFile
 
 QUICK_SECONDS = 30.0  # for an answer that needs no work: a node that is very busy is not lost
 READ_SECONDS = 60.0  # for a piece of a file
-PIECE_BYTES = 1 << 19  # as node/transfer/outputs.py has it
-MOST_CALLERS = 8  # that one node gives to at once: it hears a few more, and hangs up on others
 
 A = TypeVar("A", bound=Message)
 
@@ -50,8 +48,6 @@ class Peer:
     reached: Reached | None = None  # with its facts, where it was probed
     address: str = ""  # where other nodes may reach it
     lock: threading.RLock = field(default_factory=threading.RLock)  # of the channel
-    taking: threading.RLock = field(default_factory=threading.RLock)  # it takes from one at a time
-    callers: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(MOST_CALLERS))
 
     @property
     def open(self) -> NodeChannel:
@@ -73,28 +69,10 @@ class Peer:
             asked = [(self.open.post(request), request) for request in requests]
             return [self.open.wait_for(number, request, seconds) for number, request in asked]
 
-    def take(
-        self, request: Take, seen: Callable[[int], None], give_up: Callable[[], bool]
-    ) -> Taken:
-        """Have it take files from another; say how much came, and why the rest did not.
-
-        It ends when give_up() says so, or raises.
-        """
-        self.ask(request, QUICK_SECONDS)
-        size = 0
-        try:
-            while True:
-                taken = self.ask(AskTaken(end=give_up()), QUICK_SECONDS)
-                seen(max(0, taken.size - size))
-                size = max(size, taken.size)
-                if taken.over:
-                    return taken
-        except NodeError:
-            raise
-        except BaseException:
-            with contextlib.suppress(NodeError):
-                self.ask(AskTaken(end=True), QUICK_SECONDS)
-            raise
+    def post(self, request: Request[Any]) -> None:
+        """Ask something whose answer is not waited for."""
+        with self.lock:
+            self.open.post(request)
 
 
 @dataclass(frozen=True)
@@ -119,7 +97,7 @@ class NodeTree(Tree):
     def read(self, entry: Entry, offset: int, size: int) -> bytes:
         offsets = range(offset, offset + size, PIECE_BYTES)
         path = self.path(entry)
-        requests = [Output(place=self.place, path=path, offset=at) for at in offsets]
+        requests = [ReadFile(place=self.place, path=path, offset=at) for at in offsets]
         with self.named():
             pieces = [piece.data for piece in self.peer.ask_all(requests, READ_SECONDS)]
         data = b"".join(pieces)[:size]
@@ -128,7 +106,8 @@ class NodeTree(Tree):
         return data
 
     def sum(self, entry: Entry, size: int) -> str:
-        request = SumOutput(place=self.place, path=self.path(entry), offset=0, size=size)
+        path = self.path(entry)
+        request = ReadFile(place=self.place, path=path, offset=size, size=0, with_sum=True)
         with self.named():
             return self.peer.ask(request, READ_SECONDS).sum
 

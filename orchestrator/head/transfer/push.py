@@ -19,8 +19,8 @@ from orchestrator.head.screen.progress import Progress
 from orchestrator.head.transfer.fetch.fetch import entry_of
 from orchestrator.head.transfer.peer import Moved, Peer
 from orchestrator.head.transfer.send import Outbox, Sender
-from orchestrator.head.transfer.spread import PassingOn, send_to_all
-from orchestrator.head.transfer.tree import Tree
+from orchestrator.head.transfer.spread import PassingOn, deliver
+from orchestrator.head.transfer.tree import Tree, TreeSums
 from orchestrator.node.transfer.outputs import Listing
 from orchestrator.protocol.manifest import FILE, MOST_ENTRIES
 from orchestrator.protocol.requests.transfer import Place
@@ -86,8 +86,9 @@ def push(
 
     Where many nodes lack much, they pass it on to each other.
     """
-    outbox, into = Outbox(cargo.tree), Place(directory=cargo.directory)
     together = passing_on.pays(len(targets), cargo.tree.size) and not dry_run
+    tree, unread = TreeSums(cargo.tree).tree_with_sums() if together else (cargo.tree, {})
+    outbox, into = Outbox(tree), Place(directory=cargo.directory)
 
     with contextlib.ExitStack() as opened:
         opened.callback(outbox.close)
@@ -96,8 +97,8 @@ def push(
             connection = transport.connect(target.node)
             opened.callback(connection.close)
             channel = open_channel(connection, target.node, transport.timeout)
-            peer = Peer(target.label, channel)
-            sender = Sender(outbox, peer, into, progress.add)
+            sender = Sender(outbox, Peer(target.label, channel), into, progress.add)
+            sender.result.failed.update(unread)
             sender.offer(dry_run=dry_run)
             progress.size += sender.size
             if not (together or dry_run):
@@ -107,7 +108,11 @@ def push(
 
         begun = fleet.everywhere(targets, begin)
         if together:
-            pass_on(begun, passing_on, say)  # all at once: none is done before the others
+            sent = deliver(begun, passing_on, say)
+            begun = [
+                result if isinstance(result, OrchestratorError) else sender
+                for sender, result in zip(begun, sent, strict=True)
+            ]
     moved = [sent_by(sender, dry_run=dry_run) for sender in begun]
     return [
         replace(part, node=target.index, name=target.node.name, into=cargo.directory)
@@ -115,41 +120,12 @@ def push(
     ]
 
 
-def pass_on(begun: list[Sender | OrchestratorError], passing_on: PassingOn, say: Say) -> None:
-    """Let those nodes that lack something pass it on, if that pays."""
-    lacking = {
-        at: sender
-        for at, sender in enumerate(begun)
-        if isinstance(sender, Sender) and sender.numbers()
-    }
-    senders = list(lacking.values())
-    if not senders:
-        return
-    outbox = senders[0].outbox
-    numbers = set[int]().union(*(sender.numbers() for sender in senders))
-    entries = [outbox.tree.entries[number] for number in sorted(numbers)]
-    if passing_on.pays(len(senders), sum(entry.size for entry in entries)):
-        peers, into = [sender.peer for sender in senders], [sender.into for sender in senders]
-        part, failed = outbox.sums.part(entries)
-        for sender in senders:
-            paths = {outbox.tree.entries[at].path for at in sender.numbers()}
-            sender.result.failed.update({path: failed[path] for path in paths & failed.keys()})
-        done = send_to_all(peers, into, part, senders[0].seen, passing_on, say)
-    else:
-        done = fleet.everywhere(senders, Sender.go)
-    for at, sent in zip(lacking, done, strict=True):
-        if isinstance(sent, OrchestratorError):
-            begun[at] = sent
-        elif sent is not lacking[at].result:
-            lacking[at].result = sent.after(lacking[at].result)
-
-
 def sent_by(sender: Sender | OrchestratorError, *, dry_run: bool) -> Moved:
     """Count what was sent, or would be, and what was there."""
     if isinstance(sender, OrchestratorError):
         return Moved(error=sender)
     tree, result = sender.outbox.tree, sender.result
-    sent = [tree.entries[at].path for at in sender.numbers()] if dry_run else result.sent
+    sent = [tree.entries[at].path for at in sender.numbers] if dry_run else result.sent
     files = {entry.path for entry in tree.entries if entry.kind == FILE}
     return Moved(
         files=list(map(os.fsdecode, sent)),

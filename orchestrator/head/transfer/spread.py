@@ -9,14 +9,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import queue
 import secrets
-import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TypeVar
 
 from orchestrator.common.errors import NodeError, OrchestratorError
 from orchestrator.common.hosts import listed
@@ -24,33 +20,38 @@ from orchestrator.common.text import Say, plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.nodes.facts import OWN_BRIDGES
-from orchestrator.head.screen.progress import Progress
 from orchestrator.head.transfer.peer import QUICK_SECONDS, NodeTree, Peer
-from orchestrator.head.transfer.schedule import HEAD, WIDTH, Order, Rules, Schedule
+from orchestrator.head.transfer.schedule import ORIGIN, WIDTH, givers
 from orchestrator.head.transfer.send import PUT_SECONDS, Outbox, Seen, Sender, Sent
 from orchestrator.head.transfer.tree import Tree
 from orchestrator.protocol.facts import Address
-from orchestrator.protocol.requests.transfer import EndGiving, Give, GivingNode, Place, Take, Taken
+from orchestrator.protocol.requests.transfer import (
+    AskTaken,
+    EndGiving,
+    Give,
+    GivingNode,
+    Place,
+    Take,
+)
 
-AUTO_NODES = 5  # fewer are served directly,
-AUTO_BYTES = 32 << 20  # and so is what is no burden: before compression, for all nodes together
-LONGEST_SECONDS = 86400.0  # of one transfer: terabytes over a slow line
-MOST_ADDRESSES = 3  # of one node, tried one after the other
-LOOK_SECONDS = 0.02  # between two looks at who else takes files from a node
+# Fewer nodes are served directly.
+AUTO_NODES = 5
+# So is what is no burden: before compression, for all nodes together.
+AUTO_BYTES = 32 << 20
+# Of one transfer: terabytes over a slow line.
+LONGEST_SECONDS = 86400.0
+# Of one node, tried one after the other.
+MOST_ADDRESSES = 3
+RETRY_SECONDS = 1.0
 log = logging.getLogger(__name__)
-
-WAIT_SECONDS = 0.2  # before it is asked again whether anybody still wants the files
-PASSING_THROUGH = threading.RLock()
-
-T = TypeVar("T")
-P = TypeVar("P", bound=Peer)
 
 
 @dataclass(frozen=True)
 class PassingOn:
     """When nodes pass files on to each other."""
 
-    nodes: int | None = AUTO_NODES  # with so many; None: never
+    # From so many nodes on; None: never.
+    nodes: int | None = AUTO_NODES
     least: int = AUTO_BYTES
 
     @staticmethod
@@ -78,10 +79,6 @@ def first_failed(results: Sequence[Sent | OrchestratorError]) -> bytes:
     return next((path for result in sent for path in sorted(result.failed)), b"")
 
 
-class CannotTake(NodeError):
-    """A node is there, and cannot take files from another."""
-
-
 def send_to_all(
     peers: Sequence[Peer],
     places: Sequence[Place],
@@ -90,257 +87,175 @@ def send_to_all(
     passing_on: PassingOn = NEVER,
     say: Say = lambda _: None,
     before: bytes = b"",
+    stopped: Callable[[], None] = lambda: None,
 ) -> list[Sent | OrchestratorError]:
-    """Send a tree to nodes; return what each lacked, or its error. seen() hears of the bytes.
+    """Send a tree to nodes; return what each lacked, or its error. `seen` hears of the bytes.
 
-    The tree has all checksums, or nodes do not pass it on. `before` is the list of a tree that
-    their stores may have.
+    Nodes pass on only a tree with all checksums; one that a node has is given by that node.
+    `before` is the list of a tree that their stores may have; `stopped` raises an error once the
+    files are no longer wanted.
     """
     outbox = Outbox(tree, before)
     pairs = zip(peers, places, strict=True)
     senders = [Sender(outbox, peer, into, seen) for peer, into in pairs]
+    origin = tree.peer if isinstance(tree, NodeTree) else None
     try:
-        return send(senders, passing_on, say)
+        if origin is None and not passing_on.pays(len(senders), tree.size):
+            return fleet.everywhere(senders, Sender.go)
+        offered = fleet.everywhere(senders, Sender.offered)
+        return deliver(offered, passing_on, say, origin, stopped)
     finally:
         outbox.close()
 
 
-def send(
-    senders: Sequence[Sender], passing_on: PassingOn, say: Say
+def deliver(
+    offered: Sequence[Sender | OrchestratorError],
+    passing_on: PassingOn,
+    say: Say,
+    origin: Peer | None = None,
+    stopped: Callable[[], None] = lambda: None,
 ) -> list[Sent | OrchestratorError]:
-    """Let nodes pass the files on where that pays, by what the first ones lack; else serve all."""
-    tree, count = senders[0].outbox.tree if senders else None, len(senders)
-    if tree is None or not passing_on.pays(count, tree.size + len(tree.listing)):
-        return fleet.everywhere(senders, Sender.go)
-    fleet.everywhere(senders[:WIDTH], lambda sender: sender.lacking or sender.offer())
-    lacked = set[int]().union(*(sender.numbers() for sender in senders))
-    size = sum(tree.entries[number].size for number in lacked)
-    if not passing_on.pays(count, size + senders[0].outbox.list_bytes):
-        return fleet.everywhere(senders, Sender.go)
-    served = ServedFromHere(say, "they are sent from here")
-    results = Spread(senders, served).run()
-    served.sum_up()
-    return results
+    """Send what nodes lack of one tree; pass on the errors of those that were not offered it.
 
-
-def carry_out(
-    schedule: Schedule,
-    work: Callable[[Order], T],
-    prepare: Callable[[Collection[int]], None] = lambda _: None,
-) -> dict[int, T | OrchestratorError]:
-    """Carry out all orders of a schedule, each in a task; return each taker's result or error.
-
-    work() raises CannotTake where another order may do better; any other error of ours means that
-    the node is lost. prepare() hears of nodes that will give before others are sent to them.
+    Nodes give it to each other where that pays, or where it is at the node `origin`.
     """
-    results: dict[int, T | OrchestratorError] = {}
-    ended: queue.SimpleQueue[tuple[Order, T | BaseException]] = queue.SimpleQueue()
-
-    def run(order: Order) -> None:
-        try:
-            ended.put((order, work(order)))
-        except BaseException as error:  # noqa: BLE001  what is a defect is raised again below
-            ended.put((order, error))
-
-    while not schedule.is_over:
-        orders = schedule.orders()
-        prepare({order.giver for order in orders if order.giver != HEAD})
-        for order in orders:
-            fleet.start(partial(run, order))
-        order, result = ended.get()
-        if isinstance(result, (CannotTake, OrchestratorError)):
-            log.debug("taker %d, from %d: %s", order.taker, order.giver, result)
-        if isinstance(result, CannotTake):
-            schedule.failed(order.taker)
-        elif isinstance(result, OrchestratorError):
-            schedule.lost(order.taker)
-        elif isinstance(result, BaseException):
-            raise result
-        else:
-            schedule.took(order.taker)
-        results[order.taker] = result
-    return results
+    senders = [sender for sender in offered if isinstance(sender, Sender)]
+    lacking = [sender.size for sender in senders if sender.numbers]
+    if lacking and (origin is not None or passing_on.pays(len(lacking), max(lacking))):
+        results = iter(Relay(senders, origin, say, stopped).run())
+    else:
+        results = iter(fleet.everywhere(senders, Sender.go))
+    return [next(results) if isinstance(each, Sender) else each for each in offered]
 
 
-class ServedFromHere:
-    """Says which nodes could not take files from another one; of the first with the reason."""
-
-    def __init__(self, say: Say, how: str) -> None:
-        self.say, self.how = say, how
-        self.nodes: list[str] = []
-        self.lock = threading.Lock()
-
-    def note(self, taker: str, giver: str, problem: str) -> None:
-        with self.lock:
-            self.nodes.append(taker)
-            if len(self.nodes) == 1:
-                reason = problem.encode("ascii", "replace").decode()[:200]
-                self.say(f"{taker} cannot take files from {giver} ({reason}): {self.how}")
-
-    def sum_up(self) -> None:
-        if len(self.nodes) > 1:
-            others = plural(len(self.nodes) - 1, "other node")
-            self.say(f"files were sent from here to {others}, too: {listed(self.nodes[1:])}")
+class CannotTake(Exception):
+    """Raised where a node is there, and cannot take files from another."""
 
 
-class Spread:
-    """The way of one tree to nodes, from here or from the node that has it."""
-
-    @classmethod
-    def from_node(
-        cls,
-        tree: NodeTree,
-        takers: Mapping[P, Place],
-        served: ServedFromHere,
-        rules: Rules,
-        stopped: Callable[[], None],
-        seen: Seen,
-    ) -> Spread:
-        outbox = Outbox(tree)
-        senders = [Sender(outbox, peer, place, seen) for peer, place in takers.items()]
-        return cls(senders, served, rules, stopped)
+class Relay:
+    """One tree on its way to nodes that pass it on; all of them have been offered it."""
 
     def __init__(
         self,
         senders: Sequence[Sender],
-        served: ServedFromHere,
-        rules: Rules = Rules(),  # noqa: B008  it has no state
-        stopped: Callable[[], None] = lambda: None,
+        origin: Peer | None,
+        say: Say,
+        stopped: Callable[[], None],
     ) -> None:
-        self.senders, self.served, self.stopped = list(senders), served, stopped
-        self.outbox = senders[0].outbox
-        tree, takers = self.outbox.tree, range(len(senders))
-        self.origin = tree.peer if isinstance(tree, NodeTree) else None  # its number is the last
-        sites = {at: sender.peer.site for at, sender in enumerate(senders)}
-        origin = HEAD if self.origin is None else len(takers)
-        self.schedule = Schedule(takers, (origin,), rules, sites)
-        self.givers: dict[int, GivingNode] = {}
-        self.problems: dict[int, tuple[str, str]] = {}  # of a taker: from whom it could not, why
+        """`origin` is the node that has the files; without one they are here."""
+        self.senders, self.origin, self.say, self.stopped = senders, origin, say, stopped
+        # Nodes that lack nothing come first: the others take from them.
+        order = sorted(range(len(senders)), key=lambda number: bool(senders[number].numbers))
+        chosen = givers([senders[number].peer.site for number in order])
+        self.giver_of = {
+            number: ORIGIN if giver == ORIGIN else order[giver]
+            for number, giver in zip(order, chosen, strict=True)
+        }
+        self.giving: dict[int, GivingNode] = {}
+        # Nodes that take nothing more, and give nothing.
+        self.lost: set[int] = set()
+        # By the name of the node that cannot take: from which one, and why.
+        self.problems: dict[str, tuple[str, str]] = {}
 
     def run(self) -> list[Sent | OrchestratorError]:
         """Serve all; return what each lacked, or its error."""
+        numbers = set(self.giver_of.values()) - ({ORIGIN} if self.origin is None else set())
         try:
-            results = carry_out(self.schedule, self.serve, self.let_give)
+            fleet.everywhere(sorted(numbers), self.let_give)
+            results = fleet.everywhere(range(len(self.senders)), self.serve)
         finally:
-            self.end_giving()
+            for number in numbers - self.lost:
+                # The next question to a node that is lost tells so.
+                with contextlib.suppress(NodeError):
+                    self.peer(number).post(EndGiving())
+            self.say_problems()
         self.stopped()
-        return [results[at] for at in range(len(self.senders))]
+        return results
 
     def peer(self, number: int) -> Peer:
-        if self.origin is not None and number == len(self.senders):
+        if number == ORIGIN:
+            assert self.origin is not None
             return self.origin
         return self.senders[number].peer
 
-    def let_give(self, nodes: Collection[int]) -> None:
-        """Let those nodes listen that others will call."""
+    def let_give(self, number: int) -> None:
+        """Let a node listen that others will call."""
+        peer, token, here = self.peer(number), secrets.token_hex(32), None
+        outbox = self.senders[0].outbox
+        if number == ORIGIN:
+            peer.open.put(outbox.packed, PUT_SECONDS)
+            here = Place(directory=os.fsdecode(outbox.tree.directory))
+        port = peer.ask(Give(token=token, seconds=LONGEST_SECONDS, here=here), QUICK_SECONDS).port
+        if port:
+            self.giving[number] = GivingNode(addresses=(), port=port, token=token)
 
-        def ask(at: int) -> None:
-            peer, token = self.peer(at), secrets.token_hex(32)
-            here = Place(directory=os.fsdecode(self.outbox.tree.directory))
-            place = here if peer is self.origin else self.senders[at].into
-            request = Give(
-                manifest=self.outbox.tree.digest, place=place, token=token, seconds=LONGEST_SECONDS
-            )
-            with peer.lock:
-                if peer is self.origin:
-                    peer.open.put(self.outbox.packed, PUT_SECONDS)
-                port = peer.open.ask(request, QUICK_SECONDS).port
-            if port:
-                self.givers[at] = GivingNode(addresses=(), port=port, token=token)
+    def serve(self, number: int) -> Sent:
+        """Let a node have the files from another one, or else from here."""
+        sender, problem = self.senders[number], None
+        try:
+            for giver in self.ways(number):
+                if problem is not None:
+                    # A line that broke may come back.
+                    time.sleep(RETRY_SECONDS)
+                try:
+                    self.take(sender, giver)
+                except CannotTake as error:
+                    problem = self.peer(giver).name, str(error)
+                    log.debug("%s cannot take from %s: %s", sender.peer.name, *problem)
+                else:
+                    return sender.result
+            if problem is not None:
+                self.problems[sender.peer.name] = problem
+            return sender.go()
+        except BaseException:
+            self.lost.add(number)
+            raise
 
-        fleet.everywhere(sorted(nodes - self.givers.keys()), ask)
+    def ways(self, number: int) -> list[int]:
+        """Return from which nodes one may take the files: in the end from the origin, if any."""
+        giver = self.giver_of[number]
+        if not self.senders[number].numbers:
+            return []
+        if self.origin is not None:
+            return [giver, ORIGIN]
+        return [] if giver == ORIGIN else [giver]
 
-    def end_giving(self) -> None:
-        for at in self.givers.keys() - self.schedule.given_up:
-            with contextlib.suppress(NodeError), self.peer(at).lock:  # the next question hears it
-                self.peer(at).open.post(EndGiving(manifest=self.outbox.tree.digest))
-
-    def serve(self, order: Order) -> Sent:
-        """Let a node have the files from here, or from another node."""
-        sender = self.senders[order.taker]
-        giver_name = "here" if order.giver == HEAD else self.peer(order.giver).name
-        wait = order.pause_seconds
-        log.debug("%s: is to have files from %s, in %g s", sender.peer.name, giver_name, wait)
-        self.wait(wait)
-        with sender.peer.taking:
-            if order.giver == HEAD:
-                return self.serve_from_here(order.taker, sender)
-            giver = self.peer(order.giver)
-            while not giver.callers.acquire(blocking=False):
-                self.stopped()
-                time.sleep(LOOK_SECONDS)
-            try:
-                taken = self.take(order, sender)
-            finally:
-                giver.callers.release()
-        if taken.problem:
-            self.problems[order.taker] = giver.name, taken.problem
-            raise CannotTake(taken.problem)
-        return sender.result
-
-    def serve_from_here(self, taker: int, sender: Sender) -> Sent:
-        """Send the files; those of a node pass through here, for one node at a time.
-
-        Each holds the channels of two nodes, and so they cannot wait for each other.
-        """
-        if taker in self.problems:
-            self.served.note(sender.peer.name, *self.problems[taker])
-        if self.origin is None:
-            with sender.peer.lock:
-                return sender.go()
-        with PASSING_THROUGH, sender.peer.lock:
-            self.stopped()
-            sent = sender.go()
-        for path, reason in sent.failed.items():
-            names = [self.origin.name] if path in sender.unread else []
-            raise NodeError(f"{os.fsdecode(path)}: {reason}", names=names)
-        return sent
-
-    def wait(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            self.stopped()
-            time.sleep(WAIT_SECONDS)
-
-    def take(self, order: Order, sender: Sender) -> Taken:
+    def take(self, sender: Sender, number: int) -> None:
         """Let a node take the files from another, and follow that to its end."""
-        giver = self.givers.get(order.giver)
+        giver = self.giving.get(number)
         if giver is None:
-            return Taken(size=0, over=True, problem="it may not listen for others")
-        addresses = places(self.peer(order.giver), sender.peer)
-        request = Take(
-            manifest=self.outbox.tree.digest,
-            size=len(self.outbox.tree.listing),
-            into=sender.into,
-            giver=giver.replace(addresses=addresses),
-            seconds=LONGEST_SECONDS,
-        )
+            raise CannotTake("it may not listen for others")
+        if sender.lacking is None:
+            sender.offer()
+        addresses = places(self.peer(number), sender.peer)
+        sender.peer.ask(Take(giver=giver.replace(addresses=addresses)), QUICK_SECONDS)
+        size, over = 0, False
+        while not over:
+            try:
+                self.stopped()
+            except OrchestratorError:
+                sender.peer.ask(AskTaken(end=True), QUICK_SECONDS)
+                raise
+            taken = sender.peer.ask(AskTaken(end=number in self.lost), QUICK_SECONDS)
+            sender.count_taken(max(0, taken.size - size))
+            size, over = max(size, taken.size), taken.over
+        sender.end_taking(taken.problem)
+        if taken.problem:
+            raise CannotTake(taken.problem)
 
-        def give_up() -> bool:
-            self.stopped()
-            return order.giver in self.schedule.given_up
-
-        taken = sender.peer.take(request, sender.seen, give_up)
-        sender.took(taken)
-        return taken
-
-
-def exchange(spreads: Sequence[Spread], progress: Progress) -> dict[Peer, OrchestratorError]:
-    """Carry out several at once, between the same nodes; return which nodes lack something now."""
-    try:
-        outcomes = fleet.everywhere(spreads, Spread.run)
-    finally:
-        progress.clear()
-        for spread in spreads:
-            spread.outbox.close()
-    failed: dict[Peer, OrchestratorError] = {}
-    for spread, results in zip(spreads, outcomes, strict=True):
-        if isinstance(results, OrchestratorError):
-            raise results
-        for sender, result in zip(spread.senders, results, strict=True):
-            if isinstance(result, OrchestratorError):
-                failed[sender.peer] = result
-    return failed
+    def say_problems(self) -> None:
+        """Say which nodes could not take files from another one; of the first with the reason."""
+        for taker, (giver, problem) in list(self.problems.items())[:1]:
+            reason = problem.encode("ascii", "replace").decode()[:200]
+            how = (
+                "they are sent from here"
+                if self.origin is None
+                else "they come through this machine"
+            )
+            self.say(f"{taker} cannot take files from {giver} ({reason}): {how}")
+        if others := list(self.problems)[1:]:
+            count = plural(len(others), "other node")
+            self.say(f"files were sent from here to {count}, too: {listed(others)}")
 
 
 def places(giver: Peer, taker: Peer) -> tuple[str, ...]:
@@ -349,12 +264,12 @@ def places(giver: Peer, taker: Peer) -> tuple[str, ...]:
     if giver.reached is None or taker.reached is None:
         return tuple(filter(None, dict.fromkeys((giver.address, reached))))
     facts = giver.reached.facts
-    networks = [address.network for address in taker.reached.facts.addresses if is_ours(address)]
+    networks = [address.network for address in taker.reached.facts.addresses if is_own(address)]
     speeds = {interface.name: interface.speed or 0 for interface in facts.interfaces}
     shared = [
         address
         for address in facts.addresses
-        if is_ours(address) and any(address.ip in network for network in networks)
+        if is_own(address) and any(address.ip in network for network in networks)
     ]
     chosen = giver.reached.node.ifname
     shared.sort(
@@ -366,7 +281,7 @@ def places(giver: Peer, taker: Peer) -> tuple[str, ...]:
     return tuple(found[:MOST_ADDRESSES])
 
 
-def is_ours(address: Address) -> bool:
-    """Tell whether no other machine has this address, too."""
+def is_own(address: Address) -> bool:
+    """Return True if no other machine has this address."""
     alone = address.ip.is_loopback or address.ip.is_link_local
     return not alone and not address.interface.startswith(OWN_BRIDGES)

@@ -113,7 +113,7 @@ def of_files(directory: Path, mode: Callable[[Path], int]) -> Tree:
     return Tree.of(os.fsencode(directory), entries)
 
 
-class Sums:
+class TreeSums:
     """The checksums of files that have none in their tree: each is made once, and remembered."""
 
     def __init__(self, tree: Tree) -> None:
@@ -150,25 +150,28 @@ class Sums:
                 self.index.note(path, status, total, now)
         return total
 
-    def part(self, entries: Iterable[Entry]) -> tuple[Tree, dict[bytes, str]]:
-        """Return the tree of these entries with their checksums, and why others have none."""
+    def tree_with_sums(self) -> tuple[Tree, dict[bytes, str]]:
+        """Return the tree with all checksums, and why it is without some files."""
         from concurrent.futures import ThreadPoolExecutor
 
         failed: dict[bytes, str] = {}
 
-        def named(entry: Entry) -> Entry | None:
+        def known(entry: Entry) -> Entry | None:
             try:
                 return entry._replace(value=self.of(entry).encode())
             except OSError as error:
                 failed[entry.path] = error.strerror or str(error)
                 return None
 
+        files = [entry for entry in self.tree.entries if entry.kind == FILE]
+        others = [entry for entry in self.tree.entries if entry.kind != FILE]
         with ThreadPoolExecutor(READERS) as pool:
-            known = [entry for entry in pool.map(named, entries) if entry is not None]
-        return Tree.of(self.tree.directory, known, names=self.tree.names), failed
+            read = [entry for entry in pool.map(known, files) if entry is not None]
+        self.keep()
+        return Tree.of(self.tree.directory, [*others, *read], names=self.tree.names), failed
 
     def keep(self) -> None:
-        """Remember them, and those of files that nobody asked for this time."""
+        """Keep the checksums for later, also those that were not asked for this time."""
         if self.index is not None:
             self.index.seen = {**self.index.known, **self.index.seen}
             self.index.save()

@@ -16,14 +16,14 @@ from typing import BinaryIO, NamedTuple
 
 from orchestrator.common import files
 from orchestrator.common.folder import Folder, Partial
-from orchestrator.node.transfer.receive import OtherContent, Target, Writing
+from orchestrator.node.transfer.receive import FileTarget, OtherContent, Writing
 from orchestrator.protocol.manifest import DIRECTORY, LINK, Entry, ranges
-from orchestrator.protocol.requests.transfer import Begun, Lacking
+from orchestrator.protocol.requests.transfer import Lacking, PartlyThere
 
 LABEL = f"push {os.uname().nodename}"  # nodes may share this disk, and not its locks
 
 
-class Here(NamedTuple):
+class FoundFile(NamedTuple):
     """Describes what is here of a file that is lacking."""
 
     have: int
@@ -32,11 +32,10 @@ class Here(NamedTuple):
     grown: bool = False  # it is what has the name, and no half file
 
 
-class Directory(Target):
+class TargetDirectory(FileTarget):
     """A directory that takes files; what differs is overwritten.
 
-    Half files of the user's are continued by the next transfer. Those of a job come from another
-    node, are on the disk before the next one has its name, and go where they do not come whole.
+    Half files are continued by the next transfer.
     """
 
     def __init__(
@@ -46,12 +45,11 @@ class Directory(Target):
         umask: int,
         *,
         private: bool = False,
-        of_job: bool = False,
     ) -> None:
         super().__init__(entries)
-        self.label, self.of_job = LABEL, of_job
+        self.label = LABEL
         self.folder = Folder(root, private=private, umask=umask)
-        self.begun: dict[int, Here] = {}
+        self.begun: dict[int, FoundFile] = {}
 
     # -- what is here ------------------------------------------------------------------------
 
@@ -70,7 +68,7 @@ class Directory(Target):
             except OSError as error:
                 failed[number] = error.strerror or str(error)
         begun = tuple(
-            Begun(
+            PartlyThere(
                 number=number,
                 have=known.have,
                 sum=known.digest.hexdigest(),
@@ -115,7 +113,7 @@ class Directory(Target):
                 self.begun[number] = here(half, min(size, entry.size), None)
 
     def _differs(self, number: int, entry: Entry, part: Partial, status: os.stat_result) -> bool:
-        """Tell whether a file of this size is another one, as far as that is known here."""
+        """Return True if a file of this size is another one, as far as that is known here."""
         if status.st_mtime_ns == entry.time:
             return False
         with files.open_plain(part.name, part.directory) as file:
@@ -156,7 +154,7 @@ class Directory(Target):
             raise ValueError("a part of a file that nothing comes before")
         return self.arriving(self.entries[number], known if offset else None)
 
-    def arriving(self, entry: Entry, known: Here | None) -> Arriving:
+    def arriving(self, entry: Entry, known: FoundFile | None) -> Arriving:
         return Arriving(self, entry, known)
 
     def open(self, number: int) -> BinaryIO | None:
@@ -171,7 +169,7 @@ class Directory(Target):
 class Arriving:
     """A file that comes, under a hidden name until it is whole."""
 
-    def __init__(self, place: Directory, entry: Entry, known: Here | None) -> None:
+    def __init__(self, place: TargetDirectory, entry: Entry, known: FoundFile | None) -> None:
         self.place, self.entry = place, entry
         self.part = Partial(place.folder, parts_of_path(entry), place.label)
         self.digest = known.digest.copy() if known else hashlib.sha256()
@@ -198,23 +196,19 @@ class Arriving:
             if self.digest.hexdigest() != total:
                 self.part.discard()
                 raise OtherContent(self.entry.path)
-            if self.place.of_job:  # a checkpoint, say: its manifest may come next
-                os.fsync(self.part.file.fileno())
             time = self.entry.time or os.fstat(self.part.file.fileno()).st_mtime_ns
             self.part.publish(self.place.folder.mode(self.entry.mode), time)
         finally:
             self.part.close()
 
     def abandon(self) -> None:
-        if self.place.of_job:
-            self.part.discard()
         self.part.close()
 
 
 class Settling:
     """A file that is here already, and lacks only the time and mode of the other."""
 
-    def __init__(self, place: Directory, entry: Entry, known: Here) -> None:
+    def __init__(self, place: TargetDirectory, entry: Entry, known: FoundFile) -> None:
         self.place, self.entry, self.known = place, entry, known
 
     def write(self, data: memoryview) -> None:
@@ -236,13 +230,13 @@ class Settling:
         pass
 
 
-def here(file: BinaryIO, size: int, status: os.stat_result | None) -> Here:
+def here(file: BinaryIO, size: int, status: os.stat_result | None) -> FoundFile:
     """Read the first bytes of a file that is here."""
     digest, left = hashlib.sha256(), size
     while left and (data := file.read(min(left, files.READ_BYTES))):
         digest.update(data)
         left -= len(data)
-    return Here(size - left, digest, status)
+    return FoundFile(size - left, digest, status)
 
 
 def parts_of_path(entry: Entry) -> list[str]:

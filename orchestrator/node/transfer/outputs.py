@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import glob
 import os
 import re
 import stat
@@ -14,27 +12,21 @@ from typing import TYPE_CHECKING, BinaryIO
 from orchestrator.common import files
 from orchestrator.common.files import state_of
 from orchestrator.common.folder import is_half
-from orchestrator.common.permissions import others
-from orchestrator.node.job.run_directory import RunDir, home
+from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol.requests.transfer import (
-    Checkpoints,
-    Output,
+    PIECE_BYTES,
+    FilePiece,
     OutputFile,
     OutputFiles,
-    OutputPiece,
-    OutputSum,
-    SumOutput,
+    ReadFile,
 )
 
 if TYPE_CHECKING:
     import hashlib
 
-CHUNK_BYTES = 1 << 19
 MOST = 1_000_000  # files in one listing
 MOST_LEFT_OUT = 100
-MOST_READ_BYTES = 1000  # files whose checksums are known in part
-OWN = os.path.join("outputs", "checkpoints")  # of an experiment
-STEP = re.compile(r"step_[0-9]+|\.step_[0-9]+\..+\.partial", re.DOTALL)
+MOST_SUMS = 1000  # files whose checksums are known in part
 PUBLISHED = "checkpoints/step_"  # torch's .metadata belongs to it
 # Hidden names that are no results: of caches, environments and tools, and what we keep ourselves.
 STAY_HIDDEN = re.compile(
@@ -75,7 +67,7 @@ def of_job(run: RunDir, *, checkpoints: bool, beside: float = 0.0) -> OutputFile
 def add_outputs_beside_code(whole: Listing, run: RunDir, until: float) -> None:
     """Add what the ranks wrote into the snapshot that they ran in, if it was one.
 
-    What they wrote above its tree has a path below the snapshot: none is below the tree, too.
+    What they wrote above its tree has a path below the snapshot: none is below the tree as well.
     """
     from orchestrator.node.transfer.code import snapshot
     from orchestrator.node.transfer.code.store import Incomplete, Store
@@ -121,45 +113,6 @@ def of_path(path: str, base: str) -> OutputFiles:
         raise ValueError(f"{whole} is neither a file nor a directory")
     listing.add(name, status)
     return listing.answer()
-
-
-def of_checkpoints(request: Checkpoints) -> OutputFiles:
-    """List the checkpoints that ranks of a job would find here; what others may write is not."""
-    if request.directory:
-        root = os.path.expanduser(request.directory)
-        if not os.path.isabs(root):
-            raise ValueError(f"not an absolute path: {request.directory!r}")
-        known = others(os.stat(root)) if os.path.isdir(root) else ""  # the user has named it
-        places = [root]
-    else:
-        root, known = os.path.join(home(), "runs"), ""
-        inside = os.path.join(f"{glob.escape(request.experiment)}-*", "*", "experiment")
-        runs = glob.glob(os.path.join(glob.escape(root), inside))
-        # That of a later attempt is a link to the first one's.
-        places = [os.path.join(run, OWN) for run in sorted(runs) if not os.path.islink(run)]
-    listing = Listing(root, hidden=True)
-    for step in (step for place in places for step in steps_in(place)):
-        states: dict[str, os.stat_result] = {}
-        with contextlib.suppress(OSError):  # it was pruned meanwhile
-            states = {entry.path: os.lstat(entry.path) for entry in os.scandir(step)}
-            if others(os.lstat(step)) not in ("", known):
-                continue
-        if any(others(status) not in ("", known) for status in states.values()):
-            continue
-        for path, status in states.items():
-            if stat.S_ISREG(status.st_mode):
-                listing.add(os.path.relpath(path, root), status)
-    return listing.answer()
-
-
-def steps_in(place: str) -> list[str]:
-    """List the directories of checkpoints, also of those that a crash kept from being published."""
-    try:
-        with os.scandir(place) as entries:
-            found = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except OSError:
-        return []
-    return sorted(path for path in found if STEP.fullmatch(os.path.basename(path)))
 
 
 class Listing:
@@ -223,7 +176,7 @@ class Listing:
 
 
 @dataclass
-class Read:
+class FileSum:
     """A file as far as it was read from its beginning, and its state then."""
 
     state: tuple[int, ...]
@@ -238,45 +191,42 @@ class Read:
 class Reader:
     """Reads listed files piece by piece, and knows their checksums from that.
 
-    A file of terabytes is not read a second time for its checksum, unless it changed meanwhile.
+    A file of terabytes is not read a second time for its checksum, unless it changed in between.
     """
 
     def __init__(self) -> None:
-        self.read: dict[tuple[str, str], Read] = {}
+        self.known: dict[tuple[str, str], FileSum] = {}
 
-    def piece(self, request: Output) -> OutputPiece:
+    def read(self, request: ReadFile) -> FilePiece:
+        """Return a piece of a file, and the checksum of all up to its end if that is asked for."""
         with opened(request.place, request.path) as file:
-            state = state_of(os.fstat(file.fileno()))
-            data = os.pread(file.fileno(), CHUNK_BYTES, request.offset)
-        known = self.of(request, state, fresh=not request.offset)
-        if known.state == state and known.at == request.offset:
-            known.add(data)
-        return OutputPiece(data=data)
-
-    def sum(self, request: SumOutput) -> OutputSum:
-        """Hash a part of a file, as far as it is there."""
-        end = request.offset + request.size
-        with opened(request.place, request.path) as file:
-            state = state_of(os.fstat(file.fileno()))
-            known = self.of(request, state, fresh=False)
-            if request.offset or known.state != state or known.at > end:
-                known = self.of(request, state, fresh=True)
-                known.at = request.offset
-            while data := os.pread(file.fileno(), min(CHUNK_BYTES, end - known.at), known.at):
+            descriptor = file.fileno()
+            known = self.sum_of(request, state_of(os.fstat(descriptor)))
+            data = os.pread(descriptor, min(request.size, PIECE_BYTES), request.offset)
+            if known.at == request.offset:
                 known.add(data)
-        if request.offset or known.at >= state[0]:
-            del self.read[request.place, request.path]
-        return OutputSum(sum=known.sum.hexdigest(), size=known.at - request.offset)
+            if not request.with_sum:
+                return FilePiece(data=data)
+            while left := request.offset + len(data) - known.at:
+                before = os.pread(descriptor, min(PIECE_BYTES, left), known.at)
+                if not before:
+                    break
+                known.add(before)
+        if known.at >= known.state[0]:
+            del self.known[request.place, request.path]
+        return FilePiece(data=data, sum=known.sum.hexdigest())
 
-    def of(self, request: Output | SumOutput, state: tuple[int, ...], *, fresh: bool) -> Read:
+    def sum_of(self, request: ReadFile, state: tuple[int, ...]) -> FileSum:
+        """Return what is known of a file before the offset, which may be nothing yet."""
         import hashlib  # not for the probe
 
         key = request.place, request.path
-        if fresh or key not in self.read:
-            if len(self.read) == MOST_READ_BYTES:
-                self.read.clear()
-            self.read[key] = Read(state, hashlib.sha256())
-        return self.read[key]
+        known = self.known.get(key)
+        if known is None or known.state != state or known.at > request.offset:
+            if len(self.known) == MOST_SUMS:
+                self.known.clear()
+            known = self.known[key] = FileSum(state, hashlib.sha256())
+        return known
 
 
 def opened(place: str, path: str) -> BinaryIO:

@@ -13,18 +13,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.transfer.directory import Directory
+from orchestrator.node.transfer.directory import TargetDirectory
 from orchestrator.protocol.manifest import FILE, Entry
 
 NAME = re.compile(rb"[A-Za-z0-9_]+[.](pkl|zip)")
 
 
-def place(run: RunDir, entries: Sequence[Entry]) -> Directory:
+def place(run: RunDir, entries: Sequence[Entry]) -> TargetDirectory:
     """Return the directory for these files."""
     for entry in entries:
         if entry.kind != FILE or not NAME.fullmatch(entry.path):
             raise ValueError(f"not the name of a file for a job: {entry.path!r}")
-    return Directory(Path(waiting(run)), entries, 0o077, private=True, of_job=True)
+    return TargetDirectory(Path(waiting(run)), entries, 0o077, private=True)
 
 
 def waiting(run: RunDir) -> str:

@@ -1,12 +1,11 @@
 """Files that come to this node, from the head or from another node: each whole and checked, or not.
 
-A `Target` is a place with its policy: what is lacking there, and how a file comes to be there.
-`Incoming` is one manifest on its way into a target. It can be given on while it comes.
+A `FileTarget` is a place with its policy: what is lacking there, and how a file comes to be there.
+`IncomingFiles` is one manifest on its way into a target. It can be given on while it comes.
 """
 
 from __future__ import annotations
 
-import io
 import os
 import threading
 import zlib
@@ -15,9 +14,7 @@ from typing import BinaryIO, Protocol
 
 from orchestrator.protocol import manifest
 from orchestrator.protocol.manifest import Entry
-from orchestrator.protocol.requests.transfer import Lacking, Part, parts_of
-
-LIST = "list"  # the name under which the manifest itself is given
+from orchestrator.protocol.requests.transfer import FilePart, Lacking, parts_of
 
 
 class OtherContent(ValueError):
@@ -40,7 +37,7 @@ class Writing(Protocol):
         """Leave it, as it is not whole."""
 
 
-class Target:
+class FileTarget:
     """A place for the files of a manifest, and the policy by which they come to be there."""
 
     goes_on = True  # after a file that cannot be written; else that ends the transfer
@@ -67,11 +64,11 @@ class Target:
         """Leave nothing half done: no more will come."""
 
 
-class Incoming:
+class IncomingFiles:
     """The files of one manifest on their way into a target."""
 
-    def __init__(self, target: Target, listing: bytes, *, all_here: bool = False) -> None:
-        self.target, self.listing = target, listing
+    def __init__(self, target: FileTarget, *, all_here: bool = False) -> None:
+        self.target = target
         self.lacking = Lacking(ranges=(), failed={})
         self.missing = set[int]() if all_here else set(range(len(target.entries)))  # still to come
         self.failed: dict[int, str] = {}
@@ -100,7 +97,7 @@ class Incoming:
         if last:
             self.behind.finish()
 
-    def put(self, part: Part, data: memoryview) -> None:
+    def put(self, part: FilePart, data: memoryview) -> None:
         """Write some bytes of a file; its last ones give it its name."""
         if part.number in self.failed:
             return
@@ -119,7 +116,7 @@ class Incoming:
                 raise
             self.fail(part.number, error.strerror or str(error))
 
-    def _write(self, part: Part, data: memoryview) -> None:
+    def _write(self, part: FilePart, data: memoryview) -> None:
         assert self.writing is not None
         entry = self.target.entries[part.number]
         if part.offset != self.at or self.at + len(data) > entry.size:
@@ -160,19 +157,14 @@ class Incoming:
 
     # -- for other nodes ---------------------------------------------------------------------
 
-    def open(self, name: str) -> BinaryIO | None:
-        """Open a file by its number and the offset to begin at: see node/transfer/give.py."""
-        if name == LIST:
-            return io.BytesIO(self.listing)
-        number, _, offset = name.partition(":")
-        if not number.isdigit() or int(number) >= len(self.target.entries):
-            raise LookupError(name)
-        if int(number) in self.failed:
-            raise LookupError(name)
-        file = None if int(number) in self.missing else self.target.open(int(number))
-        if file is not None and offset.isdigit():
-            file.seek(int(offset))
-        return file
+    def open(self, number: int) -> BinaryIO | None:
+        """Open a file to give it on; None while it is missing, LookupError where it stays so."""
+        if not 0 <= number < len(self.target.entries) or number in self.failed:
+            raise LookupError(number)
+        return None if number in self.missing else self.target.open(number)
+
+    def size(self, number: int) -> int:
+        return self.target.entries[number].size
 
     def wait(self, seconds: float) -> None:
         with self.news:
@@ -182,7 +174,7 @@ class Incoming:
 class Behind:
     """Writes batches in a thread, one behind: an error is raised by the next call."""
 
-    def __init__(self, incoming: Incoming) -> None:
+    def __init__(self, incoming: IncomingFiles) -> None:
         self.incoming = incoming
         self.thread: threading.Thread | None = None
         self.error: Exception | None = None
@@ -202,7 +194,7 @@ class Behind:
             raise self.error
 
     def end(self) -> None:
-        """Wait, and pass over an error: it was said, or nobody asks for it any more."""
+        """Wait, and pass over an error: it was said, or is not asked for any more."""
         if self.thread is not None:
             self.thread.join()
 

@@ -17,25 +17,22 @@ from orchestrator.protocol.requests.transfer import (
     AskTaken,
     CheckedOut,
     CheckOut,
-    Checkpoints,
     Contents,
     EndGiving,
-    Files,
+    FailedWrites,
+    FilePiece,
     Give,
     Giving,
     JobFiles,
     Lacking,
     LackingFiles,
+    ListPath,
     Offer,
-    Output,
     OutputFiles,
-    OutputPiece,
     Outputs,
-    OutputSum,
-    SumOutput,
+    ReadFile,
     Take,
-    Taken,
-    Written,
+    TakeProgress,
 )
 
 # -- to this node, and from it to others ------------------------------------------------------
@@ -47,7 +44,7 @@ def offer(visit: Visit, request: Offer) -> Lacking:
 
 
 @answers(Contents)
-def contents(visit: Visit, request: Contents) -> Written:
+def contents(visit: Visit, request: Contents) -> FailedWrites:
     return visit.of(Moving).contents(request, visit.take_piece())
 
 
@@ -58,7 +55,7 @@ def give(visit: Visit, request: Give) -> Giving:
 
 @answers(EndGiving)
 def end_giving(visit: Visit, request: EndGiving) -> Nothing:
-    visit.of(Moving).end_giving(request.manifest)
+    visit.of(Moving).end_giving()
     return Nothing()
 
 
@@ -69,7 +66,7 @@ def take(visit: Visit, request: Take) -> Nothing:
 
 
 @answers(AskTaken)
-def ask_taken(visit: Visit, request: AskTaken) -> Taken:
+def ask_taken(visit: Visit, request: AskTaken) -> TakeProgress:
     return visit.of(Moving).taken(request)
 
 
@@ -94,26 +91,15 @@ def outputs_of_job(visit: Visit, request: Outputs) -> OutputFiles:
     return visit.of(Moving).list(listing)
 
 
-@answers(Files)
-def files(visit: Visit, request: Files) -> OutputFiles:
+@answers(ListPath)
+def files(visit: Visit, request: ListPath) -> OutputFiles:
     return visit.of(Moving).list(outputs.of_path(request.path, request.directory))
 
 
-@answers(Checkpoints)
-def checkpoints(visit: Visit, request: Checkpoints) -> OutputFiles:
-    return visit.of(Moving).list(outputs.of_checkpoints(request))
-
-
-@answers(Output)
-def output(visit: Visit, request: Output) -> OutputPiece:
+@answers(ReadFile)
+def read_file(visit: Visit, request: ReadFile) -> FilePiece:
     visit.of(Moving).refuse_if_not_listed(request)
-    return visit.of(Moving).reader.piece(request)
-
-
-@answers(SumOutput)
-def sum_output(visit: Visit, request: SumOutput) -> OutputSum:
-    visit.of(Moving).refuse_if_not_listed(request)
-    return visit.of(Moving).reader.sum(request)
+    return visit.of(Moving).reader.read(request)
 
 
 # -- what the master of a job wrote ---------------------------------------------------------------

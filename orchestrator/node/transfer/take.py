@@ -1,83 +1,41 @@
-"""Takes files from another node, in a thread of its own: the node's server goes on meanwhile."""
+"""Takes files from another node, in a thread of its own: the node's server goes on answering."""
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from orchestrator.node.peers.signed_connection import Broken
-from orchestrator.node.transfer.give import RECORD
-from orchestrator.node.transfer.receive import LIST, Incoming
-from orchestrator.node.transfer.wire import ASK, Wire
-from orchestrator.protocol import manifest
-from orchestrator.protocol.requests.transfer import GivingNode, Part, Take, Taken
+from orchestrator.node.transfer.receive import IncomingFiles
+from orchestrator.node.transfer.wire import NodeWire
+from orchestrator.protocol.requests.transfer import FilePart, GivingNode, TakeProgress
 
-DIAL_SECONDS = 2.0  # for each address: a firewall that answers nothing is no long wait
-GROUP_FILES = 256  # asked for at once,
-GROUP_BYTES = 1 << 14  # so that the question fits into the buffers of a connection
+# For each address: a firewall that answers nothing is no long wait.
+DIAL_SECONDS = 2.0
 END_SECONDS = 5.0
-AHEAD = 2  # groups: the next is on its way while one comes
 
 
-class Caller:
-    """A connection to a node that gives."""
-
-    def __init__(self, addresses: Sequence[str], port: int, token: str, seconds: float) -> None:
-        """Call the first address where somebody answers who has the token; else raise Broken."""
-        deadline = time.monotonic() + seconds
-        problems: list[str] = []
-        for address in addresses:
-            try:
-                connection = socket.create_connection((address, port), timeout=DIAL_SECONDS)
-            except OSError as error:
-                problems.append(f"{address}: {why(error)}")
-                continue
-            self.wire = Wire(connection, token, "spoke", deadline)
-            try:
-                self.wire.greet()
-            except Broken as broken:
-                self.wire.close()
-                problems.append(f"{address}: {broken}")
-                continue
-            return
-        raise Broken("; ".join(problems) or "there is no address to call")
-
-    def fetch(
-        self,
-        wanted: Sequence[tuple[str, int]],
-        take: Callable[[str, memoryview], None],
-        absent: Callable[[str], None] | None = None,
-    ) -> None:
-        """Fetch files (name, size); take() gets their contents, one after the other, in pieces.
-
-        absent() hears of those that are not there; without it the first one is an error.
-        """
-        groups = list(in_groups(wanted))
-        for group in groups[:AHEAD]:
-            self.ask(group)
-        for number, group in enumerate(groups, AHEAD):
-            for name, size in group:
-                here, count = RECORD.unpack(b"".join(self.wire.pieces(RECORD.size)))
-                if not here and absent is not None:
-                    absent(name)
-                    continue
-                if not here or count != size:
-                    raise Broken(f"it has no {name} of {size} bytes")
-                for piece in self.wire.pieces(size) if size else (memoryview(b""),):
-                    take(name, piece)
-            if number < len(groups):
-                self.ask(groups[number])
-
-    def ask(self, group: Sequence[tuple[str, int]]) -> None:
-        self.wire.send(ASK, json.dumps([name for name, _ in group]).encode("ascii"))
-
-    def close(self) -> None:
-        self.wire.close()
+def call(giver: GivingNode) -> NodeWire:
+    """Call the first address where a node answers that has the token; else raise Broken."""
+    problems: list[str] = []
+    for address in giver.addresses:
+        try:
+            connection = socket.create_connection((address, giver.port), timeout=DIAL_SECONDS)
+        except OSError as error:
+            problems.append(f"{address}: {why(error)}")
+            continue
+        wire = NodeWire(connection, giver.token, "spoke")
+        try:
+            wire.greet()
+        except (Broken, ValueError) as broken:
+            wire.close()
+            problems.append(f"{address}: {broken}")
+            continue
+        return wire
+    raise Broken("; ".join(problems) or "there is no address to call")
 
 
 def why(error: OSError) -> str:
@@ -87,98 +45,84 @@ def why(error: OSError) -> str:
     return os.strerror(error.errno).lower() if known and error.errno else str(error)
 
 
-def in_groups(wanted: Iterable[tuple[str, int]]) -> Iterator[list[tuple[str, int]]]:
-    group: list[tuple[str, int]] = []
-    count = 0
-    for name, size in wanted:
-        group.append((name, size))
-        count += len(name)
-        if len(group) == GROUP_FILES or count > GROUP_BYTES:
-            yield group
-            group, count = [], 0
-    if group:
-        yield group
+def receive_files(
+    wire: NodeWire,
+    wanted: Sequence[tuple[int, int, int]],
+    take: Callable[[int, int, memoryview], None],
+) -> list[int]:
+    """Receive files (number, offset, size); return the numbers of those that are not there.
+
+    `take` gets their contents in pieces, with the number and the offset of each.
+    """
+    wire.send({"files": [(number, offset) for number, offset, size in wanted if offset < size]})
+    absent = []
+    for number, offset, size in wanted:
+        if offset == size:
+            take(number, offset, memoryview(b""))
+        at = offset
+        while at < size:
+            piece = wire.receive()
+            if isinstance(piece, dict):
+                absent.append(number)
+                break
+            if len(piece) > size - at:
+                raise Broken("not one of us")
+            if piece:
+                take(number, at, memoryview(piece))
+            at += len(piece)
+    return absent
 
 
 class Taking:
-    """Work in a thread that takes files; `seen` counts their bytes."""
+    """What is taken from another node; `size` counts the bytes that have come."""
 
-    def __init__(self, work: Callable[[Taking], None]) -> None:
-        self.work = work
-        self.seen = 0
-        self.incoming: Incoming | None = None
-        self.caller: Caller | None = None
+    def __init__(self, incoming: IncomingFiles, giver: GivingNode) -> None:
+        self.incoming, self.giver = incoming, giver
+        self.size = 0
+        self.wire: NodeWire | None = None
         self.problem = ""
-        self.ended = False
         self.over = threading.Event()
+        self.ended = False
         threading.Thread(target=self.run, daemon=True).start()
 
     def run(self) -> None:
         try:
-            self.work(self)
-        except Exception as error:  # noqa: BLE001  the head hears of it, whatever it is
+            self.wire = call(self.giver)
+            if self.ended:
+                raise Broken("it is no longer wanted")
+            self.fill(self.wire)
+        except Exception as error:  # noqa: BLE001  The head hears of it, whatever it is.
             self.problem = str(error) or type(error).__name__
         finally:
-            if self.caller is not None:
-                self.caller.close()
+            if self.wire is not None:
+                self.wire.close()
+            self.incoming.abandon()
             self.over.set()
 
-    def call(self, giver: GivingNode, seconds: float) -> Caller:
-        """Connect to the node that gives."""
-        self.caller = Caller(giver.addresses, giver.port, giver.token, seconds)
-        if self.ended:
-            raise Broken("it is no longer wanted")
-        return self.caller
+    def fill(self, wire: NodeWire) -> None:
+        """Fetch what is lacking of the manifest; note what could not come or be written."""
+        incoming, entries = self.incoming, self.incoming.target.entries
+        starts = {half.number: half.have for half in incoming.lacking.begun if not half.whole}
+        wanted = [(at, starts.get(at, 0), entries[at].size) for at in sorted(incoming.missing)]
 
-    def fill(self, caller: Caller, incoming: Incoming) -> None:
-        """Fetch what is lacking of a manifest; note what could not be written."""
-        entries, at = incoming.target.entries, dict.fromkeys(incoming.missing, 0)
-        at.update((half.number, half.have) for half in incoming.lacking.begun if not half.whole)
-        wanted = [(f"{n}:{at[n]}", entries[n].size - at[n]) for n in sorted(incoming.missing)]
-        absent: list[str] = []
+        def write(number: int, offset: int, piece: memoryview) -> None:
+            incoming.put(FilePart(number, offset, len(piece)), piece)
+            self.size += len(piece)
 
-        def write(name: str, piece: memoryview) -> None:
-            number = int(name.partition(":")[0])
-            incoming.put(Part(number, at[number], len(piece)), piece)
-            at[number] += len(piece)
-            self.seen += len(piece)
+        problems = [
+            f"it has no {os.fsdecode(entries[number].path)}"
+            for number in receive_files(wire, wanted, write)
+        ]
+        self.problem = next(iter([*problems, *incoming.failed.values()]), "")
 
-        try:
-            caller.fetch(wanted, write, absent.append)
-        finally:
-            incoming.abandon()
-        for name in absent:
-            path = os.fsdecode(entries[int(name.partition(":")[0])].path)
-            self.problem = self.problem or f"it has no {path}"
-        self.problem = self.problem or next(iter(incoming.failed.values()), "")
-
-    def progress(self, seconds: float) -> Taken:
+    def progress(self, seconds: float) -> TakeProgress:
         """Say how far it is, at its end or after some seconds."""
         over = self.over.wait(seconds)
-        lacking = None
-        if over and self.incoming is not None:
-            lacking = self.incoming.lacking.replace(failed=self.incoming.failed)
-        return Taken(size=self.seen, over=over, problem=self.problem, lacking=lacking)
+        return TakeProgress(size=self.size, over=over, problem=self.problem)
 
     def end(self) -> None:
         """Give up what is under way, and wait until nothing more is written."""
         self.ended = True
-        if self.caller is not None:
-            self.caller.close()
+        if self.wire is not None:
+            self.wire.close()
         self.over.wait(END_SECONDS)
-
-
-def take(request: Take, into: Callable[[bytes], Incoming]) -> Taking:
-    """Begin to take what is lacking of a manifest, which the other node gives, too."""
-
-    def work(taking: Taking) -> None:
-        caller, received = taking.call(request.giver, request.seconds), bytearray()
-        caller.fetch([(LIST, request.size)], lambda _, piece: received.extend(piece))
-        listing = bytes(received)
-        if manifest.digest_of(listing) != request.manifest:
-            raise ValueError("the list of the files was damaged on its way")
-        incoming = taking.incoming = into(listing)
-        incoming.compare()
-        taking.fill(caller, incoming)
-
-    return Taking(work)

@@ -1,7 +1,7 @@
 """Names what a head asks to move files: from it to a node, from node to node, and home.
 
-Whoever has files describes them in a manifest (protocol/manifest.py); whoever is to have them says
-which are lacking. From then on a file is its number in that manifest.
+The machine that has files describes them in a manifest (protocol/manifest.py); the one that is to
+have them says which are lacking. From then on a file is its number in that manifest.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from orchestrator.protocol.requests.machine import ProbeTarget
 from orchestrator.protocol.requests.request import Nothing, Request
 
 LARGEST_BATCH_BYTES = 1 << 24  # of contents in one request, unpacked
+PIECE_BYTES = 1 << 19  # of a file in one answer
 
 # -- where ------------------------------------------------------------------------------------
 
 STORE = "store"  # contents by their digest: a snapshot is made of them (CheckOut)
 DIRECTORY = "directory"  # the user's own: what differs is overwritten, half files are continued
-PRIVATE = "private"  # a directory that is for the user alone, whatever the files' modes are
 HANDED = "handed"  # what the ranks of a job are handed when it starts: private, gone with the job
 
 
@@ -37,7 +37,7 @@ class Place(Message):
 # -- from the head to a node ------------------------------------------------------------------
 
 
-class Begun(Message):
+class PartlyThere(Message):
     """A file that is here in part, or of the same size with another time."""
 
     number: Count
@@ -50,7 +50,7 @@ class Lacking(Message):
     """The files of a manifest that are not here as they were described."""
 
     ranges: tuple[tuple[Count, Count], ...]  # first and last number
-    begun: tuple[Begun, ...] = ()  # of these
+    begun: tuple[PartlyThere, ...] = ()  # of these
     failed: dict[int, str]  # number -> why it cannot be here
 
 
@@ -67,13 +67,13 @@ class Offer(Request[Lacking], do="offer"):
     after: str = ""  # and of this one
 
 
-class Written(Message):
+class FailedWrites(Message):
     """The files of an offer that could not be written so far."""
 
     failed: dict[int, str]  # number -> why
 
 
-class Contents(Request[Written], do="contents"):
+class Contents(Request[FailedWrites], do="contents"):
     """Write parts of the files that were offered last, packed in the pieces before."""
 
     size: Count  # unpacked
@@ -84,7 +84,7 @@ PART = struct.Struct(">IQI32s")
 UNKNOWN = bytes(32)
 
 
-class Part(NamedTuple):
+class FilePart(NamedTuple):
     """The head of some bytes of one file, which follow it in `Contents`."""
 
     number: int
@@ -97,7 +97,7 @@ class Part(NamedTuple):
         return PART.pack(self.number, self.offset, self.size, total)
 
 
-def parts_of(data: bytes) -> Iterator[tuple[Part, memoryview]]:
+def parts_of(data: bytes) -> Iterator[tuple[FilePart, memoryview]]:
     """Yield the parts of one request."""
     view, at = memoryview(data), 0
     while at < len(view):
@@ -108,7 +108,7 @@ def parts_of(data: bytes) -> Iterator[tuple[Part, memoryview]]:
         if len(view) - at < size:
             raise Nonsense(f"a part of {size} bytes that is cut off")
         known = "" if total == UNKNOWN else total.hex()
-        yield Part(number, offset, size, known), view[at : at + size]
+        yield FilePart(number, offset, size, known), view[at : at + size]
         at += size
 
 
@@ -122,22 +122,19 @@ class Giving(Message):
 
 
 class Give(Request[Giving], do="give"):
-    """Give the files of a manifest to nodes that have the token.
+    """Give the files of the manifest that was offered last to nodes that have the token.
 
-    A manifest in the pieces before is of files that are here. Else it is one that was offered, or
-    that is still to be taken from another node: each file is given once it has come.
+    Those that are still to come are given once they have come. With `here`, the pieces before hold
+    a manifest, and its files are in this place.
     """
 
-    manifest: str  # its digest
-    place: Place
     token: str
     seconds: float
+    here: Optional[Place] = None
 
 
 class EndGiving(Request[Nothing], do="end_giving"):
-    """Give the files of a manifest to no more nodes."""
-
-    manifest: str  # its digest
+    """Give files to no more nodes."""
 
 
 class GivingNode(Message):
@@ -149,31 +146,28 @@ class GivingNode(Message):
 
 
 class Take(Request[Nothing], do="take"):
-    """Begin to take what is lacking of a manifest from a node that gives; it gives the list, too.
+    """Begin to take what is lacking of the manifest that was offered last from a node that gives.
 
-    Every checksum is in it.
+    Every checksum is in that manifest.
     """
 
-    manifest: str  # its digest
-    size: Count  # of the list, unpacked
-    into: Place
     giver: GivingNode
-    seconds: float
 
 
-class Taken(Message):
-    """Tell how far the transfer is; a problem ends it."""
+class TakeProgress(Message):
+    """How far the transfer from another node is; a problem ends it."""
 
-    size: Count  # bytes that have come
+    # Bytes that have come.
+    size: Count
     over: bool
     problem: str = ""
-    lacking: Optional[Lacking] = None  # what was lacking when it began, and what failed
 
 
-class AskTaken(Request[Taken], do="ask_taken"):
+class AskTaken(Request[TakeProgress], do="ask_taken"):
     """Ask how far the transfer is; the answer comes at its end, or a moment later."""
 
-    end: bool = False  # give it up, and answer when nothing more is written
+    # Give it up, and answer when nothing more is written.
+    end: bool = False
 
 
 # -- code -------------------------------------------------------------------------------------
@@ -241,48 +235,30 @@ class Outputs(Request[OutputFiles], do="outputs"):
     beside: float = 0.0
 
 
-class Files(Request[OutputFiles], do="files"):
+class ListPath(Request[OutputFiles], do="files"):
     """List any file or directory of the node."""
 
     path: str  # absolute, below ~, or below the directory
     directory: str  # or the home directory, where it is not there
 
 
-class Checkpoints(Request[OutputFiles], do="checkpoints"):
-    """List the files of checkpoints that this node has, whole ones and parts."""
-
-    experiment: str = ""  # what its jobs left in their run directories,
-    directory: str = ""  # or what is in a directory of the user's
-
-
-class OutputPiece(Message):
+class FilePiece(Message):
     """Bytes of a file; none at its end."""
 
     data: bytes
+    # The SHA-256 of the file up to the end of these, if it was asked for.
+    sum: str = ""
 
 
-class Output(Request[OutputPiece], do="output"):
+class ReadFile(Request[FilePiece], do="read_file"):
     """Send a piece of one of the listed files."""
 
     place: str
     path: str
-    offset: int
-
-
-class OutputSum(Message):
-    """The SHA-256 of some bytes, and how many there were."""
-
-    sum: str
-    size: Count
-
-
-class SumOutput(Request[OutputSum], do="sum_output"):
-    """Hash a part of one of the listed files."""
-
-    place: str
-    path: str
     offset: Count
-    size: Count
+    # At most PIECE_BYTES; 0 with a sum asks for that of the bytes before the offset.
+    size: Count = PIECE_BYTES
+    with_sum: bool = False
 
 
 # -- what the master of a job wrote ---------------------------------------------------------------

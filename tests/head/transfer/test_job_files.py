@@ -10,14 +10,13 @@ import os
 import shutil
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import pytest
 
 from orchestrator.common.errors import CheckFailed, NodeError, StoppedEarly
-from orchestrator.head.transfer import job_files
+from orchestrator.head.transfer import job_files, spread
 from orchestrator.head.transfer.job_files import JobPeer, bring_job_files
 from orchestrator.node.job import resume_dir
 from orchestrator.node.job.run_directory import RunDir
@@ -91,7 +90,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
     (tmp_path / "shm").mkdir()
     monkeypatch.setattr(resume_dir, "MEMORY", str(tmp_path / "shm"))
-    monkeypatch.setattr(job_files, "RULES", replace(job_files.RULES, pauses=(0.0,)))
+    monkeypatch.setattr(spread, "RETRY_SECONDS", 0.0)
     yield tmp_path
 
 

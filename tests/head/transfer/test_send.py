@@ -22,14 +22,14 @@ from orchestrator.head.transfer import contents
 from orchestrator.head.transfer.code import former, shared
 from orchestrator.head.transfer.code.listing import Rules
 from orchestrator.head.transfer.code.scan import Limits, Scan
-from orchestrator.head.transfer.contents import Batch, Contents
+from orchestrator.head.transfer.contents import Batch, SharedBatches
 from orchestrator.head.transfer.index import note_of
 from orchestrator.head.transfer.send import Outbox, Sent
 from orchestrator.head.transfer.spread import NEVER, PassingOn, first_failed, peers, send_to_all
 from orchestrator.head.transfer.tree import Tree
 from orchestrator.protocol.manifest import FILE, Entry
 from orchestrator.protocol.requests.machine import Probe, ProbeTarget
-from orchestrator.protocol.requests.transfer import STORE, Begun, CheckedOut, CheckOut, Place
+from orchestrator.protocol.requests.transfer import STORE, CheckedOut, CheckOut, PartlyThere, Place
 from tests.head.plan.probed import facts
 
 FILES = {"a.py": b"a = 1\n", "empty": b"", "large": os.urandom(300_000) + bytes(700_000)}
@@ -161,15 +161,15 @@ def test_what_arrived_before_a_cut_stays(
     work: Path, nodes: list[Reached], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     tree = scan(work)
-    real = Contents.get
+    real = SharedBatches.get
 
-    def cut(self: Contents, number: int) -> Batch | None:
+    def cut(self: SharedBatches, number: int) -> Batch | None:
         if number == 5:
             nodes[0].channel.close()
         return real(self, number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Contents, "get", cut)
+        patch.setattr(SharedBatches, "get", cut)
         (broken,) = send_tree(nodes[:1], tree)
     assert isinstance(broken, NodeError)
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home0"))
@@ -230,7 +230,7 @@ def test_a_node_that_is_behind_gets_the_same(work: Path, monkeypatch: pytest.Mon
     count = len(own.cuts)
     assert count > 5
     first = [own.get(number) for number in range(count)]
-    assert len(own.batches) <= 2 and own.get(count) is None
+    assert own.begin.cache_info().currsize <= 2 and own.get(count) is None
     assert [own.get(number) for number in range(count)] == first
     outbox.close()
 
@@ -266,7 +266,7 @@ def test_a_disk_that_lags_behind_stops_a_launch(
     def stale(self: NodeChannel, request: object, timeout: float) -> object:
         answer = real(self, request, timeout)  # type: ignore[type-var]
         old = hashlib.sha256(FILES["a.py"]).hexdigest()
-        seen = Begun(number=0, have=6, sum=old, whole=True)
+        seen = PartlyThere(number=0, have=6, sum=old, whole=True)
         stale = answer.replace(ranges=((0, 0),), begun=(seen,))
         return stale if self is nodes[1].channel else answer
 

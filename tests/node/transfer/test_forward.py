@@ -8,7 +8,6 @@ import itertools
 import os
 import secrets
 import socket
-import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -19,21 +18,17 @@ import pytest
 
 from orchestrator.common.folder import Partial
 from orchestrator.node.peers.signed_connection import Broken
-from orchestrator.node.transfer import directory, give, take, wire
+from orchestrator.node.transfer import directory, give, take
+from orchestrator.node.transfer import wire as wires
 from orchestrator.node.transfer.code.store import Store, ToStore
-from orchestrator.node.transfer.directory import Directory
-from orchestrator.node.transfer.give import Giver, Source
-from orchestrator.node.transfer.receive import Incoming
-from orchestrator.node.transfer.take import Caller, Taking
-from orchestrator.protocol import manifest
+from orchestrator.node.transfer.directory import TargetDirectory
+from orchestrator.node.transfer.give import GivenFiles, Giver
+from orchestrator.node.transfer.receive import IncomingFiles
+from orchestrator.node.transfer.take import Taking
+from orchestrator.node.transfer.wire import NodeWire
+from orchestrator.protocol import frames, manifest
 from orchestrator.protocol.manifest import FILE, Entry
-from orchestrator.protocol.requests.transfer import (
-    STORE,
-    GivingNode,
-    Part,
-    Place,
-    Take,
-)
+from orchestrator.protocol.requests.transfer import FilePart, GivingNode
 
 TOKEN = secrets.token_hex(32)
 SECONDS = 20.0
@@ -65,8 +60,8 @@ def giving() -> Iterator[list[Giver]]:
         giver.close()
 
 
-def start(giving: list[Giver], source: Source, seconds: float = SECONDS) -> GivingNode:
-    giving.append(Giver(TOKEN, source, seconds))
+def start(giving: list[Giver], files: GivenFiles, seconds: float = SECONDS) -> GivingNode:
+    giving.append(Giver(TOKEN, lambda: files, seconds))
     return GivingNode(addresses=("127.0.0.1",), port=giving[-1].port, token=TOKEN)
 
 
@@ -85,21 +80,19 @@ def end_of(taking: Taking) -> str:
 # -- a manifest -------------------------------------------------------------------------------
 
 
-def incoming(store: Store) -> Incoming:
-    return Incoming(ToStore(store, ENTRIES, LISTING), LISTING)
+def incoming(store: Store) -> IncomingFiles:
+    return IncomingFiles(ToStore(store, ENTRIES, LISTING))
 
 
-def take_all(place: Incoming, giver: GivingNode) -> Taking:
-    request = Take(
-        manifest=DIGEST, size=len(LISTING), into=Place(kind=STORE), giver=giver, seconds=SECONDS
-    )
-    return take.take(request, lambda _: place)
+def take_all(place: IncomingFiles, giver: GivingNode) -> Taking:
+    place.compare()
+    return Taking(place, giver)
 
 
-def put(place: Incoming, path: bytes, content: bytes) -> None:
+def put(place: IncomingFiles, path: bytes, content: bytes) -> None:
     number = [entry.path for entry in ENTRIES].index(path)
     if number in place.missing:
-        place.put(Part(number, 0, len(content)), memoryview(content))
+        place.put(FilePart(number, 0, len(content)), memoryview(content))
 
 
 def test_files_go_down_a_chain_while_they_come(
@@ -112,14 +105,14 @@ def test_files_go_down_a_chain_while_they_come(
         put(places[0], path, CONTENTS[path])
     assert not any(taking.over.is_set() for taking in takings)
     deadline = time.monotonic() + SECONDS
-    while takings[1].seen < 700_000 and time.monotonic() < deadline:
+    while takings[1].size < 700_000 and time.monotonic() < deadline:
         takings[1].over.wait(0.01)
-    assert takings[1].seen == 700_000  # the last of the chain has it before the first has all
+    assert takings[1].size == 700_000  # the last of the chain has it before the first has all
     for path, content in CONTENTS.items():
         put(places[0], path, content)
     assert [end_of(taking) for taking in takings] == ["", ""]
     size = sum(map(len, set(CONTENTS.values())))
-    assert [taking.seen for taking in takings] == [size] * 2
+    assert [taking.size for taking in takings] == [size] * 2
     for place in places:
         store = place.target.store  # type: ignore[attr-defined]
         assert store.lacking(store.tree(DIGEST)) == []
@@ -127,10 +120,10 @@ def test_files_go_down_a_chain_while_they_come(
     again = take_all(places[2], start(giving, places[0]))
     progress = again.progress(SECONDS)
     assert (progress.problem, progress.size) == ("", 0)
-    assert progress.lacking is not None and progress.lacking.ranges == ()
+    assert places[2].lacking.ranges == ()
 
 
-def filled(place: Incoming) -> Incoming:
+def filled(place: IncomingFiles) -> IncomingFiles:
     place.compare()
     for path, content in CONTENTS.items():
         put(place, path, content)
@@ -140,7 +133,7 @@ def filled(place: Incoming) -> Incoming:
 def test_what_is_false_does_not_enter_a_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, giving: list[Giver]
 ) -> None:
-    """A content that rotted there, one that is not there any more, and another list."""
+    """A content that rotted there, and one that is not there any more."""
     stores = [new_store(tmp_path / str(number), monkeypatch) for number in range(2)]
     there = filled(incoming(stores[0]))
     (rotten,) = (entry for entry in ENTRIES if entry.path == b"many/300")
@@ -152,31 +145,6 @@ def test_what_is_false_does_not_enter_a_store(
     there.failed[5] = "it could not be written"
     again = take_all(incoming(new_store(tmp_path / "3", monkeypatch)), start(giving, there))
     assert end_of(again) == f"it has no {os.fsdecode(ENTRIES[5].path)}"
-    liar = Incoming(there.target, LISTING[::-1], all_here=True)
-    empty = incoming(new_store(tmp_path / "2", monkeypatch))
-    assert "damaged on its way" in end_of(take_all(empty, start(giving, liar)))
-
-
-def test_a_list_larger_than_a_frame_comes_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, giving: list[Giver]
-) -> None:
-    same = sum_of(b"x").encode()
-    entries = tuple(Entry(b"%06d" % number, FILE, 0o644, 1, same) for number in range(8000))
-    listing = manifest.packed(entries)
-    assert len(listing) > wire.LARGEST_BYTES
-    stores = [new_store(tmp_path / str(number), monkeypatch) for number in range(2)]
-    here, there = (Incoming(ToStore(store, entries, listing), listing) for store in stores)
-    here.compare()
-    here.put(Part(0, 0, 1), memoryview(b"x"))
-    request = Take(
-        manifest=manifest.digest_of(listing),
-        size=len(listing),
-        into=Place(kind=STORE),
-        giver=start(giving, here),
-        seconds=SECONDS,
-    )
-    assert end_of(take.take(request, lambda _: there)) == ""
-    assert stores[1].lacking(stores[1].tree(request.manifest)) == []
 
 
 def test_a_half_file_is_continued_from_another_node(tmp_path: Path, giving: list[Giver]) -> None:
@@ -185,25 +153,18 @@ def test_a_half_file_is_continued_from_another_node(tmp_path: Path, giving: list
     (tmp_path / "here").mkdir()
     (tmp_path / "here/file").write_bytes(content)
     entries = (Entry(b"file", FILE, 0o640, 300_000, sum_of(content).encode(), 5_000_000_000),)
-    listing = manifest.packed(entries)
-    here = Incoming(Directory(tmp_path / "here", entries, 0o022), listing, all_here=True)
-    request = Take(
-        manifest=manifest.digest_of(listing),
-        size=len(listing),
-        into=Place(),
-        giver=start(giving, here),
-        seconds=SECONDS,
-    )
+    here = IncomingFiles(TargetDirectory(tmp_path / "here", entries, 0o022), all_here=True)
+    giver = start(giving, here)
     for damage, came, problem in ((0, 100_000, ""), (1, 100_000, "file came with another content")):
-        target = Directory(tmp_path / f"there{damage}", entries, 0o022)
+        target = TargetDirectory(tmp_path / f"there{damage}", entries, 0o022)
         target.folder.make()
         part = Partial(target.folder, ["file"], directory.LABEL)
         half = bytearray(content[:200_000])
         half[7] ^= damage
         (target.folder.root / part.hidden).write_bytes(half)
         part.close()
-        taking = take.take(request, lambda _, target=target: Incoming(target, listing))  # type: ignore[misc]
-        assert (end_of(taking), taking.seen) == (problem, came)
+        taking = take_all(IncomingFiles(target), giver)
+        assert (end_of(taking), taking.size) == (problem, came)
         found = {path.name for path in target.folder.root.iterdir()}
         assert found == (set() if damage else {"file"})
     status = (tmp_path / "there0/file").stat()
@@ -213,53 +174,63 @@ def test_a_half_file_is_continued_from_another_node(tmp_path: Path, giving: list
 # -- who may ----------------------------------------------------------------------------------
 
 
+LATE, ABSENT = 1, 2
+
+
 class Words:
-    """One file that is there, and one that never comes."""
+    """One file that is there, one that never comes, and one that there is not."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.path.write_bytes(b"words")
-        self.opened: list[str] = []
+        self.opened: list[int] = []
 
-    def open(self, name: str) -> BinaryIO | None:
-        self.opened.append(name)
-        if name == "late":
-            return None
-        if name != "words":
-            raise LookupError(name)
-        return self.path.open("rb")
+    def open(self, number: int) -> BinaryIO | None:
+        self.opened.append(number)
+        if number == ABSENT:
+            raise LookupError(number)
+        return None if number == LATE else self.path.open("rb")
+
+    def size(self, number: int) -> int:
+        return 5
 
     def wait(self, seconds: float) -> None:
         time.sleep(min(seconds, 0.05))
 
 
+def fetch(wire: NodeWire, *wanted: tuple[int, int]) -> bytes:
+    """Fetch files by number and size; return what came of them."""
+    got = bytearray()
+    absent = take.receive_files(
+        wire, [(number, 0, size) for number, size in wanted], lambda *part: got.extend(part[2])
+    )
+    if absent:
+        raise Broken(f"it has no {absent}")
+    return bytes(got)
+
+
 def test_who_has_not_the_token_gets_nothing(tmp_path: Path, giving: list[Giver]) -> None:
     words = Words(tmp_path / "words")
-    port = start(giving, words).port
-    stranger = Caller(["127.0.0.1"], port, secrets.token_hex(32), SECONDS)
+    giver = start(giving, words)
     with pytest.raises(Broken, match=r"hung up|reset"):
-        stranger.fetch([("words", 5)], lambda *_: None)
-    with socket.create_connection(("127.0.0.1", port)) as line:
+        take.call(giver.replace(token=secrets.token_hex(32)))
+    with socket.create_connection(("127.0.0.1", giver.port)) as line:
         line.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(200))
         heard = b""
         while data := _received(line):
             heard += data
     assert len(heard) == 32  # a random number
     assert words.opened == []
-    mirror = Caller(["127.0.0.1"], port, TOKEN, SECONDS)
-    mirror.wire.send(wire.DATA)  # not a question
+    mirror = take.call(giver)
+    mirror.send_piece(b"no question")
     with pytest.raises(Broken):
-        mirror.wire.receive()
-    known = Caller(["127.0.0.1"], port, TOKEN, SECONDS)
-    got = bytearray()
-    known.fetch([("words", 5)], lambda _, piece: got.extend(piece))
-    assert got == b"words"
-    with pytest.raises(Broken, match="no other of 5 bytes"):
-        known.fetch([("other", 5)], lambda _, piece: got.extend(piece))
-    with pytest.raises(Broken, match="no words of 4 bytes"):
-        Caller(["127.0.0.1"], port, TOKEN, SECONDS).fetch(
-            [("words", 4)], lambda _, piece: got.extend(piece)
-        )
+        mirror.receive()
+    known = take.call(giver)
+    assert fetch(known, (0, 5)) == b"words"
+    with pytest.raises(Broken, match=r"it has no \[2\]"):
+        fetch(known, (ABSENT, 5))
+    with pytest.raises(Broken, match="not one of us"):
+        fetch(known, (0, 4))
 
 
 def _received(line: socket.socket) -> bytes:
@@ -271,22 +242,18 @@ def _received(line: socket.socket) -> bytes:
 
 def test_strangers_take_no_callers_place(tmp_path: Path, giving: list[Giver]) -> None:
     """They stay for as long as they may and say nothing, and come again and again."""
-    port = start(giving, Words(tmp_path / "words")).port
+    giver = start(giving, Words(tmp_path / "words"))
     with contextlib.ExitStack() as lines:
-        for _ in range(give.CALLERS + give.STRANGERS + 8):
-            lines.enter_context(socket.create_connection(("127.0.0.1", port)))
-        got = bytearray()
-        caller = Caller(["127.0.0.1"], port, TOKEN, SECONDS)
-        caller.fetch([("words", 5)], lambda _, piece: got.extend(piece))
-        assert got == b"words" and len(giving[-1].strangers) <= give.STRANGERS
+        for _ in range(give.MOST_STRANGERS + 8):
+            lines.enter_context(socket.create_connection(("127.0.0.1", giver.port)))
+        assert fetch(take.call(giver), (0, 5)) == b"words"
+        assert len(giving[-1].strangers) <= give.MOST_STRANGERS
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
 def test_nodes_without_ipv4_give_and_take(tmp_path: Path, giving: list[Giver]) -> None:
-    got = bytearray()
-    caller = Caller(["::1"], start(giving, Words(tmp_path / "words")).port, TOKEN, SECONDS)
-    caller.fetch([("words", 5)], lambda _, piece: got.extend(piece))
-    assert got == b"words"
+    giver = start(giving, Words(tmp_path / "words")).replace(addresses=("::1",))
+    assert fetch(take.call(giver), (0, 5)) == b"words"
 
 
 def test_a_list_that_asks_for_what_nobody_has_is_no_answer(
@@ -295,29 +262,27 @@ def test_a_list_that_asks_for_what_nobody_has_is_no_answer(
     """Names that lead elsewhere, offsets beyond any file: only those of the manifest are given."""
     (tmp_path / "file").write_bytes(b"12345")
     entries = (Entry(b"file", FILE, 0o640, 5, sum_of(b"12345").encode()),)
-    listing = manifest.packed(entries)
-    here = Incoming(Directory(tmp_path, entries, 0o022), listing, all_here=True)
-    place = start(giving, here)
-    for name in ("../../etc/passwd", "/etc/passwd", "1:0", "-1:0", "0:" + "9" * 30, "\u00b2:0"):
-        caller = Caller(place.addresses, place.port, TOKEN, SECONDS)
-        with pytest.raises(Broken):
-            caller.fetch([(name, 5)], lambda *_: None)
+    here = IncomingFiles(TargetDirectory(tmp_path, entries, 0o022), all_here=True)
+    giver = start(giving, here)
+    for wrong in ("../../etc/passwd", ["/etc/passwd", 0], [1, 0], [-1, 0], [0, -1], [0, 10**30]):
+        wire = take.call(giver)
+        wire.send({"files": [wrong]})
+        with contextlib.suppress(Broken):
+            assert isinstance(wire.receive(), dict)
 
 
 def test_a_listener_that_has_not_the_token_is_no_giver(giving: list[Giver]) -> None:
     """It could send anything: nothing of it is believed."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        caller = Caller(["127.0.0.1"], answering(server), TOKEN, SECONDS)
+        giver = GivingNode(addresses=("127.0.0.1",), port=answering(server), token=TOKEN)
         with pytest.raises(Broken, match="not one of us"):
-            caller.fetch([("words", 5)], lambda *_: None)
+            take.call(giver)
 
 
 def answering(server: socket.socket) -> int:
     def answer() -> None:
         connection, _ = server.accept()
-        record = give.RECORD.pack(True, 5) + b"wrong"
-        frame = wire.FRAME.pack(wire.DATA, len(record), bytes(32)) + record
-        connection.sendall(b"0" * 32 + frame)
+        connection.sendall(b"0" * 32 + frames.header(frames.JSON, 34) + bytes(32) + b"{}")
         with connection:
             while connection.recv(100):
                 pass
@@ -330,7 +295,7 @@ def answering(server: socket.socket) -> int:
 def test_contents_that_are_changed_on_the_way_are_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, giving: list[Giver]
 ) -> None:
-    """Somebody between both nodes sees everything; only the kinds and sizes are signed."""
+    """Somebody between both nodes sees everything; only the questions are signed."""
     stores = [new_store(tmp_path / str(number), monkeypatch) for number in range(2)]
     real = start(giving, filled(incoming(stores[0])))
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -361,14 +326,13 @@ def forge(server: socket.socket, port: int) -> None:
 
 
 def test_frames_cannot_be_sent_twice(giving: list[Giver], tmp_path: Path) -> None:
-    caller = Caller(["127.0.0.1"], start(giving, Words(tmp_path / "x")).port, TOKEN, SECONDS)
-    payload = b'["words"]'
-    mark = wire.ASK + struct.pack(">I", len(payload))
-    frame = mark + caller.wire.signature.sign(mark + payload) + payload
-    caller.wire.connection.sendall(frame + frame)
-    assert caller.wire.receive()[0] == wire.DATA
+    wire = take.call(start(giving, Words(tmp_path / "x")))
+    text = b'{"files": [[0, 0]]}'
+    frame = frames.header(frames.JSON, 32 + len(text)) + wire.signature.sign(text) + text
+    wire.connection.sendall(frame + frame)
+    assert wire.receive() == b"words"
     with pytest.raises(Broken, match=r"hung up|reset"):
-        caller.wire.receive()
+        wire.receive()
 
 
 # -- when it does not go on -------------------------------------------------------------------
@@ -378,39 +342,37 @@ def test_a_giver_that_is_silent_is_given_up(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, giving: list[Giver]
 ) -> None:
     """And one that waits itself is not: it says so."""
-    monkeypatch.setattr(wire, "QUIET_SECONDS", 0.5)
-    monkeypatch.setattr(give, "BEAT", 0.1)
-    place = start(giving, Words(tmp_path / "words"))
-    waiting = Caller(place.addresses, place.port, TOKEN, 1.5)
+    monkeypatch.setattr(wires, "QUIET_SECONDS", 0.5)
+    monkeypatch.setattr(give, "BEAT_SECONDS", 0.1)
+    giver = start(giving, Words(tmp_path / "words"), seconds=1.5)
+    waiting = take.call(giver)
     began = time.monotonic()
-    with pytest.raises(Broken, match="takes too long"):
-        waiting.fetch([("late", 5)], lambda *_: None)
+    with pytest.raises(Broken, match=r"hung up|reset"):
+        fetch(waiting, (LATE, 5))
     assert time.monotonic() - began > 1.0
     with socket.create_server(("127.0.0.1", 0)) as silent:
+        giver = giver.replace(port=silent.getsockname()[1])
         with pytest.raises(Broken, match=r"silent for 0\.5 s"):
-            Caller(["127.0.0.1"], silent.getsockname()[1], TOKEN, SECONDS)
-        port = silent.getsockname()[1]
+            take.call(giver)
     with pytest.raises(Broken, match="connection refused"):
-        Caller(["127.0.0.1"], port, TOKEN, SECONDS)
+        take.call(giver)
 
 
 def test_an_address_that_is_not_the_givers_is_passed_over(
     tmp_path: Path, giving: list[Giver]
 ) -> None:
-    place = start(giving, Words(tmp_path / "words"))
-    caller = Caller(["255.255.255.255", "127.0.0.2"], place.port, TOKEN, SECONDS)
-    got = bytearray()
-    caller.fetch([("words", 5)] * 1000, lambda _, piece: got.extend(piece))
-    assert got == b"words" * 1000
+    giver = start(giving, Words(tmp_path / "words"))
+    wire = take.call(giver.replace(addresses=("255.255.255.255", "127.0.0.2")))
+    assert fetch(wire, *[(0, 5)] * 1000) == b"words" * 1000
 
 
 def test_a_giver_ends_with_its_time(tmp_path: Path, giving: list[Giver]) -> None:
-    place = start(giving, Words(tmp_path / "words"), seconds=0.3)
-    caller = Caller(place.addresses, place.port, TOKEN, SECONDS)
+    giver = start(giving, Words(tmp_path / "words"), seconds=0.3)
+    wire = take.call(giver)
     with pytest.raises(Broken, match=r"hung up|reset"):
-        caller.fetch([("late", 1)], lambda *_: None)
+        fetch(wire, (LATE, 1))
     with pytest.raises(Broken, match="refused"):
-        Caller(place.addresses, place.port, TOKEN, SECONDS)
+        take.call(giver)
 
 
 # -- files ------------------------------------------------------------------------------------
@@ -427,24 +389,17 @@ def shards(tmp_path: Path) -> Path:
     return tmp_path / "shards"
 
 
-def of_shards(root: Path, *names: bytes) -> Incoming:
+def of_shards(root: Path, *names: bytes) -> IncomingFiles:
     """A directory of a job's for some of these files."""
     entries = tuple(
         Entry(name, FILE, 0o644, len(FILES[name]), sum_of(FILES[name]).encode()) for name in names
     )
-    target = Directory(root, entries, 0o022, private=True, of_job=True)
-    return Incoming(target, manifest.packed(entries), all_here=True)
+    target = TargetDirectory(root, entries, 0o022, private=True)
+    return IncomingFiles(target, all_here=True)
 
 
-def take_files(giving: list[Giver], here: Incoming, there: Incoming) -> Taking:
-    request = Take(
-        manifest=manifest.digest_of(here.listing),
-        size=len(here.listing),
-        into=Place(),
-        giver=start(giving, here),
-        seconds=SECONDS,
-    )
-    return take.take(request, lambda _: there)
+def take_files(giving: list[Giver], here: IncomingFiles, there: IncomingFiles) -> Taking:
+    return take_all(there, start(giving, here))
 
 
 def test_files_go_into_a_private_directory(
@@ -453,7 +408,7 @@ def test_files_go_into_a_private_directory(
     target = tmp_path / "target"
     for names, came in (((b"top",), 3), (tuple(FILES), 600_000), (tuple(FILES), 0)):
         taking = take_files(giving, of_shards(shards, *names), of_shards(target, *names))
-        assert (end_of(taking), taking.seen) == ("", came)
+        assert (end_of(taking), taking.size) == ("", came)
     found = {os.fsencode(path.relative_to(target)): path for path in target.rglob("*")}
     assert set(found) == {*FILES, b"shard"}
     assert all(found[name].read_bytes() == content for name, content in FILES.items())
@@ -467,9 +422,9 @@ def test_only_the_files_of_the_manifest_are_given(
     (shards / "top").unlink()
     (shards / "top").symlink_to("/etc/passwd")
     place = start(giving, here)
-    for name, size in (("2:0", 3), ("3:0", 9), ("-1:0", 9), ("secret", 9), ("../shards/top", 3)):
+    for number, size in ((2, 3), (3, 9), (-1, 9)):
         with pytest.raises(Broken, match="it has no"):
-            Caller(place.addresses, place.port, TOKEN, SECONDS).fetch([(name, size)], print)
+            fetch(take.call(place), (number, size))
     with pytest.raises(ValueError, match="leads out"):
         manifest.unpacked(manifest.packed([Entry(b"../secret", FILE, 0o600, 3, b"")]))
 

@@ -10,17 +10,16 @@ import pytest
 
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.transfer import payload
-from orchestrator.node.transfer.receive import Incoming
-from orchestrator.protocol import manifest
+from orchestrator.node.transfer.receive import IncomingFiles
 from orchestrator.protocol.manifest import FILE, Entry
-from orchestrator.protocol.requests.transfer import Part
+from orchestrator.protocol.requests.transfer import FilePart
 
 
 def keep(run: RunDir, name: str, content: bytes) -> None:
     entry = Entry(name.encode(), FILE, 0o600, len(content), sha256(content).hexdigest().encode())
-    place = Incoming(payload.place(run, [entry]), manifest.packed([entry]))
+    place = IncomingFiles(payload.place(run, [entry]))
     place.compare()
-    place.put(Part(0, 0, len(content)), memoryview(content))
+    place.put(FilePart(0, 0, len(content)), memoryview(content))
 
 
 def test_a_file_becomes_one_of_the_run(home: Path) -> None:

@@ -11,12 +11,12 @@ import pytest
 
 from orchestrator.node.server.visit import Visit
 from orchestrator.node.transfer import directory
-from orchestrator.node.transfer.directory import Directory
+from orchestrator.node.transfer.directory import TargetDirectory
 from orchestrator.node.transfer.moving import Moving
-from orchestrator.node.transfer.receive import Incoming
+from orchestrator.node.transfer.receive import IncomingFiles
 from orchestrator.protocol import manifest
 from orchestrator.protocol.manifest import FILE, Entry
-from orchestrator.protocol.requests.transfer import Contents, Offer, Part, Place
+from orchestrator.protocol.requests.transfer import Contents, FilePart, Offer, Place
 
 CONTENTS = {b"a": b"one", b"b/c": b"", b"d\xff": b"three"}
 SECOND = 1_000_000_000
@@ -33,13 +33,12 @@ def entries(*, summed: bool = True) -> tuple[Entry, ...]:
     )
 
 
-def incoming(root: Path, *, private: bool = False) -> Incoming:
-    listing = manifest.packed(entries())
-    return Incoming(Directory(root, entries(), 0o022, private=private), listing)
+def incoming(root: Path, *, private: bool = False) -> IncomingFiles:
+    return IncomingFiles(TargetDirectory(root, entries(), 0o022, private=private))
 
 
-def put(place: Incoming, number: int, offset: int, data: bytes, total: str = "") -> None:
-    place.put(Part(number, offset, len(data), total), memoryview(data))
+def put(place: IncomingFiles, number: int, offset: int, data: bytes, total: str = "") -> None:
+    place.put(FilePart(number, offset, len(data), total), memoryview(data))
 
 
 def test_files_come_in_pieces_and_each_is_there_when_it_is_whole(tmp_path: Path) -> None:
@@ -89,8 +88,8 @@ def test_the_same_content_with_another_time_is_settled(tmp_path: Path) -> None:
     assert 0 not in dict(enumerate(incoming(tmp_path).compare().ranges)).values()
     assert (tmp_path / "a").stat().st_mtime == 7
     os.utime(tmp_path / "a", (1, 1))
-    listing = manifest.packed(entries(summed=False))  # nobody knows yet what it should hold
-    place = Incoming(Directory(tmp_path, entries(summed=False), 0o022), listing)
+    # Its checksums are not known yet.
+    place = IncomingFiles(TargetDirectory(tmp_path, entries(summed=False), 0o022))
     (begun,) = place.compare().begun
     assert (begun.number, begun.have, begun.sum, begun.whole) == (0, 3, sum_of(b"one"), True)
     put(place, 0, 3, b"", sum_of(b"one"))
@@ -117,7 +116,7 @@ def test_an_error_of_one_batch_is_said_with_the_next(
     moving = Visit(0o022).of(Moving)
     packed = zlib.compress(manifest.packed(entries()))
     moving.offer(Offer(into=Place(directory=str(tmp_path))), packed)
-    data = Part(0, 0, 3).packed() + b"one"
+    data = FilePart(0, 0, 3).packed() + b"one"
     written = moving.contents(Contents(size=len(data), last=True), zlib.compress(data))
     assert written.failed == {0: "No space left on device"}
     with pytest.raises(ValueError, match="not an absolute path"):
@@ -136,7 +135,7 @@ def test_a_directory_is_compared_and_left_as_it_is(tmp_path: Path) -> None:
         Entry(b"b.py", FILE, 0o600, 1, b"", 7),
         Entry(b"c/c.py", FILE, 0o600, 1, b"", 7),
     )
-    lacking = Directory(tmp_path, offered, 0o022).compare(dry_run=True)
+    lacking = TargetDirectory(tmp_path, offered, 0o022).compare(dry_run=True)
     assert lacking.ranges == ((1, 2),)
     assert [(begun.number, begun.sum) for begun in lacking.begun] == [(1, sum_of(b"b"))]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.py", "b.py"]

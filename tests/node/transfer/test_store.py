@@ -34,8 +34,8 @@ from orchestrator.protocol.requests.transfer import (
     CheckedOut,
     CheckOut,
     Contents,
+    FilePart,
     Offer,
-    Part,
     Place,
 )
 from tests.node.running import bare_spec
@@ -76,7 +76,7 @@ def send(_: object = None) -> int:
     lacking = moving.offer(Offer(into=Place(kind=STORE)), zlib.compress(LISTING))
     numbers = list(manifest.numbers_in(lacking.ranges, len(ENTRIES)))
     parts = [(at, CONTENTS[ENTRIES[at].path]) for at in numbers]
-    data = b"".join(Part(at, 0, len(content)).packed() + content for at, content in parts)
+    data = b"".join(FilePart(at, 0, len(content)).packed() + content for at, content in parts)
     written = moving.contents(Contents(size=len(data), last=True), zlib.compress(data))
     assert written.failed == {}
     return len(numbers)

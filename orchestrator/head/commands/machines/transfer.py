@@ -30,7 +30,7 @@ from orchestrator.head.transfer import push as pushing
 from orchestrator.head.transfer.fetch import pull as pulling
 from orchestrator.head.transfer.peer import Moved
 from orchestrator.head.transfer.push import Cargo
-from orchestrator.protocol.requests.transfer import Files, Outputs
+from orchestrator.protocol.requests.transfer import ListPath, Outputs
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment
 
@@ -149,7 +149,7 @@ def pull(options: PullOptions) -> int:
 
 def of_experiment(
     options: PullOptions, experiment: Experiment
-) -> tuple[Transport, list[pulling.Source]]:
+) -> tuple[Transport, list[pulling.PullSource]]:
     """Ask the nodes of a job; without a DST its files go into its own directory here."""
     chosen = options.chosen
     record = experiment.read_record()
@@ -176,21 +176,23 @@ def of_experiment(
             beside=pulling.LIST_SECONDS / 2,
         )
         sources.append(
-            pulling.Source(node.index, node.name, node, question, into, into is not outputs)
+            pulling.PullSource(node.index, node.name, node, question, into, into is not outputs)
         )
     return transport, sources
 
 
-def of_path(options: PullOptions) -> list[pulling.Source]:
+def of_path(options: PullOptions) -> list[pulling.PullSource]:
     """Ask the nodes of the list for a path; the files of each go into a directory for it here."""
     assert options.wanted is not None
     name = PurePosixPath(options.wanted).name
     if name in ("", ".", "..", "~"):
         raise UsageError(f"{options.wanted} has no name that its copy here could have")
     return [
-        pulling.Source(
-            *(target.index, target.node.name, target.node),
-            Files(path=options.wanted, directory=directory(target, None).path),
+        pulling.PullSource(
+            target.index,
+            target.node.name,
+            target.node,
+            ListPath(path=options.wanted, directory=directory(target, None).path),
             Folder((options.destination or Path()) / directory_of(target), private=False),
             replace=True,
         )

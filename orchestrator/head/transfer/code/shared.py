@@ -78,7 +78,7 @@ def check_same(
         sender = Sender(outbox, Peer(node.node.name, node.channel), into)
         lacking = sender.offer(dry_run=True, seconds=COMPARE_SECONDS)
         sums = {begun.number: begun.sum for begun in lacking.begun}
-        numbers = [*sender.numbers(), *lacking.failed]
+        numbers = [*sender.numbers, *lacking.failed]
         return {outbox.tree.entries[at].path: sums.get(at, "") for at in numbers}
 
     answers = fleet.everywhere(reached, ask)

@@ -13,41 +13,37 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Any
 
 from orchestrator.common import files
 from orchestrator.common.folder import Folder, Partial
 from orchestrator.head.connect.channel import Declined, NodeChannel
 from orchestrator.head.transfer.peer import Moved
-from orchestrator.node.transfer.directory import Arriving, Directory, Here, here
-from orchestrator.node.transfer.receive import Incoming, OtherContent
+from orchestrator.node.transfer.directory import Arriving, FoundFile, TargetDirectory, here
+from orchestrator.node.transfer.receive import IncomingFiles, OtherContent
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry, link_is_inside
-from orchestrator.protocol.message import Message
-from orchestrator.protocol.requests.request import Request
 from orchestrator.protocol.requests.transfer import (
-    Output,
+    PIECE_BYTES,
+    FilePart,
+    FilePiece,
     OutputFile,
-    OutputPiece,
-    OutputSum,
-    Part,
-    SumOutput,
+    ReadFile,
 )
 
 ANSWER_SECONDS = 60.0
 DISK_BYTES_PER_SECOND = 20e6  # of a slow disk whose files get their checksums
 AHEAD = 8  # requests that are on their way, so that a far node is no slower than its line
-PIECE_BYTES = 1 << 19  # as node/transfer/outputs.py has it
+MOST_READ_BYTES = 64 << 20  # of one file, into memory
 ANOTHER = "another file has this name here"
 CHANGED = "it changed while it was read: fetch it again"
 KINDS = {"file": FILE, "directory": DIRECTORY, "link": LINK}
 PUBLISHING = threading.Lock()  # several nodes may have files of one name
 
 Replaces = Callable[[str], bool]  # whether a file takes the place of another with its path
-Question = tuple[int, Request[Any]]  # about a file, by its number
+Question = tuple[int, ReadFile]  # about a file, by its number
 
 
 def plain(path: str) -> bool:
-    """Tell whether a path from a node stays below the directory it is for."""
+    """Return True if a path from a node stays below the directory it is for."""
     parts = PurePosixPath(path).parts
     try:
         named = b"\0" not in os.fsencode(path)
@@ -56,7 +52,19 @@ def plain(path: str) -> bool:
     return named and bool(parts) and not path.startswith("/") and not {"..", "."} & set(parts)
 
 
-class Home(Directory):
+def read_bytes(channel: NodeChannel, place: str, path: str, size: int, *, begin: int = 0) -> bytes:
+    """Read so many bytes of a listed file, as far as they are there, up to MOST_READ_BYTES."""
+    data = bytearray()
+    while len(data) < min(size, MOST_READ_BYTES):
+        request = ReadFile(place=place, path=path, offset=begin + len(data))
+        piece = channel.ask(request, ANSWER_SECONDS).data
+        if not piece:
+            break
+        data += piece
+    return bytes(data)
+
+
+class Home(TargetDirectory):
     """A directory here that takes a node's files. What has such a name may have to stay.
 
     A shorter file is the beginning of the one there, if the contents say so: it has grown.
@@ -69,7 +77,8 @@ class Home(Directory):
         self.label, self.replace = label, replace
         self.before: dict[bytes, os.stat_result] = {}  # what has the name of a file that differs
         self.made: set[bytes] = set()  # links
-        self.equal: set[bytes] = set()  # files that somebody else has brought meanwhile
+        # Files that another node has brought in the same pull.
+        self.equal: set[bytes] = set()
 
     def _make(self) -> None:
         self.folder.make()
@@ -109,14 +118,14 @@ class Home(Directory):
                     raise another() from None
         return False
 
-    def arriving(self, entry: Entry, known: Here | None) -> Arriving:
+    def arriving(self, entry: Entry, known: FoundFile | None) -> Arriving:
         return Coming(self, entry, known)
 
 
 class Coming(Arriving):
-    """A file that comes; one that another node has brought meanwhile stays."""
+    """A file that comes; one that another node has brought before stays."""
 
-    def __init__(self, place: Home, entry: Entry, known: Here | None) -> None:
+    def __init__(self, place: Home, entry: Entry, known: FoundFile | None) -> None:
         super().__init__(place, entry, known)
         self.home = place
         replaces = place.replace(os.fsdecode(entry.path))
@@ -164,14 +173,14 @@ class Fetch:
         Programs that know nothing of other nodes give their files the same names on each: those
         of a node that comes later go into a directory of its own.
         """
-        self._fetch([file for file in listed if self._is_sound(file)])
+        self._fetch([file for file in listed if self._is_sound(file)], self.folder)
         failed = self.result.failed
         aside = [file for file in listed if file.place and failed.get(file.path) == ANOTHER]
         if aside:
-            self.folder = Folder(self.folder.root / self.label, private=self.folder.private)
             for file in aside:
                 del failed[file.path]
-            self._fetch(aside)
+            own = Folder(self.folder.root / self.label, private=self.folder.private)
+            self._fetch(aside, own)
         return self.result
 
     def _is_sound(self, file: OutputFile) -> bool:
@@ -182,10 +191,10 @@ class Fetch:
             return False
         return True
 
-    def _fetch(self, listed: Sequence[OutputFile]) -> None:
+    def _fetch(self, listed: Sequence[OutputFile], folder: Folder) -> None:
         self.listed = listed
-        self.home = Home(self.folder, list(map(entry_of, listed)), self.label, self.replace)
-        self.incoming = Incoming(self.home, b"")
+        self.home = Home(folder, list(map(entry_of, listed)), self.label, self.replace)
+        self.incoming = IncomingFiles(self.home)
         self.incoming.compare()
         lacking = set(self.incoming.missing)
         self.progress(sum(f.size for number, f in enumerate(listed) if number not in lacking))
@@ -199,8 +208,7 @@ class Fetch:
         """Return from which byte on each file has to come; some have only another time here."""
         begun = {half.number: half for half in self.incoming.lacking.begun}
         sums = (self._sum(number, half.have) for number, half in begun.items())
-        known = {number: answer.sum for number, answer in self._answers(sums)
-                 if isinstance(answer, OutputSum)}  # fmt: skip
+        known = {number: answer.sum for number, answer in self._answers(sums)}
         starts = {}
         for number in sorted(self.incoming.missing):
             path = self.home.entries[number].path
@@ -215,7 +223,7 @@ class Fetch:
                 continue
             self.progress(have)
             if half is not None and half.whole and have == self.listed[number].size:
-                self.incoming.put(Part(number, have, 0, half.sum), memoryview(b""))
+                self.incoming.put(FilePart(number, have, 0, half.sum), memoryview(b""))
                 self.home.equal.add(path)
             else:
                 starts[number] = have
@@ -227,46 +235,50 @@ class Fetch:
         return self.replace(file.path) or is_new
 
     def _receive(self, starts: Mapping[int, int]) -> None:
-        """Ask for all that is missing; the last piece of a file waits for its checksum."""
-        last, at = dict.fromkeys(starts, b""), dict(starts)
+        """Ask for all that is missing; the checksum of a file comes with its last piece."""
+        at = dict(starts)
         for number, answer in self._answers(self._questions(starts)):
-            if isinstance(answer, OutputPiece):
-                data = last[number]
-                self.incoming.put(Part(number, at[number], len(data)), memoryview(data))
-                at[number] += len(data)
-                last[number] = answer.data[: self.listed[number].size - at[number]]
-                self.result.size += len(last[number])
-                self.progress(len(last[number]))
-            elif isinstance(answer, OutputSum):
-                data = last.pop(number)
-                if at[number] + len(data) == answer.size == self.listed[number].size:
-                    part = Part(number, at[number], len(data), answer.sum)
-                    self.incoming.put(part, memoryview(data))
-                elif number not in self.incoming.failed:
-                    self.incoming.fail(number, CHANGED)
+            if number in self.incoming.failed:
+                continue
+            count = len(answer.data)
+            left = self.listed[number].size - at[number]
+            if count != min(PIECE_BYTES, left) or bool(answer.sum) != (count == left):
+                self.incoming.fail(number, CHANGED)
+                continue
+            part = FilePart(number, at[number], count, answer.sum)
+            self.incoming.put(part, memoryview(answer.data))
+            at[number] += count
+            self.result.size += count
+            self.progress(count)
 
     def _questions(self, starts: Mapping[int, int]) -> Iterator[Question]:
         for number, start in starts.items():
             file = self.listed[number]
-            for offset in range(start, file.size, PIECE_BYTES):
-                place = file.place or self.place
-                yield number, Output(place=place, path=file.path, offset=offset)
-            yield self._sum(number, file.size)
+            for offset in range(start, max(file.size, start + 1), PIECE_BYTES):
+                size = min(PIECE_BYTES, file.size - offset)
+                yield (
+                    number,
+                    ReadFile(
+                        place=file.place or self.place,
+                        path=file.path,
+                        offset=offset,
+                        size=size,
+                        with_sum=offset + size == file.size,
+                    ),
+                )
 
     def _sum(self, number: int, size: int) -> Question:
         file = self.listed[number]
         place = file.place or self.place
-        return number, SumOutput(place=place, path=file.path, offset=0, size=size)
+        return number, ReadFile(place=place, path=file.path, offset=size, size=0, with_sum=True)
 
-    def _answers(self, questions: Iterable[Question]) -> Iterator[tuple[int, Message]]:
+    def _answers(self, questions: Iterable[Question]) -> Iterator[tuple[int, FilePiece]]:
         """Yield the answers in their order, with some questions on their way."""
         waiting: deque[tuple[Question, int]] = deque()
 
-        def next_answer() -> Iterator[tuple[int, Message]]:
+        def next_answer() -> Iterator[tuple[int, FilePiece]]:
             (number, request), asked = waiting.popleft()
-            seconds = ANSWER_SECONDS
-            if isinstance(request, SumOutput):
-                seconds += request.size / DISK_BYTES_PER_SECOND
+            seconds = ANSWER_SECONDS + self.listed[number].size / DISK_BYTES_PER_SECOND
             try:
                 yield number, self.channel.wait_for(asked, request, seconds)
             except Declined as error:

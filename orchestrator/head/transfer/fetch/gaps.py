@@ -1,6 +1,6 @@
 """Fills gaps in the metrics at home from nodes that their ranks have left.
 
-What a rank measured in the seconds before its node was lost nobody could ask for, and another node
+What a rank measured in the seconds before its node was lost could not be fetched, and another node
 went on behind it. Where that one answers again, the lines of steps that are missing here are taken;
 what is here stays as it is. That is when it joins a further attempt, as its disk may be lost by the
 end of the job, and else at that end.
@@ -18,8 +18,9 @@ from pathlib import Path
 from orchestrator.common import files
 from orchestrator.common.errors import OrchestratorError
 from orchestrator.head.connect.channel import NodeChannel
+from orchestrator.head.transfer.fetch.fetch import read_bytes
 from orchestrator.head.transfer.fetch.growing import step_of
-from orchestrator.protocol.requests.transfer import Output, OutputFile, Outputs
+from orchestrator.protocol.requests.transfer import OutputFile, Outputs
 from orchestrator.records.metrics import trainers
 
 LARGEST_BYTES = 64 << 20
@@ -77,23 +78,17 @@ def fill(
         listing = channel.ask(Outputs(job=job, node=node), ANSWER_SECONDS)
         for file in listing.files:
             if file.kind == "file" and file.path in wanted and file.size <= LARGEST_BYTES:
-                theirs = fetched(channel, listing.place, file, most)
+                theirs = last_lines(channel, listing.place, file, most)
                 with MERGING:
                     ours = lines_of(outputs / file.path)
                     if (merged := with_lines(ours, theirs, beyond=beyond)) != ours:
                         files.replace(outputs / file.path, b"".join(merged))
 
 
-def fetched(channel: NodeChannel, place: str, file: OutputFile, most: int) -> list[bytes]:
+def last_lines(channel: NodeChannel, place: str, file: OutputFile, most: int) -> list[bytes]:
     """Return the last lines of a file, of so many bytes."""
-    data, begin = bytearray(), max(0, file.size - most)
-    while len(data) <= most:
-        request = Output(place=place, path=file.path, offset=begin + len(data))
-        piece = channel.ask(request, ANSWER_SECONDS).data
-        if not piece:
-            break
-        data += piece
-    lines = bytes(data).splitlines(keepends=True)
+    begin = max(0, file.size - most)
+    lines = read_bytes(channel, place, file.path, most, begin=begin).splitlines(keepends=True)
     return lines[1:] if begin else lines
 
 

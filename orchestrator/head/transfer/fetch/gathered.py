@@ -18,7 +18,7 @@ HERE = -1  # this machine, among the nodes
 
 
 @dataclass(frozen=True)
-class Offered:
+class NodeOffer:
     """List the files of one node, and the manifests of its checkpoints by their directories."""
 
     node: int
@@ -27,7 +27,7 @@ class Offered:
 
 
 @dataclass(frozen=True)
-class Gathering:
+class ChosenGivers:
     """Who gives each file, and which checkpoints do not come because parts of them are nowhere."""
 
     givers: dict[str, int] = field(default_factory=dict)  # by the path
@@ -39,10 +39,10 @@ def is_manifest(path: str) -> bool:
     return match is not None and match[2] == checkpoint_manifest.NAME
 
 
-def gather(nodes: Sequence[Offered], root: Path) -> Gathering:
+def gather(nodes: Sequence[NodeOffer], root: Path) -> ChosenGivers:
     """Give every checkpoint that the nodes have whole together; `root` is where it goes to."""
     found: dict[str, list[Holding]] = {}
-    gathering = Gathering()
+    gathering = ChosenGivers()
     for node in nodes:
         sizes = {file.path: file.size for file in node.files if file.kind == "file"}
         for directory, text in node.manifests.items():
@@ -70,15 +70,19 @@ def holding_of(
     text: bytes,
     manifest: Manifest,
     sizes: Mapping[str, int],
-    path: str = "",
 ) -> Holding:
     """Return what a node has of the checkpoint in one of its directories."""
     files = manifest.files
     here = {name for name in files if sizes.get(f"{directory}/{name}") == files[name].size}
     return Holding(
-        *(node, manifest.step, manifest.save, manifest.created, hashlib.sha256(text).hexdigest()),
-        *(files, frozenset(here), manifest.hosts),
-        path=path,
+        node=node,
+        step=manifest.step,
+        save=manifest.save,
+        created=manifest.created,
+        manifest=hashlib.sha256(text).hexdigest(),
+        files=files,
+        here=frozenset(here),
+        hosts=manifest.hosts,
         generation=checkpoint_manifest.generation(manifest.progress),
     )
 
@@ -96,7 +100,7 @@ def preferred(whole: Sequence[Candidate], directory: Path) -> Candidate:
     return whole[0]
 
 
-def choose(gathering: Gathering, directory: str, candidate: Candidate) -> None:
+def choose(gathering: ChosenGivers, directory: str, candidate: Candidate) -> None:
     """Let those give that have least to give."""
     version = candidate.versions[candidate.version_for(HERE)]
     for each in checkpoint_parts.deliveries(candidate, {HERE: version.files}):

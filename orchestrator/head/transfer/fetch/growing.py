@@ -7,10 +7,10 @@ comes home whole at the end of the job is left to home.py, which also compares t
 The metrics of a rank in a later attempt are a special case. Its node may have cut off the steps
 that are done again, or be another node that never had the earlier ones. So the file here keeps its
 lines up to the first step that the node's file has and this one has not, and the node's follow.
-A node that comes back may have lines of its last time there, which others have measured anew since:
+A node that comes back may have lines of an earlier attempt, which others have measured again since:
 these are passed over.
 A rank cuts its file when it goes on, which may be long after the first look at it: so each question
-also asks for the last bytes that were taken, and where others stand there all is compared anew.
+also asks for the last bytes that were taken, and where others stand there all is compared again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ import math
 import os
 import re
 import time
+from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
@@ -33,13 +35,11 @@ from orchestrator.head.transfer.fetch.fetch import plain
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.request import Request
 from orchestrator.protocol.requests.transfer import (
-    Output,
+    FilePiece,
     OutputFile,
     OutputFiles,
-    OutputPiece,
     Outputs,
-    OutputSum,
-    SumOutput,
+    ReadFile,
 )
 from orchestrator.protocol.timing import LOOK_SECONDS
 from orchestrator.records.experiment import NodeRecord
@@ -52,33 +52,53 @@ READ_AND_WRITE = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 GROWS = re.compile(r".*\.(jsonl|csv|tsv)|(.*/)?[^/]*tfevents[^/]*|profile/.*")
 
 
+@dataclass
+class GrowingFile:
+    """One file of the node, and how far the file here follows it."""
+
+    # How many bytes more the file here has than the node's; None: this node does not fill it.
+    ahead: int | None = None
+    # Of a continued file: the bytes at its beginning there that were compared with those here.
+    compared: int = 0
+    # Of these the bytes that others have measured again since, so that they are not here.
+    passed: int = 0
+    # The last bytes that were taken of a continued file.
+    seam: bytes = b""
+    # Something else has its name here.
+    is_foreign: bool = False
+
+
 class GrowingFiles:
     """The files of one node that grow here as they do there."""
 
     def __init__(self, job: str, node: NodeRecord, outputs: Path) -> None:
         self.listing = Outputs(job=job, node=node.index)
-        self.continued = node.numbers if node.first_job else ()  # ranks that an earlier attempt had
+        # Ranks that an earlier attempt had.
+        self.continued = node.numbers if node.first_job else ()
         self.outputs = outputs
         self.folder = Folder(outputs, private=True)
-        self.ours: dict[str, int] = {}  # paths that this node fills: bytes here before its own
-        self.equal: dict[str, int] = {}  # bytes at the begin of a continued file that are ours
-        self.began: Callable[[], float] = lambda: 0.0  # the attempt, by the node's clock
-        self.passed: dict[str, int] = {}  # bytes of a continued file that others have written anew
-        self.seams: dict[str, bytes] = {}  # the last bytes that were taken of a continued file
-        self.foreign: set[str] = set()  # paths that hold something else here
+        self.files: dict[str, GrowingFile] = defaultdict(GrowingFile)
+        # When the attempt began, by the node's clock.
+        self.began: Callable[[], float] = lambda: 0.0
         self.next_look = 0.0
         self.asked = False
         self.questions: list[Request[Any]] = []
 
     def is_continued(self, path: str) -> bool:
-        """Tell whether it holds the metrics of a rank of this node since an earlier attempt."""
+        """Return True for the metrics of a rank of this node since an earlier attempt."""
         known = trainers.of_name(path)
         return known is not None and known[1] in self.continued
 
     @property
+    def ours(self) -> set[str]:
+        """Return the paths of the files here that this node fills."""
+        return {path for path, file in self.files.items() if file.ahead is not None}
+
+    @property
     def joined(self) -> set[str]:
         """Return the continued files that are here as they should be, unlike those of the node."""
-        return set(filter(self.is_continued, {*self.ours, *self.equal} - self.foreign))
+        sound = {path for path, file in self.files.items() if not file.is_foreign}
+        return set(filter(self.is_continued, sound))
 
     def finish(self, channel: NodeChannel, listing: OutputFiles, seconds: float) -> None:
         """Ask for all that has grown until this listing of the job's outputs."""
@@ -113,114 +133,113 @@ class GrowingFiles:
         return self.questions.pop(0) if self.questions else None
 
     def refused(self, request: Request[Any] | None) -> None:
-        if isinstance(request, (Outputs, Output, SumOutput)):
+        if isinstance(request, (Outputs, ReadFile)):
             self.asked = False
 
     def answered(self, request: Request[Any], answer: Message) -> None:
-        """Take an answer to one of these questions; another one is none of our business."""
+        """Take an answer to one of these questions; another one is passed over."""
         try:
             if isinstance(answer, OutputFiles):
                 self._look(answer)
-            elif isinstance(request, Output) and isinstance(answer, OutputPiece):
-                self._take(request, answer.data)
-            elif isinstance(request, SumOutput) and isinstance(answer, OutputSum):
+            elif not isinstance(request, ReadFile) or not isinstance(answer, FilePiece):
+                return
+            elif request.with_sum:
                 self._compare(request, answer)
             else:
-                return
-        except OSError:  # no room, or something else has the name: the end of the job tells
-            self.foreign |= {request.path} if isinstance(request, (Output, SumOutput)) else set()
+                self._take(request, answer.data)
+        except OSError:
+            # No room, or something else has the name: the end of the job tells.
+            if isinstance(request, ReadFile):
+                self.files[request.path].is_foreign = True
         self.asked = False
 
     def _look(self, listing: OutputFiles) -> None:
         for file in listing.files:
             ours = file.kind == "file" and not file.place and plain(file.path)
-            if ours and GROWS.fullmatch(file.path) and file.path not in self.foreign:
+            if ours and GROWS.fullmatch(file.path) and not self.files[file.path].is_foreign:
                 self._begin(listing.place, file)
 
-    def _begin(self, place: str, file: OutputFile) -> None:
+    def _begin(self, place: str, listed: OutputFile) -> None:
+        """Ask for what the file here lacks, or whether it is the beginning of the node's."""
+        path, continued = listed.path, self.is_continued(listed.path)
         try:
-            here = os.lstat(self.outputs / file.path).st_size
+            here = os.lstat(self.outputs / path).st_size
         except FileNotFoundError:
             here = 0
-            self.ours.pop(file.path, None)  # somebody has deleted it
-            self.equal.pop(file.path, None)
-            self.seams.pop(file.path, None)
+            # It was never here, or was deleted.
+            self.files[path] = GrowingFile()
         except NotADirectoryError:
             return
-        if not here and self.is_continued(file.path):
-            self.ours[file.path] = 0
-        if file.path in self.ours or not here:
-            here -= self.ours.get(file.path, 0)
-            if here != file.size if self.is_continued(file.path) else here < file.size:
-                self._ask(Output(place=place, path=file.path, offset=here))
-        elif self.is_continued(file.path):
-            equal = self.equal.setdefault(file.path, 0)
-            if equal != file.size:
-                self._ask(Output(place=place, path=file.path, offset=equal))
-        elif here < file.size:
-            self.questions.append(SumOutput(place=place, path=file.path, offset=0, size=here))
+        file = self.files[path]
+        if not here and continued:
+            file.ahead = 0
+        if file.ahead is not None or not here:
+            at = here - (file.ahead or 0)
+            if at != listed.size if continued else at < listed.size:
+                self._ask(ReadFile(place=place, path=path, offset=at))
+        elif continued:
+            if file.compared != listed.size:
+                self._ask(ReadFile(place=place, path=path, offset=file.compared))
+        elif here < listed.size:
+            self.questions.append(
+                ReadFile(place=place, path=path, offset=here, size=0, with_sum=True)
+            )
 
-    def _compare(self, request: SumOutput, answer: OutputSum) -> None:
+    def _compare(self, request: ReadFile, answer: FilePiece) -> None:
+        """Go on behind the bytes that are here, if the node's file begins with them."""
         with files.open_plain(self.outputs / request.path) as file:
-            known = files.digest(file.fileno(), 0, request.size)
-        if (answer.sum, answer.size) != (known, request.size):
+            known = files.digest(file.fileno(), 0, request.offset)
+        if answer.sum == known:
+            self.files[request.path].ahead = 0
+            self.questions.append(
+                ReadFile(place=request.place, path=request.path, offset=request.offset)
+            )
+        else:
             log.debug("%s of job %s is another here", request.path, self.listing.job)
-            self.foreign.add(request.path)
-            return
-        self.ours[request.path] = 0
-        offset = request.offset + request.size
-        self.questions.append(Output(place=request.place, path=request.path, offset=offset))
+            self.files[request.path].is_foreign = True
 
-    def _ask(self, request: Output) -> None:
+    def _ask(self, request: ReadFile) -> None:
         """Ask for what stands behind a place, and for the bytes before it that were taken."""
-        seam = self.seams.get(request.path, b"")
+        seam = self.files[request.path].seam
         self.questions.append(request.replace(offset=request.offset - len(seam)))
 
-    def _take(self, request: Output, data: bytes) -> None:
+    def _take(self, request: ReadFile, data: bytes) -> None:
         """Take a piece of a file, if it follows what was taken of it before."""
-        path = request.path
-        seam = self.seams.pop(path, b"")
-        if not data.startswith(seam):  # its rank has cut it since
-            log.debug("%s of job %s was cut: compared anew", path, self.listing.job)
-            for known in (self.ours, self.passed):
-                known.pop(path, None)
-            self.equal[path] = 0
+        path, file = request.path, self.files[request.path]
+        if not data.startswith(file.seam):
+            log.debug("%s of job %s was cut: compared again", path, self.listing.job)
+            self.files[path] = GrowingFile()
             self._ask(request.replace(offset=0))
             return
-        self.seams[path] = seam
-        request, data = request.replace(offset=request.offset + len(seam)), data[len(seam) :]
-        if path in self.ours or not self.is_continued(path):
-            self._append(request, data)
-        else:
-            self._join(request, data)
-
-    def _taken(self, path: str, data: bytes) -> None:
+        data, offset = data[len(file.seam) :], request.offset + len(file.seam)
+        joins = file.ahead is None and self.is_continued(path)
+        take = self._join if joins else self._append
+        taken = take(path, file, offset, data)
         if self.is_continued(path):
-            self.seams[path] = (self.seams.get(path, b"") + data)[-SEAM_BYTES:]
+            file.seam = (file.seam + data[:taken])[-SEAM_BYTES:]
+        if taken or (joins and file.ahead is not None):
+            self._ask(request.replace(offset=offset + taken))
 
-    def _join(self, request: Output, data: bytes) -> None:
+    def _join(self, path: str, file: GrowingFile, offset: int, data: bytes) -> int:
         """Find the first line that the node has and the file here has not, and go on from there.
 
-        Every question begins at the start of a line.
+        Every question begins at the start of a line. Return how many bytes were passed over.
         """
-        path = request.path
-        with os.fdopen(os.open(self.outputs / path, READ_AND_WRITE), "rb+") as file:
-            here = request.offset - self.passed.get(path, 0)
-            file.seek(here)
-            begin = length_of_equal_lines(data, file.read(len(data)))
+        with os.fdopen(os.open(self.outputs / path, READ_AND_WRITE), "rb+") as local:
+            here = offset - file.passed
+            local.seek(here)
+            begin = length_of_equal_lines(data, local.read(len(data)))
             here += begin
-            again = self._length_of_done_again(data[begin:], file, here)
-            self.passed[path] = self.passed.get(path, 0) + again
+            again = self._length_of_done_again(data[begin:], local, here)
+            file.passed += again
             begin += again
             line, end, _ = data[begin:].partition(b"\n")
             if end:
-                cut = end_of_steps_before(step_of(line), file, here)
-                file.truncate(cut)
-                self.ours[path] = cut - request.offset - begin
-            self.equal[path] = request.offset + begin
-        self._taken(path, data[:begin])
-        if end or begin:
-            self._ask(request.replace(offset=request.offset + begin))
+                cut = end_of_steps_before(step_of(line), local, here)
+                local.truncate(cut)
+                file.ahead = cut - offset - begin
+            file.compared = offset + begin
+        return begin
 
     def _length_of_done_again(self, data: bytes, file: BinaryIO, here: int) -> int:
         """Return how long the lines are of earlier attempts whose steps others have taken since."""
@@ -232,23 +251,24 @@ class GrowingFiles:
     def _is_old(self, line: bytes) -> bool:
         return line.endswith(b"\n") and number_in(line, "time") < self.began()
 
-    def _append(self, request: Output, data: bytes) -> None:
+    def _append(self, path: str, file: GrowingFile, offset: int, data: bytes) -> int:
+        """Append what follows to the file here; return how many bytes were written."""
         if not data:
-            return
+            return 0
         self.folder.make()
-        parts = PurePosixPath(request.path).parts
+        parts = PurePosixPath(path).parts
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-        if request.path not in self.ours:
-            flags |= os.O_EXCL  # else another node fills it
+        if file.ahead is None:
+            # Another node may have begun to fill it.
+            flags |= os.O_EXCL
         with self.folder.inside(parts[:-1]) as directory:
             descriptor = os.open(parts[-1], flags | os.O_CLOEXEC, 0o600, dir_fd=directory)
-            with os.fdopen(descriptor, "ab", buffering=0) as file:
-                self.ours.setdefault(request.path, 0)
-                if file.tell() != request.offset + self.ours[request.path]:
-                    return  # somebody else writes here, too: the next look compares
-                written = file.write(data)
-        self._taken(request.path, data[:written])
-        self._ask(request.replace(offset=request.offset + written))
+            with os.fdopen(descriptor, "ab", buffering=0) as local:
+                file.ahead = file.ahead or 0
+                if local.tell() != offset + file.ahead:
+                    # Another program writes here: the next look compares.
+                    return 0
+                return local.write(data)
 
 
 def length_of_equal_lines(data: bytes, known: bytes) -> int:

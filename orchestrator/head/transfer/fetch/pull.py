@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
 
 from orchestrator.common.errors import OrchestratorError, UsageError
 from orchestrator.common.folder import Folder, hidden
@@ -20,22 +19,18 @@ from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.transfer.fetch import gathered
-from orchestrator.head.transfer.fetch.fetch import Fetch, plain
-from orchestrator.head.transfer.fetch.gathered import Gathering
+from orchestrator.head.transfer.fetch.fetch import Fetch, plain, read_bytes
 from orchestrator.head.transfer.peer import Moved
 from orchestrator.protocol.requests.request import Request
-from orchestrator.protocol.requests.transfer import Output, OutputFile, OutputFiles, Outputs
+from orchestrator.protocol.requests.transfer import OutputFile, OutputFiles, Outputs
 
 log = logging.getLogger(__name__)
 
 LIST_SECONDS = 600.0
-LARGEST_MANIFEST_BYTES = 64 << 20
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Source:
+class PullSource:
     """A node, what is asked of it, and where its files go."""
 
     index: int
@@ -43,75 +38,100 @@ class Source:
     login: Login
     question: Request[OutputFiles]
     into: Folder
-    replace: bool  # what is here under the same name
+    # Files of the node take the place of what has their names here.
+    replace: bool
 
     @property
     def label(self) -> str:
         return f"node{self.index}"
 
 
-@dataclass(frozen=True)
-class Listed:
-    """A node that has answered what it has."""
+@dataclass
+class PulledNode:
+    """A node that has answered what it has, and which of that it gives in which go."""
 
-    source: Source
+    source: PullSource
     channel: NodeChannel
     place: str
-    first: tuple[OutputFile, ...]
-    again: tuple[OutputFile, ...] = ()  # what an earlier node has, too: to be compared with that
+    files: tuple[OutputFile, ...]
     left_out: tuple[str, ...] = ()
-    manifests: Mapping[str, bytes] = field(default_factory=dict)  # of checkpoints
-    short: Mapping[str, str] = field(default_factory=dict)  # why none of the nodes can give them
+    # Of checkpoints, by their directories.
+    manifests: Mapping[str, bytes] = field(default_factory=dict)
+    first: list[OutputFile] = field(default_factory=list)
+    # Manifests, whose files are here by then, and files that are to be compared with another's.
+    then: list[OutputFile] = field(default_factory=list)
+    # Checkpoints that the nodes cannot give together, and why.
+    short: dict[str, str] = field(default_factory=dict)
 
 
 def pull(
-    transport: Transport, sources: Sequence[Source], progress: Progress, *, dry_run: bool
+    transport: Transport, sources: Sequence[PullSource], progress: Progress, *, dry_run: bool
 ) -> list[Moved]:
     """Fetch from all nodes at once, and return in their order what came."""
     answers = fleet.everywhere(sources, lambda source: ask(transport, source))
-    listed = [answer for answer in answers if isinstance(answer, Listed)]
-
-    def fetch(
-        node: Listed, files: Sequence[OutputFile], done: Callable[[], None] = lambda: None
-    ) -> Moved:
-        if dry_run:
-            return Moved(files=[file.path for file in files])
-        make_place(node.source.into)
-        moved = Fetch(
-            *(node.channel, node.place, node.source.into),
-            label=node.source.label,
-            replace=lambda _: node.source.replace,
-            progress=progress.add,
-        ).go(files)
-        done()
-        return moved
-
+    nodes = [answer for answer in answers if isinstance(answer, PulledNode)]
     with contextlib.ExitStack() as opened:
-        for node in listed:
+        for node in nodes:
             opened.callback(node.channel.connection.close)
-        nodes = shared_out(listed)
-        progress.size = sum(file.size for node in nodes for file in (*node.first, *node.again))
+        share_out(nodes)
+        progress.size = sum(file.size for node in nodes for file in (*node.first, *node.then))
+        progress.nodes = len(nodes)
+        fetched: Iterator[Moved | OrchestratorError]
         if not dry_run:
             check_room(nodes)
-        progress.nodes = len(nodes)
-        first = fleet.everywhere(nodes, lambda node: fetch(node, node.first, progress.node_done))
-        again = fleet.everywhere(nodes, lambda node: fetch(node, node.again))
-    moved = {
-        node.source.index: together(node, *parts)
-        for node, *parts in zip(nodes, first, again, strict=True)
-    }
+            fetched = iter(fetch(nodes, progress))
+        else:
+            fetched = iter(map(to_come, nodes))
+    moved = []
     for source, answer in zip(sources, answers, strict=True):
-        if isinstance(answer, OrchestratorError):
-            moved[source.index] = Moved(error=answer)
-    return [
-        replace(
-            moved[source.index], node=source.index, name=source.name, into=str(source.into.root)
+        result = next(fetched) if isinstance(answer, PulledNode) else answer
+        if isinstance(result, OrchestratorError):
+            result = Moved(error=result)
+        moved.append(
+            replace(result, node=source.index, name=source.name, into=str(source.into.root))
         )
-        for source in sources
+    return moved
+
+
+def to_come(node: PulledNode) -> Moved:
+    """Return what would come from a node."""
+    files = [file.path for file in (*node.first, *node.then)]
+    return Moved(files=files, failed=node.short, left_out=list(node.left_out))
+
+
+def fetch(nodes: Sequence[PulledNode], progress: Progress) -> list[Moved | OrchestratorError]:
+    """Fetch what each node gives first, and then the rest."""
+    fetches = [
+        Fetch(
+            node.channel,
+            node.place,
+            node.source.into,
+            label=node.source.label,
+            replace=lambda _, node=node: node.source.replace,  # type: ignore[misc]
+            progress=progress.add,
+        )
+        for node in nodes
     ]
 
+    def fetch_first(at: int) -> None:
+        make_place(nodes[at].source.into)
+        fetches[at].go(nodes[at].first)
+        progress.node_done()
 
-def check_room(nodes: Sequence[Listed]) -> None:
+    first = fleet.everywhere(range(len(nodes)), fetch_first)
+
+    def fetch_then(at: int) -> Moved:
+        if isinstance(error := first[at], OrchestratorError):
+            raise error
+        moved = fetches[at].go(nodes[at].then)
+        moved.failed |= nodes[at].short
+        moved.left_out += nodes[at].left_out
+        return moved
+
+    return fleet.everywhere(range(len(nodes)), fetch_then)
+
+
+def check_room(nodes: Sequence[PulledNode]) -> None:
     """Refuse what has no room on the disks that it is for, before any of it comes."""
     needs: dict[int, int] = {}
     places: dict[int, Path] = {}
@@ -132,7 +152,7 @@ def check_room(nodes: Sequence[Listed]) -> None:
             )
 
 
-def lacking(node: Listed, file: OutputFile) -> int:
+def lacking(node: PulledNode, file: OutputFile) -> int:
     """Return how many bytes of a file are not here, by its size and that of a broken fetch."""
     if file.kind != "file":
         return 0
@@ -156,80 +176,41 @@ def make_place(folder: Folder) -> None:
         ) from None
 
 
-def ask(transport: Transport, source: Source) -> Listed:
+def ask(transport: Transport, source: PullSource) -> PulledNode:
     """Reach a node, and ask it what there is to fetch."""
     channel = attending(transport, source.login)
     with kept_if_well(channel):
         listing = channel.ask(source.question, LIST_SECONDS)
     files = [file for file in listing.files if plain(file.path)]
     manifests = {
-        file.path.rpartition("/")[0]: content(channel, listing.place, file)
+        file.path.rpartition("/")[0]: read_bytes(channel, listing.place, file.path, file.size)
         for file in files
         if isinstance(source.question, Outputs) and gathered.is_manifest(file.path)
     }
     log.debug("%s: lists %d files", source.name, len(files))
     left_out = listing.left_out
-    return Listed(source, channel, listing.place, tuple(files), (), left_out, manifests)
+    return PulledNode(source, channel, listing.place, tuple(files), left_out, manifests)
 
 
-def content(channel: NodeChannel, place: str, file: OutputFile) -> bytes:
-    """Read a small file of a node."""
-    data = b""
-    while len(data) < min(file.size, LARGEST_MANIFEST_BYTES):
-        request = Output(place=place, path=file.path, offset=len(data))
-        piece = channel.ask(request, LIST_SECONDS).data
-        if not piece:
-            break  # it was pruned meanwhile
-        data += piece
-    return data
-
-
-def shared_out(nodes: Sequence[Listed]) -> list[Listed]:
+def share_out(nodes: Sequence[PulledNode]) -> None:
     """Let the first node that has a file provide it, where several go into one directory.
 
-    Files of a checkpoint come from whoever has them, and the manifest last: one that is being
-    fetched is not taken for a whole one.
+    Files of a checkpoint come from the nodes that have them, and the manifest last: one that is
+    being fetched is not taken for a whole one.
     """
-    gatherings: dict[Folder, Gathering] = {}
     for folder in dict.fromkeys(node.source.into for node in nodes):
+        of_folder = [node for node in nodes if node.source.into is folder]
         offers = [
-            gathered.Offered(node.source.index, node.first, node.manifests)
-            for node in nodes
-            if node.source.into is folder
+            gathered.NodeOffer(node.source.index, node.files, node.manifests) for node in of_folder
         ]
-        gatherings[folder] = gathered.gather(offers, folder.root)
-    owners: dict[tuple[Folder, str], int] = {}
-    shares = []
-    for node in nodes:
-        source, gathering = node.source, gatherings[node.source.into]
-        first: list[OutputFile] = []
-        again: list[OutputFile] = []
-        for file in node.first:
-            step = gathered.STEP.fullmatch(file.path) if node.manifests else None
-            giver = gathering.givers.get(file.path)
-            owner = owners.setdefault((source.into, file.path), source.index)
-            if step and (step[2] is None or giver != source.index):
-                continue
-            if step:
-                (again if gathered.is_manifest(file.path) else first).append(file)
-            elif owner == source.index or file.kind == "directory":
-                first.append(file)
-            else:
-                again.append(file)
-        short = {step: gathering.short.pop(step) for step in sorted(gathering.short)}
-        shares.append(replace(node, first=tuple(first), again=tuple(again), short=short))
-    return shares
-
-
-def together(node: Listed, *parts: Moved | OrchestratorError) -> Moved:
-    """Add up what came first and then."""
-    whole = Moved(left_out=list(node.left_out), failed=dict(node.short))
-    for part in parts:
-        if isinstance(part, OrchestratorError):
-            return Moved(error=part)
-        whole.files += part.files
-        whole.kept += part.kept
-        whole.size += part.size
-        whole.failed |= part.failed
-        whole.left_out[:0] = part.left_out
-    return whole
+        gathering = gathered.gather(offers, folder.root)
+        of_folder[0].short = dict(sorted(gathering.short.items()))
+        owners: dict[str, int] = {}
+        for node in of_folder:
+            for file in node.files:
+                of_step = node.manifests and gathered.STEP.fullmatch(file.path)
+                if of_step and gathering.givers.get(file.path) != node.source.index:
+                    continue
+                owner = owners.setdefault(file.path, node.source.index)
+                later = gathered.is_manifest(file.path) if of_step else owner != node.source.index
+                (node.then if later and file.kind != "directory" else node.first).append(file)

@@ -22,7 +22,7 @@ from typing import BinaryIO
 from orchestrator.common import files
 from orchestrator.common.permissions import others
 from orchestrator.node.job.run_directory import home
-from orchestrator.node.transfer.receive import OtherContent, Target, unzip
+from orchestrator.node.transfer.receive import FileTarget, OtherContent, unzip
 from orchestrator.protocol import manifest
 from orchestrator.protocol.manifest import FILE, LARGEST_LIST_BYTES, Entry
 from orchestrator.protocol.requests.transfer import Lacking
@@ -262,7 +262,7 @@ def key_of(entry: Entry) -> bytes:
     return b"%b-%o" % (entry.value, entry.mode)
 
 
-class ToStore(Target):
+class ToStore(FileTarget):
     """The store as a place for the files of a manifest: each content once, by its digest."""
 
     goes_on = False

@@ -20,7 +20,7 @@ from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.transfer.fetch.fetch import Fetch
 from orchestrator.head.transfer.peer import Moved
 from orchestrator.protocol.requests.request import Beat
-from orchestrator.protocol.requests.transfer import Files, OutputFile, OutputFiles
+from orchestrator.protocol.requests.transfer import ListPath, OutputFile, OutputFiles
 
 Bring = Callable[..., Moved]
 
@@ -36,7 +36,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeChannel]:
 
 
 def listing(node: NodeChannel, path: Path) -> OutputFiles:
-    return node.ask(Files(path=path.name, directory=str(path.parent)), 60)
+    return node.ask(ListPath(path=path.name, directory=str(path.parent)), 60)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from orchestrator.head.transfer.fetch.gathered import Offered, gather
+from orchestrator.head.transfer.fetch.gathered import NodeOffer, gather
 from orchestrator.protocol.requests.transfer import OutputFile
 from orchestrator.records import checkpoint_manifest
 from orchestrator.records.checkpoint_manifest import FileRecord, Manifest
@@ -18,10 +18,10 @@ def text(save: str = "s", world: int = 3) -> bytes:
     return checkpoint_manifest.to_json(Manifest(8, 8.0, None, world, FILES, save, hosts)).encode()
 
 
-def offered(node: int, names: str, manifest: bytes, size: int = 3) -> Offered:
+def offered(node: int, names: str, manifest: bytes, size: int = 3) -> NodeOffer:
     files = [OutputFile(path=f"{STEP}/{name}", size=size) for name in names]
     files.append(OutputFile(path=f"{STEP}/manifest.json", size=len(manifest)))
-    return Offered(node, files, {STEP: manifest})
+    return NodeOffer(node, files, {STEP: manifest})
 
 
 def test_parts_and_copies_come_once_each(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_what_is_nowhere_or_of_another_size_is_named(tmp_path: Path) -> None:
     given = gather([offered(0, "ab", text()), offered(1, "c", text(), size=2)], tmp_path)
     assert given.givers == {}
     assert given.short == {STEP: "step 8 lacks c (written by nc)"}
-    broken = Offered(0, (), {STEP: b"{"})
+    broken = NodeOffer(0, (), {STEP: b"{"})
     assert "no JSON" in gather([broken], tmp_path).short[STEP]
 
 

@@ -14,20 +14,20 @@ from orchestrator.common.folder import Folder, hidden
 from orchestrator.head.commands.machines.transfer import exit_code
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.transfer.fetch import pull
-from orchestrator.head.transfer.fetch.pull import Listed, Source
+from orchestrator.head.transfer.fetch.pull import PulledNode, PullSource
 from orchestrator.head.transfer.peer import Moved
-from orchestrator.protocol.requests.transfer import Files, OutputFile
+from orchestrator.protocol.requests.transfer import ListPath, OutputFile
 
 
-def offered(root: Path, index: int, *files: tuple[str, int]) -> Listed:
-    question = Files(path="x", directory="/")
+def offered(root: Path, index: int, *files: tuple[str, int]) -> PulledNode:
+    question = ListPath(path="x", directory="/")
     folder = Folder(root, private=False)
-    source = Source(index, f"n{index}", Node(f"n{index}"), question, folder, replace=True)
+    source = PullSource(index, f"n{index}", Node(f"n{index}"), question, folder, replace=True)
     listed = tuple(
         OutputFile(path=path, kind="file", size=size, mode=0o600, changed=0, target="")
         for path, size in files
     )
-    return Listed(source, cast(Any, None), "/x", listed)
+    return PulledNode(source, cast(Any, None), "/x", listed, first=list(listed))
 
 
 @pytest.fixture
