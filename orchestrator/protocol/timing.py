@@ -8,6 +8,18 @@ import signal
 START_PATIENCE_SECONDS = 30.0  # a head waits at least so long for all nodes to start their parts;
 UNFOLLOWED_SECONDS = 60.0  # a node ends its part if no head follows the job so long after that
 
+# -- the head waits for a node's answer --
+# The node answers from memory: who holds its GPUs, a port, the end of a part.
+QUICK_ANSWER_SECONDS = 15.0
+# It asks a driver or a tool, or looks at its disk. A node that is very busy is not lost.
+ANSWER_SECONDS = 30.0
+# It reads or writes a piece of a file.
+FILE_ANSWER_SECONDS = 60.0
+# It lists, checks out or removes many files on a slow disk.
+FILES_ANSWER_SECONDS = 600.0
+# It reads terabytes, or builds an environment.
+WORK_ANSWER_SECONDS = 3600.0
+
 # -- the channel between head and node --
 SERVER_BEAT = 1.0  # the node's server says something so often,
 HEAD_PATIENCE_SECONDS = 8.0  # and is lost to the head after so long without a word

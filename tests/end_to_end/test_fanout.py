@@ -101,7 +101,7 @@ def test_a_firewall_and_a_host_that_is_lost(
     hosts: NetnsCluster, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hosts behind them get it from the head within seconds."""
-    monkeypatch.setattr(spread, "QUICK_SECONDS", 8.0)
+    monkeypatch.setattr(spread, "ANSWER_SECONDS", 8.0)
     tree = Scan(os.fsencode(work), Rules(), Limits()).tree()
     said: list[str] = []
     for host in range(2):

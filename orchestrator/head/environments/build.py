@@ -28,9 +28,8 @@ from orchestrator.protocol.requests.environments import (
     LookAtEnvironment,
 )
 from orchestrator.protocol.requests.transfer import STORE, Place
+from orchestrator.protocol.timing import ANSWER_SECONDS, WORK_ANSWER_SECONDS
 
-ANSWER_SECONDS = 30.0
-BUILD_SECONDS = 3600.0
 POLL_SECONDS = 0.2
 LIBC = r"glibc [0-9]{1,3}\.[0-9]{1,3}|musl"
 NO_KEY = "0" * 16  # of no environment: what is asked is the machine
@@ -149,7 +148,7 @@ def make_kind(
 def built(node: Reached, request: BuildEnvironment, step: Callable[[str], None]) -> BuildProgress:
     """Begin to make the environment on a node, and wait until it is whole or has failed."""
     node.channel.ask(request, ANSWER_SECONDS)
-    deadline = time.monotonic() + BUILD_SECONDS
+    deadline = time.monotonic() + WORK_ANSWER_SECONDS
     shown = ""
     while time.monotonic() < deadline:
         progress = node.channel.ask(AskBuild(), ANSWER_SECONDS)
@@ -159,7 +158,7 @@ def built(node: Reached, request: BuildEnvironment, step: Callable[[str], None])
         if progress.state != "building":
             return progress
         time.sleep(POLL_SECONDS)
-    raise NodeError(f"the environment is not ready after {BUILD_SECONDS:.0f} s")
+    raise NodeError(f"the environment is not ready after {WORK_ANSWER_SECONDS:.0f} s")
 
 
 def differences(outcomes: Sequence[Outcome]) -> list[str]:

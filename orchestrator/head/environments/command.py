@@ -21,9 +21,9 @@ from orchestrator.head.screen.output import complain, say, write_out
 from orchestrator.head.start.nodes import Nodes, settled, try_all
 from orchestrator.head.start.request import resolve
 from orchestrator.protocol.requests.environments import PruneEnvironments
+from orchestrator.protocol.timing import FILES_ANSWER_SECONDS
 from orchestrator.records.machines import machine_of
 
-PRUNE_SECONDS = 300.0
 USUAL = "~/.orchestrator/environments"
 
 
@@ -115,7 +115,7 @@ def remember(nodes: Nodes, made: Sequence[Outcome], say: Say) -> None:
 def pruned(nodes: Nodes, root: str) -> int:
     """Remove old environments on all nodes; return how many bytes went."""
     requests = [PruneEnvironments(root=root)] * len(nodes.reached)
-    answers = fleet.ask_all(nodes.reached, requests, PRUNE_SECONDS, "")
+    answers = fleet.ask_all(nodes.reached, requests, FILES_ANSWER_SECONDS, "")
     return sum(answer.freed for answer in answers)
 
 

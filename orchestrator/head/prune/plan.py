@@ -21,6 +21,7 @@ from orchestrator.common import files
 from orchestrator.common.errors import OrchestratorError, UsageError
 from orchestrator.head.schedulers import queue
 from orchestrator.protocol.requests.follow import Living
+from orchestrator.protocol.timing import FILE_ANSWER_SECONDS
 from orchestrator.records import trust
 from orchestrator.records.checkpoint_store import shown
 from orchestrator.records.experiment import TRUST, Experiment, JobRecord, Untrusted, read_record
@@ -31,7 +32,6 @@ STAMP = re.compile(r"[^.].*_([0-9]{8}_[0-9]{6})", re.DOTALL)
 GONE = re.compile(r"\.(.+)\.gone-[0-9a-f]{8}", re.DOTALL)
 OVER = ("done", "failed", "stopped", "lost")
 PIN, HEAD = ".pin", ".head"
-LIVING_SECONDS = 60.0
 
 
 class InTheWay(Exception):
@@ -303,7 +303,7 @@ def ask_living(
     """Return the runs of these jobs that live, and why nobody could be asked about others."""
     from orchestrator.head.prune import nodes  # paramiko takes 0.1 s
 
-    answers, silent = nodes.ask(Living, records, ssh_config, LIVING_SECONDS)
+    answers, silent = nodes.ask(Living, records, ssh_config, FILE_ANSWER_SECONDS)
     return {run for answer in answers for run in answer.living}, silent
 
 

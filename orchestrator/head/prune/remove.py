@@ -20,10 +20,10 @@ from typing import BinaryIO
 from orchestrator.common import files
 from orchestrator.head.prune.plan import Entry, InTheWay, Plan, lock_of_head, pinned
 from orchestrator.protocol.requests.follow import Remove
+from orchestrator.protocol.timing import FILES_ANSWER_SECONDS
 from orchestrator.records.checkpoint_store import shown
 
 BATCH = 100  # experiments held at a time; each takes two file descriptors
-NODES_SECONDS = 600.0  # a node's slow disk, a million files
 REMOVED, KEPT, FAILED = "removed", "kept", "failed"
 
 
@@ -104,7 +104,7 @@ class Removal:
         shared = {entry.record.job for entry, reason in self.plan.decided if reason is not None}
         cleaned = [entry for entry in batch if entry.record.job not in shared]
         records = [entry.record for entry in cleaned]
-        answers, silent = nodes.ask(Remove, records, self.ssh_config, NODES_SECONDS)
+        answers, silent = nodes.ask(Remove, records, self.ssh_config, FILES_ANSWER_SECONDS)
         self.freed_on_nodes += sum(answer.freed for answer in answers)
         problems = {(run.job, run.node): run.problem for answer in answers for run in answer.runs}
         for entry in cleaned:

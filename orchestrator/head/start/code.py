@@ -40,12 +40,12 @@ from orchestrator.head.transfer.tree import Changed, Tree
 from orchestrator.protocol.requests.machine import ProbeTarget
 from orchestrator.protocol.requests.request import LACKING
 from orchestrator.protocol.requests.transfer import STORE, CheckedOut, CheckOut, Place
+from orchestrator.protocol.timing import FILES_ANSWER_SECONDS
 from orchestrator.records import experiments as experiments_on_disk
 
 log = logging.getLogger(__name__)
 
 NAMED = 5
-CHECK_OUT_SECONDS = 300.0  # 50,000 files on a slow disk
 # What nodes have of their own beside the code, and ranks read: with sync.link, it is linked.
 INPUTS = ("data", "datasets", ".venv", "venv", "env")
 COMPARE_SECONDS = 1.0  # for a directory that nodes share: a comparison is not worth more
@@ -338,12 +338,12 @@ def deliver(
         inputs=(*INPUTS, *request.config.sync.link),
         target=ProbeTarget(kind=request.target.kind, name=request.target.name),
     )
-    answers = fleet.ask(wanted, [question] * len(wanted), CHECK_OUT_SECONDS)
+    answers = fleet.ask(wanted, [question] * len(wanted), FILES_ANSWER_SECONDS)
     served = [node for node, answer in zip(wanted, answers, strict=True) if is_lacking(answer)]
     sent: list[Sent] = []
     if served:
         sent = all_of(served, send(request, served, tree, say, shown=shown), total)
-        again = iter(fleet.ask(served, [question] * len(served), CHECK_OUT_SECONDS))
+        again = iter(fleet.ask(served, [question] * len(served), FILES_ANSWER_SECONDS))
         answers = [next(again) if is_lacking(answer) else answer for answer in answers]
     return all_of(wanted, answers, total), sent
 

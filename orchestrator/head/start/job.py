@@ -33,10 +33,10 @@ from orchestrator.head.start.record import Running
 from orchestrator.head.start.recovery.spares import Parts
 from orchestrator.head.transfer.fetch import gaps
 from orchestrator.protocol.requests.start import Release
+from orchestrator.protocol.timing import ANSWER_SECONDS
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 SHORTEST_SILENCE_SECONDS = 4.0  # a busy machine may need it: it beats once a second at most
-RELEASE_SECONDS = 20.0
 AWAY_SECONDS = 5.0  # that the end of a job may wait for nodes that were lost
 
 
@@ -191,7 +191,7 @@ def release(
         with contextlib.suppress(OrchestratorError), opened as channel:
             if wanted:
                 gaps.fill(channel, record.first_part(node), outputs, wanted)
-            channel.ask(order(node), RELEASE_SECONDS)
+            channel.ask(order(node), ANSWER_SECONDS)
             if node.name in lost:
                 lost.discard(node.name)
                 last_lines.bring(experiment, record, [node], lambda _: channel, say)

@@ -36,12 +36,11 @@ from orchestrator.head.start.request import Request, without_claims
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.follow import End
 from orchestrator.protocol.requests.start import Start, StartedHere, TakenPorts
+from orchestrator.protocol.timing import QUICK_ANSWER_SECONDS
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.experiments import check_name
 
 log = logging.getLogger(__name__)
-
-END_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -232,7 +231,8 @@ def start_all(
         log.info("a node has not started its part: ends the others again")
         ends = [End(job=starting.job, node=n.index, why=reason, grace=0.0) for n in starting.nodes]
         ended = fleet.everywhere(
-            list(zip(channels, ends, strict=True)), lambda pair: pair[0].ask(pair[1], END_SECONDS)
+            list(zip(channels, ends, strict=True)),
+            lambda pair: pair[0].ask(pair[1], QUICK_ANSWER_SECONDS),
         )
         payload.raise_if_stopped(results)
         results = list(map(in_doubt, results, ended))

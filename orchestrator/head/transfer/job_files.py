@@ -21,7 +21,7 @@ from orchestrator.head.connect.channel import Declined
 from orchestrator.head.screen.output import printable
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.transfer.fetch.fetch import plain
-from orchestrator.head.transfer.peer import QUICK_SECONDS, NodeTree, Peer
+from orchestrator.head.transfer.peer import NodeTree, Peer
 from orchestrator.head.transfer.spread import send_to_all
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry, link_is_inside
 from orchestrator.protocol.requests.request import NO_PART
@@ -34,10 +34,10 @@ from orchestrator.protocol.requests.transfer import (
     Place,
     ReadFile,
 )
+from orchestrator.protocol.timing import ANSWER_SECONDS
 
 log = logging.getLogger(__name__)
 
-ANSWER_SECONDS = 30.0
 LAG_SECONDS = 70.0  # NFS keeps attributes for 60 s at most, unless it is told otherwise
 POLL_SECONDS = 1.0
 MUCH_BYTES = 10**9  # it is said before they come
@@ -278,7 +278,7 @@ class JobFilesOf:
                 )
                 for f in files
             ]
-            seconds = QUICK_SECONDS + sum(file.size for file in files) / DISK_BYTES_PER_SECOND
+            seconds = ANSWER_SECONDS + sum(file.size for file in files) / DISK_BYTES_PER_SECOND
             answers = self.master.ask_all(questions, seconds)
             for number, file, answer in zip(some, files, answers, strict=True):
                 if answer.data:

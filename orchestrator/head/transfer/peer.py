@@ -17,9 +17,7 @@ from orchestrator.protocol.manifest import Entry
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.request import Request
 from orchestrator.protocol.requests.transfer import PIECE_BYTES, ReadFile
-
-QUICK_SECONDS = 30.0  # for an answer that needs no work: a node that is very busy is not lost
-READ_SECONDS = 60.0  # for a piece of a file
+from orchestrator.protocol.timing import FILE_ANSWER_SECONDS
 
 A = TypeVar("A", bound=Message)
 
@@ -99,7 +97,7 @@ class NodeTree(Tree):
         path = self.path(entry)
         requests = [ReadFile(place=self.place, path=path, offset=at) for at in offsets]
         with self.named():
-            pieces = [piece.data for piece in self.peer.ask_all(requests, READ_SECONDS)]
+            pieces = [piece.data for piece in self.peer.ask_all(requests, FILE_ANSWER_SECONDS)]
         data = b"".join(pieces)[:size]
         if len(data) < size:
             raise Gone(0, "it became shorter while it was sent")
@@ -109,7 +107,7 @@ class NodeTree(Tree):
         path = self.path(entry)
         request = ReadFile(place=self.place, path=path, offset=size, size=0, with_sum=True)
         with self.named():
-            return self.peer.ask(request, READ_SECONDS).sum
+            return self.peer.ask(request, FILE_ANSWER_SECONDS).sum
 
     @contextlib.contextmanager
     def named(self) -> Iterator[None]:

@@ -22,15 +22,17 @@ from orchestrator.protocol.message import Nonsense
 from orchestrator.protocol.requests import transfer
 from orchestrator.protocol.requests.request import LACKING
 from orchestrator.protocol.requests.transfer import Lacking, Offer, PartlyThere, Place
+from orchestrator.protocol.timing import (
+    FILE_ANSWER_SECONDS,
+    FILES_ANSWER_SECONDS,
+    WORK_ANSWER_SECONDS,
+)
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
 log = logging.getLogger(__name__)
 
-PUT_SECONDS = 60.0  # for a piece to go
-COMPARE_SECONDS = 3600.0  # a node may have to read terabytes
-WRITE_SECONDS = 300.0  # a node's slow disk
 AHEAD = 2  # batches that are on their way while the node writes another
 
 Seen = Callable[[int], None]
@@ -105,7 +107,7 @@ class Sender:
         self.offer()
         return self
 
-    def offer(self, *, dry_run: bool = False, seconds: float = COMPARE_SECONDS) -> Lacking:
+    def offer(self, *, dry_run: bool = False, seconds: float = WORK_ANSWER_SECONDS) -> Lacking:
         """Send the list, and return the checked answer about what is lacking."""
         lacking = self.ask_lacking(Offer(into=self.into, dry_run=dry_run), seconds)
         try:
@@ -123,14 +125,14 @@ class Sender:
         """Offer what differs from the list before, or all where the node does not have that one."""
         outbox = self.outbox
         if outbox.before:
-            self.peer.open.put(outbox.change, PUT_SECONDS)
+            self.peer.open.put(outbox.change, FILE_ANSWER_SECONDS)
             change = offer.replace(before=outbox.before, after=outbox.tree.digest)
             try:
                 return self.peer.open.ask(change, seconds)
             except Declined as error:
                 if error.kind != LACKING:
                     raise
-        self.peer.open.put(outbox.packed, PUT_SECONDS)
+        self.peer.open.put(outbox.packed, FILE_ANSWER_SECONDS)
         return self.peer.open.ask(offer, seconds)
 
     def note_failed(self, failed: Mapping[int, str]) -> None:
@@ -166,7 +168,7 @@ class Sender:
         while contents is not None and (batch := contents.get(number)) is not None:
             number += 1
             self.note_failed({at: reason_of(error) for at, error in batch.problems.items()})
-            self.peer.open.put(batch.data, PUT_SECONDS)
+            self.peer.open.put(batch.data, FILE_ANSWER_SECONDS)
             request = transfer.Contents(size=batch.size, last=number == len(contents.cuts))
             window.append((self.peer.open.post(request), request))
             if len(window) > AHEAD:
@@ -179,7 +181,7 @@ class Sender:
 
     def hear(self, window: deque[tuple[int, transfer.Contents]]) -> None:
         """Wait for the answer to the oldest batch."""
-        self.note_failed(self.peer.open.wait_for(*window.popleft(), WRITE_SECONDS).failed)
+        self.note_failed(self.peer.open.wait_for(*window.popleft(), FILES_ANSWER_SECONDS).failed)
 
     def count(self) -> None:
         """Note which files the node has now that it lacked."""

@@ -20,9 +20,9 @@ from orchestrator.common.text import Say, plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.nodes.facts import OWN_BRIDGES
-from orchestrator.head.transfer.peer import QUICK_SECONDS, NodeTree, Peer
+from orchestrator.head.transfer.peer import NodeTree, Peer
 from orchestrator.head.transfer.schedule import ORIGIN, WIDTH, givers
-from orchestrator.head.transfer.send import PUT_SECONDS, Outbox, Seen, Sender, Sent
+from orchestrator.head.transfer.send import Outbox, Seen, Sender, Sent
 from orchestrator.head.transfer.tree import Tree
 from orchestrator.protocol.facts import Address
 from orchestrator.protocol.requests.transfer import (
@@ -33,6 +33,7 @@ from orchestrator.protocol.requests.transfer import (
     Place,
     Take,
 )
+from orchestrator.protocol.timing import ANSWER_SECONDS, FILE_ANSWER_SECONDS
 
 # Fewer nodes are served directly.
 AUTO_NODES = 5
@@ -183,9 +184,9 @@ class Relay:
         peer, token, here = self.peer(number), secrets.token_hex(32), None
         outbox = self.senders[0].outbox
         if number == ORIGIN:
-            peer.open.put(outbox.packed, PUT_SECONDS)
+            peer.open.put(outbox.packed, FILE_ANSWER_SECONDS)
             here = Place(directory=os.fsdecode(outbox.tree.directory))
-        port = peer.ask(Give(token=token, seconds=LONGEST_SECONDS, here=here), QUICK_SECONDS).port
+        port = peer.ask(Give(token=token, seconds=LONGEST_SECONDS, here=here), ANSWER_SECONDS).port
         if port:
             self.giving[number] = GivingNode(addresses=(), port=port, token=token)
 
@@ -228,15 +229,15 @@ class Relay:
         if sender.lacking is None:
             sender.offer()
         addresses = places(self.peer(number), sender.peer)
-        sender.peer.ask(Take(giver=giver.replace(addresses=addresses)), QUICK_SECONDS)
+        sender.peer.ask(Take(giver=giver.replace(addresses=addresses)), ANSWER_SECONDS)
         size, over = 0, False
         while not over:
             try:
                 self.stopped()
             except OrchestratorError:
-                sender.peer.ask(AskTaken(end=True), QUICK_SECONDS)
+                sender.peer.ask(AskTaken(end=True), ANSWER_SECONDS)
                 raise
-            taken = sender.peer.ask(AskTaken(end=number in self.lost), QUICK_SECONDS)
+            taken = sender.peer.ask(AskTaken(end=number in self.lost), ANSWER_SECONDS)
             sender.count_taken(max(0, taken.size - size))
             size, over = max(size, taken.size), taken.over
         sender.end_taking(taken.problem)

@@ -19,9 +19,9 @@ from orchestrator.head.connect.reach import ask_once
 from orchestrator.head.screen import failures, output
 from orchestrator.head.status.find_job import adopt_job
 from orchestrator.protocol.requests.follow import AskSystem, SystemLines
+from orchestrator.protocol.timing import ANSWER_SECONDS
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
-ASK_SECONDS = 30.0
 MARGIN_SECONDS = 120.0  # before and after the job: the clocks of its nodes are not ours
 DIRECTORY = "system"
 
@@ -34,7 +34,7 @@ def show(where: Where, wanted: str | None, node: int | None, last: int | None) -
     nodes = [one for one in record.nodes if node in (None, one.index)]
 
     def fetch(one: NodeRecord) -> None:
-        keep(experiment, one, ask_once(job.transport, one, question(record, one), ASK_SECONDS))
+        keep(experiment, one, ask_once(job.transport, one, question(record, one), ANSWER_SECONDS))
 
     answers = fleet.everywhere(nodes, fetch)
     if node is None:

@@ -36,12 +36,11 @@ from orchestrator.protocol.message import encode
 from orchestrator.protocol.requests.claims import RUNNING, Entry
 from orchestrator.protocol.requests.machine import CheckedUp, Examine
 from orchestrator.protocol.requests.start import Page, ReadBook
+from orchestrator.protocol.timing import ANSWER_SECONDS, QUICK_ANSWER_SECONDS
 from orchestrator.records import cordons
 from orchestrator.records.machines import machine_of
 
 LOST = styles.FAILED
-BOOK_SECONDS = 10.0
-GPU_SECONDS = 40.0  # without persistence mode the driver is loaded for every query
 
 
 def name_of(node: Machine) -> str:
@@ -102,7 +101,7 @@ def find_machines(request: Request) -> list[Machine]:
 def examine(nodes: Sequence[Reached], *parts: str) -> list[Checkup | OrchestratorError]:
     """Have the nodes examine parts of themselves closely."""
     questions = [Examine(workdir="/", parts=parts)] * len(nodes)
-    answers = fleet.ask(nodes, questions, GPU_SECONDS)
+    answers = fleet.ask(nodes, questions, ANSWER_SECONDS)
     return [a.checkup if isinstance(a, CheckedUp) else a for a in answers]
 
 
@@ -184,7 +183,7 @@ def find_users(request: Request) -> list[Used]:
     answered = try_all(request)
     known = {node.name: Used(node, error=error) for node, error in answered.lost}
     answers = examine(answered.reached, "gpus", "load")
-    books = fleet.ask(answered.reached, [ReadBook()] * len(answered.reached), BOOK_SECONDS)
+    books = fleet.ask(answered.reached, [ReadBook()] * len(answered.reached), QUICK_ANSWER_SECONDS)
     for node, answer, book in zip(answered.reached, answers, books, strict=True):
         entries = book.entries if isinstance(book, Page) else ()
         cpus = node.probed.facts.cpus

@@ -21,8 +21,8 @@ from orchestrator.head.start.nodes import try_all
 from orchestrator.head.start.request import resolve
 from orchestrator.protocol.requests.claims import WAITING, Entry, in_words
 from orchestrator.protocol.requests.start import LeaveQueue, Page, ReadBook
+from orchestrator.protocol.timing import QUICK_ANSWER_SECONDS
 
-BOOK_SECONDS = 10.0
 SHORTEST_ID = 4  # characters of an id that may be typed for it
 
 
@@ -79,7 +79,7 @@ Lost = Sequence[tuple[str, OrchestratorError]]
 def read_books(arguments: LaunchArguments) -> tuple[list[tuple[Reached, Page]], Lost]:
     """Read the books of all nodes; return also which ones could not be asked, and why."""
     answered = try_all(resolve(arguments))
-    books = fleet.ask(answered.reached, [ReadBook()] * len(answered.reached), BOOK_SECONDS)
+    books = fleet.ask(answered.reached, [ReadBook()] * len(answered.reached), QUICK_ANSWER_SECONDS)
     read = [
         (node, book)
         for node, book in zip(answered.reached, books, strict=True)
@@ -103,7 +103,9 @@ def queue(arguments: LaunchArguments) -> int:
 def remove(arguments: LaunchArguments, id: str) -> int:
     """Take a launch of this user's out of the queue: it sees that, and ends."""
     answered = try_all(resolve(arguments))
-    books = fleet.ask_all(answered.reached, [ReadBook()] * len(answered.reached), BOOK_SECONDS, "")
+    books = fleet.ask_all(
+        answered.reached, [ReadBook()] * len(answered.reached), QUICK_ANSWER_SECONDS, ""
+    )
     waiting = {one.id: one for book in books for one in book.entries if one.state == WAITING}
     meant = [known for known in waiting if len(id) >= SHORTEST_ID and known.startswith(id)]
     if len(meant) != 1:
@@ -116,7 +118,7 @@ def remove(arguments: LaunchArguments, id: str) -> int:
         for node, book in zip(answered.reached, books, strict=True)
         if any(one.id == meant[0] for one in book.entries)
     ]
-    fleet.ask_all(there, [LeaveQueue(entry=meant[0])] * len(there), BOOK_SECONDS, "")
+    fleet.ask_all(there, [LeaveQueue(entry=meant[0])] * len(there), QUICK_ANSWER_SECONDS, "")
     output.say(f"{waiting[meant[0]].job} is out of the queue")
     return EXIT_DONE
 

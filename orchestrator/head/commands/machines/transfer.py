@@ -31,6 +31,7 @@ from orchestrator.head.transfer.fetch import pull as pulling
 from orchestrator.head.transfer.peer import Moved
 from orchestrator.head.transfer.push import Cargo
 from orchestrator.protocol.requests.transfer import ListPath, Outputs
+from orchestrator.protocol.timing import FILES_ANSWER_SECONDS
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment
 
@@ -173,7 +174,7 @@ def of_experiment(
             job=record.job,
             node=node.index,
             checkpoints=options.checkpoints,
-            beside=pulling.LIST_SECONDS / 2,
+            beside=FILES_ANSWER_SECONDS / 2,
         )
         sources.append(
             pulling.PullSource(node.index, node.name, node, question, into, into is not outputs)

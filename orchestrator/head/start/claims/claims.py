@@ -19,10 +19,10 @@ from orchestrator.head.screen import failures
 from orchestrator.head.start.request import Request
 from orchestrator.protocol.requests.claims import STARTING, Wish, who_has
 from orchestrator.protocol.requests.start import Claim, Claimed, Page, ReadBook, Unclaim
+from orchestrator.protocol.timing import QUICK_ANSWER_SECONDS
 
 log = logging.getLogger(__name__)
 
-ANSWER_SECONDS = 15.0
 PATIENCE_SECONDS = 5.0  # for a launch that is about to start, or to give up
 
 
@@ -97,7 +97,7 @@ def ask(wanted: Sequence[NodeClaim], patience: float) -> list[Claimed]:
     """Ask nodes for what is wanted of them; if one does not answer, let go of the others."""
     claims = [Claim(wish=one.wish, part=one.part, patience=patience) for one in wanted]
     channels = [one.channel for one in wanted]
-    answers = fleet.ask_channels(channels, claims, ANSWER_SECONDS + patience)
+    answers = fleet.ask_channels(channels, claims, QUICK_ANSWER_SECONDS + patience)
     if silent := failures.failures(wanted, answers):
         release(wanted)
         table = failures.failure_table(silent, len(answers), "; nothing was started")
@@ -108,7 +108,7 @@ def ask(wanted: Sequence[NodeClaim], patience: float) -> list[Claimed]:
 def release(wanted: Sequence[NodeClaim]) -> None:
     """Let go of what is held on these nodes; one that does not answer lets go by itself."""
     requests = [Unclaim()] * len(wanted)
-    fleet.ask_channels([one.channel for one in wanted], requests, ANSWER_SECONDS)
+    fleet.ask_channels([one.channel for one in wanted], requests, QUICK_ANSWER_SECONDS)
 
 
 def is_passing(answer: Claimed) -> bool:
@@ -143,7 +143,7 @@ def foreseen(request: Request, nodes: Sequence[Reached]) -> list[str]:
     """Say on which nodes a launch would now find too little free; take nothing."""
     wanted = claims_of(request, nodes)
     looks = [ReadBook(wish=one.wish or Wish(), programs=True) for one in wanted]
-    pages = fleet.ask_channels([one.channel for one in wanted], looks, ANSWER_SECONDS)
+    pages = fleet.ask_channels([one.channel for one in wanted], looks, QUICK_ANSWER_SECONDS)
     few = [
         (one.name, f"{page.free} of {page.wants} free")
         for one, page in zip(wanted, pages, strict=True)

@@ -18,12 +18,13 @@ from orchestrator.head.connect.reach import Reached
 from orchestrator.head.nodes.facts import said_of
 from orchestrator.head.screen import failures
 from orchestrator.head.screen.progress import Progress
-from orchestrator.head.start.claims.claims import ANSWER_SECONDS, NodeClaim, Occupied, wish_of
+from orchestrator.head.start.claims.claims import NodeClaim, Occupied, wish_of
 from orchestrator.head.start.claims.turn import count_before, holders, obstacles
 from orchestrator.head.start.nodes import Nodes
 from orchestrator.head.start.request import Request
 from orchestrator.protocol.requests.claims import NO_ENTRIES, WAITING, Entry, Wish
 from orchestrator.protocol.requests.start import Page, ReadBook, Wait
+from orchestrator.protocol.timing import QUICK_ANSWER_SECONDS
 from orchestrator.records import experiments
 
 log = logging.getLogger(__name__)
@@ -117,7 +118,7 @@ class QueuePlace:
             raise CheckFailed(f"this can never start: {has}", "take fewer: --gpus N, --nproc N")
         waits = [Wait(entry=self.entry.replace(wants=one.wants, of=one.total)) for one in pages]
         channels = [one.channel for one in self.wanted]
-        self.answered(fleet.ask_channels(channels, waits, ANSWER_SECONDS))
+        self.answered(fleet.ask_channels(channels, waits, QUICK_ANSWER_SECONDS))
         log.info("stands in the queue of %s", [*self.pages])
         self.entered = True
         self.look(0.0)
@@ -133,7 +134,7 @@ class QueuePlace:
         """Read the book of a node; one with news has the others answer at once."""
         before = self.pages[one.name].entries if self.pages else NO_ENTRIES
         request = ReadBook(wish=one.wish or Wish(), before=before, seconds=seconds)
-        page = one.channel.ask(request, ANSWER_SECONDS + seconds)
+        page = one.channel.ask(request, QUICK_ANSWER_SECONDS + seconds)
         if seconds and page.entries != before:
             for other in self.wanted:
                 if other is not one:

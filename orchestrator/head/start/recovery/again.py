@@ -42,11 +42,11 @@ from orchestrator.head.transfer.fetch import gaps
 from orchestrator.head.transfer.job_files import JobPeer, bring_job_files
 from orchestrator.protocol.requests.machine import PortWish
 from orchestrator.protocol.requests.start import Start, TakenPorts, TakePorts
+from orchestrator.protocol.timing import QUICK_ANSWER_SECONDS
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 log = logging.getLogger(__name__)
 
-PORT_SECONDS = 10.0
 LAST_PORT = 60_000
 
 
@@ -186,7 +186,7 @@ def take_ports(ended: JobRecord, gathered: Gathered) -> TakenPorts:
         exact=chosen is not None,
         peers=len(gathered.nodes) > 1,
     )
-    ports = gathered.channels[0].ask(TakePorts(port=wanted), PORT_SECONDS)
+    ports = gathered.channels[0].ask(TakePorts(port=wanted), QUICK_ANSWER_SECONDS)
     if not ports.port:
         raise CheckFailed(f"no port from {wanted.wanted} on is free on {gathered.nodes[0].name}")
     return ports

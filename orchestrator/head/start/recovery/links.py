@@ -11,6 +11,7 @@ from orchestrator.common.errors import OrchestratorError
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.protocol.requests.machine import Dial, Listen
+from orchestrator.protocol.timing import QUICK_ANSWER_SECONDS
 from orchestrator.records.experiment import NodeRecord
 from orchestrator.records.outcome import Verdict
 
@@ -18,7 +19,6 @@ log = logging.getLogger(__name__)
 
 BROKE = ("lost", "link", "hang", "communication")  # kinds of failures that a cut link may be
 DIAL_SECONDS = 3.0
-ANSWER_SECONDS = 10.0
 
 Pairs = Collection[tuple[str, str]]  # names of nodes: who cannot reach whom
 
@@ -34,15 +34,17 @@ def apart(nodes: Sequence[NodeRecord], channels: Mapping[str, NodeChannel]) -> P
     ports: dict[str, int] = {}
 
     def listen(node: NodeRecord) -> None:
-        seconds = 2 * ANSWER_SECONDS
+        seconds = 2 * QUICK_ANSWER_SECONDS
         request = Listen(ports=(0,), word=words[node.name], seconds=seconds)
-        for port in channels[node.name].ask(request, ANSWER_SECONDS).ports:
+        for port in channels[node.name].ask(request, QUICK_ANSWER_SECONDS).ports:
             ports[node.name] = port
 
     def dial(node: NodeRecord) -> list[tuple[str, str]]:
         others = [one for one in nodes if one is not node and ports.get(one.name)]
         places = tuple((one.address, ports[one.name], words[one.name]) for one in others)
-        answer = channels[node.name].ask(Dial(places=places, seconds=DIAL_SECONDS), ANSWER_SECONDS)
+        answer = channels[node.name].ask(
+            Dial(places=places, seconds=DIAL_SECONDS), QUICK_ANSWER_SECONDS
+        )
         answers = zip(others, answer.answers, strict=False)
         return [(node.name, one.name) for one, problem in answers if problem]
 

@@ -29,12 +29,11 @@ from orchestrator.head.transfer.code import archive
 from orchestrator.head.transfer.code.shared import marker
 from orchestrator.head.transfer.tree import Tree
 from orchestrator.protocol.requests.start import Start
+from orchestrator.protocol.timing import ANSWER_SECONDS
 from orchestrator.records import manifest as manifests
 from orchestrator.records.experiment import NodeRecord
 
 log = logging.getLogger(__name__)
-
-STAND_BY_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class Parts:
                 able.append(spare)
             except OrchestratorError as error:
                 say(f"{spare.node.name} cannot stand by: {error.what}")
-        answers = fleet.ask(able, orders, STAND_BY_SECONDS)
+        answers = fleet.ask(able, orders, ANSWER_SECONDS)
         standing = []
         for each, spare, answer in zip(parts, able, answers, strict=True):
             if isinstance(answer, OrchestratorError):
@@ -128,7 +127,7 @@ class Parts:
         try:
             reached = self.with_code(reached, say)
             planned = self.plan_for(reached)
-            reached.channel.ask(self.order(reached, planned), STAND_BY_SECONDS)
+            reached.channel.ask(self.order(reached, planned), ANSWER_SECONDS)
         finally:
             reached.channel.connection.close()
         say(f"{node.name} is given its part of the job again")

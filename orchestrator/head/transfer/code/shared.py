@@ -19,8 +19,8 @@ from orchestrator.head.transfer.send import Outbox, Sender
 from orchestrator.head.transfer.tree import Tree
 from orchestrator.protocol.manifest import FILE, Entry
 from orchestrator.protocol.requests.transfer import Place
+from orchestrator.protocol.timing import FILE_ANSWER_SECONDS
 
-COMPARE_SECONDS = 60.0
 NEWEST = 500  # files; a cache of a network disk forgets within minutes, so older ones are right
 CODE = (".py", ".pyx", ".sh", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".cu", ".cpp", ".h")
 
@@ -76,7 +76,7 @@ def check_same(
     def ask(node: Reached) -> dict[bytes, str]:
         """Return what the node sees otherwise: its checksum, where the size is the same."""
         sender = Sender(outbox, Peer(node.node.name, node.channel), into)
-        lacking = sender.offer(dry_run=True, seconds=COMPARE_SECONDS)
+        lacking = sender.offer(dry_run=True, seconds=FILE_ANSWER_SECONDS)
         sums = {begun.number: begun.sum for begun in lacking.begun}
         numbers = [*sender.numbers, *lacking.failed]
         return {outbox.tree.entries[at].path: sums.get(at, "") for at in numbers}

@@ -28,8 +28,8 @@ from orchestrator.protocol.requests.transfer import (
     OutputFile,
     ReadFile,
 )
+from orchestrator.protocol.timing import FILE_ANSWER_SECONDS
 
-ANSWER_SECONDS = 60.0
 DISK_BYTES_PER_SECOND = 20e6  # of a slow disk whose files get their checksums
 AHEAD = 8  # requests that are on their way, so that a far node is no slower than its line
 MOST_READ_BYTES = 64 << 20  # of one file, into memory
@@ -57,7 +57,7 @@ def read_bytes(channel: NodeChannel, place: str, path: str, size: int, *, begin:
     data = bytearray()
     while len(data) < min(size, MOST_READ_BYTES):
         request = ReadFile(place=place, path=path, offset=begin + len(data))
-        piece = channel.ask(request, ANSWER_SECONDS).data
+        piece = channel.ask(request, FILE_ANSWER_SECONDS).data
         if not piece:
             break
         data += piece
@@ -278,7 +278,7 @@ class Fetch:
 
         def next_answer() -> Iterator[tuple[int, FilePiece]]:
             (number, request), asked = waiting.popleft()
-            seconds = ANSWER_SECONDS + self.listed[number].size / DISK_BYTES_PER_SECOND
+            seconds = FILE_ANSWER_SECONDS + self.listed[number].size / DISK_BYTES_PER_SECOND
             try:
                 yield number, self.channel.wait_for(asked, request, seconds)
             except Declined as error:

@@ -21,11 +21,11 @@ from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.transfer.fetch.fetch import read_bytes
 from orchestrator.head.transfer.fetch.growing import step_of
 from orchestrator.protocol.requests.transfer import OutputFile, Outputs
+from orchestrator.protocol.timing import QUICK_ANSWER_SECONDS
 from orchestrator.records.metrics import trainers
 
 LARGEST_BYTES = 64 << 20
 LATEST_BYTES = 1 << 20  # thousands of lines; those of minutes may be missing
-ANSWER_SECONDS = 10.0
 MERGING = threading.Lock()  # two nodes may have lines of one rank
 
 
@@ -75,7 +75,7 @@ def fill(
     most = LATEST_BYTES if beyond else LARGEST_BYTES
     job, node = part
     with contextlib.suppress(OrchestratorError, OSError):
-        listing = channel.ask(Outputs(job=job, node=node), ANSWER_SECONDS)
+        listing = channel.ask(Outputs(job=job, node=node), QUICK_ANSWER_SECONDS)
         for file in listing.files:
             if file.kind == "file" and file.path in wanted and file.size <= LARGEST_BYTES:
                 theirs = last_lines(channel, listing.place, file, most)

@@ -17,10 +17,10 @@ from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.transfer.fetch.fetch import Fetch
 from orchestrator.head.transfer.fetch.growing import GROWS, GrowingFiles
 from orchestrator.protocol.requests.transfer import OutputFile
+from orchestrator.protocol.timing import ANSWER_SECONDS
 
 log = logging.getLogger(__name__)
 
-ANSWER_SECONDS = 20.0
 SEARCH_SECONDS = 5.0  # for what was written beside the code
 RESULTS = "results/"  # of Cluster.run: somebody waits for them, of whatever size
 LARGEST_BYTES = 64 << 20  # of one file; what is larger stays where it is, and is named

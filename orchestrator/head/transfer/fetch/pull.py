@@ -23,10 +23,9 @@ from orchestrator.head.transfer.fetch.fetch import Fetch, plain, read_bytes
 from orchestrator.head.transfer.peer import Moved
 from orchestrator.protocol.requests.request import Request
 from orchestrator.protocol.requests.transfer import OutputFile, OutputFiles, Outputs
+from orchestrator.protocol.timing import FILES_ANSWER_SECONDS
 
 log = logging.getLogger(__name__)
-
-LIST_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -180,7 +179,7 @@ def ask(transport: Transport, source: PullSource) -> PulledNode:
     """Reach a node, and ask it what there is to fetch."""
     channel = attending(transport, source.login)
     with kept_if_well(channel):
-        listing = channel.ask(source.question, LIST_SECONDS)
+        listing = channel.ask(source.question, FILES_ANSWER_SECONDS)
     files = [file for file in listing.files if plain(file.path)]
     manifests = {
         file.path.rpartition("/")[0]: read_bytes(channel, listing.place, file.path, file.size)
