@@ -414,7 +414,7 @@ BUDGETS = {
     "head/follow": 3200,
     "head/background": 140,
     "head/plan": 1270,
-    "head/start": 2520,
+    "head/start": 2525,
     "head/transfer": 2410,
     "node/job": 3490,
     "node/peers": 511,

@@ -131,7 +131,7 @@ def print_json(ctx: click.Context, parameter: click.Parameter, wanted: bool) -> 
     """Have this command print its result as JSON."""
     from orchestrator.head.screen import output
 
-    output.AS_JSON.set(wanted)
+    output.asked["json"] = wanted
 
 
 json_option = click.option(

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError
-from orchestrator.common.text import Say
+from orchestrator.head.screen.output import say
 from orchestrator.protocol.control import (
     LONGEST_LINE_BYTES,
     Agreed,
@@ -94,7 +94,7 @@ class Master:
     def nodes(self) -> list[Hello]:
         return sorted([self.own, *self.there.values()], key=lambda node: node.rank)
 
-    def gather(self, patience: float, say: Say) -> list[Hello]:
+    def gather(self, patience: float) -> list[Hello]:
         """Wait for all nodes and return them in their order."""
         deadline = time.monotonic() + patience
         remind = time.monotonic() + 1
@@ -185,7 +185,7 @@ def refusal(reason: str) -> CheckFailed:
     )
 
 
-def join(hello: Hello, address: tuple[str, int], patience: float, say: Say) -> Agreed:
+def join(hello: Hello, address: tuple[str, int], patience: float) -> Agreed:
     """On any other node, wait for all nodes, and return what node 0 decided."""
     deadline, remind = time.monotonic() + patience, time.monotonic() + REMIND_SECONDS / 5
     reason = ""
@@ -193,7 +193,7 @@ def join(hello: Hello, address: tuple[str, int], patience: float, say: Say) -> A
         try:
             with socket.create_connection(address, timeout=5) as master:
                 master.sendall(hello_line(hello))
-                agreed = answer(master, hello, deadline, say)
+                agreed = answer(master, hello, deadline)
             if agreed is not None:
                 return agreed
             reason = "it hangs up: does something else listen there?"
@@ -213,7 +213,7 @@ def join(hello: Hello, address: tuple[str, int], patience: float, say: Say) -> A
     )
 
 
-def answer(master: socket.socket, hello: Hello, deadline: float, say: Say) -> Agreed | None:
+def answer(master: socket.socket, hello: Hello, deadline: float) -> Agreed | None:
     """Wait for node 0's decision; None where it hangs up."""
     with master.makefile("rb") as lines:
         while True:

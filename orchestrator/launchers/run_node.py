@@ -151,7 +151,7 @@ def run(mine: Part, patience: float, arguments: LaunchArguments) -> int:
     if problem:
         raise rendezvous.refusal(problem)
     if mine.rank:
-        agreed = rendezvous.join(hello, (mine.master, mine.port), patience, say)
+        agreed = rendezvous.join(hello, (mine.master, mine.port), patience)
         launched = follow_lead(request, mine, reached, agreed)
     else:
         launched = lead(request, mine, reached, hello, patience)
@@ -216,7 +216,7 @@ def check_master(mine: Part, reached: Reached, address: str) -> None:
         return
     hello = Hello(rank=0, nnodes=mine.nnodes, nproc=1, host=socket.gethostname())
     try:
-        rendezvous.join(hello, (mine.master, mine.port), 2.0, lambda _: None)
+        rendezvous.join(hello, (mine.master, mine.port), 2.0)
     except CheckFailed:
         raise
     except OrchestratorError:
@@ -237,7 +237,7 @@ def lead(
 ) -> Launched:
     """As node 0, wait for all nodes, and send them the job's name and its experiment."""
     with Master(greeting, mine.port) as master:
-        hellos = master.gather(patience, say)
+        hellos = master.gather(patience)
         experiment = experiments.create(request.where.experiments, request.config.launch.name)
         interrupt.undo_with(experiment.discard)
         agreed = Agreed(
@@ -280,7 +280,7 @@ def begin(prepared: Prepared, mine: Part, record: JobRecord, agreed: Agreed) -> 
     ports = TakenPorts(port=planned.master_port, peers_port=agreed.peers_port)
     token = rendezvous.token_of(agreed, os.environ)
     meeting = Meeting(planned.master_address, address, ports, token)
-    return start(prepared, record, meeting, say)
+    return start(prepared, record, meeting)
 
 
 def make(request: Request, mine: Part, nodes: Nodes, agreed: Agreed) -> Plan:

@@ -102,7 +102,7 @@ def user(places: list[Path], seed: int, told: int) -> None:
                 if dice.random() < KILLED:  # in the middle of its wait
                     signal.signal(signal.SIGALRM, signal.SIG_DFL)
                     signal.setitimer(signal.ITIMER_REAL, dice.random() * 0.2)
-                wait(request, nodes, never, start, lambda _: None)
+                wait(request, nodes, never, start)
                 signal.setitimer(signal.ITIMER_REAL, 0)
             else:
                 start(request, nodes)

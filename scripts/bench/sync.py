@@ -43,7 +43,7 @@ scan = begin_scan(request)
 answered = try_all(request)
 assert not answered.lost, answered.lost
 began = time.monotonic()
-bring(request, answered.reached, len(answered.reached), scan, lambda text: None)
+bring(request, answered.reached, len(answered.reached), scan)
 print(time.monotonic() - began, flush=True)
 os._exit(0)
 """

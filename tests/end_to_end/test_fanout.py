@@ -16,6 +16,7 @@ from orchestrator.head.connect.reach import Reached
 from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.nodes.node_list import choose, read_nodes
+from orchestrator.head.screen import output
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.start.nodes import try_all
 from orchestrator.head.start.request import resolve
@@ -130,8 +131,15 @@ def push(hosts: NetnsCluster, work: Path, into: str = "kept") -> tuple[list[Move
     targets = choose(read_nodes(hosts.node_list), [])
     transport = SshTransport(SshConfig(hosts.ssh_config), timeout=10.0)
     cargo, said = pushing.load(work, f"~/{into}/work"), list[str]()
-    done = pushing.push(transport, targets, cargo, Progress("sending", 0), dry_run=False,
-                        passing_on=PassingOn(3, 0), say=said.append)  # fmt: skip
+    with output.heard_by(said.append):
+        done = pushing.push(
+            transport,
+            targets,
+            cargo,
+            Progress("sending", 0),
+            dry_run=False,
+            passing_on=PassingOn(3, 0),
+        )
     return done, said
 
 

@@ -264,7 +264,7 @@ def test_strangers_at_node_0_are_sent_away() -> None:
         silent = [dial(port, b"") for _ in range(rendezvous.STRANGERS + 10)]
         strangers = [dial(port, says) for says in STRANGERS]
         found: list[list[Hello]] = []
-        gathering = threading.Thread(target=lambda: found.append(master.gather(300, print)))
+        gathering = threading.Thread(target=lambda: found.append(master.gather(300)))
         gathering.start()
         for client in [*silent[:10], *strangers[1:]]:
             with contextlib.suppress(ConnectionError):
@@ -293,7 +293,6 @@ def test_strangers_at_node_0_are_sent_away() -> None:
 )
 def test_something_else_in_the_place_of_node_0_is_named(says: bytes) -> None:
     """Nothing it says is believed; it may give way to node 0, which is then found."""
-    said: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -304,7 +303,7 @@ def test_something_else_in_the_place_of_node_0_is_named(says: bytes) -> None:
                     client.sendall(words)
 
         threading.Thread(target=serve, daemon=True).start()
-        assert join(hello(1), server.getsockname(), 300, said.append) == good()
+        assert join(hello(1), server.getsockname(), 300) == good()
 
 
 def test_a_secret_makes_another_token() -> None:

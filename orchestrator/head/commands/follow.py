@@ -100,7 +100,7 @@ def report(stay: Stay, ending: Ending, where: Where | None) -> int:
         leave(run, ending.screen, where)
         return EXIT_DONE
     again = run is not None and run.stopped_in_time
-    if again and backend_of(record).start_again(experiment, record, say):
+    if again and backend_of(record).start_again(experiment, record):
         return EXIT_STOPPED
     stay.notifier.over(record)
     code = report_end(experiment, record, ending.screen)
@@ -309,7 +309,7 @@ def attach(where: Where, wanted: str | None, view: View, *, steal: bool) -> int:
     if job.record.over:
         show_unseen(experiment, job.record, view)
         return report_end(experiment, job.record)
-    code = job.backend.watch(experiment, job.record, say, report_end)
+    code = job.backend.watch(experiment, job.record, report_end)
     if code is not None:
         return code
     holder = experiment.steal(STEAL_SECONDS) if steal else experiment.lock()

@@ -31,7 +31,7 @@ def launch(arguments: LaunchArguments) -> int:
         return EXIT_DONE
     if request.config.launch.waits and arguments.detach:
         return wait_in_background(arguments)
-    return follow_up(starting.launch(request, say), arguments)
+    return follow_up(starting.launch(request), arguments)
 
 
 def wait_in_background(arguments: LaunchArguments) -> int:

@@ -19,11 +19,9 @@ if TYPE_CHECKING:
 def launch(answers: Hears, arguments: LaunchArguments, command: list[str]) -> None:
     """Launch a job as `master_launch` does, and follow it; `command` is shown in its record."""
     from orchestrator.head.commands import follow
+    from orchestrator.head.screen import output
     from orchestrator.head.start import launch as starting
     from orchestrator.head.start.request import resolve
-
-    def say(text: str) -> None:
-        answers.send(say=text)
 
     def queued() -> None:
         if arguments.detach:
@@ -32,7 +30,8 @@ def launch(answers: Hears, arguments: LaunchArguments, command: list[str]) -> No
     keys = Pipe()
     try:
         request = replace(resolve(arguments, command), detached=False)
-        launched = starting.launch(request, say, queued)
+        with output.heard_by(lambda text: answers.send(say=text)):
+            launched = starting.launch(request, queued)
     finally:
         if arguments.payload is not None:
             shutil.rmtree(arguments.payload, ignore_errors=True)

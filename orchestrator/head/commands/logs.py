@@ -26,7 +26,7 @@ from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 def logs(where: Where, wanted: str | None, view: View, *, follow: bool, last: int | None) -> int:
     job = adopt_job(where, wanted)
-    record = job.backend.begun(job.experiment, job.record, say, wait=follow)
+    record = job.backend.begun(job.experiment, job.record, wait=follow)
     record.check_choice(view.node, view.rank, "--{} {}")
     screen = make_screen(job.experiment, record, view)
     fetcher = LogFetcher(job.experiment, record, job.transport, job.backend)

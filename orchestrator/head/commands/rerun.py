@@ -17,7 +17,6 @@ from orchestrator.config.launch import LaunchArguments, Origin, Where
 from orchestrator.config.schema import Config
 from orchestrator.head.commands import launch
 from orchestrator.head.follow.notify import command as notify_command
-from orchestrator.head.screen.output import say
 from orchestrator.head.start import launch as starting
 from orchestrator.head.start.request import resolve
 from orchestrator.head.transfer.code import archive
@@ -53,7 +52,7 @@ def rerun(where: Where, name: str | None, again: Again, parse: Parse) -> int:
         os.chdir(workdir)
         try:
             options = {**hook_of(config, directory), **notified(experiment, again)}
-            launched = starting.launch(resolve(replace(arguments, launch=options), words), say)
+            launched = starting.launch(resolve(replace(arguments, launch=options), words))
         finally:
             os.chdir(began)
     return launch.follow_up(launched, arguments)

@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError
-from orchestrator.common.text import Say, plural, size
+from orchestrator.common.text import plural, size
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.environments import wheels
 from orchestrator.head.environments.requirements import Requirements
 from orchestrator.head.environments.wheels import Kind
 from orchestrator.head.nodes.facts import by_value
+from orchestrator.head.screen.output import say
 from orchestrator.head.screen.progress import Progress, counted
 from orchestrator.head.transfer.spread import PassingOn, first_failed, peers, send_to_all
 from orchestrator.head.transfer.tree import of_files
@@ -58,7 +59,7 @@ class Outcome:
     lost: bool = False
 
 
-def make(reached: Sequence[Reached], wanted: Wanted, say: Say) -> list[Outcome]:
+def make(reached: Sequence[Reached], wanted: Wanted) -> list[Outcome]:
     """Make the environment where it is not whole; return each node's outcome, in order."""
     began = time.monotonic()
     states = fleet.ask(reached, [LookAtEnvironment(key=NO_KEY)] * len(reached), ANSWER_SECONDS)
@@ -84,7 +85,7 @@ def make(reached: Sequence[Reached], wanted: Wanted, say: Say) -> list[Outcome]:
         if isinstance(refused, OrchestratorError):
             outcomes[node.node.name] = Outcome(node.node.name, problem=str(refused), lost=True)
     for key, members in todo.items():
-        for outcome in make_kind(members, key, wanted, say):
+        for outcome in make_kind(members, key, wanted):
             seconds = time.monotonic() - began
             outcomes[outcome.node] = replace(outcome, seconds=seconds)
     return [outcomes[node.node.name] for node in reached]
@@ -102,18 +103,18 @@ def key_of(wanted: Wanted, kind: Kind) -> str:
 
 
 def make_kind(
-    members: Sequence[tuple[Reached, Kind, str]], key: str, wanted: Wanted, say: Say
+    members: Sequence[tuple[Reached, Kind, str]], key: str, wanted: Wanted
 ) -> list[Outcome]:
     """Make it on nodes of one kind: wheels that the oldest libc takes fit all of them."""
     kind = min((kind for _, kind, _ in members), key=lambda kind: kind.minor)
     nodes = [node for node, _, _ in members]
     with Progress("resolving and downloading"):
-        directory = wheels.wheels_for(kind, key, wanted.sources, say)
+        directory = wheels.wheels_for(kind, key, wanted.sources)
     tree = of_files(directory, lambda path: 0o755 if path.name == "uv" else 0o644)
     say(f"{plural(len(nodes), 'node')} ({kind}): {plural(tree.files, 'file')}, {size(tree.size)}")
     places = [Place(kind=STORE)] * len(nodes)
     with Progress("sending packages", tree.size * len(nodes)) as progress:
-        sent = send_to_all(peers(nodes), places, tree, progress.add, PassingOn(), say)
+        sent = send_to_all(peers(nodes), places, tree, progress.add, PassingOn())
     changed = first_failed(sent)
     if changed:
         raise CheckFailed(f"{directory / os.fsdecode(changed)} was changed meanwhile")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from orchestrator.common.errors import EXIT_CHECK, EXIT_DONE, EXIT_NODE, UsageError
-from orchestrator.common.text import Say, plural, size
+from orchestrator.common.text import plural, size
 from orchestrator.config.launch import Launch, LaunchArguments
 from orchestrator.head.connect import fleet
 from orchestrator.head.environments import build, requirements, wheels
@@ -51,10 +51,11 @@ def bootstrap(arguments: LaunchArguments, asked: Asked) -> int:
     nodes = try_all(resolve(arguments), without_environment)
     outcomes = [Outcome(n.name, problem=str(error), lost=True) for n, error in nodes.lost]
     if wanted is not None:
-        hear = complain if output.as_json() else say
-        made = build.make(nodes.reached, wanted, hear)
+        hear = complain if output.as_json() else output.on_the_screen
+        with output.heard_by(hear):
+            made = build.make(nodes.reached, wanted)
+            remember(nodes, made)
         outcomes = [*made, *outcomes]
-        remember(nodes, made, hear)
     freed = pruned(nodes, asked.into) if asked.prune else 0
     freed_here = wheels.prune(time.time()) if asked.prune else 0
     differ = build.differences(outcomes)
@@ -87,7 +88,7 @@ def without_environment(node: Node, launch: Launch) -> Node:
     return replace(node, activate=None) if ours else node
 
 
-def remember(nodes: Nodes, made: Sequence[Outcome], say: Say) -> None:
+def remember(nodes: Nodes, made: Sequence[Outcome]) -> None:
     """Let launches here use the environment where a node's own Python has no torch."""
     new, with_torch, useless = {}, [], False
     given = {node.name: node for node in nodes.source.nodes}

@@ -27,7 +27,7 @@ from urllib.parse import unquote
 from orchestrator.common import files
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.common.hiding import redacted_text
-from orchestrator.common.text import Say, size
+from orchestrator.common.text import size
 from orchestrator.head.environments import refusals
 from orchestrator.head.environments.requirements import (
     LOCK,
@@ -38,6 +38,7 @@ from orchestrator.head.environments.requirements import (
     included,
     keep_hashes,
 )
+from orchestrator.head.screen.output import say
 
 UV_GLIBC = (40, 39, 38, 37, 36, 35, 34, 33, 32, 31, 28, 17)  # the platforms that uv has names for
 LONGEST_SECONDS = 3600.0  # for a download
@@ -94,7 +95,6 @@ def run(
     *,
     env: Mapping[str, str] | None = None,
     into: Path | None = None,
-    say: Say | None = None,
 ) -> str:
     """Run a program to its end and return what it printed; its last lines say why it failed.
 
@@ -112,7 +112,7 @@ def run(
                 errors="replace",
                 env={**os.environ, **({"TMPDIR": place} if into else {}), **(env or {})},
             )
-            printed, said = ended(process, name, [Path(place), *([into] if into else [])], say)
+            printed, said = ended(process, name, [Path(place), *([into] if into else [])])
     except (OSError, TimeoutError) as error:
         raise CheckFailed(f"{what}: {error}") from error
     if process.returncode < 0:
@@ -125,9 +125,7 @@ def run(
     return printed
 
 
-def ended(
-    process: subprocess.Popen[str], name: str, places: Sequence[Path], say: Say | None
-) -> tuple[str, str]:
+def ended(process: subprocess.Popen[str], name: str, places: Sequence[Path]) -> tuple[str, str]:
     """Wait until a program has ended, and say now and then how much has come into these places."""
     began = time.monotonic()
     try:
@@ -138,8 +136,7 @@ def ended(
                 seconds = time.monotonic() - began
             if seconds > LONGEST_SECONDS:
                 raise TimeoutError(f"{name} has not ended after {seconds:.0f} s")
-            if say is not None:
-                say(f"{name} has worked for {seconds:.0f} s: {size(size_of(places))} so far")
+            say(f"{name} has worked for {seconds:.0f} s: {size(size_of(places))} so far")
     finally:
         process.kill()
 
@@ -276,7 +273,7 @@ def put_in_place(new: Path, path: Path) -> None:
 # -- wheels -----------------------------------------------------------------------------------
 
 
-def wheels_for(kind: Kind, key: str, sources: Requirements, say: Say) -> Path:
+def wheels_for(kind: Kind, key: str, sources: Requirements) -> Path:
     """Download the wheels for one kind of node, unless they are here from an earlier call."""
     how = "index" if sources.from_index else "wheels"
     directory = cache() / how / f"{key}-{kind.libc.replace(' ', '-')}"
@@ -287,15 +284,15 @@ def wheels_for(kind: Kind, key: str, sources: Requirements, say: Say) -> Path:
     what = f"the requirements of {sources.title} cannot be met for {kind}"
     new = fresh(directory)
     try:
-        pinned, options = pins(kind, sources, new, what, say)
+        pinned, options = pins(kind, sources, new, what)
         if Path(pinned).parent == new:  # else it is the user's own file, with hashes or without
-            check_projects(Path(pinned), say)
+            check_projects(Path(pinned))
             locked = new / LOCKED  # of a lock: the hashes are in it
             allowed = hashes_of(locked.read_bytes() if locked.exists() else sources.text)
             Path(pinned).write_text(keep_hashes(Path(pinned).read_text(), allowed, what))
         if not sources.from_index:
             options = [*options, *kind.pip_options, "-d", str(new)]
-            run(pip("download", *options, "-r", pinned), what, into=new, say=say)
+            run(pip("download", *options, "-r", pinned), what, into=new)
         for path in new.iterdir():
             if path.suffix not in (".whl", ".txt"):
                 raise CheckFailed(
@@ -314,9 +311,7 @@ def wheels_for(kind: Kind, key: str, sources: Requirements, say: Say) -> Path:
     return directory
 
 
-def pins(
-    kind: Kind, sources: Requirements, new: Path, what: str, say: Say
-) -> tuple[str, list[str]]:
+def pins(kind: Kind, sources: Requirements, new: Path, what: str) -> tuple[str, list[str]]:
     """Resolve the requirements by uv; without uv, pip resolves while it downloads."""
     glibc = platform.libc_ver()[0] == "glibc"
     uv = uv_for(platform.machine(), "glibc" if glibc else "musl", sources)
@@ -337,11 +332,11 @@ def pins(
     words += ["--only-binary", ":all:", "--python-platform", kind.uv_platform]
     words += ["--python-version", ".".join(map(str, kind.version)), *where(sources)]
     words += ["--generate-hashes"]
-    run([str(uv), *words, "-o", pinned, file], what, env=variables_of_uv(sources), say=say)
+    run([str(uv), *words, "-o", pinned, file], what, env=variables_of_uv(sources))
     return pinned, ["--no-deps", *where(sources)]
 
 
-def check_projects(pinned: Path, say: Say) -> None:
+def check_projects(pinned: Path) -> None:
     """Refuse directories to install; say of editable ones that their code travels by itself."""
     lines = []
     for line in pinned.read_text().splitlines(keepends=True):

@@ -24,7 +24,6 @@ from orchestrator.common.errors import (
     EXIT_STOPPED,
     OrchestratorError,
 )
-from orchestrator.common.text import Say
 from orchestrator.config.launch import Launch
 from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
@@ -34,7 +33,7 @@ from orchestrator.head.follow import verdict
 from orchestrator.head.schedulers import queue
 from orchestrator.head.schedulers.srun import SrunTransport
 from orchestrator.head.screen.keyboard import Keys
-from orchestrator.head.screen.output import pass_on
+from orchestrator.head.screen.output import pass_on, say
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.outcome import Receipt
 
@@ -87,9 +86,7 @@ class SshBackend:
         """Ask the scheduler of the job, if it has one."""
         return UNSCHEDULED
 
-    def begun(
-        self, experiment: Experiment, record: JobRecord, say: Say, *, wait: bool
-    ) -> JobRecord:
+    def begun(self, experiment: Experiment, record: JobRecord, *, wait: bool) -> JobRecord:
         """Say so if the job is still queued, and with `wait` wait for its start."""
         return record
 
@@ -97,9 +94,7 @@ class SshBackend:
         """End a job that has to be ended through its scheduler; None: the nodes are asked."""
         return None
 
-    def watch(
-        self, experiment: Experiment, record: JobRecord, say: Say, conclude: Conclude
-    ) -> int | None:
+    def watch(self, experiment: Experiment, record: JobRecord, conclude: Conclude) -> int | None:
         """Show a job whose head is elsewhere until it is over; None if its head can be here."""
         return None
 
@@ -111,7 +106,7 @@ class SshBackend:
         """Say why the scheduler ends the job, if it does so by itself."""
         return ""
 
-    def start_again(self, experiment: Experiment, record: JobRecord, say: Say) -> bool:
+    def start_again(self, experiment: Experiment, record: JobRecord) -> bool:
         """Queue a job again that had to give its nodes back, if there is a queue."""
         return False
 
@@ -203,7 +198,7 @@ class BatchBackend(SlurmBackend):
         except (OrchestratorError, ValueError):
             return False
 
-    def start_again(self, experiment: Experiment, record: JobRecord, say: Say) -> bool:
+    def start_again(self, experiment: Experiment, record: JobRecord) -> bool:
         """Queue the job again, from inside it, unless Slurm has done so by itself."""
         taken_back = self.is_taken_back(record)
         if not taken_back and has_too_short_a_limit(record):
@@ -232,9 +227,7 @@ class BatchBackend(SlurmBackend):
         time.sleep(REQUEUE_SECONDS)
         return True
 
-    def begun(
-        self, experiment: Experiment, record: JobRecord, say: Say, *, wait: bool
-    ) -> JobRecord:
+    def begun(self, experiment: Experiment, record: JobRecord, *, wait: bool) -> JobRecord:
         if record.state == "queued":
             text = self.scheduled(record).text or "submitted"
             say(f"{experiment.name} waits in the queue: {text}")
@@ -260,10 +253,8 @@ class BatchBackend(SlurmBackend):
         took = time.monotonic() - began
         return [Receipt(f"Slurm's job {job}", record.job, took, killed=killed, left=left)]
 
-    def watch(
-        self, experiment: Experiment, record: JobRecord, say: Say, conclude: Conclude
-    ) -> int | None:
-        return watch_batch(experiment, record, say, conclude, anew=False)
+    def watch(self, experiment: Experiment, record: JobRecord, conclude: Conclude) -> int | None:
+        return watch_batch(experiment, record, conclude, anew=False)
 
 
 def backend_of(record: JobRecord) -> SshBackend:
@@ -275,10 +266,10 @@ def backend_of(record: JobRecord) -> SshBackend:
 
 
 def watch_batch(
-    experiment: Experiment, record: JobRecord, say: Say, conclude: Conclude, *, anew: bool
+    experiment: Experiment, record: JobRecord, conclude: Conclude, *, anew: bool
 ) -> int:
     """Show what the head prints in the Slurm job, until the job is over or the user leaves it."""
-    view = SlurmJobView(experiment, record, say, anew=anew)
+    view = SlurmJobView(experiment, record, anew=anew)
     say(f"{experiment.name} is Slurm's job {record.slurm_job}; d leaves it, Ctrl-C stops it")
     if not view.go():
         say(f"left running; follow it again: orchestrator attach {experiment.name}")
@@ -292,8 +283,8 @@ def watch_batch(
 class SlurmJobView:
     """Shows what the head prints until the job is over, or the user leaves it."""
 
-    def __init__(self, experiment: Experiment, record: JobRecord, say: Say, *, anew: bool) -> None:
-        self.experiment, self.record, self.say = experiment, record, say
+    def __init__(self, experiment: Experiment, record: JobRecord, *, anew: bool) -> None:
+        self.experiment, self.record = experiment, record
         self.interrupts: list[int] = []
         self.answered = 0
         self.shown = 0 if anew else self.size()
@@ -324,7 +315,7 @@ class SlurmJobView:
         self.pump()
         if len(self.interrupts) > self.answered:
             self.answered += 1
-            self.say(end(self.record, now=self.answered > 1))
+            say(end(self.record, now=self.answered > 1))
         self.record = self.experiment.read_record()
         if time.monotonic() >= self.next_ask:
             self.next_ask = time.monotonic() + ASK_SECONDS
@@ -334,7 +325,7 @@ class SlurmJobView:
             if self.record.state == "queued":
                 state = f"Slurm's job {self.record.slurm_job}: {queue.find(job_of(self.record))}"
                 if state != self.before:
-                    self.say(state)
+                    say(state)
                 self.before = state
 
     def size(self) -> int:

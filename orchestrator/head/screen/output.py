@@ -20,7 +20,6 @@ import sys
 import termios
 import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TextIO, TypeVar
@@ -31,7 +30,7 @@ from orchestrator.head.screen.lines import clean
 
 Cell = str | tuple[str, str]  # a text, or a text and its style, such as "bold red"
 UNLIMITED_COLUMNS = 1 << 20
-AS_JSON = ContextVar("AS_JSON", default=False)  # --json
+asked = {"json": False}  # what this command was called with
 GONE = (errno.EPIPE, errno.EIO)  # nobody reads any more: a pipe, a terminal that was closed
 FULL = (errno.ENOSPC, errno.EDQUOT)
 # Of bars and small curves, where the terminal's encoding has no such letters.
@@ -175,8 +174,26 @@ def safe(text: str) -> str:
 
 
 def say(text: str) -> None:
+    """Tell the user something: a line on the terminal, or whatever listens (`heard_by`)."""
+    (listeners[-1] if listeners else on_the_screen)(text)
+
+
+def on_the_screen(text: str) -> None:
     """Print a line of our own, so that it is not taken for one of the program."""
     own(f"{styles.styled(OURS, styles.DIM)} {text}")
+
+
+listeners: list[Callable[[str], None]] = []
+
+
+@contextlib.contextmanager
+def heard_by(listener: Callable[[str], None]) -> Iterator[None]:
+    """Pass all that is said within to a listener, in place of the terminal."""
+    listeners.append(listener)
+    try:
+        yield
+    finally:
+        listeners.remove(listener)
 
 
 def path(place: Path) -> str:
@@ -191,7 +208,7 @@ def own(text: str) -> None:
 
 def as_json() -> bool:
     """Return True if this command was called with --json."""
-    return AS_JSON.get()
+    return asked["json"]
 
 
 def result(data: object, words: Callable[[Terminal], str]) -> None:

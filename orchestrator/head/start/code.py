@@ -21,13 +21,14 @@ from orchestrator.common.errors import (
 )
 from orchestrator.common.hosts import listed
 from orchestrator.common.program import program_at, tree_title
-from orchestrator.common.text import Say, plural, size
+from orchestrator.common.text import plural, size
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import Declined
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.nodes.facts import by_value
 from orchestrator.head.plan.plan import ENGINE
 from orchestrator.head.screen import failures
+from orchestrator.head.screen.output import say
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.start.nodes import Nodes, reach_all
 from orchestrator.head.start.request import Request
@@ -54,7 +55,7 @@ HOME = "~/.orchestrator/code/snapshots"  # on a node, as it is shown
 R = TypeVar("R")
 
 
-def reach_with_code(request: Request, say: Say) -> tuple[Request, Nodes]:
+def reach_with_code(request: Request) -> tuple[Request, Nodes]:
     """Reach all nodes while the working tree is read, and bring it to those that lack it."""
     if not needs_code(request):
         return request, reach_all(request)
@@ -65,7 +66,7 @@ def reach_with_code(request: Request, say: Say) -> tuple[Request, Nodes]:
         others = [node for node in nodes.reached if node not in wanted]
         same = [node for node in others if not is_placed(request, node)]
         if same:
-            compare(same, scan, say)
+            compare(same, scan)
         if not wanted and not scan.states_known.is_set():
             scan.cancel()  # a directory such as / or a whole home
         if not wanted:
@@ -73,7 +74,7 @@ def reach_with_code(request: Request, say: Say) -> tuple[Request, Nodes]:
         request = relative(request, nodes.reached, wanted)
         check_spelling(request, wanted)
         log.info("brings the code to %s", [node.node.name for node in wanted])
-        scan, checked = bring(request, wanted, len(nodes.reached), scan, say)
+        scan, checked = bring(request, wanted, len(nodes.reached), scan)
         return request, replace(with_snapshots(nodes, wanted, checked), scan=scan)
     except BaseException:
         scan.cancel()
@@ -260,7 +261,7 @@ def secret_files(request: Request) -> Iterator[bytes]:
 # -- to the nodes -----------------------------------------------------------------------------
 
 
-def compare(same: Sequence[Reached], scan: Scan, say: Say) -> None:
+def compare(same: Sequence[Reached], scan: Scan) -> None:
     """See that the nodes which share this directory see the same code in it."""
     if scan.states_known.wait(COMPARE_SECONDS) and scan.states:
         shared.check_same(same, scan.directory, scan.states)
@@ -269,7 +270,7 @@ def compare(same: Sequence[Reached], scan: Scan, say: Say) -> None:
 
 
 def bring(
-    request: Request, wanted: Sequence[Reached], total: int, scan: Scan, say: Say
+    request: Request, wanted: Sequence[Reached], total: int, scan: Scan
 ) -> tuple[Scan, list[CheckedOut]]:
     """Send the tree, and let each node make its snapshot; prove that all have the same.
 
@@ -280,7 +281,7 @@ def bring(
     for attempt in range(tries):
         tree = tree_for(request, scan)
         try:
-            checked, sent = deliver(request, wanted, tree, total, say, shown=True)
+            checked, sent = deliver(request, wanted, tree, total, shown=True)
         except Changed as changed:
             if attempt == tries - 1:
                 raise changing(changed.path) from None
@@ -293,7 +294,7 @@ def bring(
         break
     prove(wanted, checked, tree)
     first = not experiments_on_disk.every(request.where.experiments)
-    report(wanted, checked, tree, sent, say, first=first)
+    report(wanted, checked, tree, sent, first=first)
     return scan, checked
 
 
@@ -308,10 +309,10 @@ def tree_for(request: Request, scan: Scan) -> Tree:
         return Tree.of(scan.directory, (), (note,))
 
 
-def bring_late(request: Request, node: Reached, tree: Tree, say: Say) -> Reached:
+def bring_late(request: Request, node: Reached, tree: Tree) -> Reached:
     """Give a node that comes when the job runs already the code that the others have."""
     try:
-        checked, _ = deliver(request, [node], tree, 1, say, shown=False)
+        checked, _ = deliver(request, [node], tree, 1, shown=False)
     except Changed as changed:
         raise CheckFailed(
             f"the code here is no more what the job runs: {os.fsdecode(changed.path)} was changed"
@@ -321,7 +322,7 @@ def bring_late(request: Request, node: Reached, tree: Tree, say: Say) -> Reached
 
 
 def deliver(
-    request: Request, wanted: Sequence[Reached], tree: Tree, total: int, say: Say, *, shown: bool
+    request: Request, wanted: Sequence[Reached], tree: Tree, total: int, *, shown: bool
 ) -> tuple[list[CheckedOut], list[Sent]]:
     """Have each node make its snapshot; those that lack contents of the tree are sent them first.
 
@@ -342,21 +343,21 @@ def deliver(
     served = [node for node, answer in zip(wanted, answers, strict=True) if is_lacking(answer)]
     sent: list[Sent] = []
     if served:
-        sent = all_of(served, send(request, served, tree, say, shown=shown), total)
+        sent = all_of(served, send(request, served, tree, shown=shown), total)
         again = iter(fleet.ask(served, [question] * len(served), FILES_ANSWER_SECONDS))
         answers = [next(again) if is_lacking(answer) else answer for answer in answers]
     return all_of(wanted, answers, total), sent
 
 
 def send(
-    request: Request, nodes: Sequence[Reached], tree: Tree, say: Say, *, shown: bool
+    request: Request, nodes: Sequence[Reached], tree: Tree, *, shown: bool
 ) -> list[Sent | OrchestratorError]:
     progress = Progress("sending the code", tree.size * len(nodes))
     seen = progress.add if shown else lambda _: None
     passing_on = PassingOn.of(request.config.sync.fanout)
     places, before = [Place(kind=STORE)] * len(nodes), former.read(tree.directory)
     try:
-        results = send_to_all(peers(nodes), places, tree, seen, passing_on, say, before)
+        results = send_to_all(peers(nodes), places, tree, seen, passing_on, before)
     finally:
         progress.clear()
     if changed := first_failed(results):
@@ -407,7 +408,6 @@ def report(
     checked: Sequence[CheckedOut],
     tree: Tree,
     sent: Sequence[Sent],
-    say: Say,
     *,
     first: bool,
 ) -> None:

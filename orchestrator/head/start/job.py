@@ -28,6 +28,7 @@ from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.streams.node_logs import log_files, open_logs
 from orchestrator.head.screen import styles
 from orchestrator.head.screen.keyboard import Keys
+from orchestrator.head.screen.output import say
 from orchestrator.head.screen.screen import Display, Screen
 from orchestrator.head.start.record import Running
 from orchestrator.head.start.recovery.spares import Parts
@@ -100,7 +101,7 @@ class Stay:
         from orchestrator.head.start.recovery.again import Again, launch_again  # not for every job
 
         job = Again(self.experiment, record, self.transport, channels, self.parts)
-        return launch_again(job, self.say)
+        return launch_again(job)
 
     def screen_after(self, record: JobRecord) -> Screen:
         """Return a screen for a further attempt: it begins where the one before has ended."""
@@ -152,7 +153,7 @@ class Stay:
         """Give back what this head held of the job."""
         channels = ending.run.channels if ending.run is not None else {}
         if ending.record.over and (channels or ending.record.spares):
-            release(self.experiment, ending.record, channels, self.transport, self.say)
+            release(self.experiment, ending.record, channels, self.transport)
         for channel in channels.values():
             channel.connection.close()
         self.experiment.unlock()
@@ -166,7 +167,6 @@ def release(
     record: JobRecord,
     channels: Mapping[int, NodeChannel],
     transport: Transport,
-    say: Say,
 ) -> None:
     """Let the nodes remove what the attempts of a job shared there; who misses it forgets it.
 

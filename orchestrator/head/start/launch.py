@@ -17,13 +17,14 @@ from functools import partial
 from orchestrator.common import interrupt
 from orchestrator.common import logs as job_log
 from orchestrator.common.errors import NodeError, OrchestratorError
-from orchestrator.common.text import Say, plural
+from orchestrator.common.text import plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import Declined, NodeChannel
 from orchestrator.head.follow.streams.node_logs import open_logs
 from orchestrator.head.nodes.facts import said_of
 from orchestrator.head.plan.model import Plan
 from orchestrator.head.screen import failures, output
+from orchestrator.head.screen.output import say
 from orchestrator.head.screen.progress import Progress, counted
 from orchestrator.head.start import payload, record, selection
 from orchestrator.head.start.claims import claims
@@ -59,25 +60,25 @@ class Launched:
 # -- the line ---------------------------------------------------------------------------------
 
 
-def launch(request: Request, say: Say, queued: Callable[[], None] = lambda: None) -> Launched:
+def launch(request: Request, queued: Callable[[], None] = lambda: None) -> Launched:
     """Start a job on all of its nodes or on none; `queued` is called once it waits for them."""
     job_log.hold(request.secrets)
     log.info("launches %s from %s", request.target.name or "the engine", request.directory)
-    request, nodes = reach_with_code(request, say)
+    request, nodes = reach_with_code(request)
     times = {"begin": request.begun, "reached": nodes.at, "synced": time.time()}
-    request, nodes = hold(request, nodes, say, queued)
+    request, nodes = hold(request, nodes, queued)
     with created(request, nodes) as experiment:
         job = f"{experiment.name}-{secrets.token_hex(3)}"
         planned = plan(request, nodes, experiment, job)
         times["planned"] = time.time()
         prepared = Prepared(request, nodes, experiment, planned, times)
-        check(prepared, say)
+        check(prepared)
         times["checked"] = time.time()
     starting = record.record_job(prepared)
     address = prepared.plan.master_address
     peers_port = prepared.nodes.reached[0].facts.peers_port or 0
     ports = TakenPorts(port=prepared.plan.master_port, peers_port=peers_port)
-    return start(prepared, starting, Meeting(address, address, ports), say)
+    return start(prepared, starting, Meeting(address, address, ports))
 
 
 def rehearse(request: Request) -> Plan:
@@ -95,9 +96,7 @@ def rehearse(request: Request) -> Plan:
     return replace(planned, notes=(*planned.notes, *taken))
 
 
-def hold(
-    request: Request, nodes: Nodes, say: Say, queued: Callable[[], None]
-) -> tuple[Request, Nodes]:
+def hold(request: Request, nodes: Nodes, queued: Callable[[], None]) -> tuple[Request, Nodes]:
     """Choose the nodes of a job and hold its GPUs there; with --queue wait until they are free."""
     if not isinstance(nodes.source, ListedNodes):
         request = without_claims(request)
@@ -106,7 +105,7 @@ def hold(
     from orchestrator.head.start.claims import queue  # no other launch needs it
 
     queued()
-    return queue.wait(request, nodes, partial(reach_with_code, request, say), held_now, say)
+    return queue.wait(request, nodes, partial(reach_with_code, request), held_now)
 
 
 def held_now(request: Request, nodes: Nodes) -> tuple[Request, Nodes]:
@@ -145,20 +144,20 @@ def plan(request: Request, nodes: Nodes, experiment: Experiment, job: str) -> Pl
     return make_plan(request, nodes, job, str(experiment.path))
 
 
-def check(prepared: Prepared, say: Say) -> None:
+def check(prepared: Prepared) -> None:
     """Refuse nodes that are not fit for the job."""
     log.info("checks %d nodes", len(prepared.nodes.reached))
     with Progress("checking"):
-        selection.check(prepared.request, prepared.nodes, say)
+        selection.check(prepared.request, prepared.nodes)
 
 
-def start(prepared: Prepared, starting: JobRecord, meeting: Meeting, say: Say) -> Launched:
+def start(prepared: Prepared, starting: JobRecord, meeting: Meeting) -> Launched:
     """Start a job that was recorded, and describe it in its manifest."""
     request, nodes, planned = prepared.request, prepared.nodes, prepared.plan
     prepared.times["recorded"] = time.time()
     job_log.keep_in(prepared.experiment.head_log)
     log.info("job %s is recorded in %s", planned.job, prepared.experiment.path)
-    announce(planned, say)
+    announce(planned)
     say(f"logs in {output.path(prepared.experiment.logs)}")
     parts = Parts.of(prepared)
     try:
@@ -179,11 +178,11 @@ def start(prepared: Prepared, starting: JobRecord, meeting: Meeting, say: Say) -
         prepared.times["started"] = time.time()
         job_log.let_go()
         log.info("all %d supervisors have started torchrun", len(started))
-        say_how_warm(starting.nodes, started, say)
-        starting = replace(starting, spares=parts.keep(nodes.spares, say))
+        say_how_warm(starting.nodes, started)
+        starting = replace(starting, spares=parts.keep(nodes.spares))
     except OrchestratorError as error:
         log.info("the job could not be started: %s", error)
-        record.record_failure(prepared.experiment, starting, error, say)
+        record.record_failure(prepared.experiment, starting, error)
         raise
     finally:  # not before the start: YAML takes 20 ms, git 10 ms, and seconds in a large tree
         problem = record.describe(prepared)
@@ -193,7 +192,7 @@ def start(prepared: Prepared, starting: JobRecord, meeting: Meeting, say: Say) -
     return Launched(prepared, running, parts if parts.may_be_needed else None)
 
 
-def announce(plan: Plan, say: Say) -> None:
+def announce(plan: Plan) -> None:
     """Say what is about to start."""
     for note in plan.notes:
         say(note)
@@ -268,7 +267,7 @@ def with_doubts(
     ]
 
 
-def say_how_warm(nodes: Sequence[NodeRecord], started: Sequence[StartedHere], say: Say) -> None:
+def say_how_warm(nodes: Sequence[NodeRecord], started: Sequence[StartedHere]) -> None:
     """Say which nodes started from warm processes, and why others did not, where that was asked."""
     pairs = list(zip(nodes, started, strict=True))
     warm = [node.name for node, answer in pairs if answer.warm.warm]

@@ -15,7 +15,6 @@ from typing import Any
 
 from orchestrator.common import hiding, interrupt
 from orchestrator.common.errors import OrchestratorError, StoppedEarly, UsageError
-from orchestrator.common.text import Say
 from orchestrator.common.version import __version__
 from orchestrator.config import load
 from orchestrator.head.connect.channel import NodeChannel
@@ -26,6 +25,7 @@ from orchestrator.head.plan import redact
 from orchestrator.head.plan.model import NodePlan
 from orchestrator.head.plan.plan import ENGINE
 from orchestrator.head.screen.log_reader import NO_RANK
+from orchestrator.head.screen.output import say
 from orchestrator.head.start.code import experiments as experiments_below
 from orchestrator.head.start.parts import Prepared
 from orchestrator.head.start.request import Request
@@ -115,9 +115,7 @@ def record_job(prepared: Prepared) -> JobRecord:
     return record
 
 
-def record_failure(
-    place: Experiment, record: JobRecord, error: OrchestratorError, say: Say
-) -> None:
+def record_failure(place: Experiment, record: JobRecord, error: OrchestratorError) -> None:
     """Record that the job could not be started, or was stopped before it had."""
     from orchestrator.head.follow.notify.notifier import notifier_of  # most starts go well
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import partial
 
 from orchestrator.common.errors import CheckFailed, OrchestratorError
-from orchestrator.common.text import Say
 from orchestrator.config.schema import Config
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
@@ -20,6 +19,7 @@ from orchestrator.head.doctor.examination import Diagnosis
 from orchestrator.head.doctor.findings import BAD, WARN, Examined, Needs
 from orchestrator.head.plan import nccl_transport, plan
 from orchestrator.head.plan.plan import DEFAULT_PORT, ENGINE
+from orchestrator.head.screen.output import say
 from orchestrator.head.screen.styles import WARNING, styled
 from orchestrator.head.start.claims import claims
 from orchestrator.head.start.claims.claims import Hold, Occupied
@@ -142,7 +142,7 @@ def marked(node: Reached, *, spare: bool) -> Reached:
 # -- fit or not -------------------------------------------------------------------------------
 
 
-def check(request: Request, nodes: Nodes, say: Say) -> None:
+def check(request: Request, nodes: Nodes) -> None:
     """Raise an error with all findings if one of them would make the job fail or mislead."""
     thoroughness = request.config.launch.check
     if thoroughness == "none":

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError
 from orchestrator.common.hosts import listed
-from orchestrator.common.text import Say, duration, size
+from orchestrator.common.text import duration, size
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import Declined
-from orchestrator.head.screen.output import printable
+from orchestrator.head.screen.output import printable, say
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.transfer.fetch.fetch import plain
 from orchestrator.head.transfer.peer import NodeTree, Peer
@@ -66,7 +66,6 @@ def bring_job_files(
     last: Sequence[str],
     reach: Callable[[str], JobPeer | None],
     outputs: Sequence[str],
-    say: Say,
     stopped: Callable[[], None],
 ) -> None:
     """Give the nodes of the next attempt what they lack of what the master wrote.
@@ -92,7 +91,7 @@ def bring_job_files(
         if name != last[0]:
             say(f"{last[0]} is lost, with what it alone had: ranks find what {name} has")
         takers = [peer for peer in peers if peer is not master]
-        JobFilesOf(master, found, takers, tuple(outputs), say, stopped).bring()
+        JobFilesOf(master, found, takers, tuple(outputs), stopped).bring()
         return
     say(
         f"WARNING: {listed(last)} {'is' if len(last) == 1 else 'are'} lost, with what the program"
@@ -115,12 +114,11 @@ class JobFilesOf:
         found: JobFiles,
         takers: Sequence[JobPeer],
         outputs: tuple[str, ...],
-        say: Say,
         stopped: Callable[[], None],
     ) -> None:
         self.master, self.roots, self.shared = master, found.roots, found.shared
         self.files = tuple(file for file in found.files if is_inside(file, found))
-        self.takers, self.outputs, self.say, self.stopped = takers, outputs, say, stopped
+        self.takers, self.outputs, self.stopped = takers, outputs, stopped
         if not found.whole:
             say(f"WARNING: {master.name}: too many files to look at: not all are brought to others")
 
@@ -140,7 +138,7 @@ class JobFilesOf:
                 raise CheckFailed(f"{what} share: {APART}", NAMED_DISK)
             if not said:
                 said = True
-                self.say(f"not every node sees {late} yet: a network disk lags behind; waiting for"
+                say(f"not every node sees {late} yet: a network disk lags behind; waiting for"
                          f" it, {LAG_SECONDS:.0f} s at most")  # fmt: skip
             self.stopped()
             time.sleep(POLL_SECONDS)
@@ -207,7 +205,7 @@ class JobFilesOf:
         takers = {taker: None for places in groups.values() for taker in places}
         names = listed([taker.name for taker in takers])
         if whole > MUCH_BYTES:
-            self.say(f"bringing {what} from {self.master.name} to {names}")
+            say(f"bringing {what} from {self.master.name} to {names}")
         log.info("brings %s from %s to %s", what, self.master.name, names)
         moved = sum(
             self.files[number].size * len(places)
@@ -226,7 +224,7 @@ class JobFilesOf:
             progress.clear()
         self.refuse({taker: failed[taker] for taker in takers if taker in failed}, numbers)
         took = duration(time.monotonic() - began)
-        self.say(f"{names} lacked {what} of {self.master.name}: came in {took}, checksums compared")
+        say(f"{names} lacked {what} of {self.master.name}: came in {took}, checksums compared")
 
     def send(
         self, tree: NodeTree, places: Mapping[JobPeer, Place], progress: Progress
@@ -237,7 +235,6 @@ class JobFilesOf:
             list(places.values()),
             tree,
             progress.add,
-            say=self.say,
             stopped=self.stopped,
         )
         failed: dict[JobPeer, OrchestratorError] = {}

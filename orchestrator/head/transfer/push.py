@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.common.errors import EMPTY, OrchestratorError, UsageError
-from orchestrator.common.text import Say
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.transport import Transport
@@ -80,7 +79,6 @@ def push(
     *,
     dry_run: bool,
     passing_on: PassingOn = PassingOn(),  # noqa: B008  it has no state
-    say: Say = lambda _: None,
 ) -> list[Moved]:
     """Send to all nodes at once, and return in their order what each lacked.
 
@@ -108,7 +106,7 @@ def push(
 
         begun = fleet.everywhere(targets, begin)
         if together:
-            sent = deliver(begun, passing_on, say)
+            sent = deliver(begun, passing_on)
             begun = [
                 result if isinstance(result, OrchestratorError) else sender
                 for sender, result in zip(begun, sent, strict=True)

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 
 from orchestrator.common.errors import NodeError, OrchestratorError
 from orchestrator.common.hosts import listed
-from orchestrator.common.text import Say, plural
+from orchestrator.common.text import plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.nodes.facts import OWN_BRIDGES
+from orchestrator.head.screen.output import say
 from orchestrator.head.transfer.peer import NodeTree, Peer
 from orchestrator.head.transfer.schedule import ORIGIN, WIDTH, givers
 from orchestrator.head.transfer.send import Outbox, Seen, Sender, Sent
@@ -86,7 +87,6 @@ def send_to_all(
     tree: Tree,
     seen: Seen = lambda _: None,
     passing_on: PassingOn = NEVER,
-    say: Say = lambda _: None,
     before: bytes = b"",
     stopped: Callable[[], None] = lambda: None,
 ) -> list[Sent | OrchestratorError]:
@@ -104,7 +104,7 @@ def send_to_all(
         if origin is None and not passing_on.pays(len(senders), tree.size):
             return fleet.everywhere(senders, Sender.go)
         offered = fleet.everywhere(senders, Sender.offered)
-        return deliver(offered, passing_on, say, origin, stopped)
+        return deliver(offered, passing_on, origin, stopped)
     finally:
         outbox.close()
 
@@ -112,7 +112,6 @@ def send_to_all(
 def deliver(
     offered: Sequence[Sender | OrchestratorError],
     passing_on: PassingOn,
-    say: Say,
     origin: Peer | None = None,
     stopped: Callable[[], None] = lambda: None,
 ) -> list[Sent | OrchestratorError]:
@@ -123,7 +122,7 @@ def deliver(
     senders = [sender for sender in offered if isinstance(sender, Sender)]
     lacking = [sender.size for sender in senders if sender.numbers]
     if lacking and (origin is not None or passing_on.pays(len(lacking), max(lacking))):
-        results = iter(Relay(senders, origin, say, stopped).run())
+        results = iter(Relay(senders, origin, stopped).run())
     else:
         results = iter(fleet.everywhere(senders, Sender.go))
     return [next(results) if isinstance(each, Sender) else each for each in offered]
@@ -140,11 +139,10 @@ class Relay:
         self,
         senders: Sequence[Sender],
         origin: Peer | None,
-        say: Say,
         stopped: Callable[[], None],
     ) -> None:
         """`origin` is the node that has the files; without one they are here."""
-        self.senders, self.origin, self.say, self.stopped = senders, origin, say, stopped
+        self.senders, self.origin, self.stopped = senders, origin, stopped
         # Nodes that lack nothing come first: the others take from them.
         order = sorted(range(len(senders)), key=lambda number: bool(senders[number].numbers))
         chosen = givers([senders[number].peer.site for number in order])
@@ -253,10 +251,10 @@ class Relay:
                 if self.origin is None
                 else "they come through this machine"
             )
-            self.say(f"{taker} cannot take files from {giver} ({reason}): {how}")
+            say(f"{taker} cannot take files from {giver} ({reason}): {how}")
         if others := list(self.problems)[1:]:
             count = plural(len(others), "other node")
-            self.say(f"files were sent from here to {count}, too: {listed(others)}")
+            say(f"files were sent from here to {count}, too: {listed(others)}")
 
 
 def places(giver: Peer, taker: Peer) -> tuple[str, ...]:

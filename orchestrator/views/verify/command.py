@@ -41,7 +41,7 @@ def verify(arguments: LaunchArguments, measurement: Measurement, *, strict: bool
     request = request_of(arguments, measurement)
     # With --json, messages on the way go to standard error.
     with contextlib.redirect_stdout(sys.stderr) if output.as_json() else contextlib.nullcontext():
-        launched = starting.launch(request, say)
+        launched = starting.launch(request)
         experiment = launched.experiment
         code = follow.follow_launched(launched, arguments.view)
     measured = read(experiment)

@@ -120,11 +120,9 @@ def test_a_resume_on_other_ranks_goes_on_after_the_same_samples(tmp_path: Path) 
         torch.testing.assert_close(weights[name], value, atol=1e-5, rtol=0, msg=name)
 
 
-def test_a_script_that_resumes_where_nothing_is_says_how_it_comes_there(tmp_path: Path) -> None:
-    """The head does not know that it does, unless the config says so, too."""
+def test_a_script_that_resumes_where_nothing_is_says_so(tmp_path: Path) -> None:
     said = done(tmp_path, "own", [2], "resumes_on_a_disk_of_its_own").output()
     assert said.count("job/0/experiment/outputs/checkpoints: starting from the beginning") == 2
-    assert said.count("launch with --set checkpoint.resume=auto, and what is on other nodes") == 1
 
 
 def test_launched_again_it_goes_on_from_its_own_run(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ from orchestrator.head.screen import output
 @contextmanager
 def json_wanted(wanted: bool = True) -> Iterator[None]:
     """Have commands print JSON within."""
-    token = output.AS_JSON.set(wanted)
+    before = output.asked["json"]
+    output.asked["json"] = wanted
     try:
         yield
     finally:
-        output.AS_JSON.reset(token)
+        output.asked["json"] = before

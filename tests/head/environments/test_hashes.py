@@ -34,9 +34,9 @@ def test_a_wheel_without_any_of_its_hashes_is_refused(
     sources = requirements.read((str(file),), (str(tmp_path),), index=False)
     if total == GOOD:
         with pytest.raises(CheckFailed, match=r"(?i)hash"):
-            wheels.wheels_for(LINUX, "0" * 16, sources, print)
+            wheels.wheels_for(LINUX, "0" * 16, sources)
     else:
-        (found,) = wheels.wheels_for(LINUX, "0" * 16, sources, print).glob("*.whl")
+        (found,) = wheels.wheels_for(LINUX, "0" * 16, sources).glob("*.whl")
         assert found.name == "mine-1.0-py3-none-any.whl"
 
 

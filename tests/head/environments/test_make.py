@@ -12,6 +12,7 @@ from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.environments import build, requirements
 from orchestrator.head.environments.build import Wanted
 from orchestrator.head.nodes.node_list import Node
+from orchestrator.head.screen import output
 from tests.head.environments.test_requirements import wheel
 from tests.head.plan.probed import facts
 
@@ -30,15 +31,17 @@ def test_it_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     connection = transport.connect(Node("a"))
     node = Reached(Node("a"), facts(), open_channel(connection, Node("a"), 30.0))
     said: list[str] = []
+    output.listeners.append(said.append)
     try:
-        (outcome,) = build.make([node], Wanted(sources, name="mine"), said.append)
+        (outcome,) = build.make([node], Wanted(sources, name="mine"))
         assert outcome.made, outcome.problem
         assert outcome.packages["mine"] == "1.0"
         program = [f"{home}/environments/mine/bin/python", "-c", "import mine; print(mine.version)"]
         assert subprocess.check_output(program, text=True) == "1.0\n"
-        (again,) = build.make([node], Wanted(sources), said.append)
+        (again,) = build.make([node], Wanted(sources))
         assert not again.made and again.packages == outcome.packages
         assert not list((home / "code/snapshots").iterdir())
     finally:
+        output.listeners.clear()
         connection.close()
     assert "a: pip installs 1 wheel" in said

@@ -15,6 +15,7 @@ from orchestrator.head.environments import build, refusals, requirements, wheels
 from orchestrator.head.environments.build import Outcome
 from orchestrator.head.environments.command import how_to_activate
 from orchestrator.head.environments.wheels import Kind
+from orchestrator.head.screen import output
 from orchestrator.head.transfer.tree import of_files
 from orchestrator.protocol.requests.environments import EnvironmentState
 
@@ -193,15 +194,17 @@ def test_wheels_are_downloaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     sources = requirements.read((str(file),), (str(links),), index=False)
     said: list[str] = []
     key = sources.key(LINUX.version, LINUX.machine, LINUX.libc)
-    directory = wheels.wheels_for(LINUX, key, sources, said.append)
+    with output.heard_by(said.append):
+        directory = wheels.wheels_for(LINUX, key, sources)
     names = ["mine-1.0-py3-none-any.whl", "other-2.1-py3-none-any.whl"]
     assert sorted(path.name for path in directory.iterdir()) == names
     assert [entry.path.decode() for entry in of_files(directory, lambda _: 0o644).entries] == names
     (links / "mine-1.0-py3-none-any.whl").unlink()
-    assert wheels.wheels_for(LINUX, key, sources, said.append) == directory
+    with output.heard_by(said.append):
+        assert wheels.wheels_for(LINUX, key, sources) == directory
     assert len(said) == 1
     with pytest.raises(CheckFailed, match=r"cannot be met for Python 3\.11") as failed:
-        wheels.wheels_for(LINUX, "0" * 16, sources, said.append)
+        wheels.wheels_for(LINUX, "0" * 16, sources)
     assert "No matching distribution found for mine" in failed.value.what
     assert not [path for path in directory.parent.iterdir() if path != directory]
 
@@ -257,7 +260,8 @@ def test_a_directory_is_no_wheel(tmp_path: Path) -> None:
     pinned = tmp_path / wheels.PINNED
     said: list[str] = []
     pinned.write_text(f"--no-index\n-e {tmp_path}/project\nsix==1.0 ; python_version > '3'\n")
-    wheels.check_projects(pinned, said.append)
+    with output.heard_by(said.append):
+        wheels.check_projects(pinned)
     assert pinned.read_text() == "--no-index\nsix==1.0 ; python_version > '3'\n"
     assert "project is not installed, only what it needs" in said[0]
     for line in (
@@ -268,7 +272,7 @@ def test_a_directory_is_no_wheel(tmp_path: Path) -> None:
     ):
         pinned.write_text(line.format(tmp_path / "project") + "\n")
         with pytest.raises(CheckFailed, match=r"project is a directory(.|\n)*pip wheel --no-deps"):
-            wheels.check_projects(pinned, said.append)
+            wheels.check_projects(pinned)
 
 
 def test_old_downloads_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

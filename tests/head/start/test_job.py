@@ -13,6 +13,7 @@ import pytest
 
 from orchestrator.common.errors import NodeError
 from orchestrator.head.connect.channel import Declined
+from orchestrator.head.screen import output
 from orchestrator.head.start import job
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.start import Release
@@ -58,7 +59,8 @@ def test_every_node_that_the_job_has_had_may_forget_it(
     }
     said: list[str] = []
     place = experiments.create(tmp_path, "run")
-    job.release(place, record, cast(Any, channels), cast(Any, None), said.append)
+    with output.heard_by(said.append):
+        job.release(place, record, cast(Any, channels), cast(Any, None))
     assert {name: (order.job, order.node) for name, order in told.items()} == {
         "a": ("run-1", 0),
         "s": ("run-1", 1),

@@ -125,7 +125,7 @@ def test_a_refusal_is_about_what_is_bad_and_not_about_warnings() -> None:
     nodes = reached("a\nb", a={"clock_offset": 2.5}, b=NO_TORCH)
     there = Nodes(cast(Any, None), cast(Any, None), nodes, bounds=Bounds(2, 2), master="a")
     with pytest.raises(CheckFailed, match="clock:") as refused:
-        selection.check(request, there, print)
+        selection.check(request, there)
     assert topic_of(refused.value.about) == "no-torch" and "clock" not in refused.value.about
 
 

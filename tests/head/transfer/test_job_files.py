@@ -16,6 +16,7 @@ from typing import Any, NoReturn, cast
 import pytest
 
 from orchestrator.common.errors import CheckFailed, NodeError, StoppedEarly
+from orchestrator.head.screen import output
 from orchestrator.head.transfer import job_files, spread
 from orchestrator.head.transfer.job_files import JobPeer, bring_job_files
 from orchestrator.node.job import resume_dir
@@ -80,7 +81,8 @@ class Job:
         """
         said: list[str] = []
         reach = lambda name: self.peer(name) if name in left else None  # noqa: E731
-        bring_job_files([*map(self.peer, names)], self.last, reach, (), said.append, stopped)
+        with output.heard_by(said.append):
+            bring_job_files([*map(self.peer, names)], self.last, reach, (), stopped)
         self.last = list(names)
         return said
 

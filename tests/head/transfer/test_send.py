@@ -18,6 +18,7 @@ from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import Reached, open_channel
 from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.nodes.node_list import Node
+from orchestrator.head.screen import output
 from orchestrator.head.transfer import contents
 from orchestrator.head.transfer.code import former, shared
 from orchestrator.head.transfer.code.listing import Rules
@@ -85,7 +86,8 @@ def send_tree(
 ) -> list[tuple[int, int] | OrchestratorError]:
     """Bring a tree to the stores of nodes; return how many files and bytes each lacked."""
     places = [Place(kind=STORE)] * len(nodes)
-    results = send_to_all(peers(nodes), places, tree, seen, passing_on, say)
+    with output.heard_by(say):
+        results = send_to_all(peers(nodes), places, tree, seen, passing_on)
     assert first_failed(results) == b""
     return [(r.files, r.size) if isinstance(r, Sent) else r for r in results]
 

@@ -216,8 +216,11 @@ def push(chosen: Chosen, source: Path, destination: str | None, *, dry_run: bool
     cargo = pushing.load(source, destination)
     transport = chosen.transport()
     said: list[str] = []
-    with Progress("sending", nodes=len(targets), quiet=output.as_json()) as progress:
-        parts = pushing.push(transport, targets, cargo, progress, dry_run=dry_run, say=said.append)
+    with (
+        Progress("sending", nodes=len(targets), quiet=output.as_json()) as progress,
+        output.heard_by(said.append),
+    ):
+        parts = pushing.push(transport, targets, cargo, progress, dry_run=dry_run)
     code = exit_code(parts)
 
     def as_text(terminal: Terminal) -> str:

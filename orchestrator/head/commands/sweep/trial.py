@@ -20,7 +20,7 @@ from orchestrator.common.errors import EXIT_DONE, EXIT_FAILED, nearest
 from orchestrator.config.launch import LaunchArguments, View
 from orchestrator.head.commands.diff import first_files, read_curves
 from orchestrator.head.follow.streams.node_logs import log_files
-from orchestrator.head.screen.output import say, write_out
+from orchestrator.head.screen.output import write_out
 from orchestrator.head.start import launch as starting
 from orchestrator.head.start.request import resolve
 from orchestrator.records.experiment import Experiment, JobRecord
@@ -47,7 +47,7 @@ def attempt(arguments: LaunchArguments, metric: str, minutes: float | None) -> i
     if arguments.dry_run:
         return launch.launch(arguments)
     with contextlib.redirect_stdout(sys.stderr):  # whoever called reads the number alone
-        launched = starting.launch(resolve(arguments), say)
+        launched = starting.launch(resolve(arguments))
         code = follow.follow_launched(launched, arguments.view, where=arguments.where)
     record = launched.experiment.read_record()
     found = result(launched.experiment, record, metric)

@@ -12,11 +12,11 @@ from functools import partial
 from typing import TypeVar
 
 from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError, StoppedEarly
-from orchestrator.common.text import Say
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.nodes.facts import said_of
 from orchestrator.head.screen import failures
+from orchestrator.head.screen.output import say
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.start.claims.claims import NodeClaim, Occupied, wish_of
 from orchestrator.head.start.claims.turn import count_before, holders, obstacles
@@ -46,7 +46,6 @@ def wait(
     nodes: Nodes,
     reach: Callable[[], tuple[Request, Nodes]],
     start: Callable[[Request, Nodes], T],
-    say: Say,
 ) -> T:
     """Start a job when it is its turn; nodes that are away for a while cost it nothing."""
     place, said, pause = QueuePlace(request, nodes), "", LOOK_SECONDS

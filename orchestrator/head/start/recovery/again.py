@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError, StoppedEarly
-from orchestrator.common.text import Say
 from orchestrator.config import resolved
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
@@ -25,6 +24,7 @@ from orchestrator.head.follow.restarts import Restarts
 from orchestrator.head.follow.streams import last_lines
 from orchestrator.head.follow.streams.node_logs import open_logs
 from orchestrator.head.plan.plan import DEFAULT_PORT
+from orchestrator.head.screen.output import say
 from orchestrator.head.screen.styles import WARNING, styled
 from orchestrator.head.start import record
 from orchestrator.head.start.launch import say_how_warm, start_all, with_doubts
@@ -61,19 +61,19 @@ class Again:
     parts: Parts | None = None
 
 
-def launch_again(job: Again, say: Say) -> Running | JobRecord:
+def launch_again(job: Again) -> Running | JobRecord:
     """Start attempts until one runs, and return it; or the record of a job that is over."""
     experiment, ended = job.experiment, job.record
-    gathering = Gathering(experiment, ended, job.transport, job.channels, say, job.parts)
+    gathering = Gathering(experiment, ended, job.transport, job.channels, job.parts)
     while True:
         gathered = None
         log.info("attempt %d has ended; gathers the nodes of the next one", ended.attempt)
         try:
             gathered = gathering.run()
             log.info("the next attempt has %s", [node.name for node in gathered.nodes])
-            bring_what_is_lacking(experiment, ended, gathered, say)
-            bring_saved(job, ended, gathered, say)
-            return start_again(experiment, ended, gathered, say)
+            bring_what_is_lacking(experiment, ended, gathered)
+            bring_saved(job, ended, gathered)
+            return start_again(experiment, ended, gathered)
         except NotBack as error:
             final = record.given_up(ended, error)
             say(f"{error.what}; the job is given up")
@@ -95,9 +95,7 @@ def launch_again(job: Again, say: Say) -> Running | JobRecord:
         ended = gathering.record = final
 
 
-def bring_what_is_lacking(
-    experiment: Experiment, ended: JobRecord, gathered: Gathered, say: Say
-) -> None:
+def bring_what_is_lacking(experiment: Experiment, ended: JobRecord, gathered: Gathered) -> None:
     """Let logs and metrics here be as those of nodes that are back, before more is written."""
     there = {node.name: gathered.channels[node.index] for node in gathered.nodes}
     back = [node for node in ended.lost if node.name in there]
@@ -116,7 +114,7 @@ def bring_what_is_lacking(
     fleet.everywhere(back, bring_metrics)
 
 
-def bring_saved(job: Again, ended: JobRecord, gathered: Gathered, say: Say) -> None:
+def bring_saved(job: Again, ended: JobRecord, gathered: Gathered) -> None:
     """Give the nodes what they lack of what the job's master wrote."""
     if ended.engine:  # its ranks bring each other their checkpoints
         return
@@ -139,7 +137,7 @@ def bring_saved(job: Again, ended: JobRecord, gathered: Gathered, say: Say) -> N
     last, stopped = ended.latest[0].nodes, partial(refuse_if_stopped, job.experiment)
     outputs = resolved.outputs(job.experiment.path)
     try:
-        bring_job_files(peers, last, reach, outputs, say, stopped)
+        bring_job_files(peers, last, reach, outputs, stopped)
     finally:
         for peer in opened:
             peer.open.connection.close()
@@ -149,7 +147,7 @@ def peer_of(ended: JobRecord, node: NodeRecord, channel: NodeChannel) -> JobPeer
     return JobPeer(node.name, channel, address=node.address, part=ended.first_part(node))
 
 
-def start_again(experiment: Experiment, ended: JobRecord, gathered: Gathered, say: Say) -> Running:
+def start_again(experiment: Experiment, ended: JobRecord, gathered: Gathered) -> Running:
     """Record the next attempt, and start it on every node or on none."""
     number, most = len(ended.attempts) + 1, Restarts(ended).most_attempts
     line = f"attempt {number} of at most {most} ({ended.attempts[-1].why})"
@@ -171,7 +169,7 @@ def start_again(experiment: Experiment, ended: JobRecord, gathered: Gathered, sa
     except NodeError as error:
         raise NotAllStarted(error, with_doubts(starting.nodes, results)) from error
     log.info("attempt %d runs as job %s", number, starting.job)
-    say_how_warm(starting.nodes, started, say)
+    say_how_warm(starting.nodes, started)
     running = record.has_started(experiment, starting)
     return Running(running, gathered.channels, logs)
 

@@ -11,12 +11,12 @@ from typing import Protocol, TypeVar
 
 from orchestrator.common import interrupt
 from orchestrator.common.errors import NodeError, OrchestratorError, StoppedEarly
-from orchestrator.common.text import Say
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import serving
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.restarts import Restarts
+from orchestrator.head.screen.output import say
 from orchestrator.head.start.claims import claims
 from orchestrator.head.start.recovery import links
 from orchestrator.head.start.recovery.candidates import Candidate, Choice, choose
@@ -44,7 +44,7 @@ class NotBack(NodeError):
 class Parts(Protocol):
     """Gives a node its part of the job anew: the code, and what it is to run."""
 
-    def renew(self, node: NodeRecord, say: Say) -> NodeRecord: ...
+    def renew(self, node: NodeRecord) -> NodeRecord: ...
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,10 @@ class Gathering:
         record: JobRecord,
         transport: Transport,
         channels: Mapping[int, NodeChannel],
-        say: Say,
         parts: Parts | None = None,
     ) -> None:
         self.experiment, self.record, self.transport = experiment, record, transport
-        self.say, self.parts = say, parts
+        self.parts = parts
         self.open = {
             node.name: channels[node.index] for node in record.nodes if node.index in channels
         }
@@ -110,7 +109,7 @@ class Gathering:
                 waits = self.needs_time(choice.nodes)
                 if not waits or waited > patience:
                     for line in choice.words:
-                        self.say(line)
+                        say(line)
                     return self.gathered(choice.nodes)
             else:
                 if waited > patience:
@@ -120,7 +119,7 @@ class Gathering:
             self.unable.clear()  # and a node on its way up
             if waits and not said:
                 said = True
-                self.say(f"{waits}, for {patience:.0f} s at most")
+                say(f"{waits}, for {patience:.0f} s at most")
             time.sleep(RETRY_SECONDS)
 
     @property
@@ -219,7 +218,7 @@ class Gathering:
                 continue
             log.info("%s: is given its part of the job again", name)
             try:
-                self.renewed[name] = self.parts.renew(self.known[name], self.say)
+                self.renewed[name] = self.parts.renew(self.known[name])
             except OrchestratorError as error:
                 self.unable[name] = f"cannot be given its part of the job again: {error.what}"
                 self.unable[name] += f" ({error.fix})" if error.fix else ""

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field, replace
 
 from orchestrator.common.errors import CheckFailed, OrchestratorError
 from orchestrator.common.hosts import listed
-from orchestrator.common.text import Say, plural
+from orchestrator.common.text import plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached, reach
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.plan import plan
 from orchestrator.head.plan.model import NodePlan, Plan
+from orchestrator.head.screen.output import say
 from orchestrator.head.start import code
 from orchestrator.head.start.nodes import probe_of, settled
 from orchestrator.head.start.parts import Prepared, part
@@ -54,15 +55,15 @@ class Parts:
         anywhere = request.payload is None and request.accelerate is None
         return bool(request.config.launch.max_restarts) and anywhere
 
-    def keep(self, spares: Sequence[Reached], say: Say) -> list[NodeRecord]:
+    def keep(self, spares: Sequence[Reached]) -> list[NodeRecord]:
         """Give each spare its part, if the job may be started again; return those that have it."""
         try:
-            return self.stand_by(spares, say)
+            return self.stand_by(spares)
         finally:
             for spare in spares:
                 spare.channel.connection.close()
 
-    def stand_by(self, spares: Sequence[Reached], say: Say) -> list[NodeRecord]:
+    def stand_by(self, spares: Sequence[Reached]) -> list[NodeRecord]:
         if not (self.prepared.request.config.launch.max_restarts and spares):
             return []
         if not self.may_be_needed:
@@ -117,7 +118,7 @@ class Parts:
 
     # -- a node that has lost its part ------------------------------------------------------------
 
-    def renew(self, node: NodeRecord, say: Say) -> NodeRecord:
+    def renew(self, node: NodeRecord) -> NodeRecord:
         """Give a node the code and its part again, which has nothing of it any more."""
         known = {each.name: each for each in self.prepared.nodes.source.nodes}
         if node.name not in known:
@@ -125,7 +126,7 @@ class Parts:
         log.info("%s: is given the code and its part", node.name)
         reached = self.reach(known[node.name])
         try:
-            reached = self.with_code(reached, say)
+            reached = self.with_code(reached)
             planned = self.plan_for(reached)
             reached.channel.ask(self.order(reached, planned), ANSWER_SECONDS)
         finally:
@@ -142,14 +143,14 @@ class Parts:
             reached = reach(transport, asked, question.replace(marker=path))
         return replace(reached, node=replace(asked, spare=True))
 
-    def with_code(self, reached: Reached, say: Say) -> Reached:
+    def with_code(self, reached: Reached) -> Reached:
         """Give a node its snapshot, if that is where the job runs there."""
         request = self.prepared.request
         if not (code.needs_code(request) and code.gets_snapshot(request, reached)):
             return reached
         request = code.relative(request, [reached], [reached])
         with self.code(request) as tree:
-            return code.bring_late(request, reached, tree, say)
+            return code.bring_late(request, reached, tree)
 
     @contextlib.contextmanager
     def code(self, request: Request) -> Iterator[Tree]:

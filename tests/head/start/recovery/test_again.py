@@ -13,6 +13,7 @@ from orchestrator.head.connect.channel import Declined
 from orchestrator.head.follow.conclusion import after_attempt
 from orchestrator.head.follow.restarts import ended
 from orchestrator.head.follow.streams.node_logs import NodeLogs
+from orchestrator.head.screen import output
 from orchestrator.head.screen.log_reader import LogFile, LogReader
 from orchestrator.head.start import launch
 from orchestrator.head.start.parts import Meeting, places
@@ -38,6 +39,7 @@ from tests.records.one_node import NODE
 @pytest.fixture(autouse=True)
 def own_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "login"))
+    monkeypatch.setattr(output, "listeners", [])
 
 
 @pytest.fixture
@@ -96,7 +98,8 @@ def test_its_record_is_still_that_of_this_login(
     place.sign(job)
     assert place.is_launched_here(place.read_record())
     said: list[str] = []
-    final = again.launch_again(again.Again(place, job, cast(Any, None), {}), said.append)
+    with output.heard_by(said.append):
+        final = again.launch_again(again.Again(place, job, cast(Any, None), {}))
     assert isinstance(final, JobRecord) and final.over and len(final.attempts) == 3
     assert place.is_launched_here(place.read_record()), said
 
@@ -133,7 +136,8 @@ def test_how_the_ranks_start_is_said_once(starts: list[tuple[bool, str]], said: 
         for warm, why in starts
     ]
     heard: list[str] = []
-    launch.say_how_warm(nodes, started, heard.append)
+    with output.heard_by(heard.append):
+        launch.say_how_warm(nodes, started)
     assert heard == said
 
 
@@ -240,7 +244,7 @@ def test_who_may_have_started_a_further_attempt_is_asked_by_a_stop(
     place = experiments.create(tmp_path / "experiments", "other")
     place.logs.mkdir(exist_ok=True)
     job = record("ab", lost="b")
-    final = again.launch_again(again.Again(place, job, cast(Any, None), {}), print)
+    final = again.launch_again(again.Again(place, job, cast(Any, None), {}))
     assert isinstance(final, JobRecord) and final.over
     assert [node.state for node in final.nodes] == [NOT_STARTED, "lost"]
 
@@ -266,7 +270,7 @@ def test_what_a_node_alone_measured_is_here_before_it_goes_on(
         job = replace(job, attempts=[*job.attempts, only], nodes=NODES[:1], spares=lost[1:])
     back = replace(NODES[1], index=0, first_job="run-1", first_node=1)
     gathered = Gathered([back], [cast("Any", Streaming())])
-    again.bring_what_is_lacking(place, job, gathered, lambda _: None)
+    again.bring_what_is_lacking(place, job, gathered)
     lines = (outputs / "rank_01_metrics.jsonl").read_text().splitlines()
     new = ', "new": 1' * (away_for == 2)
     assert lines == [*(f'{{"step": {step}}}' for step in (1, 2, 3)), f'{{"step": 4{new}}}']

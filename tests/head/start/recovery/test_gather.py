@@ -12,6 +12,7 @@ import pytest
 from orchestrator.common.errors import NodeError
 from orchestrator.config.launch import Launch
 from orchestrator.head.connect.channel import NodeChannel
+from orchestrator.head.screen import output
 from orchestrator.head.start.record import not_started
 from orchestrator.head.start.recovery import gather
 from orchestrator.head.start.recovery.gather import Gathering, NotBack, all_answers
@@ -28,6 +29,7 @@ from orchestrator.records.outcome import Verdict
 def own_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "login"))
     monkeypatch.setattr(gather, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(output, "listeners", [])
     monkeypatch.setattr(gather, "AWAY_SECONDS", 0.0)
 
 
@@ -93,7 +95,8 @@ class Asking(Gathering):
 def gathering(tmp_path: Path, job: JobRecord, silent: str = "") -> tuple[Asking, list[str]]:
     said: list[str] = []
     place = experiments.create(tmp_path / "experiments", "run")
-    asking = Asking(place, job, cast(Any, None), {}, said.append)
+    output.listeners.append(said.append)
+    asking = Asking(place, job, cast(Any, None), {})
     asking.silent = silent
     return asking, said
 
@@ -211,8 +214,8 @@ def test_a_node_that_may_still_run_something_gives_its_place_to_a_spare(
 class Given:
     """Gives nodes their part of the job anew, as the ninth node that ever had one."""
 
-    def renew(self, node: NodeRecord, say: Any) -> NodeRecord:
-        say(f"{node.name} is given its part")
+    def renew(self, node: NodeRecord) -> NodeRecord:
+        output.say(f"{node.name} is given its part")
         return replace(node, index=9, state="standing by")
 
 
@@ -244,7 +247,7 @@ class GivenLate:
     def __init__(self, failing: dict[str, int]) -> None:
         self.failing = failing
 
-    def renew(self, node: NodeRecord, say: Any) -> NodeRecord:
+    def renew(self, node: NodeRecord) -> NodeRecord:
         if self.failing.get(node.name, 0):
             self.failing[node.name] -= 1
             raise NodeError("its disk is read-only")
