@@ -281,7 +281,7 @@ def test_a_supervisor_starts_without_what_takes_long_to_import() -> None:
 
 
 def test_fabric_is_loaded_by_the_first_login_alone() -> None:
-    """It takes 0.2 s, and invoke is most of that: a status asks the head that follows the job."""
+    """It takes 0.2 s, and invoke is most of that."""
     code = "import sys, orchestrator.head.connect.ssh; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())

@@ -6,17 +6,15 @@
 Each host is a real sshd at an address of its own; all have one home, as on a shared disk, so that
 this machine holds our code once. Hosts and head share the processors, so `wall` is what all took.
 `head` is the processor time of the head and its children alone, as the kernel counted it; memory,
-threads and descriptors are its highest seen, bytes what went over the network. `status` has the
-share of the head that follows the job; `followed` is a launch of `sleep 2` until its end. Above
-`--jobs` hosts there is no job, as two cores do not start so many in time, and pdsh and
-clush run once: with 512 each takes 80 s of processor.
+threads and descriptors are its highest seen, bytes what went over the network. `followed` is a
+launch of `sleep 2` until its end. Above `--jobs` hosts there is no job, as two cores do not start
+so many in time, and pdsh and clush run once: with 512 each takes 80 s of processor.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import shutil
 import statistics
@@ -26,13 +24,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from math import log10
 from pathlib import Path
 
 from ground import ROOT, first_line, machine, progress, require_own_network, show, table
 
-from orchestrator.head.follow.monitors.status_socket import ask_head
 from orchestrator.local_cluster import cluster as local
 
 LIMIT_SECONDS = 300.0
@@ -153,7 +150,7 @@ def job(hosts: Hosts, found: dict[str, list[Cost]], *, counts: bool) -> None:
         "master_launch", *PATIENT, "--detach", "--no-torchrun", "--sync", "off", "sleep", "600"
     )
     take(hosts, "launch", launch, found, counts=counts)
-    status(hosts, found, counts=counts)
+    take(hosts, "status", our("status"), found, counts=counts)
     take(hosts, "stop", our("stop", "--now"), found, counts=counts)
 
 
@@ -164,24 +161,6 @@ def followed(
     program = root / ".venv/bin/master_launch" if root != ROOT else our("master_launch")[0]
     words = [str(program), *PATIENT, "--no-torchrun", "--sync", "off", "sleep", "2"]
     take(hosts, name, words, found, root=root, counts=counts)
-
-
-def status(hosts: Hosts, found: dict[str, list[Cost]], *, counts: bool) -> None:
-    """Ask how the job stands once a head in the background has a channel to every node.
-
-    It asks them for the command, so what it takes meanwhile is counted, too.
-    """
-    experiments = (hosts.work / "experiments").glob("*_*")
-    newest = max(experiments, key=lambda path: (path / "job.json").stat().st_mtime_ns)
-    name = json.loads((newest / "job.json").read_text())["job"]
-    deadline = time.monotonic() + LIMIT_SECONDS
-    while len(ask_head(newest, name)) < len(hosts.addresses) and time.monotonic() < deadline:
-        time.sleep(TURN_SECONDS)
-    head = int(json.loads((newest / ".head").read_text())["pid"])
-    before = spent(head)
-    cost = take(hosts, "status", our("status"), found, counts=counts)
-    if counts and cost is not None:
-        found["status"][-1] = replace(cost, head=cost.head + spent(head) - before)
 
 
 def our(command: str, *words: str) -> list[str]:

@@ -147,12 +147,6 @@ class FollowedJob:
         """Return the followers of the nodes whose part is not over."""
         return [f for f, node in zip(self.followers, self.nodes, strict=True) if not node.over]
 
-    @property
-    def in_touch(self) -> list[NodeFollower]:
-        """Return those of them to which a connection is, or is being made for the first time."""
-        pairs = zip(self.followers, self.nodes, strict=True)
-        return [f for f, node in pairs if not node.over and not node.lost_since]
-
     # -- its end -----------------------------------------------------------------------------
 
     def failed(self, failure: Failure) -> None:

@@ -111,7 +111,7 @@ class Run:
         for held in interrupt.release():
             self.inbox.put(held)
         try:
-            with typed or Keys() as keys, self.monitors.status:
+            with typed or Keys() as keys:
                 log.info("follows %d nodes of job %s", len(followers), self.record.job)
                 for follower in followers:
                     follower.start()

@@ -17,7 +17,6 @@ from orchestrator.head.connect.reach import ask_once
 from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
-from orchestrator.head.follow.monitors.status_socket import ask_head
 from orchestrator.head.follow.restarts import Restarts
 from orchestrator.head.nodes import clock
 from orchestrator.head.nodes.node_list import Node, in_words
@@ -45,21 +44,18 @@ def jobs_at(
 
 
 def ask_nodes(ssh: Transport, record: JobRecord) -> list[JobState]:
-    """Ask every node of the job for its state there now; through its head where one follows it."""
-    known = ask_head(Path(record.experiment), record.job)
+    """Ask every node of the job for its state there now."""
 
     def ask(node: NodeRecord) -> JobState:
         states = jobs_at(ssh, node, (record.job, node.index))
         return states[0] if states else state_of(record, node, "unknown there")
 
-    others = [node for node in record.nodes if node.index not in known]
-    for node, answer in zip(others, fleet.everywhere(others, ask), strict=True):
-        known[node.index] = (
-            state_of(record, node, "unreachable", answer.what)
-            if isinstance(answer, OrchestratorError)
-            else answer
-        )
-    return [known[node.index] for node in record.nodes]
+    return [
+        state_of(record, node, "unreachable", answer.what)
+        if isinstance(answer, OrchestratorError)
+        else answer
+        for node, answer in zip(record.nodes, fleet.everywhere(record.nodes, ask), strict=True)
+    ]
 
 
 def state_of(

@@ -16,12 +16,11 @@ from orchestrator.head.follow.monitors.dial_monitors import (
     StartMonitor,
 )
 from orchestrator.head.follow.monitors.hang_monitor import HangMonitor
-from orchestrator.head.follow.monitors.status_socket import StatusSocket
 from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.streams.news import Answer
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.protocol.message import Message
-from orchestrator.protocol.requests.follow import JobStates, Paces, Stuck
+from orchestrator.protocol.requests.follow import Paces, Stuck
 from orchestrator.protocol.requests.machine import Dialed, Listening
 from orchestrator.records.outcome import SlowRank
 
@@ -41,7 +40,6 @@ class Monitors:
         # With a short limit the hang itself is found first, and is what was asked for.
         self.start = StartMonitor("" if 0 < limit < DIALS_WITHIN_SECONDS else record.master)
         self.link = LinkMonitor(record.nodes)
-        self.status = StatusSocket(record.job, job.experiment.path)
         self.stuck: Failure | None = None  # a hang, until it is known who reaches whom
         self.left_hanging = False
 
@@ -59,7 +57,6 @@ class Monitors:
     def answer(self, news: Answer) -> None:
         """Pass an answer on to the monitor that has asked."""
         asking: dict[type[Message], Callable[[int, Any], None]] = {
-            JobStates: self.status.answer,
             Stuck: self.hang.answer,
             Paces: self.slow.answer,
             Listening: self.link.answer,
@@ -69,7 +66,6 @@ class Monitors:
 
     def check(self) -> None:
         job = self.job
-        self.status.check(lambda: job.in_touch)
         if not job.end.open or self.left_hanging or any(node.lost_since for node in job.nodes):
             return
         followers, begun = job.at_work, any(node.ranks for node in job.nodes)

@@ -54,7 +54,6 @@ from orchestrator.protocol.requests import request
 from orchestrator.protocol.requests.follow import (
     End,
     Follow,
-    JobStates,
     Leave,
     Left,
     Paces,
@@ -373,7 +372,7 @@ class NodeFollower:
     def _answered(self, number: int, answer: Message) -> None:
         if isinstance(answer, Left):
             self.left.set()
-        elif isinstance(answer, (Stuck, Paces, Listening, Dialed, JobStates)):
+        elif isinstance(answer, (Stuck, Paces, Listening, Dialed)):
             self.post(Answer(self.node.index, answer))
         elif isinstance(answer, request.Clock):
             # Clocks drift apart: a good exchange is better than one of an hour ago.

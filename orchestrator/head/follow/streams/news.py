@@ -6,7 +6,7 @@ from orchestrator.head.follow.streams.printed import LostLoss
 from orchestrator.head.transfer.fetch.home import CodeOutputs
 from orchestrator.protocol.events import Event
 from orchestrator.protocol.message import Message
-from orchestrator.protocol.requests.follow import JobStates, Paces, StopReceipt, Stuck
+from orchestrator.protocol.requests.follow import Paces, StopReceipt, Stuck
 from orchestrator.protocol.requests.machine import Dialed, Listening
 
 
@@ -47,9 +47,9 @@ class ClockRead(News, kw_only=False):
 
 
 class Answer(News, kw_only=False):
-    """The node answers a question of a monitor, or of a command that asks through this head."""
+    """The node answers a question of a monitor."""
 
-    answer: Stuck | Paces | Listening | Dialed | JobStates
+    answer: Stuck | Paces | Listening | Dialed
 
 
 class Warned(News, kw_only=False):
