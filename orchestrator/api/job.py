@@ -67,9 +67,7 @@ class Verdict:
     @staticmethod
     def of(recorded: outcome.Verdict) -> Verdict:
         """Read the verdict of job.json."""
-        known = {
-            name: value for name, value in vars(recorded).items() if name not in ("also", "source")
-        }
+        known = {name: value for name, value in vars(recorded).items() if name != "also"}
         return Verdict(**known, text="\n".join(verdicts.to_lines(recorded)))
 
 

@@ -105,16 +105,6 @@ class GpuReport(Event, event="gpu_report"):
 # -- ranks ------------------------------------------------------------------------------------
 
 
-class SourceFrame(Message):
-    """Some lines of a file of the user's around the one that failed, as that file ran."""
-
-    first: int = 0  # the number of the first of these lines
-    lines: tuple[str, ...] = ()
-    line: int = 0  # the one that failed
-    begin: int = 0  # which of its characters did, as Python knows it; all where both are 0
-    end: int = 0
-
-
 class RankError(Message):
     """The exception that ended a rank."""
 
@@ -126,7 +116,6 @@ class RankError(Message):
     file: str = ""  # the innermost line that is the user's own
     line: int = 0
     function: str = ""
-    source: Optional[SourceFrame] = None
 
 
 class RankEvent(Event):

@@ -26,14 +26,6 @@ class Exit(TypedDict):
     code: str
 
 
-class SourceRecord(TypedDict):
-    first: int
-    lines: list[str]
-    line: int
-    begin: int
-    end: int
-
-
 class ErrorRecord(TypedDict):
     """Also the content of error_<local rank>.json."""
 
@@ -45,7 +37,6 @@ class ErrorRecord(TypedDict):
     file: str
     line: int
     function: str
-    source: Optional[SourceRecord]
 
 
 class Raised(TypedDict):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from orchestrator.protocol.events import SourceFrame
 from orchestrator.protocol.message import Message, Nonsense, decode, parse
 from orchestrator.protocol.reports import UNSAVED
 from orchestrator.protocol.requests.follow import PortState
@@ -31,7 +30,6 @@ class Cause:
     message: str = ""
     traceback: str = ""
     where: str = ""  # the user's own line: file:line in function
-    source: SourceFrame | None = None  # the lines around it
     fix: str = ""  # what to do
 
 

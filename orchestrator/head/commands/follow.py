@@ -159,9 +159,7 @@ def report_end(experiment: Experiment, record: JobRecord, screen: Screen | None 
     known = cause.node is not None and cause.node < len(record.nodes)
     rank = "" if cause.rank is None else f" --rank {cause.rank}"
     logs = f"orchestrator logs {shlex.quote(experiment.name)}{rank}" if known else ""
-    told = verdict.to_lines(
-        crash_dump.in_verdict(cause, tree), logs, styles.styled, output.terminal().width
-    )
+    told = verdict.to_lines(crash_dump.in_verdict(cause, tree), logs, styles.styled)
     if known:
         show_words(experiment, record, cause, rows_of([*lines, *told]))
     for line in told:

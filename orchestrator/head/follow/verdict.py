@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import signal
-import textwrap
 import time as clock
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -14,10 +13,9 @@ from orchestrator.common.text import plural
 from orchestrator.head.follow import failure_kinds
 from orchestrator.head.nodes import packages
 from orchestrator.head.screen import styles
-from orchestrator.head.screen.lines import clean
 from orchestrator.head.screen.output import printable
 from orchestrator.node.machine.gpus import nvidia
-from orchestrator.protocol.events import CommandFailed, Ended, RankEnded, RankError, SourceFrame
+from orchestrator.protocol.events import CommandFailed, Ended, RankEnded, RankError
 from orchestrator.protocol.facts import Xid
 from orchestrator.records.experiment import NodeRecord
 from orchestrator.records.outcome import Cause, OtherFailure, Verdict
@@ -155,12 +153,7 @@ def _of_exception(begun: Failure, event: RankEnded, error: RankError) -> Failure
     if kind == "exception" and re.search(failure_kinds.HELPER_DIED, evidence):
         fix = failure_kinds.HELPER_FIX
     failure = replace(begun, time=when, kind=kind, message=message, evidence=evidence, fix=fix)
-    source = error.source
-    if source is not None:
-        line = LINE_OF_FILE.search(where)
-        named = line is not None and line[1].endswith(f":{source.line}")
-        source = as_shown(source) if named else None
-    return replace(failure, traceback=trace, where=where, source=source)
+    return replace(failure, traceback=trace, where=where)
 
 
 def _blamed_on_gpu(failure: Failure, xid: Xid, who: str) -> Failure:
@@ -168,28 +161,6 @@ def _blamed_on_gpu(failure: Failure, xid: Xid, who: str) -> Failure:
     fix = f"{cordon} keeps jobs off; {failure_kinds.fix_of('gpu_fault')}"
     message = f"{xid}; {who}: {first_line(failure.message)}"
     return replace(failure, kind="gpu_fault", message=message, fix=fix)
-
-
-def as_shown(source: SourceFrame) -> SourceFrame | None:
-    """Return the lines as a terminal can show them, without what they are all indented by.
-
-    A node may say anything: it is three short lines, and a caret below one of them.
-    """
-    at = source.line - source.first
-    if not 0 < source.first <= source.line < 1 << 31 or not 0 <= at < len(source.lines[:3]):
-        return None
-    failed, begin = source.lines[at], max(0, source.begin)
-    end = min(source.end, len(failed)) if source.end > begin else len(failed.rstrip())
-    # A tab is several columns wide.
-    places = [len(clean(failed[:each])) for each in (begin, max(begin, end))]
-    text = "\n".join(clean(line)[:LONGEST_LINE] for line in source.lines[:3])
-    lines = textwrap.dedent(text).split("\n")
-    shift = len(clean(failed)[:LONGEST_LINE]) - len(lines[at])
-    first, last = (max(0, min(place - shift, len(lines[at]))) for place in places)
-    lines = [line.rstrip() for line in lines]
-    return SourceFrame(
-        first=source.first, lines=tuple(lines), line=source.line, begin=first, end=last
-    )
 
 
 def described(kind: str, text: str, trace: str) -> str:
@@ -433,9 +404,7 @@ def _without_a_node(kind: str, message: str, time: float) -> Verdict:
     return Verdict(time=time, kind=kind, message=message, title=title, fix=fix)
 
 
-def to_lines(
-    verdict: Verdict, logs: str = "", paint: Paint = lambda text, _: text, width: int | None = None
-) -> list[str]:
+def to_lines(verdict: Verdict, logs: str = "", paint: Paint = lambda text, _: text) -> list[str]:
     """Return the last lines on the screen. `logs` is the command for all that its rank said."""
     without_node = "the job" if verdict.kind == "hang" else "the head"
     who = f"node {verdict.node} ({verdict.node_name})"
@@ -449,8 +418,6 @@ def to_lines(
     lines = [f"{cause} {who}, {at}: {title}{paint(what, styles.STRONG)}"]
     if verdict.where:
         lines.append(f"  at {verdict.where}")
-    if verdict.source is not None:
-        lines += source_lines(verdict.source, paint, width or LONGEST_LINE)
     if verdict.same:
         lines.append(f"  the same on {in_words(verdict.same)}")
     for other in verdict.also[:3]:
@@ -464,26 +431,6 @@ def to_lines(
     return (
         [*lines, f"{paint('what to do:', styles.STRONG)} {verdict.fix}"] if verdict.fix else lines
     )
-
-
-def source_lines(source: SourceFrame, paint: Paint, columns: int) -> list[str]:
-    """Return the lines of the user's file, numbered, with a mark below what failed.
-
-    Of lines that are too wide it is the part around the mark.
-    """
-    width = len(str(source.first + len(source.lines) - 1))
-    room = max(20, columns - width - len("     | "))
-    shift = max(0, min(source.begin - room // 4, max(source.end, source.begin + room // 2) - room))
-    end = min(source.end - shift, room)
-    begin = source.begin - shift
-    lines = []
-    for number, text in enumerate(source.lines, source.first):
-        bar = paint(f"{number:>{width}} |", styles.DIM)
-        lines.append(f"    {bar} {text[shift : shift + room]}".rstrip())
-        if number == source.line and begin < end:
-            bar = paint(f"{'':{width}} |", styles.DIM)
-            lines.append(f"    {bar} {' ' * begin}{paint('^' * (end - begin), styles.FAILED)}")
-    return lines
 
 
 def excerpt(lines: Sequence[str], most: int) -> list[str]:

@@ -220,7 +220,7 @@ def cause_of(record: JobRecord) -> list[str]:
     rank = "" if record.verdict.rank is None else f" --rank {record.verdict.rank}"
     logs = f"orchestrator logs {shlex.quote(Path(record.experiment).name)}{rank}"
     shown = crash_dump.in_verdict(record.verdict, tree)
-    return verdict.to_lines(shown, logs, styles.styled, (output.terminal().width or 2) - 2)
+    return verdict.to_lines(shown, logs, styles.styled)
 
 
 def attempt_now(record: JobRecord) -> str:

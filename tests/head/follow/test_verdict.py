@@ -694,59 +694,6 @@ def test_the_verdict_counts_who_failed_the_same_way_by_itself_or_because_of_it()
     assert conclude([], 0) is None
 
 
-STEP = ["        x = batch['x']", "        y = batch['labels']", "", "    return x, y"]
-
-
-def framed(lines: list[str], line: int = 12, **more: int) -> list[str]:
-    """The lines of a verdict on a rank that failed in train.py:12, below the one with the cause."""
-    source = {"first": 11, "lines": lines, "line": line, "begin": 12, "end": 27, **more}
-    found = conclude([of_rank(0, "a", ended(1, error("no", source=source)), 0.0)], 1)
-    assert found is not None
-    shown = to_lines(found, "orchestrator logs x --rank 3", width=60)
-    assert shown[1] == "  at /w/train.py:12 in step" and "no" in shown[0]
-    assert shown[-2:] == [
-        "  full log: orchestrator logs x --rank 3",
-        "what to do: fix train.py:12",
-    ]
-    return shown[2:-2]
-
-
-def test_the_line_that_failed_is_marked_between_its_neighbours() -> None:
-    assert framed(STEP[:3]) == [
-        "    11 | x = batch['x']",
-        "    12 | y = batch['labels']",
-        "       |     ^^^^^^^^^^^^^^^",
-        "    13 |",
-    ]
-    assert framed(["\tif a:", "\t\tb = c.d"], begin=6, end=9)[1:] == [
-        "    12 |         b = c.d",
-        "       |             ^^^",
-    ], "a tab is several columns"
-    wide = framed(["", "x" * 300 + "here" + "y" * 300], begin=300, end=304)
-    code, mark = (line.partition("| ")[2] for line in wide[1:])
-    assert len(wide[1]) <= 60 and code[mark.index("^") : len(mark)] == "here"
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        {"lines": []},
-        {"lines": ["a"], "first": 12, "line": 13},
-        {"lines": ["a"] * 2, "first": -1},
-        {"lines": ["a"] * 2, "first": 1 << 100},
-        {"lines": ["a"] * 2, "line": 11},  # not the line that is named
-    ],
-)
-def test_a_source_that_a_node_made_up_is_not_shown(source: dict[str, Any]) -> None:
-    assert framed(source.pop("lines"), **source) == []
-
-
-def test_what_a_node_says_of_its_source_is_three_short_lines_without_controls() -> None:
-    shown = framed(["\x1b[2J" + "a" * 10_000, "\x07b\rc\u202e"] + ["d"] * 50, begin=-5, end=1 << 60)
-    assert [line[:6] for line in shown] == ["    11", "    12", "      ", "    13"]
-    assert all(len(line) <= 60 and line.isprintable() for line in shown)
-
-
 def test_of_a_long_traceback_its_end_and_its_message_are_shown() -> None:
     frames = [f'  File "/w/{n}.py", line {n}, in f\n    g({n})\n    ~^^^' for n in range(40)]
     trace = "\n".join([verdict.TRACEBACK, *frames, "RuntimeError: missing", *["  key"] * 900])

@@ -485,11 +485,7 @@ def test_an_exception_is_recorded_with_the_users_own_line(
     assert error["message"].startswith("Expecting property name")
     assert error["traceback"] == ranks.output
     assert (error["file"], error["line"]) == (str(tmp_path / "runpython.py"), 3)
-    assert (error["function"], error["source"]["line"]) == ("load", 3)
-    assert error["source"]["lines"] == text.splitlines()[1:]
-    marked = slice(error["source"]["begin"], error["source"]["end"])
-    if sys.version_info >= (3, 11):
-        assert error["source"]["lines"][1][marked] == "json.loads('{')"
+    assert error["function"] == "load"
     elastic = json.loads((ranks.run / "0" / "error.json").read_text())["message"]
     assert elastic["message"].startswith("JSONDecodeError: Expecting property name")
     assert elastic["extraInfo"]["py_callstack"] == ranks.output

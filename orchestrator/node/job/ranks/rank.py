@@ -75,7 +75,6 @@ class Rank:
             self.spec: RankSpec = in_this_locale(json.load(file))
         self.rank = int(os.environ["RANK"])
         self.local = int(os.environ["LOCAL_RANK"])
-        self.began = time.time()
         self.forked = False  # of torchrun's agent, torch and all; else a Python of its own
 
     def report(self, report: Report) -> None:
@@ -300,7 +299,7 @@ class Rank:
         sys.stderr.flush()
         frames = traceback.extract_tb(first)
         here = users_line(frames)
-        hide, source_lines = self.hiding(), loaded("source_lines.py")
+        hide = self.hiding()
         text, description = hide(text), hide(text_of(error))
         message = f"{type(error).__name__}: {description}"
         record: ErrorRecord = {
@@ -312,7 +311,6 @@ class Rank:
             "file": here.filename if here else "",
             "line": (here.lineno or 0) if here else 0,
             "function": here.name if here else "",
-            "source": source_lines.hidden(source_lines.around(error, here, self.began), hide),
         }
         if not write_json(os.path.join(self.run, f"error_{self.local}.json"), record):
             self.report({"event": "raised", "error": shortened(record)})  # under PIPE_BUF
@@ -387,7 +385,6 @@ def shortened(record: ErrorRecord) -> ErrorRecord:
         "traceback": "",
         "file": record["file"][:150],
         "function": record["function"][:150],
-        "source": None,
     }
 
 
