@@ -117,117 +117,171 @@ HELPER_FIX = (
     "something killed a process that the rank had started, usually the kernel for lack of memory:"
     " fewer DataLoader workers or smaller batches; see `dmesg` and `free -g` on that node"
 )
-NO_STDIN = (
-    "ranks have no standard input, as under torchrun with a scheduler: take the value from an"
-    " argument or a file, and leave out breakpoint()"
-)
+# A file of the program's own that has the name of a package, and what it lacks.
+HIDES = r"; '(\w+)' is not a package"
+OWN_FILE = r"cannot import name '(\w+)' from '([\w.]+)' \(((?!.*(site|dist)-packages/).+)\)"
 
-# Limits of a login or a container, which a program meets in whichever line comes first.
-LIMITS = (
+ENDED = ("signal", "torchrun")
+RAN = ("exception", "exit", "torchrun")
+# The kinds (none: all of them), a text in the message, and what to do; the first match counts.
+FIXES: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (
+        ENDED,
+        r"\(SIGKILL\)",
+        "something killed it: a person, a scheduler's limit, `ulimit -t`, or the kernel for"
+        " lack of memory (see `dmesg` on that node)",
+    ),
+    (
+        ENDED,
+        r"\(SIGSEGV\)",
+        "native code crashed, at the frames in the rank's log; usually an extension built"
+        " for another version of torch, CUDA or libc",
+    ),
+    (
+        ENDED,
+        r"\(SIGBUS\)",
+        "file-backed memory is missing: usually /dev/shm is full (`df -h"
+        " /dev/shm`; fewer DataLoader workers, docker --shm-size), or a mapped file was truncated",
+    ),
+    (
+        ENDED,
+        r"\(SIGABRT\)",
+        "a native library gave up: the rank's log has its message, above the stacks",
+    ),
+    (
+        ENDED,
+        r"\(SIGFPE\)",
+        "native code divided by zero, at the frames in the rank's log",
+    ),
+    (
+        ENDED,
+        r"\(SIGILL\)",
+        "this CPU lacks an instruction: the binary was built for another one",
+    ),
+    (
+        ENDED,
+        r"\(SIGTERM\)",
+        "another process asked it to end: a scheduler, an admin, a shutdown of that node",
+    ),
+    (
+        ENDED,
+        r"\(SIGXCPU\)",
+        "it used up the processor time that `ulimit -t` on that node allows",
+    ),
+    (
+        ("communication",),
+        r"(?i)address already in use|EADDRINUSE",
+        "another process there holds the port: `ss -ltnp` names it; `orchestrator"
+        " emergency-stop` ends your jobs, --master-port chooses another port",
+    ),
+    (
+        (),
+        r"^(EOFError: EOF when reading a line|BdbQuit|bdb\.BdbQuit)",
+        "ranks have no standard input, as under torchrun with a scheduler: take the value from an"
+        " argument or a file, and leave out breakpoint()",
+    ),
+    ((), HIDES, r"a file \1.py is imported in place of the package \1: rename it"),
+    (
+        (),
+        OWN_FILE,
+        r"\3 has no \1: correct the import, or rename that file where an installed package \2 is"
+        r" meant",
+    ),
+    (
+        (),
+        r"attempted relative import",
+        "the file is part of a package: launch it as a module, `-m package.module`",
+    ),
+    (
+        (),
+        r"not compiled with CUDA|has no attribute '_cuda_",
+        "the torch of that Python is built without CUDA: install one that fits the driver"
+        " (`nvidia-smi` names it), or let the program compute on the processor",
+    ),
+    (
+        (),
+        r"failed to map segment from shared object",
+        "the disk of that library may be mounted noexec there (`findmnt -T FILE` says so): install"
+        " the environment on another; or the login may have too little memory (`ulimit -v`)",
+    ),
+    (
+        (),
+        r"invalid device ordinal",
+        "the program takes a GPU that this rank does not see: `--nproc N` or slots= for no more"
+        " ranks than GPUs, or CUDA_VISIBLE_DEVICES hides some; a rank's own is cuda:LOCAL_RANK",
+    ),
+    # Limits of a login or a container, which a program meets in whichever line comes first.
+    (
+        RAN,
         r"Errno 24\b|Too many open files",
         "the login's limit of open files is low there (`ulimit -n`): as root, '* - nofile 65536' in"
         " /etc/security/limits.conf; or fewer DataLoader workers, or"
         " torch.multiprocessing.set_sharing_strategy('file_system')",
     ),
-)
-
-# What packages say where they were installed or called otherwise than they need.
-PACKAGES = (
+    # What packages say where they were installed or called otherwise than they need.
     (
+        RAN,
         r"Default process group has not been initialized",
         "the program has not called init_process_group before that line, in every rank;"
         " ultralytics calls it only for device=0,1,... with all ranks on one machine (--nnodes 1)",
     ),
     (
+        RAN,
         r"Weights only load failed",
         "torch.load reads nothing but tensors unless told otherwise: weights_only=False in the"
         " program, or --env TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1, for files that you trust",
     ),
     (
+        RAN,
         r"operator torchvision::\w+ does not exist",
         "torchvision there is built for another torch: install the pair that belongs together, from"
         " one index",
     ),
-)
-
-# What torch says where a program takes a sharded model for a whole one.
-SHARDED = (
-    r"got mixed torch\.Tensor and DTensor|FSDP does not support deepcopy"
-    r"|data pointer on an invalid python storage"
-)
-NO_CUDA = r"not compiled with CUDA|has no attribute '_cuda_"
-CPU_BUILD = (
-    "the torch of that Python is built without CUDA: install one that fits the driver (`nvidia-smi`"
-    " names it), or let the program compute on the processor"
-)
-NOT_MAPPED = r"failed to map segment from shared object"
-NOEXEC = (
-    "the disk of that library may be mounted noexec there (`findmnt -T FILE` says so): install the"
-    " environment on another; or the login may have too little memory (`ulimit -v`)"
-)
-NO_SUCH_GPU = r"invalid device ordinal"
-FEWER_GPUS = (
-    "the program takes a GPU that this rank does not see: `--nproc N` or slots= for no more ranks"
-    " than GPUs, or CUDA_VISIBLE_DEVICES hides some; a rank's own is cuda:LOCAL_RANK"
-)
-LIBRARIES = ((NO_CUDA, CPU_BUILD), (NOT_MAPPED, NOEXEC), (NO_SUCH_GPU, FEWER_GPUS))
-ON_ONE_NODE = r"^FileNotFoundError|^ValueError: Can't find a valid checkpoint at"
-# What torch.distributed.checkpoint says where a rank cannot read what others have written.
-IN_PARTS = r"^CheckpointException: .*No such file or directory"
-PARTS = (
-    "torch.distributed.checkpoint wants one directory on a disk that all nodes share: write to one;"
-    " without one, orchestrator.memory_checkpoint(state) and the Trainer keep what a restart needs"
-)
-WHOLE = (
-    "the weights are in shards there: trainer.save(PATH) writes whole ones and trainer.state_dict()"
-    " returns them; docs/trainer.md#hooks shows how to keep an average of them"
-)
-
-FILES = (
     (
+        ("exception",),
         r"^KeyError: '(SLURM|SLURMD)_",
         "the program reads what srun sets: --rank-env slurm sets it for each rank here",
     ),
     (
+        ("exception",),
         r"Error: .*\bscontrol\b",
         "scontrol needs a Slurm there: SLURM_JOB_NODELIST is the addresses with commas between"
         " them, and MASTER_ADDR the first",
     ),
     (
+        ("exception",),
         r"^KeyError: '(OMPI_|PMI_|MPI_)",
         "the program reads what mpirun sets: --rank-env mpi sets it for each rank here",
     ),
     (
+        ("exception",),
         r"^KeyError: '(LOCAL_RANK|LOCAL_WORLD_SIZE|TORCHELASTIC_\w+)'",
         "torchrun sets it: leave --no-torchrun out",
     ),
-    (SHARDED, WHOLE),
-    (IN_PARTS, PARTS),
+    # What torch says where a program takes a sharded model for a whole one.
     (
-        ON_ONE_NODE,
+        ("exception",),
+        r"got mixed torch\.Tensor and DTensor|FSDP does not support deepcopy"
+        r"|data pointer on an invalid python storage",
+        "the weights are in shards there: trainer.save(PATH) writes whole ones and"
+        " trainer.state_dict() returns them; docs/trainer.md#hooks shows how to keep an average of"
+        " them",
+    ),
+    # What torch.distributed.checkpoint says where a rank cannot read what others have written.
+    (
+        ("exception",),
+        r"^CheckpointException: .*No such file or directory",
+        "torch.distributed.checkpoint wants one directory on a disk that all nodes share: write to"
+        " one; without one, orchestrator.memory_checkpoint(state) and the Trainer keep what a"
+        " restart needs",
+    ),
+    (
+        ("exception",),
+        r"^FileNotFoundError|^ValueError: Can't find a valid checkpoint at",
         "the file has to be on that node too: share or copy it, or set workdir=; what rank 0 saved"
         " comes to all nodes with orchestrator.distributed.copy_to_nodes(path)",
     ),
 )
-
-# A file of the program's own that has the name of a package, and what it lacks.
-HIDES = r"; '(\w+)' is not a package"
-OWN_FILE = r"cannot import name '(\w+)' from '([\w.]+)' \(((?!.*(site|dist)-packages/).+)\)"
-
-SIGNAL_FIXES = {
-    "SIGKILL": "something killed it: a person, a scheduler's limit, `ulimit -t`, or the kernel for"
-    " lack of memory (see `dmesg` on that node)",
-    "SIGSEGV": "native code crashed, at the frames in the rank's log; usually an extension built"
-    " for another version of torch, CUDA or libc",
-    "SIGBUS": "file-backed memory is missing: usually /dev/shm is full (`df -h"
-    " /dev/shm`; fewer DataLoader workers, docker --shm-size), or a mapped file was truncated",
-    "SIGABRT": "a native library gave up: the rank's log has its message, above the stacks",
-    "SIGFPE": "native code divided by zero, at the frames in the rank's log",
-    "SIGILL": "this CPU lacks an instruction: the binary was built for another one",
-    "SIGTERM": "another process asked it to end: a scheduler, an admin, a shutdown of that node",
-    "SIGXCPU": "it used up the processor time that `ulimit -t` on that node allows",
-}
 
 FULL = r"(No space left on device|Disk quota exceeded|Cannot allocate memory|Errno (12|28|122)\b)"
 
@@ -339,36 +393,10 @@ def of_text(text: str) -> str:
 
 def fix_of(kind: str, message: str = "") -> str:
     """Return one sentence that says what to do."""
-    for name, fix in SIGNAL_FIXES.items():
-        if kind in ("signal", "torchrun") and f"({name})" in message:
-            return fix
-    if kind == "communication" and re.search("address already in use|EADDRINUSE", message, re.I):
-        return (
-            "another process there holds the port: `ss -ltnp` names it; `orchestrator"
-            " emergency-stop` ends your jobs, --master-port chooses another port"
-        )
-    if message.startswith(("EOFError: EOF when reading a line", "BdbQuit", "bdb.BdbQuit")):
-        return NO_STDIN
-    if hides := re.search(HIDES, message):
-        return f"a file {hides[1]}.py is imported in place of the package {hides[1]}: rename it"
-    if lacks := re.search(OWN_FILE, message):
-        return (
-            f"{lacks[3]} has no {lacks[1]}: correct the import, or rename that file where an"
-            f" installed package {lacks[2]} is meant"
-        )
-    if "attempted relative import" in message:
-        return "the file is part of a package: launch it as a module, `-m package.module`"
-    return of_tables(kind, message) or KINDS.get(kind, KINDS["exception"])[1]
-
-
-def of_tables(kind: str, message: str) -> str:
-    """Return what to do about a message that is known, or nothing."""
-    rules = [*LIBRARIES]
-    if kind in ("exception", "exit", "torchrun"):
-        rules += (*LIMITS, *PACKAGES)
-    if kind == "exception":
-        rules += FILES
-    return next((fix for pattern, fix in rules if re.search(pattern, message)), "")
+    for kinds, pattern, fix in FIXES:
+        if (not kinds or kind in kinds) and (found := re.search(pattern, message)):
+            return found.expand(fix)
+    return KINDS.get(kind, KINDS["exception"])[1]
 
 
 def title(kind: str) -> str:
