@@ -12,7 +12,6 @@ from orchestrator.common.errors import EXIT_DONE, EXIT_FAILED, EXIT_NODE
 from orchestrator.config.launch import Where
 from orchestrator.config.parse import waiting_time
 from orchestrator.head.follow import stop as stopping
-from orchestrator.head.follow.restarts import Restarts
 from orchestrator.head.nodes.node_list import read_nodes
 from orchestrator.head.screen import output
 from orchestrator.head.status import containers
@@ -61,7 +60,7 @@ def end_job(where: Where, wanted: str | None, grace: float | None) -> Ended:
         job.experiment.check_launched(record)
         words = "process %d stops the job on %d nodes; grace %g s"
         logs.note(job.experiment.head_log, __name__, words, os.getpid(), len(nodes), grace)
-        if Restarts(record).allowed and not record.over:
+        if record.launch.max_restarts and not record.over:
             job.experiment.forbid_restarts()
     receipts = stopping.stop_job(job.transport, record, nodes, grace)
     if not isinstance(job, FoundJob):

@@ -9,11 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.common.errors import EXIT_DONE, EXIT_FAILED, EXIT_NODE, EXIT_STOPPED
-from orchestrator.head.follow import verdict
+from orchestrator.head.follow import restarts, verdict
 from orchestrator.head.follow.failure_kinds import of_a_machine
 from orchestrator.head.follow.followed_job import FollowedJob
 from orchestrator.head.follow.job_end import Outcome
-from orchestrator.head.follow.restarts import Conclusion, Restarts, ended
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.nodes import packages
 from orchestrator.records import goodput, manifest
@@ -26,8 +25,8 @@ log = logging.getLogger(__name__)
 
 def conclude(
     job: FollowedJob, scheduler: Callable[[JobRecord], str], *, stopped: bool
-) -> Conclusion:
-    """Return how the job ended, with the cause, and whether another attempt follows.
+) -> JobRecord:
+    """Return the record of how the job ended, with the cause, or of what follows.
 
     `scheduler` returns why it ended the job, if it did; `stopped`: the user has asked for the end.
     """
@@ -44,23 +43,19 @@ def conclude(
     elif state != "done":
         cause = cause_of(job)
     record = replace(job.current_record(), state=state, exit_code=code, ended=now, verdict=cause)
-    over = after_attempt(job.experiment, record, stopped=stopped)
-    known = goodput.of(over.record, job.experiment.path, now)
-    return replace(over, record=replace(over.record, goodput=known))
+    record = after_attempt(job.experiment, record, stopped=stopped)
+    return replace(record, goodput=goodput.of(record, job.experiment.path, now))
 
 
-def after_attempt(
-    experiment: Experiment, record: JobRecord, *, stopped: bool = False
-) -> Conclusion:
+def after_attempt(experiment: Experiment, record: JobRecord, *, stopped: bool = False) -> JobRecord:
     """Read how far an attempt came that has ended, and decide what follows."""
-    if not Restarts(record).allowed:
-        return Conclusion(record, again=False)
+    if not record.launch.max_restarts:
+        return record
     outputs = experiment.path / "outputs"
     steps = step_reached(outputs), step_reached(trainers.printed(outputs))
-    conclusion = Restarts(record).after(ended(record, *steps), stopped=stopped)
-    why = conclusion.record.attempts[-1].why
-    log.info("another attempt: %s (%s)", conclusion.again, why)
-    return conclusion
+    record = restarts.after(record, restarts.ended(record, *steps), stopped=stopped)
+    log.info("another attempt: %s (%s)", record.goes_on, record.attempts[-1].why)
+    return record
 
 
 def step_reached(outputs: Path) -> int | None:

@@ -65,28 +65,10 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class Conclusion:
-    """The record of a job after an attempt, and whether another one follows."""
-
-    record: JobRecord
-    again: bool
-
-
-@dataclass(frozen=True)
 class Restarts:
     """Says whether a job may go on, by its options and the attempts that it has had."""
 
     record: JobRecord
-
-    @property
-    def allowed(self) -> bool:
-        """Return True if restarts are allowed."""
-        return bool(self.record.launch.max_restarts)
-
-    @property
-    def most_attempts(self) -> int:
-        """Return how many attempts there may be: one, and the restarts."""
-        return 1 + self.record.launch.max_restarts
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -116,17 +98,17 @@ class Restarts:
                 return "could not do its part of the start"
         return ""
 
-    def after(self, attempt: Attempt, *, stopped: bool = False) -> Conclusion:
-        """Decide what follows this attempt, the latest; `stopped`: the user has ended the job."""
-        record, attempts = self.record, [*self.record.attempts, attempt]
-        decision = decide(attempts, record.launch.max_restarts, spares=bool(record.spares))
-        if stopped:
-            decision = Decision(restart=False, why="the user stopped it", verdict=record.verdict)
-        attempts[-1] = replace(attempt, restarted=decision.restart, why=decision.why)
-        if decision.restart:
-            record = replace(record, state=RESTARTING, exit_code=None, ended=None)
-        record = replace(record, attempts=attempts, verdict=decision.verdict)
-        return Conclusion(record, again=decision.restart)
+
+def after(record: JobRecord, attempt: Attempt, *, stopped: bool = False) -> JobRecord:
+    """Decide what follows this attempt, the latest; `stopped`: the user has ended the job."""
+    attempts = [*record.attempts, attempt]
+    decision = decide(attempts, record.launch.max_restarts, spares=bool(record.spares))
+    if stopped:
+        decision = Decision(restart=False, why="the user stopped it", verdict=record.verdict)
+    attempts[-1] = replace(attempt, restarted=decision.restart, why=decision.why)
+    if decision.restart:
+        record = replace(record, state=RESTARTING, exit_code=None, ended=None)
+    return replace(record, attempts=attempts, verdict=decision.verdict)
 
 
 # -- how an attempt ended ---------------------------------------------------------------------

@@ -20,7 +20,6 @@ from orchestrator.head.follow.followed_job import FollowedJob
 from orchestrator.head.follow.job_end import JobEnd, Outcome
 from orchestrator.head.follow.monitors.monitors import Monitors
 from orchestrator.head.follow.reports import CONTAINER_SECONDS, Reports
-from orchestrator.head.follow.restarts import Restarts
 from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.streams.news import Answer, Grew, News
 from orchestrator.head.screen.keyboard import KEYS, Keys
@@ -76,7 +75,6 @@ class Run:
         self.inbox: queue.SimpleQueue[News | int] = queue.SimpleQueue()
         self.left_behind = left_behind  # in the background, by a head that has left
         self.left_on_purpose = False
-        self.goes_on = False  # the attempt is over, and another one follows
         self.interrupts = 0
         self.terminated = False  # by SIGTERM: by Slurm, too, which may have taken the job back
         self.taken_back = False
@@ -187,7 +185,7 @@ class Run:
             )
             self.job.end_all(verdict.STOPPED_BY_USER, self.grace)
         else:
-            if self.end.open or Restarts(self.record).allowed:  # else it would be started again
+            if self.end.open or self.record.launch.max_restarts:  # else it would be started again
                 self.end.outcome = Outcome.STOPPED
             self.job.say("killing all ranks")
             self.job.end_all(verdict.KILLED_BY_USER, 0.0)
@@ -275,7 +273,7 @@ class Run:
 
     def open_channels(self) -> dict[int, NodeChannel]:
         """Take over the channels to the nodes that have ended, if there may be more to ask."""
-        if not Restarts(self.record).allowed or self.end.left:
+        if not self.record.launch.max_restarts or self.end.left:
             return {}
         channels = {
             follower.node.index: follower.give_channel()
@@ -290,17 +288,16 @@ class Run:
         return (self.out_of_time or self.taken_back) and self.record.state == "stopped"
 
     def conclude(self) -> None:
-        over = conclusion.conclude(
+        self.job.record = conclusion.conclude(
             self.job,
             self.backend.why_terminated if self.terminated else lambda _: "",
             stopped=bool(self.interrupts),
         )
-        self.job.record, self.goes_on = over.record, over.again
-        cause = self.record.verdict
+        cause, goes_on = self.record.verdict, self.record.goes_on
         log.info("the attempt is over: %s; %s", self.record.state, cause and cause.message)
         if self.terminated and self.record.state == "stopped":
             self.taken_back = self.backend.is_taken_back(self.record)
-        if self.reports.own_disks and not (self.record.engine or self.goes_on):
+        if self.reports.own_disks and not (self.record.engine or goes_on):
             self.job.say(home.STAYS)
         # What can be queued again has not ended: a reader of the record would leave it.
         if not self.stopped_in_time:

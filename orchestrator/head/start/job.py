@@ -85,7 +85,7 @@ class Stay:
         """Follow an attempt, and those that come after it."""
         while True:
             run = self.follow_one(attempt, screen)
-            if run.end.left or not run.goes_on:
+            if run.end.left or not run.record.goes_on:
                 return self.ended(Ending(run.record, run, screen))
             self.notifier.over(run.record)
             following = self.start_next(run.record, run.channels)

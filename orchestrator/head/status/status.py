@@ -17,7 +17,6 @@ from orchestrator.head.connect.reach import ask_once
 from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
-from orchestrator.head.follow.restarts import Restarts
 from orchestrator.head.nodes import clock
 from orchestrator.head.nodes.node_list import Node, in_words
 from orchestrator.head.schedulers.backend import UNSCHEDULED, Scheduled
@@ -228,7 +227,7 @@ def attempt_now(record: JobRecord) -> str:
     earlier = [attempt for attempt in record.attempts if attempt.restarted]
     if not earlier:
         return ""
-    most = Restarts(record).most_attempts
+    most = 1 + record.launch.max_restarts
     return f", attempt {record.attempt} of at most {most} ({earlier[-1].why})"
 
 

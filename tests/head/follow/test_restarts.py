@@ -207,17 +207,17 @@ def experiment(tmp_path: Path) -> Experiment:
 def test_a_job_goes_on_or_is_over(tmp_path: Path) -> None:
     place = experiment(tmp_path)
     (tmp_path / "outputs/rank_00_metrics.jsonl").write_text('{"step": 3}\n{"step": 4}\n{"st')
-    first = after_attempt(place, FAILED).record
+    first = after_attempt(place, FAILED)
     assert first.state == "restarting" and not first.over and first.attempt == 2
     assert (first.ended, first.exit_code, first.verdict) == (None, None, None)
     assert first.attempts[0].step == 4 and first.attempts[0].restarted
-    second = after_attempt(place, replace(FAILED, attempts=first.attempts, ended=30.0)).record
+    second = after_attempt(place, replace(FAILED, attempts=first.attempts, ended=30.0))
     assert second.over and second.attempt == 2 and second.verdict == FAILED.verdict
     assert [(one.number, one.started, one.ended) for one in second.attempts] == [
         (1, 10.0, 20.0),
         (2, 20.0, 30.0),
     ]
-    assert after_attempt(place, replace(FAILED, launch=Launch())).record == replace(
+    assert after_attempt(place, replace(FAILED, launch=Launch())) == replace(
         FAILED, launch=Launch()
     )
 
@@ -228,9 +228,9 @@ def test_how_long_the_ranks_of_an_attempt_ran(tmp_path: Path) -> None:
     times = [{"torchrun": 11.0, "ranks": 12.0}, {"torchrun": 11.0, "ranks": 14.0}, {}]
     nodes = [replace(NODE, index=at, times=each) for at, each in enumerate(times)]
     nodes[0] = replace(nodes[0], clock=3600.0)
-    first = after_attempt(place, replace(FAILED, nodes=nodes)).record.attempts[0]
+    first = after_attempt(place, replace(FAILED, nodes=nodes)).attempts[0]
     assert (first.ran, first.clock) == (6.0, 3600.0)
-    waiting = after_attempt(place, replace(FAILED, nodes=nodes[2:], ended=1000.0)).record
+    waiting = after_attempt(place, replace(FAILED, nodes=nodes[2:], ended=1000.0))
     assert (waiting.attempts[0].ran, waiting.attempts[0].alive) == (0.0, 0.0)
 
 
@@ -244,7 +244,7 @@ def test_the_step_that_lines_told_is_noted(tmp_path: Path) -> None:
     place = experiment(tmp_path)
     (tmp_path / "printed").mkdir()
     (tmp_path / "printed/rank_00_metrics.jsonl").write_text('{"step": 14, "loss": 1.0}\n')
-    last = after_attempt(place, FAILED).record.attempts[-1]
+    last = after_attempt(place, FAILED).attempts[-1]
     assert (last.step, last.printed) == (None, 14)
 
 

@@ -7,7 +7,6 @@ import time
 from orchestrator.common.text import duration
 from orchestrator.head.follow.followed_job import FollowedJob
 from orchestrator.head.follow.job_end import Outcome
-from orchestrator.head.follow.restarts import Restarts
 from orchestrator.head.screen import styles
 from orchestrator.head.screen.keyboard import in_foreground
 from orchestrator.head.screen.progress import joined
@@ -75,7 +74,7 @@ class JobLine:
 
     def rest(self) -> list[Part]:
         record = self.job.record
-        most = Restarts(record).most_attempts
+        most = 1 + record.launch.max_restarts
         again = styles.WARNING if record.attempt > 1 else ""
         attempt = f"attempt {record.attempt}/{most}" if most > 1 else ""
         slow = self.known.slowest and f"slowest: {self.known.slowest}"

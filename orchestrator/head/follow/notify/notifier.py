@@ -20,7 +20,6 @@ from orchestrator.common.text import Say, duration, plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.follow import verdict
 from orchestrator.head.follow.notify import command
-from orchestrator.head.follow.restarts import Restarts
 from orchestrator.head.screen import tracebacks as crash_dump
 from orchestrator.head.screen.lines import clean
 from orchestrator.protocol.message import encode
@@ -136,7 +135,7 @@ def ending(record: JobRecord) -> tuple[str, str, float, Verdict | None]:
     if record.goes_on:
         last = record.attempts[-1]
         at = "" if last.step is None else f" at step {last.step}"
-        which = f"attempt {last.number} of at most {Restarts(record).most_attempts} {last.state}"
+        which = f"attempt {last.number} of at most {1 + record.launch.max_restarts} {last.state}"
         text = f"is started again: {which} after {duration(last.ended - last.started)}{at}"
         return "restart", text, last.ended, last.verdict
     ended = record.ended or 0.0

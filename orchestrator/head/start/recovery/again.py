@@ -20,7 +20,6 @@ from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import serving
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.conclusion import after_attempt
-from orchestrator.head.follow.restarts import Restarts
 from orchestrator.head.follow.streams import last_lines
 from orchestrator.head.follow.streams.node_logs import open_logs
 from orchestrator.head.plan.plan import DEFAULT_PORT
@@ -83,7 +82,7 @@ def launch_again(job: Again) -> Running | JobRecord:
             if gathered is not None and isinstance(error, NotAllStarted):
                 nodes = error.nodes, gathered.spares
             failed = record.failed_to_start(ended, nodes, error)
-            final = after_attempt(experiment, failed).record
+            final = after_attempt(experiment, failed)
             if not isinstance(error, StoppedEarly):
                 say(f"attempt {ended.attempt} could not be started: {error}")
         try:
@@ -149,7 +148,7 @@ def peer_of(ended: JobRecord, node: NodeRecord, channel: NodeChannel) -> JobPeer
 
 def start_again(experiment: Experiment, ended: JobRecord, gathered: Gathered) -> Running:
     """Record the next attempt, and start it on every node or on none."""
-    number, most = len(ended.attempts) + 1, Restarts(ended).most_attempts
+    number, most = len(ended.attempts) + 1, 1 + ended.launch.max_restarts
     line = f"attempt {number} of at most {most} ({ended.attempts[-1].why})"
     say(styled(line, WARNING))
     ports = take_ports(ended, gathered)

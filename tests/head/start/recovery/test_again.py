@@ -50,7 +50,7 @@ def place(tmp_path: Path) -> Experiment:
 def after(place: Experiment, job: JobRecord, gathered: Gathered, error: NodeError) -> JobRecord:
     """What follows an attempt that could not be started on these nodes."""
     failed = failed_to_start(job, (gathered.nodes, gathered.spares), error)
-    return after_attempt(place, failed).record
+    return after_attempt(place, failed)
 
 
 def test_what_may_live_of_it_is_looked_for_where_it_was_to_be(tmp_path: Path) -> None:
