@@ -15,7 +15,7 @@ from orchestrator.head.connect.reach import for_now
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.streams import last_lines
 from orchestrator.head.follow.streams.follower import NodeFollower
-from orchestrator.head.follow.streams.news import Failed, News, Over, Unknown
+from orchestrator.head.follow.streams.news import Failed, News, Over
 from orchestrator.head.schedulers.backend import SshBackend
 from orchestrator.head.screen.output import say
 from orchestrator.head.start.job import make_screen
@@ -116,7 +116,7 @@ class LogFetcher:
             return False
         if isinstance(news, Failed):
             raise news.error
-        if isinstance(news, (Over, Unknown)):
+        if isinstance(news, Over):
             self.finished.add(news.node)
         return len(self.finished) == len(self.followers)
 

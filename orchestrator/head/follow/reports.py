@@ -23,7 +23,6 @@ from orchestrator.head.follow.streams.news import (
     Lost,
     News,
     Over,
-    Unknown,
     Warned,
     Wrote,
 )
@@ -68,10 +67,6 @@ class Reports:
     def take(self, news: News, node: NodeState) -> None:
         """Handle news of a node."""
         raise TypeError(f"nothing handles {type(news).__name__}")
-
-    @take.register(Happened)
-    def _(self, news: Happened, node: NodeState) -> None:
-        self.happened(node, news.event)
 
     @take.register(Connected)
     def _(self, news: Connected, node: NodeState) -> None:
@@ -129,11 +124,18 @@ class Reports:
 
     @take.register(Over)
     def _(self, news: Over, node: NodeState) -> None:
-        self.over(node, "its supervisor was killed")
-
-    @take.register(Unknown)
-    def _(self, news: Unknown, node: NodeState) -> None:
-        self.over(node, f"has no such job: {news.why}")
+        """Close a node; without a last event, `news.why` is what happened to it."""
+        begun = node.record.state != "starting"
+        node.close()
+        self.job.changed = True
+        if node.ended is None and not begun:
+            self.job.failed(node.failure(time.time(), "start", f"{NOT_BEGUN} ({news.why})"))
+        elif node.ended is None:
+            self.job.failed(node.failure(time.time(), "supervisor", news.why))
+        elif left := node.ended.left:
+            self.not_ended(Receipt(node.record.name, self.job.record.job, left=left))
+            what = f"processes {list(left)} do not end (stuck in the kernel?)"
+            self.job.warn(f"node {node.record.index}: {what}")
 
     @take.register(Failed)
     def _(self, news: Failed, node: NodeState) -> None:
@@ -141,7 +143,9 @@ class Reports:
 
     # -- the events of a supervisor, by type ------------------------------------------------------
 
-    def happened(self, node: NodeState, event: Event) -> None:
+    @take.register(Happened)
+    def _(self, news: Happened, node: NodeState) -> None:
+        event = news.event
         self.job.changed = True
         node.note_time(event)
         if node.notes(event):
@@ -213,10 +217,6 @@ class Reports:
         if event.why not in self.not_forked:
             self.not_forked.add(event.why)
             self.warn_of(node, f"rank {event.rank} is started afresh, not forked: {event.why}")
-
-    @take_event.register(events.RankFinished)
-    def _(self, event: events.RankFinished, node: NodeState, when: float) -> None:
-        self.rank_done(event, node, when)
 
     @take_event.register(events.RankEnded)
     def _(self, event: events.RankEnded, node: NodeState, when: float) -> None:
@@ -320,6 +320,7 @@ class Reports:
             waited = min(node.grace, round(max(0.0, event.time - node.asked_at), 1))
             self.job.warn(f"{node.who}: killed {who}: still there {waited:g} s after it was asked")
 
+    @take_event.register(events.RankFinished)
     def rank_done(
         self, event: events.RankFinished | events.RankEnded, node: NodeState, when: float
     ) -> None:
@@ -327,22 +328,6 @@ class Reports:
         if not event.asked:
             reason = "ended with exit code 0 while others waited for it"
             self.job.failures.append(node.failure(when, "ended_early", reason, event.rank))
-
-    def over(self, node: NodeState, otherwise: str) -> None:
-        """Close a node; without a last event, `otherwise` is what happened to it."""
-        begun = node.record.state != "starting"
-        node.close()
-        self.job.changed = True
-        if node.ended is None and not begun:
-            self.job.failed(node.failure(time.time(), "start", f"{NOT_BEGUN} ({otherwise})"))
-        elif node.ended is None:
-            self.job.failed(node.failure(time.time(), "supervisor", otherwise))
-        elif node.ended.left:
-            left = list(node.ended.left)
-            self.not_ended(Receipt(node.record.name, self.job.record.job, left=node.ended.left))
-            self.job.warn(
-                f"node {node.record.index}: processes {left} do not end (stuck in the kernel?)"
-            )
 
     def not_ended(self, receipt: Receipt) -> None:
         """Keep that a node did not prove its end: `stop` asks there again."""

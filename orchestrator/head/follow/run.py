@@ -11,13 +11,13 @@ import queue
 import signal
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from orchestrator.common import interrupt
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.follow import conclusion, verdict
 from orchestrator.head.follow.followed_job import FollowedJob
-from orchestrator.head.follow.job_end import JobEnd, Outcome
+from orchestrator.head.follow.job_end import Outcome
 from orchestrator.head.follow.monitors.monitors import Monitors
 from orchestrator.head.follow.reports import CONTAINER_SECONDS, Reports
 from orchestrator.head.follow.streams.follower import NodeFollower
@@ -28,30 +28,15 @@ from orchestrator.head.transfer.fetch import home
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.outcome import Head, SlowRank
 
+if TYPE_CHECKING:
+    from orchestrator.head.schedulers.backend import SshBackend
+
 log = logging.getLogger(__name__)
 
 SUCCESSOR_SECONDS = 0.5  # between two looks whether another head wants to take over
 LEAVE_SECONDS = 3.0
 CUT_OFF_SECONDS = 600.0
 SAME_SIGNAL_SECONDS = 1.0  # between the ends of the ranks and the signal to their head
-
-
-class Backend(Protocol):
-    """The part of a job's backend that matters while the job is followed."""
-
-    @property
-    def signals(self) -> Sequence[int]:
-        """Signals that ask the head to end the job, or to leave it (SIGHUP)."""
-
-    @property
-    def has_other_heads(self) -> bool:
-        """Return True if other nodes of the job have heads of their own."""
-
-    def is_taken_back(self, record: JobRecord) -> bool:
-        """Return True if the scheduler ends the job in order to start it again."""
-
-    def why_terminated(self, record: JobRecord) -> str:
-        """Return why the scheduler ends the job, if it does so by itself."""
 
 
 class Run:
@@ -62,7 +47,7 @@ class Run:
         experiment: Experiment,
         record: JobRecord,
         display: Display,
-        backend: Backend,
+        backend: SshBackend,
         *,
         left_behind: bool = False,
         straggler: Callable[[JobRecord, SlowRank], None] = lambda *_: None,
@@ -70,7 +55,7 @@ class Run:
         self.job = FollowedJob(experiment, record, display, straggler)
         self.reports = Reports(self.job, has_other_heads=backend.has_other_heads)
         self.monitors = Monitors(self.job)
-        self.backend = backend
+        self.experiment, self.end, self.backend = experiment, self.job.end, backend
         self.channels: dict[int, NodeChannel] = {}  # still open when all is over
         self.inbox: queue.SimpleQueue[News | int] = queue.SimpleQueue()
         self.left_behind = left_behind  # in the background, by a head that has left
@@ -84,20 +69,8 @@ class Run:
         self.successor_sought_at = 0.0
 
     @property
-    def experiment(self) -> Experiment:
-        return self.job.experiment
-
-    @property
     def record(self) -> JobRecord:
         return self.job.record
-
-    @property
-    def end(self) -> JobEnd:
-        return self.job.end
-
-    @property
-    def grace(self) -> float:
-        return self.record.launch.grace
 
     # -- the loop ----------------------------------------------------------------------------
 
@@ -141,7 +114,7 @@ class Run:
             self.job.say(KEYS)
         self.check_successor()
         if self.end.order_is_due(time.monotonic()):
-            self.job.end_all(self.end.order_why, self.grace)
+            self.job.end_all(self.end.order_why, self.record.launch.grace)
         self.check_patience()
         self.monitors.check()
         self.job.save_in_turn(at_once=not self.end.open or self.end.left)
@@ -173,17 +146,16 @@ class Run:
         if number == signal.SIGTERM and self.ranks_were_terminated():
             self.end.outcome = Outcome.STOPPED
             self.job.say("the same signal has reached this head: the job is stopped")
-            self.job.end_all(verdict.STOPPED_BY_USER, self.grace)
+            self.job.end_all(verdict.STOPPED_BY_USER, self.record.launch.grace)
             return
         self.out_of_time = number == signal.SIGUSR1 and self.end.open
         if self.out_of_time:
             self.job.warn("the time limit of Slurm's job is near")
         if self.interrupts == 1 and self.end.open:
             self.end.outcome = Outcome.STOPPED
-            self.job.warn(
-                f"asking all ranks to save and stop ({self.grace:g} s); Ctrl-C again to kill"
-            )
-            self.job.end_all(verdict.STOPPED_BY_USER, self.grace)
+            grace = self.record.launch.grace
+            self.job.warn(f"asking all ranks to save and stop ({grace:g} s); Ctrl-C again to kill")
+            self.job.end_all(verdict.STOPPED_BY_USER, grace)
         else:
             if self.end.open or self.record.launch.max_restarts:  # else it would be started again
                 self.end.outcome = Outcome.STOPPED

@@ -57,16 +57,12 @@ def stop_job(
 def until_reached(record: JobRecord, node: NodeRecord) -> str:
     """Return what becomes of the job on a node that cannot be asked to end it."""
     doubt = "if it began there, " if node.in_doubt else ""
-    return f"{doubt}{by_itself(record)}"
-
-
-def by_itself(record: JobRecord) -> str:
     if len(record.nodes) == 1:
-        return "the job continues there until it can be reached"
+        return f"{doubt}the job continues there until it can be reached"
     if record.launch.on_node_loss == "wait":
-        return "its supervisor will end the job itself once it is back"
+        return f"{doubt}its supervisor will end the job itself once it is back"
     after = f"{record.launch.node_loss_timeout:g} s after it was cut off"
-    return f"its supervisor will end the job itself when its lease runs out ({after})"
+    return f"{doubt}its supervisor will end the job itself when its lease runs out ({after})"
 
 
 def stop_everything(

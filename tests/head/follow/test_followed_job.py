@@ -11,6 +11,7 @@ import pytest
 from orchestrator.head.follow.conclusion import cause_of
 from orchestrator.head.follow.followed_job import FollowedJob
 from orchestrator.head.follow.reports import Reports
+from orchestrator.head.follow.streams.news import Happened
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.screen.lines import clean
 from orchestrator.head.screen.screen import Display, Screen
@@ -82,7 +83,7 @@ def test_who_left_by_itself_is_the_cause_of_what_others_missed(
     left = {"time": 1004.0, "rank": 1, "local": 0, "pid": 7, "asked": asked, **how}
     if how["event"] == "rank_finished":
         del left["pid"]
-    Reports(job).happened(job.nodes[1], from_data(left))
+    Reports(job).handle(Happened(1, from_data(left)))
     cause = cause_of(job)
     assert cause is not None
     assert (cause.kind, cause.node) == (("link", 0) if asked else ("ended_early", 1))
@@ -156,6 +157,6 @@ def test_what_holds_a_rank_up_is_told_once(tmp_path: Path, monkeypatch: pytest.M
         "node": 1, "step": 0, "text": "node 1: its disk is slow",
     }  # fmt: skip
     for _ in range(2):
-        Reports(job).happened(job.nodes[1], from_data(event))
+        Reports(job).handle(Happened(1, from_data(event)))
     assert [(slow.cause, slow.step, slow.time) for slow in told] == [("disk", None, 2000.0)]
     assert [incident.what for incident in machines.incidents()] == ["node 1: its disk is slow"]

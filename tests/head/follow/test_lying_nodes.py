@@ -29,7 +29,7 @@ from orchestrator.head.follow.reports import CLOCK_IS_OFF_SECONDS
 from orchestrator.head.follow.run import Run
 from orchestrator.head.follow.streams import follower as following
 from orchestrator.head.follow.streams.follower import NodeFollower
-from orchestrator.head.follow.streams.news import Failed, Happened, Lost, News, Warned
+from orchestrator.head.follow.streams.news import Failed, Happened, Lost, News, Over, Warned
 from orchestrator.head.nodes.environment import Environment
 from orchestrator.head.schedulers.backend import backend_of
 from orchestrator.head.screen.screen import Display, Screen
@@ -171,11 +171,14 @@ def test_any_events_end_in_a_record_and_a_verdict(
     ]
     run.reports.set_clock(run.job.nodes[0], clock)
     for event in said:
-        run.reports.happened(
-            run.job.nodes[0], events.from_data(json.loads(json.dumps(events.to_data(event))))
+        run.reports.handle(
+            Happened(
+                0,
+                events.from_data(json.loads(json.dumps(events.to_data(event)))),
+            )
         )
-    run.reports.over(run.job.nodes[0], "its supervisor was killed")
-    run.reports.over(run.job.nodes[1], "its supervisor was killed")
+    run.reports.handle(Over(0))
+    run.reports.handle(Over(1))
     run.conclude()
     written = place.read_record()
     assert written.state == run.record.state
@@ -204,17 +207,17 @@ def test_a_node_is_believed_about_itself_alone_and_not_without_end(
     )
     end = events.RankEnded(time=1.0, rank=0, local=0, pid=1, code=-9, oom_kills=1)
     for event in (slow, slow.replace(rank=0), end, end.replace(rank=1 << 100)):
-        run.reports.happened(liar, event)
+        run.reports.handle(Happened(1, event))
     assert not (blamed or run.record.slow or run.job.failures or liar.ranks)
-    run.reports.happened(liar, slow.replace(cause=UNSAVED))  # of a disk that they share
+    run.reports.handle(Happened(1, slow.replace(cause=UNSAVED)))  # of a disk that they share
     assert [one.node for one in run.record.slow] == [0] and not blamed
     long = "long" * (1 << 20)
     for step in range(reports.MOST_SAID + 5):
-        run.reports.happened(liar, slow.replace(node=1, who=1, step=step, text=long))
-        run.reports.happened(liar, end.replace(rank=1, time=float(step)))
+        run.reports.handle(Happened(1, slow.replace(node=1, who=1, step=step, text=long)))
+        run.reports.handle(Happened(1, end.replace(rank=1, time=float(step))))
         run.reports.handle(Warned(1, long))
         failed = events.CommandFailed(time=float(step), name="prolog", how=f"failed {step}")
-        run.reports.happened(liar, failed)
+        run.reports.handle(Happened(1, failed))
     assert len(run.record.slow) + len(run.job.failures) <= reports.MOST_SAID + 2
     assert len(said.getvalue()) < 2 * reports.MOST_SAID * reports.LONGEST_WORDS
     assert set(blamed) == {1}
@@ -227,12 +230,12 @@ def test_stop_asks_again_where_an_end_was_not_proved_whatever_failed_first(tmp_p
     display = Display(Screen([], io.StringIO(), tty=False, color=False, quiet=True))
     run = Run(place, record, display, backend_of(record))
     first = events.CommandFailed(time=1.0, name="prolog", how="failed")
-    run.reports.happened(run.job.nodes[0], first)
+    run.reports.handle(Happened(0, first))
     swept = StopReceipt(job="another's", node=7, ended={}, killed={}, left=(), gpu_memory={},
                         gpu_unknown="", took=1.0, doubtful={77: "sleep"})  # fmt: skip
     run.reports.handle(Warned(1, "they live", swept))
     for node in run.job.nodes:
-        run.reports.over(node, "its supervisor was killed")
+        run.reports.handle(Over(node.record.index))
     run.conclude()
     written = place.read_record()
     assert written.over and written.verdict is not None and written.verdict.kind == "prolog"

@@ -107,7 +107,7 @@ def test_a_gpu_that_broke_explains_a_hang_and_those_that_lost_it(
     ]
     run = run_of(directory, replace(job(directory), nodes=nodes))
     for _ in range(2):
-        run.reports.happened(run.job.nodes[1], GpuReport(time=1000.0, line=GONE))
+        run.reports.handle(Happened(1, GpuReport(time=1000.0, line=GONE)))
     run.job.failed(Failure(0, "n0", 0, 1001.0, kind, message))
     for node in run.job.nodes:
         node.close()
@@ -154,7 +154,7 @@ def test_a_log_that_lacks_its_end_is_named(tmp_path: Path) -> None:
     run = run_of(directory, replace(job(directory), nodes=[node]))
     ended = Ended(time=1005.0, agent=0, why="", killed={}, left=(), ranks={})
     for event in (ended, ended.replace(lost=90_000_000)):
-        run.reports.happened(run.job.nodes[0], event)
+        run.reports.handle(Happened(0, event))
     (said,) = said_by(run)
     assert said.startswith("orchestrator: node 0 (n1): the last 90 MB of output are in no log")
 

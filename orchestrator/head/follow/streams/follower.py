@@ -37,7 +37,6 @@ from orchestrator.head.follow.streams.news import (
     Lost,
     News,
     Over,
-    Unknown,
     Warned,
     Wrote,
 )
@@ -159,9 +158,6 @@ class NodeFollower:
         """Ask the node to end its part: now, or as soon as it is back."""
         log.debug("%s: is to end: %s; grace %g s", self.node.name, reason, grace)
         self.order = End(job=self.job, node=self.node.index, why=reason, grace=grace, failed=failed)
-        self._send_order()
-
-    def _send_order(self) -> None:
         self.ask(self.order)  # the stream notices a broken connection too, and repeats it
 
     def ask(self, request: Request[Any] | None) -> None:
@@ -218,7 +214,7 @@ class NodeFollower:
                     self.channel.connection.close()
                     return True
             self._begin(self.channel)
-            self._send_order()
+            self.ask(self.order)
             self._stream(self.channel)
             if not self.ended:
                 self._sweep(self.channel)
@@ -234,7 +230,7 @@ class NodeFollower:
                 return True
             kind = error.kind if isinstance(error, Declined) else ""
             if kind == UNKNOWN_JOB:
-                self.post(Unknown(self.node.index, error.what))
+                self.post(Over(self.node.index, f"has no such job: {error.what}"))
                 return True
             if kind == OTHER_VERSION:
                 self.post(Failed(self.node.index, error))

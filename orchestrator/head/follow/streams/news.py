@@ -77,13 +77,9 @@ class DiskFull(News, kw_only=False):
 
 
 class Over(News, kw_only=False):
-    """The job has ended there, and all files are here."""
+    """The job has ended there, and all files are here; or the node has no such job."""
 
-
-class Unknown(News, kw_only=False):
-    """The node has no such job."""
-
-    why: str
+    why: str = "its supervisor was killed"  # where its last event is missing
 
 
 class Failed(News, kw_only=False):
