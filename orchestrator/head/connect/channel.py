@@ -63,10 +63,6 @@ class Silent(NodeError):
     """Nothing came in time; what came before is kept, so one may wait again."""
 
 
-class NotEntered(NodeError):
-    """The node is there, and its container, or what else wraps it, cannot be entered."""
-
-
 class NotActive(NodeError):
     """The node is there, and its environment cannot be activated."""
 
@@ -135,9 +131,8 @@ class NodeChannel:
                 said = noise.decode(errors="replace") or self._errors()
                 raise Silent(*server_command.never_begins(said)) from None
             if not data or len(noise) > NOISE_LIMIT_BYTES:
-                outside = self.environment.wrap and b"python-here" not in noise
                 reason = refusals.no_server_reason(noise, self._errors(), self.environment)
-                raise NotEntered(*reason) if outside else NodeError(*reason)
+                raise NodeError(*reason)
             noise += data
         return noise.partition(mark)[2]
 

@@ -55,7 +55,6 @@ class NodeState:
     ended: Ended | None = None  # the supervisor's last event
     lost_since: float = 0.0  # monotonic; 0: connected
     lost_why: str = ""
-    outside_since: float = 0.0  # monotonic: its machine answers, its container is not to be entered
     said: int = 0  # times: words for a terminal, or failures
     silent: float = 0.0  # seconds for which it had said nothing when the connection was lost
     given_up: bool = False
@@ -73,11 +72,6 @@ class NodeState:
     def away(self) -> float:
         """Return for how many seconds there has been no connection."""
         return time.monotonic() - self.lost_since if self.lost_since else 0.0
-
-    @property
-    def outside(self) -> float:
-        """Return for how many seconds its container could not be entered."""
-        return time.monotonic() - self.outside_since if self.outside_since else 0.0
 
     @property
     def unheard(self) -> float:

@@ -38,7 +38,6 @@ from orchestrator.records.outcome import Receipt, SlowRank
 
 log = logging.getLogger(__name__)
 
-CONTAINER_SECONDS = 10.0  # a daemon that restarts keeps its containers, and opens none
 MOST_SAID, LONGEST_WORDS = 1000, 4000  # of one node's that a terminal, or a history, has
 CLOCK_IS_OFF_SECONDS = 2.0  # worth a word, because the log's own times will mislead
 NOT_BEGUN = "its part of the job had not begun, and nobody starts it any more"
@@ -74,7 +73,7 @@ class Reports:
         if node.lost_since:
             log.info("%s is back after %.1f s", node.who, node.away)
             self.job.say(styled(f"{node.who} is back after {node.away:.0f} s", DONE))
-        node.lost_since = node.outside_since = node.awaited = 0.0
+        node.lost_since = node.awaited = 0.0
 
     @take.register(ClockRead)
     def _(self, news: ClockRead, node: NodeState) -> None:
@@ -86,13 +85,6 @@ class Reports:
             node.lost_since, node.silent = time.monotonic(), news.silent
             self.job.warn(f"{node.who}: {news.why}; trying to come back")
         node.lost_why = news.why
-        if not news.outside:
-            node.outside_since = 0.0
-        elif not node.outside_since:
-            node.outside_since = time.monotonic()
-            self.job.warn(
-                f"{node.who}: {news.why}; it is lost if that is so for {CONTAINER_SECONDS:g} s"
-            )
 
     @take.register(Warned)
     def _(self, news: Warned, node: NodeState) -> None:

@@ -19,7 +19,7 @@ from orchestrator.head.follow import conclusion, verdict
 from orchestrator.head.follow.followed_job import FollowedJob
 from orchestrator.head.follow.job_end import Outcome
 from orchestrator.head.follow.monitors.monitors import Monitors
-from orchestrator.head.follow.reports import CONTAINER_SECONDS, Reports
+from orchestrator.head.follow.reports import Reports
 from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.streams.news import Answer, Grew, News
 from orchestrator.head.screen.keyboard import KEYS, Keys
@@ -192,24 +192,23 @@ class Run:
         now, limit = time.monotonic(), self.record.launch.node_loss_timeout
         waits = self.record.launch.on_node_loss != "stop"
         for node in self.job.nodes:
-            away, gone = node.away, node.outside > CONTAINER_SECONDS
+            away = node.away
             reason = f"no connection for {away:.0f} s ({node.lost_why})"
             # A cause from when it was last heard of: before what its silence did to others.
-            since = time.time() - away
-            late = away > max(limit, 2 * node.awaited)
-            if (late or (gone and not waits)) and self.end.open:
-                if not waits:
-                    self.job.give_up_on(node.failure(since, "lost", reason))
-                else:
-                    node.awaited = away
-                    self.job.warn(f"{node.who}: {reason}; still waiting (--on-node-loss wait)")
-            too_long = not self.end.open and (gone or node.unheard > limit)
-            given_up = self.end.gives_up(now) or too_long
-            if given_up and not node.given_up and not node.over:
-                log.info("%s is given up: away for %.1f s, %s", node.who, away, node.lost_why)
-            if given_up and not node.given_up and away and self.end.outcome is not Outcome.LOST:
-                self.job.failures.append(node.failure(since, "lost", reason))
-            node.given_up = node.given_up or given_up
+            loss = node.failure(time.time() - away, "lost", reason)
+            late = self.end.open and away > max(limit, 2 * node.awaited)
+            if late and waits:
+                node.awaited = away
+                self.job.warn(f"{node.who}: {reason}; still waiting (--on-node-loss wait)")
+            elif late:
+                self.job.give_up_on(loss)
+            too_long = not self.end.open and node.unheard > limit
+            if node.given_up or node.over or not (too_long or self.end.gives_up(now)):
+                continue
+            node.given_up = True
+            log.info("%s is given up: away for %.1f s, %s", node.who, away, node.lost_why)
+            if away and self.end.outcome is not Outcome.LOST:
+                self.job.failures.append(loss)
 
     def is_cut_off(self) -> bool:
         """Return True if no node can be reached: this machine is lost then, not the job.

@@ -192,7 +192,7 @@ def _of_signal(begun: Failure, event: RankEnded, number: int) -> Failure:
     elif name == "SIGABRT":
         what = WHAT.findall(output) or NO_THREAD.findall(output)
         message += f": {what[-1]}" if what else ""
-        evidence = before_dump(output)
+        evidence = output.partition("Fatal Python error")[0]
         kind = failure_kinds.of_text("\n".join(what)) or kind
     where = users_line(output.rpartition("(most recent call first)")[2], innermost_first=True)
     return replace(begun, kind=kind, message=message, evidence=evidence, where=where)
@@ -265,10 +265,6 @@ def users_line(trace: str, *, innermost_first: bool = False) -> str:
         return ""
     file, line, function = frames[0 if innermost_first else -1].groups()
     return f"{file}:{line}" + (f" in {function}" if function else "")
-
-
-def before_dump(output: str) -> str:
-    return output.partition("Fatal Python error")[0]
 
 
 # -- of all failures --------------------------------------------------------------------------
@@ -390,8 +386,7 @@ def not_started(
 ) -> Verdict:
     """Return why a job or an attempt could not be started, and the nodes that were unable to."""
     cause = _without_a_node(failure_kinds.of_text(reason) or "start", reason, time)
-    if fix:
-        cause = replace(cause, fix=fix)
+    cause = replace(cause, fix=fix or cause.fix)
     if not unable:
         return cause
     first, *others = unable

@@ -300,34 +300,6 @@ def test_a_lost_node_is_not_waited_for_longer_than_it_was_silent(
     assert [node.given_up for node in run.job.nodes] == [False, given_up]
 
 
-@pytest.mark.parametrize(
-    ("launch", "seconds", "lost"),
-    [
-        (Launch(), 11.0, True),
-        (Launch(), 9.0, False),  # a daemon that starts anew lets nobody in for a moment
-        (Launch(on_node_loss="wait"), 50.0, False),
-    ],
-)
-def test_a_container_that_cannot_be_entered_is_not_waited_for_as_a_network_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launch: Launch, seconds: float, lost: bool
-) -> None:
-    directory = experiments.create(tmp_path, "run")
-    nodes = [NodeRecord(0, "n0", "n0", None, None, "10.0.0.1", "py", 0, 1)]
-    run = run_of(directory, replace(job(directory), nodes=nodes, launch=launch))
-    run.job.followers = [Deaf()]  # type: ignore[list-item]
-    node, now = run.job.nodes[0], 1000.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
-    run.reports.handle(Lost(0, "the connection broke", 0.0))
-    outside = Lost(0, "`podman exec one` ends before our program starts", 0.0, outside=True)
-    run.reports.handle(outside)
-    now += seconds
-    run.reports.handle(outside)
-    run.check_patience()
-    assert (run.end.outcome is Outcome.LOST) is lost
-    run.reports.handle(Lost(0, "no word", 0.0))  # the machine itself does not answer any more
-    assert not node.outside
-
-
 def test_only_of_nodes_that_have_ended_a_channel_is_waited_for(tmp_path: Path) -> None:
     directory = experiments.create(tmp_path, "run")
     nodes = [NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1) for i in (0, 1)]

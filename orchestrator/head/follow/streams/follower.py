@@ -18,7 +18,6 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import (
     Declined,
     NodeChannel,
-    NotEntered,
     Silent,
     nonsense,
     read_message,
@@ -240,10 +239,9 @@ class NodeFollower:
                 channel.connection.close()
             # We may have slept.
             silent = min(HEAD_PATIENCE_SECONDS, time.monotonic() - self.heard_at)
-            outside = isinstance(error, NotEntered)
             wait = pause(time.monotonic() - self.heard_at)
             log.info("%s: lost: %s; tried again in %.1f s", self.node.name, error.what, wait)
-            self.post(Lost(self.node.index, error.what, silent, outside))
+            self.post(Lost(self.node.index, error.what, silent))
             self.closing.wait(wait)
             return False
 

@@ -31,7 +31,6 @@ class Lost(News, kw_only=False):
 
     why: str
     silent: float  # seconds since it was last heard of
-    outside: bool = False  # the machine answers, and the container of the job cannot be entered
 
 
 class Connected(News, kw_only=False):
