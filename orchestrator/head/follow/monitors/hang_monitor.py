@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 
 from orchestrator.common import files
 from orchestrator.common.text import Say
@@ -64,8 +65,8 @@ class HangMonitor(Watcher[Failure]):
     def question(self, follower: NodeFollower) -> AskStuck:
         return AskStuck(job=self.job, node=follower.node.index)
 
-    def heard(self) -> tuple[list[tuple[StuckRank, RankStacks]], int]:
-        """Return the ranks that the nodes tell of, and how many of theirs have ended."""
+    def heard(self) -> tuple[list[tuple[StuckRank, RankStacks]], StuckRank | None, str]:
+        """Return the ranks that nodes tell of, the one to look at first, and what that means."""
         asked = [f.node for f in self.followers if f.node.index in self.answers]
         ranks = [
             (hang_report.of_rank(rank, node.index, stacks), stacks)
@@ -73,37 +74,33 @@ class HangMonitor(Watcher[Failure]):
             for rank, stacks in sorted(self.answers[node.index].stuck.items())
             if rank in node.numbers
         ]
+        stuck = [rank for rank, _ in ranks]
         ended = max(0, sum(node.nproc for node in asked) - len(ranks)) if ranks else 0
-        return ranks, ended
+        return ranks, hang_report.culprit(stuck, ended), hang_report.reading(stuck, ended)
 
     def failure(self) -> Failure | None:
-        ranks, ended = self.heard()
-        stuck = [rank for rank, _ in ranks]
+        ranks, who, reading = self.heard()
         # Each by the clock of its own node: another's may be far off.
-        waits = (hang_report.oldest_wait([r], self.answers[r.node].time) for r in stuck)
+        waits = (hang_report.oldest_wait([r], self.answers[r.node].time) for r, _ in ranks)
         idle = self.idle
         if idle <= self.timeout and max(waits, default=0.0) <= self.timeout:
             return None  # busy with something that says nothing
         if ranks:
             self._keep(ranks)
-        reading = hang_report.reading(stuck, ended)
         message = f"no progress for {max(idle, self.timeout):.0f} s: {reading}"
-        fix, now = hang_report.fix(stuck), time.time()
-        who = hang_report.culprit(stuck, ended)
+        fix = hang_report.fix([rank for rank, _ in ranks])
+        found = Failure(None, "", None, time.time(), "hang", message, fix=fix)
         if who is None:
-            return Failure(None, "", None, now, "hang", message, fix=fix)
+            return found
         names = {f.node.index: f.node.name for f in self.followers}
-        return Failure(who.node, names[who.node], who.rank, now, "hang", message, fix=fix)
+        return replace(found, node=who.node, node_name=names[who.node], rank=who.rank)
 
     def _say_first(self) -> None:
-        ranks, ended = self.heard()
-        stuck = [rank for rank, _ in ranks]
-        who = hang_report.culprit(stuck, ended)
+        _, who, reading = self.heard()
         whose = f"rank {who.rank}: " if who else ""
         self.say(
-            f"nothing was printed and nothing moves for {self.idle:.0f} s: {whose}"
-            f"{hang_report.reading(stuck, ended)}; after {self.timeout:.0f} s (--hang-timeout)"
-            " that is a hang"
+            f"nothing was printed and nothing moves for {self.idle:.0f} s: {whose}{reading}; after"
+            f" {self.timeout:.0f} s (--hang-timeout) that is a hang"
         )
 
     def _keep(self, ranks: Sequence[tuple[StuckRank, RankStacks]]) -> None:

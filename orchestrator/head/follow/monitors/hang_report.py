@@ -76,20 +76,19 @@ def where(answer: RankStacks) -> str:
         elif threads and (match := FRAME.match(line)):
             threads[-1].append((match[1], match[2], match[3]))
     frames = [frame for thread in reversed(threads) for frame in thread]
+    main = threads[-1] if threads else []
+    # A program that has run to its end may wait for threads that it has started.
+    at_its_end = any(function in ("_shutdown", "_python_exit") for _, _, function in main)
     outside = [frame for frame in frames if not PACKAGES.search(frame[0])]
-    if not outside and threads and at_its_end(threads[-1]):
+    if not outside and at_its_end:
         # What the main thread waits for runs nothing but packages; one of ours never keeps it.
         theirs = (each for each in threads[:-1] if not any(OURS.search(f[0]) for f in each))
         outside = next(theirs, [])
-    for file, line, function in outside or (threads[-1] if threads else []):
-        late = bool(outside) and outside[0] not in threads[-1] and at_its_end(threads[-1])
+    for place in (outside or main)[:1]:
+        late = at_its_end and place not in main
+        file, line, function = place
         return f"{file}:{line} {function}()" + ", a thread that outlives the program" * late
     return answer.program
-
-
-def at_its_end(main_thread: Sequence[Frame]) -> bool:
-    """Return True if a program has run to its end and waits for threads that it has started."""
-    return any(function in ("_shutdown", "_python_exit") for _, _, function in main_thread)
 
 
 def absent(ranks: Sequence[StuckRank]) -> tuple[list[StuckRank], str]:
