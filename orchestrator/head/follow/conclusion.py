@@ -104,8 +104,7 @@ def state_of(job: FollowedJob, *, unreached: bool) -> tuple[str, int]:
         return "lost", EXIT_NODE
     if job.end.outcome is Outcome.FAILED:
         return "failed", EXIT_FAILED
-    reasons = {node.ended.why for node in job.nodes if node.ended and node.ended.why}
-    if reasons:
+    if any(node.ended and node.ended.why for node in job.nodes):
         # By `orchestrator stop`, or a signal to a supervisor.
         return "stopped", EXIT_STOPPED
     return "done", EXIT_DONE

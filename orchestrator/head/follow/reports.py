@@ -26,7 +26,6 @@ from orchestrator.head.follow.streams.news import (
     Warned,
     Wrote,
 )
-from orchestrator.head.follow.streams.printed import LostLoss
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.screen.styles import DONE, styled
 from orchestrator.head.transfer.fetch.home import CodeOutputs
@@ -53,7 +52,7 @@ class Reports:
         self.job, self.has_other_heads = job, has_other_heads
         self.nodes = {state.record.index: state for state in job.nodes}
         self.not_forked: set[str] = set()  # reasons that were said
-        self.lost_loss: LostLoss | None = None  # the earliest that was said
+        self.loss_lost_at: int | None = None  # the earliest step that was said
         self.code_outputs: dict[int, CodeOutputs] = {}  # node -> what was written beside the code
         self.own_disks = False  # a node has outputs of its own, which came home
 
@@ -96,12 +95,11 @@ class Reports:
     @take.register(LossLost)
     def _(self, news: LossLost, node: NodeState) -> None:
         """Say that a program goes on without a loss: the earliest rank of which that is known."""
-        lost = news.what
-        if self.lost_loss is None or lost.step < self.lost_loss.step:
-            self.lost_loss = lost
+        if self.loss_lost_at is None or news.step < self.loss_lost_at:
+            self.loss_lost_at = news.step
             self.job.warn(
-                f"rank {lost.rank} on {node.who} prints a loss that is NaN or infinite, from step"
-                f" {lost.step} on; the job continues: `orchestrator stop` ends it"
+                f"rank {news.rank} on {node.who} prints a loss that is NaN or infinite, from step"
+                f" {news.step} on; the job continues: `orchestrator stop` ends it"
             )
 
     @take.register(Wrote)
@@ -192,7 +190,11 @@ class Reports:
         if self.said(node):
             return
         node.ended = event
-        self.say_what_was_lost(node, event)
+        if event.lost:  # what a disk refused earlier, the log says by itself
+            self.job.warn(
+                f"{node.who}: the last {size(event.lost)} of output are in no log: there was no"
+                " room for them on the disk of ~/.orchestrator there (`df -h ~`, `quota`)"
+            )
         self.say_what_was_killed(node, event)
         if event.swept and self.job.end.open:
             self.job.failed(node.failure(when, "supervisor", event.why))
@@ -288,20 +290,11 @@ class Reports:
             self.job.warn(f"{event.why}; this node ends its part")
             self.job.failures.append(node.failure(when, "elsewhere", event.why))
 
-    def say_what_was_lost(self, node: NodeState, event: events.Ended) -> None:
-        """Say what its log ends without; what a disk refused earlier, the log says by itself."""
-        if event.lost:
-            self.job.warn(
-                f"{node.who}: the last {size(event.lost)} of output are in no log: there was no"
-                " room for them on the disk of ~/.orchestrator there (`df -h ~`, `quota`)"
-            )
-
     def say_what_was_killed(self, node: NodeState, event: events.Ended) -> None:
         """Say what did not end by itself: what it had not saved is lost."""
         if event.left_behind:
-            self.job.warn(
-                f"{node.who}: ended what ranks had left running: {listed(event.left_behind)}"
-            )
+            names = ", ".join(f"{name} (process {pid})" for pid, name in event.left_behind.items())
+            self.job.warn(f"{node.who}: ended what ranks had left running: {names}")
         if event.shared_memory:
             names = ", ".join(event.shared_memory)
             self.job.warn(f"{node.who}: shared memory of the job stays there: {names}")
@@ -338,7 +331,3 @@ class Reports:
         if abs(noted - node.record.clock) > CLOCK_IS_OFF_SECONDS:
             node.record = replace(node.record, clock=noted)
             self.job.changed = True
-
-
-def listed(processes: dict[int, str]) -> str:
-    return ", ".join(f"{name} (process {pid})" for pid, name in processes.items())

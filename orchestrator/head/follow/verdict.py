@@ -89,10 +89,7 @@ class Failure(Cause):
 
     @property
     def who(self) -> str:
-        if self.node is None:
-            return "the job"
-        node = f"node {self.node} ({self.node_name})"
-        return node if self.rank is None else f"rank {self.rank} on {node}"
+        return place_of(self.rank, self.node, self.node_name)
 
 
 # -- one failure ------------------------------------------------------------------------------
@@ -243,6 +240,14 @@ def of_command(node: int, name: str, event: CommandFailed, time: float) -> Failu
     said = [line.strip() for line in event.said.splitlines() if line.strip()][-COMMAND_LINES:]
     message = ": ".join(filter(None, [f"the {event.name} {event.how}", " | ".join(said)]))
     return Failure(node, name, None, time, event.name, message, evidence=event.said)
+
+
+def place_of(rank: int | None, node: int | None, name: str = "", otherwise: str = "the job") -> str:
+    """Return in words where something failed; `otherwise`: on no single node."""
+    if node is None:
+        return otherwise
+    where = f"node {node} ({name})" if name else f"node {node}"
+    return where if rank is None else f"rank {rank} on {where}"
 
 
 def signal_name(number: int) -> str:
@@ -402,9 +407,7 @@ def _without_a_node(kind: str, message: str, time: float) -> Verdict:
 def to_lines(verdict: Verdict, logs: str = "", paint: Paint = lambda text, _: text) -> list[str]:
     """Return the last lines on the screen. `logs` is the command for all that its rank said."""
     without_node = "the job" if verdict.kind == "hang" else "the head"
-    who = f"node {verdict.node} ({verdict.node_name})"
-    who = without_node if verdict.node is None else who
-    who = who if verdict.rank is None else f"rank {verdict.rank} on {who}"
+    who = place_of(verdict.rank, verdict.node, verdict.node_name, without_node)
     at = clock.strftime("%H:%M:%S", clock.localtime(verdict.time))
     what = first_line(verdict.message)
     what = what if len(what) <= LONGEST_MESSAGE else what[: LONGEST_MESSAGE - 1] + "…"
@@ -416,8 +419,7 @@ def to_lines(verdict: Verdict, logs: str = "", paint: Paint = lambda text, _: te
     if verdict.same:
         lines.append(f"  the same on {in_words(verdict.same)}")
     for other in verdict.also[:3]:
-        where = f"node {other.node}"
-        where = where if other.rank is None else f"rank {other.rank} on {where}"
+        where = place_of(other.rank, other.node)
         lines.append(f"  {where} failed by itself too: {other.message[:LONGEST_LINE]}")
     if verdict.others:
         lines.append(f"  {plural(verdict.others, 'other rank')} failed as a consequence")

@@ -19,7 +19,6 @@ from orchestrator.head.follow import followed_job
 from orchestrator.head.follow.job_end import Outcome
 from orchestrator.head.follow.run import Run
 from orchestrator.head.follow.streams.news import Answer, Happened, LossLost, Lost, Over
-from orchestrator.head.follow.streams.printed import LostLoss
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.schedulers.backend import backend_of
 from orchestrator.head.screen.keyboard import Keys
@@ -165,7 +164,7 @@ def test_a_printed_loss_that_is_lost_is_said_for_the_rank_where_it_began(tmp_pat
     nodes = [NodeRecord(i, f"n{i}", "n", None, None, "10.0.0.1", "py", i, 1) for i in range(2)]
     run = run_of(directory, replace(job(directory), nodes=nodes))
     for node, step in ((0, 50), (0, 51), (1, 49), (0, 49)):
-        run.reports.handle(LossLost(node, LostLoss(rank=node, step=step)))
+        run.reports.handle(LossLost(node, rank=node, step=step))
     words = "prints a loss that is NaN or infinite, from step"
     assert [said.partition(";")[0] for said in said_by(run)] == [
         f"orchestrator: rank 0 on node 0 (n0) {words} 50 on",

@@ -96,11 +96,6 @@ LONGEST_GATHER_SECONDS = 0.5
 PRINTED_BYTES = 512 << 10  # read in a second for steps and losses, beside those of node 0
 
 
-def pause(silence: float) -> float:
-    """Return for how long a node is left alone that was silent for so long, and does not answer."""
-    return min(max(PAUSE_SECONDS, silence / PART), LONGEST_PAUSE_SECONDS)
-
-
 class NodeFollower:
     """Follows one node, in a task, until the job has ended there, or close()."""
 
@@ -237,11 +232,12 @@ class NodeFollower:
             channel, self.channel = self.channel, None
             if channel is not None:
                 channel.connection.close()
-            # We may have slept.
-            silent = min(HEAD_PATIENCE_SECONDS, time.monotonic() - self.heard_at)
-            wait = pause(time.monotonic() - self.heard_at)
+            silence = time.monotonic() - self.heard_at
+            wait = min(max(PAUSE_SECONDS, silence / PART), LONGEST_PAUSE_SECONDS)
             log.info("%s: lost: %s; tried again in %.1f s", self.node.name, error.what, wait)
-            self.post(Lost(self.node.index, error.what, silent))
+            self.post(
+                Lost(self.node.index, error.what, min(HEAD_PATIENCE_SECONDS, silence))
+            )  # we may have slept
             self.closing.wait(wait)
             return False
 
@@ -249,7 +245,7 @@ class NodeFollower:
         before = self.printed.lost
         self.printed.check(self.clock.offset, last=last)
         if self.printed.lost is not None and before is None:
-            self.post(LossLost(self.node.index, self.printed.lost))
+            self.post(LossLost(self.node.index, *self.printed.lost))
 
     def _bring_outputs(self, channel: NodeChannel) -> None:
         try:

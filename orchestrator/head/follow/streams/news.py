@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from orchestrator.head.follow.streams.printed import LostLoss
 from orchestrator.head.transfer.fetch.home import CodeOutputs
 from orchestrator.protocol.events import Event
 from orchestrator.protocol.message import Message
@@ -61,7 +60,8 @@ class Warned(News, kw_only=False):
 class LossLost(News, kw_only=False):
     """A rank prints a loss that is NaN or infinite."""
 
-    what: LostLoss
+    rank: int
+    step: int
 
 
 class Wrote(News, kw_only=False):

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from orchestrator.common import files
 from orchestrator.head.screen.log_reader import LogFile, LogReader
@@ -26,13 +26,6 @@ MOST_BYTES = 128 << 10  # read at once; of a log that grows faster, what came be
 LEAST_BYTES = 4 << 10  # some lines, though there may be many nodes
 
 
-class LostLoss(NamedTuple):
-    """Where a loss was NaN or infinite for the first time."""
-
-    rank: int
-    step: int
-
-
 class Printed:
     """The log of one node, read beside its follower from where it is now on."""
 
@@ -44,7 +37,7 @@ class Printed:
         self.outputs = experiment / "outputs"
         self.ranks = frozenset(map(str, ranks))
         self.tellers: dict[str, Teller] = {}
-        self.lost: LostLoss | None = None
+        self.lost: tuple[int, int] | None = None  # rank and step of the first loss that is NaN
         self.learn(log)
         self.looked = 0.0
         self.due = math.inf  # the next look, where there is more
@@ -87,7 +80,7 @@ class Printed:
         teller = self.tellers[stream]
         for row in teller.rows(data, at):
             if self.lost is None and teller.first_lost is not None:
-                self.lost = LostLoss(teller.rank, teller.first_lost)
+                self.lost = teller.rank, teller.first_lost
             yield row
 
     def write(self, rank: int, text: str) -> None:

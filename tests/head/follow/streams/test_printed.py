@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.head.follow.streams import printed
-from orchestrator.head.follow.streams.printed import LostLoss, Printed
+from orchestrator.head.follow.streams.printed import Printed
 from orchestrator.head.screen.log_reader import LogFile
 from orchestrator.records.metrics import trainers
 
@@ -42,7 +42,7 @@ def test_each_rank_that_tells_its_steps_has_a_file(tmp_path: Path) -> None:
         {"rank": 0, "step": 2, "loss": 0.5},
         {"rank": 0, "step": 3, "loss": None, "lost_steps": 1},
     ]
-    assert reading.lost == LostLoss(0, 3)
+    assert reading.lost == (0, 3)
     assert Printed(log, tmp_path, range(2)).lost is None, "the head before has said so"
     assert lines(tmp_path, 1) == [{"rank": 1, "step": 4, "steps": 8, "loss": 0.25}]
     assert list(trainers.every(tmp_path / "outputs")[1]) == [0, 1]
@@ -117,4 +117,4 @@ def test_a_node_tells_of_its_own_ranks_alone(tmp_path: Path) -> None:
         append(log, stream, "step 2 loss nan\n")
     reading.check(0.0, last=True)
     assert list(trainers.every(tmp_path / "outputs")[1]) == [2]
-    assert reading.lost == LostLoss(2, 2)
+    assert reading.lost == (2, 2)
