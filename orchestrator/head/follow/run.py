@@ -11,7 +11,7 @@ import queue
 import signal
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from orchestrator.common import interrupt
 from orchestrator.head.connect.channel import NodeChannel
@@ -28,15 +28,30 @@ from orchestrator.head.transfer.fetch import home
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.outcome import Head, SlowRank
 
-if TYPE_CHECKING:
-    from orchestrator.head.schedulers.backend import SshBackend
-
 log = logging.getLogger(__name__)
 
 SUCCESSOR_SECONDS = 0.5  # between two looks whether another head wants to take over
 LEAVE_SECONDS = 3.0
 CUT_OFF_SECONDS = 600.0
 SAME_SIGNAL_SECONDS = 1.0  # between the ends of the ranks and the signal to their head
+
+
+class Backend(Protocol):
+    """The part of a job's backend that matters while the job is followed."""
+
+    @property
+    def signals(self) -> Sequence[int]:
+        """Signals that ask the head to end the job, or to leave it (SIGHUP)."""
+
+    @property
+    def has_other_heads(self) -> bool:
+        """Return True if other nodes of the job have heads of their own."""
+
+    def is_taken_back(self, record: JobRecord) -> bool:
+        """Return True if the scheduler ends the job in order to start it again."""
+
+    def why_terminated(self, record: JobRecord) -> str:
+        """Return why the scheduler ends the job, if it does so by itself."""
 
 
 class Run:
@@ -47,7 +62,7 @@ class Run:
         experiment: Experiment,
         record: JobRecord,
         display: Display,
-        backend: SshBackend,
+        backend: Backend,
         *,
         left_behind: bool = False,
         straggler: Callable[[JobRecord, SlowRank], None] = lambda *_: None,

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from orchestrator.common.errors import OrchestratorError
 from orchestrator.common.hosts import listed
@@ -23,7 +22,7 @@ from orchestrator.head.connect.reach import for_now
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.monitors.job_line import JobLine
 from orchestrator.head.follow.notify.notifier import Notifier
-from orchestrator.head.follow.run import Run
+from orchestrator.head.follow.run import Backend, Run
 from orchestrator.head.follow.streams import last_lines
 from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.streams.node_logs import log_files, open_logs
@@ -37,9 +36,6 @@ from orchestrator.head.transfer.fetch import gaps
 from orchestrator.protocol.requests.start import Release
 from orchestrator.protocol.timing import ANSWER_SECONDS
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
-
-if TYPE_CHECKING:
-    from orchestrator.head.schedulers.backend import SshBackend
 
 SHORTEST_SILENCE_SECONDS = 4.0  # a busy machine may need it: it beats once a second at most
 AWAY_SECONDS = 5.0  # that the end of a job may wait for nodes that were lost
@@ -64,7 +60,7 @@ class Stay:
 
     experiment: Experiment
     transport: Transport
-    backend: Callable[[JobRecord], SshBackend]
+    backend: Callable[[JobRecord], Backend]
     notifier: Notifier
     view: View
     say: Say
