@@ -58,17 +58,18 @@ def read(run: RunDir) -> dict[int, Pace]:
             pace = pace_of(hang.read(path, 0, hang.LONGEST_DUMP))
             os.unlink(path)
             if pace is not None:
-                paces[rank] = pace.replace(denied=denied(pid), at=os.times().elapsed)
+                paces[rank] = pace.replace(**scheduled(pid), at=os.times().elapsed)
     return paces
 
 
-def denied(pid: int) -> float:
-    """Return for how long the main thread wanted a core in vain, as far as that is known."""
+def scheduled(pid: int) -> dict[str, float]:
+    """Return for how long the main thread ran or wanted to, and wanted to in vain, if known."""
     try:
         with open(f"/proc/{pid}/schedstat", encoding="ascii") as file:
-            return int(file.read().split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):
-        return 0.0
+            ran, waited = (int(word) / 1e9 for word in file.read().split()[:2])
+        return {"awake": ran + waited, "denied": waited}
+    except (OSError, ValueError):
+        return {}
 
 
 def pace_of(dumps: str) -> Pace | None:

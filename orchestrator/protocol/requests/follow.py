@@ -199,8 +199,9 @@ class Pace(Message):
 
     length: Count  # collectives in a step
     times: dict[int, Moment]  # number of a collective -> when the rank entered it, by its node
-    at: float = 0.0  # seconds, by a clock that starts somewhere
-    denied: float = 0.0  # seconds in which its main thread wanted a core and had none
+    awake: Optional[float] = None  # seconds in which its main thread ran, or wanted to,
+    at: float = 0.0  # by a clock that starts somewhere
+    denied: float = 0.0  # of these, those in which it wanted a core and had none
 
 
 class Paces(Message):

@@ -47,7 +47,8 @@ class Monitors:
     def slow(self) -> SlowMonitor:
         from orchestrator.head.follow.monitors.slow_monitor import SlowMonitor  # not at a start
 
-        return SlowMonitor(self.job.record.job, self.job.record.nodes, self.held_up)
+        record, outputs = self.job.record, self.job.experiment.path / "outputs"
+        return SlowMonitor(record.job, record.nodes, outputs, self.held_up)
 
     def held_up(self, slow: SlowRank) -> None:
         self.job.held_up(slow.replace(time=time.time()))

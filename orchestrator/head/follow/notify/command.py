@@ -17,6 +17,7 @@ from orchestrator.common.hiding import REDACTED
 from orchestrator.records.experiment import NOTIFY, Experiment
 
 LARGEST_BYTES = 1 << 20
+FORMER = re.compile(r"(cmd|mail|webhook):|https?://", re.IGNORECASE)
 PROGRAM = re.compile(r"[A-Za-z0-9_./~+-]+")
 
 
@@ -24,6 +25,11 @@ def checked(commands: Sequence[str]) -> tuple[str, ...]:
     """Return the commands, each once."""
     if any(not command.strip() or "\0" in command for command in commands):
         raise UsageError("--notify: there is no command", "write a shell command")
+    if any(FORMER.match(command.strip()) for command in commands):
+        raise UsageError(
+            "--notify takes a shell command, and no longer cmd:, mail:, webhook: or a URL",
+            "cmd:X is X; docs/reference/jobs.md has one line with curl and one with mail",
+        )
     return tuple(dict.fromkeys(map(str.strip, commands)))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from orchestrator.head.follow.monitors.late_rank import late_rank
+from orchestrator.head.follow.monitors.slow_sources import Late, asleep, late_rank, waits
 from orchestrator.protocol.requests.follow import Pace
 
 BUCKETS = 4  # collectives in a step
@@ -112,3 +112,39 @@ def test_collectives_that_not_all_have_entered_do_not_count() -> None:
     times = {number: when for number, when in paces[0].times.items() if number < 60}
     found = late_rank({0: Pace(length=BUCKETS, times=times), 1: paces[1]}, {})
     assert found is not None and found.rank == 1
+
+
+def slept(part: float | None) -> tuple[Pace, Pace]:
+    """Return what a rank says before and after ten seconds, of which it slept a part."""
+    awake = None if part is None else 5 + 10 * (1 - part)
+    return Pace(length=1, times={}, awake=5, at=10), Pace(length=1, times={}, awake=awake, at=20)
+
+
+def test_how_long_a_program_slept() -> None:
+    assert asleep(*slept(0.7)) == pytest.approx(0.7)
+    assert asleep(*slept(-0.1)) == 0.0  # clocks differ by a little
+    assert asleep(None, slept(0.7)[1]) is None
+    assert asleep(*slept(None)) is None
+    assert asleep(*reversed(slept(0.7))) is None
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "verdict"),
+    [
+        (0.4, [0.4, 0.4], True),
+        (0.0, [0.4, 0.4], False),
+        (0.3, [0.7, 0.7], False),  # each rank sleeps in a part of every step
+        (0.7, [0.7, 0.7], True),
+        (0.0, [0.0, 0.0], False),  # the others ask again and again in place of sleeping
+        (0.4, [0.0, 0.0], True),
+        (0.3, [0.7, None], False),
+        (None, [0.4, 0.4], None),
+        (0.4, [None, None], None),
+    ],
+)
+def test_whether_it_waits_or_computes(
+    own: float | None, others: list[float | None], verdict: bool | None
+) -> None:
+    paces = {rank: slept(part) for rank, part in enumerate([*others, own])}
+    before, now = ({rank: pace[at] for rank, pace in paces.items()} for at in (0, 1))
+    assert waits(Late(2, 0.4), before, now) is verdict

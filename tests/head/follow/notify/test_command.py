@@ -35,6 +35,9 @@ def test_records_show_the_program_alone(written: str, shown: str, secrets: list[
     ("written", "problem", "fix"),
     [
         (" ", "there is no command", "write a shell command"),
+        ("cmd:date", "takes a shell command", "cmd:X is X"),
+        ("mail:me@example.org", "takes a shell command", "one with mail"),
+        (" https://example.org/hook", "takes a shell command", "one line with curl"),
         ("a\0b", "there is no command", "write a shell command"),
     ],
 )

@@ -1,0 +1,77 @@
+"""Which GPU the others wait for, from the samples that nodes send home."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from orchestrator.head.follow.monitors.slow_sources import SlowGpu, slow_gpu
+from orchestrator.records.metrics.samples import RecentSamples, Sample
+
+Values = Sequence[float | None]
+
+
+def samples(path: Path, use: Callable[[int], Values], mhz: Values) -> list[Sample]:
+    """Twelve samples of a node as its sampler writes them."""
+    lines = [
+        {"time": 1000.0 + 5 * n, "node": 0, "cpu": 0.1, "gpu": {"use": use(n), "mhz": mhz}}
+        for n in range(12)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return list(RecentSamples(path).read())
+
+
+def found(
+    path: Path,
+    first: Callable[[int], Values],
+    second: Callable[[int], Values],
+    clocks: tuple[Values, Values] = ((1900, 1900), (1900, 1900)),
+    models: tuple[str, str] = ("H100", "H100"),
+) -> SlowGpu | None:
+    nodes = {0: samples(path, first, clocks[0]), 3: samples(path, second, clocks[1])}
+    return slow_gpu(
+        nodes, {node: (model, model) for node, model in zip((0, 3), models, strict=True)}
+    )
+
+
+def busy(_: int) -> Values:
+    return [1.0, 0.97]
+
+
+def test_a_gpu_that_is_idle_while_all_others_wait_for_it(tmp_path: Path) -> None:
+    slow = found(tmp_path / "x", busy, lambda n: [0.98, 0.55 + n % 3 / 10])
+    assert slow is not None and (slow.node, slow.gpu, slow.cause) == (3, 1, "slow input")
+    assert slow.text.startswith("is busy 65% of the time, the others 98%: they wait for it")
+
+
+def test_a_gpu_with_a_lower_clock(tmp_path: Path) -> None:
+    one = found(tmp_path / "x", busy, busy, ((1900, 1890), (1320, 1905)))
+    assert one == SlowGpu(3, 0, "slow compute", "runs at 1320 MHz, the others at 1895 MHz")
+    hot = found(tmp_path / "x", busy, busy, ((1900, 1890), (1300, 1320)))
+    assert hot is not None and (hot.node, hot.gpu) == (3, 0)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "clocks", "models"),
+    [
+        (busy, busy, ((1900, 1900), (1800, 1850)), ("H100", "H100")),
+        (busy, busy, ((1900, 1900), (1400, 1400)), ("H100", "A100")),  # another model's clock
+        (busy, lambda n: [0.6, 0.6], ((1900, 1900), (1900, 1900)), ("H100", "H100")),
+        (lambda n: [0.5, 0.6], lambda n: [0.6, 0.2], ((1900,) * 2, (900,) * 2), ("H100", "H100")),
+        (busy, lambda n: [0.98, 0.3 if n % 2 else 1.0], ((1,) * 2, (1,) * 2), ("H100", "H100")),
+        (busy, lambda n: [0.98, None], ((None,) * 2, (None,) * 2), ("H100", "H100")),
+        (lambda n: [], lambda n: [0.98], ((), (900,)), ("H100", "H100")),
+    ],
+)
+def test_nobody_is_named(
+    first: Callable[[int], Values],
+    second: Callable[[int], Values],
+    clocks: tuple[Values, Values],
+    models: tuple[str, str],
+    tmp_path: Path,
+) -> None:
+    assert found(tmp_path / "x", first, second, clocks, models) is None
+    assert slow_gpu({}, {}) is None
