@@ -104,8 +104,7 @@ def import_ahead(run: str) -> None:
     with contextlib.suppress(Exception):  # whoever needs it will hear what is wrong with it
         with open(os.path.join(run, "spec.json"), "rb") as file:
             spec = json.load(file)
-        target, workdir, config = spec["target"], spec["workdir"], spec.get("config")
-        if torch_env.will_train(target, workdir, os.environ, config):
+        if torch_env.will_train(spec["target"], spec["workdir"], os.environ):
             importlib.import_module(torch_env.OF_OPTIMIZERS)
 
 
