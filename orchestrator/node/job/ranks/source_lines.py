@@ -5,6 +5,7 @@ It shares a process with the user's code, so at run time it imports nothing of o
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import os
 import stat
@@ -18,10 +19,13 @@ LARGEST_FILE = 4 << 20
 LONGEST_LINE = 2000
 
 
-def around(error: BaseException, frame: Any, began: float) -> SourceRecord | None:
+def around(
+    error: BaseException, frame: Any, began: float, hide: Callable[[str], str]
+) -> SourceRecord | None:
     """Return three lines of the file of a frame, or of the text that is no Python.
 
     Nothing where the file has changed since the program began: these are not the lines that ran.
+    The caret is left out where the lines hold a secret.
     """
     if isinstance(error, SyntaxError):
         file, line = error.filename or "", error.lineno or 0
@@ -33,33 +37,28 @@ def around(error: BaseException, frame: Any, began: float) -> SourceRecord | Non
         begin, end = getattr(frame, "colno", None) or 0, getattr(frame, "end_colno", None) or 0
         if getattr(frame, "end_lineno", line) != line:
             end = 1 << 20
-    if not line or not is_as_it_ran(file, began):
-        return None
     first = max(1, line - 1)
-    lines = [text.rstrip("\r\n") for text in linecache.getlines(file)[first - 1 : line + 1]]
-    if len(lines) <= line - first or max(map(len, lines)) > LONGEST_LINE:
+    found = linecache.getlines(file)[first - 1 : line + 1] if is_as_it_ran(file, began) else []
+    lines = [hide(text.rstrip("\r\n")) for text in found]
+    if not line or len(lines) <= line - first or max(map(len, lines)) > LONGEST_LINE:
         return None
     if not isinstance(error, SyntaxError):  # which counts characters, as frames do bytes
-        code = lines[line - first].encode("utf-8", "replace")
+        code = found[line - first].encode("utf-8", "replace")
         begin, end = (len(code[:at].decode("utf-8", "replace")) for at in (begin, end))
-    begin, end = max(0, begin), max(0, end)
-    return {"first": first, "lines": lines, "line": line, "begin": begin, "end": end}
+    if lines != [text.rstrip("\r\n") for text in found]:
+        begin = end = 0
+    return {
+        "first": first,
+        "lines": lines,
+        "line": line,
+        "begin": max(0, begin),
+        "end": max(0, end),
+    }
 
 
 def is_as_it_ran(file: str, began: float) -> bool:
-    try:
+    with contextlib.suppress(OSError, ValueError):
         state = os.stat(file)
-    except (OSError, ValueError):
-        return False
-    usual = stat.S_ISREG(state.st_mode) and state.st_size < LARGEST_FILE
-    return usual and state.st_mtime <= began
-
-
-def hidden(source: SourceRecord | None, hide: Callable[[str], str]) -> SourceRecord | None:
-    """Return the lines without secrets; the caret stays where there was none in its line."""
-    if source is None:
-        return None
-    lines = [hide(text) for text in source["lines"]]
-    if lines == source["lines"]:
-        return source
-    return {**source, "lines": lines, "begin": 0, "end": 0}
+        usual = stat.S_ISREG(state.st_mode) and state.st_size < LARGEST_FILE
+        return usual and state.st_mtime <= began
+    return False
