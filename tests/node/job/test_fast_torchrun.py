@@ -106,22 +106,22 @@ def test_a_port_that_cannot_be_listened_at_is_left_to_torchrun(
 @pytest.mark.parametrize(
     ("version", "can"),
     [
-        ("__version__ = '2.13.0+cpu'", True),
-        ("from typing import Optional\n__version__ = '2.8.0a0+5228986c39.nv25.5'", True),
-        ("__version__ = '10.0.1'", True),
-        ("__version__ = '2.7.1'", False),
-        ("__version__ = '2.4.0'", False),
-        ("", False),
+        ("2.13.0+cpu", True),
+        ("2.8.0a0+5228986c39.nv25.5", True),
+        ("10.0.1", True),
+        ("2.7.1", False),
+        ("2.4.0", False),
+        ("odd", False),
         (None, False),
     ],
 )
 def test_an_older_store_opens_its_port_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str | None, can: bool
 ) -> None:
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch/__init__.py").touch()
     if version is not None:
-        (tmp_path / "torch/version.py").write_text(version)
+        about = tmp_path / "torch-1.dist-info" / "METADATA"
+        about.parent.mkdir()
+        about.write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     [port] = free_ports(1)
     listening = fast_torchrun.listen(of_node_0(port))

@@ -14,6 +14,7 @@ import signal
 from typing import TypedDict
 
 PR_SET_PDEATHSIG = 1
+ENDLESS = resource.RLIM_INFINITY
 STORE_OF_A_RANK = 3  # connections: its own, its groups', and that of a watchdog
 PRCTL = ctypes.CDLL(None).prctl  # found before a fork, after which another thread's lock may stay
 
@@ -51,14 +52,15 @@ def with_room(
     """
     connections = nodes * (1 + STORE_OF_A_RANK * nproc)
 
-    def soft(kind: int, now: int, most: int) -> int:
-        enough = now == resource.RLIM_INFINITY or connections <= now // 4
-        if kind != resource.RLIMIT_NOFILE or enough:
-            return now
-        wanted = now + connections
-        return wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+    def raised(soft: int, hard: int) -> int:
+        if soft == ENDLESS or connections <= soft // 4:
+            return soft
+        return soft + connections if hard == ENDLESS else min(soft + connections, hard)
 
-    return [(kind, soft(kind, now, most), most) for kind, now, most in known]
+    files = resource.RLIMIT_NOFILE
+    return [
+        (kind, raised(soft, hard) if kind == files else soft, hard) for kind, soft, hard in known
+    ]
 
 
 def set_limits(wanted: list[tuple[int, int, int]]) -> None:

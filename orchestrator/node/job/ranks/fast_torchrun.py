@@ -12,6 +12,7 @@ import fcntl
 import functools
 import gc
 import importlib.machinery
+import importlib.metadata
 import json
 import os
 import socket
@@ -65,7 +66,8 @@ def listen(given: dict[str, str]) -> int | None:
     family = socket.AF_INET6 if dual else socket.AF_INET
     address = ("", int(given["--master-port"]))
     try:
-        if torch_version() < TAKES_A_DESCRIPTOR:
+        version = importlib.metadata.version("torch")
+        if tuple(map(int, version.split(".")[:2])) < TAKES_A_DESCRIPTOR:
             return None
         with open(QUEUE, encoding="ascii") as file:
             room = int(file.read())
@@ -75,18 +77,8 @@ def listen(given: dict[str, str]) -> int | None:
             address, family=family, backlog=room, dualstack_ipv6=dual
         ) as server:
             return fcntl.fcntl(server, fcntl.F_DUPFD_CLOEXEC, OUT_OF_THE_WAY)
-    except (OSError, ValueError):
+    except (OSError, ValueError, importlib.metadata.PackageNotFoundError):
         return None  # torchrun will try, and say what is wrong
-
-
-def torch_version() -> tuple[int, ...]:
-    """Return the first two numbers of torch's version, as its file has them, without an import."""
-    found = importlib.machinery.PathFinder.find_spec("torch")
-    if found is None or not found.origin:
-        return ()
-    with open(os.path.join(os.path.dirname(found.origin), "version.py"), encoding="utf-8") as file:
-        version = file.read().partition("__version__ = ")[2].lstrip("'\"")
-    return tuple(int(number) for number in version.split(".")[:2])
 
 
 def begin_path_here() -> None:
@@ -185,15 +177,15 @@ def note_the_time() -> None:
 
 def wait_for(address: str, port: int) -> None:
     """Wait until the master's agent listens; torchrun, refused once, waits half a second more."""
-    begun = now = time.monotonic()
-    while now - begun < PATIENCE_SECONDS:
+    pause, longest = TRY_SECONDS
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
         try:
             socket.create_connection((address, port), timeout=5).close()
             return
         except OSError:
-            least, most = TRY_SECONDS
-            time.sleep(min(most, max(least, SHARE_OF_WAIT * (now - begun))))
-            now = time.monotonic()
+            time.sleep(pause)
+            pause = min(longest, pause * (1 + SHARE_OF_WAIT))
 
 
 if __name__ == "__main__":
