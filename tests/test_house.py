@@ -416,7 +416,7 @@ BUDGETS = {
     "head/plan": 1270,
     "head/start": 2525,
     "head/transfer": 2410,
-    "node/job": 3490,
+    "node/job": 3247,
     "node/peers": 511,
     "node/start": 745,
     "node/transfer": 1830,

@@ -80,12 +80,10 @@ class Rank:
     def report(self, report: Report) -> None:
         """Write a line to the supervisor. Under PIPE_BUF, so lines of ranks never mix."""
         line = json.dumps({"rank": self.rank, "local": self.local, "time": time.time(), **report})
-        try:
+        with contextlib.suppress(OSError):  # the supervisor is gone
             fd = os.open(os.path.join(self.run, "reports"), os.O_WRONLY | os.O_NONBLOCK)
             os.write(fd, line.encode() + b"\n")
             os.close(fd)
-        except OSError:
-            pass  # the supervisor is gone: nobody is left to tell
 
     def main(self) -> None:
         if os.environ.pop("ORCHESTRATOR_AFRESH", None):
@@ -114,7 +112,7 @@ class Rank:
             self.run_program()
 
     def too_late_for_torch(self) -> str:
-        """Say which variable the program sets before it imports torch, if there is one."""
+        """Return a sentence on a variable that is set before torch is imported, or nothing."""
         target = self.spec["target"]
         if target["kind"] not in ("script", "module") or "torch" not in sys.modules:
             return ""
@@ -259,12 +257,11 @@ class Rank:
 
     def exit_code(self, leaving: SystemExit) -> int:
         """Return the exit code: a number is the code itself, text is an error message."""
-        if leaving.code is None:
-            return 0
-        if isinstance(leaving.code, int):
-            if leaving.code & 0xFF:
+        if leaving.code is None or isinstance(leaving.code, int):
+            code = (leaving.code or 0) & 0xFF
+            if code:
                 self.report({"event": "exit", "code": str(leaving.code)})
-            return leaving.code & 0xFF
+            return code
         message = str(leaving.code)
         # 12 bytes for each character at worst: under PIPE_BUF
         self.report({"event": "exit", "code": self.hiding()(message)[:300]})
@@ -281,12 +278,10 @@ class Rank:
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, first
         sys.excepthook(type(error), error, first)  # the program may have set its own
         sys.stderr.flush()
-        frames = traceback.extract_tb(first)
-        here = users_line(frames)
+        here = users_line(traceback.extract_tb(first))
         hide, source_lines = self.hiding(), loaded("source_lines")
         # Its own __str__ may raise.
         description = str(traceback.TracebackException(type(error), error, None))
-        source = source_lines.around(error, here, self.began, hide)
         record: ErrorRecord = {
             "type": type(error).__name__,
             "message": hide(description)[:20000],
@@ -296,7 +291,7 @@ class Rank:
             "file": here.filename if here else "",
             "line": (here.lineno or 0) if here else 0,
             "function": here.name if here else "",
-            "source": source,
+            "source": source_lines.around(error, here, self.began, hide),
         }
         if not write_whole(os.path.join(self.run, f"error_{self.local}.json"), json.dumps(record)):
             self.report({"event": "raised", "error": shortened(record)})  # under PIPE_BUF
@@ -371,7 +366,7 @@ def answer_by_default() -> None:
 
 
 def touched_device() -> str:
-    """Say why a process forked from this one may not use the GPU, or nothing."""
+    """Return why a process forked from this one may not use the GPU, or nothing."""
     torch = sys.modules.get("torch")
     bad_fork = getattr(getattr(torch, "_C", None), "_cuda_isInBadFork", None)
     # A build for CUDA that looked for devices calls forks bad, even where there is none.
