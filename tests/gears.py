@@ -44,7 +44,6 @@ SLOW = [
     "tests/clusters/",
     "tests/node/job/test_fast_torchrun.py::test_torchrun_asks_no_name_server",
     "tests/node/job/test_fast_torchrun.py::test_the_master",
-    "tests/node/job/test_fast_torchrun.py::test_nodes_connect_before",
     "tests/end_to_end/",
     "tests/engine/data/test_data.py::test_every_sample_comes_everywhere",
     "tests/engine/data/test_data.py::test_workers_end_with_a_rank_that_is_killed",

@@ -191,19 +191,11 @@ def fork(nodes: range, about: Meeting, gates: Gates, tell: int) -> int:
     if about.way == "ours":
         fast_torchrun.ask_no_name_server()
         fast_torchrun.leave_in_order(0 in nodes)
-        if 0 in nodes and (listening := fast_torchrun.listen(options(about))) is not None:
-            fast_torchrun.accept_at(listening)
     threads = [threading.Thread(target=agent, args=(n, about, gates, tell)) for n in nodes]
     for thread in threads:
         thread.start()
     signal.pause()
     os._exit(0)
-
-
-def options(about: Meeting) -> dict[str, str]:
-    """Return those of torchrun that node 0 reads before torch is imported."""
-    port = str(about.master[1])
-    return {"--node-rank": "0", "--nnodes": str(about.size), "--master-port": port}
 
 
 def agent(node: int, about: Meeting, gates: Gates, tell: int) -> None:

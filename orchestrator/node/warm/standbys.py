@@ -120,9 +120,7 @@ def started_with(spec: Spec, environ: Mapping[str, str], umask: int) -> dict[str
     found = {
         "the version of orchestrator": LIBRARY,
         "the Python": f"{spec.agent[0]} {python} {modified(python)}",
-        "whether the program trains": str(
-            torch_env.will_train(target, spec.workdir, variables, spec.config)
-        ),
+        "whether the program trains": str(torch_env.will_train(target, spec.workdir, variables)),
         "a limit, priority or right of the login": login(umask),
         **variables_of(spec, environ),
     }

@@ -1,20 +1,16 @@
 from __future__ import annotations
 
-import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from orchestrator.node.job.ranks import fast_torchrun
-from tests.clusters.slurm import free_ports
 
 
 def test_a_worker_begins_as_soon_as_the_master_listens() -> None:
@@ -54,80 +50,6 @@ def test_who_waits_for_long_tries_seldom(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(fast_torchrun, "PATIENCE_SECONDS", patience)
         fast_torchrun.wait_for("10.0.0.1", 29500)
         assert 10 < tries[0] <= most
-
-
-def of_node_0(port: int, nnodes: int = 2) -> dict[str, str]:
-    return {"--node-rank": "0", "--nnodes": str(nnodes), "--master-port": str(port)}
-
-
-def test_nodes_connect_before_torch_is_imported_on_the_master(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from torch.distributed.elastic.rendezvous import static_tcp_rendezvous as static
-
-    [port] = free_ports(1)
-    listening = fast_torchrun.listen(of_node_0(port))
-    assert listening is not None
-    fast_torchrun.wait_for("127.0.0.1", port)
-    met: list[bytes] = []
-
-    def other() -> None:
-        store = static.StaticTCPRendezvous("127.0.0.1", port, 1, 2, "job", 60)
-        met.append(store.next_rendezvous().store.get("said"))
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    thread.join(0.2)
-    assert thread.is_alive()  # it waits for an answer
-    monkeypatch.setattr(static, "TCPStore", static.TCPStore)  # undone afterwards
-    fast_torchrun.accept_at(listening)
-    master = static.StaticTCPRendezvous("127.0.0.1", port, 0, 2, "job", 60)
-    master.next_rendezvous().store.set("said", "hello")
-    thread.join(20)
-    assert met == [b"hello"]
-
-
-def test_a_port_that_cannot_be_listened_at_is_left_to_torchrun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    [port] = free_ports(1)
-    assert fast_torchrun.listen({**of_node_0(port), "--node-rank": "1"}) is None
-    with socket.create_server(("", port)):
-        assert fast_torchrun.listen(of_node_0(port)) is None
-    queue = tmp_path / "somaxconn"
-    queue.write_text("128\n")
-    monkeypatch.setattr(fast_torchrun, "QUEUE", str(queue))
-    assert fast_torchrun.listen(of_node_0(port, 65)) is None  # two connections of each
-    listening = fast_torchrun.listen(of_node_0(port, 64))
-    assert listening is not None
-    os.close(listening)
-
-
-@pytest.mark.parametrize(
-    ("version", "can"),
-    [
-        ("__version__ = '2.13.0+cpu'", True),
-        ("from typing import Optional\n__version__ = '2.8.0a0+5228986c39.nv25.5'", True),
-        ("__version__ = '10.0.1'", True),
-        ("__version__ = '2.7.1'", False),
-        ("__version__ = '2.4.0'", False),
-        ("", False),
-        (None, False),
-    ],
-)
-def test_an_older_store_opens_its_port_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str | None, can: bool
-) -> None:
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch/__init__.py").touch()
-    if version is not None:
-        (tmp_path / "torch/version.py").write_text(version)
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    [port] = free_ports(1)
-    listening = fast_torchrun.listen(of_node_0(port))
-    assert (listening is not None) == can
-    if listening is not None:
-        os.close(listening)
 
 
 def test_torchrun_asks_no_name_server(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """Describes the process that becomes torchrun, from which all ranks of a node start.
 
 One description for all starts: a cold one applies it between fork and exec, a process that has
-waited applies it where it stands. Imports nothing of ours: node/warm/standby.py and rank.py load it
+waited applies it where it stands. Imports nothing of ours: node/warm/standby.py loads it
 by its path, into the process that the ranks are forked from.
 """
 
@@ -14,11 +14,8 @@ import signal
 from typing import TypedDict
 
 PR_SET_PDEATHSIG = 1
+ENDLESS = resource.RLIM_INFINITY
 STORE_OF_A_RANK = 3  # connections: its own, its groups', and that of a watchdog
-CUDA = "/dev/nvidia-uvm"
-CONTEXT_DEVICES = (CUDA, "/dev/kfd")  # what a live context of CUDA or ROCm holds open
-CUDA_LIBRARY = "libcuda.so"
-NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
 PRCTL = ctypes.CDLL(None).prctl  # found before a fork, after which another thread's lock may stay
 
 
@@ -55,14 +52,15 @@ def with_room(
     """
     connections = nodes * (1 + STORE_OF_A_RANK * nproc)
 
-    def soft(kind: int, now: int, most: int) -> int:
-        enough = now == resource.RLIM_INFINITY or connections <= now // 4
-        if kind != resource.RLIMIT_NOFILE or enough:
-            return now
-        wanted = now + connections
-        return wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+    def raised(soft: int, hard: int) -> int:
+        if soft == ENDLESS or connections <= soft // 4:
+            return soft
+        return soft + connections if hard == ENDLESS else min(soft + connections, hard)
 
-    return [(kind, soft(kind, now, most), most) for kind, now, most in known]
+    files = resource.RLIMIT_NOFILE
+    return [
+        (kind, raised(soft, hard) if kind == files else soft, hard) for kind, soft, hard in known
+    ]
 
 
 def set_limits(wanted: list[tuple[int, int, int]]) -> None:
@@ -92,32 +90,3 @@ def settle(start: AgentStart) -> None:
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != start["supervisor"]:
         os.kill(os.getpid(), signal.SIGTERM)  # as the kernel would have told us
-
-
-def live_context() -> str:
-    """Return the device that a live context holds open here: what is forked then has no GPU."""
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            link = os.readlink(f"/proc/self/fd/{fd}")
-        except OSError:  # the listing's own
-            continue
-        if link in CONTEXT_DEVICES and not (link == CUDA and only_counts()):
-            return link
-    return ""
-
-
-def only_counts() -> bool:
-    """Tell whether CUDA has not begun: NVML, which counts GPUs, opens its device as well.
-
-    Until somebody initialises CUDA, its library refuses every question.
-    """
-    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
-        paths = {line.split(None, 5)[5].strip() for line in file if CUDA_LIBRARY in line}
-    count = ctypes.c_int()
-    try:
-        return all(
-            ctypes.CDLL(path).cuDeviceGetCount(ctypes.byref(count)) == NOT_INITIALIZED
-            for path in paths
-        )
-    except (OSError, AttributeError):
-        return False

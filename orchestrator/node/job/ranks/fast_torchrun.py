@@ -8,8 +8,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import datetime
-import fcntl
-import functools
 import gc
 import importlib.machinery
 import json
@@ -26,17 +24,12 @@ PATIENCE_SECONDS = 60.0
 # Between two tries, at least and at most: 1,024 nodes are 200,000 packets a second at the least.
 TRY_SECONDS = (0.005, 0.25)
 SHARE_OF_WAIT = 0.05  # of the time waited so far, until the next try
-TAKES_A_DESCRIPTOR = (2, 8)  # torch's store, since then; from 2.4 on it had refused one
-OUT_OF_THE_WAY = 100  # a descriptor's number, or a higher one
-QUEUE = "/proc/sys/net/core/somaxconn"  # how many connections may wait until they are accepted
-STATIC = "torch.distributed.elastic.rendezvous.static_tcp_rendezvous"
 LAST_WORDS = datetime.timedelta(seconds=2)  # the master waits so long for others that leave
 
 
 def main() -> None:
     begin_path_here()
-    listening = listen(options())
-    run(import_torch(os.environ.get("ORCHESTRATOR_RUN", "")), listening)
+    run(import_torch(os.environ.get("ORCHESTRATOR_RUN", "")))
 
 
 def import_torch(run: str) -> Any:
@@ -47,46 +40,6 @@ def import_torch(run: str) -> Any:
     gc.freeze()  # forked ranks share these pages until one of them writes to them
     gc.enable()
     return torchrun
-
-
-def options() -> dict[str, str]:
-    return dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
-
-
-def listen(given: dict[str, str]) -> int | None:
-    """On node 0, let the others connect before torch is imported; return the descriptor.
-
-    They then wait for an answer, and do not try again and again. Each connects twice. The number
-    is a high one, so that ranks see the others where they are in a warm start.
-    """
-    if given["--node-rank"] != "0" or given.get("--nnodes", "1") == "1":
-        return None
-    dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual else socket.AF_INET
-    address = ("", int(given["--master-port"]))
-    try:
-        if torch_version() < TAKES_A_DESCRIPTOR:
-            return None
-        with open(QUEUE, encoding="ascii") as file:
-            room = int(file.read())
-        if 2 * int(given["--nnodes"]) > room:
-            return None  # the kernel would let some wait for a second, and then for three
-        with socket.create_server(
-            address, family=family, backlog=room, dualstack_ipv6=dual
-        ) as server:
-            return fcntl.fcntl(server, fcntl.F_DUPFD_CLOEXEC, OUT_OF_THE_WAY)
-    except (OSError, ValueError):
-        return None  # torchrun will try, and say what is wrong
-
-
-def torch_version() -> tuple[int, ...]:
-    """Return the first two numbers of torch's version, as its file has them, without an import."""
-    found = importlib.machinery.PathFinder.find_spec("torch")
-    if found is None or not found.origin:
-        return ()
-    with open(os.path.join(os.path.dirname(found.origin), "version.py"), encoding="utf-8") as file:
-        version = file.read().partition("__version__ = ")[2].lstrip("'\"")
-    return tuple(int(number) for number in version.split(".")[:2])
 
 
 def begin_path_here() -> None:
@@ -104,35 +57,22 @@ def import_ahead(run: str) -> None:
     with contextlib.suppress(Exception):  # whoever needs it will hear what is wrong with it
         with open(os.path.join(run, "spec.json"), "rb") as file:
             spec = json.load(file)
-        target, workdir, config = spec["target"], spec["workdir"], spec.get("config")
-        if torch_env.will_train(target, workdir, os.environ, config):
+        if torch_env.will_train(spec["target"], spec["workdir"], os.environ):
             importlib.import_module(torch_env.OF_OPTIMIZERS)
 
 
-def run(torchrun: Any, listening: int | None = None) -> None:
-    """Be torchrun with the arguments of this process; `torchrun` is its module."""
+def run(torchrun: Any) -> None:
+    """Run torchrun, whose module this is, with sys.argv."""
     begin_path_here()
     note_the_time()
     ask_no_name_server()
-    given = options()
+    given = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
     is_master = given["--node-rank"] == "0"
     leave_in_order(is_master)
-    if listening is None:
-        listening = listen(given)
-    if listening is not None:
-        accept_at(listening)
     if not is_master:
         wait_for(given["--master-addr"], int(given["--master-port"]))
     torchrun.main()
     leave()
-
-
-def accept_at(listening: int) -> None:
-    """Let torchrun's store accept connections there; it owns the first free descriptor for that."""
-    fd = os.dup(listening)
-    os.close(listening)
-    static: Any = importlib.import_module(STATIC)
-    static.TCPStore = functools.partial(static.TCPStore, master_listen_fd=fd)
 
 
 def leave() -> None:
@@ -186,15 +126,15 @@ def note_the_time() -> None:
 
 def wait_for(address: str, port: int) -> None:
     """Wait until the master's agent listens; torchrun, refused once, waits half a second more."""
-    begun = now = time.monotonic()
-    while now - begun < PATIENCE_SECONDS:
+    pause, longest = TRY_SECONDS
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
         try:
             socket.create_connection((address, port), timeout=5).close()
             return
         except OSError:
-            least, most = TRY_SECONDS
-            time.sleep(min(most, max(least, SHARE_OF_WAIT * (now - begun))))
-            now = time.monotonic()
+            time.sleep(pause)
+            pause = min(longest, pause * (1 + SHARE_OF_WAIT))
 
 
 if __name__ == "__main__":

@@ -53,23 +53,13 @@ def forget_the_parent() -> None:
     of_torch = getattr(sys.modules.get("torch"), "default_generator", None)
     if of_torch is not None:
         of_torch.seed()  # the processor's; those of GPUs begin alike in any process
-    begin_input_anew()
-    let_go_of_pipes()
-
-
-def begin_input_anew() -> None:
-    """Read descriptor 0 again, as any Python: multiprocessing has put a file before it."""
-    old: Any = sys.__stdin__
-    if old is None or not old.closed:
-        return
-    with contextlib.suppress(OSError, ValueError, AttributeError):
+    # multiprocessing has put a file before descriptor 0.
+    old = sys.__stdin__
+    if old is not None and old.closed:
         os.close(sys.stdin.fileno())
-    raw: Any = io.FileIO(0, "r", closefd=False)
-    raw.name = "<stdin>"
-    reader = io.BufferedReader(raw)
-    new: Any = io.TextIOWrapper(reader, old.encoding, old.errors, write_through=True)
-    new.mode = "r"
-    sys.stdin = sys.__stdin__ = new  # type: ignore[misc]
+        new: Any = open(0, encoding=old.encoding, errors=old.errors, closefd=False)  # noqa: SIM115
+        sys.stdin = sys.__stdin__ = new  # type: ignore[misc]
+    let_go_of_pipes()
 
 
 def let_go_of_pipes() -> None:
@@ -97,21 +87,19 @@ def let_threads_rest() -> None:
     gloo frees what a backward pass has reduced in threads of its own, which takes the interpreter.
     The destructor of a process group waits for these threads, and holds it: a rank hung at its end.
     """
+    own = str(threading.get_native_id())
     deadline, quiet = time.monotonic() + RESTING_SECONDS, 0
     while quiet < 2 and time.monotonic() < deadline:
         time.sleep(0.002)
-        quiet = 0 if any(map(runs, os.listdir("/proc/self/task"))) else quiet + 1
+        others = [thread for thread in os.listdir("/proc/self/task") if thread != own]
+        quiet = 0 if any(map(runs, others)) else quiet + 1
 
 
 def runs(thread: str) -> bool:
-    """Tell whether a thread other than this one runs, or would like to."""
-    if int(thread) == threading.get_native_id():
-        return False
-    try:
-        with open(f"/proc/self/task/{thread}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] == b"R"
-    except OSError:
-        return False
+    """Return True if a thread runs, or waits for a processor."""
+    with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/stat", "rb") as file:
+        return b") R " in file.read()
+    return False
 
 
 class Left:
@@ -176,19 +164,15 @@ def let_users_files_win(directory: str) -> None:
     A program finds its own resource.py or tqdm/ before those of the library and of installed
     packages; but who asks for a name that is imported already, gets that.
     """
-    try:
-        with os.scandir(directory or ".") as entries:
-            names = {entry.name.partition(".")[0] for entry in entries}
-    except OSError:  # a zip file, or a directory that it may not list
-        return
+    names: set[str] = set()
+    with contextlib.suppress(OSError):  # a zip file, or a directory that it may not list
+        names = {name.partition(".")[0] for name in os.listdir(directory or ".")}
     for name in sorted(names & sys.modules.keys() - STARTED_WITH):
         spec = importlib.machinery.PathFinder.find_spec(name, [directory])
-        if spec is None or spec.origin is None:  # a directory without __init__.py hides nothing
-            continue
-        if spec.origin == getattr(sys.modules[name], "__file__", None):
-            continue
-        for hidden in [key for key in sys.modules if key == name or key.startswith(name + ".")]:
-            del sys.modules[hidden]
+        origin = spec and spec.origin  # a directory without __init__.py hides nothing
+        if origin and origin != getattr(sys.modules[name], "__file__", None):
+            for hidden in [key for key in sys.modules if f"{key}.".startswith(f"{name}.")]:
+                del sys.modules[hidden]
 
 
 def unbuffer() -> None:

@@ -16,9 +16,11 @@ import contextlib
 import ctypes
 import importlib.machinery
 import importlib.util
+import itertools
 import json
 import os
 import pkgutil
+import re
 import resource
 import runpy
 import signal
@@ -26,27 +28,24 @@ import sys
 import time
 import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+
+def loaded(*path: str) -> Any:
+    """Load a file of ours without a trace in sys.modules: the program would see it."""
+    place = os.path.join(os.path.dirname(__file__), *path) + ".py"
+    module = types.ModuleType("orchestrator_" + path[-1])
+    importlib.machinery.SourceFileLoader(module.__name__, place).exec_module(module)
+    return module
+
+
 if TYPE_CHECKING:
-    from orchestrator.node.job.ranks import (
-        interpreter,
-        process_title,
-        rank_env,
-        torch_env,
-    )
+    from orchestrator.node.job.ranks import interpreter, process_title, rank_env
     from orchestrator.protocol.reports import ErrorRecord, RankSpec, Report
 else:
-    interpreter = types.ModuleType("interpreter")
-    process_title = types.ModuleType("process_title")
-    rank_env = types.ModuleType("rank_env")
-    torch_env = types.ModuleType("torch_env")
-    for module in (interpreter, process_title, rank_env, torch_env):
-        path = os.path.join(os.path.dirname(__file__), module.__name__ + ".py")
-        module.__name__ = "orchestrator_" + module.__name__
-        importlib.machinery.SourceFileLoader(module.__name__, path).exec_module(module)
+    interpreter, process_title, rank_env = map(loaded, ("interpreter", "process_title", "rank_env"))
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
@@ -61,9 +60,9 @@ MOST_THREADS = MOST_FRAMES = 100  # as faulthandler writes
 LEAVING_SECONDS = 60.0  # that a program which has failed takes to end: a tracker may still send
 # In which a supervisor that runs has seen that a rank failed, and ends the others.
 SUPERVISOR_SECONDS = 1.0
-CALL = os.path.join(os.path.dirname(__file__), "run_function.py")  # the program of Cluster.run
 HOOKS = ("sitecustomize.py", "usercustomize.py")  # what wraps calls of every program
-OURS = (__file__, os.path.join(os.path.dirname(__file__), "interpreter.py"), CALL, runpy.__file__)
+# Frames of these files are no user's: rank.py itself, and what runs the program.
+OURS = (os.path.dirname(__file__) + os.sep, runpy.__file__, "<frozen ")
 
 
 class Rank:
@@ -72,7 +71,7 @@ class Rank:
     def __init__(self) -> None:
         self.run = os.environ["ORCHESTRATOR_RUN"]
         with open(os.path.join(self.run, "spec.json"), encoding="ascii") as file:
-            self.spec: RankSpec = in_this_locale(json.load(file))
+            self.spec: RankSpec = json.load(file)
         self.rank = int(os.environ["RANK"])
         self.local = int(os.environ["LOCAL_RANK"])
         self.forked = False  # of torchrun's agent, torch and all; else a Python of its own
@@ -80,12 +79,10 @@ class Rank:
     def report(self, report: Report) -> None:
         """Write a line to the supervisor. Under PIPE_BUF, so lines of ranks never mix."""
         line = json.dumps({"rank": self.rank, "local": self.local, "time": time.time(), **report})
-        try:
+        with contextlib.suppress(OSError):  # the supervisor is gone
             fd = os.open(os.path.join(self.run, "reports"), os.O_WRONLY | os.O_NONBLOCK)
             os.write(fd, line.encode() + b"\n")
             os.close(fd)
-        except OSError:
-            pass  # the supervisor is gone: nobody is left to tell
 
     def main(self) -> None:
         if os.environ.pop("ORCHESTRATOR_AFRESH", None):
@@ -114,10 +111,11 @@ class Rank:
             self.run_program()
 
     def too_late_for_torch(self) -> str:
-        """Say which variable the program sets before it imports torch, if there is one."""
+        """Return a sentence on a variable that is set before torch is imported, or nothing."""
         target = self.spec["target"]
         if target["kind"] not in ("script", "module") or "torch" not in sys.modules:
             return ""
+        torch_env = loaded("torch_env")
         path = torch_env.file_of(target, self.spec["workdir"])
         name = torch_env.set_early(path, os.environ)
         return f"{os.path.basename(path)} sets {name} before it imports torch" if name else ""
@@ -172,36 +170,22 @@ class Rank:
         prctl(PR_SET_NAME, f"rank{self.rank}".encode())
         answer_by_default()
         code = 0
-        self.complete_environment()
+        rank_env.complete(os.environ, self.spec)
+        rank_env.bind(self.spec, self.local)
         try:
             if self.forked:
                 interpreter.forget_the_parent()
             self.run_target()
         except SystemExit as leaving:
             code = self.exit_code(leaving)
-        except KeyboardInterrupt as error:
-            self.record(error)
-            code = 130
         except BaseException as error:  # noqa: BLE001 (the program may raise what it likes)
             self.record(error)
-            code = NO_RESTART if is_no_restart(error) else 1
+            code = 130 if isinstance(error, KeyboardInterrupt) else 1
+            # orchestrator.NoRestart is not imported here.
+            kinds = ((kind.__module__, kind.__name__) for kind in type(error).__mro__)
+            if ("orchestrator.common.errors", "NoRestart") in kinds:
+                code = NO_RESTART
         self.leave(code)
-
-    def complete_environment(self) -> None:
-        """Say which attempt it is, as torchrun would with restarts of its own, and what rank."""
-        attempt = self.spec.get("attempt")
-        if attempt:
-            os.environ["TORCHELASTIC_RESTART_COUNT"] = str(attempt["number"] - 1)
-            os.environ["TORCHELASTIC_MAX_RESTARTS"] = str(attempt["restarts"])
-        rank_env.complete(os.environ, self.spec)
-        self.bind()
-
-    def bind(self) -> None:
-        """Run beside this rank's GPU, on those CPUs there that the job may have."""
-        for listed in self.spec.get("cpus", [])[self.local : self.local + 1]:
-            beside = rank_env.cpus_in(listed) & os.sched_getaffinity(0)
-            if beside:
-                os.sched_setaffinity(0, beside)
 
     def leave(self, code: int) -> NoReturn:
         """End as the interpreter does. A forked rank cannot: torchrun's code is beneath us."""
@@ -256,8 +240,8 @@ class Rank:
         path = os.path.join(self.run, f"collectives_{self.local}.json")
         while True:
             os.read(questions, 4096)
-            write_whole(threads, "".join(self.other_threads()).encode("utf-8", "replace"))
-            write_whole(path, b"\n".join(recorded()))
+            write_whole(threads, "".join(self.other_threads()))
+            write_whole(path, "\n".join(recorded()))
 
     def other_threads(self) -> Iterator[str]:
         """Yield the stacks of all threads but the main one and this one, as faulthandler does."""
@@ -265,22 +249,18 @@ class Rank:
         frames = [each for each in sys._current_frames().items() if each[0] not in known]
         for thread, innermost in frames[:MOST_THREADS]:
             yield f"Thread 0x{thread:016x} (most recent call first):\n"
-            frame: FrameType | None = innermost
-            for _ in range(MOST_FRAMES):
-                if frame is not None:
-                    code = frame.f_code
-                    yield f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}\n'
-                    frame = frame.f_back
+            for frame, line in itertools.islice(traceback.walk_stack(innermost), MOST_FRAMES):
+                code = frame.f_code
+                yield f'  File "{code.co_filename}", line {line} in {code.co_name}\n'
             yield "\n"
 
     def exit_code(self, leaving: SystemExit) -> int:
         """Return the exit code: a number is the code itself, text is an error message."""
-        if leaving.code is None:
-            return 0
-        if isinstance(leaving.code, int):
-            if leaving.code & 0xFF:
+        if leaving.code is None or isinstance(leaving.code, int):
+            code = (leaving.code or 0) & 0xFF
+            if code:
                 self.report({"event": "exit", "code": str(leaving.code)})
-            return leaving.code & 0xFF
+            return code
         message = str(leaving.code)
         # 12 bytes for each character at worst: under PIPE_BUF
         self.report({"event": "exit", "code": self.hiding()(message)[:300]})
@@ -289,7 +269,7 @@ class Rank:
         return 1
 
     def record(self, error: BaseException) -> None:
-        """Tell the log, us and torchelastic's error file the traceback without our own frames."""
+        """Tell the log and the supervisor the traceback without our own frames."""
         first = users_frames(error.__traceback__)
         error.__traceback__ = first
         text = "".join(traceback.format_exception(type(error), error, first))
@@ -297,43 +277,29 @@ class Rank:
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, first
         sys.excepthook(type(error), error, first)  # the program may have set its own
         sys.stderr.flush()
-        frames = traceback.extract_tb(first)
-        here = users_line(frames)
+        here = users_line(traceback.extract_tb(first))
         hide = self.hiding()
-        text, description = hide(text), hide(text_of(error))
-        message = f"{type(error).__name__}: {description}"
+        # Its own __str__ may raise.
+        description = str(traceback.TracebackException(type(error), error, None))
         record: ErrorRecord = {
             "type": type(error).__name__,
-            "message": description[:20000],
-            "traceback": text[-60000:],
+            "message": hide(description)[:20000],
+            "traceback": hide(text)[-60000:],
             "time": time.time(),
             "pid": os.getpid(),
             "file": here.filename if here else "",
             "line": (here.lineno or 0) if here else 0,
             "function": here.name if here else "",
         }
-        if not write_json(os.path.join(self.run, f"error_{self.local}.json"), record):
+        if not write_whole(os.path.join(self.run, f"error_{self.local}.json"), json.dumps(record)):
             self.report({"event": "raised", "error": shortened(record)})  # under PIPE_BUF
-        elastic = os.environ.get("TORCHELASTIC_ERROR_FILE")
-        if elastic and not os.path.exists(elastic):
-            stamp = str(int(time.time()))
-            extra = {"py_callstack": text[-60000:], "timestamp": stamp}
-            write_json(elastic, {"message": {"message": message[:20000], "extraInfo": extra}})
 
     def hiding(self) -> Callable[[str], str]:
         """Return what takes the secrets of this job out of a text, as its supervisor does."""
-        module = loaded(*[os.pardir] * 3, "common", "hiding.py")
+        module = loaded(os.pardir, os.pardir, os.pardir, "common", "hiding")
         env = {**os.environ, **self.spec.get("env", {})}
         secrets = module.of_environment(env, self.spec.get("secrets", ()))
         return lambda text: module.hide(text, secrets)
-
-
-def loaded(*path: str) -> Any:
-    """Load a module that few ranks have a use for."""
-    module = types.ModuleType("orchestrator_" + path[-1].removesuffix(".py"))
-    place = os.path.join(os.path.dirname(__file__), *path)
-    importlib.machinery.SourceFileLoader(module.__name__, place).exec_module(module)
-    return module
 
 
 def end_in_time(code: int) -> None:
@@ -354,27 +320,6 @@ def end_in_time(code: int) -> None:
         sys.stderr.flush()
     finally:
         os._exit(code)
-
-
-def is_no_restart(error: BaseException) -> bool:
-    """Tell whether it is orchestrator.NoRestart, which is not imported here."""
-    kinds = ((kind.__module__, kind.__name__) for kind in type(error).__mro__)
-    return ("orchestrator.common.errors", "NoRestart") in kinds
-
-
-def in_this_locale(spec: RankSpec) -> RankSpec:
-    """Spell names and arguments as this Python would have read them from its own command line."""
-
-    def own(word: str) -> str:
-        return os.fsdecode(word.encode("utf-8", "surrogateescape"))
-
-    target = spec["target"]
-    words = [own(word) for word in target["args"]]
-    return {
-        **spec,
-        "workdir": own(spec["workdir"]),
-        "target": {**target, "name": own(target["name"]), "args": words},
-    }
 
 
 def shortened(record: ErrorRecord) -> ErrorRecord:
@@ -402,11 +347,11 @@ def end_of(child: int) -> tuple[int, int | None]:
     return code, usage[4]
 
 
-def recorded() -> Iterator[bytes]:
+def recorded() -> Iterator[str]:
     """Yield what torch's flight recorders hold: NCCL has one, all other backends share another."""
     for dump in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):
         with contextlib.suppress(Exception):  # no torch, or one that remembers nothing
-            yield getattr(sys.modules["torch"]._C._distributed_c10d, dump)()
+            yield getattr(sys.modules["torch"]._C._distributed_c10d, dump)().decode()
 
 
 def answer_by_default() -> None:
@@ -418,14 +363,13 @@ def answer_by_default() -> None:
 
 
 def touched_device() -> str:
-    """Say why a process forked from this one may not use the GPU, or nothing."""
+    """Return why a process forked from this one may not use the GPU, or nothing."""
     torch = sys.modules.get("torch")
     bad_fork = getattr(getattr(torch, "_C", None), "_cuda_isInBadFork", None)
     # A build for CUDA that looked for devices calls forks bad, even where there is none.
     if bad_fork is not None and bad_fork() and any(map(os.path.exists, DEVICES)):
         return "the torchrun agent had initialised CUDA"
-    device = loaded("agent_start.py").live_context() if any(map(os.path.exists, DEVICES)) else ""
-    return f"the torchrun agent held {device} open" if device else ""
+    return ""
 
 
 def run_python(kind: str, name: str, args: list[str]) -> None:
@@ -456,69 +400,42 @@ def run_python(kind: str, name: str, args: list[str]) -> None:
         interpreter.search_first(os.path.dirname(os.path.realpath(path)))
         loader = importlib.machinery.SourceFileLoader("__main__", path)
         vars(main).update(__file__=path, __loader__=loader, __cached__=None)
-        exec(code_of(loader, path), vars(main))
-
-
-def code_of(loader: importlib.machinery.SourceFileLoader, path: str) -> types.CodeType:
-    if path.endswith(".pyc"):
-        code = importlib.machinery.SourcelessFileLoader("__main__", path).get_code("__main__")
-        assert code is not None
-        return code
-    return loader.source_to_code(loader.get_data(path), path)
-
-
-def text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as worse:  # noqa: BLE001 (it is the program's own code)
-        return f"(its message cannot be shown: {type(worse).__name__})"
+        exec(loader.source_to_code(loader.get_data(path), path), vars(main))
 
 
 def users_frames(frames: TracebackType | None) -> TracebackType | None:
     """Return the traceback from the program's own first frame on."""
-    while frames is not None:
-        name = frames.tb_frame.f_code.co_filename
-        if name not in OURS and not name.startswith("<frozen "):
-            return frames
+    while frames and frames.tb_frame.f_code.co_filename.startswith(OURS):
         frames = frames.tb_next
-    return None
+    return frames
 
 
 def users_line(frames: traceback.StackSummary) -> traceback.FrameSummary | None:
     """Return the innermost line that is the user's: of no installed package, nor the library."""
-    library = os.path.dirname(os.__file__)
     package = getattr(sys.modules.get("orchestrator"), "__file__", None)  # of the Trainer's caller
-    ours = os.path.dirname(package) + os.sep if package else "<"
+    library = (os.path.dirname(package) + os.sep,) if package else ()
+    installed = (*OURS, *library, os.path.dirname(os.__file__), "<")
     lines = [
         frame
         for frame in frames
-        if "site-packages" not in frame.filename
-        and "dist-packages" not in frame.filename
-        and not frame.filename.startswith((library, ours, "<"))
+        if not frame.filename.startswith(installed)
+        and not re.search("(site|dist)-packages", frame.filename)
         and os.path.basename(frame.filename) not in HOOKS
-        and frame.filename not in OURS
     ]
-    return lines[-1] if lines else (frames[-1] if frames else None)
+    shown = lines or list(frames)
+    return shown[-1] if shown else None
 
 
-def write_json(path: str, record: Mapping[str, Any]) -> bool:
-    new = f"{path}.{_thread.get_ident()}.tmp"  # another thread may write it, too
+def write_whole(path: str, text: str) -> bool:
+    """Let a file be there with all of this, or not at all; return True if it is there."""
+    new = f"{path}.{_thread.get_ident()}.tmp"  # another thread may write it as well
     try:
-        with open(new, "w", encoding="ascii") as file:
-            json.dump(record, file)
+        with open(new, "w", encoding="utf-8", errors="replace") as file:
+            file.write(text)
         os.replace(new, path)
-        return True
-    except OSError as error:
-        sys.stderr.write(f"orchestrator: {path} could not be written: {error}\n")
+    except OSError:
         return False
-
-
-def write_whole(path: str, data: bytes) -> None:
-    """Let a file be there with all of this, or not at all."""
-    with contextlib.suppress(OSError):
-        with open(f"{path}.tmp", "wb") as file:
-            file.write(data)
-        os.replace(f"{path}.tmp", path)
+    return True
 
 
 def prctl(option: int, value: Any) -> None:

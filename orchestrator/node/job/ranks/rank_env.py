@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -29,14 +29,26 @@ RECORDED = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 def complete(environ: MutableMapping[str, str], spec: RankSpec) -> None:
     """Give a rank the environment that its launch asked for."""
-    wanted = spec.get("rank_env", ())
+    wanted, attempt = spec.get("rank_env", ()), spec.get("attempt")
+    if attempt:  # as torchrun would with restarts of its own
+        environ["TORCHELASTIC_RESTART_COUNT"] = str(attempt["number"] - 1)
+        environ["TORCHELASTIC_MAX_RESTARTS"] = str(attempt["restarts"])
     if SLURM in wanted:
         of_job = {name: environ[name] for name in OF_A_JOB if name in environ}
-        environ.update({**dict(of_slurm(environ, spec)), **of_job})
+        environ.update({**of_slurm(environ, spec), **of_job})
     if MPI in wanted:
         environ.update(of_mpi(environ))
-    if OWN in wanted:
-        leave_alone(environ)
+    if OWN in wanted:  # what says where the nodes meet stays
+        for name in [name for name in environ if OF_TORCHRUN.fullmatch(name)]:
+            del environ[name]
+
+
+def bind(spec: RankSpec, local: int) -> None:
+    """Run beside this rank's GPU, on those CPUs there that the job may have."""
+    for listed in spec.get("cpus", [])[local : local + 1]:
+        beside = cpus_in(listed) & os.sched_getaffinity(0)
+        if beside:
+            os.sched_setaffinity(0, beside)
 
 
 def remember_collectives(environ: MutableMapping[str, str]) -> None:
@@ -51,41 +63,32 @@ def cpus_in(listed: str) -> set[int]:
     return {cpu for first, last in parts for cpu in range(int(first), int(last or first) + 1)}
 
 
-def leave_alone(environ: MutableMapping[str, str]) -> None:
-    """Leave what says where the nodes meet."""
-    for name in [name for name in environ if OF_TORCHRUN.fullmatch(name)]:
-        del environ[name]
-
-
-def of_slurm(environ: Mapping[str, str], spec: RankSpec) -> Iterator[tuple[str, str]]:
-    """Yield what srun sets for a task."""
+def of_slurm(environ: Mapping[str, str], spec: RankSpec) -> dict[str, str]:
+    """Return what srun sets for a task."""
     attempt, hosts, node = spec.get("attempt"), spec.get("hosts", ()), int(spec["node"])
     job = str(1 + zlib.crc32((attempt["first_job"] if attempt else spec["job"]).encode()) % 10**7)
-    per_node, size = environ["LOCAL_WORLD_SIZE"], environ["WORLD_SIZE"]
+    per_node, size, nodes = environ["LOCAL_WORLD_SIZE"], environ["WORLD_SIZE"], str(spec["nnodes"])
     cores = max(1, len(os.sched_getaffinity(0)) // int(per_node))
-    yield from named("SLURM_", PROCID=environ["RANK"], LOCALID=environ["LOCAL_RANK"])
-    yield from named("SLURM_", NODEID=str(node), NTASKS=size, NPROCS=size)
-    yield from named("SLURM_", NNODES=str(spec["nnodes"]), JOB_NUM_NODES=str(spec["nnodes"]))
-    yield from named("SLURM_", JOB_ID=job, JOBID=job, JOB_NAME=spec["experiment"])
-    yield from named("SLURM_", NODELIST=",".join(hosts), JOB_NODELIST=",".join(hosts))
-    yield from named("SLURM_", CPUS_PER_TASK=str(cores), GPUS_ON_NODE=per_node)
-    yield from named("SLURM_", LAUNCH_NODE_IPADDR=environ["MASTER_ADDR"])
-    if int(size) == int(per_node) * int(spec["nnodes"]):
-        yield "SLURM_NTASKS_PER_NODE", per_node
-    if node < len(hosts):
-        yield "SLURMD_NODENAME", hosts[node]
+    rank = {"PROCID": environ["RANK"], "LOCALID": environ["LOCAL_RANK"], "NODEID": str(node)}
+    sizes = {"NTASKS": size, "NPROCS": size, "NNODES": nodes, "JOB_NUM_NODES": nodes}
+    names = {"JOB_ID": job, "JOBID": job, "JOB_NAME": spec["experiment"]}
+    places = {"NODELIST": ",".join(hosts), "JOB_NODELIST": ",".join(hosts)}
+    shares = {"CPUS_PER_TASK": str(cores), "GPUS_ON_NODE": per_node}
+    if int(size) == int(per_node) * spec["nnodes"]:
+        shares["NTASKS_PER_NODE"] = per_node
+    found = {**rank, **sizes, **names, **places, **shares}
+    own = {"SLURMD_NODENAME": hosts[node]} if node < len(hosts) else {}
+    launcher = {"SLURM_LAUNCH_NODE_IPADDR": environ["MASTER_ADDR"]}
+    return {**{f"SLURM_{name}": value for name, value in found.items()}, **launcher, **own}
 
 
-def of_mpi(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield what the mpirun of Open MPI sets for a rank, and what MPICH and Intel MPI set."""
+def of_mpi(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what the mpirun of Open MPI sets for a rank, and what MPICH and Intel MPI set."""
     rank, size = environ["RANK"], environ["WORLD_SIZE"]
     local, per_node = environ["LOCAL_RANK"], environ["LOCAL_WORLD_SIZE"]
-    yield from named("OMPI_COMM_WORLD_", RANK=rank, SIZE=size)
-    yield from named("OMPI_COMM_WORLD_", LOCAL_RANK=local, LOCAL_SIZE=per_node, NODE_RANK=local)
-    yield from named("PMI_", RANK=rank, SIZE=size)
-    yield from named("MPI_", LOCALRANKID=local, LOCALNRANKS=per_node)
-
-
-def named(prefix: str, **values: str) -> Iterator[tuple[str, str]]:
-    for name, value in values.items():
-        yield prefix + name, value
+    return {
+        **{"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_SIZE": size},
+        **{"OMPI_COMM_WORLD_LOCAL_RANK": local, "OMPI_COMM_WORLD_LOCAL_SIZE": per_node},
+        **{"OMPI_COMM_WORLD_NODE_RANK": local, "PMI_RANK": rank, "PMI_SIZE": size},
+        **{"MPI_LOCALRANKID": local, "MPI_LOCALNRANKS": per_node},
+    }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import traceback
 from typing import Any
 
 
@@ -62,10 +63,7 @@ def keep_error(cloudpickle: Any, error: Exception) -> None:
 
 def text_of(error: BaseException) -> str:
     """Return what an exception says, as far as it can: its class is the user's own."""
-    try:
-        return str(error)
-    except Exception as worse:  # noqa: BLE001  it is the user's own object
-        return f"(its message cannot be shown: {type(worse).__name__})"
+    return str(traceback.TracebackException(type(error), error, None))
 
 
 def write(kind: str, fill: Any) -> None:
