@@ -76,7 +76,8 @@ def send(connection: socket.socket, message: dict[str, Any], files: Sequence[int
     """Send one line of JSON, and open files with it."""
     line = json.dumps(message).encode("ascii") + b"\n"
     sent = socket.send_fds(connection, [line], list(files)) if files else 0
-    connection.sendall(line[sent:])
+    if sent < len(line):  # A receiver of the whole line may be gone already.
+        connection.sendall(line[sent:])
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
