@@ -604,14 +604,15 @@ open("runs/made", "w").close()
 @shows("launch.warm")
 @shows("sync.include")
 @shows("sync.exclude")
+@shows("sync.link")
 @shows("sync.outputs")
 @shows("sync.keep")
 def test_a_launch_that_sends_its_code(head: Head) -> None:
-    """What does not travel is a link to the node's own, which is the head's here."""
+    """An input does not travel: it is a link to the node's own, which is the head's here."""
     for name in ("dist", "notes"):
         (head.directory / name).mkdir()
         (head.directory / name / "x").touch()
-    own = ["launch.sync=always", "sync.include=[dist]", "sync.exclude=[notes]"]
+    own = ["launch.sync=always", "sync.include=[dist]", "sync.exclude=[notes]", "sync.link=[notes]"]
     own += ["sync.outputs=[runs]", "sync.keep=0", "launch.warm=30m"]
     options = [word for value in own for word in ("--set", value)]
     command = head.run(*options, head.script("looks.py", LOOKS))
@@ -675,7 +676,7 @@ def test_a_launch_that_is_started_again(head: Head) -> None:
 def test_what_other_tests_launch_with_is_read(head: Head) -> None:
     """Notices take a command: test_notifier.py."""
     command = head.launch("--dry-run", "--set", "launch.notify=[mail:me]", head.script("x.py", ""))
-    assert command.finish() == 2 and "--notify mail:" in command.text
+    assert command.finish() == 2 and "--notify takes a shell command" in command.text
 
 
 @shows("launch.prolog_timeout")
