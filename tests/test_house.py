@@ -420,7 +420,7 @@ BUDGETS = {
     "node/peers": 511,
     "node/start": 730,
     "node/transfer": 1812,
-    "node/warm": 512,
+    "node/warm": 513,
 }
 
 
