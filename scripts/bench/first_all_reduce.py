@@ -6,7 +6,7 @@ import sys
 import time
 
 
-def main(directory: str) -> None:
+def main(directory: str, lasts: str = "0") -> None:
     """Write the time of day after each step to `rank_<N>.json` in the directory."""
     times = {"program": time.time()}
     import torch
@@ -24,8 +24,8 @@ def main(directory: str) -> None:
     with open(path, "w", encoding="ascii") as file:  # noqa: PTH123
         json.dump(times, file)
     dist.destroy_process_group()
-    time.sleep(float(os.environ.get("LASTS", "0")))  # as a training does
+    time.sleep(float(lasts))  # as a training does
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

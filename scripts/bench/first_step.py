@@ -6,7 +6,7 @@ import sys
 import time
 
 
-def main(directory: str) -> None:
+def main(directory: str, lasts: str = "0") -> None:
     """Write the time of day after each step to `rank_<N>.json` in the directory."""
     times = {"program": time.time()}
     import torch
@@ -28,8 +28,8 @@ def main(directory: str) -> None:
     # for a thread that wants the interpreter.
     del model
     dist.destroy_process_group()
-    time.sleep(float(os.environ.get("LASTS", "0")))  # as a training does
+    time.sleep(float(lasts))  # as a training does
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

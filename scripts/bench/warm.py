@@ -16,7 +16,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -79,10 +79,10 @@ def main() -> None:
 
 
 def contenders(python: Path, ranks: int, lasts: float) -> list[Contender]:
-    def ours(*more: str) -> Any:
+    def ours(option: str, *arguments: str) -> Callable[[Cluster], Mapping[str, float]]:
         def words(python: Path, cluster: Cluster, ranks: int, out: Path) -> list[Word]:
-            first, *rest = words_of(python, cluster, ranks, out)
-            return [first, *rest[:-2], *more, *rest[-2:]]
+            *given, program, place = words_of(python, cluster, ranks, out)
+            return [*given, option, program, place, *arguments]
 
         return partial(launch.timed, ranks, partial(words, python))
 
@@ -97,7 +97,8 @@ def contenders(python: Path, ranks: int, lasts: float) -> list[Contender]:
         return sample
 
     def at_once(cluster: Cluster) -> Mapping[str, float]:
-        ours("--warm", "--env", f"LASTS={lasts:g}")(cluster)
+        # An argument, since a variable would make the next start cold.
+        ours("--warm", f"{lasts:g}")(cluster)
         sample = warm(cluster)
         wait_until_ready(cluster)
         return sample
