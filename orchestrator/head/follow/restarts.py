@@ -57,7 +57,7 @@ SAME_AGE = 0.1  # by so much of it the two may differ; it takes as long to load 
 
 @dataclass(frozen=True)
 class Decision:
-    """What follows an attempt: another one or the end, why, and what is called the cause."""
+    """Whether another attempt follows, why, and which cause the verdict names."""
 
     restart: bool
     why: str

@@ -84,8 +84,7 @@ def launch(request: Request, queued: Callable[[], None] = lambda: None) -> Launc
 def rehearse(request: Request) -> Plan:
     """Plan a job as a launch would; nothing is sent to the nodes, held or started there."""
     request, nodes = expect_code(request, reach_all(request))
-    if not isinstance(nodes.source, ListedNodes):
-        request = without_claims(request)
+    request = as_held(request, nodes)
     nodes = selection.choose(request, nodes, hold=False)
     name = request.config.launch.name
     check_name(name)
@@ -98,14 +97,18 @@ def rehearse(request: Request) -> Plan:
 
 def hold(request: Request, nodes: Nodes, queued: Callable[[], None]) -> tuple[Request, Nodes]:
     """Choose the nodes of a job and hold its GPUs there; with --queue wait until they are free."""
-    if not isinstance(nodes.source, ListedNodes):
-        request = without_claims(request)
+    request = as_held(request, nodes)
     if not request.config.launch.waits:
         return held_now(request, nodes)
     from orchestrator.head.start.claims import queue  # no other launch needs it
 
     queued()
     return queue.wait(request, nodes, partial(reach_with_code, request), held_now)
+
+
+def as_held(request: Request, nodes: Nodes) -> Request:
+    """Return the launch as it holds GPUs: a scheduler's nodes are held by the scheduler."""
+    return request if isinstance(nodes.source, ListedNodes) else without_claims(request)
 
 
 def held_now(request: Request, nodes: Nodes) -> tuple[Request, Nodes]:
@@ -159,7 +162,7 @@ def start(prepared: Prepared, starting: JobRecord, meeting: Meeting) -> Launched
     log.info("job %s is recorded in %s", planned.job, prepared.experiment.path)
     announce(planned)
     say(f"logs in {output.path(prepared.experiment.logs)}")
-    parts = Parts.of(prepared)
+    parts = Parts(prepared)
     try:
         logs = open_logs(prepared.experiment, starting.nodes)  # after the start it is too late
         if request.payload is not None:

@@ -106,7 +106,7 @@ def is_inside(file: OutputFile, found: JobFiles) -> bool:
 
 
 class JobFilesOf:
-    """What the master of a job wrote, and the nodes that are to have it."""
+    """The files that the master of a job wrote, and the nodes that lack some of them."""
 
     def __init__(
         self,

@@ -74,7 +74,7 @@ def receive_files(
 
 
 class Taking:
-    """What is taken from another node; `size` counts the bytes that have come."""
+    """A transfer from another node; `size` counts the bytes that have come."""
 
     def __init__(self, incoming: IncomingFiles, giver: GivingNode) -> None:
         self.incoming, self.giver = incoming, giver
@@ -100,7 +100,7 @@ class Taking:
             self.over.set()
 
     def fill(self, wire: NodeWire) -> None:
-        """Fetch what is lacking of the manifest; note what could not come or be written."""
+        """Fetch the missing files of the manifest; note which could not come or be written."""
         incoming, entries = self.incoming, self.incoming.target.entries
         starts = {half.number: half.have for half in incoming.lacking.begun if not half.whole}
         wanted = [(at, starts.get(at, 0), entries[at].size) for at in sorted(incoming.missing)]
@@ -116,12 +116,12 @@ class Taking:
         self.problem = next(iter([*problems, *incoming.failed.values()]), "")
 
     def progress(self, seconds: float) -> TakeProgress:
-        """Say how far it is, at its end or after some seconds."""
+        """Return the progress, at the end or after some seconds."""
         over = self.over.wait(seconds)
         return TakeProgress(size=self.size, over=over, problem=self.problem)
 
     def end(self) -> None:
-        """Give up what is under way, and wait until nothing more is written."""
+        """Abort the transfer, and wait until nothing more is written."""
         self.ended = True
         if self.wire is not None:
             self.wire.close()

@@ -1,7 +1,7 @@
-"""Names what a head asks to move files: from it to a node, from node to node, and home.
+"""The requests that move files: from the head to a node, between nodes, and home.
 
-The machine that has files describes them in a manifest (protocol/manifest.py); the one that is to
-have them says which are lacking. From then on a file is its number in that manifest.
+The sender describes its files in a manifest (protocol/manifest.py); the receiver answers which of
+them it lacks. From then on a file is its number in that manifest.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Give(Request[Giving], do="give"):
 
 
 class EndGiving(Request[Nothing], do="end_giving"):
-    """Give files to no more nodes."""
+    """Stop giving files to other nodes."""
 
 
 class GivingNode(Message):
@@ -155,7 +155,7 @@ class Take(Request[Nothing], do="take"):
 
 
 class TakeProgress(Message):
-    """How far the transfer from another node is; a problem ends it."""
+    """The progress of a transfer from another node; a problem ends it."""
 
     # Bytes that have come.
     size: Count
@@ -265,7 +265,7 @@ class ReadFile(Request[FilePiece], do="read_file"):
 
 
 class JobFiles(Message):
-    """What ranks wrote on this node in the directories of their job since it began."""
+    """The files that ranks wrote on this node below their job's directories since it began."""
 
     files: tuple[OutputFile, ...]  # by the names of their directories; see node/transfer/job_files
     roots: dict[str, str]  # name -> the directory that it is here

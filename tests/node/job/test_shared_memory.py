@@ -105,6 +105,16 @@ def killed(path: Path, mode: str, segments: Segments) -> None:
         child.kill()
 
 
+def written_by_a_job(name: str, mode: int) -> tuple[Path, Segments]:
+    """Make a file that a process of a job had open for writing when it was killed."""
+    path, segments = SHM / f"{name}set", Segments()
+    path.write_bytes(bytes(4096))
+    path.chmod(mode)
+    segments.since = time.time() - 10.0
+    killed(path, "r+b", segments)
+    return path, segments
+
+
 @pytest.mark.parametrize("mode", ["rb", "r+b"])
 @pytest.mark.parametrize("when", ["before the job", "by the job"])
 def test_only_what_the_job_has_made_to_share_is_removed(name: str, when: str, mode: str) -> None:
@@ -124,11 +134,7 @@ def test_only_what_the_job_has_made_to_share_is_removed(name: str, when: str, mo
 def test_what_others_may_open_stays_where_not_all_processes_are_seen(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, segments = SHM / f"{name}set", Segments()
-    path.write_bytes(bytes(4096))
-    path.chmod(0o666)
-    segments.since = time.time() - 10.0
-    killed(path, "r+b", segments)
+    path, segments = written_by_a_job(name, 0o666)
     monkeypatch.setattr(shared_memory, "in_use", lambda _: (set(), True))
     assert segments.remove() == (str(path),)
     path.chmod(0o600)
@@ -139,10 +145,6 @@ def test_what_is_of_another_user_is_named_and_stays(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where root ends the jobs of all."""
-    path, segments = SHM / f"{name}set", Segments()
-    path.write_bytes(bytes(4096))
-    path.chmod(0o600)
-    segments.since = time.time() - 10.0
-    killed(path, "r+b", segments)
+    path, segments = written_by_a_job(name, 0o600)
     monkeypatch.setattr(shared_memory.os, "getuid", lambda: 12345)
     assert segments.remove() == (str(path),)

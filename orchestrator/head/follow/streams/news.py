@@ -1,4 +1,4 @@
-"""What a follower of a node posts to its job: a class for each kind of news."""
+"""The kinds of news that the follower of a node posts to its job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from orchestrator.protocol.requests.machine import Dialed, Listening
 
 
 class News(Message, kw_only=False):
-    """Something that came from a node, or happened to the connection to it."""
+    """A message from a node, or a change of the connection to it."""
 
     node: int
 

@@ -55,7 +55,7 @@ class NodeClaim:
 
 @dataclass(frozen=True)
 class Hold:
-    """What is held of some nodes, or why nothing is."""
+    """The GPUs that are held on some nodes, or why none are."""
 
     missing: Mapping[str, str] = field(default_factory=dict)  # by the node's name
     notes: tuple[str, ...] = ()  # which part of each node it is, and what is not known

@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from orchestrator.common.errors import CheckFailed, OrchestratorError
 from orchestrator.common.hosts import listed
@@ -37,16 +37,12 @@ from orchestrator.records.experiment import NodeRecord
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
 class Parts:
     """Makes further parts of a job of what its launch has fixed for all nodes."""
 
-    prepared: Prepared
-    numbers: Iterator[int] = field(default_factory=itertools.count)
-
-    @classmethod
-    def of(cls, prepared: Prepared) -> Parts:
-        return cls(prepared, itertools.count(len(prepared.plan.nodes)))
+    def __init__(self, prepared: Prepared) -> None:
+        self.prepared = prepared
+        self.numbers = itertools.count(len(prepared.plan.nodes))
 
     @property
     def may_be_needed(self) -> bool:
@@ -56,7 +52,7 @@ class Parts:
         return bool(request.config.launch.max_restarts) and anywhere
 
     def keep(self, spares: Sequence[Reached]) -> list[NodeRecord]:
-        """Give each spare its part, if the job may be started again; return those that have it."""
+        """Send each spare its part if the job may be started again; return those that have it."""
         try:
             return self.stand_by(spares)
         finally:
@@ -119,7 +115,7 @@ class Parts:
     # -- a node that has lost its part ------------------------------------------------------------
 
     def renew(self, node: NodeRecord) -> NodeRecord:
-        """Give a node the code and its part again, which has nothing of it any more."""
+        """Send the code and its part again to a node that has lost them."""
         known = {each.name: each for each in self.prepared.nodes.source.nodes}
         if node.name not in known:
             raise CheckFailed(f"{node.name} is not in the node list any more")
@@ -144,17 +140,17 @@ class Parts:
         return replace(reached, node=replace(asked, spare=True))
 
     def with_code(self, reached: Reached) -> Reached:
-        """Give a node its snapshot, if that is where the job runs there."""
+        """Send a node its snapshot if the job runs in one there."""
         request = self.prepared.request
         if not (code.needs_code(request) and code.gets_snapshot(request, reached)):
             return reached
         request = code.relative(request, [reached], [reached])
-        with self.code(request) as tree:
+        with self.code_of_job(request) as tree:
             return code.bring_late(request, reached, tree)
 
     @contextlib.contextmanager
-    def code(self, request: Request) -> Iterator[Tree]:
-        """Give the code that the job runs, whatever its directory holds by now."""
+    def code_of_job(self, request: Request) -> Iterator[Tree]:
+        """Yield the code that the job runs, whatever its directory holds by now."""
         experiment, scan = self.prepared.experiment, self.prepared.nodes.scan
         digest = str(manifests.read(experiment).get("tree") or "")
         kept, directory = experiment.path / archive.NAME, request.directory

@@ -43,7 +43,7 @@ class Cause(Enum):
 
 
 class Due(Enum):
-    """What the supervisor has to do now."""
+    """What the supervisor does next."""
 
     NOTHING = "nothing"
     SPARE = "kill all but the ranks that handle SIGTERM, and what works for them"

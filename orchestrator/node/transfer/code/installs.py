@@ -1,4 +1,4 @@
-"""Answers for packages that this Python imports from the node's own copy of what was sent.
+"""Finds packages that this Python imports from the node's own copy of the code that was sent.
 
 `pip install -e .` in each node's clone makes its Python import the clone, whatever is sent. The
 snapshot's directories are searched before it; an install that no directory answers is named. The
@@ -22,7 +22,7 @@ PACKAGES = ("site-packages", "dist-packages")
 
 
 class Installs(NamedTuple):
-    """What this Python imports from a directory of the node's."""
+    """The packages that this Python imports from one directory of the node."""
 
     first: list[str]  # directories below it that a snapshot has
     strange: list[str]  # installs that only their own finder understands
@@ -67,13 +67,13 @@ def is_of_python(path: str, source: str) -> bool:
 
 
 def note(path: bytes, first: list[str]) -> None:
-    """Note in a snapshot what its ranks are to search first."""
+    """Write into a snapshot which of its directories its ranks search first."""
     if first:
         files.replace(os.fsdecode(os.path.join(path, snapshot.FIRST)), "\n".join(first))
 
 
 def with_first(spec: Spec) -> Spec:
-    """Let ranks import from their snapshot what is installed from the node's own copy."""
+    """Return a part whose ranks import from the snapshot what is installed from the copy."""
     whole = snapshot.snapshot_of(Store(), spec.workdir)
     places = list(first_of(whole, spec.workdir)) if whole else []
     before = spec.env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))

@@ -43,19 +43,20 @@ def test_the_code_is_that_of_the_launch_or_none(place: Experiment, tmp_path: Pat
     request = cast(Request, SimpleNamespace(directory=work, payload=None))
     scan = Scan(os.fsencode(work), Rules(everything=True), Limits())
     nodes = cast(Nodes, SimpleNamespace(scan=scan))
-    parts = Parts(Prepared(request, nodes, place, cast(Any, None)))
-    with parts.code(request) as code:
+    plan = cast(Any, SimpleNamespace(nodes=()))
+    parts = Parts(Prepared(request, nodes, place, plan))
+    with parts.code_of_job(request) as code:
         assert code.digest == tree.digest and Path(os.fsdecode(code.directory)).name == "work"
         assert Path(os.fsdecode(code.directory), "train.py").read_text() == "one"
     (place.path / archive.NAME).unlink()
     holds_other = pytest.raises(CheckFailed, match="holds other code by now")
-    with holds_other as refused, parts.code(request):
+    with holds_other as refused, parts.code_of_job(request):
         pass
     assert "sync.keep" in refused.value.fix
     place.write("manifest.json", json.dumps({"tree": None}))
     without = cast(Nodes, SimpleNamespace(scan=None))
     with (
         pytest.raises(CheckFailed, match="does not share the directory"),
-        Parts(Prepared(request, without, place, cast(Any, None))).code(request),
+        Parts(Prepared(request, without, place, plan)).code_of_job(request),
     ):
         pass
