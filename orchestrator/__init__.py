@@ -10,7 +10,6 @@ from orchestrator.common.version import __version__
 if TYPE_CHECKING:
     from orchestrator.api.cluster import Cluster
     from orchestrator.api.job import Job, Line, Receipt, Verdict
-    from orchestrator.api.pool import Actor, Pool, RanksLost
     from orchestrator.common.errors import JobFailed, NoRestart, OrchestratorError
     from orchestrator.engine.saving.in_memory.memory_checkpoint import (
         load_memory_checkpoint,
@@ -19,15 +18,12 @@ if TYPE_CHECKING:
     from orchestrator.engine.trainer import Trainer
 
 __all__ = [
-    "Actor",
     "Cluster",
     "Job",
     "JobFailed",
     "Line",
     "NoRestart",
     "OrchestratorError",
-    "Pool",
-    "RanksLost",
     "Receipt",
     "Trainer",
     "Verdict",
@@ -38,15 +34,12 @@ __all__ = [
 
 # Imported when somebody asks for it: the head must not load torch, nor a command what it needs not.
 LATER = {
-    "Actor": "orchestrator.api.pool",
     "Cluster": "orchestrator.api.cluster",
     "Job": "orchestrator.api.job",
     "JobFailed": "orchestrator.common.errors",
     "Line": "orchestrator.api.job",
     "NoRestart": "orchestrator.common.errors",
     "OrchestratorError": "orchestrator.common.errors",
-    "Pool": "orchestrator.api.pool",
-    "RanksLost": "orchestrator.api.pool",
     "Receipt": "orchestrator.api.job",
     "Trainer": "orchestrator.engine.trainer",
     "Verdict": "orchestrator.api.job",

@@ -113,8 +113,6 @@ LONG = [
     "tests/end_to_end/test_fanout.py::test_a_push_past_a_firewall",
     "tests/end_to_end/test_frameworks.py",
     "tests/end_to_end/test_no_seam.py::test_six_faults_leave_no_trace",
-    "tests/end_to_end/test_pool.py::test_map_goes_on_without_a_node",
-    "tests/end_to_end/test_pool.py::test_ten_thousand_calls",
     "tests/end_to_end/test_programs.py",
     "tests/launchers/test_slurm.py::test_a_job_that_slurm_takes_back",
     "tests/launchers/test_slurm.py::test_a_limit_that",
@@ -145,7 +143,6 @@ LONG = [
     "tests/end_to_end/test_lease.py::test_a_head_that_does_not_leave",
     "tests/end_to_end/test_lease.py::test_a_link_that_is_cut_while_a_node_starts",
     "tests/end_to_end/test_lease.py::test_a_head_that_leaves_on_purpose",
-    "tests/end_to_end/test_pool.py::test_a_program_that_is_killed_leaves_no_ranks[idle]",
     "tests/end_to_end/test_prune.py::test_a_node_that_is_down_is_named_and_cleaned_the_next_time",
     "tests/end_to_end/test_prune.py::test_what_is_followed_is_in_use",
     *(
@@ -153,7 +150,7 @@ LONG = [
         for what in (
             *("large_ones_travel", "several_at_once", "typed_at_an_interpreter"),
             *("an_exception_leaves_no_job_behind", "what_comes_out_of_no_pickle"),
-            "the_page_does_as_it_says",  # its parts are there, in test_pool and test_fabric
+            "the_page_does_as_it_says",  # its parts are there, in test_fabric
         )
     ),
     "tests/head/connect/test_ssh_verdicts.py::test_the_verdict_is_that_of_ssh_in_rarer_cases",

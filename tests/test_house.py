@@ -33,7 +33,7 @@ TOP = {
 # function. A room is a folder; those of the folders in ROOMS_INSIDE are listed one by one.
 CORE = [
     *("common", "config", "protocol", "records", "traces", "trackers"),
-    *("node/peers", "node/job", "node/calls", "node/server", "node/machine"),
+    *("node/peers", "node/job", "node/server", "node/machine"),
     *("node/transfer", "node/warm", "node/environments"),
     *("node/start", "node/follow", "node"),
     *("head", "head/nodes", "head/screen", "head/background", "head/connect"),
@@ -79,8 +79,7 @@ OTHERS = {
     "api/functions.py": {"cloudpickle"},
     "protocol/message.py": {"typing_extensions"},  # for the type checker alone
     "node/job/ranks/run_function.py": {"cloudpickle"},  # which travels with the function
-    "node/calls/serve.py": {"cloudpickle"},
-    "node/calls/functions.py": {"cloudpickle"},
+    "node/pickled_functions.py": {"cloudpickle"},
     "node/job/ranks/fast_torchrun.py": {"torch"},  # it is torchrun
 }
 MOST_CHILDREN = 12  # files and folders in a folder, so that it is seen at once

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from fabric import Connection, Group
     from typing_extensions import Unpack
 
-    from orchestrator.api.pool import Pool
     from orchestrator.head.connect.ssh import SshTransport
     from orchestrator.head.connect.ssh_config import Destination
     from orchestrator.head.nodes.machine import Machine
@@ -82,7 +81,7 @@ class Cluster:
             experiments=absolute(experiments),
         )
         self._options: Options = options
-        self._jobs: list[Job | Pool] | None = None  # of the `with` block we are in
+        self._jobs: list[Job] | None = None  # of the `with` block we are in
 
     def __repr__(self) -> str:
         return f"<Cluster {absolute(self._where.node_list)}>"
@@ -173,19 +172,6 @@ class Cluster:
         An exception in a rank is raised here. See submit() for what can be sent.
         """
         return self.submit(function, *args, **kwargs).results()
-
-    def pool(self, **options: Unpack[Options]) -> Pool:
-        """Start ranks on all nodes that stay, and are called again and again.
-
-        Returns when all of them wait for calls. See Pool.
-        """
-        from orchestrator.api.pool import DEFAULTS, Pool
-
-        check_names(options)
-        pool = Pool(self._with(merged(DEFAULTS, merged(self._options, options))))
-        if self._jobs is not None:
-            self._jobs.append(pool)
-        return pool
 
     def nodes(self) -> list[Machine]:
         """Describe what each machine is: CPUs, memory, GPUs, driver, networks, torch, free disk.

@@ -10,14 +10,13 @@ import pickle
 import site
 import sys
 import sysconfig
-import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 from orchestrator.common.errors import UsageError
-from orchestrator.node.calls import functions
+from orchestrator.node import pickled_functions
 
 log = logging.getLogger("orchestrator")
 
@@ -64,35 +63,6 @@ def files() -> list[str]:
     return found
 
 
-class Watch:
-    """Warns of modules that were edited while ranks go on with them as they were."""
-
-    def __init__(self) -> None:
-        self.since = time.time()
-        self.modules = 0
-        self.files: list[Path] = []  # made once: a path per look costs more than the look
-        self.named: set[Path] = set()
-
-    def poll(self) -> None:
-        if len(sys.modules) != self.modules:
-            self.modules, self.files = len(sys.modules), [Path(file) for file in files()]
-        for file in self.files:
-            if file not in self.named and modified(file) > self.since:
-                self.named.add(file)
-                log.warning(
-                    "%s was changed after the pool was opened: its ranks have it as it was;"
-                    " a new pool has the new one",
-                    file,
-                )
-
-
-def modified(file: Path) -> float:
-    try:
-        return file.stat().st_mtime
-    except OSError:
-        return 0.0
-
-
 # -- calls --------------------------------------------------------------------------------------
 
 
@@ -136,18 +106,8 @@ def pack(payload: Path, name: str, call: tuple[object, ...], directory: Path) ->
     send_program_whole()
     with sendable(name), (payload / "call.pkl").open("wb") as file:
         pickle.dump(places(directory), file)
-        functions.dump(call, file)
+        pickled_functions.dump(call, file)
     home = Path(cloudpickle.__file__).parent
     with zipfile.ZipFile(payload / "cloudpickle.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for path in home.glob("*.py"):
             archive.write(path, f"cloudpickle/{path.name}")
-
-
-def pickled(
-    function: Callable[..., object], args: object, kwargs: object, *, name: str = ""
-) -> bytes:
-    """Return a call as a pickle; `name` is what an error calls it, else the function's."""
-    check_callable(function)
-    send_program_whole()
-    with sendable(name or getattr(function, "__name__", type(function).__name__)):
-        return functions.dumps((function, args, kwargs))

@@ -1,4 +1,4 @@
-"""Lets a Python program launch and call by a process of its own: see head/background.
+"""Lets a Python program launch by a process of its own: see head/background.
 
 So the calling program, which may be a notebook, opens no connection and has no thread, signal
 handler or child of ours. Modules are imported here by whoever needs them: this one is light.
@@ -44,17 +44,3 @@ def nodes(answers: Answers, arguments: LaunchArguments) -> None:
 
     machines = find_machines(resolve(arguments))
     answers.send(nodes=[machine.to_json(described) for described in machines])
-
-
-def calls(answers: Answers, where: Where, experiment: str) -> None:
-    """Carry a pool's calls, which come through standard input, and the answers to them."""
-    from orchestrator.api.exchange import open_calls
-    from orchestrator.head.commands.stop import end_job
-    from orchestrator.head.status.find_job import adopt_job
-
-    job = adopt_job(where, experiment)
-    exchange = open_calls(job.transport, job.record, answers.out.fileno())
-    answers.send(open=True)
-    exchange.run()
-    if exchange.alive:  # in a call that does not end
-        end_job(where, experiment, 0.0)

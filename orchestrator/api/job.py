@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from orchestrator.api import head_process, notebook
+from orchestrator.api import head_process
 from orchestrator.common.errors import (
     EXIT_DONE,
     EXIT_NODE,
@@ -32,6 +32,8 @@ from orchestrator.head.screen.lines import LineSplitter
 from orchestrator.head.screen.log_reader import GOODBYE, NO_RANK, LogFile, LogReader
 from orchestrator.records import manifest, outcome
 from orchestrator.records.experiment import Experiment, JobRecord
+from orchestrator.records.metrics import trainers
+from orchestrator.records.metrics.lines import GrowingFile
 
 CALLED = "Cluster.run"  # the first word of the command of a job that has results
 LOOK_SECONDS = 0.2  # between two looks at what the head has written
@@ -118,13 +120,6 @@ class Job:
     def __repr__(self) -> str:
         return f"<Job {self.name}: {self.status}>"
 
-    def _repr_html_(self) -> str:
-        return self._html(self._record())
-
-    def _html(self, record: JobRecord) -> str:
-        cause = str(self.verdict or "") if record.state in ("failed", "lost") else ""
-        return notebook.html(self.name, self.directory, record, cause)
-
     def __enter__(self) -> Job:
         return self
 
@@ -172,12 +167,15 @@ class Job:
             return None
         return Verdict.of(crash_dump.in_verdict(verdict, manifest.working_tree(self._experiment)))
 
-    def metrics(self) -> notebook.Metrics:
-        """Return the steps that rank 0 told of so far: a list of rows with step, loss and more.
+    def metrics(self) -> list[dict[str, float]]:
+        """Return the steps that rank 0 measured so far: rows with step, loss and more.
 
-        As text and in a notebook it is a table; pandas.DataFrame takes it.
+        `pandas.DataFrame(job.metrics())` is a table of them.
         """
-        return notebook.metrics(self.directory)
+        _, files = trainers.newest(self.directory / "outputs")
+        lines = GrowingFile(files[min(files)]).lines() if files else ()
+        points = map(trainers.Point, lines)
+        return [p.numbers(len(p.line), ()) for p in points if p.step is not None]
 
     def _record(self) -> JobRecord:
         return self._experiment.read_record()
@@ -203,11 +201,8 @@ class Job:
 
     def _until_over(self, timeout: float | None) -> JobRecord:
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
-        show = notebook.live()
         while True:
             record = self._record()
-            if show is not None:
-                show(self._html(record))
             left = deadline - time.monotonic()
             if record.over:
                 self._head = None  # it leaves

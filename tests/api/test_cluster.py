@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import os
 import pickle
@@ -15,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator import Cluster, OrchestratorError
-from orchestrator.api import functions, head_process
+from orchestrator.api import head_process
 from orchestrator.api.cluster import launch_arguments, merged
-from orchestrator.api.functions import pickled
 from orchestrator.api.job import only_here
 from orchestrator.api.options import Options
 from orchestrator.common.errors import UsageError
@@ -60,14 +58,14 @@ def generator() -> Iterator[int]:
         ("Cluster().launch(args=['x'])", "the built-in engine takes no args"),
         ("Cluster().run('train.py')", r"'train.py' is not a function(.|\n)*launch\('train.py'\)"),
         ("Cluster().submit(None)", "None is not a function"),
-        ("pickled(5, (), {})", "5 is not a function"),
+        ("Cluster().run(5)", "5 is not a function"),
         ("Cluster().run(asynchronous)", "asynchronous is async(.|\n)*asyncio.run"),
-        ("pickled(generator, (), {})", r"generator is a generator(.|\n)*list\(generator"),
+        ("Cluster().run(generator)", r"generator is a generator(.|\n)*list\(generator"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(call: str, words: str) -> None:
     with pytest.raises(OrchestratorError, match=words):
-        eval(call, {**globals(), "Cluster": Cluster, "pickled": pickled})
+        eval(call, {**globals(), "Cluster": Cluster})
 
 
 def test_importing_it_is_light() -> None:
@@ -177,23 +175,3 @@ def test_a_module_that_only_this_program_has_is_named() -> None:
     assert f"Here, pickle is {pickle.__file__}." in only_here(missing)
     assert not only_here(ModuleNotFoundError("No module named 'x'", name="x"))
     assert not only_here(NameError("name 'pickle' is not defined", name="pickle"))
-
-
-def test_an_edited_module_is_named_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    module = tmp_path / "edited_here.py"
-    module.write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
-    importlib.import_module("paramiko")  # brings a module that only looks like one
-    watch = functions.Watch()
-    watch.poll()
-    monkeypatch.setitem(sys.modules, module.stem, importlib.import_module(module.stem))
-    os.utime(module, (0, watch.since - 1))
-    watch.poll()
-    assert not caplog.records
-    os.utime(module, (0, watch.since + 1))
-    watch.poll()
-    watch.poll()
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert f"{module} was changed" in caplog.text

@@ -10,13 +10,15 @@ import pytest
 
 PROGRAM = """
 import multiprocessing, sys
-from orchestrator.api.pool import pickled
+from orchestrator.api.functions import send_program_whole
+from orchestrator.node import pickled_functions
 def helps(x):
     return x + 1
 def work(x):
     return helps(x) * 10
 def child(where):
-    open(where, "wb").write(pickled(work, (3,), {}))
+    send_program_whole()
+    open(where, "wb").write(pickled_functions.dumps((work, (3,), {})))
 if __name__ == "__main__":
     multiprocessing.set_start_method(sys.argv[1])
     process = multiprocessing.Process(target=child, args=(sys.argv[2],))

@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 from orchestrator.common.errors import CheckFailed, JobFailed, UsageError
-from orchestrator.node.calls import functions
+from orchestrator.node import pickled_functions
 
 ROOT = str(Path(__file__).parents[3])
 BEGIN = (
@@ -108,7 +108,7 @@ def packed(what: Any) -> bytes:
 
 def pickler() -> Any:
     """Return what uses cloudpickle, or Python's own where it is missing."""
-    return functions if importlib.util.find_spec("cloudpickle") else pickle
+    return pickled_functions if importlib.util.find_spec("cloudpickle") else pickle
 
 
 class Child:

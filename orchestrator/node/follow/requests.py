@@ -20,7 +20,6 @@ from orchestrator.protocol.requests.follow import (
     AskProfile,
     AskStuck,
     AskSystem,
-    Call,
     End,
     Follow,
     Following,
@@ -71,14 +70,6 @@ def leave(visit: Visit, request: Leave) -> Left:
     if visit.streamer is not None:
         visit.streamer.send_news("left", request.at)
     return Left()
-
-
-@answers(Call)
-def call(visit: Visit, request: Call) -> Nothing:
-    from orchestrator.node.calls.relay import Calls  # a launch does without it
-
-    visit.calls = Calls(RunDir(request.job, request.node))
-    return Nothing()
 
 
 # -- its state --------------------------------------------------------------------------------

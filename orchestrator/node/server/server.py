@@ -17,7 +17,7 @@ import time
 from orchestrator.node.job.run_directory import LARGEST_SERVER_LOG_BYTES, SystemLog, server_log
 from orchestrator.node.server.visit import LIBRARY, Refusal, Visit
 from orchestrator.protocol import frames
-from orchestrator.protocol.frames import CALL, HEADER, JSON, PIECE, Splitter
+from orchestrator.protocol.frames import HEADER, JSON, PIECE, Splitter
 from orchestrator.protocol.message import Message, Nonsense, encode, parse
 from orchestrator.protocol.requests.request import (
     ROUTINE,
@@ -82,8 +82,6 @@ class ChannelServer:
                     return
                 if self.visit.streamer and fd == self.visit.streamer.bell:
                     self.visit.streamer.drain_bell()
-                if self.visit.calls:
-                    self.visit.calls.serve(fd, self.send)
             self.beat()
 
     def stream(self) -> None:
@@ -98,12 +96,8 @@ class ChannelServer:
     def ready(self) -> list[tuple[int, int]]:
         """Wait until something can be read or written, or is due."""
         poll = select.poll()
-        streamer, calls = self.visit.streamer, self.visit.calls
-        if calls:
-            calls.connect(self.send)
-            calls.register(poll, reading=self.waiting_bytes < BACKLOG_BYTES)
-        if not (calls and calls.is_full):
-            poll.register(0, select.POLLIN)
+        streamer = self.visit.streamer
+        poll.register(0, select.POLLIN)
         if self.waiting:
             poll.register(1, select.POLLOUT)
         elif streamer and streamer.bell is not None:
@@ -111,8 +105,6 @@ class ChannelServer:
         left = max(0.0, self.next_beat - time.monotonic())
         if streamer is not None and not self.waiting:
             left = min(left, streamer.left)
-        if calls and calls.waits:
-            left = min(left, calls.waits)
         return poll.poll(left * 1000)
 
     @property
@@ -148,8 +140,6 @@ class ChannelServer:
                 self.visit.waits = self.visit.waits or not payload
             elif kind == JSON:
                 self.serve(payload)
-            elif kind == CALL and self.visit.calls:
-                self.visit.calls.deliver(payload)
             else:
                 raise Nonsense(f"a head sends no frame {kind.decode()}")
         return bool(data)

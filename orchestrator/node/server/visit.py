@@ -23,7 +23,6 @@ from orchestrator.protocol.timing import SERVER_PATIENCE
 if TYPE_CHECKING:
     import subprocess
 
-    from orchestrator.node.calls.relay import Calls
     from orchestrator.node.job.hang import Activity
     from orchestrator.node.server.stream import FileStreamer
 
@@ -95,7 +94,6 @@ class Visit:
         self.patience = SERVER_PATIENCE
         self.streamer: FileStreamer | None = None
         self.activity: Activity | None = None  # of the job that is followed
-        self.calls: Calls | None = None  # in the ranks of a job
         self.supervisor: subprocess.Popen[bytes] | None = None  # started in this visit
         self.input: int | None = None  # where the head's requests come from
 

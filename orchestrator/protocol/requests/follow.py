@@ -235,13 +235,6 @@ class AskProfile(Request[ProfileState], do="profile"):
     wish: ProfileWish
 
 
-class Call(Request[Nothing], do="call"):
-    """Pass CALL frames on to the ranks, and their answers back, from now on."""
-
-    job: str
-    node: int
-
-
 class LivingRuns(Message):
     """Those of the runs of which anything lives here."""
 

@@ -1,4 +1,4 @@
-"""Functions as pickles that keep the file of their code, for tracebacks and for pdb.
+"""Pickles of functions that keep the file of their code, for tracebacks and for pdb.
 
 cloudpickle replaces the file's name from 3.1.3 on, so that equal functions are equal bytes.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 
-from orchestrator.node.calls import functions
+from orchestrator.node import pickled_functions
 
 
 def test_code_keeps_its_file_within_functions_and_classes() -> None:
@@ -18,7 +18,7 @@ def test_code_keeps_its_file_within_functions_and_classes() -> None:
         def method(self) -> int:
             return 4
 
-    function, kind = pickle.loads(functions.dumps((outer, Inner)))
+    function, kind = pickle.loads(pickled_functions.dumps((outer, Inner)))
     assert function is not outer and function()() == 3 and kind().method() == 4
     for code in (function.__code__, function().__code__, kind.method.__code__):
         assert code.co_filename == __file__

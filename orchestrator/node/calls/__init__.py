@@ -1,1 +1,0 @@
-"""Calls in the ranks of a pool: passed on to each rank, and carried out there."""
