@@ -303,16 +303,11 @@ def verify_command(
     help="Examine nothing; tell what each node did wrong in earlier jobs of yours.",
 )
 @click.option(
-    "--nightly",
-    is_flag=True,
-    help="For cron: print what is bad and what has changed, and cordon nodes that lack something.",
-)
-@click.option(
     "--fix-hints/--no-fix-hints", "hints", default=True, help="Say how to fix each problem."
 )
 @json_option
 @color_option
-def doctor_command(quick: bool, history: bool, nightly: bool, hints: bool, **params: Any) -> int:
+def doctor_command(quick: bool, history: bool, hints: bool, **params: Any) -> int:
     """Check every node and the network between them.
 
     Exit code 3 if a launch would fail. With SCRIPT, its copies on the nodes are compared too.
@@ -322,7 +317,7 @@ def doctor_command(quick: bool, history: bool, nightly: bool, hints: bool, **par
     arguments = arguments_from(params)
     if history:
         return doctor.show(arguments.where.node_list)
-    return doctor.examine(arguments, full=not quick, hints=hints, nightly=nightly)
+    return doctor.examine(arguments, full=not quick, hints=hints)
 
 
 @click.command("bootstrap", cls=GroupedCommand, params=[*launch_options("nodes")])

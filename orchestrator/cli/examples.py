@@ -121,8 +121,8 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "doctor": (
         ("orchestrator doctor", "check all nodes, and how to fix what is wrong"),
-        ("orchestrator doctor --nightly", "for cron: what is bad, and what has changed"),
         ("orchestrator doctor --json", "for a program"),
+        ("orchestrator doctor --history", "what each node did wrong in earlier jobs"),
     ),
     "verify": (
         ("orchestrator verify", "run real collectives, and name the slow node or link"),

@@ -145,28 +145,6 @@ def test_shared_memory_that_is_full_or_small(ward: Head, cluster: NetnsCluster) 
     assert "/dev/shm is full" in found["what"]
 
 
-def test_at_night_only_what_is_bad_or_new_is_told(ward: Head, cluster: NetnsCluster) -> None:
-    """A node that lacks something is cordoned until it is well; often nothing is said."""
-    third = cluster.addresses[2]
-
-    def night(code: int) -> list[str]:
-        command = ward.command("orchestrator", "doctor", "--nightly", "--quick")
-        assert command.finish() == code, command.text
-        return [line for line in command.lines if line.strip()]
-
-    night(0)  # what the looks of other tests have found may be over
-    assert night(0) == []
-    with broken(cluster, 2, "mount -t tmpfs -o ro none /dev/shm", "umount /dev/shm"):
-        told, _, cordoned = night(3)
-        assert told.startswith(f"BAD   shm: {third}: /dev/shm cannot be written")
-        assert cordoned == f"{third} is cordoned: launches skip it"
-        assert night(3)[0] == told  # and is cordoned already
-        shown = ward.command("orchestrator", "nodes")
-        assert shown.finish() == 0 and "(doctor: shm: /dev/shm cannot" in shown.text
-    assert night(0) == [f"{third}: shm is BAD no more", f"{third} is used again"]
-    assert night(0) == []
-
-
 def test_the_machines_and_the_one_that_is_missing(ward: Head, cluster: NetnsCluster) -> None:
     three = cluster.addresses
     ward.node_list = cluster.write_list([*three, "10.77.77.99"])

@@ -12,8 +12,7 @@ from pathlib import Path
 from orchestrator.common.errors import EXIT_CHECK, EXIT_DONE, UsageError
 from orchestrator.config.launch import LaunchArguments
 from orchestrator.head.doctor import examination, last_look
-from orchestrator.head.doctor.nightly import REASON, Night, night_of
-from orchestrator.head.nodes.node_list import Node, read_nodes
+from orchestrator.head.nodes.node_list import read_nodes
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Column, Table, Terminal
 from orchestrator.head.start.code import expect_code
@@ -24,58 +23,19 @@ from orchestrator.records import cordons, machines
 from orchestrator.records.machines import machine_of
 
 
-def examine(arguments: LaunchArguments, *, full: bool, hints: bool, nightly: bool = False) -> int:
+def examine(arguments: LaunchArguments, *, full: bool, hints: bool) -> int:
     began = time.monotonic()
     request = resolve(arguments)
     request, nodes = expect_code(request, try_all(request))
     diagnosis = diagnose(request, nodes, full=full)
     diagnosis = replace(diagnosis, seconds=time.monotonic() - began)
-    listed = nodes.source.nodes
-    night = night_of(diagnosis, listed, last_look.read(), cordons.read()) if nightly else None
     try:
-        last_look.note(listed, diagnosis.findings)
+        last_look.note(nodes.source.nodes, diagnosis.findings)
     except UsageError as error:
         output.complain(f"orchestrator: later views do not know of this look: {error.what}")
-    if night is not None:
-        act(night, listed, hints=hints)
-        return EXIT_CHECK if diagnosis.bad else EXIT_DONE
     words = partial(examination.to_text, diagnosis, hints=hints)
     output.result(examination.to_json(diagnosis), words)
     return EXIT_CHECK if diagnosis.bad else EXIT_DONE
-
-
-# -- at night -----------------------------------------------------------------------------------
-# `orchestrator doctor --nightly`: for cron, which sends what is printed; often that is nothing.
-
-
-def act(night: Night, nodes: Sequence[Node], *, hints: bool) -> None:
-    """Cordon what is bad, but not all that there is; let back what the doctor had cordoned."""
-    machines_of = {node.name: machine_of(node) for node in nodes}
-    spared = len(night.sick) == len(nodes)
-    sick = {} if spared else night.sick
-    for name, why in sick.items():
-        cordons.add([machines_of[name]], REASON + why.replace(f"{name}: ", ""))
-    if night.well:
-        cordons.remove([machines_of[name] for name in night.well])
-    lines = [
-        *night.gone,
-        *(f"{name} is cordoned: launches skip it" for name in sick),
-        *(f"{name} is used again" for name in night.well),
-        *(["no node is cordoned, because all are bad"] if spared and nodes else []),
-    ]
-    data = {
-        "findings": [asdict(finding) for finding in night.findings],
-        "gone": list(night.gone),
-        "cordoned": list(sick),
-        "used_again": list(night.well),
-    }
-
-    def words(terminal: Terminal) -> str:
-        told = examination.problems(night.findings, terminal, hints=hints)
-        return "\n".join(filter(None, [told, *lines]))
-
-    if output.as_json() or night.findings or lines:
-        output.result(data, words)
 
 
 # -- history ------------------------------------------------------------------------------------
