@@ -36,9 +36,6 @@ class Options(TypedDict, total=False):
     workdir: StrPath
     sync: str
     hook: StrPath
-    prolog: str
-    epilog: str
-    prolog_timeout: float
     start: str
     rank_env: str
     no_torchrun: bool

@@ -218,31 +218,6 @@ class Launch:
         metavar="FILE",
         file=True,
     )
-    prolog: str | None = option(
-        None,
-        "Run this command in a shell on each node before its first rank. The job fails if it does.",
-        PROGRAM,
-        commands=START,
-        shown="none",
-        metavar="COMMAND",
-    )
-    epilog: str | None = option(
-        None,
-        "Run this command in a shell on each node after its last rank, however the job ended.",
-        PROGRAM,
-        commands=START,
-        shown="none",
-        metavar="COMMAND",
-    )
-    prolog_timeout: float = option(
-        60.0,
-        "Seconds that --prolog and --epilog may each take.",
-        PROGRAM,
-        commands=START,
-        least=1,
-        most=LONGEST_WAIT_SECONDS,
-        metavar="SECONDS",
-    )
     start: str = option(
         "fork",
         "How ranks start: fork is faster, from a torchrun that has imported torch; plain is"
@@ -411,11 +386,6 @@ class Launch:
     def ranks_know_hosts(self) -> bool:
         """Tell whether ranks get variables that name all nodes."""
         return "slurm" in self.variables_of_ranks
-
-    @property
-    def epilog_seconds(self) -> float:
-        """Return how long a node may take after its last rank."""
-        return self.prolog_timeout if self.epilog else 0.0
 
     @property
     def waits(self) -> bool:

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Optional
 from orchestrator.protocol.message import Message, Moment, Nonsense, decode, encode
 from orchestrator.protocol.version import Version
 
-PROLOG, EPILOG = "prolog", "epilog"  # the user's commands before and after all ranks of a node
 EVENTS: dict[str, type[Event]] = {}
 
 
@@ -30,19 +29,11 @@ class Event(Message):
 
 
 class Started(Event, event="started"):
-    """torchrun is on its way, or the prolog before it."""
+    """torchrun is on its way."""
 
     agent: int  # its PID
     supervisor: int
     version: Version = Version()
-
-
-class CommandFailed(Event, event="command_failed"):
-    """The prolog of this node failed, or its epilog."""
-
-    name: str  # which
-    how: str  # in words after its name
-    said: str = ""  # its last words
 
 
 class TorchReady(Event, event="torch_ready"):

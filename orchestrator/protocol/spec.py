@@ -101,9 +101,6 @@ class Spec(Message):
     claim: str = ""  # the path of its entry in the machine's book; nothing: it holds nothing
     numa_binding: bool = False  # each rank runs beside its GPU,
     cpus: tuple[str, ...] = ()  # on these, as cpulist has them; nothing: wherever it may
-    prolog: str = ""  # for a shell on this node, before its first rank
-    epilog: str = ""  # after its last
-    prolog_timeout: float = 60.0  # seconds that each of the two may take
     patience: float = START_PATIENCE_SECONDS  # of the head, until this part has started
 
     @property

@@ -219,30 +219,6 @@ def test_torchrun_itself_fails(head: Head) -> None:
     assert head.nothing_left()
 
 
-def test_a_prolog_that_fails_on_one_node(head: Head) -> None:
-    prolog = "test $NODE_RANK = 0 || { echo no disk; exit 7; }"
-    own = ["--prolog", prolog, "--epilog", "echo cleaned; false", "--no-torchrun"]
-    command = head.launch(*own, head.script("wait.py", "import time; time.sleep(1000)"))
-    assert command.finish() == 1
-    verdict = head.record["verdict"]
-    assert (verdict["kind"], verdict["node"]) == ("prolog", 1)
-    words = "the prolog ended with exit code 7: no disk"
-    assert verdict["message"] == words
-    assert re.search(rf"the cause: node 1 \(.*\), [0-9:]+: {words}$", command.text, re.MULTILINE)
-    for node in (0, 1):
-        assert head.log(node).endswith(b"cleaned\n")
-        assert re.search(rf"node {node} .*: the epilog ended with exit code 1", command.text)
-    assert head.nothing_left()
-
-
-def test_an_epilog_that_fails_leaves_a_good_job_good(head: Head) -> None:
-    own = ["--nnodes", "1", "--no-torchrun", "--epilog", "echo in vain; exit 4"]
-    command = head.launch(*own, head.script("x.py", ""))
-    assert command.finish() == 0
-    assert "the epilog ended with exit code 4: in vain" in command.text
-    assert head.record["state"] == "done"
-
-
 def test_a_supervisor_that_is_killed(head: Head) -> None:
     script = head.script("save.py", SAVE)
     command = head.launch("--nnodes", "1", "--nproc", "2", script, "stubborn")

@@ -95,11 +95,6 @@ KINDS = {
         " again: see `dmesg` and `uptime` there",
     ),
     "start": ("it could not be started", "fix what the message says and launch again"),
-    "prolog": (
-        "the prolog failed",
-        "what it printed is in that node's log; mend the node, or cordon it: `orchestrator node"
-        " cordon`",
-    ),
     "stopped": ("it was stopped", ""),
 }
 
@@ -107,7 +102,7 @@ KINDS = {
 OF_MACHINES = (
     *("lost", "signal", "out_of_memory", "shared_memory", "disk_full", "no_processes"),
     *("environment", "communication", "link", "corruption", "torchrun", "supervisor", "hang"),
-    *("prolog", "gpu_fault"),
+    "gpu_fault",
 )
 OF_DEVICES = (
     r"(CUDA|HIP) error(?!: device-side assert)|NCCL error|\bNVML|\bECC\b|Input/output error"

@@ -165,7 +165,7 @@ class FollowedJob:
 
     def end_all(self, reason: str, grace: float) -> None:
         log.info("all nodes are to end: %s; grace %g s", reason, grace)
-        self.end.ordered(grace + self.record.launch.epilog_seconds, time.monotonic())
+        self.end.ordered(grace, time.monotonic())
         failed = self.end.outcome in (Outcome.FAILED, Outcome.LOST)
         for follower in self.at_work:
             follower.end(reason, grace, failed=failed)

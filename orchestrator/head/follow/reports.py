@@ -31,7 +31,7 @@ from orchestrator.head.screen.styles import DONE, styled
 from orchestrator.head.transfer.fetch.home import CodeOutputs
 from orchestrator.node.machine.gpus import nvidia
 from orchestrator.protocol import events
-from orchestrator.protocol.events import PROLOG, Event
+from orchestrator.protocol.events import Event
 from orchestrator.protocol.reports import UNSAVED
 from orchestrator.records.outcome import Receipt, SlowRank
 
@@ -157,15 +157,6 @@ class Reports:
             if node.broken_gpu is None:
                 node.broken_gpu = xid
                 self.job.warn(f"{node.who}: {xid}; what uses that GPU will fail, or wait for ever")
-
-    @take_event.register(events.CommandFailed)
-    def _(self, event: events.CommandFailed, node: NodeState, when: float) -> None:
-        """Take a failed prolog for the cause; what the epilog should do is no part of the job."""
-        failure = verdict.of_command(node.record.index, node.record.name, event, when)
-        if event.name != PROLOG:
-            self.warn_of(node, f"{node.who}: {failure.message}")
-        elif not self.said(node):
-            self.job.failed(failure)
 
     @take_event.register(events.LeaseFormed)
     def _(self, event: events.LeaseFormed, node: NodeState, when: float) -> None:

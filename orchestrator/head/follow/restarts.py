@@ -38,12 +38,10 @@ PASSING = {
     "supervisor": "a supervisor was killed",
     "torchrun": "torchrun failed",
     "start": "it could not be started",
-    "prolog": "the prolog failed",
 }
 FULL = "disk_full"  # it does not pass by itself: only a user makes room
 UNABLE = {
     FULL: "has no space left on a disk",
-    "prolog": "has failed its prolog",
     "gpu_fault": "has a broken GPU",
 }
 # Which node's snapshot of the code a path is in; two nodes may report one failure.

@@ -36,7 +36,7 @@ def stop_job(
     ssh: Transport, record: JobRecord, nodes: Sequence[NodeRecord], grace: float
 ) -> list[Receipt]:
     def stop(node: NodeRecord) -> tuple[StopReceipt, ...]:
-        wait = grace + record.launch.epilog_seconds + PROOF_SECONDS
+        wait = grace + PROOF_SECONDS
         reason = verdict.STOPPED_BY_USER
         order = Stop(job=record.job, node=node.index, why=reason, grace=grace, wait=wait)
         return (ask_once(ssh, node, order, wait + 20),)

@@ -15,7 +15,7 @@ from orchestrator.head.nodes import packages
 from orchestrator.head.screen import styles
 from orchestrator.head.screen.output import printable
 from orchestrator.node.machine.gpus import nvidia
-from orchestrator.protocol.events import CommandFailed, Ended, RankEnded, RankError
+from orchestrator.protocol.events import Ended, RankEnded, RankError
 from orchestrator.protocol.facts import Xid
 from orchestrator.records.experiment import NodeRecord
 from orchestrator.records.outcome import Cause, OtherFailure, Verdict
@@ -39,11 +39,10 @@ NO_THREAD = re.compile(r"^(?:libgomp: Thread creation failed|OMP: System error #
 # What a kernel on a GPU prints as it gives up, once for each of its threads.
 ON_GPU = re.compile(r"(\S+): block: \[[\d,]+\], thread: \[[\d,]+\] Assertion `(.+?)` failed")
 TRACEBACK = "Traceback (most recent call last):"
-SAYS_ALL = ("ended with exit code", "no progress", "the prolog ")  # messages that need no title
+SAYS_ALL = ("ended with exit code", "no progress")  # messages that need no title
 LINE_OF_FILE = re.compile(r"([^/]+:\d+)(?: in \S+)?$")
 MARKS = re.compile(r"\s*[~^]+\s*")  # below a line of a traceback
 LONGEST_MESSAGE, LONGEST_LINE = 600, 500  # characters of it that are shown
-COMMAND_LINES = 3  # of what a prolog said last
 MESSAGE_LINES = 3  # at the end of a traceback that is too long to be shown
 Paint = Callable[[str, str], str]
 # Why a job was stopped, as it is ordered and as job.json has it.
@@ -233,13 +232,6 @@ def of_torchrun(node: int, name: str, event: Ended, time: float) -> Failure:
     message = f"{begun.message}: {last[-1]}"
     kind = failure_kinds.of_text(last[-1]) or failure_kinds.of_trace(trace) or "torchrun"
     return replace(begun, kind=kind, message=message, evidence=last[-1])
-
-
-def of_command(node: int, name: str, event: CommandFailed, time: float) -> Failure:
-    """Say how the prolog or the epilog failed on a node, with its last lines."""
-    said = [line.strip() for line in event.said.splitlines() if line.strip()][-COMMAND_LINES:]
-    message = ": ".join(filter(None, [f"the {event.name} {event.how}", " | ".join(said)]))
-    return Failure(node, name, None, time, event.name, message, evidence=event.said)
 
 
 def place_of(rank: int | None, node: int | None, name: str = "", otherwise: str = "the job") -> str:

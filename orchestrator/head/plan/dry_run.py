@@ -66,8 +66,6 @@ def to_text(plan: Plan) -> str:
         comment(f"{ranks}, {plan.start} start, master {plan.master}"),
         *(comment(f"note: {note}") for note in plan.notes),
         *(comment(f"spare: {name}") for name in plan.spares),
-        *([comment(f"on each node before its first rank: {plan.prolog}")] if plan.prolog else []),
-        *([comment(f"on each node after its last rank: {plan.epilog}")] if plan.epilog else []),
     ]
     return "\n".join(heading) + "\n\n" + "\n\n".join(blocks) + "\n"
 

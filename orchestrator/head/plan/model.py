@@ -86,8 +86,6 @@ class Plan:
     notes: tuple[str, ...]  # decisions made for the user, printed at every launch
     transport: str = "ethernet"  # how NCCL's data travels: Fabric.kind
     hints: tuple[str, ...] = ()  # printed by `plan --explain`
-    prolog: str = ""  # what a shell on each node runs before the first rank,
-    epilog: str = ""  # and after the last
 
     @property
     def master(self) -> str:

@@ -124,8 +124,6 @@ def make(
         notes=(*notes, *layout.notes, *net.notes),
         transport=net.fabric.kind,
         hints=net.hints,
-        prolog=config.launch.prolog or "",
-        epilog=config.launch.epilog or "",
     )
 
 

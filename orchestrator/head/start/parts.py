@@ -123,9 +123,6 @@ def part(request: Request, plan: Plan, node: NodePlan) -> Spec:
             attached=not request.detached,
             grace=launch.grace,
         ),
-        prolog=launch.prolog or "",
-        epilog=launch.epilog or "",
-        prolog_timeout=launch.prolog_timeout,
         patience=patience(launch),
         attempt=first_attempt(plan, node, launch.max_restarts),
     )

@@ -40,12 +40,11 @@ from orchestrator.node.job.part.part_end import (
 from orchestrator.node.job.part.sampling import SamplerProcess
 from orchestrator.node.job.processes import Process
 from orchestrator.node.job.ranks.agent_start import AgentStart, limits, prctl, settle, with_room
-from orchestrator.node.job.ranks.node_command import NodeCommand
 from orchestrator.node.job.run_directory import RunDir, SystemLog, listen_in
 from orchestrator.node.peers.lease import Lease
 from orchestrator.protocol import events
 from orchestrator.protocol.control import HeadNews
-from orchestrator.protocol.events import EPILOG, PROLOG, EndOrder, Event, RankEnded, RankEvent
+from orchestrator.protocol.events import EndOrder, Event, RankEnded, RankEvent
 from orchestrator.protocol.message import decode
 from orchestrator.protocol.spec import Spec
 from orchestrator.protocol.version import OWN
@@ -53,8 +52,6 @@ from orchestrator.protocol.version import OWN
 PR_SET_CHILD_SUBREAPER = 36
 # The streams of torchrun: while the job runs, and after all ranks of this node have ended well.
 AGENT, GOODBYE = NO_RANK, "~"
-COMMAND = "prolog"  # its output is shown as torchrun's, and so is the epilog's
-SHELL = "/bin/sh"
 RANK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ranks", "rank.py")
 GRACE_SECONDS = 10.0  # of a part whose spec names none
 SWEEPING_TURN_SECONDS = 0.02
@@ -77,11 +74,10 @@ class Supervisor:
         self.listeners = Listeners(self, self.system, self.hear, self.lease.head_hung_up)
         self.outputs = Outputs(self, self.log, self.stream_of, self.listeners.ring)
         self.grace = self.spec.lease.grace if self.spec.lease else GRACE_SECONDS
-        self.end = PartEnd(self.grace, epilog=bool(self.spec.epilog))
+        self.end = PartEnd(self.grace)
         self.ranks = LocalRanks(run, self.end, self.outputs, self.evidence, self.event)
         self.agent: subprocess.Popen[bytes] | None = None
         self.agent_code: int | None = None
-        self.command: NodeCommand | None = None  # the prolog or the epilog, while it runs
         self.processes = JobProcesses(run.job, run.node, os.getpid())
         self.register = register.Register(run)
         self.limits = limits()  # of the login
@@ -117,10 +113,7 @@ class Supervisor:
             raise Forbidden(f"job {self.run.job} was stopped before it had started")
         self.register.group = self.processes.group = register.make_group(self.run)
         self.register.check()  # there is one as soon as there is anything to be found
-        if spec.prolog:
-            self.run_command(PROLOG, spec.prolog)
-        else:
-            self.start_agent()
+        self.start_agent()
 
     def catch_signals(self) -> None:
         wake, self.wakeup = os.pipe()
@@ -139,99 +132,32 @@ class Supervisor:
         self.listeners.listen(listen_in(self.run.path))
 
     def start_agent(self) -> None:
-        command = [*self.spec.command, f"--log-dir={self.run.path}/torchelastic", RANK]
-        self.agent = self.with_output(self.spawn_agent, command, self.run.path, AGENT)
-        self.system.line("torchrun is process %d", self.agent.pid)
-        self.end.run_ranks()
-        if not self.spec.prolog:
-            self.report_start(self.agent.pid)
-
-    def report_start(self, pid: int) -> None:
-        now, supervisor = time.time(), os.getpid()
-        self.event(events.Started(time=now, version=OWN, agent=pid, supervisor=supervisor))
-
-    def with_output(
-        self,
-        spawn: Callable[[AgentStart, int], subprocess.Popen[bytes]],
-        command: list[str],
-        directory: str,
-        stream: str,
-    ) -> subprocess.Popen[bytes]:
-        """Start a process of the job whose output goes into the log."""
+        """Start torchrun; its output goes into the log."""
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
-        self.outputs.watch(reading, stream)
+        self.outputs.watch(reading, AGENT)
         start = AgentStart(
-            command=command,
+            command=[*self.spec.command, f"--log-dir={self.run.path}/torchelastic", RANK],
             environment=agent_environment(self.spec, self.run.path, os.environ),
             umask=self.spec.umask,
             limits=self.limits,
-            directory=directory,
+            directory=self.run.path,
             supervisor=os.getpid(),
             group=self.register.group,
         )
         try:
-            return spawn(start, writing)
+            self.agent = self.spawn_agent(start, writing)
         finally:
             os.close(writing)
+        self.system.line("torchrun is process %d", self.agent.pid)
+        self.event(
+            events.Started(
+                time=time.time(), version=OWN, agent=self.agent.pid, supervisor=os.getpid()
+            )
+        )
 
     def spawn_agent(self, start: AgentStart, output: int) -> subprocess.Popen[bytes]:
         return spawn(start, output)
-
-    # -- the user's commands -----------------------------------------------------------------
-
-    def run_command(self, name: str, text: str) -> None:
-        """Run the prolog or the epilog; both may take as long."""
-        self.outputs.drain()
-        here = self.spec.workdir if os.path.isdir(self.spec.workdir) else self.run.path
-        before = self.log.last.pop(AGENT, b"")
-        process = self.with_output(spawn, [SHELL, "-c", text], here, COMMAND)
-        now, limit = time.monotonic(), self.spec.prolog_timeout
-        self.system.line("the %s is process %d, for %g s at most", name, process.pid, limit)
-        self.end.run_command(Phase(name), now, limit)
-        self.command = NodeCommand(name, process, now + limit, limit, before)
-        if name == PROLOG:
-            self.report_start(process.pid)
-
-    def command_ended(self, code: int) -> None:
-        """Start torchrun after the prolog. A failed epilog is only reported: the job is over."""
-        assert self.command is not None
-        command, self.command = self.command, None
-        self.system.line("the %s has ended with %d", command.name, code)
-        command.process.returncode = code
-        self.outputs.drain()
-        how, said = command.failure(code), last_words(self.log.last.pop(AGENT, b""))
-        self.log.last[AGENT] = command.before
-        if how and (command.name == EPILOG or not self.end.asked):
-            self.event(
-                events.CommandFailed(time=time.time(), name=command.name, how=how, said=said)
-            )
-        if command.name == EPILOG:
-            self.end.epilog_ended()
-        elif self.end.asked:
-            self.sweep()
-        elif how:
-            self.prolog_failed(how)
-        else:
-            try:
-                self.start_agent()
-            except (OSError, ValueError) as error:
-                self.prolog_failed(f"torchrun cannot be started: {processes.in_words(error)}")
-
-    def prolog_failed(self, how: str) -> None:
-        why = f"the prolog on node {self.run.node} {how}"
-        order = EndOrder(why=why, grace=self.grace, failed=True, certain=True)
-        self.lease.pass_on(order)
-        self.take_order(order, Cause.ORDER)
-        self.sweep()
-
-    def run_epilog(self) -> None:
-        try:
-            self.run_command(EPILOG, self.spec.epilog)
-        except (OSError, ValueError) as error:  # ValueError: a NUL in it
-            how = f"cannot be started: {processes.in_words(error)}"
-            self.event(events.CommandFailed(time=time.time(), name=EPILOG, how=how))
-            self.end.epilog_ended()
 
     # -- the loop ----------------------------------------------------------------------------
 
@@ -259,9 +185,7 @@ class Supervisor:
         elif due_now is Due.SPARE:
             self.kill_all_but_saving()
         if self.end.phase is Phase.SWEEPING:
-            then = self.end.left(alive=bool(self.living()), now=time.monotonic())
-            if then is Phase.EPILOG:
-                self.run_epilog()
+            self.end.left(alive=bool(self.living()), now=time.monotonic())
 
     def sample(self) -> float:
         """Have this machine sampled once the job runs; return the seconds until then."""
@@ -296,8 +220,6 @@ class Supervisor:
             self.read_reports()  # it may speak of ranks whose ends were reported before
             ended_well = self.ranks.all_ended(self.spec.nproc) and not self.ranks.any_failed
             return GOODBYE if ended_well else AGENT
-        if stream == COMMAND:
-            return AGENT
         if not any(name.isdigit() for name in self.log.last):
             self.event(events.FirstOutput(time=time.time()))
         return stream
@@ -370,13 +292,8 @@ class Supervisor:
                 self.signal_agent(signal.SIGTERM)
 
     def signal_agent(self, number: signal.Signals) -> None:
-        """Send torchrun a signal, if it is not reaped yet: so long the PID is its own.
-
-        Before it starts, the prolog gets the signal, with all that it has started.
-        """
-        if self.command is not None and self.command.name == PROLOG:
-            os.killpg(self.command.process.pid, number)
-        elif self.agent is not None and self.agent.returncode is None:
+        """Send torchrun a signal, if it is not reaped yet: so long the PID is its own."""
+        if self.agent is not None and self.agent.returncode is None:
             os.kill(self.agent.pid, number)
 
     def kill(self) -> None:
@@ -412,8 +329,6 @@ class Supervisor:
             code = os.waitstatus_to_exitcode(status)
             if self.agent is not None and pid == self.agent.pid:
                 self.agent_ended(self.agent, code)
-            elif self.command is not None and pid == self.command.process.pid:
-                self.command_ended(code)
             else:
                 self.orphan_ended(pid, code)
 
@@ -430,7 +345,7 @@ class Supervisor:
         self.sweep()
 
     def sweep(self) -> None:
-        """End what is left of the job here, after its torchrun or its prolog."""
+        """End what is left of the job here once its torchrun has ended."""
         self.end.sweep(time.monotonic())
         left = self.living()
         self.system.line("ends what torchrun left: %s", [one.pid for one in left])

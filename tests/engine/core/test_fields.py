@@ -489,8 +489,6 @@ DRY_RUN: dict[str, Ask] = {
     "launch.activate": Ask(f"launch.activate={VENV}", of_node("node", "activate"), VENV),
     "launch.wrap": Ask("launch.wrap=env A=1", of_node("node", "wrap"), "env A=1"),
     "launch.hook": Ask("launch.hook=hook.sh", of_node("env", "HOOKED"), "node 1"),
-    "launch.prolog": Ask("launch.prolog=echo 0", lambda plan: plan["prolog"], "echo 0"),
-    "launch.epilog": Ask("launch.epilog=echo 1", lambda plan: plan["epilog"], "echo 1"),
     "launch.gpus": Ask("launch.gpus=2", of_node("wish", "gpus"), 2),
     "launch.queue": Ask("launch.queue=true", of_node("wish", "needed"), True),
     "launch.claim": Ask("launch.claim=none", of_node("wish"), None),
@@ -677,14 +675,6 @@ def test_what_other_tests_launch_with_is_read(head: Head) -> None:
     """Notices take a command: test_notifier.py."""
     command = head.launch("--dry-run", "--set", "launch.notify=[mail:me]", head.script("x.py", ""))
     assert command.finish() == 2 and "--notify takes a shell command" in command.text
-
-
-@shows("launch.prolog_timeout")
-def test_the_patience_with_a_prolog(head: Head) -> None:
-    own = ["--set", "launch.prolog_timeout=1", "--prolog", "sleep 1000"]
-    command = head.launch(*own, "--nnodes", "1", "--no-torchrun", head.script("x.py", ""))
-    assert command.finish() == 1
-    assert "the prolog did not end within 1 s" in command.text
 
 
 @shows("launch.grace")

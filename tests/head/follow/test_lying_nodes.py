@@ -216,8 +216,6 @@ def test_a_node_is_believed_about_itself_alone_and_not_without_end(
         run.reports.handle(Happened(1, slow.replace(node=1, who=1, step=step, text=long)))
         run.reports.handle(Happened(1, end.replace(rank=1, time=float(step))))
         run.reports.handle(Warned(1, long))
-        failed = events.CommandFailed(time=float(step), name="prolog", how=f"failed {step}")
-        run.reports.handle(Happened(1, failed))
     assert len(run.record.slow) + len(run.job.failures) <= reports.MOST_SAID + 2
     assert len(said.getvalue()) < 2 * reports.MOST_SAID * reports.LONGEST_WORDS
     assert set(blamed) == {1}
@@ -229,7 +227,10 @@ def test_stop_asks_again_where_an_end_was_not_proved_whatever_failed_first(tmp_p
     place.write_record(record)
     display = Display(Screen([], io.StringIO(), tty=False, color=False, quiet=True))
     run = Run(place, record, display, backend_of(record))
-    first = events.CommandFailed(time=1.0, name="prolog", how="failed")
+    full = events.RankError(
+        type="OSError", message="[Errno 28] No space left on device", traceback="", time=1.0
+    )
+    first = events.RankEnded(time=1.0, rank=0, local=0, pid=1, code=1, error=full)
     run.reports.handle(Happened(0, first))
     swept = StopReceipt(job="another's", node=7, ended={}, killed={}, left=(), gpu_memory={},
                         gpu_unknown="", took=1.0, doubtful={77: "sleep"})  # fmt: skip
@@ -238,7 +239,7 @@ def test_stop_asks_again_where_an_end_was_not_proved_whatever_failed_first(tmp_p
         run.reports.handle(Over(node.record.index))
     run.conclude()
     written = place.read_record()
-    assert written.over and written.verdict is not None and written.verdict.kind == "prolog"
+    assert written.over and written.verdict is not None and written.verdict.kind == "disk_full"
     assert [may_run_on(written, node) for node in written.nodes] == [False, True]
     assert written.receipts["n1"].doubtful == {77: "sleep"}
 

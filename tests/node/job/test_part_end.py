@@ -6,7 +6,6 @@ import pytest
 
 from orchestrator.node.job.part.part_end import (
     HURRY_SECONDS,
-    NEVER,
     SURVIVES_SECONDS,
     SWEEP_SECONDS,
     Cause,
@@ -91,14 +90,12 @@ def test_what_outlives_a_job_that_went_well_has_a_moment(grace: float) -> None:
     assert end.due(NOW + SWEEP_SECONDS) is not Due.NOTHING
 
 
-@pytest.mark.parametrize("epilog", [False, True])
-def test_a_sweep_is_over_once_nothing_lives_or_it_survives(epilog: bool) -> None:
-    after = Phase.EPILOG if epilog else Phase.OVER
-    end = PartEnd(GRACE, epilog=epilog)
+def test_a_sweep_is_over_once_nothing_lives_or_it_survives() -> None:
+    end = PartEnd(GRACE)
     end.sweep(NOW)
     end.left(alive=False, now=NOW)
-    assert end.phase is after
-    end = PartEnd(GRACE, epilog=epilog)
+    assert end.phase is Phase.OVER
+    end = PartEnd(GRACE)
     end.sweep(NOW)
     end.left(alive=True, now=NOW + 2 * SURVIVES_SECONDS)
     assert end.phase is Phase.SWEEPING, "nothing was killed yet"
@@ -106,28 +103,4 @@ def test_a_sweep_is_over_once_nothing_lives_or_it_survives(epilog: bool) -> None
     end.left(alive=True, now=NOW + 1)
     assert (end.phase, end.due(NOW + 1)) == (Phase.SWEEPING, Due.KILL), "born during the kill"
     end.left(alive=True, now=NOW + SURVIVES_SECONDS + 0.1)
-    assert end.phase is after
-
-
-def test_an_epilog_has_its_own_limit_and_leaves_nothing() -> None:
-    end = PartEnd(GRACE, epilog=True)
-    end.sweep(NOW)
-    end.left(alive=False, now=NOW)
-    end.run_command(Phase.EPILOG, NOW, 60.0)
-    end.order(ASKED, Cause.ORDER, NOW, 1000.0)
-    assert end.wait(NOW) == 60.0
-    end.order(ASKED.replace(grace=0.0), Cause.ORDER, NOW, 1000.0)
-    assert end.due(NOW) is Due.KILL
-    end.epilog_ended()
-    end.left(alive=True, now=NOW)
-    assert end.due(NOW) is Due.KILL
-    end.left(alive=False, now=NOW)
     assert end.phase is Phase.OVER
-
-
-def test_a_prolog_that_ended_well_is_followed_by_ranks() -> None:
-    end = PartEnd(GRACE)
-    end.run_command(Phase.PROLOG, NOW, 60.0)
-    assert end.due(NOW + 60.0) is Due.KILL
-    end.run_ranks()
-    assert (end.phase, end.wait(NOW)) == (Phase.RUNNING, NEVER)

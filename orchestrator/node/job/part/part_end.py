@@ -1,12 +1,9 @@
 """Decides how one node's part of a job ends, for the supervisor that runs it. These are the phases:
 
-    PROLOG --- it ended well -----------------------> RUNNING    torchrun starts.
-    PROLOG, RUNNING --- a rank failed, or an order -> ENDING     SIGTERM goes to ranks or prolog.
-    PROLOG, RUNNING, ENDING
-           --- torchrun or the prolog has ended ----> SWEEPING   SIGTERM goes to what is left.
+    RUNNING --- a rank failed, or an order -> ENDING       SIGTERM goes to the ranks.
+    RUNNING, ENDING --- torchrun has ended -> SWEEPING     SIGTERM goes to what is left.
     SWEEPING --- nothing lives, or only processes that
-                 survive SIGKILL -------------------> EPILOG, or OVER where there is none
-    EPILOG --- it ended ----------------------------> SWEEPING   What it left is killed.
+                 survive SIGKILL -----------> OVER
 
 The first cause of an end counts, and what comes later is its consequence. An end has one grace, the
 user's, after which everything is killed; a later order can only shorten it. After a failure only
@@ -27,11 +24,9 @@ NEVER = float("inf")
 
 
 class Phase(Enum):
-    PROLOG = "prolog"
     RUNNING = "running"
     ENDING = "ending"
     SWEEPING = "sweeping"
-    EPILOG = "epilog"
     OVER = "over"
 
 
@@ -53,10 +48,9 @@ class Due(Enum):
 class PartEnd:
     """All times are monotonic, but for `since`."""
 
-    def __init__(self, grace: float, *, epilog: bool = False) -> None:
+    def __init__(self, grace: float) -> None:
         self.grace = grace  # the user's
         self.phase = Phase.RUNNING
-        self.epilog = epilog  # there is one, and it has not run yet
         self.cause = Cause.NOTHING
         self.why = ""  # the first order's
         self.since = NEVER  # Unix time of the first order
@@ -69,28 +63,19 @@ class PartEnd:
 
     @property
     def sweeps(self) -> bool:
-        """Return whether torchrun has ended, or never started."""
-        return self.phase in (Phase.SWEEPING, Phase.EPILOG, Phase.OVER)
-
-    def run_command(self, phase: Phase, now: float, limit: float) -> None:
-        """Let the prolog or the epilog run, so long at most."""
-        self.phase, self.kill_at = phase, now + limit
-        self.spare_at = self.killed_at = NEVER
-
-    def run_ranks(self) -> None:
-        self.phase, self.kill_at = Phase.RUNNING, NEVER
+        """Return True if torchrun has ended."""
+        return self.phase in (Phase.SWEEPING, Phase.OVER)
 
     def order(self, order: EndOrder, cause: Cause, now: float, at: float) -> bool:
         """Take an order to end, given at a Unix time; return whether the ranks are to be asked."""
         failed = order.failed or order.lost is not None
-        if self.phase is not Phase.EPILOG or not order.grace:
-            self.kill_at = min(self.kill_at, now + order.grace)
-            self.spare_at = min(self.spare_at, now + HURRY_SECONDS if failed else NEVER)
+        self.kill_at = min(self.kill_at, now + order.grace)
+        self.spare_at = min(self.spare_at, now + HURRY_SECONDS if failed else NEVER)
         self.since = min(self.since, at)
         if self.cause is Cause.NOTHING:
             self.cause = cause
         self.why = self.why or order.why
-        if self.phase not in (Phase.PROLOG, Phase.RUNNING):
+        if self.phase is not Phase.RUNNING:
             return False
         self.phase = Phase.ENDING
         return True
@@ -103,15 +88,10 @@ class PartEnd:
         return False
 
     def sweep(self, now: float) -> None:
-        """End what torchrun or the prolog has left."""
+        """End what torchrun has left."""
         self.phase = Phase.SWEEPING
         self.spare_at = now + SWEEP_SECONDS
         self.kill_at = min(self.kill_at, now + max(self.grace, SWEEP_SECONDS))
-
-    def epilog_ended(self) -> None:
-        """Kill what the epilog left running, at the next turn."""
-        self.phase, self.kill_at = Phase.SWEEPING, NEVER
-        self.spare_at = self.killed_at = NEVER
 
     def due(self, now: float) -> Due:
         if now >= self.kill_at:
@@ -128,14 +108,13 @@ class PartEnd:
         if self.phase is Phase.SWEEPING:
             self.killed_at = min(self.killed_at, now)
 
-    def left(self, *, alive: bool, now: float) -> Phase:
-        """Take whether anything lives, while SWEEPING; return what comes next."""
+    def left(self, *, alive: bool, now: float) -> None:
+        """Note whether anything lives while SWEEPING; the part is over if nothing does."""
         if not alive or now - self.killed_at > SURVIVES_SECONDS:
-            self.phase = Phase.EPILOG if self.epilog else Phase.OVER
-            self.epilog = False
+            self.phase = Phase.OVER
         elif self.kill_at == NEVER:
-            self.kill_at = now  # born while the others were being killed
-        return self.phase
+            # It was born while the others were being killed.
+            self.kill_at = now
 
     def wait(self, now: float) -> float:
         """Return the seconds until something is due."""

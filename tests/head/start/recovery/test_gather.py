@@ -318,7 +318,6 @@ def test_without_another_node_there_is_time_to_mend_it(tmp_path: Path) -> None:
     ("kind", "words"),
     [
         ("disk_full", "has no space left on a disk"),
-        ("prolog", "has failed its prolog"),
         ("gpu_fault", "has a broken GPU"),
     ],
 )
