@@ -27,7 +27,6 @@ CLUSTERS = {
 # that import torch, an environment to install.
 SLOW = [
     "tests/head/environments/test_make.py",
-    "tests/head/commands/sweep/test_optimizer.py",
     "tests/head/commands/sweep/test_sweep.py::test_ten_thousand",
     "tests/head/environments/test_requirements.py::test_settings_of_pip_are_uv_s_too",
     "tests/head/environments/test_requirements.py::test_wheels_are_downloaded_once",

@@ -221,7 +221,7 @@ def stop(where: Where, experiment: str | None, grace: float | None, now: bool) -
     from orchestrator.head.commands.sweep import journal, start
 
     if experiment and journal.known_as(where.experiments, experiment):
-        return start.stop(where, experiment, launch_arguments)
+        return start.stop(where, experiment, 0.0 if now else grace)
 
     return stop.stop(where, experiment, grace=0.0 if now else grace)
 

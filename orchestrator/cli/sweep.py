@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from orchestrator.cli.launch import HELP, PROGRAM, TAKES_PROGRAM, aliases, launch_arguments
+from orchestrator.cli.launch import HELP, PROGRAM, TAKES_PROGRAM, aliases
 from orchestrator.cli.options import (
     GroupedCommand,
     arguments_from,
@@ -81,9 +81,8 @@ def spread(command: click.Command, args: Sequence[str]) -> list[str]:
 )
 @click.option("--minimize", "best", flag_value="least", default="", help="The least is the best.")
 @click.option("--maximize", "best", flag_value="most", help="The most is the best.")
-@click.option("--resume", metavar="SWEEP", help="Go on with a sweep whose head has ended.")
 @color_option
-def sweep_command(resume: str | None, **params: Any) -> int:
+def sweep_command(**params: Any) -> int:
     """Run SCRIPT many times with other values, where there is room.
 
     --grid lr=1e-4,3e-4 seed=0..3 is a grid; ranges such as 'lr=log(1e-5,1e-2)' and
@@ -99,9 +98,6 @@ def sweep_command(resume: str | None, **params: Any) -> int:
     arguments = arguments_from(params)
     if arguments.detach and not arguments.dry_run:
         arguments.refuse({"as_json": "is printed at the end of the sweep: leave --detach out"})
-    if resume is not None:
-        how = {"as_json": arguments.as_json, "detach": arguments.detach}
-        return start.resume(arguments.where, resume, launch_arguments, **how)
     terms = start.Terms(
         variables=tuple(own.pop("grid")),
         **{name: value for name, value in own.items() if value is not None},

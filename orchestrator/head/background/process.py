@@ -127,10 +127,14 @@ os.register_at_fork(after_in_child=forked)
 
 
 class Pipe(Keys):
-    """Keys from the pipe; Ctrl-C becomes a signal, as on a terminal."""
+    """Keys from the pipe; Ctrl-C becomes a signal, as on a terminal.
 
-    def __init__(self) -> None:
+    With `needs_asker`, so does the end of the process that asked.
+    """
+
+    def __init__(self, *, needs_asker: bool = False) -> None:
         super().__init__()
+        self.needs_asker = needs_asker
         self.typed: queue.SimpleQueue[str] = queue.SimpleQueue()
         threading.Thread(target=self.listen, daemon=True).start()
 
@@ -140,6 +144,8 @@ class Pipe(Keys):
                 os.kill(os.getpid(), signal.SIGINT)
             else:
                 self.typed.put(key.decode("ascii", "replace"))
+        if self.needs_asker:
+            os.kill(os.getpid(), signal.SIGINT)
 
     def __enter__(self) -> Pipe:
         return self

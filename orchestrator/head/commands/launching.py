@@ -16,7 +16,14 @@ if TYPE_CHECKING:
     from orchestrator.config.launch import LaunchArguments
 
 
-def launch(answers: Hears, arguments: LaunchArguments, command: list[str]) -> None:
+def sweep_member(answers: Hears, arguments: LaunchArguments, command: list[str]) -> None:
+    """Launch a member of a sweep; while it waits for room it ends with the process that asked."""
+    launch(answers, arguments, command, Pipe(needs_asker=True))
+
+
+def launch(
+    answers: Hears, arguments: LaunchArguments, command: list[str], keys: Pipe | None = None
+) -> None:
     """Launch a job as `master_launch` does, and follow it; `command` is shown in its record."""
     from orchestrator.head.commands import follow
     from orchestrator.head.screen import output
@@ -27,7 +34,7 @@ def launch(answers: Hears, arguments: LaunchArguments, command: list[str]) -> No
         if arguments.detach:
             answers.send(queued=os.getpid())
 
-    keys = Pipe()
+    keys = keys or Pipe()
     try:
         request = replace(resolve(arguments, command), detached=False)
         with output.heard_by(lambda text: answers.send(say=text)):
@@ -35,6 +42,7 @@ def launch(answers: Hears, arguments: LaunchArguments, command: list[str]) -> No
     finally:
         if arguments.payload is not None:
             shutil.rmtree(arguments.payload, ignore_errors=True)
+    keys.needs_asker = False
     launched.experiment.name_head(background=True)
     follow.speak_into(launched.experiment)
     answers.send(place=str(launched.experiment.path))

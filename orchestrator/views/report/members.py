@@ -73,22 +73,18 @@ class Path:
 def read(journal: Journal) -> Members:
     """Read what became of the members so far."""
     about = journal.describe()
-    terms, listed = about.terms, about.members or ()
     found: dict[int, dict[str, Any]] = {}
     began = math.inf
     for event in journal.read():
         began = min(began, event.get("at", 0.0))
-        number = event["member"]
-        values = listed[number][0] if number < len(listed) else {}
-        blank = {"state": NOT_OVER, "words": event.get("given", ""), "values": values}
-        found[number] = event if event.get("state") else {**blank, **event}
+        found[event["member"]] = {"state": NOT_OVER, **event}
     runs = [
         Run(number, **{name: of[name] for name in KNOWN if name in of})
         for number, of in found.items()
     ]
-    most = terms.best == "most"
+    most = about.best == "most"
     runs.sort(key=lambda run: (not is_known(run), order(run, most), run.number))
-    return Members(journal.name, terms.metric, terms.best, began, len(listed), runs)
+    return Members(journal.name, about.metric, about.best, began, about.count, runs)
 
 
 KNOWN = [name for name in Run.__dataclass_fields__ if name != "number"]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import Where
 from orchestrator.head.commands.sweep import journal as journals
-from orchestrator.head.commands.sweep.journal import Journal
+from orchestrator.head.commands.sweep.journal import About, Journal
 from orchestrator.views.report import command, members, page
 from tests.gears import examples
 from tests.protocol.test_message import json_data
@@ -34,12 +34,10 @@ def swept(
     metric: str = "val_loss",
 ) -> Journal:
     """The journal of a sweep whose members were all given out, and the first ones have ended."""
-    listed = [[dict(each), []] for each in values]
-    terms = {"metric": metric, "best": best}
-    journal = journals.create(root, "sweep", {"terms": terms, "members": listed})
+    journal = journals.create(root, "sweep", About(metric, best, len(values)))
     for number, each in enumerate(values):
         words = " ".join(f"{name}={value}" for name, value in each.items())
-        journal.add(member=number, given=words)
+        journal.add(member=number, words=words, values=each)
         if number < len(ends):
             state, value = ends[number]
             more = {"value": value, "seconds": 3.0, "experiment": f"sweep-{number}"}
@@ -166,10 +164,12 @@ def test_a_journal_with_anything_in_it_has_a_page_or_is_said_to_be_changed(
     tmp_path: Path, data: st.DataObject
 ) -> None:
     journal = swept(tmp_path / str(time.monotonic_ns()), [{"lr": "1"}, {"lr": "2"}], [("done", 1)])
-    file = data.draw(st.sampled_from([journal.file, journal.path / journals.SWEEP]))
+    file = data.draw(
+        st.sampled_from([journal.path / journals.JOURNAL, journal.path / journals.SWEEP])
+    )
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    keys = ["member", "at", "given", "state", "words", "values", "value", "seconds", "experiment",
-            "problem", "terms", "members"]  # fmt: skip
+    keys = ["member", "at", "state", "words", "values", "value", "seconds", "experiment",
+            "problem", "metric", "best", "count"]  # fmt: skip
     changes = st.dictionaries(st.sampled_from(keys), json_data | st.just(1e37), min_size=1)
     at = data.draw(st.integers(0, len(lines) - 1))
     changed = data.draw(changes.map(lambda new: {**lines[at], **new}) | json_data)

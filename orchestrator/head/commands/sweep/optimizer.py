@@ -1,7 +1,7 @@
 """Let Optuna choose the values of members: it is asked for each, and told how each has ended.
 
 Its study is a journal file in the directory of the sweep; no database is needed. Trial N is member
-N, so a sweep that goes on finds the values of a member there which was not given out.
+N.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ from typing import Any
 
 from orchestrator.common.errors import import_optional
 from orchestrator.head.commands.sweep.space import Member, Variable
-from orchestrator.head.commands.sweep.sweep import LEAST_WAITING, End
-from orchestrator.head.commands.sweep.trial import Readings
+from orchestrator.head.commands.sweep.sweep import LEAST_WAITING, MemberEnd
 
 FILE = "optuna.log"
-TOLD = {"done": "COMPLETE", "pruned": "PRUNED"}
 
 
 class Optimizer:
@@ -32,12 +30,9 @@ class Optimizer:
             storage=storage,
             study_name=place.name,
             direction="minimize" if best == "least" else "maximize",
-            load_if_exists=True,
         )
         self.some, self.trials = some, trials
-        known = self.study.get_trials(deepcopy=False)
-        self.asked = [self.optuna.trial.Trial(self.study, one._trial_id) for one in known]
-        self.reported: dict[int, int] = {}  # member -> how many of its values Optuna has
+        self.asked: list[Any] = []
 
     @property
     def most_waiting(self) -> int:
@@ -62,20 +57,8 @@ class Optimizer:
             return kinds.CategoricalDistribution(one.values)
         return kinds.FloatDistribution(one.low, one.high, log=one.log)
 
-    def ended(self, end: End) -> None:
-        """Tell Optuna what came of a member; one that is to begin again is still open."""
-        if not end.final:
-            return
-        lacking = end.state == "done" and end.value is None
-        name = "FAIL" if lacking else TOLD.get(end.state, "FAIL")
-        value = end.value if name == "COMPLETE" else None
-        state = self.optuna.trial.TrialState[name]
-        self.study.tell(end.member, value, state=state, skip_if_finished=True)
-
-    def is_hopeless(self, number: int, readings: Readings) -> bool:
-        """Report what a member has measured since; tell whether Optuna would prune it."""
-        new = readings[self.reported.get(number, 0) :]
-        self.reported[number] = len(readings)
-        for step, value in new:
-            self.asked[number].report(value, step)
-        return bool(new) and bool(self.asked[number].should_prune())
+    def ended(self, end: MemberEnd) -> None:
+        """Tell Optuna how a member has ended."""
+        known = end.state == "done" and end.value is not None
+        state = self.optuna.trial.TrialState["COMPLETE" if known else "FAIL"]
+        self.study.tell(end.member, end.value if known else None, state=state)

@@ -1,4 +1,4 @@
-"""`orchestrator sweep`: begin a sweep from what was typed, or go on with one that was begun."""
+"""`orchestrator sweep`: begin a sweep from what was typed; `orchestrator stop` for a sweep."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ import contextlib
 import json
 import os
 import shlex
-import signal
-import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from orchestrator.common import hiding
-from orchestrator.common.errors import EXIT_DONE, UsageError
+from orchestrator.common.errors import EXIT_DONE, OrchestratorError, UsageError
 from orchestrator.config.label import LONGEST_NOTE, shown
 from orchestrator.config.launch import LaunchArguments, View, Where, words_of
 from orchestrator.head.background.process import Answers, Background
 from orchestrator.head.commands import follow
+from orchestrator.head.commands.stop import stop as stop_job
 from orchestrator.head.commands.sweep import journal as journals
 from orchestrator.head.commands.sweep import space, table
-from orchestrator.head.commands.sweep.journal import Journal
+from orchestrator.head.commands.sweep.journal import About, Journal
 from orchestrator.head.commands.sweep.space import Member
-from orchestrator.head.commands.sweep.sweep import LOOK_SECONDS, Listed, Supply, Sweep
+from orchestrator.head.commands.sweep.sweep import LOOK_SECONDS, ListedMembers, Supply, Sweep
 from orchestrator.head.plan import redact
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import say, write_out
 from orchestrator.head.start.nodes import ListedNodes, source_of
 from orchestrator.head.start.request import Request, resolve
+from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment
 from orchestrator.records.metrics.names import better
 
@@ -38,12 +38,21 @@ NAME = "sweep"
 # One node each, held whole or in part, whoever comes first; a failure that may pass is no end.
 DEFAULTS = {"nnodes": 1, "claim": "all", "queue": True, "sync": "always", "max_restarts": 1}
 
-Parse = Callable[[Sequence[str]], LaunchArguments]
+STOP_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
-class Terms(journals.Typed):
-    """Says what the members are."""
+class Terms:
+    """What was typed of the sweep itself."""
+
+    variables: tuple[str, ...] = ()  # NAME=VALUES
+    random: int | None = None
+    optuna: int | None = None
+    array: str = ""
+    way: str = "args"
+    jobs: int | None = None
+    metric: str = ""
+    best: str = ""  # least or most
 
     @property
     def checked(self) -> Terms:
@@ -94,47 +103,25 @@ def begin(base: LaunchArguments, terms: Terms, members: Sequence[Member] | None)
     detach, base = base.detach, replace(base, detach=False)
     base = replace(base, launch={"name": NAME, **with_defaults(base, terms)})
     first = listed[0] if listed else Member(0, dict.fromkeys(map(name_of, terms.variables), "1"))
-    arguments, words = launch_of(base, terms, "SWEEP", first)
-    request = resolve(arguments, words)
+    request = resolve(*launch_of(base, terms, "SWEEP", first))
     check(request, words_of(base))
     if base.dry_run:
         return show(base, terms, listed or [])
-    data = {
-        "words": words_of(base),
-        "terms": asdict(terms),
-        "directory": str(Path.cwd()),
-        "restarts": request.config.launch.max_restarts,
-        "members": None if listed is None else [[one.values, one.program] for one in listed],
-    }
-    journal = journals.create(base.where.experiments, str(base.launch["name"]), data)
+    count = len(listed) if listed is not None else terms.optuna or 0
+    about = About(terms.metric, terms.best, count)
+    journal = journals.create(base.where.experiments, str(base.launch["name"]), about)
     say(f"{journal.name} is in {output.path(journal.path)}")
-    return leave(journal, base) if detach else lead(journal, base, as_json=base.as_json)
+    restarts = request.config.launch.max_restarts
+    plan: dict[str, Any] = {"base": base, "terms": terms, "members": listed, "restarts": restarts}
+    if detach:
+        return leave(journal, plan)
+    Experiment(journal.path).lock()
+    return lead(journal, **plan)
 
 
-def resume(where: Where, name: str, parse: Parse, *, as_json: bool, detach: bool) -> int:
-    """Go on with a sweep whose head has ended, in its directory."""
-    journal = journals.find(where.experiments, name)
-    base = parse_there(journal, parse)
-    check(resolve(base), words_of(base))
-    return leave(journal, base) if detach else lead(journal, base, as_json=as_json)
-
-
-def parse_there(journal: Journal, parse: Parse) -> LaunchArguments:
-    """Return what was typed, in the directory where it was."""
-    about = journal.describe()
-    try:
-        os.chdir(about.directory)
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", "") or error
-        raise UsageError(f"{journal.name} was begun in {about.directory!r}: {why}") from None
-    return parse(about.words)
-
-
-def leave(journal: Journal, base: LaunchArguments) -> int:
+def leave(journal: Journal, plan: dict[str, Any]) -> int:
     """Leave a sweep to a process in the background, which leads it to its end."""
-    with journal.led():  # or say who leads it
-        pass
-    head = Background(sweep_leader, path=journal.path, base=base)
+    head = Background(sweep_leader, path=journal.path, plan=plan)
     answer = head.answer(say)
     head.hang_up()
     said = output.path(journal.path / follow.SAID)
@@ -143,63 +130,77 @@ def leave(journal: Journal, base: LaunchArguments) -> int:
     return EXIT_DONE
 
 
-def sweep_leader(answers: Answers, path: Path, base: LaunchArguments) -> None:
+def sweep_leader(answers: Answers, path: Path, plan: dict[str, Any]) -> None:
     """Lead a sweep without a terminal."""
-    journal = Journal(path)
-    follow.speak_into(Experiment(path), "leads this sweep")
+    experiment = Experiment(path)
+    follow.speak_into(experiment, "leads this sweep")
+    experiment.lock()
     answers.send(pid=os.getpid())
-    lead(journal, base, as_json=False)
+    lead(Journal(path), **plan)
 
 
-def stop(where: Where, name: str, parse: Parse) -> int:
-    """Stop a sweep: by its head as Ctrl-C there, or in the place of one that has ended."""
-    journal = journals.find(where.experiments, name, trusted=where.trust_record)
-    experiment = Experiment(journal.path)
-    holder = experiment.lock()
-    if holder is None:
-        experiment.unlock()
-        return lead(journal, parse_there(journal, parse), as_json=False, stops=True)
-    if holder.host != socket.gethostname():
-        raise UsageError(f"{journal.name} is led by {holder}", "stop it there")
-    os.kill(holder.pid, signal.SIGINT)
-    while experiment.followed:
-        time.sleep(LOOK_SECONDS)
-    say(f"{journal.name} is stopped")
-    return EXIT_DONE
-
-
-def lead(journal: Journal, base: LaunchArguments, *, as_json: bool, stops: bool = False) -> int:
-    about = journal.describe()
-    terms = Terms(**vars(about.terms))
-    board = table.Board(
-        terms.metric, terms.best, output.terminal().width is not None and not as_json
-    )
+def lead(
+    journal: Journal,
+    base: LaunchArguments,
+    terms: Terms,
+    members: Sequence[Member] | None,
+    restarts: int,
+) -> int:
+    on_terminal = output.terminal().width is not None and not base.as_json
+    board = table.Board(terms.metric, terms.best, on_terminal)
     sweep = Sweep(
         journal,
-        supply_of(journal, terms, about.members),
+        supply_of(journal, terms, members),
         lambda member: launch_of(base, terms, journal.name, member),
-        restarts=about.restarts,
+        restarts=restarts,
         jobs=terms.jobs,
         metric=terms.metric,
-        measures=board.live or terms.optuna is not None,
+        measures=on_terminal,
         show=board,
-        interrupts=int(stops),
     )
-    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+    with contextlib.redirect_stdout(sys.stderr) if base.as_json else contextlib.nullcontext():
         code = sweep.run()
         if board.live:
             output.clear()
         write_out(board.text(sweep, output.terminal()))
         for line in board.closing(sweep):
             say(line)
-    if as_json:
+    if base.as_json:
         write_out(json.dumps(table.to_json(sweep, board, code), indent=1))
-    return EXIT_DONE if stops else code
+    return code
 
 
-def supply_of(journal: Journal, terms: Terms, members: Sequence[Any] | None) -> Supply:
+def stop(where: Where, name: str, grace: float | None) -> int:
+    """Stop a sweep by the process that leads it; without one, stop the members that still run."""
+    journal = journals.find(where.experiments, name)
+    experiment = Experiment(journal.path)
+    if not experiment.followed:
+        running = [one for one in experiments.every(where.experiments) if runs_in(journal, one)]
+        return max((stop_job(where, str(one.path), grace=grace) for one in running), default=0)
+    journal.ask_to_stop()
+    deadline = time.monotonic() + STOP_SECONDS
+    while experiment.followed:
+        if time.monotonic() > deadline:
+            raise OrchestratorError(
+                f"{journal.name} is still not stopped after {STOP_SECONDS:.0f} s",
+                f"stop its members: orchestrator ls --all --tag {journal.name}",
+            )
+        time.sleep(LOOK_SECONDS)
+    say(f"{journal.name} is stopped")
+    return EXIT_DONE
+
+
+def runs_in(journal: Journal, experiment: Experiment) -> bool:
+    """Return True for a member of the sweep that is not over."""
+    with contextlib.suppress(OrchestratorError, OSError):
+        record = experiment.read_record()
+        return journal.name in record.launch.tag and not record.over
+    return False
+
+
+def supply_of(journal: Journal, terms: Terms, members: Sequence[Member] | None) -> Supply:
     if members is not None:
-        return Listed([Member(at, pair[0], tuple(pair[1])) for at, pair in enumerate(members)])
+        return ListedMembers(members)
     from orchestrator.head.commands.sweep.optimizer import Optimizer  # it takes a second to load
 
     some = space.variables(terms.variables)
@@ -261,7 +262,7 @@ def check(request: Request, words: Sequence[str]) -> None:
     words = list(words)
     if redact.redacted_command(hiding.hide(words, request.secrets)) != words:
         raise UsageError(
-            "the command line has a secret, and a sweep writes it down to go on later",
+            "the command line has a secret, and a sweep writes down what its members are",
             "export it, and write --secret NAME",
         )
     for setting in request.env:

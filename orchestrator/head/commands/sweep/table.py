@@ -12,7 +12,7 @@ from typing import Any
 
 from orchestrator.common.text import duration
 from orchestrator.config.label import shown
-from orchestrator.head.commands.sweep.sweep import End, Sweep
+from orchestrator.head.commands.sweep.sweep import MemberEnd, Sweep
 from orchestrator.head.screen import output, styles
 from orchestrator.head.screen.output import Cell, Column, Table, Terminal
 
@@ -44,7 +44,7 @@ class Board:
     began: float = field(default_factory=time.monotonic)
     drawn: float = -math.inf
 
-    def __call__(self, sweep: Sweep, end: End | None) -> None:
+    def __call__(self, sweep: Sweep, end: MemberEnd | None) -> None:
         if self.live:
             if time.monotonic() > self.drawn + DRAW_SECONDS:
                 self.drawn = time.monotonic()
@@ -53,7 +53,7 @@ class Board:
         elif end is not None:
             output.say(self.line(sweep, end))
 
-    def line(self, sweep: Sweep, end: End) -> str:
+    def line(self, sweep: Sweep, end: MemberEnd) -> str:
         """Say what came of a member."""
         value = f", {self.metric} {end.value:.6g}" if end.value is not None else ""
         why = f": {first_line(end.problem)}" if end.problem else ""
@@ -61,7 +61,7 @@ class Board:
         took = f" after {duration(end.seconds)}" if end.experiment else ""
         return f"{of}: {end.member} ({cut(end.words)}) {end.state}{took}{value}{why}"
 
-    def ranked(self, sweep: Sweep, most: int, *, worst: bool = False) -> list[End]:
+    def ranked(self, sweep: Sweep, most: int, *, worst: bool = False) -> list[MemberEnd]:
         """Return the best members so far, the best first; or the worst."""
         done = (end for end in sweep.ends.values() if end.state == "done")
         known = (end for end in done if end.value is not None)
@@ -70,10 +70,10 @@ class Board:
 
     def summary(self, sweep: Sweep) -> str:
         counts = Counter(end.state for end in sweep.ends.values())
-        running = sum(one.place is not None for one in sweep.given.values())
+        running = sum(one.place is not None for one in sweep.started.values())
         parts = {
             "running": running,
-            "waiting": len(sweep.given) - running,
+            "waiting": len(sweep.started) - running,
             **dict(sorted(counts.items())),
             "to come": len(sweep.left),
         }
@@ -88,15 +88,17 @@ class Board:
         if len(best) > BEST:
             yield Row(-1, "and the worst:", "")
             yield row_of(self.ranked(sweep, 1, worst=True)[0])
-        given = sorted(sweep.given.values(), key=lambda one: (one.place is None, one.member.number))
-        for one in given[:RUNNING]:
+        started = sorted(
+            sweep.started.values(), key=lambda one: (one.place is None, one.member.number)
+        )
+        for one in started[:RUNNING]:
             place = one.place.name if one.place else ""
-            since = time.time() - one.said.get("since", time.time())
+            since = time.time() - one.began
             state = "running" if one.place else "waiting"
             of = (one.member.number, one.member.words, state, one.value, round(since), place)
             yield Row(*of, one.step)
-        if len(given) > RUNNING:
-            yield Row(-1, f"{len(given) - RUNNING} more", "")
+        if len(started) > RUNNING:
+            yield Row(-1, f"{len(started) - RUNNING} more", "")
         bad = [end for end in sweep.ends.values() if end.state in BAD]
         yield from map(row_of, bad[-FAILED:])
         if len(bad) > FAILED:
@@ -125,8 +127,6 @@ class Board:
         name = sweep.journal.name
         lines = [f"all of them: orchestrator ls --all --tag {name}"]
         lines += [f"compare: orchestrator report {name}"] if sweep.ends else []
-        if sweep.left or sweep.interrupts:
-            lines.append(f"go on: orchestrator sweep --resume {name}")
         return lines
 
 
@@ -143,7 +143,7 @@ def to_json(sweep: Sweep, board: Board, code: int) -> dict[str, Any]:
     }
 
 
-def row_of(end: End) -> Row:
+def row_of(end: MemberEnd) -> Row:
     where = first_line(end.problem) if end.state in BAD else end.experiment
     return Row(end.member, end.words, end.state, end.value, end.seconds, where or end.experiment)
 
