@@ -285,10 +285,7 @@ def verify_command(
     sdc: bool,
     **params: Any,
 ) -> int:
-    """Run real collectives: are they right, how fast, who is slow?
-
-    It also predicts how long a step of the configured model takes with each way of sharding it.
-    """
+    """Run real collectives: are they right, how fast, who is slow?"""
     verify = view("verify")
     measurement = verify.Measurement(backend, max_size, seconds, sdc)
     code: int = verify.verify(arguments_from(params), measurement, strict=strict)

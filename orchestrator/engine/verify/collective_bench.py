@@ -1,15 +1,15 @@
-"""The collectives that `orchestrator verify` runs: what goes in, what has to come out, how fast.
+"""The collectives that `orchestrator verify` runs: inputs, expected results, time.
 
 Every element of every result is compared. Values are small whole numbers that float32 adds up
-exactly, and differ between ranks and between neighbours, so that a block that is missing, doubled,
-or in another's place shows.
+exactly. They differ between ranks and between neighbours, so a missing, doubled or misplaced block
+shows.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,71 +17,66 @@ import torch.distributed as dist
 from torch import Tensor
 
 from orchestrator.common import text
-from orchestrator.engine.verify.teams import Team, World, free_bytes
+from orchestrator.engine.verify.world import World, free_bytes
 
-PERIOD = 61  # a prime: no block of a power of two looks like the next
-ELEMENTS_AT_ONCE = PERIOD << 14  # elements compared at a time: a million
+# A prime: no block of a power of two looks like the next.
+PERIOD = 61
+# A million elements are compared at a time.
+ELEMENTS_AT_ONCE = PERIOD << 14
 WEIGHTS = 31
 SMALLEST_BYTES = 1 << 10
-GROWTH = 4  # from one size to the next
+# The factor from one size to the next.
+GROWTH = 4
 MOST_RUNS = 50
-RUNS_PART = 20  # of a collective's time go into the runs of one size, so sizes share about half
-COPIES = 4  # of the largest size that may exist at once: in, out, and what the backend needs
+# A twentieth of a collective's time goes into the timed runs of one size.
+RUNS_PART = 20
+# Copies of the largest size that may exist at once: input, output, and the backend's own.
+COPIES = 4
+# Why sizes end before --max-size.
+TIME, MEMORY = "time", "memory"
+IN_PLACE = ("all_reduce", "broadcast")
 
-Run = Callable[[Tensor, Tensor, Team], None]
+Mistake = tuple[int, float, float]
 
 
 @dataclass(frozen=True)
 class Collective:
-    """`run(into, out_of, team)`; sizes are those of nccl-tests: bytes of the larger side."""
+    """`run(into, out_of, world)`; sizes are those of nccl-tests: bytes of the larger side."""
 
     name: str
-    run: Run
-    ins: Callable[[int, int], int]  # (elements, ranks) -> elements of the input
+    run: Callable[[Tensor, Tensor, World], None]
+    # (elements, ranks) -> elements of the input, and of the output.
+    ins: Callable[[int, int], int]
     outs: Callable[[int, int], int]
-    busbw: Callable[[int], float]  # bytes on the busiest link / size, by the number of ranks
-    # What comes out, in equal pieces: the factor, and the first element of the pattern, of each.
-    expected: Callable[[Team, int], list[tuple[int, int]]]
+    # Bytes on the busiest link / size, by the number of ranks, as nccl-tests defines it
+    # (doc/PERFORMANCE.md there): the figure to compare with a link.
+    busbw: Callable[[int], float]
+    # The output in equal pieces: the factor, and the first element of the pattern, of each.
+    expected: Callable[[World, int], list[tuple[int, int]]]
 
 
-@dataclass(frozen=True)
-class Wrong:
-    """The first wrong element of one rank's result."""
-
-    collective: str
-    scope: str
-    bytes: int
-    rank: int
-    element: int
-    got: float
-    expected: float
+def all_reduce(into: Tensor, out_of: Tensor, world: World) -> None:
+    dist.all_reduce(into)
 
 
-def all_reduce(into: Tensor, out_of: Tensor, team: Team) -> None:
-    dist.all_reduce(into, group=team.group)  # in place: `into` holds the input
-
-
-def all_gather(into: Tensor, out_of: Tensor, team: Team) -> None:
+def all_gather(into: Tensor, out_of: Tensor, world: World) -> None:
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    gather(into, out_of, group=team.group)
+    gather(into, out_of)
 
 
-def reduce_scatter(into: Tensor, out_of: Tensor, team: Team) -> None:
+def reduce_scatter(into: Tensor, out_of: Tensor, world: World) -> None:
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    scatter(into, out_of, group=team.group)
+    scatter(into, out_of)
 
 
-def broadcast(into: Tensor, out_of: Tensor, team: Team) -> None:
-    dist.broadcast(into, team.ranks[0], group=team.group)
+def broadcast(into: Tensor, out_of: Tensor, world: World) -> None:
+    dist.broadcast(into, 0)
 
 
-def send_recv(into: Tensor, out_of: Tensor, team: Team) -> None:
+def send_recv(into: Tensor, out_of: Tensor, world: World) -> None:
     """Send from each rank to the next, in a ring."""
-    after, before = (team.ranks[(team.me + step) % len(team.ranks)] for step in (1, -1))
-    ops = [
-        dist.P2POp(dist.isend, out_of, after, team.group),
-        dist.P2POp(dist.irecv, into, before, team.group),
-    ]
+    after, before = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+    ops = [dist.P2POp(dist.isend, out_of, after), dist.P2POp(dist.irecv, into, before)]
     for work in dist.batch_isend_irecv(ops):
         work.wait()
 
@@ -98,36 +93,52 @@ def nothing(count: int, ranks: int) -> int:
     return 0
 
 
-# busbw as nccl-tests defines it (doc/PERFORMANCE.md there): the figure to hold against a link.
+def total(world: World) -> int:
+    return sum(map(weight, range(world.size)))
+
+
 COLLECTIVES = (
     Collective(
-        *("all_reduce", all_reduce, nothing, whole, lambda n: 2 * (n - 1) / n),
-        lambda team, count: [(sum(map(weight, team.ranks)), 0)],
+        "all_reduce",
+        all_reduce,
+        nothing,
+        whole,
+        lambda n: 2 * (n - 1) / n,
+        lambda world, count: [(total(world), 0)],
     ),
     Collective(
-        *("all_gather", all_gather, part, whole, lambda n: (n - 1) / n),
-        lambda team, count: [(weight(rank), 0) for rank in team.ranks],
+        "all_gather",
+        all_gather,
+        part,
+        whole,
+        lambda n: (n - 1) / n,
+        lambda world, count: [(weight(rank), 0) for rank in range(world.size)],
     ),
     Collective(
-        *("reduce_scatter", reduce_scatter, whole, part, lambda n: (n - 1) / n),
-        lambda team, count: [(sum(map(weight, team.ranks)), team.me * count)],
+        "reduce_scatter",
+        reduce_scatter,
+        whole,
+        part,
+        lambda n: (n - 1) / n,
+        lambda world, count: [(total(world), world.rank * count)],
     ),
     Collective(
-        *("broadcast", broadcast, nothing, whole, lambda n: 1.0),
-        lambda team, count: [(weight(team.ranks[0]), 0)],
+        "broadcast",
+        broadcast,
+        nothing,
+        whole,
+        lambda n: 1.0,
+        lambda world, count: [(weight(0), 0)],
     ),
     Collective(
-        *("send_recv", send_recv, whole, whole, lambda n: 1.0),
-        lambda team, count: [(weight(team.ranks[team.me - 1]), 0)],
+        "send_recv",
+        send_recv,
+        whole,
+        whole,
+        lambda n: 1.0,
+        lambda world, count: [(weight((world.rank - 1) % world.size), 0)],
     ),
 )
-IN_PLACE = ("all_reduce", "broadcast")
-TIME, MEMORY = "time", "memory"  # why sizes end before --max-size
-NEEDED = {  # by which scope: hybrid_shard's own, beside all of them among all ranks
-    "all": [collective.name for collective in COLLECTIVES],
-    "node": ["all_gather", "reduce_scatter"],
-    "across": ["all_reduce"],
-}
 
 
 # -- values ---------------------------------------------------------------------------------------
@@ -138,8 +149,10 @@ def weight(rank: int) -> int:
 
 
 def patterned(tensor: Tensor, factor: int, start: int) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Give a tensor piece by piece: where it begins, the piece, and the pattern that belongs there,
-    from element `start` on."""
+    """Yield (first element, piece, expected values) for each piece of a tensor.
+
+    The pattern of the whole tensor begins with its element `start`.
+    """
     count = min(ELEMENTS_AT_ONCE, tensor.numel())
     ramp = (torch.arange(count, device=tensor.device) + start) % PERIOD + 1
     pattern = ramp.float() * factor
@@ -153,8 +166,8 @@ def fill(tensor: Tensor, factor: int, start: int = 0) -> None:
         piece.copy_(pattern)
 
 
-def first_wrong(tensor: Tensor, factor: int, start: int = 0) -> tuple[int, float, float] | None:
-    """(element, what it is, what it should be), or None where all are right."""
+def first_wrong(tensor: Tensor, factor: int, start: int = 0) -> Mistake | None:
+    """Return (element, its value, the right value), or None if all are right."""
     for first, piece, expected in patterned(tensor, factor, start):
         if not torch.equal(piece, expected):
             at = int((piece != expected).nonzero()[0])
@@ -162,24 +175,19 @@ def first_wrong(tensor: Tensor, factor: int, start: int = 0) -> tuple[int, float
     return None
 
 
-def prepare(
-    collective: Collective, team: Team, count: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Make the output, or what is both; and the input."""
-    ranks, own = len(team.ranks), weight(team.ranks[team.me])
-    into = torch.empty(collective.outs(count, ranks), device=device)
-    out_of = torch.empty(collective.ins(count, ranks), device=device)
-    if collective.name in IN_PLACE:
-        has_it = collective.name == "all_reduce" or team.me == 0
-        fill(into, own) if has_it else into.zero_()
-    else:
-        into.zero_()
-        fill(out_of, own)
+def prepare(collective: Collective, world: World, count: int) -> tuple[Tensor, Tensor]:
+    """Return the output, which is also the input of a collective in place, and the input."""
+    into = torch.zeros(collective.outs(count, world.size), device=world.device)
+    out_of = torch.empty(collective.ins(count, world.size), device=world.device)
+    if collective.name not in IN_PLACE:
+        fill(out_of, weight(world.rank))
+    elif collective.name == "all_reduce" or world.rank == 0:
+        fill(into, weight(world.rank))
     return into, out_of
 
 
-def check(collective: Collective, team: Team, into: Tensor) -> tuple[int, float, float] | None:
-    pieces = collective.expected(team, into.numel())
+def check(collective: Collective, world: World, into: Tensor) -> Mistake | None:
+    pieces = collective.expected(world, into.numel())
     length = into.numel() // len(pieces)
     for index, (factor, start) in enumerate(pieces):
         mistake = first_wrong(into[index * length : (index + 1) * length], factor, start)
@@ -191,118 +199,80 @@ def check(collective: Collective, team: Team, into: Tensor) -> tuple[int, float,
 # -- measuring ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Seconds of one size: to make, run, check and time it once; of one run; and all of it."""
-
-    once: float
-    each: float
-    all: float = 0.0
-
-
 @dataclass
 class Results:
     """The results of all collectives so far, on this rank."""
 
-    rows: list[dict[str, Any]]
-    wrong: list[Wrong]
-    notes: list[str]
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    wrong: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
-def measure(world: World, teams: list[Team], largest: int, seconds: float) -> Results:
+def measure(world: World, largest: int, seconds: float) -> Results:
     """Run every collective at every size that the time and the memory allow."""
-    results = Results([], [], [])
+    results = Results()
     deadline = time.monotonic() + seconds
-    todo = [
-        (collective, team)
-        for team in teams
-        for collective in COLLECTIVES
-        if collective.name in NEEDED[team.scope]
-    ]
-    for left, (collective, team) in zip(range(len(todo), 0, -1), todo, strict=True):
-        share = world.most(max(0.0, deadline - time.monotonic())) / left
+    for index, collective in enumerate(COLLECTIVES):
+        left = world.most(max(0.0, deadline - time.monotonic()))
         began = len(results.rows)
-        reason = grow(world, collective, team, largest, share, results)
-        rows = results.rows[began:]
-        world.say(line(collective, team, rows))
+        reason = grow(world, collective, largest, left / (len(COLLECTIVES) - index), results)
+        world.say(line(collective, results.rows[began:]))
         if reason and reason not in results.notes:
             results.notes.append(reason)
     results.rows.append(barrier(world))
     return results
 
 
-def grow(
-    world: World, collective: Collective, team: Team, largest: int, share: float, results: Results
-) -> str:
-    """Try sizes from 1 KB on, until `largest`, the time or the memory ends it; return why.
+def grow(world: World, collective: Collective, largest: int, share: float, results: Results) -> str:
+    """Measure sizes from 1 KB to `largest`; return what ended it early, time or memory.
 
-    All ranks decide alike, because they decide by what all have agreed on.
+    All ranks stop at the same size, because they decide by figures that all have agreed on.
     """
-    ranks, spent, size = len(team.ranks), 0.0, SMALLEST_BYTES
-    runs_for = share / RUNS_PART
-    into, out_of = prepare(collective, team, ranks, world.device)
-    collective.run(into, out_of, team)  # connects
-    last = Cost(0.0, 0.0)
-    before = last
+    into, out_of = prepare(collective, world, world.size)
+    collective.run(into, out_of, world)  # The first call connects.
+    spent, last, size = 0.0, 0.0, SMALLEST_BYTES
     while size <= largest:
-        # What does not grow with the size is in both; the rest grows as it did.
-        grown = last.once + GROWTH * max(0.0, last.once - before.once)
-        if spent and spent + grown + max(runs_for, GROWTH * last.each) > share:
+        if spent and spent + GROWTH * last + share / RUNS_PART > share:
             return TIME
         if -world.most(-float(free_bytes(world))) < COPIES * size:
             return MEMORY
-        count = max(ranks, size // 4 // ranks * ranks)
-        now = once(world, collective, team, count, runs_for, results)
-        before, last = (last if spent else now), now
-        spent += now.all
+        began = time.monotonic()
+        last = once(world, collective, size, share / RUNS_PART, results)
+        spent += world.most(time.monotonic() - began)
         size *= GROWTH
     return ""
 
 
-def once(
-    world: World, collective: Collective, team: Team, count: int, budget: float, results: Results
-) -> Cost:
-    """Run one size, compare every element, then time it."""
+def once(world: World, collective: Collective, size: int, budget: float, results: Results) -> float:
+    """Run one size, compare every element and time it; return the seconds without repetitions."""
     began = time.monotonic()
-    into, out_of = prepare(collective, team, count, world.device)
-    collective.run(into, out_of, team)
+    count = max(world.size, size // 4 // world.size * world.size)
+    row = {"collective": collective.name, "ranks": world.size, "bytes": 4 * count}
+    into, out_of = prepare(collective, world, count)
+    collective.run(into, out_of, world)
     world.settle()
-    bad = check(collective, team, into)
-    if bad is not None:
-        element, got, expected = bad
-        rank = team.ranks[team.me]
-        results.wrong.append(
-            Wrong(collective.name, team.scope, 4 * count, rank, element, got, expected)
-        )
-    each = timed(world, collective, team, into, out_of, 1)
+    mistake = check(collective, world, into)
+    if mistake is not None:
+        where = {"bytes": 4 * count, "rank": world.rank}
+        found = dict(zip(("element", "got", "expected"), mistake, strict=True))
+        results.wrong.append({"collective": collective.name, **where, **found})
+    each = timed(world, collective, into, out_of, 1)
     alone = world.most(time.monotonic() - began)
     runs = max(1, min(MOST_RUNS, int(budget / max(each, 1e-9))))
     if runs > 1:
-        each = timed(world, collective, team, into, out_of, runs)
-    rate = 4 * count * collective.busbw(len(team.ranks)) / each
-    results.rows.append(
-        {
-            "collective": collective.name,
-            "scope": team.scope,
-            "ranks": len(team.ranks),
-            "bytes": 4 * count,
-            "seconds": each,
-            "busbw": rate,
-            "runs": runs,
-        }
-    )
-    return Cost(alone, each, world.most(time.monotonic() - began))
+        each = timed(world, collective, into, out_of, runs)
+    rate = 4 * count * collective.busbw(world.size) / each
+    results.rows.append({**row, "seconds": each, "busbw": rate, "runs": runs})
+    return alone
 
 
-def timed(
-    world: World, collective: Collective, team: Team, into: Tensor, out_of: Tensor, runs: int
-) -> float:
+def timed(world: World, collective: Collective, into: Tensor, out_of: Tensor, runs: int) -> float:
     """Return the seconds per run, of the slowest rank."""
     if collective.name == "all_reduce":
-        into.zero_()  # sums of sums of sums end in infinity
+        into.zero_()  # Sums of sums of sums would end in infinity.
     world.settle()
     world.most(0.0)
-    return world.most(world.seconds(lambda: collective.run(into, out_of, team), runs))
+    return world.most(world.seconds(lambda: collective.run(into, out_of, world), runs))
 
 
 def barrier(world: World) -> dict[str, Any]:
@@ -310,17 +280,15 @@ def barrier(world: World) -> dict[str, Any]:
     dist.barrier(device_ids=own)
     each = world.most(world.seconds(lambda: dist.barrier(device_ids=own), MOST_RUNS))
     world.say(f"barrier: {1e6 * each:,.0f} us")
-    same = {"collective": "barrier", "scope": "all", "ranks": world.size, "runs": MOST_RUNS}
-    return {**same, "bytes": 0, "seconds": each, "busbw": 0.0}
+    row = {"collective": "barrier", "ranks": world.size, "bytes": 0}
+    return {**row, "seconds": each, "busbw": 0.0, "runs": MOST_RUNS}
 
 
-def line(collective: Collective, team: Team, rows: list[dict[str, Any]]) -> str:
+def line(collective: Collective, rows: list[dict[str, Any]]) -> str:
     """Format rank 0's line about a collective that is done."""
-    scope = {"all": "all ranks", "node": "within each node", "across": "across nodes"}[team.scope]
     if not rows:
-        return f"{collective.name} ({scope}): no memory for any size"
+        return f"{collective.name}: no memory for any size"
     best = max(rows, key=lambda row: float(row["busbw"]))
     least, at, most = (text.size(row["bytes"], binary=True) for row in (rows[0], best, rows[-1]))
     first = f"{least} in {1e6 * rows[0]['seconds']:,.0f} us"
-    top = f"{8e-9 * best['busbw']:.3g} Gb/s at {at}"
-    return f"{collective.name} ({scope}): {first}, best {top}, up to {most}"
+    return f"{collective.name}: {first}, best {8e-9 * best['busbw']:.3g} Gb/s at {at}, up to {most}"

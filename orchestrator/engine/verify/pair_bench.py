@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from orchestrator.engine.verify.teams import World
+from orchestrator.engine.verify.world import World
 
 FIRST, LARGEST = 1 << 14, 1 << 26  # bytes of a message
 SHORTEST, LONGEST = 0.04, 0.25  # seconds for one direction of a pair

@@ -1,1 +1,1 @@
-"""Interpret measured collectives: name what is slow, predict a training step."""
+"""Interpret measured collectives: name the slow node, link or device."""

@@ -6,14 +6,12 @@ import contextlib
 import json
 import math
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from orchestrator.common import files, text
 from orchestrator.common.errors import EXIT_CHECK, EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, UsageError
-from orchestrator.config.launch import LaunchArguments, View
+from orchestrator.config.launch import LaunchArguments
 from orchestrator.head.commands import follow
 from orchestrator.head.plan.model import Target
 from orchestrator.head.screen import output
@@ -21,7 +19,7 @@ from orchestrator.head.screen.output import say
 from orchestrator.head.start import launch as starting
 from orchestrator.head.start.request import Request, resolve
 from orchestrator.records.experiment import Experiment
-from orchestrator.views.verify import chart, diagnosis, prediction, report
+from orchestrator.views.verify import diagnosis, report
 
 PROGRAM = "orchestrator.engine.verify"  # travels with what is shipped to every node
 SMALLEST = 1 << 10
@@ -49,7 +47,7 @@ def verify(arguments: LaunchArguments, measurement: Measurement, *, strict: bool
         if output.as_json():
             output.write_out(json.dumps({"experiment": str(experiment.path), "exit_code": code}))
         return code or EXIT_FAILED
-    return conclude(experiment, measured, request, code, arguments.view, strict=strict)
+    return conclude(experiment, measured, code, strict=strict)
 
 
 def request_of(arguments: LaunchArguments, measurement: Measurement) -> Request:
@@ -89,42 +87,25 @@ def read(experiment: Experiment) -> dict[str, Any] | None:
     return results
 
 
-def conclude(
-    experiment: Experiment,
-    measured: dict[str, Any],
-    request: Request,
-    code: int,
-    view: View,
-    *,
-    strict: bool,
-) -> int:
+def conclude(experiment: Experiment, measured: dict[str, Any], code: int, *, strict: bool) -> int:
     """Print the findings, keep them with the measurement, and return the exit code."""
     sdc = "bits" in measured
     bottlenecks = report.findings(measured) if sdc else diagnosis.all_of(measured)
-    predicted = [] if sdc else prediction.predict(measured, request.config)
     code = exit_code(code, bottlenecks, strict=strict)
     measured = {
         "exit_code": code,
         "experiment": str(experiment.path),
         "findings": [asdict(item) for item in bottlenecks],
-        "prediction": [asdict(item) for item in predicted],
         **measured,
     }
-    kept = keep(experiment, measured)
+    path = experiment.path / "outputs" / "verify.json"
+    files.replace(path, json.dumps(measured, indent=1) + "\n")
     if output.as_json():
         output.write_out(json.dumps(measured, indent=1))
         return code
-    terminal = output.terminal()
-    output.write_out(
-        "\n"
-        + (
-            report.bits_text(measured, bottlenecks, terminal)
-            if sdc
-            else report.to_text(measured, bottlenecks, predicted, terminal)
-        )
-    )
-    for path in kept:
-        say(f"kept in {path}")
+    to_text = report.bits_text if sdc else report.to_text
+    output.write_out("\n" + to_text(measured, bottlenecks, output.terminal()))
+    say(f"kept in {path}")
     return code
 
 
@@ -132,13 +113,3 @@ def exit_code(code: int, bottlenecks: list[diagnosis.Bottleneck], *, strict: boo
     if any(bottleneck.kind == "wrong" for bottleneck in bottlenecks) and code != EXIT_STOPPED:
         return EXIT_FAILED
     return EXIT_CHECK if code == EXIT_DONE and bottlenecks and strict else code
-
-
-def keep(experiment: Experiment, results: Mapping[str, Any]) -> list[Path]:
-    outputs = experiment.path / "outputs"
-    texts = {"verify.json": json.dumps(results, indent=1) + "\n"}
-    if "bits" not in results:
-        texts["verify.svg"] = chart.draw(results)
-    for name, content in texts.items():
-        files.replace(outputs / name, content)
-    return [outputs / name for name in texts]

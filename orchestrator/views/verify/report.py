@@ -10,10 +10,8 @@ from orchestrator.common.text import duration
 from orchestrator.head.screen import styles
 from orchestrator.head.screen.output import PLAIN, Cell, Terminal, paint, table
 from orchestrator.views.verify.diagnosis import Bottleneck, operations, places, size
-from orchestrator.views.verify.prediction import Prediction
 
 WIDEST = 12  # nodes whose pairs are shown as a matrix
-SCOPES = {"all": "among all {} ranks", "node": "within each node", "across": "across nodes"}
 ENDED = {  # why sizes are missing
     "time": "larger sizes are left out where their time was up; more with --seconds",
     "memory": "larger sizes are left out: the ranks do not have the memory for them",
@@ -23,28 +21,24 @@ ENDED = {  # why sizes are missing
 def to_text(
     results: Mapping[str, Any],
     findings: Sequence[Bottleneck],
-    predictions: Sequence[Prediction],
     terminal: Terminal = PLAIN,
 ) -> str:
     blocks = [*collectives(results, terminal), pairs(results, terminal), devices(results)]
-    blocks += [predicted(results, predictions, terminal), conclusion(results, findings, terminal)]
+    blocks.append(conclusion(results, findings, terminal))
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
 def collectives(results: Mapping[str, Any], terminal: Terminal) -> list[str]:
-    """Return a table for each scope: sizes down, collectives across, their time and bandwidth."""
+    """Return a table with sizes down, collectives across: their time and bandwidth."""
     rows = results.get("collectives", [])
     blocks = []
-    for scope, title in SCOPES.items():
-        timed = [row for row in rows if row["scope"] == scope and row["bytes"]]
-        if not timed:
-            continue
+    if timed := [row for row in rows if row["bytes"]]:
         names = list(dict.fromkeys(row["collective"] for row in timed))
         by_cell = {(row["collective"], row["bytes"]): row for row in timed}
         lines: list[list[Cell]] = [["", *names]]
         for count in sorted({int(row["bytes"]) for row in timed}):
             lines.append([size(count), *(cell(by_cell.get((name, count))) for name in names)])
-        heading = f"{title.format(timed[0]['ranks'])}: time of one call, bus bandwidth in Gb/s"
+        heading = f"among all {timed[0]['ranks']} ranks: time of one call, bus bandwidth in Gb/s"
         blocks.append(f"{heading}\n{figures(lines, terminal)}")
     barriers = [row for row in rows if row["collective"] == "barrier"]
     if barriers:
@@ -95,32 +89,6 @@ def devices(results: Mapping[str, Any]) -> str:
         rates_of_kind = [flops[rank] for rank, its in enumerate(results["devices"]) if its == kind]
         between = f"{operations(min(rates_of_kind))} to {operations(max(rates_of_kind))}"
         lines.append(f"multiplying matrices, {len(rates_of_kind)} x {kind}: {between}")
-    return "\n".join(lines)
-
-
-def predicted(
-    results: Mapping[str, Any], predictions: Sequence[Prediction], terminal: Terminal
-) -> str:
-    model = results.get("model") or {}
-    if "why" in model:
-        return f"no prediction of step times: {model['why']}"
-    if not predictions:
-        return ""
-    heading = f"a step of the configured model ({model['parameters']:,} parameters), best first"
-    rows: list[list[Cell]] = [
-        ["", "step", "computing", "communicating", "memory per rank", ""],
-    ]
-    for prediction in predictions:
-        notes = ["configured"] if prediction.configured else []
-        notes += [] if prediction.fits else ["does not fit"]
-        notes += ["messages larger than measured"] if prediction.beyond else []
-        times = (prediction.step, prediction.compute, prediction.communication)
-        note = f"({', '.join(notes)})" if notes else ""
-        memory = size(prediction.memory)
-        rows.append([prediction.strategy, *map(duration, times), memory, note])
-    lines = [heading, table(rows, terminal, right=range(1, 5), headed=True, indent=2)]
-    if model["micro_batch"] is None:
-        lines.append("  the model does not say its FLOPs, so its computing is left out")
     return "\n".join(lines)
 
 

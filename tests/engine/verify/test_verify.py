@@ -9,7 +9,7 @@ import torch
 
 from orchestrator.engine.verify import collective_bench, pair_bench
 from orchestrator.engine.verify.collective_bench import COLLECTIVES, ELEMENTS_AT_ONCE, Collective
-from orchestrator.engine.verify.teams import Team
+from orchestrator.engine.verify.world import World
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 4, 5, 8, 9, 63, 64])
@@ -46,10 +46,12 @@ def test_the_first_wrong_element_is_found(count: int, start: int) -> None:
     assert collective_bench.first_wrong(spoiled, 7, start) is not None
 
 
-def simulated(one: Collective, ranks: int, count: int) -> list[tuple[Team, torch.Tensor]]:
+def simulated(one: Collective, ranks: int, count: int) -> list[tuple[World, torch.Tensor]]:
     """What each rank has after the collective, worked out here."""
-    teams = [Team("all", None, tuple(range(ranks)), me) for me in range(ranks)]
-    made = [collective_bench.prepare(one, team, count, torch.device("cpu")) for team in teams]
+    cpu = torch.device("cpu")
+    worlds = [World(me, ranks, me, "gloo", cpu, (0,) * ranks, ("host",) * ranks)
+              for me in range(ranks)]  # fmt: skip
+    made = [collective_bench.prepare(one, world, count) for world in worlds]
     ins = [out_of for _, out_of in made]
     intos = [into for into, _ in made]
     total = torch.stack(intos if one.name == "all_reduce" else ins).sum(0)
@@ -60,7 +62,7 @@ def simulated(one: Collective, ranks: int, count: int) -> list[tuple[Team, torch
         "broadcast": lambda me: intos[0],
         "send_recv": lambda me: ins[me - 1],
     }
-    return [(team, results[one.name](team.me)) for team in teams]
+    return [(world, results[one.name](world.rank)) for world in worlds]
 
 
 @pytest.mark.parametrize("one", COLLECTIVES, ids=lambda one: one.name)
@@ -69,9 +71,9 @@ def test_a_right_result_passes_and_a_swapped_one_does_not(
     one: Collective, ranks: int, count: int
 ) -> None:
     results = simulated(one, ranks, count)
-    for team, into in results:
-        assert collective_bench.check(one, team, into) is None
-        assert collective_bench.check(one, team, into.flip(0)) is not None
+    for world, into in results:
+        assert collective_bench.check(one, world, into) is None
+        assert collective_bench.check(one, world, into.flip(0)) is not None
     if one.name in ("reduce_scatter", "send_recv"):  # each rank has a result of its own
         (first, _), (_, other) = results[0], results[1]
         assert collective_bench.check(one, first, other) is not None

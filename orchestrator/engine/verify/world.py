@@ -1,7 +1,7 @@
-"""Agree among all ranks on who takes part in a verify run.
+"""The ranks of a verify run, and the little that they tell each other.
 
-Needs nothing but torch: no numpy (which torch's collectives of objects use) and no FSDP, because
-what is to be verified may well lack something.
+It needs nothing but torch: no numpy, which torch's collectives of objects use, and no FSDP. A
+machine that is to be verified may lack both.
 """
 
 from __future__ import annotations
@@ -22,17 +22,8 @@ from orchestrator.common.errors import CheckFailed
 from orchestrator.engine.observe import speed
 from orchestrator.engine.ranks.ranks import free_host_memory
 
-UNKNOWN_BYTES = 1 << 30  # of memory where nobody says how many are free
-
-
-@dataclass(frozen=True)
-class Team:
-    """Some ranks that call a collective together; `scope`: all, node, or across nodes."""
-
-    scope: str
-    group: dist.ProcessGroup | None
-    ranks: tuple[int, ...]
-    me: int  # place of this rank among them
+# The memory assumed where the system does not say how much is free.
+UNKNOWN_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -55,7 +46,7 @@ class World:
         return [rank for rank, its in enumerate(self.nodes) if its == node]
 
     def exchange(self, what: Any) -> list[Any]:
-        """Give every rank what each has."""
+        """Return every rank's value, in order of rank, on every rank."""
         own = bytearray(json.dumps(what).encode("ascii"))
         sizes = _gathered(torch.tensor([len(own)]), self.size)
         room = int(max(sizes))
@@ -65,7 +56,7 @@ class World:
         return [json.loads(bytes(text[: int(size)].tolist())) for text, size in texts]
 
     def most(self, value: float) -> float:
-        """Return the largest of all ranks' values; nobody goes on before everybody is here."""
+        """Return the largest value of all ranks, once all are here."""
         largest = torch.tensor([value], dtype=torch.float64)
         dist.all_reduce(largest, dist.ReduceOp.MAX)
         return float(largest)
@@ -88,7 +79,7 @@ def _gathered(own: Tensor, size: int) -> list[Tensor]:
 
 
 def join(backend: str | None, patience: float) -> World:
-    """Join by NCCL between GPUs, by gloo between CPUs; nothing waits longer than `patience`."""
+    """Join by NCCL between GPUs, by gloo between CPUs; no wait is longer than `patience`."""
     has_gpu = torch.cuda.is_available()
     backend = backend or ("nccl" if has_gpu else "gloo")
     rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
@@ -107,7 +98,7 @@ def join(backend: str | None, patience: float) -> World:
         device = torch.device("cuda", local)
         torch.cuda.set_device(device)
     timeout = datetime.timedelta(seconds=patience)
-    # CPU tensors go beside NCCL: words need no GPU.
+    # Messages are CPU tensors, which gloo carries beside NCCL.
     dist.init_process_group("cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo", timeout=timeout)
     alone = World(rank, dist.get_world_size(), local, backend, device, (), ())
     own = [int(os.environ.get("GROUP_RANK", "0")), socket.gethostname(), backend]
@@ -120,26 +111,6 @@ def join(backend: str | None, patience: float) -> World:
             "verify the CPUs of all with --backend gloo, or leave those out of the list",
         )
     return World(rank, alone.size, local, backend, device, nodes, hosts)
-
-
-def teams(world: World) -> list[Team]:
-    """Make a team of all ranks, and where all nodes are alike, those that hybrid_shard uses."""
-    everyone = tuple(range(world.size))
-    result = [Team("all", None, everyone, world.rank)]
-    by_node = [world.of_node(node) for node in sorted(set(world.nodes))]
-    if len(by_node) > 1 and len(by_node[0]) > 1 and len({len(ranks) for ranks in by_node}) == 1:
-        result.append(_team_of("node", by_node, world.rank))
-        result.append(
-            _team_of("across", [list(ranks) for ranks in zip(*by_node, strict=True)], world.rank)
-        )
-    return result
-
-
-def _team_of(scope: str, groups: list[list[int]], rank: int) -> Team:
-    """Make every group, as every rank has to in the same order; return the one with this rank."""
-    created = [(ranks, dist.new_group(ranks)) for ranks in groups]
-    ranks, group = next(pair for pair in created if rank in pair[0])
-    return Team(scope, group, tuple(ranks), ranks.index(rank))
 
 
 def free_bytes(world: World) -> int:
