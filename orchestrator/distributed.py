@@ -7,7 +7,6 @@ from orchestrator.engine.ranks.collectives import (
     broadcast_object,
     choose_backend,
     cleanup_distributed,
-    debug,
     gather_tensors,
     get_node_info,
     is_master_node,
@@ -17,5 +16,5 @@ from orchestrator.engine.ranks.collectives import (
 from orchestrator.engine.saving.carry import copy_to_nodes
 
 __all__ = ["NodeInfo", "all_reduce_tensor", "barrier", "broadcast_object", "choose_backend"]
-__all__ += ["cleanup_distributed", "copy_to_nodes", "debug", "gather_tensors", "get_node_info"]
+__all__ += ["cleanup_distributed", "copy_to_nodes", "gather_tensors", "get_node_info"]
 __all__ += ["is_master_node", "is_master_process", "setup_distributed"]

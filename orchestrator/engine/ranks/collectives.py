@@ -18,11 +18,10 @@ from torch import Tensor
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.parse import one_of
 from orchestrator.config.schema import Config, Distributed
-from orchestrator.engine.ranks import collective_check, ranks
-from orchestrator.engine.ranks.collective_check import debug
+from orchestrator.engine.ranks import ranks
 
 __all__ = ["NodeInfo", "all_reduce_tensor", "barrier", "broadcast_object", "choose_backend"]
-__all__ += ["cleanup_distributed", "debug", "gather_tensors", "get_node_info", "is_master_node"]
+__all__ += ["cleanup_distributed", "gather_tensors", "get_node_info", "is_master_node"]
 __all__ += ["is_master_process", "setup_distributed"]
 
 T = TypeVar("T")
@@ -63,8 +62,6 @@ def setup_distributed(backend: str | None = None, timeout: float = 600.0) -> Nod
         dist.init_process_group("mpi")
     else:
         ranks.join(Config(distributed=Distributed(backend=chosen, timeout=timeout)))
-    if collective_check.limit():
-        collective_check.room()  # from now on it is known whether a rank has left
     return get_node_info()
 
 
@@ -142,7 +139,7 @@ def _number(name: str, default: int) -> int:
 
 def barrier() -> None:
     """Return when every rank is here."""
-    if together("barrier"):
+    if has_others():
         dist.barrier(group=ranks.host_group())
 
 
@@ -157,7 +154,7 @@ def all_reduce_tensor(tensor: Tensor, op: str = "sum") -> Tensor:
     if op == "mean" and not value.dtype.is_floating_point and not value.dtype.is_complex:
         value = value.to(torch.float64)
     world = 1
-    if together(f"all_reduce_tensor ({op}) of {_shown(local)}"):
+    if has_others():
         dist.all_reduce(value, OPS[op], group=_group(value))
         world = dist.get_world_size()
     if op == "mean":
@@ -169,7 +166,7 @@ def all_reduce_tensor(tensor: Tensor, op: str = "sum") -> Tensor:
 def gather_tensors(tensor: Tensor) -> list[Tensor]:
     """Return all ranks' tensors, in order of rank, on every rank; their shapes may differ."""
     local = _as_plain(tensor)
-    if not together(f"gather_tensors of {local.dtype}"):
+    if not has_others():
         return [local.clone()]
     described = ranks.gather((tuple(local.shape), str(local.dtype)))
     for rank, (_, dtype) in enumerate(described):
@@ -194,21 +191,18 @@ def broadcast_object(value: T, src: int = 0) -> T:
     if not 0 <= src < world:
         raise UsageError(f"src is {src}, but the ranks are 0 to {world - 1}")
     holder = [value]
-    if together(f"broadcast_object from rank {src}"):
+    if has_others():
         dist.broadcast_object_list(holder, src=src, group=ranks.host_group())
     return holder[0]
 
 
-def together(what: str) -> bool:
-    """Return whether there are other ranks; in debug mode, wait until all are here."""
+def has_others() -> bool:
+    """Return True if there are other ranks; join their process group first."""
     if not dist.is_initialized():
         if get_node_info()["world_size"] == 1:
             return False
         setup_distributed()
-    if dist.get_world_size() == 1:
-        return False
-    collective_check.check(what)
-    return True
+    return dist.get_world_size() > 1
 
 
 def _as_plain(tensor: Tensor) -> Tensor:
@@ -221,10 +215,6 @@ def _as_plain(tensor: Tensor) -> Tensor:
     # A DTensor; importing them to ask would take a second.
     whole: Tensor = local.full_tensor() if hasattr(local, "full_tensor") else local
     return whole.contiguous()
-
-
-def _shown(tensor: Tensor) -> str:
-    return f"{tensor.dtype} {tuple(tensor.shape)}"
 
 
 def _group(tensor: Tensor) -> dist.ProcessGroup | None:

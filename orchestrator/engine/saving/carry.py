@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from orchestrator.common.errors import JobFailed, UsageError
 from orchestrator.common.files import AS_USUAL, replacing, sync_directory
-from orchestrator.engine.ranks.collectives import together
+from orchestrator.engine.ranks.collectives import has_others
 from orchestrator.engine.ranks.ranks import gather, host_group
 from orchestrator.engine.saving.weights import memory
 from orchestrator.records import checkpoint_store
@@ -166,7 +166,7 @@ def copy_to_nodes(path: str | Path, *, missing_ok: bool = False) -> int:
     missing_ok, nothing happens.
     """
     path = Path(path)
-    if not together("copy_to_nodes"):
+    if not has_others():
         return 0
     group, rank = host_group(), dist.get_rank()
     # First of all the nodes: until a rank of rank 0's node is here, it may still be writing there.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ from orchestrator.distributed import (
     all_reduce_tensor,
     barrier,
     broadcast_object,
-    debug,
     gather_tensors,
     get_node_info,
     is_master_node,
@@ -78,53 +75,6 @@ def under_the_if() -> None:
     barrier()
 
 
-def other_shapes() -> None:
-    all_reduce_tensor(torch.ones(2 + int(os.environ["RANK"])))
-
-
-def other_ops() -> None:
-    all_reduce_tensor(torch.ones(2), "max" if is_master_process() else "sum")
-
-
-def other_dtypes() -> None:
-    gather_tensors(torch.ones(2, dtype=torch.float32 if is_master_process() else torch.float64))
-
-
-def mistakes(directory: Path) -> None:
-    """Each would wait for ever without the debug mode."""
-    debug(20.0)
-    setup_distributed()
-    results = [words(one) for one in (under_the_if, other_shapes, other_ops, other_dtypes)]
-    barrier()
-    assert all_reduce_tensor(torch.ones(1)).item() == 3  # what is right goes on
-    (directory / f"results_{os.environ['RANK']}").write_text("\n---\n".join(results))
-
-
-def never(directory: Path) -> None:
-    """Two ranks wait for a third that is busy elsewhere, and say so when the limit is over."""
-    debug(0.4)
-    setup_distributed()
-    barrier()
-    said = ""
-    if not is_master_process():
-        said = words(barrier)
-        (directory / f"waited_{os.environ['RANK']}").touch()
-    else:
-        while len(list(directory.glob("waited_*"))) < 2:
-            time.sleep(0.05)
-        said = words(lambda: broadcast_object(1))
-    (directory / f"results_{os.environ['RANK']}").write_text(said)
-
-
-def leaves(directory: Path) -> None:
-    """One rank is done, as it believes, while the other enters a collective."""
-    debug(60.0)
-    if setup_distributed()["rank"] == 1:
-        atexit._run_exitfuncs()
-        return
-    (directory / "told").write_text(words(barrier))
-
-
 # -- what launch() runs -----------------------------------------------------------------------
 
 
@@ -151,3 +101,9 @@ def fails() -> None:
 
 def dies() -> None:
     os.kill(os.getpid(), 9)
+
+
+def mistaken() -> str:
+    """Enter different collectives, which would wait for ever without torch's debug mode."""
+    setup_distributed(timeout=20)
+    return words(under_the_if)

@@ -14,7 +14,7 @@ import torch
 
 from orchestrator import distributed
 from orchestrator.common.errors import CheckFailed, JobFailed, UsageError
-from orchestrator.engine.ranks import collective_check, spawn
+from orchestrator.engine.ranks import spawn
 from orchestrator.engine.ranks.ranks import rank_in_environment
 from tests.engine.programs import collectives as collected
 from tests.engine.worlds import PROGRAMS, Job, run
@@ -90,64 +90,10 @@ def test_half_an_environment_is_refused(
         rank_in_environment()
 
 
-# -- debug mode -------------------------------------------------------------------------------
-
-
-def test_mistakes_are_explained_on_every_rank(tmp_path: Path) -> None:
-    job = done(tmp_path, [3], "mistakes")
-    results = [(job.path / f"results_{rank}").read_text().split("\n---\n") for rank in range(3)]
-    assert results[0] == results[1] == results[2]
-    under, shapes, ops, dtypes = results[0]
-    assert "JobFailed: the ranks are in different collectives" in under
-    assert "rank 0: gather_tensors of torch.float32 at collectives.py:" in under
-    assert "in under_the_if: gather_tensors(torch.ones(2))" in under
-    assert "ranks 1, 2: barrier at collectives.py:" in under
-    assert "is under `if is_master_process():` in line" in under
-    assert "move it out of the if" in under
-    assert "call all_reduce_tensor with arguments that do not match" in shapes
-    assert "rank 2: all_reduce_tensor (sum) of torch.float32 (4,) at" in shapes
-    assert "rank 0: all_reduce_tensor (max)" in ops
-    assert "ranks 1, 2: gather_tensors of torch.float64" in dtypes
-
-
-def test_a_rank_that_does_not_come_is_named_when_the_limit_is_over(tmp_path: Path) -> None:
-    job = done(tmp_path, [3], "never")
-    results = [(job.path / f"results_{rank}").read_text() for rank in range(3)]
-    assert "after 0.4 s only some ranks have entered a collective" in results[1]
-    assert "barrier at collectives.py:" in results[1]
-    assert "rank 0: has not entered it; the last it entered was barrier at" in results[1]
-    assert "ORCHESTRATOR_DEBUG_COLLECTIVES" in results[1]
-    assert "after 0.4 s only some ranks" in results[0]  # it came too late, and does not go in alone
-
-
-def test_a_rank_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
-    results = (done(tmp_path, [2], "leaves").path / "told").read_text()
-    assert "only some ranks entered a collective, and would have waited forever" in results
-    assert "rank 1: has ended its program without it" in results
-
-
-def test_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
-    for text, seconds in {"1": 60, "on": 60, "0": 0, "": 0, "7.5": 7.5}.items():
-        monkeypatch.setenv("ORCHESTRATOR_DEBUG_COLLECTIVES", text)
-        assert collective_check.limit() == seconds
-    monkeypatch.setenv("ORCHESTRATOR_DEBUG_COLLECTIVES", "maybe")
-    with pytest.raises(UsageError, match="1, 0, or a number of seconds"):
-        collective_check.limit()
-    with pytest.raises(UsageError, match="must be above 0"):
-        distributed.debug(-1)
-
-
-@pytest.mark.parametrize(
-    ("source", "line", "found"),
-    [
-        ("if rank == 0:\n    f()\n", 2, "  x.py:2 is under `if rank == 0:` in line 1"),
-        ("if rank == 0:\n    pass\nelse:\n    f()\n", 4, ""),
-        ("if ready:\n    f()\n", 2, ""),
-        ("%magic\nf()\n", 2, ""),
-    ],
-)
-def test_the_if_is_found(source: str, line: int, found: str) -> None:
-    assert collective_check.guard(source.splitlines(keepends=True), line, "x.py") == found
+def test_debug_mode_of_torch_names_different_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+    for text in spawn.launch(collected.mistaken, (), 2):
+        assert "Detected mismatch between collectives on ranks" in text
 
 
 # -- launch -----------------------------------------------------------------------------------
