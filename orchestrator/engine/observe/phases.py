@@ -1,7 +1,6 @@
 """Split a step's time: data, forward and backward, communication, the optimizer.
 
-None of it waits for the device before something is logged, and nothing of torch is touched unless
-somebody profiles.
+No phase waits for the device before something is logged.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
@@ -21,6 +20,8 @@ from orchestrator.traces.rank import PHASE
 
 Phase = Literal["data", "forward_backward", "exposed_comm", "optimizer"]
 PHASES: tuple[Phase, ...] = ("data", "forward_backward", "exposed_comm", "optimizer")
+# Events are used again after this many open ones, for the case of many steps between two flushes.
+MOST_OPEN = 1000
 
 
 class Phases:
@@ -28,63 +29,46 @@ class Phases:
 
     Exposed communication is the time in which computation stands still for a collective:
 
-    - FSDP2 on a CPU calls gloo in the thread that computes, so every collective is exposed whole.
-    - FSDP2 on a GPU runs collectives on streams of its own, and lets the computing stream wait for
-      their events: before a block's parameters are copied out, before the memory of a
-      reduce-scatter is used again, at the end of backward. Those waits are timed, between events.
+    - Collectives that the training loop calls are timed by `with phases("exposed_comm")`.
     - DDP starts all-reduces while backward goes on and waits for the rest at the end of it, in a
       callback of the autograd engine. Callbacks run in the order in which they were queued, so one
       that is queued when backward begins marks the moment at which all gradients are computed.
       (With gradient_as_bucket_view off, copying them back counts as communication.)
-
-    To see FSDP2's waits, torch has to be patched while a step computes, which is done with
-    `profiling` alone. exposed_comm is None where they
-    do not, and forward_backward then contains the waits. Collectives that the training loop itself
-    calls are to be put into `with phases("exposed_comm")`.
+    - FSDP2 shows its waits in a profile alone: exposed_comm is None, and forward_backward contains
+      them.
     """
 
-    def __init__(self, device: torch.device, model: nn.Module, *, profiling: bool) -> None:
+    def __init__(self, device: torch.device, model: nn.Module) -> None:
         self._clock = _EventClock(device) if device.type == "cuda" else _HostClock()
         self._waits = _how_it_waits(model)
-        if self._waits == "fsdp" and not profiling:
-            self._waits = None
         self._marked = False
-        self._spans = {phase: _Span(self, phase) for phase in PHASES}
-        self._open: list[tuple[Phase, Any, contextlib.ExitStack | None]] = []
+        self._phase: Phase | None = None
         self._done: deque[tuple[Phase, Phase | None, Any, Any]] = deque()
         self._ms = dict.fromkeys(PHASES, 0.0)
-        self._inside = 0.0  # exposed communication within forward and backward
-        self._data_seconds = 0.0  # since the beginning
+        # Exposed communication within forward and backward.
+        self._inside = 0.0
+        self._data_ms = 0.0
 
-    def __call__(self, phase: Phase) -> contextlib.AbstractContextManager[None]:
-        return self._spans[phase]
-
-    def begin(self, phase: Phase) -> None:
-        fsdp, around = phase == "forward_backward" and self._waits == "fsdp", None
+    @contextlib.contextmanager
+    def __call__(self, phase: Phase) -> Iterator[None]:
+        outer, self._phase = self._phase, phase
         began = self._clock.mark()
-        if fsdp or self._marked:
-            around = contextlib.ExitStack()
-            if fsdp:
-                around.enter_context(self._clock.fsdp_waits(self._exposed))
-            if self._marked:
-                around.enter_context(torch.profiler.record_function(PHASE + phase))
-        self._open.append((phase, began, around))
-
-    def end(self) -> None:
-        phase, began, around = self._open.pop()
-        if around is not None:
-            around.close()
-        outer = self._open[-1][0] if self._open else None
-        self._done.append((phase, outer, began, self._clock.mark()))
-        if len(self._done) > 1000:  # many steps between two flushes: events are used again
-            self._add_up()
+        name = PHASE + phase
+        try:
+            with torch.profiler.record_function(name) if self._marked else contextlib.nullcontext():
+                yield
+        finally:
+            self._phase = outer
+            self._done.append((phase, outer, began, self._clock.mark()))
+            if len(self._done) > MOST_OPEN:
+                self._add_up()
 
     def mark(self, on: bool) -> None:
-        """Let the phases be seen in a trace, or not."""
+        """Show the phases in a trace from now on, or no longer."""
         self._marked = on
 
     def backward(self, loss: Tensor, **how: Any) -> None:
-        """loss.backward(), and what DDP waits for at its end."""
+        """Run loss.backward(), and time what DDP waits for at its end."""
         if self._waits != "ddp":
             loss.backward(**how)  # type: ignore[no-untyped-call]
             return
@@ -92,18 +76,18 @@ class Phases:
         with contextlib.ExitStack() as waiting:
 
             def all_computed() -> None:
-                waiting.enter_context(self._exposed())
+                waiting.enter_context(self("exposed_comm"))
 
             hook = loss.register_hook(lambda _: engine.queue_callback(all_computed))  # type: ignore[no-untyped-call]
             loss.backward(**how)  # type: ignore[no-untyped-call]
         hook.remove()
 
     def flush(self, steps: int) -> dict[str, float | None]:
-        """Milliseconds per step since the last flush, which was so many steps ago."""
+        """Return milliseconds per step since the last flush, which was so many steps ago."""
         self._clock.settle()
         self._add_up()
         mean: dict[str, float | None] = {f"{name}_ms": self._ms[name] / steps for name in PHASES}
-        if self._waits is None:
+        if self._waits == "unseen":
             mean["exposed_comm_ms"] = None
             mean["forward_backward_ms"] = (self._ms["forward_backward"] + self._inside) / steps
         self._ms, self._inside = dict.fromkeys(PHASES, 0.0), 0.0
@@ -112,47 +96,31 @@ class Phases:
     def data_seconds(self) -> float:
         """Return the seconds so far in which this rank waited for data."""
         self._add_up()
-        return self._data_seconds
-
-    def _exposed(self) -> contextlib.AbstractContextManager[None]:
-        return self("exposed_comm")
+        return self._data_ms / 1e3
 
     def _add_up(self) -> None:
         while self._done and self._clock.passed(self._done[0][3]):
             phase, outer, began, ended = self._done.popleft()
             ms = self._clock.between(began, ended)
-            self._ms[phase] += ms
-            self._data_seconds += ms / 1e3 if phase == "data" else 0.0
+            self._count(phase, ms)
             if outer is not None:
-                self._ms[outer] -= ms
-                self._data_seconds -= ms / 1e3 if outer == "data" else 0.0
+                self._count(outer, -ms)
                 self._inside += ms if outer == "forward_backward" else 0.0
 
-
-class _Span(contextlib.AbstractContextManager[None]):
-    """One phase of every step."""
-
-    def __init__(self, phases: Phases, phase: Phase) -> None:
-        self._phases, self._phase = phases, phase
-
-    def __enter__(self) -> None:
-        self._phases.begin(self._phase)
-
-    def __exit__(self, *error: object) -> None:
-        self._phases.end()
+    def _count(self, phase: Phase, ms: float) -> None:
+        self._ms[phase] += ms
+        self._data_ms += ms if phase == "data" else 0.0
 
 
-def _how_it_waits(model: nn.Module) -> Literal["fsdp", "ddp", "never"] | None:
+def _how_it_waits(model: nn.Module) -> Literal["ddp", "never", "unseen"]:
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return "never"
     for module in model.modules():
         if isinstance(module, DistributedDataParallel):
             # It sends buffers before the forward pass; there is no place to time that.
             sends = module.will_sync_module_buffers()  # type: ignore[no-untyped-call]
-            return None if sends else "ddp"
-        if hasattr(module, "set_requires_gradient_sync"):  # torch's FSDPModule
-            return "fsdp"
-    return None
+            return "unseen" if sends else "ddp"
+    return "unseen"
 
 
 class _HostClock:
@@ -169,41 +137,6 @@ class _HostClock:
 
     def settle(self) -> None:
         pass
-
-    def fsdp_waits(
-        self, exposed: Callable[[], contextlib.AbstractContextManager[None]]
-    ) -> contextlib.AbstractContextManager[None]:
-        """FSDP2 takes its collectives from the name `dist` of one module. set_custom_all_gather is
-        the public way to the same calls, but there is none to the all-reduce of hybrid sharding."""
-        from torch.distributed.fsdp._fully_shard import _fsdp_collectives
-
-        return _swapped(_fsdp_collectives, "dist", _Timed(dist, exposed))
-
-
-class _Timed:
-    """torch.distributed, with the collectives that FSDP2 calls timed."""
-
-    # The last two are what earlier versions of torch call the first two.
-    NAMES = (
-        *("all_gather_single", "reduce_scatter_single", "all_reduce"),
-        *("all_gather_into_tensor", "reduce_scatter_tensor"),
-    )
-
-    def __init__(
-        self, module: Any, exposed: Callable[[], contextlib.AbstractContextManager[None]]
-    ) -> None:
-        self._module, self._exposed = module, exposed
-
-    def __getattr__(self, name: str) -> Any:
-        original = getattr(self._module, name)
-        if name not in self.NAMES:
-            return original
-
-        def timed(*arguments: Any, **named: Any) -> Any:
-            with self._exposed():
-                return original(*arguments, **named)
-
-        return timed
 
 
 class _EventClock:
@@ -232,31 +165,6 @@ class _EventClock:
         if self._last is not None:
             self._last.synchronize()
 
-    @contextlib.contextmanager
-    def fsdp_waits(
-        self, exposed: Callable[[], contextlib.AbstractContextManager[None]]
-    ) -> Iterator[None]:
-        """All of FSDP2's waits are calls of Stream.wait_event; those of its own streams for each
-        other cost nothing here and pass."""
-        wait = torch.cuda.Stream.wait_event
-
-        def timed(stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
-            with exposed() if stream == self._stream else contextlib.nullcontext():
-                wait(stream, event)
-
-        with _swapped(torch.cuda.Stream, "wait_event", timed):
-            yield
-
 
 def _timing_event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-
-@contextlib.contextmanager
-def _swapped(owner: Any, name: str, value: Any) -> Iterator[None]:
-    kept = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, kept)

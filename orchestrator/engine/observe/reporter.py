@@ -164,7 +164,7 @@ class Reporter:
     ) -> None:
         self.config, self.ranks, self.measures, self.say = config, ranks, measures, say
         self.tokens, self.skipped = tokens, 0
-        self.phases = Phases(ranks.device, model, profiling=config.profiling.enabled)
+        self.phases = Phases(ranks.device, model)
         self.account, self.data_counted = metrics.of_process(), 0.0
         self.account.begin(step)
         self.ledger = Ledger()

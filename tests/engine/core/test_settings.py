@@ -82,7 +82,7 @@ def test_a_trainer_does_what_the_engine_does(tmp_path: Path) -> None:
     assert short == "training.max_minutes (1e-09) are over"
     steps = [line["step"] for line in lines if "loss" in line]
     assert steps == [1, 4, 8]
-    assert all(line["mfu_measured"] > 0 and line["exposed_comm_ms"] > 0 for line in lines[:1])
+    assert all(line["mfu_measured"] > 0 and line["forward_backward_ms"] > 0 for line in lines[:1])
     assert [line["step"] for line in lines if "eval_loss" in line] == [3]
     kept = sorted(path.name for path in (job.path / "kept").iterdir())
     assert kept == ["step_00000006", "step_00000008"]
