@@ -44,7 +44,7 @@ from orchestrator.engine.core.parts import (
 )
 from orchestrator.engine.core.request import Request
 from orchestrator.engine.core.step import Steppers, names_of
-from orchestrator.engine.core.stopping import Best, Metrics, StopPolicy, TrainState
+from orchestrator.engine.core.stopping import Metrics, StopPolicy, TrainState
 from orchestrator.engine.data import sharded_loader, sources
 from orchestrator.engine.data.batch import Batches
 from orchestrator.engine.data.dataset import HeldOutSamples, TrainingSamples
@@ -435,7 +435,6 @@ class Trainer:
 
     def _train(self, asked: Request, training: Batches, held_out: Batches | None) -> None:
         checkpoints = self._resumed(asked, self._kept())
-        watched = Best(asked.best, asked.patience, self.state)
         policy = asked.policy(self.state)
         self._begin_to_draw(training)
         self._say(f"training on {training.description}")
@@ -443,7 +442,7 @@ class Trainer:
         if policy.nothing_to_do():
             self._say_nothing_to_do(checkpoints)
             return
-        self._loop(training, held_out, policy, checkpoints, watched, at_end=asked.at_end).run()
+        self._loop(training, held_out, policy, checkpoints, at_end=asked.at_end).run()
         self._policy = None
 
     def _say_where(self, checkpoints: Checkpoints | None) -> None:
@@ -467,7 +466,6 @@ class Trainer:
         held_out: Batches | None,
         policy: StopPolicy,
         checkpoints: Checkpoints | None,
-        best: Best,
         *,
         at_end: bool,
     ) -> Loop:
@@ -499,7 +497,7 @@ class Trainer:
         )  # fmt: skip
         return Loop(
             self.parts, state, training, held_out, policy, reporter, checkpoints, at_end,
-            self._schedulers, self._hooks, best, comparison, run_id=self._run, memory=self._memory,
+            self._schedulers, self._hooks, comparison, run_id=self._run, memory=self._memory,
         )  # fmt: skip
 
     def _distrust(self, checkpoints: Checkpoints | None, after: int) -> None:

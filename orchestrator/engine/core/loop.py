@@ -23,7 +23,7 @@ from orchestrator.common.errors import OrchestratorError, UsageError
 from orchestrator.engine.core.evaluation import add, evaluate, refuse_other_names
 from orchestrator.engine.core.optimizer import Schedulers
 from orchestrator.engine.core.parts import Parts, progress_of, save_checkpoint
-from orchestrator.engine.core.stopping import PROFILE, Best, Metrics, StopPolicy, TrainState
+from orchestrator.engine.core.stopping import PROFILE, Metrics, StopPolicy, TrainState
 from orchestrator.engine.data.batch import (
     Batches,
     Following,
@@ -71,7 +71,6 @@ class Loop:
     saves_at_end: bool
     schedulers: Schedulers
     hooks: Hooks
-    best: Best
     comparison: Comparison | None = None  # of the copies of the weights, bit by bit
     names: tuple[str, ...] = ()  # of the losses and metrics
     given: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)  # by who is due
@@ -297,7 +296,7 @@ class Loop:
         if before is names:
             self.names = tuple(dict.fromkeys([*self.names, *names]))
             if steppers.all_due:
-                self.best.refuse_unknown(self._names_of_values())
+                self.policy.best.refuse_unknown(self._names_of_values())
             refuse_other_names(names)
         elif names != before:
             raise UsageError(
@@ -338,7 +337,7 @@ class Loop:
             elif policy.evaluate and self.held_out is not None and (values := self._evaluate()):
                 state.val_metrics = values
                 reporter.evaluation(state.step, over, values)
-                self._compare({f"eval_{name}": value for name, value in values.items()})
+                policy.compare({f"eval_{name}": value for name, value in values.items()})
             if epoch_over:
                 policy.after_epoch()
             if policy.save:
@@ -386,16 +385,8 @@ class Loop:
         if whole and (metrics := validated or state.train_metrics):
             self.schedulers.after_epoch(metrics)
         if whole:
-            self._compare(values)
+            self.policy.compare(values)
         self._call(self.hooks.on_epoch_end)
-
-    def _compare(self, values: Metrics) -> None:
-        """Save what is better than all before it, and end when nothing better comes."""
-        self.best.hear(values)
-        if self.best.improved and self.checkpoints is not None:
-            self.policy.save = True
-        if reason := self.best.reason_to_end():
-            self.policy.request_end(reason)
 
     def _evaluate(self) -> Metrics | None:
         assert self.held_out is not None

@@ -43,7 +43,7 @@ class Request:
     def policy(self, state: TrainState) -> StopPolicy:
         return StopPolicy(
             state, epochs=self.epochs, least=self.least, limits=self.limits, saving=self.saving,
-            evaluating=self.evaluating,
+            evaluating=self.evaluating, best=self.best, patience=self.patience,
         )  # fmt: skip
 
 

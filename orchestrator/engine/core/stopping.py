@@ -194,6 +194,46 @@ class Cadence:
         return due
 
 
+class Best:
+    """Compare each evaluation, or each epoch, with the best one before it."""
+
+    def __init__(self, wanted: str | None, patience: int | None, state: TrainState) -> None:
+        self.metric: str | None = None
+        self.lowest = False
+        if wanted:
+            self.metric, self.lowest = best_metric("best", wanted)
+        self.patience, self.state = patience, state
+
+    def refuse_unknown(self, names: Iterable[str]) -> None:
+        """Refuse at the first step a metric that no evaluation will have."""
+        known = sorted(names)
+        if self.metric is not None and self.metric not in known:
+            raise UsageError(
+                f"best: {self.metric!r} is not among the metrics of this training",
+                f"it has {', '.join(known) or 'none'}; eval_* and val_* need held-out data",
+            )
+
+    def improved(self, values: Mapping[str, float]) -> bool:
+        """Note the values of an evaluation or an epoch, which are the same on all ranks."""
+        if self.metric is None or self.metric not in values:
+            return False
+        value, state = values[self.metric], self.state
+        if state.best is None:
+            better = not math.isnan(value)
+        else:
+            better = value < state.best if self.lowest else value > state.best
+        state.since_best += 1
+        if better:
+            state.best, state.best_step, state.since_best = value, state.step, 0
+        return better
+
+    def reason_to_end(self) -> str:
+        """Return why the training has to end, or an empty text if it does not."""
+        if self.metric is None or not self.patience or self.state.since_best < self.patience:
+            return ""
+        return f"no better {self.metric} came in {self.state.since_best} evaluations"
+
+
 BY_PROGRAM = "ended by a hook that returned True, or by trainer.stop()"
 
 
@@ -209,8 +249,11 @@ class StopPolicy:
         limits: Sequence[Limit] = (),
         saving: Sequence[Duration] = (),
         evaluating: Sequence[Duration] = (),
+        best: str | None = None,
+        patience: int | None = None,
     ) -> None:
         self.state, self.epochs, self.least = state, epochs, least
+        self.best = Best(best, patience, state)
         self.limits = sorted(limits, key=lambda limit: limit.most.amount)
         self.saving = [Cadence(every, state) for every in saving]
         self.evaluating = [Cadence(every, state) for every in evaluating]
@@ -219,7 +262,8 @@ class StopPolicy:
         self.began = time.monotonic()
         self.enough = False
         self.enough_reason = BY_PROGRAM
-        self.urgent = False  # ended by a signal or a clock: whoever asked may not wait for long
+        # Ended by a signal or a clock, which may not wait for long.
+        self.urgent = False
         self.save = self.evaluate = False  # due after this step
         self.profile = 0  # steps that are to be traced from here on
 
@@ -302,8 +346,14 @@ class StopPolicy:
             self.enough_reason = reason
         self.vote.request(ENOUGH)
 
+    def compare(self, values: Metrics) -> None:
+        """Save what is better than all before it, and end when nothing better comes."""
+        self.save = self.best.improved(values) or self.save
+        if reason := self.best.reason_to_end():
+            self.request_end(reason)
+
     def stop_requested(self) -> bool:
-        """Tell, between two batches of an evaluation, whether a rank was asked to stop."""
+        """Return True if a rank was asked to stop; asked between two batches of an evaluation."""
         stop = bool(self.vote.poll()[STOP])
         if stop:
             self.urgent, self.state.ended = True, self.state.ended or "asked to stop"
@@ -335,7 +385,7 @@ class StopPolicy:
         return self.least is None or self.least.over(self.seconds(), state.step, state.epoch)
 
     def _may_end_by_count(self) -> bool:
-        """Say whether min_period is over, where all ranks see it alike; a clock is rank 0's."""
+        """Return True if min_period is over by a count, which all ranks see alike."""
         return (self.least is None or self.least.unit != "seconds") and self._may_end()
 
     def _over(self, *units: str) -> Limit | None:
@@ -352,56 +402,5 @@ class StopPolicy:
         return any([cadence.due(seconds, self.state) for cadence in cadences_now])  # noqa: C419 (each has to count)
 
     def _agreed(self, answer: bool) -> bool:
-        """Give rank 0's answer to every rank."""
+        """Return rank 0's answer on every rank."""
         return ranks.gather(answer)[0]
-
-
-# -- the best so far -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Goal:
-    """A metric, and whether its lowest or its highest value is the best."""
-
-    name: str
-    lowest: bool
-
-    def better(self, value: float, than: float | None) -> bool:
-        if math.isnan(value):
-            return False
-        return than is None or (value < than if self.lowest else value > than)
-
-
-class Best:
-    """Compare each evaluation, or each epoch, with the best one before it."""
-
-    def __init__(self, wanted: str | None, patience: int | None, state: TrainState) -> None:
-        self.goal = Goal(*best_metric("best", wanted)) if wanted else None
-        self.patience, self.state = patience, state
-        self.improved = False  # by what was heard last
-
-    def refuse_unknown(self, names: Iterable[str]) -> None:
-        """Say at the first step, and not after the first epoch, that nothing has this name."""
-        known = sorted(names)
-        if self.goal is not None and self.goal.name not in known:
-            raise UsageError(
-                f"best: {self.goal.name!r} is not among the metrics of this training",
-                f"it has {', '.join(known) or 'none'}; eval_* and val_* need held-out data",
-            )
-
-    def hear(self, values: Mapping[str, float]) -> None:
-        """Take the values of an evaluation or an epoch; they are the same on all ranks."""
-        self.improved = False
-        if self.goal is None or self.goal.name not in values:
-            return
-        value, state = values[self.goal.name], self.state
-        self.improved = self.goal.better(value, state.best)
-        state.since_best += 1
-        if self.improved:
-            state.best, state.best_step, state.since_best = value, state.step, 0
-
-    def reason_to_end(self) -> str:
-        """Say why the training has to end; nothing, if it has not."""
-        if self.goal is None or not self.patience or self.state.since_best < self.patience:
-            return ""
-        return f"no better {self.goal.name} came in {self.state.since_best} evaluations"
