@@ -46,9 +46,8 @@ from orchestrator.engine.core.request import Request
 from orchestrator.engine.core.step import Steppers, names_of
 from orchestrator.engine.core.stopping import Best, Metrics, StopPolicy, TrainState
 from orchestrator.engine.data import sharded_loader, sources
-from orchestrator.engine.data.batch import Batches
+from orchestrator.engine.data.batch import Batches, DataPlace
 from orchestrator.engine.data.dataset import HeldOutSamples, TrainingSamples
-from orchestrator.engine.data.draws import Drawn
 from orchestrator.engine.models import build
 from orchestrator.engine.models.losses import Criterion, Loss, Losses, Step
 from orchestrator.engine.observe.reporter import Measures, Reporter, say
@@ -330,7 +329,7 @@ class Trainer:
         for stepper in self.parts.steppers:
             if stepper.average is not None:
                 self.keep(average.name_of(stepper.name), stepper.average)
-        self._drawn = Drawn()
+        self._drawn = DataPlace()
         self.keep(WHAT_IS_DRAWN, self._drawn)
         losses = self.parts.losses
         if isinstance(losses, Losses) and (changing := losses.changing()) is not None:

@@ -27,7 +27,8 @@ class Size(NamedTuple):
     """Says how many samples were put together in a batch, and whether they are its rows."""
 
     samples: int
-    by_rows: bool | None = None  # they are its rows; None: nobody has asked the collate
+    # An earlier batch has shown that they are its rows.
+    by_rows: bool = False
 
 
 class Loss(Protocol):
@@ -364,16 +365,14 @@ def came(batch: Any, size: Size) -> int:
     if len(rows) != 1:
         return size.samples
     (many,) = rows
-    if not is_unclear(batch, size.samples) or size.by_rows:
+    if size.by_rows or not is_unclear(batch, size.samples):
         return many
-    if size.by_rows is None:
-        shape = " x ".join(map(str, shapes_in(batch)[0]))
-        raise UsageError(
-            f"a batch of {size.samples} samples has tensors of {shape}, and nothing says whether"
-            f" a mean is over the {many} rows or over the samples",
-            "let the step return (sum, count)",
-        )
-    return size.samples
+    shape = " x ".join(map(str, shapes_in(batch)[0]))
+    raise UsageError(
+        f"a batch of {size.samples} samples has tensors of {shape}, and nothing says whether"
+        f" a mean is over the {many} rows or over the samples",
+        "let the step return (sum, count)",
+    )
 
 
 def is_unclear(batch: Any, samples: int) -> bool:

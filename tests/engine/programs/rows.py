@@ -66,7 +66,6 @@ COLLATES: dict[str, tuple[Dataset[Any], Callable[[Any], Any], int]] = {
     "without None": (Broken(), without_none, 6),
     "without small ones": (Broken(False), without_small, 6),
     "uneven": (Broken(False), uneven, 6),
-    "in the second dimension": (Broken(False), second, 3),
     "twice": (Broken(False), twice, 3),
 }
 
@@ -145,6 +144,7 @@ def containers(directory: Path) -> dict[str, Any]:
             results[f"{name} {strategy}"] = attempt(
                 lambda: apart(expected, trained(copy.deepcopy(first), data, None, loss, strategy))  # noqa: B023
             )
+    results["second"] = message(trained, model_of(3), data, second, loss_of, "ddp")
     model = student_and_teacher()
     results["loss="] = message(Trainer, model, torch.optim.SGD(model.parameters(), 0.1), mse_loss)
     trainer = Trainer(model, torch.optim.SGD(model.parameters(), 0.1), step=taught)
