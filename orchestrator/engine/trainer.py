@@ -294,7 +294,7 @@ class Trainer:
         trainer.config = config
         parts = Parts(config, everyone, shape, whole, model, losses, steppers)
         trainer._assemble(parts, built_in=True)
-        train, held_out = sources.sources(config, everyone.device)
+        train, held_out = sources.sources(config)
         trainer._training = TrainingSamples(train, config, everyone)
         if held_out is not None:
             trainer._held_out = HeldOutSamples(held_out, config, everyone)

@@ -8,16 +8,14 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from orchestrator.common.errors import CheckFailed
 from orchestrator.common.text import Say
-from orchestrator.engine.models.losses import Size, is_unclear, parts_in
+from orchestrator.engine.models.losses import Size
 from orchestrator.engine.models.nested import mapped
 from orchestrator.engine.ranks.ranks import Ranks
 
@@ -36,19 +34,6 @@ class TrainingPlace(Protocol):
 
     epoch: int
     position: int
-
-
-@dataclass(frozen=True)
-class Before:
-    """Describes where a training begins or goes on."""
-
-    # The result of record().
-    saved: Mapping[str, Any]
-    epoch: int
-    position: int
-    # From a checkpoint or a state in memory, not in the same process.
-    resumed: bool
-    say: Say
 
 
 class Batches:
@@ -75,8 +60,13 @@ class Batches:
         """Describe the order of the samples, so that a resume can compare it. All ranks call it."""
         return {}
 
-    def expect(self, before: Before) -> None:
-        """Go on from what was drawn; say, or refuse, what differs. All ranks call it."""
+    def expect(
+        self, saved: Mapping[str, Any], place: TrainingPlace, say: Say, *, resumed: bool
+    ) -> None:
+        """Go on from what record() gave; say, or refuse, what differs. All ranks call it.
+
+        `resumed`: from a checkpoint or a state in memory, not in the same process.
+        """
 
 
 class DataPlace:
@@ -89,9 +79,8 @@ class DataPlace:
 
     def begin(self, training: Batches, state: TrainingPlace, say: Say) -> None:
         """Have the samples go on from what was loaded, or from those before in this process."""
-        resumed = bool(self.loaded)
         saved = self.loaded or self.state_dict()
-        training.expect(Before(saved, state.epoch, state.position, resumed, say))
+        training.expect(saved, state, say, resumed=bool(self.loaded))
         self.training, self.state, self.loaded = training, state, {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -175,45 +164,3 @@ def begin(loader: Any) -> Iterator[Any]:
         return iter(loader)
     with held():
         return iter(loader)
-
-
-# -- the samples of a batch ------------------------------------------------------------------------
-
-
-class Counted(NamedTuple):
-    """A batch, and what is known of its samples; pin_memory knows a named tuple."""
-
-    data: Any
-    size: Size
-
-
-class Counting:
-    """A collate function that also counts the samples it puts together.
-
-    No sampler knows those of a stream, or which are None for the collate to leave out.
-    """
-
-    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
-        self.collate = collate
-        # Batches have a row for each sample that the collate keeps: the first clear one shows it.
-        self.by_rows = False
-
-    def __call__(self, samples: list[Any]) -> Counted:
-        size = sum(sample is not None for sample in samples)
-        try:
-            data = self.collate(samples)
-        except (LookupError, TypeError) as error:
-            if size:
-                raise
-            raise CheckFailed(
-                f"of the {len(samples)} samples of a batch each is None, and collate_fn= makes"
-                f" nothing of them: {type(error).__name__} {error}",
-                "leave broken samples out of the dataset, or use larger batches",
-            ) from error
-        if size and not self.by_rows:
-            self.by_rows = not any(is_unclear(part, size) for part in (data, *parts_in(data)))
-        return Counted(data, Size(size, self.by_rows))
-
-
-def micro_of(data: Any) -> Micro:
-    return Micro(data.data, None, size=data.size) if type(data) is Counted else Micro(data, None)

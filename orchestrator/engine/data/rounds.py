@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from orchestrator.common.errors import CheckFailed
-from orchestrator.engine.data.batch import Before
+from orchestrator.engine.data.batch import TrainingPlace
 from orchestrator.engine.ranks.randomness import randomness_kept, seed_all
 from orchestrator.engine.ranks.ranks import Ranks, from_rank_0, gather, host_group
 
@@ -198,23 +198,22 @@ class OwnOrder:
     def _described(self) -> dict[str, Any]:
         return {"by": self.name, "ranks": self.ranks.world, "batch_size": self.batch_size}
 
-    def expect(self, before: Before) -> None:
+    def expect(self, saved: Mapping[str, Any], place: TrainingPlace, *, resumed: bool) -> None:
         """Go on from what was saved, or raise if what is left of the epoch cannot be known."""
-        saved, here = before.saved, self._described()
+        here = self._described()
         needed = ["by"] if self.has_state and not self.each else ["by", "ranks"]
         needed += [] if self.has_state else ["batch_size"]
         fits = all(saved.get(key) == here[key] for key in needed)
-        if saved and before.position and not fits:
+        if saved and place.position and not fits:
             raise CheckFailed(
-                f"the checkpoint was saved within epoch {before.epoch}, whose samples were drawn by"
+                f"the checkpoint was saved within epoch {place.epoch}, whose samples were drawn by"
                 f" {text(saved)}; what is left of them is not known to {text(here)}",
                 'save at the end of epochs (save_every="1 epoch"), resume on as many ranks with'
                 " the same batch size, give it state_dict() and load_state_dict(), or leave the"
                 " order to the Trainer (a DataLoader without a sampler of your own)",
             )
-        if self.goes_on and before.resumed:
-            self.missed = before.epoch
-        if fits and self.has_state and (before.resumed or before.position):
+        self.missed = place.epoch if self.goes_on and resumed else 0
+        if fits and self.has_state and (resumed or place.position):
             state = saved["state"]
             self.loaded = state[self.ranks.rank] if self.each else state
 

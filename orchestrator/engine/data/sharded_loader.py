@@ -11,7 +11,7 @@ import functools
 import itertools
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any, NoReturn
 
 from torch import Tensor
@@ -25,12 +25,13 @@ from torch.utils.data import (
 )
 
 from orchestrator.common.errors import CheckFailed
+from orchestrator.common.text import Say
 from orchestrator.config.parse import one_of
 from orchestrator.engine.data import batch
-from orchestrator.engine.data.batch import Batches, Before, Counting, Micro, micro_of
+from orchestrator.engine.data.batch import Batches, Micro, TrainingPlace
 from orchestrator.engine.data.rounds import EPOCHS, Dealt, OwnOrder, Round
 from orchestrator.engine.data.sample_order import Order
-from orchestrator.engine.models.losses import Size
+from orchestrator.engine.models.losses import Size, shows_rows
 from orchestrator.engine.models.nested import mapped
 from orchestrator.engine.ranks.randomness import seed_all
 from orchestrator.engine.ranks.ranks import Ranks, from_rank_0, gather
@@ -92,11 +93,10 @@ def rebuilt(loader: DataLoader[Any], **order: Any) -> DataLoader[Any]:
 
     Its random numbers are those of the epoch, so workers start in each epoch.
     """
-    counts = loader.batch_sampler is not None
     return DataLoader(
         loader.dataset,
         num_workers=loader.num_workers,
-        collate_fn=Counting(loader.collate_fn) if counts else loader.collate_fn,
+        collate_fn=loader.collate_fn,
         pin_memory=loader.pin_memory,
         timeout=loader.timeout,
         worker_init_fn=batch.Shield(loader.worker_init_fn) if loader.num_workers else None,
@@ -151,13 +151,15 @@ class Shard(Batches):
     def record(self, epoch: int, position: int) -> dict[str, Any]:
         return {"by": self.order} if self.own is None else self.own.record(epoch, position)
 
-    def expect(self, before: Before) -> None:
+    def expect(
+        self, saved: Mapping[str, Any], place: TrainingPlace, say: Say, *, resumed: bool
+    ) -> None:
         if self.own is not None:
-            self.own.expect(before)
-        elif before.position and before.saved.get("by", self.order) != self.order:
-            before.say(
-                f"WARNING: epoch {before.epoch} was begun with {before.saved['by']}, and goes"
-                f" on with {self.order}: some samples may come twice in it, and some not at all"
+            self.own.expect(saved, place, resumed=resumed)
+        elif place.position and saved.get("by", self.order) != self.order:
+            say(
+                f"WARNING: epoch {place.epoch} was begun with {saved['by']}, and goes on with"
+                f" {self.order}: some samples may come twice in it, and some not at all"
             )
 
     def _batches(self, number: int, position: int) -> Iterator[Micro]:
@@ -182,6 +184,7 @@ class MapShard(Shard):
         self.first = first
         self.sampler, self.batch_size, self.drop_last = drawn_by(loader)
         self.interleaved = self.batch_size is not None
+        self.rows_are_samples = False
         # Given to the DataLoader, and not loaded yet.
         self.begun: deque[Round] = deque()
         self.rounds: Iterator[Round] = iter(())
@@ -252,11 +255,15 @@ class MapShard(Shard):
             if data is None and not self.begun:
                 return
             items, real = self.begun.popleft()
-            content = items if self.batch_size else items[0]
-            size = Size(len(content)) if isinstance(content, (list, tuple)) else None
-            micro = micro_of(data)
-            size = size if micro.size is None else micro.size
-            yield micro._replace(ids=numbers(content), real=real, size=size)
+            drawn = items if self.batch_size else items[0]
+            yield Micro(data, numbers(drawn), real, self._size(drawn, data))
+
+    def _size(self, drawn: Any, data: Any) -> Size | None:
+        """Return how many samples make a batch; the first clear one shows whether rows are them."""
+        if not isinstance(drawn, (list, tuple)):
+            return None
+        self.rows_are_samples = self.rows_are_samples or shows_rows(data, len(drawn))
+        return Size(len(drawn), self.rows_are_samples)
 
     def _dealt(self, position: int) -> Dealt:
         world, many = self.ranks.world, self.in_order.size
@@ -314,7 +321,7 @@ class StreamShard(Shard):
 
     def _batches(self, number: int, position: int) -> Iterator[Micro]:
         for items, real in self.drawn.rounds(number, position):
-            yield micro_of(items[0])._replace(real=real)
+            yield Micro(items[0], None, real)
 
 
 def refuse_other_streams(batches: list[Any]) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import default_collate
 
@@ -24,45 +23,56 @@ from orchestrator.engine.data.sample_order import HALF, mixed
 from orchestrator.engine.models import import_by_name
 from orchestrator.engine.models.losses import IGNORED
 from orchestrator.engine.ranks.randomness import randomness_kept, seed_all
+from orchestrator.engine.ranks.ranks import from_rank_0
 
 
 class Source(Protocol):
+    name: str
+
     def __len__(self) -> int: ...
 
     def batch(self, indices: Sequence[int], position: int) -> Any:
-        """Tensors by name; `position` is that of the first of them in the order of training."""
+        """Return tensors by name; `position` is the first sample's in the order of training."""
         ...
 
 
-def sources(config: Config, device: torch.device) -> tuple[Source, Source | None]:
+def sources(config: Config) -> tuple[Source, Source | None]:
     """Return the samples to train on, and those held out for evaluations."""
     data = config.dataset
     if data.kind == "target":
         return user_sources(config)
-    if data.kind in ("records", "huggingface"):
-        return record_sources(config)
+    whole = source(config, expanded(data.path or ""))
     if data.eval_path is not None:
-        return token_file(config, data.path or ""), token_file(config, data.eval_path)
-    whole: Source
+        return whole, source(config, expanded(data.eval_path))
+    return split(whole, data.eval_fraction)
+
+
+def source(config: Config, path: str) -> Source:
+    data = config.dataset
+    if data.kind == "huggingface":
+        records = tables.hugging_face(path, data.args)
+        return OwnData(tables.Table(records, data.columns, path), config, path)
+    if data.kind == "records":
+        records = tables.open_table(Path(path))
+        return OwnData(tables.Table(records, data.columns, path), config, path)
+    if data.kind == "tokens":
+        return token_file(config, Path(path))
     if data.kind == "library":
-        whole = Windows(shared_text(device), data.sequence_length)
-        named = f"Python's library, read in samples of dataset.sequence_length {whole.length} + 1"
-    elif data.kind == "tokens":
-        whole = token_file(config, data.path or "")
-        named = f"{data.path}, read in samples of dataset.sequence_length {whole.length} + 1"
-    else:
-        whole = source(config)
-        named = "dataset.num_samples"
-    return split(whole, data.eval_fraction, named)
+        # The Pythons of nodes may differ, but all ranks need the same samples.
+        text = torch.frombuffer(bytearray(from_rank_0(library_text()) or b"\n"), dtype=torch.uint8)
+        return Windows(text, data.sequence_length, "Python's library")
+    if config.model.kind == "ranking":
+        return Clicks(config.model, data.num_samples)
+    return Counting(config.model.vocab_size, data.sequence_length, data.num_samples)
 
 
-def split(whole: Source, fraction: float, named: str) -> tuple[Source, Source | None]:
+def split(whole: Source, fraction: float) -> tuple[Source, Source | None]:
     """Hold out the end, so that more data in front does not change it."""
     held_out = max(1, round(len(whole) * fraction)) if fraction else 0
     if len(whole) <= held_out:
         raise CheckFailed(
-            f"{named}: that is {len(whole)} sample{'s' * (len(whole) != 1)}, and training needs at"
-            f" least one" + (" besides the one that is held out" if held_out else ""),
+            f"{whole.name}: that is {len(whole)} sample{'s' * (len(whole) != 1)}, and training"
+            " needs at least one" + (" besides the one that is held out" if held_out else ""),
             "use more data or a smaller dataset.sequence_length",
         )
     kept = len(whole) - held_out
@@ -74,6 +84,7 @@ class Part:
 
     def __init__(self, whole: Source, start: int, stop: int) -> None:
         self.whole, self.start, self.stop = whole, start, stop
+        self.name = whole.name
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -89,18 +100,22 @@ class Windows:
     """Pieces of a long text. A piece has one token more than the length: the last is only guessed,
     and is the first that the next piece shows."""
 
-    def __init__(self, text: Tensor, length: int, mask: int = -1) -> None:
+    def __init__(self, text: Tensor, length: int, name: str) -> None:
         self.text, self.length = text, length
-        self.mask = mask  # mask of a number's bits: torch's type has a sign, the file's does not
+        self.name = f"{name}, read in samples of dataset.sequence_length {length} + 1"
 
     def __len__(self) -> int:
         return max(0, (self.text.numel() - 1) // self.length)
 
     def batch(self, indices: Sequence[int], position: int) -> dict[str, Tensor]:
         starts = [index * self.length for index in indices]
-        rows = torch.stack([self.text[start : start + self.length + 1] for start in starts])
-        rows = rows.long() & self.mask
-        return {"inputs": rows[:, :-1].contiguous(), "targets": rows[:, 1:].contiguous()}
+        rows = [self.text[start : start + self.length + 1].long() for start in starts]
+        return shifted(torch.stack(rows))
+
+
+def shifted(rows: Tensor) -> dict[str, Tensor]:
+    """Return the tokens of each row, and those that follow them."""
+    return {"inputs": rows[:, :-1].contiguous(), "targets": rows[:, 1:].contiguous()}
 
 
 class TokenFile(Windows):
@@ -108,18 +123,17 @@ class TokenFile(Windows):
 
     def __init__(self, path: Path, header: tokens.Header, length: int) -> None:
         self.path, self.header = path, header
-        width = tokens.WIDTHS[header.dtype]
-        skipped = tokens.HEADER // width
-        kind = {2: torch.int16, 4: torch.int32}[
-            width
-        ]  # torch's unsigned types support too few operations
-        text = torch.from_file(str(path), shared=False, size=skipped + header.count, dtype=kind)
-        super().__init__(text[skipped:], length, (1 << 8 * width) - 1)
+        dtype = getattr(torch, header.dtype)
+        skipped = tokens.HEADER // dtype.itemsize
+        size = skipped + header.count
+        text = torch.from_file(str(path), shared=False, size=size, dtype=dtype)
+        super().__init__(text[skipped:], length, str(path))
 
     def batch(self, indices: Sequence[int], position: int) -> dict[str, Tensor]:
         batch = super().batch(indices, position)
         highest = max(int(values.max()) for values in batch.values())
-        if highest >= self.header.vocab_size:  # a GPU would only say that an assertion failed
+        # A GPU would only say that an assertion failed.
+        if highest >= self.header.vocab_size:
             raise CheckFailed(
                 f"{self.path} holds the token {highest}, but its header says that the vocabulary"
                 f" has {self.header.vocab_size}",
@@ -128,12 +142,12 @@ class TokenFile(Windows):
         return batch
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TokenFile, (self.path, self.header, self.length)  # each worker maps it itself
+        # Each worker maps the file by itself.
+        return TokenFile, (self.path, self.header, self.length)
 
 
-def token_file(config: Config, name: str) -> TokenFile:
-    path, length = Path(expanded(name)), config.dataset.sequence_length
-    header = tokens.read_header(path)
+def token_file(config: Config, path: Path) -> TokenFile:
+    length, header = config.dataset.sequence_length, tokens.read_header(path)
     if config.model.kind == "decoder" and header.vocab_size > config.model.vocab_size:
         raise UsageError(
             f"{path} has tokens of a vocabulary of {header.vocab_size}, but model.vocab_size is"
@@ -146,24 +160,6 @@ def token_file(config: Config, name: str) -> TokenFile:
             " (dataset.sequence_length + 1)"
         )
     return TokenFile(path, header, length)
-
-
-# -- records --------------------------------------------------------------------------------------
-
-
-def record_sources(config: Config) -> tuple[Source, Source | None]:
-    data = config.dataset
-    path = expanded(data.path or "")
-    if data.kind == "huggingface":
-        table = tables.Table(tables.hugging_face(path, data.args), data.columns, path)
-    else:
-        table = tables.Table(tables.open_table(Path(path)), data.columns, path)
-    whole = OwnData(table, config, path)
-    if data.eval_path is None:
-        return split(whole, data.eval_fraction, path)
-    other = expanded(data.eval_path)
-    held_out = tables.Table(tables.open_table(Path(other)), data.columns, other)
-    return whole, OwnData(held_out, config, other)
 
 
 # -- the user's own ---------------------------------------------------------------------------
@@ -248,8 +244,8 @@ def check(batch: Any, config: Config, origin: str) -> None:
 # -- the text of Python's own library --------------------------------------------------------------
 
 
-LARGEST_TEXT_BYTES = 4 << 20  # which take 10 ms to read, and not much longer to send to all
-# bytes; reading them takes 10 ms, sending them to all ranks not much longer
+# Which take 10 ms to read, and not much longer to send to all ranks.
+LARGEST_TEXT_BYTES = 4 << 20
 
 
 def library_text() -> bytes:
@@ -262,37 +258,10 @@ def library_text() -> bytes:
     return text[:LARGEST_TEXT_BYTES]
 
 
-def shared_text(device: torch.device) -> Tensor:
-    """Return rank 0's text on every rank: nodes' Pythons may differ, but samples must agree."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return as_tensor(library_text())
-    of_first = (
-        as_tensor(library_text()) if dist.get_rank() == 0 else torch.empty(0, dtype=torch.uint8)
-    )
-    size = torch.tensor([of_first.numel()], device=device)
-    dist.broadcast(size, 0)
-    text = torch.empty(int(size), dtype=torch.uint8, device=device)
-    if of_first.numel():
-        text.copy_(of_first)
-    dist.broadcast(text, 0)
-    return text.cpu()
-
-
-def as_tensor(text: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(text or b"\n"), dtype=torch.uint8)
-
-
 # -- synthetic samples, which can be learned -------------------------------------------------------
 
 
 STRIDES = 4
-
-
-def source(config: Config) -> Counting | Clicks:
-    data = config.dataset
-    if config.model.kind == "ranking":
-        return Clicks(config.model, data.num_samples)
-    return Counting(config.model.vocab_size, data.sequence_length, data.num_samples)
 
 
 def scattered(x: Tensor, salt: int) -> Tensor:
@@ -306,6 +275,7 @@ class Counting:
 
     def __init__(self, vocab_size: int, length: int, size: int) -> None:
         self.vocab_size, self.length, self.size = vocab_size, length, size
+        self.name = "dataset.num_samples"
 
     def __len__(self) -> int:
         return self.size
@@ -314,8 +284,7 @@ class Counting:
         index = torch.tensor(indices)
         first, stride = scattered(index, 1), 1 + scattered(index, 2) % STRIDES
         rows = first[:, None] + stride[:, None] * torch.arange(self.length + 1)
-        rows %= self.vocab_size
-        return {"inputs": rows[:, :-1].contiguous(), "targets": rows[:, 1:].contiguous()}
+        return shifted(rows % self.vocab_size)
 
 
 class Clicks:
@@ -323,6 +292,7 @@ class Clicks:
 
     def __init__(self, model: Model, size: int) -> None:
         self.model, self.size = model, size
+        self.name = "dataset.num_samples"
 
     def __len__(self) -> int:
         return self.size

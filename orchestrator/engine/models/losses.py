@@ -337,11 +337,14 @@ def call(model: nn.Module, inputs: Any) -> Any:
 
 
 def size_of(batch: Any) -> int:
-    """Count the samples: the first dimension of the first tensor in the batch."""
+    """Return how many samples a batch has: the rows of its tensors."""
+    rows = {shape[0] for shape in shapes_in(batch)}
+    if len(rows) == 1:
+        return rows.pop()
     tensors = list(tensors_in(batch))
     if not tensors:
         raise UsageError(
-            "a batch holds no tensor, so nobody knows how many samples it has",
+            "a batch holds no tensor, so it is not known how many samples it has",
             "let the step return (sum, count)",
         )
     sizes = list(dict.fromkeys(tensor.shape[0] for tensor in tensors if tensor.dim())) or [1]
@@ -375,9 +378,13 @@ def came(batch: Any, size: Size) -> int:
     )
 
 
+def shows_rows(batch: Any, samples: int) -> bool:
+    """Return True if a batch of so many samples can only have them in its rows."""
+    return not any(is_unclear(part, samples) for part in (batch, *parts_in(batch)))
+
+
 def is_unclear(batch: Any, samples: int) -> bool:
-    """Tell whether it may be a list of samples, or have them in the second dimension, in which case
-    its rows are something else."""
+    """Return True if it may be a list of samples, or have them in the second dimension."""
     shapes = shapes_in(batch)
     if {shape[0] for shape in shapes} <= {samples}:
         return False

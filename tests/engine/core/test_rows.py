@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
 
-from orchestrator.common.errors import CheckFailed, UsageError
-from orchestrator.engine.data.sharded_loader import Counting
+from orchestrator.common.errors import UsageError
+from orchestrator.engine.data.sharded_loader import MapShard
 from orchestrator.engine.models.losses import came
+from tests.engine.data.test_loaders import ranks
 from tests.engine.worlds import Job, run
 
 CASES = 4 + 2 * 4  # ways to collate, and two containers under each strategy
@@ -35,28 +38,23 @@ def test_as_a_plain_loop_on_one_process(tmp_path: Path, ranks: int) -> None:
             assert isinstance(difference, float) and difference < 1e-5, (name, difference)
 
 
-def test_a_batch_of_which_nothing_is_left_is_named() -> None:
-    collate = Counting(lambda rows: torch.stack([row for row in rows if row is not None]))
-    assert collate([torch.ones(1), None]).size.samples == 1
-    with pytest.raises(RuntimeError):
-        collate([])
-    empty = Counting(torch.stack)
-    with pytest.raises(CheckFailed, match="of the 2 samples of a batch each is None"):
-        empty([None, None])
-
-
-def two_rows_each(rows: list[torch.Tensor]) -> torch.Tensor:
+def two_rows_each(rows: list[Tensor]) -> Tensor:
     return torch.stack([*rows, *rows])
 
 
+def sizes(collate: Callable[[list[Tensor]], Any], batch_size: int) -> list[int]:
+    """Return the samples that batches of seven are taken for."""
+    data: Any = [torch.ones(3)] * 7
+    loader: Any = DataLoader(data, batch_size, collate_fn=collate)
+    micros = MapShard(loader, ranks(1)[0], 0).epoch(0)
+    return [came(micro.data, micro.size) for micro in micros if micro.size is not None]
+
+
 def test_the_first_clear_batch_shows_that_rows_are_samples() -> None:
-    collate = Counting(two_rows_each)
-    for samples in (4, 3):
-        batch = collate([torch.ones(3)] * samples)
-        assert came(batch.data, batch.size) == 2 * samples
+    assert sizes(two_rows_each, 4) == [8, 6]
 
 
-COLLATES: dict[str, Callable[[Any], Any]] = {
+COLLATES: dict[str, Callable[[list[Tensor]], Any]] = {
     "two rows each, three columns": two_rows_each,
     "two rows each, three parts": lambda rows: (two_rows_each(rows),) * 3,
     "a column each": lambda rows: torch.stack([row.repeat(2) for row in rows], 1),
@@ -66,6 +64,5 @@ COLLATES: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", COLLATES)
 def test_a_batch_that_leaves_open_what_the_samples_are_is_refused(name: str) -> None:
-    batch = Counting(COLLATES[name])([torch.ones(3)] * 3)
-    with pytest.raises(UsageError, match=r"3 samples has tensors of \d x 3, and nothing says"):
-        came(batch.data, batch.size)
+    with pytest.raises(UsageError, match=r"3 samples has tensors of \d.* and nothing says"):
+        sizes(COLLATES[name], 3)

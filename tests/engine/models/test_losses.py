@@ -39,9 +39,10 @@ def test_tensors_that_agree_say_how_many_samples_there_are(batch: Any, size: int
 
 def test_tensors_that_disagree_are_warned_of() -> None:
     """A list of images begins with a colour, what has time first with a time."""
+    assert size_of(([IMAGE] * 4, TARGETS)) == 4
     with pytest.warns(UserWarning, match="3 and 4 rows: it is taken for a batch of 3 samples"):
-        assert size_of(([IMAGE] * 4, TARGETS)) == 3
-    with pytest.raises(UsageError, match="nobody knows how many samples"):
+        assert size_of(([IMAGE] * 4, [TARGETS])) == 3
+    with pytest.raises(UsageError, match="it is not known how many samples"):
         size_of({"id": ["a", "b"]})
 
 
@@ -53,16 +54,13 @@ def test_samples_that_a_collate_left_out_count_as_none(batch: Any) -> None:
 
 @pytest.mark.parametrize(
     ("batch", "size"),
-    [(TARGETS, 4), ((torch.ones(9, 2), TARGETS), 6), ([IMAGE] * 4, 4), ({"n": SCALAR}, 2)],
+    [(TARGETS, 4), ((torch.ones(9, 2), TARGETS), 6), ([[IMAGE] * 4], 4), ({"n": SCALAR}, 2)],
 )
 def test_what_has_other_rows_than_samples_is_no_matter(batch: Any, size: int) -> None:
     """Nodes of graphs, tokens of sentences, images of their own sizes."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert (
-            totals("the loss", torch.tensor(1.0), batch, Size(size, by_rows=False))["loss"][1]
-            == size
-        )
+        assert totals("the loss", torch.tensor(1.0), batch, Size(size))["loss"][1] == size
 
 
 def test_the_rows_of_a_batch() -> None:
@@ -76,7 +74,7 @@ def test_the_rows_of_a_batch() -> None:
     for batch in ([x(3, 4)] * 8, (x(3, 8, 6), x(3, 8))):  # samples, or the second dimension is
         with pytest.raises(UsageError, match=r"8 samples has tensors of 3 x"):
             came(batch, eight)
-        assert came(batch, Size(8, by_rows=False)) == 8
+        assert came(batch, Size(8, by_rows=True)) == 3
 
 
 def test_what_is_computed_in_fp64_is_summed_in_it() -> None:
