@@ -56,6 +56,10 @@ def test_a_resume_on_other_ranks_needs_a_state_or_our_sampler(
             assert f"{kind.removeprefix('own ')} on {first} ranks in batches of" in own[kind]
             assert f"is not known to {kind.removeprefix('own ')} on {then} ranks" in own[kind]
             assert "give it state_dict() and load_state_dict()" in own[kind]
+    between = Job(str(tmp_path), [then], {}, {**env, "STEP": "6"}, call=f"{PROGRAMS}:elsewhere")
+    found = results(between, then)
+    for kind in (*ELSEWHERE, *NOT_ELSEWHERE):
+        assert len(together(found)[kind]) == 3, kind
 
 
 def together(found: list[dict[str, Any]]) -> dict[str, list[list[float]]]:
