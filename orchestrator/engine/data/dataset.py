@@ -21,8 +21,8 @@ from orchestrator.engine.data.sample_order import Order
 from orchestrator.engine.data.sources import Source
 from orchestrator.engine.ranks.ranks import Ranks
 
-# The position of a batch's first sample, and how many samples it has.
-Place = tuple[int, int]
+# The position of a batch's first sample, and its samples.
+Place = tuple[int, list[int]]
 
 
 class ConfiguredSamples(Batches):
@@ -34,11 +34,11 @@ class ConfiguredSamples(Batches):
         self.batch_size, self.samples = self.size, len(source)
         self.description = f"{self.samples:,} samples"
 
-    def _loaded(self, order: Order, places: Iterable[Place]) -> Iterator[Micro]:
+    def _loaded(self, places: Iterable[Place]) -> Iterator[Micro]:
         wanted = self.config.dataloader
         # A place is a whole batch, so the DataLoader makes none.
         loader: DataLoader[Any] = DataLoader(
-            Samples(self.source, order),
+            Samples(self.source),
             batch_size=None,
             sampler=places,
             num_workers=wanted.num_workers,
@@ -68,7 +68,7 @@ class TrainingSamples(ConfiguredSamples):
     def epoch(self, number: int, position: int = 0) -> Iterator[Micro]:
         """Return this rank's batches from a position in the order of all ranks on."""
         firsts = itertools.count(position + self.ranks.rank * self.size, self.round_size)
-        return self._loaded(self.order, ((first, self.size) for first in firsts))
+        return self._loaded((at, self.order.indices(at, self.size)) for at in firsts)
 
 
 class HeldOutSamples(ConfiguredSamples):
@@ -79,24 +79,20 @@ class HeldOutSamples(ConfiguredSamples):
     """
 
     def epoch(self, number: int, position: int = 0) -> Iterator[Micro]:
-        whole, rounds = len(self.source), range(-(-len(self.source) // self.round_size))
-        firsts = [
-            (index * self.ranks.world + self.ranks.rank) * self.size
-            for index in rounds[: self.config.training.eval_batches]
-        ]
-        places = [(at, min(self.size, whole - at)) if at < whole else (0, 1) for at in firsts]
-        drawn = self._loaded(Order(whole, 0, shuffle=False), places)
-        for batch, first in zip(drawn, firsts, strict=True):
-            yield batch._replace(real=first < whole)
+        whole, first = len(self.source), self.ranks.rank * self.size
+        begins = range(0, whole, self.round_size)[: self.config.training.eval_batches]
+        shares = [range(whole)[begin + first :][: self.size] for begin in begins]
+        drawn = self._loaded((share.start, [*share] or [0]) for share in shares)
+        for batch, share in zip(drawn, shares, strict=True):
+            yield batch._replace(real=bool(share))
 
 
 @dataclass(frozen=True)
 class Samples(Dataset[Micro]):
-    """The dataset of a worker, which makes the batch at any place."""
+    """The dataset of a worker, which makes whole batches."""
 
     source: Source
-    order: Order
 
     def __getitem__(self, place: Place) -> Micro:
-        ids = self.order.indices(*place)
-        return Micro(self.source.batch(ids, place[0]), ids)
+        first, ids = place
+        return Micro(self.source.batch(ids, first), ids)

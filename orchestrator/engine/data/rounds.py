@@ -1,7 +1,7 @@
 """Which samples each rank gets in each round: one batch on every rank.
 
-`Dealt` deals out an order that is known from the start. `OwnOrder` draws from a sampler or stream
-of the user's, whose order nothing else knows.
+`OurOrder` deals out an order that is known from the start. `OwnOrder` draws from a user's sampler
+or stream, whose order nothing else knows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import torch
 import torch.distributed as dist
 
 from orchestrator.common.errors import CheckFailed
+from orchestrator.common.text import Say
 from orchestrator.engine.data.batch import TrainingPlace
+from orchestrator.engine.data.sample_order import Order
 from orchestrator.engine.ranks.randomness import randomness_kept, seed_all
 from orchestrator.engine.ranks.ranks import Ranks, from_rank_0, gather, host_group
 
@@ -33,42 +35,63 @@ class Round(NamedTuple):
     real: bool
 
 
-class Dealt:
-    """Deals the places of an epoch out: the ranks' n-th batches are the n-th of one process."""
+class OurOrder:
+    """Deals each epoch out: the ranks' n-th batches are the n-th of one process."""
 
     def __init__(
         self,
-        items: int,
         size: int,
-        drop_last: bool,
-        rank: int,
-        world: int,
-        start: int = 0,
-        first: int = 0,
+        seed: int,
+        ranks: Ranks,
+        *,
+        shuffle: bool,
+        batch_size: int = 1,
+        drop_last: bool = False,
+        began: int = 0,
     ) -> None:
-        """Deal what follows `start`. `first`: ranks that began the job, whose rest is dropped."""
-        at_once, whole = size * world, size * (first or world)
-        kept = items // whole * whole
-        if kept < start or (kept - start) % at_once:
-            kept = start + (items - start) // at_once * at_once
-        self.start, self.items = start, kept if drop_last else items
-        self.size, self.rank, self.world = size, rank, world
-        self.rounds = -(-(self.items - start) // at_once)
+        """`began`: with how many ranks the job began, if not with these."""
+        self.order = Order(size, seed, shuffle=shuffle)
+        self.size, self.ranks, self.drop_last = size, ranks, drop_last
+        self.batch_size, self.began = batch_size, began or ranks.world
+        how = f"shuffled by seed {seed} and epoch" if shuffle else "in their order"
+        self.description = f"{size:,} samples, {how}"
 
-    def of(self, samples: Callable[[range], list[Any]]) -> Iterator[Round]:
-        """Yield this rank's rounds; `samples` returns the samples at some places of the epoch."""
-        at_once = max(1, PLACES_AT_ONCE // self.size)
-        for index in range(0, self.rounds, at_once):
-            many = min(at_once, self.rounds - index)
-            items = samples(self._share_of(index, many))
-            for first in range(0, many * self.size, self.size):
-                share = items[first : first + self.size]
-                yield Round(share or samples(range(1)), bool(share))
+    def end(self, position: int) -> int:
+        """Return where an epoch ends that goes on from a position."""
+        if not self.drop_last:
+            return self.size
+        at_once, whole = self.batch_size * self.ranks.world, self.batch_size * self.began
+        end = self.size // whole * whole
+        # Other ranks drop what those that began would have dropped, where their rounds allow it.
+        if end < position or (end - position) % at_once:
+            end = position + (self.size - position) // at_once * at_once
+        return end
 
-    def _share_of(self, index: int, many: int) -> range:
-        first = self.start + index * self.size * self.world
-        stop = min(first + many * self.size * self.world, self.items)
-        return range(min(first + self.rank, stop), stop, self.world)
+    def rounds(self, epoch: int, position: int) -> Iterator[Round]:
+        """Yield this rank's rounds from a position on; all ranks get equally many."""
+        size, world, end = self.batch_size, self.ranks.world, self.end(position)
+        many = max(1, PLACES_AT_ONCE // size)
+        for start in range(position, end, many * size * world):
+            stop = min(start + many * size * world, end)
+            items = self.order.of_epoch(epoch, range(start + self.ranks.rank, stop, world))
+            for first in range(0, -(-(stop - start) // world), size):
+                share = items[first : first + size]
+                yield Round(share or self.order.of_epoch(epoch, range(1)), bool(share))
+
+    def reached(self, epoch: int, position: int) -> None:
+        """Forget nothing: an order that is known has no state."""
+
+    def record(self, epoch: int, position: int) -> dict[str, Any]:
+        return {"by": self.description}
+
+    def expect(
+        self, saved: Mapping[str, Any], place: TrainingPlace, say: Say, *, resumed: bool
+    ) -> None:
+        if place.position and saved.get("by", self.description) != self.description:
+            say(
+                f"WARNING: epoch {place.epoch} was begun with {saved['by']}, and goes on with"
+                f" {self.description}: some samples may come twice in it, and some not at all"
+            )
 
 
 class OwnOrder:
@@ -94,14 +117,17 @@ class OwnOrder:
         is_sampler: bool = False,
     ) -> None:
         """`each`: every rank draws its own part. Else all draw alike, a sampler's on rank 0."""
-        self.begin, self.holder, self.name = begin, holder, name
-        self.ranks, self.seed = ranks, seed
-        self.batch_size, self.each, self.drop_last = batch_size, each, drop_last
+        self.begin, self.holder, self.ranks, self.seed = begin, holder, ranks, seed
+        self.each, self.drop_last = each, drop_last
         self.from_first = is_sampler and not each
         self.check = None if each or ranks.world == 1 else check
         self.size = (batch_size or 1) if is_sampler else 1
         self.share = self.size * (1 if each else ranks.world)
         self.has_state = all(hasattr(holder, name) for name in ("state_dict", "load_state_dict"))
+        # Names what a resume has to be alike in.
+        self.name = name if self.has_state and not each else f"{name} on {ranks.world} ranks"
+        if batch_size is not None and not self.has_state:
+            self.name += f" in batches of {batch_size}"
         # A sampler that is not told its epoch may go on from what it drew in those before.
         self.goes_on = is_sampler and not self.has_state and not hasattr(holder, "set_epoch")
         self.missed = 0
@@ -132,7 +158,7 @@ class OwnOrder:
             position += self.size * self.ranks.world
 
     def reached(self, epoch: int, position: int) -> None:
-        """Forget the states before a position, which no save will ask for."""
+        """Forget the states before a position, for which no save will ask."""
         self.states = {place: s for place, s in self.states.items() if place >= (epoch, position)}
 
     def _resumed(self, epoch: int, position: int) -> Iterator[Any]:
@@ -186,28 +212,22 @@ class OwnOrder:
         return copy.deepcopy(self.holder.state_dict()) if self.has_state else None
 
     def record(self, epoch: int, position: int) -> dict[str, Any]:
-        """Describe the place of a save. All ranks call it."""
         place = epoch, position
         state = self.states[place] if place in self.states else self._state()
         if self.has_state and self.ranks.world > 1:
             state = gather(state) if self.each else from_rank_0(state)
         elif self.each:
             state = [state]
-        return {**self._described(), "state": state}
+        return {"by": self.name, "state": state}
 
-    def _described(self) -> dict[str, Any]:
-        return {"by": self.name, "ranks": self.ranks.world, "batch_size": self.batch_size}
-
-    def expect(self, saved: Mapping[str, Any], place: TrainingPlace, *, resumed: bool) -> None:
-        """Go on from what was saved, or raise if what is left of the epoch cannot be known."""
-        here = self._described()
-        needed = ["by"] if self.has_state and not self.each else ["by", "ranks"]
-        needed += [] if self.has_state else ["batch_size"]
-        fits = all(saved.get(key) == here[key] for key in needed)
+    def expect(
+        self, saved: Mapping[str, Any], place: TrainingPlace, say: Say, *, resumed: bool
+    ) -> None:
+        fits = saved.get("by") == self.name
         if saved and place.position and not fits:
             raise CheckFailed(
                 f"the checkpoint was saved within epoch {place.epoch}, whose samples were drawn by"
-                f" {text(saved)}; what is left of them is not known to {text(here)}",
+                f" {saved.get('by')}; what is left of them is not known to {self.name}",
                 'save at the end of epochs (save_every="1 epoch"), resume on as many ranks with'
                 " the same batch size, give it state_dict() and load_state_dict(), or leave the"
                 " order to the Trainer (a DataLoader without a sampler of your own)",
@@ -216,9 +236,3 @@ class OwnOrder:
         if fits and self.has_state and (resumed or place.position):
             state = saved["state"]
             self.loaded = state[self.ranks.rank] if self.each else state
-
-
-def text(described: Mapping[str, Any]) -> str:
-    size = described.get("batch_size")
-    batches = f" in batches of {size}" if size else ""
-    return f"{described.get('by')} on {described.get('ranks')} ranks{batches}"

@@ -7,7 +7,6 @@ of an epoch gets a batch that counts as none, because it has to take part in eve
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 from collections import deque
@@ -29,8 +28,7 @@ from orchestrator.common.text import Say
 from orchestrator.config.parse import one_of
 from orchestrator.engine.data import batch
 from orchestrator.engine.data.batch import Batches, Micro, TrainingPlace
-from orchestrator.engine.data.rounds import EPOCHS, Dealt, OwnOrder, Round
-from orchestrator.engine.data.sample_order import Order
+from orchestrator.engine.data.rounds import EPOCHS, OurOrder, OwnOrder, Round
 from orchestrator.engine.models.losses import Size, shows_rows
 from orchestrator.engine.models.nested import mapped
 from orchestrator.engine.ranks.randomness import seed_all
@@ -41,8 +39,8 @@ ADDRESS = re.compile(r"\b0x[0-9a-f]+")
 ITEMS_COMPARED = 1 << 10
 
 
-def shared(loader: Any, ranks: Ranks, seed: int, stream: str, name: str, first: int = 0) -> Shard:
-    """Return how the ranks share this loader; `first`: with how many ranks the job began."""
+def shared(loader: Any, ranks: Ranks, seed: int, stream: str, name: str, began: int = 0) -> Shard:
+    """Return how the ranks share this loader; `began`: with how many ranks the job began."""
     one_of("stream", stream, ("dealt", "own"))
     if not isinstance(loader, Iterable):
         raise CheckFailed(f"{name} is a {type(loader).__name__}, not a DataLoader")
@@ -52,7 +50,7 @@ def shared(loader: Any, ranks: Ranks, seed: int, stream: str, name: str, first: 
     knows_ranks = hasattr(sampler, "num_replicas") and hasattr(sampler, "rank")
     if knows_ranks:
         refuse_other_ranks(sampler, ranks, name)
-    return MapShard(loader, ranks, seed, first, each=knows_ranks or stream == "own")
+    return MapShard(loader, ranks, seed, began, each=knows_ranks or stream == "own")
 
 
 def drawn_by(loader: DataLoader[Any]) -> tuple[Any, int | None, bool]:
@@ -120,9 +118,7 @@ class Shard(Batches):
     interleaved = False
     # Whether stream="own" has a meaning for it.
     may_be_own = False
-    # Describes an order of the Trainer's own.
-    order = ""
-    own: OwnOrder | None = None
+    order: OurOrder | OwnOrder
 
     def __init__(self, loader: Any, ranks: Ranks, seed: int) -> None:
         super().__init__(ranks)
@@ -130,108 +126,80 @@ class Shard(Batches):
 
     def epoch(self, number: int, position: int = 0) -> Iterator[Micro]:
         """Yield the batches of an epoch; they depend on its number and the position alone."""
-        self._seed(number, -1)
-        self._set_epoch(number)
-        empty = position == 0
-        for micro in self._batches(number, position):
-            yield micro
-            empty, position = False, position + self.round_size
-            if self.own is not None:
-                self.own.reached(number, position)
-        if empty:
-            refuse_empty()
-
-    def _set_epoch(self, number: int) -> None:
         around = getattr(self.loader, "batch_sampler", None)
         owners = [getattr(self.loader, name, None) for name in ("sampler", "dataset")]
         for owner in (self.loader, *owners, around, getattr(around, "sampler", None)):
             if hasattr(owner, "set_epoch"):
                 owner.set_epoch(number)
+        empty = position == 0
+        for micro in self._batches(number, position):
+            yield micro
+            empty, position = False, position + self.round_size
+            self.order.reached(number, position)
+        if empty:
+            refuse_empty()
 
     def record(self, epoch: int, position: int) -> dict[str, Any]:
-        return {"by": self.order} if self.own is None else self.own.record(epoch, position)
+        return self.order.record(epoch, position)
 
     def expect(
         self, saved: Mapping[str, Any], place: TrainingPlace, say: Say, *, resumed: bool
     ) -> None:
-        if self.own is not None:
-            self.own.expect(saved, place, resumed=resumed)
-        elif place.position and saved.get("by", self.order) != self.order:
-            say(
-                f"WARNING: epoch {place.epoch} was begun with {saved['by']}, and goes on with"
-                f" {self.order}: some samples may come twice in it, and some not at all"
-            )
+        self.order.expect(saved, place, say, resumed=resumed)
 
     def _batches(self, number: int, position: int) -> Iterator[Micro]:
         raise NotImplementedError
-
-    def _seed(self, epoch: int, index: int) -> None:
-        seed_all(self.seed, EPOCHS + epoch, index + 1, self.ranks.rank)
 
 
 class MapShard(Shard):
     """A dataset with a length; this object is the batch sampler of the user's loader, rebuilt."""
 
     def __init__(
-        self,
-        loader: DataLoader[Any],
-        ranks: Ranks,
-        seed: int,
-        first: int = 0,
-        each: bool = False,
+        self, loader: DataLoader[Any], ranks: Ranks, seed: int, began: int = 0, each: bool = False
     ) -> None:
         super().__init__(loader, ranks, seed)
-        self.first = first
-        self.sampler, self.batch_size, self.drop_last = drawn_by(loader)
+        self.sampler, self.batch_size, drop_last = drawn_by(loader)
         self.interleaved = self.batch_size is not None
         self.rows_are_samples = False
         # Given to the DataLoader, and not loaded yet.
         self.begun: deque[Round] = deque()
         self.rounds: Iterator[Round] = iter(())
-        order = (
-            {"sampler": self, "batch_size": None}
-            if loader.batch_sampler is None
-            else {"batch_sampler": self}
-        )
-        self.copy = rebuilt(loader, **order)
-        known = shuffles(self.sampler)
-        drawn = loader.dataset if type(self.sampler) is DistributedSampler else self.sampler
-        self.length = len(drawn) if isinstance(drawn, Sized) else None
-        what = "samples" if self.batch_size else "batches"
-        what = what if self.length is None else f"{self.length:,} {what}"
-        if known is not None:
-            self._deal(self.length or 0, known, what)
+        if loader.batch_sampler is None:
+            self.rebuilt = rebuilt(loader, sampler=self, batch_size=None)
         else:
-            self._draw(each, what)
+            self.rebuilt = rebuilt(loader, batch_sampler=self)
+        dealt = f", dealt out to {ranks.world} ranks" if ranks.world > 1 else ""
+        shuffle = shuffles(self.sampler)
+        if shuffle is not None:
+            drawn: Any = (
+                loader.dataset if type(self.sampler) is DistributedSampler else self.sampler
+            )
+            self.length: int | None = len(drawn)
+            order = OurOrder(
+                len(drawn), seed, ranks, shuffle=shuffle, batch_size=self.batch_size or 1,
+                drop_last=drop_last and self.interleaved, began=began,
+            )  # fmt: skip
+            self.order, self.description = order, order.description + dealt
+            if not order.end(0):
+                refuse_empty()
+        else:
+            # torch's samplers know no ranks, so what they draw is no rank's own part.
+            each = each and not type(self.sampler).__module__.startswith("torch.")
+            self.may_be_own, name = each, type(self.sampler).__name__
+            self.length = len(self.sampler) if isinstance(self.sampler, Sized) else None
+            self.order = OwnOrder(
+                lambda: iter(self.sampler), self.sampler, name, ranks, seed, each=each,
+                batch_size=self.batch_size, check=self._refuse_parts, drop_last=drop_last,
+                is_sampler=True,
+            )  # fmt: skip
+            what = "samples" if self.batch_size else "batches"
+            what = what if self.length is None else f"{self.length:,} {what}"
+            if each:
+                self.length = self.length and self.length * ranks.world
+                self.description = f"{what} for each rank by its own {name}"
+            else:
+                self.description = f"{what}, as rank 0's {name} draws them in each epoch{dealt}"
         self.samples = self.length if self.batch_size else None
-
-    def _deal(self, many: int, shuffle: bool, what: str) -> None:
-        """Take the place of torch's plain sampler, with an order for any number of ranks."""
-        self.in_order = Order(many, self.seed, shuffle=shuffle)
-        how = f"shuffled by seed {self.seed} and epoch" if shuffle else "in their order"
-        self.order = f"{what}, {how}"
-        self.description = self.order + self._dealt_out()
-        if not self._dealt(0).rounds:
-            refuse_empty()
-
-    def _draw(self, each: bool, what: str) -> None:
-        name = type(self.sampler).__name__
-        # torch's samplers know no ranks, so what they draw is no rank's own part.
-        self.may_be_own = each = each and not type(self.sampler).__module__.startswith("torch.")
-        self.own = OwnOrder(
-            lambda: iter(self.sampler), self.sampler, name, self.ranks, self.seed,
-            batch_size=self.batch_size, each=each, check=self._refuse_parts,
-            drop_last=self.drop_last, is_sampler=True,
-        )  # fmt: skip
-        if each:
-            self.length = self.length and self.length * self.ranks.world
-            self.description = f"{what} for each rank by its own {name}"
-        else:
-            drawn = f"{what}, as rank 0's {name} draws them in each epoch"
-            self.description = drawn + self._dealt_out()
-
-    def _dealt_out(self) -> str:
-        return f", dealt out to {self.ranks.world} ranks" if self.ranks.world > 1 else ""
 
     def __iter__(self) -> Iterator[Any]:
         """Yield to the DataLoader, or its workers, what each batch of this rank holds."""
@@ -241,13 +209,9 @@ class MapShard(Shard):
 
     def _batches(self, number: int, position: int) -> Iterator[Micro]:
         self.begun.clear()
-        if self.own is not None:
-            self.rounds = self.own.rounds(number, position)
-        else:
-            samples = functools.partial(self.in_order.of_epoch, number)
-            self.rounds = self._dealt(position).of(samples)
+        self.rounds = self.order.rounds(number, position)
         self._seed(number, -1)
-        loaded = batch.begin(self.copy)
+        loaded = batch.begin(self.rebuilt)
         for index in itertools.count(position // self.round_size):
             # What a dataset draws at random depends on the place of the batch alone.
             self._seed(number, index)
@@ -258,19 +222,15 @@ class MapShard(Shard):
             drawn = items if self.batch_size else items[0]
             yield Micro(data, numbers(drawn), real, self._size(drawn, data))
 
+    def _seed(self, epoch: int, index: int) -> None:
+        seed_all(self.seed, EPOCHS + epoch, index + 1, self.ranks.rank)
+
     def _size(self, drawn: Any, data: Any) -> Size | None:
         """Return how many samples make a batch; the first clear one shows whether rows are them."""
         if not isinstance(drawn, (list, tuple)):
             return None
         self.rows_are_samples = self.rows_are_samples or shows_rows(data, len(drawn))
         return Size(len(drawn), self.rows_are_samples)
-
-    def _dealt(self, position: int) -> Dealt:
-        world, many = self.ranks.world, self.in_order.size
-        drops = self.drop_last and self.batch_size is not None
-        return Dealt(
-            many, self.batch_size or 1, drops, self.ranks.rank, world, position, self.first
-        )
 
     def _refuse_parts(self, items: list[Any]) -> None:
         """Raise if each rank's sampler draws its own part, of which only rank 0's would be seen."""
@@ -306,7 +266,7 @@ class StreamShard(Shard):
             loader = rebuilt(loader, batch_size=size, drop_last=loader.drop_last)
             # Workers have copies of the dataset, whose state stays with them.
             source, holder = loader.dataset, None if loader.num_workers else loader.dataset
-        self.drawn = self.own = OwnOrder(
+        self.order = OwnOrder(
             lambda: batch.begin(loader), holder, type(source).__name__, ranks, seed,
             batch_size=size, each=each, check=refuse_other_streams,
         )  # fmt: skip
@@ -320,7 +280,7 @@ class StreamShard(Shard):
             )
 
     def _batches(self, number: int, position: int) -> Iterator[Micro]:
-        for items, real in self.drawn.rounds(number, position):
+        for items, real in self.order.rounds(number, position):
             yield Micro(items[0], None, real)
 
 

@@ -19,7 +19,6 @@ from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.common.files import expanded
 from orchestrator.config.schema import Config, Model
 from orchestrator.engine.data import tables, tokens
-from orchestrator.engine.data.sample_order import HALF, mixed
 from orchestrator.engine.models import import_by_name
 from orchestrator.engine.models.losses import IGNORED
 from orchestrator.engine.ranks.randomness import randomness_kept, seed_all
@@ -262,11 +261,20 @@ def library_text() -> bytes:
 
 
 STRIDES = 4
+HALF = 0xFFFF_FFFF
 
 
 def scattered(x: Tensor, salt: int) -> Tensor:
     """Return 31 bits that look random for each number."""
     return mixed(mixed(x & HALF, salt) + (x >> 32), salt) >> 1
+
+
+def mixed(x: Tensor, key: int) -> Tensor:
+    """Map 32 bits to 32 bits (the end of MurmurHash3); no product needs more than 63."""
+    x = (x ^ key) & HALF
+    x = ((x ^ x >> 16) * 0x45D9F3B) & HALF
+    x = ((x ^ x >> 13) * 0x2C1B3C6D) & HALF
+    return x ^ x >> 16
 
 
 class Counting:

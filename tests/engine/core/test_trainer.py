@@ -30,6 +30,7 @@ from orchestrator.engine.core.stopping import TrainState
 from orchestrator.engine.data import rounds as in_rounds
 from orchestrator.engine.data.sample_order import Order
 from orchestrator.engine.saving import weights as whole_weights
+from tests.engine.data.test_loaders import ranks as ranks_of
 from tests.engine.programs import trainings as trained
 from tests.engine.worlds import PROGRAMS, Job, run
 
@@ -526,7 +527,12 @@ def test_the_nth_batches_of_all_ranks_are_the_nth_of_one(
     a time."""
     with mock.patch.object(in_rounds, "PLACES_AT_ONCE", at_once):
         ranks = [
-            list(in_rounds.Dealt(size, batch, drop, rank, world).of(list)) for rank in range(world)
+            [
+                *in_rounds.OurOrder(
+                    size, 0, own, shuffle=False, batch_size=batch, drop_last=drop
+                ).rounds(0, 0)
+            ]
+            for own in ranks_of(world)
         ]
     kept = size // (batch * world) * batch * world if drop else size
     assert {len(rounds) for rounds in ranks} == {-(-kept // (batch * world))}

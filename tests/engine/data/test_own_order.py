@@ -53,7 +53,7 @@ def test_a_resume_on_other_ranks_needs_a_state_or_our_sampler(
         assert together(found)[kind] == whole[kind][4:], kind
     for kind in NOT_ELSEWHERE:
         for own in found:
-            assert f"{kind.removeprefix('own ')} on {first} ranks in batches of" in own[kind]
+            assert f"drawn by {kind.removeprefix('own ')} on {first} ranks" in own[kind]
             assert f"is not known to {kind.removeprefix('own ')} on {then} ranks" in own[kind]
             assert "give it state_dict() and load_state_dict()" in own[kind]
     between = Job(str(tmp_path), [then], {}, {**env, "STEP": "6"}, call=f"{PROGRAMS}:elsewhere")
