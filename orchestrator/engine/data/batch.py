@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from orchestrator.common.text import Say
-from orchestrator.engine.models.losses import Size
 from orchestrator.engine.models.nested import mapped
 from orchestrator.engine.ranks.ranks import Ranks
 
@@ -26,7 +25,8 @@ class Micro(NamedTuple):
     data: Any
     ids: list[int] | None  # its samples, where they have numbers
     real: bool = True  # else it counts as none: this rank only takes part in the collectives
-    size: Size | None = None  # what is known of the samples in it
+    # How many samples it was made of, where that is known.
+    drawn: int | None = None
 
 
 class TrainingPlace(Protocol):
@@ -125,18 +125,13 @@ def to_device(data: Any, device: torch.device) -> Any:
 HELD = {signal.SIGTERM, signal.SIGINT}
 
 
-class Shield:
-    """A worker's first function, in front of the user's own."""
-
-    def __init__(self, user_init: Callable[[int], Any] | None = None) -> None:
-        self.user_init = user_init
-
-    def __call__(self, worker: int) -> None:
-        # They are blocked since the process began; where it was forked from an older server, now.
-        signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
-        threading.Thread(target=obey_parent, daemon=True).start()
-        if self.user_init is not None:
-            self.user_init(worker)
+def shielded(user_init: Callable[[int], Any] | None, worker: int) -> None:
+    """Begin a worker, before the user's own function does."""
+    # They are blocked since the process began; where it was forked from an older server, now.
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+    threading.Thread(target=obey_parent, daemon=True).start()
+    if user_init is not None:
+        user_init(worker)
 
 
 def obey_parent() -> None:

@@ -7,6 +7,7 @@ The state of all this is one number, the position.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from orchestrator.config.schema import Config
-from orchestrator.engine.data.batch import Batches, Micro, Shield, begin
+from orchestrator.engine.data.batch import Batches, Micro, begin, shielded
 from orchestrator.engine.data.sample_order import Order
 from orchestrator.engine.data.sources import Source
 from orchestrator.engine.ranks.ranks import Ranks
@@ -44,7 +45,7 @@ class ConfiguredSamples(Batches):
             num_workers=wanted.num_workers,
             prefetch_factor=wanted.prefetch_factor if wanted.num_workers else None,
             pin_memory=wanted.pin_memory and torch.cuda.is_available(),
-            worker_init_fn=Shield(),
+            worker_init_fn=functools.partial(shielded, None),
             # Otherwise it would draw from the one that the model uses.
             generator=torch.Generator(),
         )

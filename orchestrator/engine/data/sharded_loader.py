@@ -7,6 +7,7 @@ of an epoch gets a batch that counts as none, because it has to take part in eve
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections import deque
@@ -29,10 +30,9 @@ from orchestrator.config.parse import one_of
 from orchestrator.engine.data import batch
 from orchestrator.engine.data.batch import Batches, Micro, TrainingPlace
 from orchestrator.engine.data.rounds import EPOCHS, OurOrder, OwnOrder, Round
-from orchestrator.engine.models.losses import Size, shows_rows
 from orchestrator.engine.models.nested import mapped
 from orchestrator.engine.ranks.randomness import seed_all
-from orchestrator.engine.ranks.ranks import Ranks, from_rank_0, gather
+from orchestrator.engine.ranks.ranks import Ranks, gather
 
 # The address of an object, which differs between processes.
 ADDRESS = re.compile(r"\b0x[0-9a-f]+")
@@ -44,13 +44,14 @@ def shared(loader: Any, ranks: Ranks, seed: int, stream: str, name: str, began: 
     one_of("stream", stream, ("dealt", "own"))
     if not isinstance(loader, Iterable):
         raise CheckFailed(f"{name} is a {type(loader).__name__}, not a DataLoader")
-    if type(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset):
-        return StreamShard(loader, ranks, seed, stream == "own")
-    sampler = drawn_by(loader)[0]
+    sampler = drawn_by(loader)[0] if isinstance(loader, DataLoader) else None
     knows_ranks = hasattr(sampler, "num_replicas") and hasattr(sampler, "rank")
     if knows_ranks:
         refuse_other_ranks(sampler, ranks, name)
-    return MapShard(loader, ranks, seed, began, each=knows_ranks or stream == "own")
+    each = knows_ranks or stream == "own"
+    if type(loader) is DataLoader and not isinstance(loader.dataset, IterableDataset):
+        return MapShard(loader, ranks, seed, began, each=each)
+    return StreamShard(loader, ranks, seed, each=each)
 
 
 def drawn_by(loader: DataLoader[Any]) -> tuple[Any, int | None, bool]:
@@ -97,7 +98,7 @@ def rebuilt(loader: DataLoader[Any], **order: Any) -> DataLoader[Any]:
         collate_fn=loader.collate_fn,
         pin_memory=loader.pin_memory,
         timeout=loader.timeout,
-        worker_init_fn=batch.Shield(loader.worker_init_fn) if loader.num_workers else None,
+        worker_init_fn=functools.partial(batch.shielded, loader.worker_init_fn),
         multiprocessing_context=loader.multiprocessing_context,
         prefetch_factor=loader.prefetch_factor,
         **order,
@@ -160,7 +161,6 @@ class MapShard(Shard):
         super().__init__(loader, ranks, seed)
         self.sampler, self.batch_size, drop_last = drawn_by(loader)
         self.interleaved = self.batch_size is not None
-        self.rows_are_samples = False
         # Given to the DataLoader, and not loaded yet.
         self.begun: deque[Round] = deque()
         self.rounds: Iterator[Round] = iter(())
@@ -169,37 +169,34 @@ class MapShard(Shard):
         else:
             self.rebuilt = rebuilt(loader, batch_sampler=self)
         dealt = f", dealt out to {ranks.world} ranks" if ranks.world > 1 else ""
-        shuffle = shuffles(self.sampler)
+        drawn, shuffle, name = self.sampler, shuffles(self.sampler), type(self.sampler).__name__
+        # torch's samplers know no ranks, so what they draw is no rank's own part.
+        each = each and not type(self.sampler).__module__.startswith("torch.")
+        if type(self.sampler) is DistributedSampler:
+            drawn = loader.dataset
+        many = len(drawn) if isinstance(drawn, Sized) else None
         if shuffle is not None:
-            drawn: Any = (
-                loader.dataset if type(self.sampler) is DistributedSampler else self.sampler
-            )
-            self.length: int | None = len(drawn)
-            order = OurOrder(
-                len(drawn), seed, ranks, shuffle=shuffle, batch_size=self.batch_size or 1,
-                drop_last=drop_last and self.interleaved, began=began,
+            self.order = OurOrder(
+                many or 0, seed, ranks, shuffle=shuffle, batch_size=self.batch_size or 1,
+                drop_last=drop_last, began=began,
             )  # fmt: skip
-            self.order, self.description = order, order.description + dealt
-            if not order.end(0):
+            self.description = self.order.description + dealt
+            if not self.order.end(0):
                 refuse_empty()
         else:
-            # torch's samplers know no ranks, so what they draw is no rank's own part.
-            each = each and not type(self.sampler).__module__.startswith("torch.")
-            self.may_be_own, name = each, type(self.sampler).__name__
-            self.length = len(self.sampler) if isinstance(self.sampler, Sized) else None
             self.order = OwnOrder(
                 lambda: iter(self.sampler), self.sampler, name, ranks, seed, each=each,
                 batch_size=self.batch_size, check=self._refuse_parts, drop_last=drop_last,
                 is_sampler=True,
             )  # fmt: skip
             what = "samples" if self.batch_size else "batches"
-            what = what if self.length is None else f"{self.length:,} {what}"
+            what = what if many is None else f"{many:,} {what}"
+            self.description = f"{what}, as rank 0's {name} draws them in each epoch{dealt}"
             if each:
-                self.length = self.length and self.length * ranks.world
                 self.description = f"{what} for each rank by its own {name}"
-            else:
-                self.description = f"{what}, as rank 0's {name} draws them in each epoch{dealt}"
-        self.samples = self.length if self.batch_size else None
+        self.may_be_own = each
+        if many is not None and self.batch_size:
+            self.samples = many * (ranks.world if each and shuffle is None else 1)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield to the DataLoader, or its workers, what each batch of this rank holds."""
@@ -220,37 +217,28 @@ class MapShard(Shard):
                 return
             items, real = self.begun.popleft()
             drawn = items if self.batch_size else items[0]
-            yield Micro(data, numbers(drawn), real, self._size(drawn, data))
+            several = isinstance(drawn, (list, tuple))
+            ids: list[Any] = [*drawn] if several else [drawn]
+            known = ids if all(isinstance(item, int) for item in ids) else None
+            yield Micro(data, known, real, len(ids) if several else None)
 
     def _seed(self, epoch: int, index: int) -> None:
         seed_all(self.seed, EPOCHS + epoch, index + 1, self.ranks.rank)
 
-    def _size(self, drawn: Any, data: Any) -> Size | None:
-        """Return how many samples make a batch; the first clear one shows whether rows are them."""
-        if not isinstance(drawn, (list, tuple)):
-            return None
-        self.rows_are_samples = self.rows_are_samples or shows_rows(data, len(drawn))
-        return Size(len(drawn), self.rows_are_samples)
-
     def _refuse_parts(self, items: list[Any]) -> None:
         """Raise if each rank's sampler draws its own part, of which only rank 0's would be seen."""
-        drawn = {repr(sample)[:100] for sample in flat(items)[:ITEMS_COMPARED]}
-        others = gather(drawn)
-        apart = any(others[0] and other and not others[0] & other for other in others[1:])
-        if apart and from_rank_0(self._is_part(items)):
+        first, *others = gather({repr(sample)[:100] for sample in flat(items)[:ITEMS_COMPARED]})
+        # Samplers that draw from all samples may begin with different ones.
+        many, dataset = self.samples, self.loader.dataset
+        drawn = 0 if many is None else many * (self.ranks.world - 1)
+        is_part = not isinstance(dataset, Sized) or drawn < len(dataset)
+        if is_part and any(first and other and not first & other for other in others):
             raise CheckFailed(
                 f"every rank's {type(self.sampler).__name__} draws other samples, so dealing"
                 " out those of rank 0 would lose the rest",
                 'say stream="own" if it gives every rank its own part; otherwise leave the'
                 " parts to the Trainer",
             )
-
-    def _is_part(self, items: list[Any]) -> bool:
-        """Return True if a rank draws too little for any other to have drawn the same samples."""
-        if self.length is None or not isinstance(self.loader.dataset, Sized):
-            return self.length is None
-        samples = self.length * len(flat(items)) / max(1, len(items))
-        return samples * (self.ranks.world - 1) < len(self.loader.dataset)
 
 
 class StreamShard(Shard):
@@ -305,9 +293,3 @@ def flat(items: list[Any]) -> list[Any]:
     return [
         sample for item in items for sample in (item if isinstance(item, (list, tuple)) else [item])
     ]
-
-
-def numbers(content: Any) -> list[int] | None:
-    """Return the numbers of a batch's samples, if that is what the sampler gives."""
-    content = content if isinstance(content, (list, tuple)) else [content]
-    return list(content) if all(isinstance(item, int) for item in content) else None

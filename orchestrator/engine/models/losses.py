@@ -13,6 +13,7 @@ from numbers import Integral, Real
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from orchestrator.common.errors import CheckFailed, UsageError, nearest
@@ -23,18 +24,10 @@ from orchestrator.engine.sharding.blocks import has_no_forward
 Totals = dict[str, tuple[Tensor, Tensor]]  # name -> (sum, count), "loss" first
 
 
-class Size(NamedTuple):
-    """Says how many samples were put together in a batch, and whether they are its rows."""
-
-    samples: int
-    # An earlier batch has shown that they are its rows.
-    by_rows: bool = False
-
-
 class Loss(Protocol):
-    """Compute the sums of a batch; `size` says how many samples it has, if that is known."""
+    """Computes the sums of a batch; `drawn` says how many samples it was made of, if known."""
 
-    def __call__(self, model: nn.Module, batch: Any, size: Size | None = None) -> Totals: ...
+    def __call__(self, model: nn.Module, batch: Any, drawn: int | None = None) -> Totals: ...
 
 
 Step = Callable[[nn.Module, Any], Any]
@@ -182,49 +175,50 @@ class Losses:
         self,
         model: nn.Module,
         batch: Any,
-        size: Size | None = None,
+        drawn: int | None = None,
         due: Sequence[str] | None = None,  # the optimizers that will step; None: all
     ) -> Totals:
         if self.step is not None:
             names = self.names if due is None else due
-            return by_optimizer(names, self.step(model, batch), batch, size, self.names)
+            return by_optimizer(names, self.step(model, batch), batch, drawn, self.names)
         inputs, targets = halves(batch)
         outputs = mapped(call(model, inputs), in_fp32)  # in which losses are computed
         sized_by = targets if isinstance(targets, Tensor) else batch
         if self.counts and not targets.is_floating_point():
-            result = totals("the loss", self._counted(outputs, targets), sized_by, size)
+            value = self._counted(outputs, targets)
         else:
             assert self.loss is not None
-            result = totals("the loss", self.loss(outputs, targets), sized_by, size)
+            value = self.loss(outputs, targets)
+        result = totals("the loss", value, sized_by, drawn)
         for name, metric in self.metrics.items():
             with torch.no_grad():
                 value = metric(outputs, targets)
-                result[name] = totals(f"the metric {name!r}", value, sized_by, size)["loss"]
+                result[name] = totals(f"the metric {name!r}", value, sized_by, drawn)["loss"]
         return result
 
     def _counted(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Sum instead of averaging, and count on the device: the host must not wait for it."""
         loss: Any = self.loss
-        counts, reduction = targets != loss.ignore_index, loss.reduction
-        vars(loss)["reduction"] = "sum"
-        try:
-            total = loss(outputs, targets)
-        finally:
-            vars(loss)["reduction"] = reduction
+        settings = {"weight": loss.weight, "ignore_index": loss.ignore_index, "reduction": "sum"}
+        if isinstance(loss, nn.CrossEntropyLoss):
+            smoothing = loss.label_smoothing
+            total = F.cross_entropy(outputs, targets, label_smoothing=smoothing, **settings)
+        else:
+            total = F.nll_loss(outputs, targets, **settings)
+        counts = targets != loss.ignore_index
         if loss.weight is None:
             return total, counts.sum()
         return total, (loss.weight[targets.where(counts, 0)] * counts).sum()
 
 
-def totals(giver: str, result: Any, batch: Any, size: Size | None) -> Totals:
-    """Take a mean back to its sum, by the number of samples: known, or seen in the batch."""
+def totals(giver: str, result: Any, batch: Any, drawn: int | None) -> Totals:
+    """Return a mean as the sum that it is the mean of, and the samples of its batch."""
     if isinstance(result, Real):
         result = torch.tensor(float(result))
-    if isinstance(result, Tensor) and result.dim():
-        return {"loss": (at_least_fp32(result).sum(), number(result.numel(), result, giver))}
     if isinstance(result, Tensor):
-        many = size_of(batch) if size is None else came(batch, size)
-        return {"loss": (at_least_fp32(result) * many, number(many, result, giver))}
+        many = result.numel() if result.dim() else samples_in(batch, drawn)
+        total = at_least_fp32(result).sum() * (1 if result.dim() else many)
+        return {"loss": (total, number(many, result, giver))}
     if not isinstance(result, tuple):
         refuse_no_loss(giver, result)
     return as_sums(result, giver).totals()
@@ -244,7 +238,7 @@ def loss_of(name: str) -> str:
 
 
 def by_optimizer(
-    names: Sequence[str], result: Any, batch: Any, size: Size | None, known: Sequence[str]
+    names: Sequence[str], result: Any, batch: Any, drawn: int | None, known: Sequence[str]
 ) -> Totals:
     """Take what a step gave for each optimizer that is due, and all of it together as "loss".
 
@@ -255,11 +249,8 @@ def by_optimizer(
     if "" not in known:
         refuse_other_optimizers(names, result, known)
     given = {name: result[name]() if callable(result[name]) else result[name] for name in names}
-    each = {
-        name: totals(f"the step's loss of {name!r}" if name else "the step", given[name], batch,
-                     size)
-        for name in names
-    }  # fmt: skip
+    givers = {name: f"the step's loss of {name!r}" if name else "the step" for name in names}
+    each = {name: totals(givers[name], given[name], batch, drawn) for name in names}
     found: Totals = {} if "" in each else {"loss": added([each[name]["loss"] for name in names])}
     for name, own in each.items():
         for key, pair in own.items():
@@ -336,70 +327,35 @@ def call(model: nn.Module, inputs: Any) -> Any:
     return model(*inputs) if isinstance(inputs, (list, tuple)) else model(inputs)
 
 
-def size_of(batch: Any) -> int:
-    """Return how many samples a batch has: the rows of its tensors."""
-    rows = {shape[0] for shape in shapes_in(batch)}
+def samples_in(batch: Any, drawn: int | None = None) -> int:
+    """Return the rows that all tensors of a batch have, else the samples that it was made of."""
+    parts = batch.values() if isinstance(batch, Mapping) else batch
+    parts = [*parts] if isinstance(batch, (list, tuple, Mapping)) else [batch]
+    rows = list({part.shape[0] for part in parts if isinstance(part, Tensor) and part.dim()})
     if len(rows) == 1:
-        return rows.pop()
+        if drawn not in (None, *rows):
+            warn(f"a batch of {drawn} samples has tensors of {rows[0]} rows", rows[0])
+        return rows[0]
+    if drawn is not None:
+        return drawn
     tensors = list(tensors_in(batch))
     if not tensors:
         raise UsageError(
             "a batch holds no tensor, so it is not known how many samples it has",
             "let the step return (sum, count)",
         )
-    sizes = list(dict.fromkeys(tensor.shape[0] for tensor in tensors if tensor.dim())) or [1]
-    if len(sizes) > 1:
-        warnings.warn(
-            f"the tensors of a batch have {' and '.join(map(str, sizes))} rows: it is taken for a"
-            f" batch of {sizes[0]} samples, and a mean is weighted by that; let the step return"
-            " (sum, count) if it is another number",
-            stacklevel=2,
-        )
-    return sizes[0]
+    rows = list(dict.fromkeys(tensor.shape[0] for tensor in tensors if tensor.dim())) or [1]
+    if len(rows) > 1:
+        warn(f"the tensors of a batch have {' and '.join(map(str, rows))} rows", rows[0])
+    return rows[0]
 
 
-def came(batch: Any, size: Size) -> int:
-    """Return how many samples a batch has, of those that were put together in it.
-
-    They are the rows that all of its tensors have: a collate may leave samples out, or give several
-    rows for each.
-    """
-    rows = {shape[0] for shape in shapes_in(batch)}
-    if len(rows) != 1:
-        return size.samples
-    (many,) = rows
-    if size.by_rows or not is_unclear(batch, size.samples):
-        return many
-    shape = " x ".join(map(str, shapes_in(batch)[0]))
-    raise UsageError(
-        f"a batch of {size.samples} samples has tensors of {shape}, and nothing says whether"
-        f" a mean is over the {many} rows or over the samples",
-        "let the step return (sum, count)",
+def warn(what: str, taken: int) -> None:
+    warnings.warn(
+        f"{what}: it is taken for a batch of {taken} samples, and a mean is weighted by that; let"
+        " the step return (sum, count) if it is another number",
+        stacklevel=2,
     )
-
-
-def shows_rows(batch: Any, samples: int) -> bool:
-    """Return True if a batch of so many samples can only have them in its rows."""
-    return not any(is_unclear(part, samples) for part in (batch, *parts_in(batch)))
-
-
-def is_unclear(batch: Any, samples: int) -> bool:
-    """Return True if it may be a list of samples, or have them in the second dimension."""
-    shapes = shapes_in(batch)
-    if {shape[0] for shape in shapes} <= {samples}:
-        return False
-    second = [shape[1] == samples for shape in shapes if len(shape) > 1]
-    return len(parts_in(batch)) == samples or (bool(second) and all(second))
-
-
-def parts_in(batch: Any) -> list[Any]:
-    if isinstance(batch, Mapping):
-        return list(batch.values())
-    return list(batch) if isinstance(batch, (list, tuple)) else [batch]
-
-
-def shapes_in(batch: Any) -> list[torch.Size]:
-    return [part.shape for part in parts_in(batch) if isinstance(part, Tensor) and part.dim()]
 
 
 def tensors_in(batch: Any) -> Iterator[Tensor]:

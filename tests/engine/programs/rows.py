@@ -50,12 +50,6 @@ def uneven(rows: Any) -> Any:
     return default_collate([row for row in rows for _ in range(1 + 2 * (row[0][0] > 0))])
 
 
-def second(rows: Any) -> Any:
-    """Has the samples in the second dimension, as recurrent networks often do."""
-    x, y = default_collate(rows)
-    return x.T.reshape(2, 3, -1).transpose(1, 2), y.expand(2, -1, -1)
-
-
 def twice(rows: Any) -> Any:
     """Gives two views of each sample, which have as many columns as a batch may have samples."""
     x, y = default_collate([*rows, *rows])
@@ -144,7 +138,6 @@ def containers(directory: Path) -> dict[str, Any]:
             results[f"{name} {strategy}"] = attempt(
                 lambda: apart(expected, trained(copy.deepcopy(first), data, None, loss, strategy))  # noqa: B023
             )
-    results["second"] = message(trained, model_of(3), data, second, loss_of, "ddp")
     model = student_and_teacher()
     results["loss="] = message(Trainer, model, torch.optim.SGD(model.parameters(), 0.1), mse_loss)
     trainer = Trainer(model, torch.optim.SGD(model.parameters(), 0.1), step=taught)
