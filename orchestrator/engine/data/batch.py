@@ -23,8 +23,10 @@ class Micro(NamedTuple):
     """One micro-batch of this rank."""
 
     data: Any
-    ids: list[int] | None  # its samples, where they have numbers
-    real: bool = True  # else it counts as none: this rank only takes part in the collectives
+    # Its samples, where they have numbers.
+    ids: list[int] | None
+    # False: it counts as none, and this rank only takes part in the collectives.
+    real: bool = True
     # How many samples it was made of, where that is known.
     drawn: int | None = None
 
@@ -39,10 +41,14 @@ class TrainingPlace(Protocol):
 class Batches:
     """The loop's view of data: every rank gets as many batches of an epoch as the others."""
 
-    description: str  # said in the first line of a training
-    batch_size: int | None = None  # samples per rank and batch, where that is known
-    samples: int | None = None  # in an epoch, over all ranks, where that is known
-    endless = False  # epochs follow each other without a gap, as if there were only one
+    # Said in the first line of a training.
+    description: str
+    # Samples of a rank in each batch, where that is known.
+    batch_size: int | None = None
+    # Samples of all ranks in an epoch, where that is known.
+    samples: int | None = None
+    # Epochs follow each other without a gap, as if there were only one.
+    endless = False
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
@@ -53,7 +59,7 @@ class Batches:
         return self.ranks.world * (self.batch_size or 1)
 
     def epoch(self, number: int, position: int = 0) -> Iterator[Micro]:
-        """Give the batches of an epoch from a position on; positions count over all ranks."""
+        """Return the batches of an epoch from a position on; positions count over all ranks."""
         raise NotImplementedError
 
     def record(self, epoch: int, position: int) -> dict[str, Any]:
@@ -63,7 +69,7 @@ class Batches:
     def expect(
         self, saved: Mapping[str, Any], place: TrainingPlace, say: Say, *, resumed: bool
     ) -> None:
-        """Go on from what record() gave; say, or refuse, what differs. All ranks call it.
+        """Go on from a result of record(), or raise if that cannot be. All ranks call it.
 
         `resumed`: from a checkpoint or a state in memory, not in the same process.
         """
@@ -78,7 +84,7 @@ class DataPlace:
         self.loaded: Mapping[str, Any] = {}
 
     def begin(self, training: Batches, state: TrainingPlace, say: Say) -> None:
-        """Have the samples go on from what was loaded, or from those before in this process."""
+        """Go on from what was loaded, or from where the training before in this process ended."""
         saved = self.loaded or self.state_dict()
         training.expect(saved, state, say, resumed=bool(self.loaded))
         self.training, self.state, self.loaded = training, state, {}
@@ -93,8 +99,10 @@ class DataPlace:
 
 
 class Following:
-    """Batches, one after the other. Whether one more comes is asked as late as it can be: who
-    draws the samples may learn from each step."""
+    """Batches, one after the other.
+
+    Whether one more comes is asked as late as it can be: a sampler may learn from each step.
+    """
 
     def __init__(self, batches: Iterator[Micro]) -> None:
         self.batches = batches
@@ -145,7 +153,7 @@ def obey_parent() -> None:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Block the signals for processes that are started meanwhile: there is no moment without."""
+    """Block the signals for processes that are started here, from their first moment on."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Give samples by their index: text, files of tokens, synthetic ones, the user's own.
+"""Samples by their index: text, files of tokens, synthetic ones, the user's own.
 
 A source is a list of samples that returns any of them by index, in batches. It has no order, no
 epochs and no state.
@@ -165,25 +165,18 @@ def token_file(config: Config, path: Path) -> TokenFile:
 
 
 def user_sources(config: Config) -> tuple[Source, Source | None]:
-    train, training = user_source(config, "train"), config.training
-    if train is None:
-        raise UsageError(f"dataset.target is {config.dataset.target!r}, which gave None to train")
-    if not training.eval_steps and not training.eval_seconds:
-        return train, None  # nothing needs it, and making it may take time
-    held_out = user_source(config, "eval")
-    if held_out is None:
-        raise UsageError(
-            f"training.eval_* asks for an evaluation, but dataset.target"
-            f" ({config.dataset.target}) gave None for split='eval'"
-        )
-    return train, held_out
+    # Making samples that no evaluation needs may take time.
+    evaluates = config.training.eval_steps or config.training.eval_seconds
+    train = user_source(config, "train")
+    return train, user_source(config, "eval") if evaluates else None
 
 
-def user_source(config: Config, split: str) -> OwnData | None:
+def user_source(config: Config, split: str) -> OwnData:
     name = config.dataset.target or ""
     dataset = import_by_name.call("dataset", name, config.dataset.args, split=split)
     if dataset is None:
-        return None
+        why = ", and training.eval_* asks for an evaluation" if split == "eval" else ""
+        raise UsageError(f"dataset.target ({name}) gave None for split={split!r}{why}")
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise UsageError(
             f"dataset.target is {name!r}, which gave {import_by_name.kind(dataset)}, not a dataset"
@@ -192,7 +185,7 @@ def user_source(config: Config, split: str) -> OwnData | None:
         )
     if not len(dataset):
         raise CheckFailed(f"dataset.target ({name}) gave a dataset without samples for {split!r}")
-    return OwnData(dataset, config, f"dataset.target ({config.dataset.target})")
+    return OwnData(dataset, config, f"dataset.target ({name})")
 
 
 class OwnData:
@@ -207,7 +200,8 @@ class OwnData:
 
     def batch(self, indices: Sequence[int], position: int) -> Any:
         samples = []
-        with randomness_kept():  # the model's: dropout
+        # The model's own random numbers, such as dropout, are not disturbed.
+        with randomness_kept():
             for number, index in enumerate(indices, start=position):
                 # The position alone decides, not rank, worker or resume; and no GPU is asked.
                 seed_all(self.config.training.seed, number, cpu_only=True)

@@ -52,7 +52,8 @@ def imported(key: str, target: str, name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if name != missing and not name.startswith(f"{missing}."):
-            raise  # the module exists; something that it imports does not
+            # The module exists; something that it imports does not.
+            raise
         raise UsageError(
             f"{key} is {target!r}, but there is no module {missing!r}",
             f"looked in {here} and where {sys.executable} finds its packages",

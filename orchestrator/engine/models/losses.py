@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -21,15 +21,12 @@ from orchestrator.engine.models.import_by_name import kind
 from orchestrator.engine.models.nested import mapped
 from orchestrator.engine.sharding.blocks import has_no_forward
 
-Totals = dict[str, tuple[Tensor, Tensor]]  # name -> (sum, count), "loss" first
+# (sum, count) by name, "loss" first.
+Totals = dict[str, tuple[Tensor, Tensor]]
 
 
-class Loss(Protocol):
-    """Computes the sums of a batch; `drawn` says how many samples it was made of, if known."""
-
-    def __call__(self, model: nn.Module, batch: Any, drawn: int | None = None) -> Totals: ...
-
-
+# Computes the sums of a batch from the model, the batch, and how many samples it was made of.
+Loss = Callable[..., Totals]
 Step = Callable[[nn.Module, Any], Any]
 Criterion = Callable[[Any, Any], Any]
 
@@ -48,7 +45,8 @@ FIX_OF_STEP = (
 class Sums(NamedTuple):
     """The sums that a model returns for a batch."""
 
-    loss: Tensor  # the sum over all that was counted, in fp32 or fp64
+    # The sum over all that was counted, in fp32 or fp64.
+    loss: Tensor
     count: Tensor  # type: ignore[assignment]  # how many: tokens, or samples
     extra: dict[str, Tensor] = {}  # noqa: RUF012  sums of further metrics, such as "correct"
 
@@ -61,12 +59,10 @@ def as_sums(result: Any, giver: str) -> Sums:
     """Check what a user's model or loss function returned, and make Sums of it."""
     if isinstance(result, Sums):
         return result
-    if isinstance(result, Tensor):
-        raise CheckFailed(f"{giver} gave one tensor, where a sum and a count are needed", FIX)
     if not isinstance(result, tuple) or len(result) not in (2, 3):
-        raise CheckFailed(f"{giver} gave {kind(result)}, where a sum and a count are needed", FIX)
-    loss, count = result[:2]
-    extra = result[2] if len(result) == 3 else {}
+        what = "one tensor" if isinstance(result, Tensor) else kind(result)
+        raise CheckFailed(f"{giver} gave {what}, where a sum and a count are needed", FIX)
+    loss, count, extra = (*result, {})[:3]
     loss = torch.tensor(float(loss)) if isinstance(loss, Real) else loss
     if not isinstance(loss, Tensor) or loss.dim():
         shape = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else kind(loss)
@@ -95,27 +91,28 @@ def refuse_taken_names(names: Mapping[str, Any], giver: str) -> None:
 def number(value: Any, like: Tensor, what: str) -> Tensor:
     if isinstance(value, Tensor) and value.dim() == 0:
         return value
-    if isinstance(value, Integral):  # of numpy, too
-        return torch.full((), int(value), dtype=torch.int64, device=like.device)
-    if isinstance(value, Real):
-        return torch.full((), float(value), dtype=torch.float32, device=like.device)
-    raise CheckFailed(f"{what} is {kind(value)}, not one number", FIX)
+    if not isinstance(value, Real):
+        raise CheckFailed(f"{what} is {kind(value)}, not one number", FIX)
+    # The numbers of numpy are such as well.
+    dtype = torch.int64 if isinstance(value, Integral) else torch.float32
+    return torch.tensor(value, dtype=dtype, device=like.device)
 
 
 # -- a Trainer's loss, step and metrics -----------------------------------------------------------
 
 
 class Losses:
-    """Call `loss` and `metrics` with (outputs, targets), or `step` with (model, batch)."""
+    """Calls `loss` and `metrics` with (outputs, targets), or `step` with (model, batch)."""
 
     def __init__(
         self,
         loss: Criterion | None,
         step: Step | None,
         metrics: Mapping[str, Criterion],
-        names: Sequence[str] = ("",),  # of the optimizers: a single one has none
+        names: Sequence[str] = ("",),
         of: nn.Module | None = None,
     ) -> None:
+        """`names`: those of the optimizers; a single one has an empty name."""
         if "" not in names and step is None:
             raise UsageError(
                 "models= needs step=, a function of (models, batch)",
@@ -176,13 +173,15 @@ class Losses:
         model: nn.Module,
         batch: Any,
         drawn: int | None = None,
-        due: Sequence[str] | None = None,  # the optimizers that will step; None: all
+        due: Sequence[str] | None = None,
     ) -> Totals:
+        """`due`: the optimizers that will step; None: all."""
         if self.step is not None:
             names = self.names if due is None else due
             return by_optimizer(names, self.step(model, batch), batch, drawn, self.names)
         inputs, targets = halves(batch)
-        outputs = mapped(call(model, inputs), in_fp32)  # in which losses are computed
+        # Losses are computed in fp32.
+        outputs = mapped(call(model, inputs), in_fp32)
         sized_by = targets if isinstance(targets, Tensor) else batch
         if self.counts and not targets.is_floating_point():
             value = self._counted(outputs, targets)
@@ -225,7 +224,7 @@ def totals(giver: str, result: Any, batch: Any, drawn: int | None) -> Totals:
 
 
 def refuse_no_loss(giver: str, result: Any) -> NoReturn:
-    """Say it where a program forgot to return, or to take the loss out of what a model gave."""
+    """Raise for a program that returned nothing, or all outputs of a model in place of its loss."""
     inside = isinstance(result, Mapping) and "loss" in result
     fix = f"it has a loss: return that alone; else {FIX_OF_STEP}" if inside else FIX_OF_STEP
     what = "None: it returns nothing" if result is None else f"{kind(result)}, which is no loss"
@@ -240,9 +239,9 @@ def loss_of(name: str) -> str:
 def by_optimizer(
     names: Sequence[str], result: Any, batch: Any, drawn: int | None, known: Sequence[str]
 ) -> Totals:
-    """Take what a step gave for each optimizer that is due, and all of it together as "loss".
+    """Return what a step gave for each optimizer that is due, and their sum as "loss".
 
-    What is a function is called for those alone.
+    A loss that is a function is called only where its optimizer is due.
     """
     if "" in known or (not isinstance(result, Mapping) and len(known) == 1):
         result = {known[0]: result}
@@ -298,11 +297,18 @@ def at_least_fp32(value: Tensor) -> Tensor:
     return value if value.dtype == torch.float64 else value.float()
 
 
-def halves(batch: Any) -> tuple[Any, Any]:
+def found_halves(batch: Any) -> tuple[Any, Any] | None:
+    """Return the inputs and targets of a batch that has exactly these."""
     if isinstance(batch, (list, tuple)) and len(batch) == 2:
         return batch[0], batch[1]
     if isinstance(batch, dict) and {"inputs", "targets"} <= batch.keys():
         return batch["inputs"], batch["targets"]
+    return None
+
+
+def halves(batch: Any) -> tuple[Any, Any]:
+    if found := found_halves(batch):
+        return found
     shape = f"{kind(batch)} of {len(batch)}" if isinstance(batch, (list, tuple)) else kind(batch)
     if isinstance(batch, dict):
         shape = f"a dict of {', '.join(map(str, batch))}"
@@ -313,12 +319,9 @@ def halves(batch: Any) -> tuple[Any, Any]:
 
 
 def inputs_of(batch: Any) -> Any:
-    """Leave the targets out, where a batch has any that can be told from inputs."""
-    if isinstance(batch, (list, tuple)) and len(batch) == 2:
-        return batch[0]
-    if isinstance(batch, dict) and {"inputs", "targets"} <= batch.keys():
-        return batch["inputs"]
-    return batch
+    """Return a batch without its targets, where it has any that can be told from inputs."""
+    found = found_halves(batch)
+    return batch if found is None else found[0]
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
@@ -371,7 +374,8 @@ def tensors_in(batch: Any) -> Iterator[Tensor]:
 # -- cross entropy in pieces -----------------------------------------------------------------------
 
 
-IGNORED = -100  # a target that is not counted, as in torch
+# A target that is not counted, as in torch.
+IGNORED = -100
 
 
 def summed(
@@ -379,7 +383,8 @@ def summed(
 ) -> Sums:
     """hidden (tokens, dim), weight (vocabulary, dim), targets (tokens)."""
     device = hidden.device.type
-    if torch.is_autocast_enabled(device):  # it does not look into autograd functions
+    # Autocast does not look into autograd functions.
+    if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         hidden, weight = hidden.to(dtype), weight.to(dtype)
     loss, count, correct = HeadLoss.apply(  # type: ignore[no-untyped-call]
