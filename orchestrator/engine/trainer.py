@@ -46,9 +46,8 @@ from orchestrator.engine.core.request import Request
 from orchestrator.engine.core.step import Steppers, names_of
 from orchestrator.engine.core.stopping import Metrics, StopPolicy, TrainState
 from orchestrator.engine.data import sharded_loader, sources
-from orchestrator.engine.data.batch import Batches
+from orchestrator.engine.data.batch import Batches, DataPlace
 from orchestrator.engine.data.dataset import HeldOutSamples, TrainingSamples
-from orchestrator.engine.data.draws import Drawn
 from orchestrator.engine.models import build
 from orchestrator.engine.models.losses import Criterion, Loss, Losses, Step
 from orchestrator.engine.observe.reporter import Measures, Reporter, say
@@ -295,7 +294,7 @@ class Trainer:
         trainer.config = config
         parts = Parts(config, everyone, shape, whole, model, losses, steppers)
         trainer._assemble(parts, built_in=True)
-        train, held_out = sources.sources(config, everyone.device)
+        train, held_out = sources.sources(config)
         trainer._training = TrainingSamples(train, config, everyone)
         if held_out is not None:
             trainer._held_out = HeldOutSamples(held_out, config, everyone)
@@ -330,7 +329,7 @@ class Trainer:
         for stepper in self.parts.steppers:
             if stepper.average is not None:
                 self.keep(average.name_of(stepper.name), stepper.average)
-        self._drawn = Drawn()
+        self._drawn = DataPlace()
         self.keep(WHAT_IS_DRAWN, self._drawn)
         losses = self.parts.losses
         if isinstance(losses, Losses) and (changing := losses.changing()) is not None:

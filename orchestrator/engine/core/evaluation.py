@@ -37,7 +37,7 @@ def evaluate(
             with mesh.computing(parts.mesh, ranks, config):
                 totals = mesh.as_forward(
                     model,
-                    lambda own: parts.losses(own, batch, micro.size),  # noqa: B023
+                    lambda own: parts.losses(own, batch, micro.drawn),  # noqa: B023
                 )
                 add(sums, totals, real=micro.real)
         used_parts.all_at_end(model)

@@ -285,10 +285,6 @@ class Loop:
                 " this program begins; have it so before train()"
             )
 
-    def _warn_of_draws(self) -> None:
-        if problem := self.training.unrepeatable(self.state.epoch, self.state.position):
-            self.reporter.say(problem)
-
     def _check_names(self) -> None:
         """Have a place for each name; optimizers that are not due leave theirs empty."""
         names, steppers = tuple(self.sums), self.parts.steppers
@@ -438,7 +434,6 @@ class Loop:
         progress = progress_of(
             parts, snapshot, state, self.schedulers, self.training.endless, self.run_id
         )
-        self._warn_of_draws()
         tensors = whole_state.state_of(parts.bare, snapshot.tensors)
         early = parts.auxiliary.changed_anytime(tensors, parts.bare)
         frozen = whole_state.frozen_of(parts.bare)
@@ -452,7 +447,6 @@ class Loop:
         with self.reporter.estimate.pause():
             names = save_checkpoint(checkpoints, self.parts, self.state, self.schedulers, endless)
         self._warn_of_unreadable(names)
-        self._warn_of_draws()
 
 
 def is_true(result: Any) -> bool:

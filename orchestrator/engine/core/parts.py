@@ -41,8 +41,8 @@ class Parts:
     def totals(self, model: nn.Module, micro: Micro) -> Totals:
         """Compute the losses of a micro-batch, as far as their optimizers are due."""
         if isinstance(self.losses, Losses):
-            return self.losses(model, micro.data, micro.size, self.steppers.names_due)
-        return self.losses(model, micro.data, micro.size)
+            return self.losses(model, micro.data, micro.drawn, self.steppers.names_due)
+        return self.losses(model, micro.data, micro.drawn)
 
     @functools.cached_property
     def auxiliary(self) -> AuxiliaryState:

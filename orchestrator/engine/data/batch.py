@@ -8,15 +8,13 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from orchestrator.common.text import Say
-from orchestrator.engine.models.losses import Size
 from orchestrator.engine.models.nested import mapped
 from orchestrator.engine.ranks.ranks import Ranks
 
@@ -25,30 +23,32 @@ class Micro(NamedTuple):
     """One micro-batch of this rank."""
 
     data: Any
-    ids: list[int] | None  # its samples, where they have numbers
-    real: bool = True  # else it counts as none: this rank only takes part in the collectives
-    size: Size | None = None  # what is known of the samples in it
+    # Its samples, where they have numbers.
+    ids: list[int] | None
+    # False: it counts as none, and this rank only takes part in the collectives.
+    real: bool = True
+    # How many samples it was made of, where that is known.
+    drawn: int | None = None
 
 
-@dataclass(frozen=True)
-class Before:
-    """Describes what was drawn until a training begins or goes on."""
+class TrainingPlace(Protocol):
+    """Where a training is."""
 
-    saved: Mapping[str, Any]  # as record() gave it
     epoch: int
     position: int
-    by: Batches | None  # what gave the samples in this process
-    resumed: bool  # from a checkpoint, or a state in memory
-    say: Say
 
 
 class Batches:
     """The loop's view of data: every rank gets as many batches of an epoch as the others."""
 
-    description: str  # said in the first line of a training
-    batch_size: int | None = None  # samples per rank and batch, where that is known
-    samples: int | None = None  # in an epoch, over all ranks, where that is known
-    endless = False  # epochs follow each other without a gap, as if there were only one
+    # Said in the first line of a training.
+    description: str
+    # Samples of a rank in each batch, where that is known.
+    batch_size: int | None = None
+    # Samples of all ranks in an epoch, where that is known.
+    samples: int | None = None
+    # Epochs follow each other without a gap, as if there were only one.
+    endless = False
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
@@ -59,24 +59,50 @@ class Batches:
         return self.ranks.world * (self.batch_size or 1)
 
     def epoch(self, number: int, position: int = 0) -> Iterator[Micro]:
-        """Give the batches of an epoch from a position on; positions count over all ranks."""
+        """Return the batches of an epoch from a position on; positions count over all ranks."""
         raise NotImplementedError
 
     def record(self, epoch: int, position: int) -> dict[str, Any]:
         """Describe the order of the samples, so that a resume can compare it. All ranks call it."""
         return {}
 
-    def expect(self, before: Before) -> None:
-        """Go on from what was drawn; say, or refuse, what differs. All ranks call it."""
+    def expect(
+        self, saved: Mapping[str, Any], place: TrainingPlace, say: Say, *, resumed: bool
+    ) -> None:
+        """Go on from a result of record(), or raise if that cannot be. All ranks call it.
 
-    def unrepeatable(self, epoch: int, position: int) -> str:
-        """Say what a resume from here would refuse, where that can be known."""
-        return ""
+        `resumed`: from a checkpoint or a state in memory, not in the same process.
+        """
+
+
+class DataPlace:
+    """Keeps for checkpoints which samples of the training's data come next."""
+
+    def __init__(self) -> None:
+        self.training: Batches | None = None
+        self.state: TrainingPlace | None = None
+        self.loaded: Mapping[str, Any] = {}
+
+    def begin(self, training: Batches, state: TrainingPlace, say: Say) -> None:
+        """Go on from what was loaded, or from where the training before in this process ended."""
+        saved = self.loaded or self.state_dict()
+        training.expect(saved, state, say, resumed=bool(self.loaded))
+        self.training, self.state, self.loaded = training, state, {}
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.training is None or self.state is None:
+            return {}
+        return self.training.record(self.state.epoch, self.state.position)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.loaded = state
 
 
 class Following:
-    """Batches, one after the other. Whether one more comes is asked as late as it can be: who
-    draws the samples may learn from each step."""
+    """Batches, one after the other.
+
+    Whether one more comes is asked as late as it can be: a sampler may learn from each step.
+    """
 
     def __init__(self, batches: Iterator[Micro]) -> None:
         self.batches = batches
@@ -107,18 +133,13 @@ def to_device(data: Any, device: torch.device) -> Any:
 HELD = {signal.SIGTERM, signal.SIGINT}
 
 
-class Shield:
-    """A worker's first function, in front of the user's own."""
-
-    def __init__(self, user_init: Callable[[int], Any] | None = None) -> None:
-        self.user_init = user_init
-
-    def __call__(self, worker: int) -> None:
-        # They are blocked since the process began; where it was forked from an older server, now.
-        signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
-        threading.Thread(target=obey_parent, daemon=True).start()
-        if self.user_init is not None:
-            self.user_init(worker)
+def shielded(user_init: Callable[[int], Any] | None, worker: int) -> None:
+    """Begin a worker, before the user's own function does."""
+    # They are blocked since the process began; where it was forked from an older server, now.
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+    threading.Thread(target=obey_parent, daemon=True).start()
+    if user_init is not None:
+        user_init(worker)
 
 
 def obey_parent() -> None:
@@ -132,7 +153,7 @@ def obey_parent() -> None:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Block the signals for processes that are started meanwhile: there is no moment without."""
+    """Block the signals for processes that are started here, from their first moment on."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Give samples by their index: text, files of tokens, synthetic ones, the user's own.
+"""Samples by their index: text, files of tokens, synthetic ones, the user's own.
 
 A source is a list of samples that returns any of them by index, in batches. It has no order, no
 epochs and no state.
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import default_collate
 
@@ -20,49 +19,57 @@ from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.common.files import expanded
 from orchestrator.config.schema import Config, Model
 from orchestrator.engine.data import tables, tokens
-from orchestrator.engine.data.sample_order import HALF, mixed
 from orchestrator.engine.models import import_by_name
 from orchestrator.engine.models.losses import IGNORED
 from orchestrator.engine.ranks.randomness import randomness_kept, seed_all
+from orchestrator.engine.ranks.ranks import from_rank_0
 
 
 class Source(Protocol):
+    name: str
+
     def __len__(self) -> int: ...
 
     def batch(self, indices: Sequence[int], position: int) -> Any:
-        """Tensors by name; `position` is that of the first of them in the order of training."""
+        """Return tensors by name; `position` is the first sample's in the order of training."""
         ...
 
 
-def sources(config: Config, device: torch.device) -> tuple[Source, Source | None]:
+def sources(config: Config) -> tuple[Source, Source | None]:
     """Return the samples to train on, and those held out for evaluations."""
     data = config.dataset
     if data.kind == "target":
         return user_sources(config)
-    if data.kind in ("records", "huggingface"):
-        return record_sources(config)
+    whole = source(config, expanded(data.path or ""))
     if data.eval_path is not None:
-        return token_file(config, data.path or ""), token_file(config, data.eval_path)
-    whole: Source
+        return whole, source(config, expanded(data.eval_path))
+    return split(whole, data.eval_fraction)
+
+
+def source(config: Config, path: str) -> Source:
+    data = config.dataset
+    if data.kind in ("records", "huggingface"):
+        on_hub = data.kind == "huggingface"
+        records = tables.hugging_face(path, data.args) if on_hub else tables.open_table(Path(path))
+        return OwnData(tables.Table(records, data.columns, path), config, path)
+    if data.kind == "tokens":
+        return token_file(config, Path(path))
     if data.kind == "library":
-        whole = Windows(shared_text(device), data.sequence_length)
-        named = f"Python's library, read in samples of dataset.sequence_length {whole.length} + 1"
-    elif data.kind == "tokens":
-        whole = token_file(config, data.path or "")
-        named = f"{data.path}, read in samples of dataset.sequence_length {whole.length} + 1"
-    else:
-        whole = source(config)
-        named = "dataset.num_samples"
-    return split(whole, data.eval_fraction, named)
+        # The Pythons of nodes may differ, but all ranks need the same samples.
+        text = torch.frombuffer(bytearray(from_rank_0(library_text()) or b"\n"), dtype=torch.uint8)
+        return Windows(text, data.sequence_length, "Python's library")
+    if config.model.kind == "ranking":
+        return Clicks(config.model, data.num_samples)
+    return Counting(config.model.vocab_size, data.sequence_length, data.num_samples)
 
 
-def split(whole: Source, fraction: float, named: str) -> tuple[Source, Source | None]:
+def split(whole: Source, fraction: float) -> tuple[Source, Source | None]:
     """Hold out the end, so that more data in front does not change it."""
     held_out = max(1, round(len(whole) * fraction)) if fraction else 0
     if len(whole) <= held_out:
         raise CheckFailed(
-            f"{named}: that is {len(whole)} sample{'s' * (len(whole) != 1)}, and training needs at"
-            f" least one" + (" besides the one that is held out" if held_out else ""),
+            f"{whole.name}: that is {len(whole)} sample{'s' * (len(whole) != 1)}, and training"
+            " needs at least one" + (" besides the one that is held out" if held_out else ""),
             "use more data or a smaller dataset.sequence_length",
         )
     kept = len(whole) - held_out
@@ -74,6 +81,7 @@ class Part:
 
     def __init__(self, whole: Source, start: int, stop: int) -> None:
         self.whole, self.start, self.stop = whole, start, stop
+        self.name = whole.name
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -89,18 +97,22 @@ class Windows:
     """Pieces of a long text. A piece has one token more than the length: the last is only guessed,
     and is the first that the next piece shows."""
 
-    def __init__(self, text: Tensor, length: int, mask: int = -1) -> None:
+    def __init__(self, text: Tensor, length: int, name: str) -> None:
         self.text, self.length = text, length
-        self.mask = mask  # mask of a number's bits: torch's type has a sign, the file's does not
+        self.name = f"{name}, read in samples of dataset.sequence_length {length} + 1"
 
     def __len__(self) -> int:
         return max(0, (self.text.numel() - 1) // self.length)
 
     def batch(self, indices: Sequence[int], position: int) -> dict[str, Tensor]:
         starts = [index * self.length for index in indices]
-        rows = torch.stack([self.text[start : start + self.length + 1] for start in starts])
-        rows = rows.long() & self.mask
-        return {"inputs": rows[:, :-1].contiguous(), "targets": rows[:, 1:].contiguous()}
+        rows = [self.text[start : start + self.length + 1].long() for start in starts]
+        return shifted(torch.stack(rows))
+
+
+def shifted(rows: Tensor) -> dict[str, Tensor]:
+    """Return the tokens of each row, and those that follow them."""
+    return {"inputs": rows[:, :-1].contiguous(), "targets": rows[:, 1:].contiguous()}
 
 
 class TokenFile(Windows):
@@ -108,18 +120,17 @@ class TokenFile(Windows):
 
     def __init__(self, path: Path, header: tokens.Header, length: int) -> None:
         self.path, self.header = path, header
-        width = tokens.WIDTHS[header.dtype]
-        skipped = tokens.HEADER // width
-        kind = {2: torch.int16, 4: torch.int32}[
-            width
-        ]  # torch's unsigned types support too few operations
-        text = torch.from_file(str(path), shared=False, size=skipped + header.count, dtype=kind)
-        super().__init__(text[skipped:], length, (1 << 8 * width) - 1)
+        dtype = getattr(torch, header.dtype)
+        skipped = tokens.HEADER // dtype.itemsize
+        size = skipped + header.count
+        text = torch.from_file(str(path), shared=False, size=size, dtype=dtype)
+        super().__init__(text[skipped:], length, str(path))
 
     def batch(self, indices: Sequence[int], position: int) -> dict[str, Tensor]:
         batch = super().batch(indices, position)
         highest = max(int(values.max()) for values in batch.values())
-        if highest >= self.header.vocab_size:  # a GPU would only say that an assertion failed
+        # A GPU would only say that an assertion failed.
+        if highest >= self.header.vocab_size:
             raise CheckFailed(
                 f"{self.path} holds the token {highest}, but its header says that the vocabulary"
                 f" has {self.header.vocab_size}",
@@ -128,12 +139,12 @@ class TokenFile(Windows):
         return batch
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TokenFile, (self.path, self.header, self.length)  # each worker maps it itself
+        # Each worker maps the file by itself.
+        return TokenFile, (self.path, self.header, self.length)
 
 
-def token_file(config: Config, name: str) -> TokenFile:
-    path, length = Path(expanded(name)), config.dataset.sequence_length
-    header = tokens.read_header(path)
+def token_file(config: Config, path: Path) -> TokenFile:
+    length, header = config.dataset.sequence_length, tokens.read_header(path)
     if config.model.kind == "decoder" and header.vocab_size > config.model.vocab_size:
         raise UsageError(
             f"{path} has tokens of a vocabulary of {header.vocab_size}, but model.vocab_size is"
@@ -148,47 +159,22 @@ def token_file(config: Config, name: str) -> TokenFile:
     return TokenFile(path, header, length)
 
 
-# -- records --------------------------------------------------------------------------------------
-
-
-def record_sources(config: Config) -> tuple[Source, Source | None]:
-    data = config.dataset
-    path = expanded(data.path or "")
-    if data.kind == "huggingface":
-        table = tables.Table(tables.hugging_face(path, data.args), data.columns, path)
-    else:
-        table = tables.Table(tables.open_table(Path(path)), data.columns, path)
-    whole = OwnData(table, config, path)
-    if data.eval_path is None:
-        return split(whole, data.eval_fraction, path)
-    other = expanded(data.eval_path)
-    held_out = tables.Table(tables.open_table(Path(other)), data.columns, other)
-    return whole, OwnData(held_out, config, other)
-
-
 # -- the user's own ---------------------------------------------------------------------------
 
 
 def user_sources(config: Config) -> tuple[Source, Source | None]:
-    train, training = user_source(config, "train"), config.training
-    if train is None:
-        raise UsageError(f"dataset.target is {config.dataset.target!r}, which gave None to train")
-    if not training.eval_steps and not training.eval_seconds:
-        return train, None  # nothing needs it, and making it may take time
-    held_out = user_source(config, "eval")
-    if held_out is None:
-        raise UsageError(
-            f"training.eval_* asks for an evaluation, but dataset.target"
-            f" ({config.dataset.target}) gave None for split='eval'"
-        )
-    return train, held_out
+    # Making samples that no evaluation needs may take time.
+    evaluates = config.training.eval_steps or config.training.eval_seconds
+    train = user_source(config, "train")
+    return train, user_source(config, "eval") if evaluates else None
 
 
-def user_source(config: Config, split: str) -> OwnData | None:
+def user_source(config: Config, split: str) -> OwnData:
     name = config.dataset.target or ""
     dataset = import_by_name.call("dataset", name, config.dataset.args, split=split)
     if dataset is None:
-        return None
+        why = ", and training.eval_* asks for an evaluation" if split == "eval" else ""
+        raise UsageError(f"dataset.target ({name}) gave None for split={split!r}{why}")
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise UsageError(
             f"dataset.target is {name!r}, which gave {import_by_name.kind(dataset)}, not a dataset"
@@ -197,7 +183,7 @@ def user_source(config: Config, split: str) -> OwnData | None:
         )
     if not len(dataset):
         raise CheckFailed(f"dataset.target ({name}) gave a dataset without samples for {split!r}")
-    return OwnData(dataset, config, f"dataset.target ({config.dataset.target})")
+    return OwnData(dataset, config, f"dataset.target ({name})")
 
 
 class OwnData:
@@ -212,7 +198,8 @@ class OwnData:
 
     def batch(self, indices: Sequence[int], position: int) -> Any:
         samples = []
-        with randomness_kept():  # the model's: dropout
+        # The model's own random numbers, such as dropout, are not disturbed.
+        with randomness_kept():
             for number, index in enumerate(indices, start=position):
                 # The position alone decides, not rank, worker or resume; and no GPU is asked.
                 seed_all(self.config.training.seed, number, cpu_only=True)
@@ -248,8 +235,8 @@ def check(batch: Any, config: Config, origin: str) -> None:
 # -- the text of Python's own library --------------------------------------------------------------
 
 
-LARGEST_TEXT_BYTES = 4 << 20  # which take 10 ms to read, and not much longer to send to all
-# bytes; reading them takes 10 ms, sending them to all ranks not much longer
+# Which take 10 ms to read, and not much longer to send to all ranks.
+LARGEST_TEXT_BYTES = 4 << 20
 
 
 def library_text() -> bytes:
@@ -262,42 +249,24 @@ def library_text() -> bytes:
     return text[:LARGEST_TEXT_BYTES]
 
 
-def shared_text(device: torch.device) -> Tensor:
-    """Return rank 0's text on every rank: nodes' Pythons may differ, but samples must agree."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return as_tensor(library_text())
-    of_first = (
-        as_tensor(library_text()) if dist.get_rank() == 0 else torch.empty(0, dtype=torch.uint8)
-    )
-    size = torch.tensor([of_first.numel()], device=device)
-    dist.broadcast(size, 0)
-    text = torch.empty(int(size), dtype=torch.uint8, device=device)
-    if of_first.numel():
-        text.copy_(of_first)
-    dist.broadcast(text, 0)
-    return text.cpu()
-
-
-def as_tensor(text: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(text or b"\n"), dtype=torch.uint8)
-
-
 # -- synthetic samples, which can be learned -------------------------------------------------------
 
 
 STRIDES = 4
-
-
-def source(config: Config) -> Counting | Clicks:
-    data = config.dataset
-    if config.model.kind == "ranking":
-        return Clicks(config.model, data.num_samples)
-    return Counting(config.model.vocab_size, data.sequence_length, data.num_samples)
+HALF = 0xFFFF_FFFF
 
 
 def scattered(x: Tensor, salt: int) -> Tensor:
     """Return 31 bits that look random for each number."""
     return mixed(mixed(x & HALF, salt) + (x >> 32), salt) >> 1
+
+
+def mixed(x: Tensor, key: int) -> Tensor:
+    """Map 32 bits to 32 bits (the end of MurmurHash3); no product needs more than 63."""
+    x = (x ^ key) & HALF
+    x = ((x ^ x >> 16) * 0x45D9F3B) & HALF
+    x = ((x ^ x >> 13) * 0x2C1B3C6D) & HALF
+    return x ^ x >> 16
 
 
 class Counting:
@@ -306,6 +275,7 @@ class Counting:
 
     def __init__(self, vocab_size: int, length: int, size: int) -> None:
         self.vocab_size, self.length, self.size = vocab_size, length, size
+        self.name = "dataset.num_samples"
 
     def __len__(self) -> int:
         return self.size
@@ -314,8 +284,7 @@ class Counting:
         index = torch.tensor(indices)
         first, stride = scattered(index, 1), 1 + scattered(index, 2) % STRIDES
         rows = first[:, None] + stride[:, None] * torch.arange(self.length + 1)
-        rows %= self.vocab_size
-        return {"inputs": rows[:, :-1].contiguous(), "targets": rows[:, 1:].contiguous()}
+        return shifted(rows % self.vocab_size)
 
 
 class Clicks:
@@ -323,6 +292,7 @@ class Clicks:
 
     def __init__(self, model: Model, size: int) -> None:
         self.model, self.size = model, size
+        self.name = "dataset.num_samples"
 
     def __len__(self) -> int:
         return self.size

@@ -1,7 +1,7 @@
 """Files of records as a list of samples: JSON lines, CSV, Parquet, and Hugging Face datasets.
 
-A sample is a dict of its columns: numbers, lists of numbers (tensors), text. JSON lines and CSV are
-mapped into memory, and of each line only the place is kept, 8 bytes; the others need a package.
+A sample is a dict of its columns: numbers, lists of numbers (tensors), text. JSON lines are mapped
+into memory, and 8 bytes are kept for each line. CSV and Parquet are read whole.
 """
 
 from __future__ import annotations
@@ -9,18 +9,20 @@ from __future__ import annotations
 import csv
 import json
 import mmap
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from array import array
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
-from torch.utils.data import default_collate
+from torch.utils.data import ConcatDataset, default_collate
 
 from orchestrator.common.errors import CheckFailed, import_optional
 from orchestrator.config.schema import SUFFIXES
 
-LOOKED_AT = 100  # records of a CSV file, to know which columns are numbers
+# A line that is not blank.
+LINE = re.compile(rb".*\S.*")
 
 
 class Records(Protocol):
@@ -36,11 +38,10 @@ class Table:
         self.records, self.columns, self.name = records, columns, name
         if not len(records):
             raise CheckFailed(f"{name} has no records")
-        there = records[0]
-        if missing := sorted(set(columns.values()) - set(there)):
+        if missing := sorted(set(columns.values()) - set(records[0])):
             raise CheckFailed(
                 f"dataset.columns names {missing[0]!r}, which {name} does not have",
-                f"it has {', '.join(there)}",
+                f"it has {', '.join(records[0])}",
             )
 
     def __len__(self) -> int:
@@ -63,7 +64,7 @@ class Table:
 
 
 def as_sample(value: Any) -> Any:
-    """Make tensors of lists of numbers, which torch would else put together the other way round."""
+    """Return a list of numbers as a tensor, whose batches have a row for each sample."""
     return torch.tensor(value) if isinstance(value, list) and is_numbers(value) else value
 
 
@@ -79,159 +80,89 @@ def open_table(path: Path) -> Records:
         files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
         if not files:
             raise CheckFailed(f"{path} has no file that ends in {', '.join(SUFFIXES)}")
-        return Several([open_table(file) for file in files])
+        parts: list[Any] = [open_table(file) for file in files]
+        return ConcatDataset(parts)
     try:
         if path.suffix == ".parquet":
             return Parquet(path)
-        return Csv(path) if path.suffix == ".csv" else JsonLines(path)
-    except OSError as error:
-        raise CheckFailed(f"{path} cannot be read: {error.strerror or error}") from None
+        return read_csv(path) if path.suffix == ".csv" else JsonLines(path)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CheckFailed(f"{path} cannot be read: {reason}") from None
 
 
-class Several:
-    """Files one after the other."""
-
-    def __init__(self, parts: Sequence[Records]) -> None:
-        self.parts = parts
-        self.ends = torch.tensor([len(part) for part in parts]).cumsum(0)
-
-    def __len__(self) -> int:
-        return int(self.ends[-1])
-
-    def __getitem__(self, index: int) -> Mapping[str, Any]:
-        number = int(torch.searchsorted(self.ends, index, right=True))
-        return self.parts[number][index - (int(self.ends[number - 1]) if number else 0)]
-
-
-class Lines:
-    """A mapped file of text, and where each record in it begins."""
+class JsonLines:
+    """A mapped file of JSON objects, one a line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         with path.open("rb") as file:
+            # An empty file cannot be mapped.
             empty = not path.stat().st_size
-            self.bytes: Any = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self.starts = self._starts()
+            self.text: Any = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.starts = array("q", (line.start() for line in LINE.finditer(self.text)))
 
-    def _starts(self) -> Tensor:
-        starts, begin = torch.empty(0, dtype=torch.int64), 0
-        latest: list[int] = []
-        for end in self._ends():
-            if self.bytes[begin:end].strip():
-                latest.append(begin)
-            begin = end
-            if len(latest) == 1 << 16:
-                starts, latest = torch.cat([starts, torch.tensor(latest)]), []
-        return torch.cat([starts, torch.tensor(latest, dtype=torch.int64)])
-
-    def _ends(self) -> Iterator[int]:
-        """Give the ends of lines."""
-        end = 0
-        while end < len(self.bytes):
-            newline = self.bytes.find(b"\n", end)
-            end = len(self.bytes) if newline < 0 else newline + 1
-            yield end
-
-    def text(self, index: int) -> str:
-        begin = int(self.starts[index])
-        last = index + 1 == len(self.starts)
-        end = len(self.bytes) if last else int(self.starts[index + 1])
-        try:
-            text: str = self.bytes[begin:end].decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise self.broken(index, str(error)) from None
-        return text
-
-    def broken(self, index: int, problem: str) -> CheckFailed:
-        line = self.bytes[: int(self.starts[index])].count(b"\n") + 1
-        return CheckFailed(f"line {line} of {self.path}: {problem}")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.path,)  # each worker maps it by itself
-
-
-class JsonLines(Lines):
     def __len__(self) -> int:
         return len(self.starts)
 
     def __getitem__(self, index: int) -> Mapping[str, Any]:
+        line = LINE.match(self.text, self.starts[index])
+        assert line is not None
         try:
-            record = json.loads(self.text(index))
+            record = json.loads(line.group())
         except ValueError as error:
-            raise self.broken(index, str(error)) from None
+            raise self._broken(line.start(), str(error)) from None
         if not isinstance(record, dict):
-            raise self.broken(index, "this is not an object of names and values")
+            raise self._broken(line.start(), "this is not an object of names and values")
         return record
 
+    def _broken(self, start: int, problem: str) -> CheckFailed:
+        number = self.text[:start].count(b"\n") + 1
+        return CheckFailed(f"line {number} of {self.path}: {problem}")
 
-class Csv(Lines):
-    """With a line of names. A column is of whole numbers, of numbers or of text, as it begins."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        if not len(self.starts):
-            raise CheckFailed(f"{path} has not even a line of names")
-        self.names = self._values(0)
-        shown = [self._values(index) for index in range(1, min(len(self.starts), LOOKED_AT))]
-        self.kinds = [kind_of([row[i] for row in shown if i < len(row)])
-                      for i in range(len(self.names))]  # fmt: skip
-
-    def _ends(self) -> Iterator[int]:
-        """Give the ends of records: a line may end within a quoted field, which goes on."""
-        begin, quotes = 0, 0
-        for end in super()._ends():
-            quotes += self.bytes[begin:end].count(b'"')
-            begin = end
-            if quotes % 2 == 0:
-                yield end
-        if quotes % 2:
-            yield len(self.bytes)
-
-    def _values(self, index: int) -> list[str]:
-        return next(csv.reader(self.text(index).splitlines(keepends=True)))
-
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
-    def __getitem__(self, index: int) -> Mapping[str, Any]:
-        values = self._values(index + 1)
-        if len(values) != len(self.names):
-            raise self.broken(index + 1, f"{len(values)} values for {len(self.names)} columns")
-        record: dict[str, Any] = {}
-        for name, kind, value in zip(self.names, self.kinds, values, strict=True):
-            try:
-                record[name] = kind(value)
-            except ValueError:
-                what = "whole numbers" if kind is int else "numbers"
-                raise self.broken(index + 1, f"{name} is {value!r}, after {what}") from None
-        return record
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Each worker maps the file by itself.
+        return type(self), (self.path,)
 
 
-def kind_of(values: Sequence[str]) -> type[int] | type[float] | type[str]:
+def read_csv(path: Path) -> list[dict[str, Any]]:
+    """Read a file with a line of names; a column is of whole numbers, of numbers or of text."""
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.reader(file)
+        rows = []
+        for row in filter(None, reader):
+            rows.append(row)
+            if len(row) != len(rows[0]):
+                problem = f"{len(row)} values for {len(rows[0])} columns"
+                raise CheckFailed(f"line {reader.line_num} of {path}: {problem}")
+    if not rows:
+        raise CheckFailed(f"{path} has not even a line of names")
+    names, *values = rows
+    columns = [typed(column) for column in zip(*values, strict=True)]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def typed(column: Iterable[str]) -> list[Any]:
     for kind in (int, float):
         try:
-            for value in values:
-                kind(value)
+            return [kind(value) for value in column]
         except ValueError:
             continue
-        return kind
-    return str
+    return [*column]
 
 
 class Parquet:
-    """Read whole, as columns in memory."""
+    """Columns in memory."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         self.table: Any = package("pyarrow.parquet", "pyarrow").read_table(path)
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
     def __getitem__(self, index: int) -> Mapping[str, Any]:
-        (record,) = self.table.slice(index, 1).to_pylist()
-        row: Mapping[str, Any] = record
-        return row
+        record: Mapping[str, Any] = self.table.slice(index, 1).to_pylist()[0]
+        return record
 
 
 def hugging_face(name: str, options: Mapping[str, Any]) -> Records:

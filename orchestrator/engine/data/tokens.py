@@ -20,9 +20,12 @@ FIX = "make such a file: python scripts/make_tokens.py OUT.bin FILES"
 
 @dataclass(frozen=True)
 class Header:
-    dtype: str  # uint16 or uint32
-    vocab_size: int  # every token is below it
-    count: int  # of tokens
+    # uint16 or uint32.
+    dtype: str
+    # Every token is below it.
+    vocab_size: int
+    # How many tokens follow.
+    count: int
 
 
 def dtype_for(vocab_size: int) -> str:

@@ -16,11 +16,9 @@ from torch import Tensor, nn
 from orchestrator.common.errors import UsageError
 from orchestrator.config.schema import Config
 from orchestrator.engine.models import decoder, import_by_name, ranking
-from orchestrator.engine.models.losses import Loss, Sums, as_sums
+from orchestrator.engine.models.losses import Loss, as_sums
 from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.sharding.mesh import give_memory, local_rows
-
-__all__ = ["Sums", "build", "flops_per_sample", "initialise", "loss_of", "nominal_count"]
 
 
 def build(config: Config) -> nn.Module:
@@ -35,7 +33,8 @@ def build(config: Config) -> nn.Module:
 
 def user_model(config: Config) -> nn.Module:
     name = config.model.target or ""
-    torch.manual_seed(config.training.seed)  # so that every rank makes the same one
+    # Every rank makes the same one.
+    torch.manual_seed(config.training.seed)
     with torch.device("cpu"):
         model = import_by_name.call("model", name, config.model.args)
     if not isinstance(model, nn.Module):
@@ -47,22 +46,21 @@ def user_model(config: Config) -> nn.Module:
 
 
 def loss_of(config: Config) -> Loss:
-    """Give what computes the sums of a batch: the model itself, or training.loss on both."""
-    name = config.training.loss
-    if name is not None:
-        function = import_by_name.function("training.loss", name)
-        return lambda model, batch, _=None: as_sums(
-            function(model, batch), f"training.loss ({name})"
-        ).totals()
-    giver = f"model.target ({config.model.target})" if config.model.target else config.model.kind
-    return lambda model, batch, _=None: as_sums(model(batch), giver).totals()
+    """Return what computes the sums of a batch: the model itself, or training.loss on both."""
+    name, model_name = config.training.loss, config.model.target
+    giver = f"model.target ({model_name})" if model_name else config.model.kind
+    if name is None:
+        return lambda model, batch, drawn=None: as_sums(model(batch), giver).totals()
+    function, giver = import_by_name.function("training.loss", name), f"training.loss ({name})"
+    return lambda model, batch, drawn=None: as_sums(function(model, batch), giver).totals()
 
 
 def flops_per_sample(config: Config, model: nn.Module) -> float | None:
-    """Forward and backward; of a user's own model, what it says of itself. None: nobody knows."""
+    """Forward and backward; of a user's own model, what it says of itself. None: unknown."""
     if config.model.kind == "decoder":
         if config.dataset.kind in ("target", "records", "huggingface"):
-            return None  # samples are as long as the user makes them
+            # Samples are as long as the user makes them.
+            return None
         return decoder.flops_per_sample(config.model, config.dataset.sequence_length)
     if config.model.kind == "ranking":
         return ranking.flops_per_sample(config.model)
@@ -85,7 +83,8 @@ def nominal_count(config: Config, world: int) -> int:
 
 # -- first values -----------------------------------------------------------------------------
 
-BLOCK = 1 << 16  # numbers drawn from one generator: a rank draws little that it does not keep
+# Numbers drawn from one generator: a rank draws little that it does not keep.
+BLOCK = 1 << 16
 
 
 def is_built_in(model: nn.Module) -> TypeGuard[decoder.Decoder | ranking.Ranking]:
@@ -119,7 +118,8 @@ def drawn(
     """
     width = shape.numel() // shape[0]
     height = max(1, BLOCK // width)
-    widest = std * 12**0.5  # a uniform distribution from -1/2 to 1/2 has a deviation of 1/sqrt(12)
+    # A uniform distribution from -1/2 to 1/2 has a deviation of 1/sqrt(12).
+    widest = std * 12**0.5
     for block in range(rows.start // height, -(-rows.stop // height)):
         first = block * height
         key = hashlib.blake2b(f"{seed} {name} {block}".encode(), digest_size=8).digest()

@@ -90,9 +90,10 @@ class Decoder(nn.Module):
         head_dim = config.model_dim // config.num_heads
         cos, sin = rotation(inputs.size(1), head_dim, config.rope_theta, x.device)
         device = x.device.type
-        low = torch.is_autocast_enabled(device)  # then x is fp32, but what is rotated is not
+        # Under autocast x is fp32, but what is rotated is not; converted once, not in each block.
+        low = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if low else x.dtype
-        cos, sin = cos.to(dtype), sin.to(dtype)  # once, not in every block
+        cos, sin = cos.to(dtype), sin.to(dtype)
         for block in self.blocks:
             x = block(x, cos, sin)
         # The head is not called but its weight used: its logits are never there all at once.
@@ -107,7 +108,8 @@ class Decoder(nn.Module):
     def initial(self, name: str, shape: torch.Size) -> tuple[float, float]:
         """Mean and standard deviation of a parameter's first values."""
         if len(shape) == 1:
-            return 1.0, 0.0  # norms: there are no biases
+            # Norms: there are no biases.
+            return 1.0, 0.0
         if name in ("embedding.weight", "head.weight"):
             return 0.0, 0.02
         # What is added to the residual stream is smaller, so that depth does not add up (GPT-2).

@@ -6,6 +6,7 @@ unchanged, because its stack trace is what the user needs.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import sys
@@ -26,22 +27,20 @@ def function(key: str, target: str) -> Callable[..., Any]:
             "such as my_models.big:build for the function build of my_models/big.py",
         )
     module = imported(key, target, name)
-    target_object: Any = module
-    for word in attribute.split("."):  # Class.method: AutoModel.from_pretrained
-        if not hasattr(target_object, word):
-            known = [
-                name for name in dir(target_object) if callable(getattr(target_object, name, None))
-            ]
-            raise UsageError(
-                f"{key} is {target!r}, but {module.__file__ or name} defines no {attribute!r}"
-                + nearest(word, known)
-            )
-        target_object = getattr(target_object, word)
-    if not callable(target_object):
+    try:
+        # Class.method: AutoModel.from_pretrained
+        found = functools.reduce(getattr, attribute.split("."), module)
+    except AttributeError as error:
+        known = [word for word in dir(error.obj) if callable(getattr(error.obj, word, None))]
         raise UsageError(
-            f"{key} is {target!r}, but {attribute!r} is {kind(target_object)}: it cannot be called"
+            f"{key} is {target!r}, but {module.__file__ or name} defines no {attribute!r}"
+            + nearest(str(error.name), known)
+        ) from None
+    if not callable(found):
+        raise UsageError(
+            f"{key} is {target!r}, but {attribute!r} is {kind(found)}: it cannot be called"
         )
-    return target_object  # type: ignore[no-any-return]
+    return found
 
 
 def imported(key: str, target: str, name: str) -> ModuleType:
@@ -53,7 +52,8 @@ def imported(key: str, target: str, name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if name != missing and not name.startswith(f"{missing}."):
-            raise  # the module exists; something that it imports does not
+            # The module exists; something that it imports does not.
+            raise
         raise UsageError(
             f"{key} is {target!r}, but there is no module {missing!r}",
             f"looked in {here} and where {sys.executable} finds its packages",
@@ -64,15 +64,13 @@ def call(key: str, target: str, args: Mapping[str, Any], **more: Any) -> Any:
     """Call the named function; `args` come from the config, `more` from the engine."""
     callee = function(f"{key}.target", target)
     try:
-        signature = inspect.signature(callee)
-    except ValueError:  # some builtins have no signature
-        return callee(**args, **more)
-    try:
-        signature.bind(**args, **more)
+        inspect.signature(callee).bind(**args, **more)
+    except ValueError:
+        # Some builtins have no signature.
+        pass
     except TypeError as error:
-        wanted = inspect.Signature(
-            [item.replace(annotation=item.empty) for item in signature.parameters.values()]
-        )
+        parameters = inspect.signature(callee).parameters.values()
+        wanted = inspect.Signature([item.replace(annotation=item.empty) for item in parameters])
         arguments = ", ".join([*args, *(f"{name}={value!r}" for name, value in more.items())])
         raise UsageError(
             f"{key}.target is {target!r}, which takes {wanted}; it is called with"

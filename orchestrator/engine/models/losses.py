@@ -10,9 +10,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from orchestrator.common.errors import CheckFailed, UsageError, nearest
@@ -20,22 +21,12 @@ from orchestrator.engine.models.import_by_name import kind
 from orchestrator.engine.models.nested import mapped
 from orchestrator.engine.sharding.blocks import has_no_forward
 
-Totals = dict[str, tuple[Tensor, Tensor]]  # name -> (sum, count), "loss" first
+# (sum, count) by name, "loss" first.
+Totals = dict[str, tuple[Tensor, Tensor]]
 
 
-class Size(NamedTuple):
-    """Says how many samples were put together in a batch, and whether they are its rows."""
-
-    samples: int
-    by_rows: bool | None = None  # they are its rows; None: nobody has asked the collate
-
-
-class Loss(Protocol):
-    """Compute the sums of a batch; `size` says how many samples it has, if that is known."""
-
-    def __call__(self, model: nn.Module, batch: Any, size: Size | None = None) -> Totals: ...
-
-
+# Computes the sums of a batch from the model, the batch, and how many samples it was made of.
+Loss = Callable[..., Totals]
 Step = Callable[[nn.Module, Any], Any]
 Criterion = Callable[[Any, Any], Any]
 
@@ -54,7 +45,8 @@ FIX_OF_STEP = (
 class Sums(NamedTuple):
     """The sums that a model returns for a batch."""
 
-    loss: Tensor  # the sum over all that was counted, in fp32 or fp64
+    # The sum over all that was counted, in fp32 or fp64.
+    loss: Tensor
     count: Tensor  # type: ignore[assignment]  # how many: tokens, or samples
     extra: dict[str, Tensor] = {}  # noqa: RUF012  sums of further metrics, such as "correct"
 
@@ -67,12 +59,10 @@ def as_sums(result: Any, giver: str) -> Sums:
     """Check what a user's model or loss function returned, and make Sums of it."""
     if isinstance(result, Sums):
         return result
-    if isinstance(result, Tensor):
-        raise CheckFailed(f"{giver} gave one tensor, where a sum and a count are needed", FIX)
     if not isinstance(result, tuple) or len(result) not in (2, 3):
-        raise CheckFailed(f"{giver} gave {kind(result)}, where a sum and a count are needed", FIX)
-    loss, count = result[:2]
-    extra = result[2] if len(result) == 3 else {}
+        what = "one tensor" if isinstance(result, Tensor) else kind(result)
+        raise CheckFailed(f"{giver} gave {what}, where a sum and a count are needed", FIX)
+    loss, count, extra = (*result, {})[:3]
     loss = torch.tensor(float(loss)) if isinstance(loss, Real) else loss
     if not isinstance(loss, Tensor) or loss.dim():
         shape = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else kind(loss)
@@ -101,27 +91,28 @@ def refuse_taken_names(names: Mapping[str, Any], giver: str) -> None:
 def number(value: Any, like: Tensor, what: str) -> Tensor:
     if isinstance(value, Tensor) and value.dim() == 0:
         return value
-    if isinstance(value, Integral):  # of numpy, too
-        return torch.full((), int(value), dtype=torch.int64, device=like.device)
-    if isinstance(value, Real):
-        return torch.full((), float(value), dtype=torch.float32, device=like.device)
-    raise CheckFailed(f"{what} is {kind(value)}, not one number", FIX)
+    if not isinstance(value, Real):
+        raise CheckFailed(f"{what} is {kind(value)}, not one number", FIX)
+    # The numbers of numpy are such as well.
+    dtype = torch.int64 if isinstance(value, Integral) else torch.float32
+    return torch.tensor(value, dtype=dtype, device=like.device)
 
 
 # -- a Trainer's loss, step and metrics -----------------------------------------------------------
 
 
 class Losses:
-    """Call `loss` and `metrics` with (outputs, targets), or `step` with (model, batch)."""
+    """Calls `loss` and `metrics` with (outputs, targets), or `step` with (model, batch)."""
 
     def __init__(
         self,
         loss: Criterion | None,
         step: Step | None,
         metrics: Mapping[str, Criterion],
-        names: Sequence[str] = ("",),  # of the optimizers: a single one has none
+        names: Sequence[str] = ("",),
         of: nn.Module | None = None,
     ) -> None:
+        """`names`: those of the optimizers; a single one has an empty name."""
         if "" not in names and step is None:
             raise UsageError(
                 "models= needs step=, a function of (models, batch)",
@@ -181,56 +172,59 @@ class Losses:
         self,
         model: nn.Module,
         batch: Any,
-        size: Size | None = None,
-        due: Sequence[str] | None = None,  # the optimizers that will step; None: all
+        drawn: int | None = None,
+        due: Sequence[str] | None = None,
     ) -> Totals:
+        """`due`: the optimizers that will step; None: all."""
         if self.step is not None:
             names = self.names if due is None else due
-            return by_optimizer(names, self.step(model, batch), batch, size, self.names)
+            return by_optimizer(names, self.step(model, batch), batch, drawn, self.names)
         inputs, targets = halves(batch)
-        outputs = mapped(call(model, inputs), in_fp32)  # in which losses are computed
+        # Losses are computed in fp32.
+        outputs = mapped(call(model, inputs), in_fp32)
         sized_by = targets if isinstance(targets, Tensor) else batch
         if self.counts and not targets.is_floating_point():
-            result = totals("the loss", self._counted(outputs, targets), sized_by, size)
+            value = self._counted(outputs, targets)
         else:
             assert self.loss is not None
-            result = totals("the loss", self.loss(outputs, targets), sized_by, size)
+            value = self.loss(outputs, targets)
+        result = totals("the loss", value, sized_by, drawn)
         for name, metric in self.metrics.items():
             with torch.no_grad():
                 value = metric(outputs, targets)
-                result[name] = totals(f"the metric {name!r}", value, sized_by, size)["loss"]
+                result[name] = totals(f"the metric {name!r}", value, sized_by, drawn)["loss"]
         return result
 
     def _counted(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Sum instead of averaging, and count on the device: the host must not wait for it."""
         loss: Any = self.loss
-        counts, reduction = targets != loss.ignore_index, loss.reduction
-        vars(loss)["reduction"] = "sum"
-        try:
-            total = loss(outputs, targets)
-        finally:
-            vars(loss)["reduction"] = reduction
+        settings = {"weight": loss.weight, "ignore_index": loss.ignore_index, "reduction": "sum"}
+        if isinstance(loss, nn.CrossEntropyLoss):
+            smoothing = loss.label_smoothing
+            total = F.cross_entropy(outputs, targets, label_smoothing=smoothing, **settings)
+        else:
+            total = F.nll_loss(outputs, targets, **settings)
+        counts = targets != loss.ignore_index
         if loss.weight is None:
             return total, counts.sum()
         return total, (loss.weight[targets.where(counts, 0)] * counts).sum()
 
 
-def totals(giver: str, result: Any, batch: Any, size: Size | None) -> Totals:
-    """Take a mean back to its sum, by the number of samples: known, or seen in the batch."""
+def totals(giver: str, result: Any, batch: Any, drawn: int | None) -> Totals:
+    """Return a mean as the sum that it is the mean of, and the samples of its batch."""
     if isinstance(result, Real):
         result = torch.tensor(float(result))
-    if isinstance(result, Tensor) and result.dim():
-        return {"loss": (at_least_fp32(result).sum(), number(result.numel(), result, giver))}
     if isinstance(result, Tensor):
-        many = size_of(batch) if size is None else came(batch, size)
-        return {"loss": (at_least_fp32(result) * many, number(many, result, giver))}
+        many = result.numel() if result.dim() else samples_in(batch, drawn)
+        total = at_least_fp32(result).sum() * (1 if result.dim() else many)
+        return {"loss": (total, number(many, result, giver))}
     if not isinstance(result, tuple):
         refuse_no_loss(giver, result)
     return as_sums(result, giver).totals()
 
 
 def refuse_no_loss(giver: str, result: Any) -> NoReturn:
-    """Say it where a program forgot to return, or to take the loss out of what a model gave."""
+    """Raise for a program that returned nothing, or all outputs of a model in place of its loss."""
     inside = isinstance(result, Mapping) and "loss" in result
     fix = f"it has a loss: return that alone; else {FIX_OF_STEP}" if inside else FIX_OF_STEP
     what = "None: it returns nothing" if result is None else f"{kind(result)}, which is no loss"
@@ -243,22 +237,19 @@ def loss_of(name: str) -> str:
 
 
 def by_optimizer(
-    names: Sequence[str], result: Any, batch: Any, size: Size | None, known: Sequence[str]
+    names: Sequence[str], result: Any, batch: Any, drawn: int | None, known: Sequence[str]
 ) -> Totals:
-    """Take what a step gave for each optimizer that is due, and all of it together as "loss".
+    """Return what a step gave for each optimizer that is due, and their sum as "loss".
 
-    What is a function is called for those alone.
+    A loss that is a function is called only where its optimizer is due.
     """
     if "" in known or (not isinstance(result, Mapping) and len(known) == 1):
         result = {known[0]: result}
     if "" not in known:
         refuse_other_optimizers(names, result, known)
     given = {name: result[name]() if callable(result[name]) else result[name] for name in names}
-    each = {
-        name: totals(f"the step's loss of {name!r}" if name else "the step", given[name], batch,
-                     size)
-        for name in names
-    }  # fmt: skip
+    givers = {name: f"the step's loss of {name!r}" if name else "the step" for name in names}
+    each = {name: totals(givers[name], given[name], batch, drawn) for name in names}
     found: Totals = {} if "" in each else {"loss": added([each[name]["loss"] for name in names])}
     for name, own in each.items():
         for key, pair in own.items():
@@ -306,11 +297,18 @@ def at_least_fp32(value: Tensor) -> Tensor:
     return value if value.dtype == torch.float64 else value.float()
 
 
-def halves(batch: Any) -> tuple[Any, Any]:
+def found_halves(batch: Any) -> tuple[Any, Any] | None:
+    """Return the inputs and targets of a batch that has exactly these."""
     if isinstance(batch, (list, tuple)) and len(batch) == 2:
         return batch[0], batch[1]
     if isinstance(batch, dict) and {"inputs", "targets"} <= batch.keys():
         return batch["inputs"], batch["targets"]
+    return None
+
+
+def halves(batch: Any) -> tuple[Any, Any]:
+    if found := found_halves(batch):
+        return found
     shape = f"{kind(batch)} of {len(batch)}" if isinstance(batch, (list, tuple)) else kind(batch)
     if isinstance(batch, dict):
         shape = f"a dict of {', '.join(map(str, batch))}"
@@ -321,12 +319,9 @@ def halves(batch: Any) -> tuple[Any, Any]:
 
 
 def inputs_of(batch: Any) -> Any:
-    """Leave the targets out, where a batch has any that can be told from inputs."""
-    if isinstance(batch, (list, tuple)) and len(batch) == 2:
-        return batch[0]
-    if isinstance(batch, dict) and {"inputs", "targets"} <= batch.keys():
-        return batch["inputs"]
-    return batch
+    """Return a batch without its targets, where it has any that can be told from inputs."""
+    found = found_halves(batch)
+    return batch if found is None else found[0]
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
@@ -335,65 +330,35 @@ def call(model: nn.Module, inputs: Any) -> Any:
     return model(*inputs) if isinstance(inputs, (list, tuple)) else model(inputs)
 
 
-def size_of(batch: Any) -> int:
-    """Count the samples: the first dimension of the first tensor in the batch."""
+def samples_in(batch: Any, drawn: int | None = None) -> int:
+    """Return the rows that all tensors of a batch have, else the samples that it was made of."""
+    parts = batch.values() if isinstance(batch, Mapping) else batch
+    parts = [*parts] if isinstance(batch, (list, tuple, Mapping)) else [batch]
+    rows = list({part.shape[0] for part in parts if isinstance(part, Tensor) and part.dim()})
+    if len(rows) == 1:
+        if drawn not in (None, *rows):
+            warn(f"a batch of {drawn} samples has tensors of {rows[0]} rows", rows[0])
+        return rows[0]
+    if drawn is not None:
+        return drawn
     tensors = list(tensors_in(batch))
     if not tensors:
         raise UsageError(
-            "a batch holds no tensor, so nobody knows how many samples it has",
+            "a batch holds no tensor, so it is not known how many samples it has",
             "let the step return (sum, count)",
         )
-    sizes = list(dict.fromkeys(tensor.shape[0] for tensor in tensors if tensor.dim())) or [1]
-    if len(sizes) > 1:
-        warnings.warn(
-            f"the tensors of a batch have {' and '.join(map(str, sizes))} rows: it is taken for a"
-            f" batch of {sizes[0]} samples, and a mean is weighted by that; let the step return"
-            " (sum, count) if it is another number",
-            stacklevel=2,
-        )
-    return sizes[0]
+    rows = list(dict.fromkeys(tensor.shape[0] for tensor in tensors if tensor.dim())) or [1]
+    if len(rows) > 1:
+        warn(f"the tensors of a batch have {' and '.join(map(str, rows))} rows", rows[0])
+    return rows[0]
 
 
-def came(batch: Any, size: Size) -> int:
-    """Return how many samples a batch has, of those that were put together in it.
-
-    They are the rows that all of its tensors have: a collate may leave samples out, or give several
-    rows for each.
-    """
-    rows = {shape[0] for shape in shapes_in(batch)}
-    if len(rows) != 1:
-        return size.samples
-    (many,) = rows
-    if not is_unclear(batch, size.samples) or size.by_rows:
-        return many
-    if size.by_rows is None:
-        shape = " x ".join(map(str, shapes_in(batch)[0]))
-        raise UsageError(
-            f"a batch of {size.samples} samples has tensors of {shape}, and nothing says whether"
-            f" a mean is over the {many} rows or over the samples",
-            "let the step return (sum, count)",
-        )
-    return size.samples
-
-
-def is_unclear(batch: Any, samples: int) -> bool:
-    """Tell whether it may be a list of samples, or have them in the second dimension, in which case
-    its rows are something else."""
-    shapes = shapes_in(batch)
-    if {shape[0] for shape in shapes} <= {samples}:
-        return False
-    second = [shape[1] == samples for shape in shapes if len(shape) > 1]
-    return len(parts_in(batch)) == samples or (bool(second) and all(second))
-
-
-def parts_in(batch: Any) -> list[Any]:
-    if isinstance(batch, Mapping):
-        return list(batch.values())
-    return list(batch) if isinstance(batch, (list, tuple)) else [batch]
-
-
-def shapes_in(batch: Any) -> list[torch.Size]:
-    return [part.shape for part in parts_in(batch) if isinstance(part, Tensor) and part.dim()]
+def warn(what: str, taken: int) -> None:
+    warnings.warn(
+        f"{what}: it is taken for a batch of {taken} samples, and a mean is weighted by that; let"
+        " the step return (sum, count) if it is another number",
+        stacklevel=2,
+    )
 
 
 def tensors_in(batch: Any) -> Iterator[Tensor]:
@@ -409,7 +374,8 @@ def tensors_in(batch: Any) -> Iterator[Tensor]:
 # -- cross entropy in pieces -----------------------------------------------------------------------
 
 
-IGNORED = -100  # a target that is not counted, as in torch
+# A target that is not counted, as in torch.
+IGNORED = -100
 
 
 def summed(
@@ -417,7 +383,8 @@ def summed(
 ) -> Sums:
     """hidden (tokens, dim), weight (vocabulary, dim), targets (tokens)."""
     device = hidden.device.type
-    if torch.is_autocast_enabled(device):  # it does not look into autograd functions
+    # Autocast does not look into autograd functions.
+    if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         hidden, weight = hidden.to(dtype), weight.to(dtype)
     loss, count, correct = HeadLoss.apply(  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Do the same with every tensor of a batch, or of a model's outputs, however they are nested."""
+"""Maps every tensor of a batch, or of a model's outputs, however they are nested."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def remade(data: Mapping[Any, Any], changed: dict[Any, Any]) -> Any:
     try:
         if not isinstance(data, MutableMapping):
             return type(data)(changed)  # type: ignore[call-arg]
-        again = copy.copy(data)  # it may hold more than its items
+        # It may hold more than its items.
+        again = copy.copy(data)
         for name, value in changed.items():
             again[name] = value
     except TypeError:

@@ -52,7 +52,8 @@ class Ranking(nn.Module):
         self.table = nn.Embedding(features * config.vocab_size, config.embedding_dim)
         self.from_sparse = nn.Linear(config.embedding_dim, dim)
         self.from_dense = nn.Linear(config.dense_dim, dim)
-        self.feature = nn.Embedding(features + config.num_dense_features, dim)  # which one it is
+        # Says which feature a token is.
+        self.feature = nn.Embedding(features + config.num_dense_features, dim)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, 1)
@@ -77,7 +78,8 @@ class Ranking(nn.Module):
     def initial(self, name: str, shape: torch.Size) -> tuple[float, float]:
         """Mean and standard deviation of a parameter's first values."""
         if len(shape) == 1:
-            return float("norm" in name and name.endswith("weight")), 0.0  # norms 1, biases 0
+            # Norms are 1, biases 0.
+            return float("norm" in name and name.endswith("weight")), 0.0
         if name in ("table.weight", "feature.weight"):
             return 0.0, 0.02 if name == "feature.weight" else self.config.embedding_dim**-0.5
         added = name.endswith(("out.weight", "down.weight"))

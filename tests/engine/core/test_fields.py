@@ -418,7 +418,7 @@ def test_columns_of_records(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("a,b\n1,2\n3,4\n")
     keys = {"dataset": {"path": str(path), "columns": {"x": "b"}}, "model": OWN["model"]}
-    train, _ = sources.sources(parse.build(Config, keys), torch.device("cpu"))
+    train, _ = sources.sources(parse.build(Config, keys))
     assert train.batch([0], 0)["x"].tolist() == [2]
     assert train.batch([0], 0).keys() == {"x"}
 

@@ -19,11 +19,12 @@ from tests.engine.worlds import CONFIGURED, Job, run
 
 STEPS = 10
 BATCH = 24  # of all ranks and micro-batches together
+CLIP = 0.19
 
 BASE: dict[str, Any] = {
     "training": {
         "max_steps": STEPS,
-        "grad_clip_norm": 0.2,
+        "grad_clip_norm": CLIP,
         "loss": f"{CONFIGURED}:loss",
     },
     "model": {"target": f"{CONFIGURED}:model"},
@@ -90,7 +91,7 @@ def plain_loop() -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
         batch = torch.utils.data.default_collate(samples)
         total, count, _ = own.loss(model, batch)
         (total / count).backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.2)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         for group in optimizer.param_groups:
             group["lr"] = 0.05 * schedule(made.scheduler, step + 1, STEPS)
         optimizer.step()
@@ -137,7 +138,7 @@ def test_every_layout_computes_what_a_plain_loop_does(tmp_path: Path, names: lis
     jobs = {name: job(tmp_path, name, LAYOUTS[name][0], *LAYOUTS[name][1]) for name in names}
     codes = run(*jobs.values())
     steps, parameters = plain_loop()
-    assert all(step["grad_norm"] > 0.2 for step in steps)
+    assert all(step["grad_norm"] > CLIP for step in steps)
     for (name, one), ended in zip(jobs.items(), codes, strict=True):
         assert set(ended) == {0}, one.output()
         for rank in range(len(ended)):

@@ -61,14 +61,6 @@ def test_any_part_of_the_order_is_that_part(
     assert order.indices(start, count) == order.indices(0, start + count)[start:]
 
 
-@given(st.integers(2**40, 2**61), st.integers(0, 2**61))
-def test_large_orders_stay_inside_and_repeat_nothing(size: int, start: int) -> None:
-    start %= size - 1000
-    found = Order(size, 1, shuffle=True).indices(start, 1000)
-    assert len(set(found)) == 1000
-    assert 0 <= min(found) <= max(found) < size
-
-
 def test_seeds_and_epochs_have_orders_of_their_own() -> None:
     orders = {
         tuple(Order(50, seed, shuffle=True).indices(50 * e, 50))
@@ -94,7 +86,7 @@ def test_every_sample_comes_everywhere() -> None:
 
 def test_the_library_is_cut_into_pieces_of_which_the_end_is_held_out() -> None:
     text = sources.library_text()
-    train, held_out = sources.sources(config(dataset={"sequence_length": 50}), CPU)
+    train, held_out = sources.sources(config(dataset={"sequence_length": 50}))
     pieces = (len(text) - 1) // 50
     assert held_out is not None
     assert len(held_out) == round(pieces * 0.05)
@@ -111,7 +103,7 @@ def test_the_library_is_cut_into_pieces_of_which_the_end_is_held_out() -> None:
 
 
 def test_nothing_is_held_out_of_a_fraction_of_nothing() -> None:
-    train, held_out = sources.sources(config(dataset={"eval_fraction": 0}), CPU)
+    train, held_out = sources.sources(config(dataset={"eval_fraction": 0}))
     assert held_out is None
     assert len(train) == (len(sources.library_text()) - 1) // 64
 
@@ -119,15 +111,15 @@ def test_nothing_is_held_out_of_a_fraction_of_nothing() -> None:
 def test_too_little_text_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "library_text", lambda: b"")
     with pytest.raises(CheckFailed, match=r"sequence_length 64 \+ 1: that is 0 samples"):
-        sources.sources(config(), CPU)
+        sources.sources(config())
     monkeypatch.setattr(sources, "library_text", lambda: b"x" * 70)
     with pytest.raises(CheckFailed, match=r"that is 1 sample, .* besides the one that is held out"):
-        sources.sources(config(), CPU)
+        sources.sources(config())
 
 
 def test_invented_tokens_count_on() -> None:
     model = {"vocab_size": 11}
-    train, held_out = sources.sources(config(dataset={"kind": "synthetic"}, model=model), CPU)
+    train, held_out = sources.sources(config(dataset={"kind": "synthetic"}, model=model))
     assert held_out is not None
     assert (len(train), len(held_out)) == (9500, 500)
     batch = train.batch(range(300), 0)
@@ -143,7 +135,7 @@ def test_invented_tokens_count_on() -> None:
 
 def test_invented_clicks_fit_the_model() -> None:
     wanted = config(model={"kind": "ranking", "vocab_size": 20}, dataset={"kind": "synthetic"})
-    batch = sources.sources(wanted, CPU)[0].batch(range(400), 0)
+    batch = sources.sources(wanted)[0].batch(range(400), 0)
     assert {name: tuple(value.shape) for name, value in batch.items()} == {
         "sparse": (400, 8),
         "dense": (400, 4, 16),
@@ -173,7 +165,7 @@ def test_a_file_of_tokens_gives_what_was_written(tmp_path: Path, vocab_size: int
     path = token_file(tmp_path / "t.bin", values, vocab_size)
     words = {"path": str(path), "sequence_length": 9, "eval_fraction": 0.1}
     wanted = config(dataset=words, model={"vocab_size": vocab_size})
-    train, held_out = sources.sources(wanted, CPU)
+    train, held_out = sources.sources(wanted)
     assert held_out is not None
     assert (len(train), len(held_out)) == (100, 11)
     for source in (train, pickle.loads(pickle.dumps(train))):
@@ -197,7 +189,7 @@ def test_a_file_of_tokens_gives_what_was_written(tmp_path: Path, vocab_size: int
 def test_a_token_above_the_vocabulary_is_named(tmp_path: Path) -> None:
     path = token_file(tmp_path / "t.bin", [5] * 30 + [301] + [5] * 30, 300)
     words = {"path": str(path), "sequence_length": 9}
-    train, _ = sources.sources(config(dataset=words, model={"vocab_size": 512}), CPU)
+    train, _ = sources.sources(config(dataset=words, model={"vocab_size": 512}))
     train.batch([0, 1], 0)
     with pytest.raises(CheckFailed, match="holds the token 301, but its header says"):
         train.batch([2, 3], 0)
@@ -207,7 +199,7 @@ def test_a_file_of_its_own_is_held_out(tmp_path: Path) -> None:
     train = token_file(tmp_path / "train.bin", range(100), 256)
     held_out = token_file(tmp_path / "eval.bin", range(50), 256)
     words = {"path": str(train), "eval_path": str(held_out), "sequence_length": 9}
-    found = sources.sources(config(dataset=words), CPU)
+    found = sources.sources(config(dataset=words))
     assert [len(source or ()) for source in found] == [11, 5]
 
 
@@ -243,7 +235,7 @@ def broken_files(directory: Path) -> dict[str, Path]:
 def test_another_file_is_told_in_words(tmp_path: Path, name: str, words: str) -> None:
     path = broken_files(tmp_path)[name]
     with pytest.raises(CheckFailed) as error:
-        sources.sources(config(dataset={"path": str(path)}), CPU)
+        sources.sources(config(dataset={"path": str(path)}))
     assert str(path) in error.value.what and words in error.value.what
     assert "python scripts/make_tokens.py" in error.value.fix
 
@@ -252,11 +244,11 @@ def test_tokens_that_do_not_fit_the_model_are_told_with_both_sizes(tmp_path: Pat
     path = token_file(tmp_path / "t.bin", range(200), 257)
     words = "vocabulary of 257, but model.vocab_size is 256"
     with pytest.raises(UsageError, match=words) as error:
-        sources.sources(config(dataset={"path": str(path)}), CPU)
+        sources.sources(config(dataset={"path": str(path)}))
     assert "set model.vocab_size to 257" in error.value.fix
     wanted = config(dataset={"path": str(path), "sequence_length": 200}, model={"vocab_size": 257})
     with pytest.raises(CheckFailed, match="has 200 tokens, but one sample needs 201"):
-        sources.sources(wanted, CPU)
+        sources.sources(wanted)
 
 
 # -- the user's own -----------------------------------------------------------------------------
@@ -309,14 +301,14 @@ def own(name: str, **sections: Any) -> Config:
 def test_augmentation_depends_on_the_position_and_disturbs_nobody() -> None:
     import numpy as np
 
-    source = sources.sources(own("noisy"), CPU)[0]
+    source = sources.sources(own("noisy"))[0]
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     whole = source.batch([4, 5, 6], 20)
     part = source.batch([5, 6], 21)
     assert torch.equal(whole["drawn"][1:], part["drawn"])
     assert whole["index"].tolist() == [4, 5, 6]
     assert not torch.equal(source.batch([4], 30)["drawn"], whole["drawn"][:1])  # another epoch
-    seeded = sources.sources(own("noisy", training={"seed": 1}), CPU)[0]
+    seeded = sources.sources(own("noisy", training={"seed": 1}))[0]
     assert not torch.equal(seeded.batch([4], 20)["drawn"], whole["drawn"][:1])
     assert torch.equal(torch.get_rng_state(), before[0])
     assert random.getstate() == before[1]
@@ -324,7 +316,7 @@ def test_augmentation_depends_on_the_position_and_disturbs_nobody() -> None:
 
 
 def test_a_dataset_may_put_its_batches_together_itself() -> None:
-    assert sources.sources(own("ragged"), CPU)[0].batch([2, 7], 0) == [2, 7]
+    assert sources.sources(own("ragged"))[0].batch([2, 7], 0) == [2, 7]
 
 
 @pytest.mark.parametrize(
@@ -340,7 +332,7 @@ def test_a_dataset_that_cannot_be_used_is_told_in_words(
     name: str, steps: int | None, words: str
 ) -> None:
     with pytest.raises((UsageError, CheckFailed)) as error:
-        sources.sources(own(name, training={"eval_steps": steps}), CPU)
+        sources.sources(own(name, training={"eval_steps": steps}))
     assert words in error.value.what
 
 
@@ -364,7 +356,7 @@ def test_what_a_built_in_model_cannot_take_is_told_in_words(
     args: dict[str, Any], words: str | None
 ) -> None:
     target = {"target": "tests.engine.data.test_data:tokens_of", "args": args}
-    source = sources.sources(config(dataset=target), CPU)[0]
+    source = sources.sources(config(dataset=target))[0]
     if words is None:
         assert source.batch([0], 0)["targets"].tolist() == [args["values"]]
         return
@@ -380,7 +372,7 @@ class Numbers:
     """A sample is its own number."""
 
     def __init__(self, size: int) -> None:
-        self.size = size
+        self.size, self.name = size, "numbers"
 
     def __len__(self) -> int:
         return self.size
@@ -438,7 +430,7 @@ def test_any_position_goes_on_as_it_would_have(workers: int) -> None:
 
 
 def test_workers_give_what_the_rank_itself_would() -> None:
-    source = sources.sources(own("noisy"), CPU)[0]
+    source = sources.sources(own("noisy"))[0]
     state = torch.get_rng_state()
     found = []
     for workers in (0, 1, 2):
@@ -511,11 +503,6 @@ def test_an_evaluation_may_be_shorter() -> None:
     found = list(feed(Numbers(100), wanted, 1, 3, held=True))
     assert [batch.ids for batch in found] == [[4, 5, 6, 7], [16, 17, 18, 19]]
     assert len(list(feed(Numbers(5), wanted, 1, 3, held=True))) == 1
-
-
-def test_a_shared_text_is_rank_0s() -> None:
-    """Without other ranks, it is one's own."""
-    assert bytes(sources.shared_text(CPU).tolist()[:500]) == sources.library_text()[:500]
 
 
 def test_pinning_keeps_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

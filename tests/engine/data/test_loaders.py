@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,13 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from torch.utils.data import DataLoader, Sampler
 
-from orchestrator.engine.data.sharded_loader import (
-    DRAWN_AT_ONCE,
-    MapShard,
-    every,
-    shared,
-    whole_rounds,
-)
+from orchestrator.engine.data.sharded_loader import MapShard
 from orchestrator.engine.ranks.ranks import Ranks
 from tests.engine.worlds import Job, run
 
@@ -109,33 +102,20 @@ def test_an_epoch_ends_where_it_ended_before(world: int) -> None:
     """What four ranks had dropped, two drop as well: else an epoch has a step more from now on."""
     loader = DataLoader(range(29), batch_size=2, drop_last=True)  # type: ignore[arg-type, var-annotated]
     for position in (0, 8, 16, 24):
-        parts = [list(MapShard(loader, own, 3, first=4).epoch(0, position)) for own in ranks(world)]
+        parts = [list(MapShard(loader, own, 3, began=4).epoch(0, position)) for own in ranks(world)]
         dealt = [int(x) for part in parts for micro in part if micro.real for x in micro.data]
         assert sorted(dealt) == list(range(position, 24))
         assert {len(micro.data) for part in parts for micro in part} <= {2}
-    more = [list(MapShard(loader, own, 3, first=4).epoch(0, 8)) for own in ranks(3)]
+    more = [list(MapShard(loader, own, 3, began=4).epoch(0, 8)) for own in ranks(3)]
     assert {len(part) for part in more} == {3}  # three cannot: 18 of the 21 that are left
 
 
-@given(some.lists(some.integers(1, 9), max_size=5), some.integers(1, 12))
-def test_only_the_last_round_is_short(sizes: list[int], each: int) -> None:
-    """Else samples in the midst are dropped as a rest."""
-    items = iter(range(sum(sizes)))
-    pieces = [[next(items) for _ in range(size)] for size in sizes]
-    rounds = list(whole_rounds(pieces, each))
-    assert [item for part in rounds for item in part] == list(range(sum(sizes)))
-    assert all(len(part) % each == 0 for part in rounds[:-1]) and all(rounds)
-
-
-@pytest.mark.parametrize(("first", "position", "unit"), [(0, 7, 64), (3, 192, 192)])
-def test_a_sampler_of_a_users_own_loses_nothing_in_the_midst(
-    first: int, position: int, unit: int
-) -> None:
-    """It is drawn in pieces, and a job that goes on with other ranks begins within a round."""
-    many = DRAWN_AT_ONCE + 505
+@pytest.mark.parametrize("position", [0, 7 * 64])
+def test_a_sampler_of_a_users_own_loses_nothing_in_the_midst(position: int) -> None:
+    many = 99 * 64 + 57
     loader = DataLoader(range(many), batch_size=64, drop_last=True, sampler=InOrder(range(many)))  # type: ignore[arg-type, var-annotated]
-    parts = list(MapShard(loader, ranks(1)[0], 3, first).epoch(0, position))
-    assert [len(micro.data) for micro in parts] == [64] * ((many - position) // unit * unit // 64)
+    parts = list(MapShard(loader, ranks(1)[0], 3).epoch(0, position))
+    assert [len(micro.data) for micro in parts] == [64] * ((many - position) // 64)
     seen = [int(x) for micro in parts for x in micro.data]
     assert seen == list(range(position, position + len(seen)))
 
@@ -149,21 +129,3 @@ class InOrder(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.numbers)
-
-
-@given(some.integers(1, 5), some.integers(0, 20))
-def test_a_stream_goes_on_after_any_batch(world: int, position: int) -> None:
-    parts = [
-        itertools.islice(every(iter(range(13)), rank, world, position), position // world, None)
-        for rank in range(world)
-    ]
-    assert sorted(batch for part in parts for batch in part) == list(range(position, 13))
-
-
-@pytest.mark.parametrize(("first", "said"), [(0, False), (2, False), (3, True)])
-def test_streams_of_their_own_are_others_on_another_number_of_ranks(first: int, said: bool) -> None:
-    ranks = Ranks(0, 2, 0, torch.device("cpu"), ((0, "a"), (1, "b")))
-    for stream in ("own", "dealt"):
-        shard = shared([torch.ones(1)], ranks, 0, stream, "loader", first)
-        warned = "2 ranks in place of 3 the parts are others" in shard.description
-        assert warned is (said and stream == "own")

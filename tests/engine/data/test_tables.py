@@ -23,8 +23,8 @@ CPU = torch.device("cpu")
 CSV = 'id,score,text\n1,0.5,"a ""quoted"" word, and\na second line"\n2,7,\n\n3,1e-3,last'
 
 
-def records(path: Path, text: str) -> list[dict[str, Any]]:
-    path.write_text(text)
+def records(path: Path, text: str | bytes) -> list[dict[str, Any]]:
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
     found = tables.open_table(path)
     again = pickle.loads(pickle.dumps(found))
     assert [again[index] for index in range(len(again))] == [found[i] for i in range(len(found))]
@@ -37,6 +37,8 @@ def test_a_csv_file(tmp_path: Path) -> None:
         {"id": 2, "score": 7.0, "text": ""},
         {"id": 3, "score": 1e-3, "text": "last"},
     ]
+    mixed = records(tmp_path / "b.csv", "x\n" + "1\n" * 200 + "1.5\n")
+    assert {type(record["x"]) for record in mixed} == {float}
 
 
 def test_json_lines(tmp_path: Path) -> None:
@@ -53,11 +55,12 @@ def test_json_lines(tmp_path: Path) -> None:
         ("a.jsonl", '{"a": 1}\n\n{"a": 2]\n', "line 3 of .*a.jsonl: Expecting"),
         ("a.jsonl", '{"a": 1}\n[2]\n', "line 2 .*: this is not an object"),
         ("a.csv", "x,y\n1,2\n3\n", "line 3 .*: 1 values for 2 columns"),
-        ("a.csv", "x\n" + "1\n" * 200 + "1.5\n", "line 202 .*: x is '1.5', after whole numbers"),
         ("a.csv", "", "not even a line of names"),
+        ("b.csv", b"x\n\xff\n", "b.csv cannot be read: 'utf-8' codec"),
+        ("b.jsonl", b'{"x": "\xff"}\n', "line 1 of .*b.jsonl: 'utf-8' codec"),
     ],
 )
-def test_a_broken_line_is_named(tmp_path: Path, name: str, text: str, words: str) -> None:
+def test_a_broken_line_is_named(tmp_path: Path, name: str, text: str | bytes, words: str) -> None:
     with pytest.raises(CheckFailed, match=words):
         records(tmp_path / name, text)
 
@@ -77,7 +80,7 @@ def test_a_directory_is_its_files_in_order(tmp_path: Path) -> None:
 
 def built(path: Path | str, **more: Any) -> Any:
     keys = {"path": str(path), **more}
-    return sources.sources(parse.build(Config, {"dataset": keys, "model": OWN_MODEL}), CPU)
+    return sources.sources(parse.build(Config, {"dataset": keys, "model": OWN_MODEL}))
 
 
 OWN_MODEL = {"target": "tests.engine.data.test_tables:Line"}

@@ -12,10 +12,8 @@ import torch
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.engine.models.losses import (
     Losses,
-    Size,
     by_optimizer,
-    came,
-    size_of,
+    samples_in,
     totals,
 )
 
@@ -34,49 +32,46 @@ IMAGE, TARGETS, SCALAR = torch.ones(3, 8, 8), torch.ones(4), torch.tensor(0.5)
 def test_tensors_that_agree_say_how_many_samples_there_are(batch: Any, size: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert size_of(batch) == size
+        assert samples_in(batch) == size
 
 
 def test_tensors_that_disagree_are_warned_of() -> None:
     """A list of images begins with a colour, what has time first with a time."""
+    assert samples_in(([IMAGE] * 4, TARGETS)) == 4
     with pytest.warns(UserWarning, match="3 and 4 rows: it is taken for a batch of 3 samples"):
-        assert size_of(([IMAGE] * 4, TARGETS)) == 3
-    with pytest.raises(UsageError, match="nobody knows how many samples"):
-        size_of({"id": ["a", "b"]})
+        assert samples_in(([IMAGE] * 4, [TARGETS])) == 3
+    with pytest.raises(UsageError, match="it is not known how many samples"):
+        samples_in({"id": ["a", "b"]})
 
 
+@pytest.mark.filterwarnings("ignore:a batch of 6 samples")
 @pytest.mark.parametrize("batch", [TARGETS, (torch.ones(4, 2), TARGETS), {"x": TARGETS}])
 def test_samples_that_a_collate_left_out_count_as_none(batch: Any) -> None:
-    loss, count = totals("the loss", torch.tensor(0.5), batch, Size(6))["loss"]
+    loss, count = totals("the loss", torch.tensor(0.5), batch, 6)["loss"]
     assert (loss.item(), count.item()) == (2, 4)
 
 
 @pytest.mark.parametrize(
     ("batch", "size"),
-    [(TARGETS, 4), ((torch.ones(9, 2), TARGETS), 6), ([IMAGE] * 4, 4), ({"n": SCALAR}, 2)],
+    [(TARGETS, 4), ((torch.ones(9, 2), TARGETS), 6), ([[IMAGE] * 4], 4), ({"n": SCALAR}, 2)],
 )
 def test_what_has_other_rows_than_samples_is_no_matter(batch: Any, size: int) -> None:
     """Nodes of graphs, tokens of sentences, images of their own sizes."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert (
-            totals("the loss", torch.tensor(1.0), batch, Size(size, by_rows=False))["loss"][1]
-            == size
-        )
+        assert totals("the loss", torch.tensor(1.0), batch, size)["loss"][1] == size
 
 
 def test_the_rows_of_a_batch() -> None:
     x = torch.zeros
-    eight = Size(8)
-    assert came([x(5, 6), x(5)], eight) == 5  # three were left out
-    assert came([x(16, 6), x(16)], eight) == 16  # two of each
-    assert came((x(3, 8, 6), x(3, 8)), Size(9)) == 3
-    assert came({"x": x(8, 6), "length": x(9)}, eight) == 8  # they say nothing
-    assert came(["a"] * 8, eight) == 8
-    for batch in ([x(3, 4)] * 8, (x(3, 8, 6), x(3, 8))):  # samples, or the second dimension is
-        with pytest.raises(UsageError, match=r"8 samples has tensors of 3 x"):
-            came(batch, eight)
-        assert came(batch, Size(8, by_rows=False)) == 8
+    for batch, samples in (([x(5, 6), x(5)], 5), ([x(16, 6), x(16)], 16), ((x(3, 8), x(3)), 3)):
+        with pytest.warns(UserWarning, match=f"8 samples has tensors of {samples} rows: it is"):
+            assert samples_in(batch, 8) == samples
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert samples_in({"x": x(8, 6), "length": x(9)}, 8) == 8
+        assert samples_in(["a"] * 8, 8) == 8
+        assert samples_in((x(8, 6), x(8)), 8) == 8
 
 
 def test_what_is_computed_in_fp64_is_summed_in_it() -> None:
@@ -101,18 +96,18 @@ def test_a_loss_is_kept_where_it_may_change() -> None:
 def test_a_dict_of_outputs_is_no_loss_of_the_only_optimizer() -> None:
     """As a model of transformers gives it, whose step forgot `.loss`."""
     with pytest.raises(CheckFailed, match="gave a dict, which is no loss") as refused:
-        by_optimizer([""], {"loss": SCALAR, "logits": TARGETS}, TARGETS, Size(4), [""])
+        by_optimizer([""], {"loss": SCALAR, "logits": TARGETS}, TARGETS, 4, [""])
     assert "it has a loss: return that alone" in refused.value.fix
     with pytest.raises(CheckFailed, match="the step gave None: it returns nothing"):
-        by_optimizer([""], None, TARGETS, Size(4), [""])
-    assert by_optimizer([""], SCALAR, TARGETS, Size(4), [""])["loss"][1] == 4
+        by_optimizer([""], None, TARGETS, 4, [""])
+    assert by_optimizer([""], SCALAR, TARGETS, 4, [""])["loss"][1] == 4
 
 
 def test_numbers_of_numpy_and_of_python_are_numbers() -> None:
     """As a metric has them from .item(), or from a library that computes with numpy."""
     for half in (0.5, np.float32(0.5), np.float64(0.5)):
-        assert totals("the metric", half, TARGETS, Size(4))["loss"] == (2.0, 4)
+        assert totals("the metric", half, TARGETS, 4)["loss"] == (2.0, 4)
     for three in (3, np.int64(3), torch.tensor(3)):
-        found = totals("the metric", (three, np.int64(4)), TARGETS, Size(4))["loss"]
+        found = totals("the metric", (three, np.int64(4)), TARGETS, 4)["loss"]
         assert found == (3.0, 4)
         assert found[1].dtype == torch.int64

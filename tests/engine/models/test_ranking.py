@@ -151,7 +151,7 @@ def test_it_learns_the_invented_clicks() -> None:
     wanted = parse.build(Config, {**sections, "model": {**SMALL, "model_dim": 32}})
     made, loss = build.build(wanted), build.loss_of(wanted)
     build.initialise(made, 0, CPU)
-    source, held_out = sources.sources(wanted, CPU)
+    source, held_out = sources.sources(wanted)
     assert held_out is not None
     optimizer = torch.optim.AdamW(made.parameters(), 3e-3)
     for batch, _ in zip(feed(source, wanted), range(120), strict=False):

@@ -192,7 +192,7 @@ def test_the_example_of_the_docs_trains(tmp_path: Path) -> None:
     (tmp_path / "my_model.py").write_text(blocks["python"])
     wanted = parse.build(Config, yaml.safe_load(blocks["yaml"]))
     model, loss = build.build(wanted), build.loss_of(wanted)
-    source, held_out = sources.sources(wanted, torch.device("cpu"))
+    source, held_out = sources.sources(wanted)
     assert held_out is not None
     optimizer = torch.optim.AdamW(model.parameters(), wanted.optimizer.lr)
 

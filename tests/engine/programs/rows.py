@@ -50,12 +50,6 @@ def uneven(rows: Any) -> Any:
     return default_collate([row for row in rows for _ in range(1 + 2 * (row[0][0] > 0))])
 
 
-def second(rows: Any) -> Any:
-    """Has the samples in the second dimension, as recurrent networks often do."""
-    x, y = default_collate(rows)
-    return x.T.reshape(2, 3, -1).transpose(1, 2), y.expand(2, -1, -1)
-
-
 def twice(rows: Any) -> Any:
     """Gives two views of each sample, which have as many columns as a batch may have samples."""
     x, y = default_collate([*rows, *rows])
@@ -66,7 +60,6 @@ COLLATES: dict[str, tuple[Dataset[Any], Callable[[Any], Any], int]] = {
     "without None": (Broken(), without_none, 6),
     "without small ones": (Broken(False), without_small, 6),
     "uneven": (Broken(False), uneven, 6),
-    "in the second dimension": (Broken(False), second, 3),
     "twice": (Broken(False), twice, 3),
 }
 

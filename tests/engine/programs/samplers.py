@@ -1,4 +1,4 @@
-"""Samplers that people write; worlds.py calls these with the job's directory."""
+"""Samplers and streams that people write; worlds.py calls these with the job's directory."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ from torch.utils.data import (
 from orchestrator import Trainer
 from tests.engine.programs.basics import RANK, Numbers, attempt, tell, world
 
-MANY, BATCH, EPOCHS = 12, 4, 3  # samples; in a step; three steps an epoch
-STEPS = (2, 4, 6)  # after which a training goes on: in its first epoch, its second, between two
+# Samples, and those of a step of all ranks: three steps an epoch.
+MANY, BATCH, EPOCHS = 12, 4, 3
+# A training goes on after these: in its first epoch, its second, and between two.
+STEPS = (2, 4, 6)
 
 
 class OwnGenerator(Sampler[int]):
@@ -39,19 +41,6 @@ class OwnGenerator(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.random.permutation(MANY).tolist())
-
-
-class Stateful(OwnGenerator):
-    def state_dict(self) -> dict[str, Any]:
-        return {"random": self.random.bit_generator.state}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.random.bit_generator.state = state["random"]
-
-
-class Unseeded(OwnGenerator):
-    def __init__(self) -> None:
-        super().__init__(int.from_bytes(os.urandom(4), "big"))
 
 
 class Another(OwnGenerator):
@@ -116,7 +105,7 @@ class Parts(OwnGenerator):
 
 
 class Own(OwnGenerator):
-    """Gives each rank other samples, as nobody but stream="own" says."""
+    """Gives each rank other samples, as only stream="own" says."""
 
     def __init__(self) -> None:
         super().__init__(RANK)
@@ -128,82 +117,141 @@ class Own(OwnGenerator):
         return iter(list(super().__iter__())[: len(self)])
 
 
-class Learning(OwnGenerator):
-    """Begins at another sample after each step, which it is told of."""
+class Stateful(OwnGenerator):
+    """Has a state: its place, and a seed that each epoch and each step changes."""
 
-    hard = 0
+    at = hard = 0
 
     def __iter__(self) -> Iterator[int]:
-        for index in range(MANY):
-            yield (index + 5 * self.hard) % MANY
+        while self.at < MANY:
+            self.at += 1
+            yield (5 * self.at + self.hard) % MANY
+        self.at, self.hard = 0, self.hard + 7
 
     def state_dict(self) -> dict[str, Any]:
-        return {"hard": self.hard}
+        return {"at": self.at, "hard": self.hard, "as tensor": torch.tensor([self.hard])}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.hard = state["hard"]
+        assert state["as tensor"].tolist() == [state["hard"]]
+        self.at, self.hard = state["at"], state["hard"]
 
 
-class Level(OwnGenerator):
-    """Leaves samples out from a level on, which a hook sets at an epoch's end."""
+class StatefulParts(Stateful):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rank, self.num_replicas, self.at = RANK, world(), 0
 
-    level = 0
+    def __len__(self) -> int:
+        return MANY // world()
 
     def __iter__(self) -> Iterator[int]:
-        return iter([max(self.level, sample) for sample in super().__iter__()])
+        return iter(sample for sample in super().__iter__() if sample % world() == RANK)
 
 
-class Counted(IterableDataset[Tensor]):
-    """A stream that counts its epochs by itself."""
+class Flow(IterableDataset[Tensor]):
+    """A stream whose order depends on the epoch that it is told."""
 
-    def __init__(self) -> None:
-        self.epoch = 0
+    epoch = -1
+
+    def __init__(self, each: bool = False) -> None:
+        self.each = each
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def order(self) -> list[int]:
+        drawn: list[int] = np.random.default_rng(self.epoch).permutation(MANY).tolist()
+        return drawn[RANK :: world()] if self.each else drawn
 
     def __iter__(self) -> Iterator[Tensor]:
-        order = np.random.default_rng(self.epoch).permutation(MANY)
-        self.epoch += 1
-        yield from (torch.tensor([float(sample)]) for sample in order)
+        worker = torch.utils.data.get_worker_info()
+        mine = self.order()[worker.id :: worker.num_workers] if worker else self.order()
+        yield from (torch.tensor([float(sample)]) for sample in mine)
 
 
-def of_samples(sampler: Any) -> DataLoader[Any]:
-    return DataLoader(Numbers(MANY), BATCH // world(), sampler=sampler)
+class StatefulFlow(Flow):
+    """A stream that counts what it gave: nothing is read twice after a resume."""
+
+    at = read = 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        order = self.order()
+        while self.at < len(order):
+            self.at, self.read = self.at + 1, self.read + 1
+            yield torch.tensor([float(order[self.at - 1])])
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
 
 
-def loader(kind: str) -> DataLoader[Any]:
+class Batches:
+    """No DataLoader, but an iterable of batches that has a state."""
+
+    def __init__(self) -> None:
+        self.at = self.begun = 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        while self.at < MANY:
+            self.at += BATCH // world()
+            yield torch.arange(self.at).flip(0)[: BATCH // world()].float()[:, None]
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+class Subclassed(DataLoader[Any]):
+    pass
+
+
+SAMPLERS = (OwnGenerator, Another, Global, Told, Growing, Parts, Own, Stateful, StatefulParts)
+
+
+def loader(kind: str, workers: int) -> Any:
     data, own = Numbers(MANY), torch.Generator().manual_seed(7)
-    own_classes = (
-        OwnGenerator,
-        Stateful,
-        Unseeded,
-        Another,
-        Global,
-        Told,
-        Growing,
-        Parts,
-        Own,
-        Learning,
-        Level,
-    )
-    makers: dict[str, Callable[[], DataLoader[Any]]] = {
-        "random": lambda: of_samples(RandomSampler(data, generator=own)),
-        "replaced": lambda: of_samples(RandomSampler(data, replacement=True)),
-        "weighted": lambda: of_samples(WeightedRandomSampler(torch.arange(1.0, 13.0), MANY)),
-        "Buckets": lambda: DataLoader(data, batch_sampler=Buckets()),
-        "batched": lambda: DataLoader(
-            data, batch_sampler=BatchSampler(OwnGenerator(), BATCH // world(), drop_last=True)
+    size = BATCH // world()
+
+    def made(data: Any, *size: Any, **more: Any) -> DataLoader[Any]:
+        return DataLoader(data, *size, num_workers=workers, **more)
+
+    makers: dict[str, Callable[[], Any]] = {
+        "random": lambda: made(data, size, sampler=RandomSampler(data, generator=own)),
+        "replaced": lambda: made(data, size, sampler=RandomSampler(data, replacement=True)),
+        "weighted": lambda: made(
+            data,
+            size,
+            sampler=WeightedRandomSampler(torch.arange(1.0, 13.0), MANY, generator=own),
         ),
-        "stream": lambda: DataLoader(Counted(), BATCH // world()),
-        **{each.__name__: (lambda each=each: of_samples(each())) for each in own_classes},  # type: ignore[misc]
+        "Buckets": lambda: made(data, batch_sampler=Buckets()),
+        "batched": lambda: made(
+            data, batch_sampler=BatchSampler(OwnGenerator(), size, drop_last=True)
+        ),
+        "subclass": lambda: Subclassed(data, size, shuffle=True, num_workers=workers),
+        "Flow": lambda: made(Flow(), size),
+        "own Flow": lambda: made(Flow(each=True), size),
+        "StatefulFlow": lambda: made(StatefulFlow(), size),
+        "own StatefulFlow": lambda: made(StatefulFlow(each=True), size),
+        "Batches": Batches,
     }
+    if kind not in makers:
+        (sampler,) = (each for each in SAMPLERS if each.__name__ == kind)
+        return made(data, size, sampler=sampler())
     return makers[kind]()
 
 
-class Run:
+class Life:
     """One life of a training: what this rank has seen, and what was said."""
 
-    def __init__(self, kind: str, directory: Path, step: int | None = None) -> None:
+    def __init__(self, kind: str, workers: int, directory: Path, step: int | None = None) -> None:
         self.seen: list[list[float]] = []
-        self.loader, said = loader(kind), io.StringIO()
+        self.loader, said = loader(kind, workers), io.StringIO()
         every: dict[str, Any] = {"save_to": directory, "save_every": "2 steps", "keep": 99}
         try:
             with contextlib.redirect_stdout(said):
@@ -218,7 +266,8 @@ class Run:
         model = nn.Linear(1, 1)
         return Trainer(
             model, torch.optim.SGD(model.parameters(), 0.01), step=self.step, strategy="ddp",
-            stream="own" if kind == "Own" else "dealt", on_step_end=self.learn,
+            stream="own" if kind.lower().startswith("own") and kind != "OwnGenerator" else "dealt",
+            on_step_end=self.learn,
         )  # fmt: skip
 
     def step(self, model: nn.Module, batch: Tensor) -> Any:
@@ -226,37 +275,53 @@ class Run:
         return model(batch).sum(), batch.numel()
 
     def learn(self, trainer: Trainer) -> None:
-        sampler = self.loader.sampler
-        if isinstance(sampler, Learning):
+        sampler = getattr(self.loader, "sampler", None)
+        if type(sampler) is Stateful and not self.loader.num_workers:
             sampler.hard += 1
-        elif isinstance(sampler, Level) and trainer.state.step == STEPS[-1]:
-            sampler.level = 5
 
 
-def goes_on(kind: str, again: str, directory: Path) -> list[str]:
-    """Train, and go on from three of its checkpoints; say what came of each."""
-    whole = Run(kind, directory / kind)
-    found = [line for line in whole.said.splitlines() if "WARNING" in line]
-    for step in STEPS:
-        resumed = attempt(lambda: Run(again, directory / kind, step))  # noqa: B023
-        if isinstance(resumed, Run):
-            same = resumed.seen == whole.seen[step:]
-            said = [
-                line for line in resumed.said.splitlines() if "drawn by" in line or "WARN" in line
-            ]
-            found.append("; ".join(["same" if same else "DIFFERS", *said]))
+SAME = (
+    *("random", "replaced", "weighted", "OwnGenerator", "Global", "Told", "Growing", "Buckets"),
+    *("batched", "Parts", "Own", "Stateful", "StatefulParts", "Flow", "own Flow", "subclass"),
+    *("StatefulFlow", "own StatefulFlow"),
+)
+
+
+def again(kind: str, other: str, workers: int, directory: Path, steps: Any = STEPS) -> list[str]:
+    """Train, and go on from some of its checkpoints; say what came of each."""
+    whole = Life(kind, workers, directory)
+    found = []
+    for step in steps:
+        resumed = attempt(lambda: Life(other, workers, directory, step))  # noqa: B023
+        if isinstance(resumed, Life):
+            found.append("same" if resumed.seen == whole.seen[step:] else "DIFFERS")
         else:
             found.append(resumed)
     return found
 
 
 def samplers(directory: Path) -> None:
-    kinds = [
-        *("random", "replaced", "weighted", "OwnGenerator", "Global", "Told", "Stateful"),
-        *("Growing", "Buckets", "batched", "Parts", "Own", "stream"),
-        *("Learning", "Level", "Unseeded"),
-    ]
-    results: dict[str, Any] = {kind: goes_on(kind, kind, directory) for kind in kinds}
-    results["another"] = goes_on("OwnGenerator", "Another", directory / "another")
-    results["as drawn"] = Run("Learning", directory / "once").seen
+    """Resume on the same ranks."""
+    workers = int(os.environ["WORKERS"])
+    results: dict[str, Any] = {kind: again(kind, kind, workers, directory / kind) for kind in SAME}
+    results["another"] = again("OwnGenerator", "Another", workers, directory / "another")
+    results["as drawn"] = Life("Stateful", workers, directory / "once").seen
+    resumed = Life("StatefulFlow", workers, directory / "StatefulFlow", 2)
+    results["read"] = resumed.loader.dataset.read
     tell(directory, results)
+
+
+# What goes on within an epoch on another number of ranks, and what does not.
+ELSEWHERE = ("random", "Stateful", "StatefulFlow", "Batches")
+NOT_ELSEWHERE = ("OwnGenerator", "Flow", "Parts", "StatefulParts", "own StatefulFlow")
+
+
+def elsewhere(directory: Path) -> None:
+    """Save on some ranks, and resume on others within an epoch, as the environment says."""
+    workers = int(os.environ["WORKERS"])
+    step = int(os.environ["STEP"]) if "STEP" in os.environ else None
+
+    def seen(kind: str) -> Any:
+        return Life(kind, workers, directory / kind, step).seen
+
+    tell(directory, {kind: attempt(lambda: seen(kind)) for kind in (*ELSEWHERE, *NOT_ELSEWHERE)})  # noqa: B023

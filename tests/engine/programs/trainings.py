@@ -33,6 +33,7 @@ from tests.engine.programs.basics import (
     CLIP,
     EPOCHS,
     MORE,
+    RANK,
     Net,
     Numbers,
     correct,
@@ -113,15 +114,15 @@ def goes_on_elsewhere(directory: Path) -> None:
 
 
 class Mine(DistributedSampler[Any]):
-    """It could draw in any order."""
+    """It may draw in any order."""
 
 
 def own_sampler(directory: Path) -> None:
     """$UNTIL ends an epoch in its midst; who ends it tells how often each sample was seen."""
-    many, shown = 22, 24  # three ranks are made equal, and two would show 22
+    many = 22
     numbers = TensorDataset(torch.arange(many))
     kind = Mine if os.environ["SAMPLER"] == "Mine" else DistributedSampler
-    own = DataLoader(numbers, 2, sampler=kind(numbers, world(), int(os.environ["RANK"]), seed=3))
+    own = DataLoader(numbers, 2, sampler=kind(numbers, world(), RANK, seed=3))
 
     def step(model: nn.Module, batch: list[Tensor]) -> Any:
         (drawn,) = batch
@@ -133,7 +134,7 @@ def own_sampler(directory: Path) -> None:
     history = made.train(own, epochs=1, max_period=os.environ.get("UNTIL"), resume=True,
                          save_every="100 steps", save_to=directory / "kept")  # fmt: skip
     if made.ranks.rank == 0 and history:
-        times = [history[0][f"train_n{i}"] * shown for i in range(many)]
+        times = [history[0][f"train_n{i}"] * many for i in range(many)]
         (directory / "times").write_text(json.dumps(times))
 
 
@@ -511,7 +512,9 @@ def refuses(directory: Path) -> None:
         ),
         "streams": message(trained, DataLoader(Flow(True), 2)),
         "lazy": message(Trainer, nn.LazyLinear(3), torch.optim.SGD, nn.CrossEntropyLoss()),
-        "short": message(trained, [[torch.zeros(2, 6), torch.zeros(2).long()]]),
+        "short": message(
+            trained, [[torch.zeros(2, 6), torch.zeros(2).long()]][RANK:], stream="own"
+        ),
         "absent": message(
             Trainer(nn.Linear(1, 1), torch.optim.SGD, nn.MSELoss()).load_checkpoint,
             directory / "no",
