@@ -186,11 +186,6 @@ def thaw(model: nn.Module, step: int) -> None:
     model.get_submodule("2").requires_grad_(step >= 2)
 
 
-def clamp_by_assignment(model: nn.Module, step: int) -> None:
-    for parameter in model.parameters():
-        parameter.data = parameter.data.clamp(-0.2, 0.2)
-
-
 def going_on(make: Make, place: Path, **more: Any) -> float:
     """Train half, and the rest from a checkpoint; compare with all at once, to the bit."""
     at_once = trained(made(make, **more))

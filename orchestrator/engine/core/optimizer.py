@@ -12,14 +12,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.optim import SGD, Adam, AdamW, Optimizer
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.optim import (
+    ASGD,
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    NAdam,
+    Optimizer,
+    RAdam,
+    RMSprop,
+)
 from torch.utils import _pytree as tree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.schema import Config, Scheduler
-from orchestrator.engine.core.optimizer_state import HOW, by_name, of_name, summed
+from orchestrator.engine.core.optimizer_state import HOW, by_name, of_name
 from orchestrator.engine.core.stopping import Metrics
 from orchestrator.engine.core.together import one_of_several, parts_of
 from orchestrator.engine.models.import_by_name import kind
@@ -31,8 +41,9 @@ from orchestrator.engine.sharding.mesh import Mesh
 
 Factory = Callable[[list[nn.Parameter]], Optimizer]
 
-FUSED = (AdamW, Adam, SGD)  # elementwise, with kernels that take a scale and may do nothing
-KERNELS = (torch.ops.aten._fused_adamw_, torch.ops.aten._fused_adam_, torch.ops.aten._fused_sgd_)
+FUSED = (AdamW, Adam, SGD)  # with kernels that may do nothing
+# These update each element by itself, by operations that torch has for tensors in shards.
+ELEMENTWISE = (*FUSED, RAdam, NAdam, Adamax, Adagrad, Adadelta, RMSprop, ASGD)
 
 
 def configured(config: Config, model: nn.Module) -> Factory:
@@ -91,7 +102,6 @@ def bound(
         for group in optimizer.param_groups:
             refuse_strangers([p for p in group["params"] if id(p) not in names])
             move(optimizer, group, names, now)
-        refuse_left_behind(optimizer, names, now)
     elif callable(optimizer):
         wanted = [parameter for parameter in now.values() if parameter.requires_grad]
         optimizer = optimizer(wanted)
@@ -141,22 +151,17 @@ def refuse_closure(optimizer: Optimizer) -> None:
         )
 
 
-def refuse_left_behind(
-    optimizer: Optimizer, names: Mapping[int, str], now: Mapping[str, nn.Parameter]
-) -> None:
-    """Refuse one that holds whole parameters elsewhere than in its groups, which nothing trains
-    once the model is sharded."""
-    held = tree.tree_leaves([value for key, value in vars(optimizer).items() if key != "state"])
-    inner = [leaf.param_groups for leaf in held if isinstance(leaf, Optimizer)]
-    for leaf in [*held, *tree.tree_leaves(inner)]:
-        name = names.get(id(leaf)) if isinstance(leaf, nn.Parameter) else None
-        if name is not None and now[name] is not leaf:
-            raise UsageError(
-                f"{type(optimizer).__name__} holds {name} outside its own groups, and sharding puts"
-                " another parameter in its place",
-                "let the Trainer make it, by a function of the parameters: Trainer(model, lambda"
-                f" parameters: {type(optimizer).__name__}(parameters, ...))",
-            )
+def refuse_not_elementwise(optimizer: Optimizer) -> None:
+    """Refuse an optimizer that may need whole tensors, of which a rank has only its shards."""
+    if muon.is_muon(optimizer):
+        muon.refuse_few_rows(optimizer)
+        return
+    if type(optimizer) not in ELEMENTWISE:
+        raise UsageError(
+            f"{type(optimizer).__name__} may need whole tensors, and the parameters are in shards",
+            'strategy="ddp" (fsdp.sharding_strategy), or elementwise=True if it updates each'
+            " element by itself",
+        )
 
 
 def move(
@@ -250,13 +255,17 @@ def can_fuse(optimizer: Optimizer) -> bool:
     for group in optimizer.param_groups:
         if group.get("fused") is False or any(group.get(how) for how in HOW[1:]):
             return False
+        sharded = [isinstance(parameter, DTensor) for parameter in group["params"]]
+        # torch takes no list of whole tensors and shards, and has no fused SGD for shards.
+        if any(sharded) and (type(optimizer) is SGD or not all(sharded)):
+            return False
         if not all(has_kernel(parameter) for parameter in group["params"]):
             return False
     return True
 
 
 def has_kernel(parameter: Tensor) -> bool:
-    """Tell whether a fused kernel does for it what the optimizer says.
+    """Return True if a fused kernel does for it what the optimizer says.
 
     On processors SGD's leaves bf16 and fp16 as they are, and Adam's makes infinities of fp16.
     """
@@ -264,18 +273,6 @@ def has_kernel(parameter: Tensor) -> bool:
     return parameter.is_floating_point() and (
         on == "cuda" or (on == "cpu" and parameter.dtype in (torch.float32, torch.float64))
     )
-
-
-def is_watched(optimizer: Optimizer) -> bool:
-    """Tell whether code of the user's runs around its step, and would see gradients unscaled."""
-    hooks = (
-        optimizer._optimizer_step_pre_hooks,
-        optimizer._optimizer_step_post_hooks,
-        _global_optimizer_pre_hooks,
-        _global_optimizer_post_hooks,
-    )
-    replaced = vars(optimizer).get("step")
-    return any(hooks) or not (replaced is None or hasattr(replaced, "_wrapped_by_lr_sched"))
 
 
 def makes_state(optimizer: Optimizer) -> bool:
@@ -289,83 +286,20 @@ def makes_state(optimizer: Optimizer) -> bool:
     )
 
 
-class OnShards(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Give what is elementwise this rank's shards: that is all there is to do.
-    The dispatch of DTensors costs more host time than such a step, and does not know all of it.
-
-    A sum is added up over the ranks at once: torch changes nothing in place of which each rank has
-    a part, and gives item() that part. What is whole on each rank goes together with tensors."""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
-        local = func.overloadpacket in KERNELS or (is_elementwise(func) and are_alike(args))
-        if local or are_whole(args):
-            args = [
-                [*map(shard_of, a)] if isinstance(a, (list, tuple)) else shard_of(a) for a in args
-            ]
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, (list, tuple)):
-            return type(result)(map(summed, result))
-        return summed(result)
-
-
-def is_elementwise(func: Any) -> bool:
-    """Tell whether it changes the tensors of a list in place: all that do are elementwise."""
-    name = func.overloadpacket.__name__
-    return bool(name.startswith("_foreach_") and name.endswith("_"))
-
-
-def are_alike(args: Sequence[Any]) -> bool:
-    """Tell whether the n-th tensors of all lists are in shards of one kind."""
-    lists = [a for a in args if isinstance(a, (list, tuple)) and isinstance(a[0], Tensor)]
-    return not any(isinstance(a, Tensor) for a in args) and all(
-        of_one_kind(*row) for row in zip(*lists, strict=True)
-    )
-
-
-def are_whole(args: Sequence[Any]) -> bool:
-    """Tell whether there is a tensor at first, and only what is whole on each rank beside it."""
-    if not args or isinstance(args[0], DTensor):
-        return False
-    first, *others = tree.tree_leaves(args) or [None]
-    sharded = [value for value in others if isinstance(value, DTensor)]
-    plain = isinstance(first, Tensor) and not isinstance(first, DTensor)
-    return bool(plain and sharded) and all(p.is_replicate() for t in sharded for p in t.placements)
-
-
-def of_one_kind(first: Tensor, *others: Tensor) -> bool:
-    if not isinstance(first, DTensor) or any(p.is_partial() for p in first.placements):
-        return False
-    kind = first.shape, first.placements, first.device_mesh
-    return all(
-        isinstance(t, DTensor) and (t.shape, t.placements, t.device_mesh) == kind for t in others
-    )
-
-
-def shard_of(value: Any) -> Any:
-    return value.to_local() if isinstance(value, DTensor) else value
-
-
 @contextlib.contextmanager
-def on_shards() -> Iterator[None]:
-    """Have a step compute on this rank's shards, as far as that comes to the same."""
-    with OnShards(), muon.on_shards():  # type: ignore[no-untyped-call]
-        yield
-
-
-@contextlib.contextmanager
-def left_to_kernels(optimizer: Any, divisor: Tensor, bad: Tensor) -> Iterator[None]:
-    """Have fused kernels divide the gradients, and do nothing at all in a bad step: so nothing
-    waits for the device."""
+def left_to_kernels(optimizer: Any, bad: Tensor) -> Iterator[None]:
+    """Have fused kernels do nothing at all in a bad step, as torch.amp has them: so nothing waits
+    for the device."""
     before = [group["fused"] for group in optimizer.param_groups]
-    optimizer.grad_scale, optimizer.found_inf = divisor.float(), bad
+    optimizer.grad_scale, optimizer.found_inf = None, bad
     for group in optimizer.param_groups:
         group["fused"] = True
-    yield
-    for group, fused in zip(optimizer.param_groups, before, strict=True):
-        group["fused"] = fused
-    del optimizer.grad_scale, optimizer.found_inf
+    try:
+        yield
+    finally:
+        for group, fused in zip(optimizer.param_groups, before, strict=True):
+            group["fused"] = fused
+        del optimizer.grad_scale, optimizer.found_inf
 
 
 # -- the learning rate -----------------------------------------------------------------------------

@@ -126,23 +126,6 @@ def can_be_cut(parameter: nn.Parameter) -> bool:
     return bool(parameter.dim()) and parameter.is_floating_point() and knows
 
 
-def has_no_forward(module: nn.Module) -> bool:
-    """Tell whether it only holds others, which a step of the program's own uses."""
-    held = isinstance(module, (nn.ModuleList, nn.ModuleDict))
-    return held and type(module).forward is nn.Module.forward
-
-
-def give_forward(container: nn.Module) -> None:
-    """Make a class for a container as FSDP takes it: it looks for a forward, and wraps that."""
-    kind = type(container)
-    named = {"forward": without_forward, "__module__": kind.__module__}
-    container.__class__ = type(kind.__name__, (kind,), named)
-
-
-def without_forward(self: nn.Module, *_: object, **__: object) -> None:
-    raise NotImplementedError(f"a {type(self).__name__} has no forward: call the modules in it")
-
-
 def has_sparse(model: nn.Module) -> bool:
     """Tell whether an embedding gives sparse gradients."""
     return any(getattr(module, "sparse", False) is True for module in model.modules())

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,26 +28,16 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import checkpoint
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
 
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.schema import COPIED, Config
 from orchestrator.config.sharding import check_offload, group_size
 from orchestrator.engine.ranks import agreement, plain_names
-from orchestrator.engine.ranks.ranks import (
-    Ranks,
-    device_name,
-    wait_as_long,
-)
-from orchestrator.engine.sharding import low_precision, own_code, used_parts
-from orchestrator.engine.sharding.blocks import (
-    blocks_of,
-    give_forward,
-    has_no_forward,
-    has_sparse,
-    kept_whole,
-    to_shard,
-)
+from orchestrator.engine.ranks.ranks import Ranks, device_name, wait_as_long
+from orchestrator.engine.sharding import low_precision, refusals, used_parts
+from orchestrator.engine.sharding.blocks import blocks_of, kept_whole, to_shard
+from orchestrator.engine.sharding.copies import Copies
 from orchestrator.engine.sharding.several import parts_of
 
 COMPUTED = "computed_by_orchestrator"  # a method that FSDP treats like a forward
@@ -74,6 +63,12 @@ def make(config: Config, ranks: Ranks) -> Mesh:
         return Mesh("single", copies=1)
     if strategy in COPIED:
         return Mesh("ddp", copies=ranks.world)
+    if config.distributed.find_unused_parameters:
+        raise UsageError(
+            f"find_unused_parameters is for ddp: under {strategy} all ranks use the same parts of"
+            " the model",
+            'strategy="ddp" (fsdp.sharding_strategy), or leave it out',
+        )
     if strategy != "hybrid_shard":
         row = init_device_mesh(ranks.device.type, (ranks.world,), mesh_dim_names=("shard",))
         wait_as_long(config, *row.get_all_groups())
@@ -151,7 +146,9 @@ def spread(
         shard(model, blocks, mesh, ranks, config)
     if fill is not None:
         fill()
-    return copied(model, ranks, config) if mesh.strategy == "ddp" else model
+    # A model without trained weights only evaluates; what is unfrozen later, the Stepper sums.
+    trains = any(parameter.requires_grad for parameter in model.parameters())
+    return Copies(model, ranks, config) if mesh.strategy == "ddp" and trains else model
 
 
 def distribute_local(
@@ -168,7 +165,7 @@ def distribute_local(
             "give the plain model; after another Trainer, which has cut this one into shards, make"
             " it again: trainer.save(PATH) there, and Trainer(..., weights=PATH) here",
         )
-    own_code.refuse_untrainable(model, ranks)
+    refusals.refuse_untrainable(model, ranks)
     if fill is None and is_empty(model):
         raise UsageError(
             "the model is on the meta device and has no weights",
@@ -201,48 +198,32 @@ def shard(
     if ranks.device.type != "cuda":
         check_offload(config)
     reshard = fsdp.reshard_after_forward and mesh.strategy != "shard_grad_op"
-    if config.distributed.find_unused_parameters:
-        reshard = False  # all blocks are gathered before the forward, whichever it uses
-    low = config.training.mixed_precision
     offload: OffloadPolicy = CPUOffloadPolicy() if fsdp.cpu_offload else OffloadPolicy()
     apart = parts_of(model)
+    refusals.refuse_unshardable(model)
     modules = to_shard(model, [*apart, *blocks])
-    own_code.refuse_unshardable(model)
-    hooks = own_code.hooks_of(model)
     whole = kept_whole(modules)
     make_shardable(model, whole, ranks.device)
     for module in modules:
-        if has_no_forward(module):
-            give_forward(module)
         with left_where_they_were(module):
             fully_shard(
                 [module],  # torch 2.8 and 2.9 refuse containers that come alone
                 mesh=mesh.mesh,
                 # The backward of the whole comes right after its forward.
                 reshard_after_forward=reshard and module is not model and module not in apart,
-                mp_policy=low_precision.policy(low, fsdp.reduce_dtype, module),
+                mp_policy=low_precision.policy(fsdp.reduce_dtype, module),
                 offload_policy=offload,
                 ignored_params=whole,
             )
-        type(module).__deepcopy__ = own_code.refuse_copy  # type: ignore[attr-defined]
-    low_precision.gather_others_as_they_are(model)
-    own_code.keep_hooks(used_parts.groups(model), hooks)
+    for rest in (model, *apart):
+        # A step may use it by a method that FSDP does not see: backward() frees it at its end.
+        cast(FSDPModule, rest).set_reshard_after_backward(False, recurse=False)
     parts = list(used_parts.blocks(model))
     for part in parts:
         # The loss is a sum over all tokens of all ranks: gradients are summed and never averaged.
         # A plain SUM, because gloo has no PREMUL_SUM.
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
-    differ = config.distributed.find_unused_parameters
-    used_parts.UsedParts(
-        model,
-        fills=differ or mesh.copies > 1,
-        differ=differ,
-        copies=ranks_by_copy(mesh),
-        before_sum=low_precision.equal_gradients,
-    )
-    if differ:  # all blocks are gathered before each forward
-        return
     prefetch(parts[1:], config)  # the first is the model itself
 
 
@@ -254,11 +235,6 @@ def ranks_by_copy(mesh: Mesh) -> list[list[int]]:
 
 def make_shardable(model: nn.Module, whole: set[nn.Parameter], device: torch.device) -> None:
     """Bring parameters into the form that FSDP takes, and those that it leaves to the device."""
-    if has_sparse(model):
-        raise UsageError(
-            "the model has an embedding with sparse=True, whose gradients cannot be sharded",
-            'use strategy="ddp" (fsdp.sharding_strategy), or sparse=False',
-        )
     for parameter in model.parameters():
         if not parameter.is_contiguous():  # channels_last, or transposed: FSDP cuts rows
             parameter.data = parameter.data.contiguous()
@@ -302,30 +278,6 @@ class Replicated(nn.DataParallel[nn.Module]):
             return getattr(super().__getattr__("module"), name)
 
 
-def copied(model: nn.Module, ranks: Ranks, config: Config) -> nn.Module:
-    keys = config.distributed
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        return model  # to evaluate or predict; what is unfrozen later, the Stepper sums
-    with warnings.catch_warnings():
-        # What torch 2.13 offers instead of broadcast_buffers, older ones do not have.
-        warnings.filterwarnings("ignore", ".?broadcast_buffers", FutureWarning)
-        spread_out = DistributedDataParallel(
-            model,
-            device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None,
-            bucket_cap_mb=keys.bucket_cap_mb,
-            gradient_as_bucket_view=keys.gradient_as_bucket_view,
-            static_graph=keys.static_graph,
-            find_unused_parameters=keys.find_unused_parameters,
-            broadcast_buffers=keys.broadcast_buffers,
-            # All have rank 0's values by now; and ddp cannot send what is made of other tensors.
-            init_sync=not any(map(is_traceable_wrapper_subclass, model.parameters())),
-        )
-    used_parts.sum_buckets(spread_out)
-    if keys.find_unused_parameters:
-        used_parts.inspect_quietly(spread_out)
-    return spread_out
-
-
 # The results of these cost most to compute again for the memory they take.
 COSTLY = (
     torch.ops.aten.mm.default,
@@ -353,34 +305,36 @@ def recompute(block: nn.Module, how: str) -> None:
 # -- one step on it -------------------------------------------------------------------------------
 
 
-def computing(mesh: Mesh, ranks: Ranks, config: Config) -> contextlib.AbstractContextManager[Any]:
-    """Compute in low precision, the same for every strategy."""
-    low = config.training.mixed_precision
-    if low == "fp32":
-        return contextlib.nullcontext()
-    return torch.autocast(ranks.device.type, low_precision.DTYPES[low])
-
-
-def backward(
-    model: nn.Module, mesh: Mesh, config: Config, *, last: bool
-) -> contextlib.AbstractContextManager[Any]:
+@contextlib.contextmanager
+def backward(model: nn.Module, mesh: Mesh, config: Config, *, last: bool) -> Iterator[None]:
     """Run one micro-batch's backward: all but the last keep to themselves what can wait.
 
     Under hybrid_shard the sum across nodes happens once per step; fsdp.accumulate=whole also leaves
     out the sum within the node, at the price of whole gradients in memory.
     """
-    if isinstance(model, DistributedDataParallel):
-        return used_parts.summed_by_ddp(model, last=last)
-    if not isinstance(model, FSDPModule):
-        return contextlib.nullcontext()
-    if config.distributed.find_unused_parameters:
-        return used_parts.summed_in_order(model, last=last)
-    model.set_is_last_backward(last)
-    if config.fsdp.accumulate == "whole":
-        model.set_requires_gradient_sync(last)
-    elif mesh.copies > 1:
-        model.set_requires_all_reduce(last)
-    return used_parts.freed(model)
+    if isinstance(model, Copies):
+        with model.backward(last=last):
+            yield
+        return
+    if isinstance(model, FSDPModule):
+        model.set_is_last_backward(last)
+        if config.fsdp.accumulate == "whole":
+            model.set_requires_gradient_sync(last)
+        elif waits_for_copies(model, mesh, config):
+            model.set_requires_all_reduce(last)
+    yield
+    for rest in (model, *parts_of(model)):
+        if isinstance(rest, FSDPModule):
+            rest.reshard()
+
+
+def waits_for_copies(model: nn.Module, mesh: Mesh, config: Config) -> bool:
+    """Return True if the sum over the copies happens once per step, of a flat tensor per block.
+
+    Each of several losses has gradients of its own in a block, and so a flat tensor of its own.
+    """
+    several = bool(parts_of(model)) or config.fsdp.accumulate == "whole"
+    return mesh.copies > 1 and not several
 
 
 def as_forward(model: nn.Module, compute: Callable[[nn.Module], T]) -> T:
@@ -390,46 +344,31 @@ def as_forward(model: nn.Module, compute: Callable[[nn.Module], T]) -> T:
     forward, attributes, parts, single weights. What ddp and FSDP do around a forward, they do
     around all of it.
     """
-    if isinstance(model, FSDPModule):
-        inside = [part for part in parts_of(model) if isinstance(part, FSDPModule)]
-        return entered([model, *inside], functools.partial(compute, model))
-    if not isinstance(model, DistributedDataParallel):
+    if isinstance(model, Copies):
+        result: T = model(compute)
+        return result
+    if not isinstance(model, FSDPModule):
         return compute(model)
-    inner = model.module
-
-    def instead(call: Callable[[], T]) -> T:
-        del inner.forward  # from here on it is the user's again
-        if before is not None:
-            inner.forward = before
-        return call()
-
-    before = vars(inner).get("forward")  # of a model whose activations are computed again
-    inner.forward = instead
-    try:
-        result: T = model(functools.partial(compute, inner))
-    finally:
-        if vars(inner).get("forward") is instead:  # it was not even called
-            del inner.forward
+    call = functools.partial(compute, model)
+    for part in (*parts_of(model)[::-1], model):
+        if isinstance(part, FSDPModule):
+            if not hasattr(part, COMPUTED):
+                setattr(part, COMPUTED, lambda call: call())
+                register_fsdp_forward_method(part, COMPUTED)
+            call = functools.partial(getattr(part, COMPUTED), call)
+    with explained("the model's forward"):
+        result = call()
+    if any(isinstance(leaf, DTensor) for leaf in tree_leaves(result)):
+        raise UsageError(
+            "the step uses parameters of a block outside its forward, where they are in shards",
+            used_parts.OUTSIDE,
+        )
     return result
-
-
-def entered(models: Sequence[nn.Module], call: Callable[[], T]) -> T:
-    """Call it within a forward of each of these."""
-    for model in reversed(models):
-        if not hasattr(model, COMPUTED):
-            setattr(model, COMPUTED, functools.partial(used_parts.computed, model))
-            register_fsdp_forward_method(model, COMPUTED)
-        call = functools.partial(getattr(model, COMPUTED), call)
-    return call()
-
-
-def sharding_explained(mesh: Mesh, what: str) -> contextlib.AbstractContextManager[None]:
-    """Say what helps where torch finds that sharded and whole tensors do not go together."""
-    return contextlib.nullcontext() if mesh.mesh is None else explained(what)
 
 
 @contextlib.contextmanager
 def explained(what: str) -> Iterator[None]:
+    """Say what helps where torch finds that sharded and whole tensors do not go together."""
     try:
         yield
     except (RuntimeError, NotImplementedError) as error:
@@ -437,9 +376,25 @@ def explained(what: str) -> Iterator[None]:
         if not any(word in str(error) for word in ("DTensor", "harding")):
             raise
         raise UsageError(
-            f"torch cannot compute {what} with sharded parameters: {lines[0]}",
-            own_code.GATHERED,
+            f"torch cannot compute {what} with sharded parameters: {lines[0]}", used_parts.OUTSIDE
         ) from error
+
+
+@contextlib.contextmanager
+def backward_explained() -> Iterator[None]:
+    """Say what it means that FSDP finds parameters freed, or sums of other parameters."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "storage of size 0" in str(error):
+            raise UsageError(
+                "the backward needs parameters of a block that it has freed: what the block"
+                " computed comes to the loss by something else than its output, such as a cache",
+                used_parts.OUTSIDE,
+            ) from error
+        if "must match the size of tensor" in str(error):
+            raise UsageError(used_parts.APART, used_parts.FIX) from error
+        raise
 
 
 @contextlib.contextmanager
@@ -451,7 +406,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        used_parts.shards_again(model)
+        used_parts.reshard(model)
         set_modes(modes)
 
 
@@ -465,11 +420,6 @@ def set_modes(modes: Mapping[nn.Module, bool]) -> None:
         module.training = training
 
 
-def bare(model: nn.Module) -> nn.Module:
-    """Return the model itself, without what ddp put around it."""
-    return model.module if isinstance(model, DistributedDataParallel) else model
-
-
 def plain_class(model: nn.Module) -> type:
     """Return the class that the user wrote: sharding a model gives it a new one."""
     classes = type(plain_names.inner(model)).__mro__
@@ -479,9 +429,9 @@ def plain_class(model: nn.Module) -> type:
 # -- what a rank has of a tensor ------------------------------------------------------------------
 
 
+@torch.no_grad()
 def local_tensor(tensor: Tensor) -> Tensor:
-    local: Tensor = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-    return local.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def sharded_like(parameter: Tensor, value: Tensor) -> Tensor:
@@ -496,7 +446,7 @@ def sharded_like(parameter: Tensor, value: Tensor) -> Tensor:
 
 def plain_of(tensor: Tensor) -> Tensor:
     """Give the one tensor that this one is made of, if it is, spread over the ranks as it is."""
-    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    local = local_tensor(tensor) if isinstance(tensor, DTensor) else tensor
     inside = [inner for _, inner in plain_names.made_of("", local)]
     if len(inside) != 1 or inside[0] is local or inside[0].shape != local.shape:
         return tensor
