@@ -413,8 +413,8 @@ def stepped(name: str, *, narrow: bool) -> Any:
     torch.manual_seed(0)
     model = Matrices(narrow=narrow)
     optimizer = getattr(torch.optim, name)(model.parameters(), **OPTIMIZERS[name])
-    made = Trainer(model, optimizer, nn.CrossEntropyLoss(), strategy="hybrid_shard")
     try:
+        made = Trainer(model, optimizer, nn.CrossEntropyLoss(), strategy="hybrid_shard")
         made.train(loader(), epochs=1, verbose=False)
     except OrchestratorError as error:
         return str(error)
