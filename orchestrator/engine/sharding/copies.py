@@ -37,6 +37,8 @@ class Copies(DistributedDataParallel):
 
     def __init__(self, model: nn.Module, ranks: Ranks, config: Config) -> None:
         keys = config.distributed
+        # A static graph has to be summed in the first micro-batch, which one of several is not.
+        static = keys.static_graph and config.training.gradient_accumulation == 1
         with warnings.catch_warnings():
             # What torch 2.13 offers instead of broadcast_buffers, older ones do not have.
             warnings.filterwarnings("ignore", ".?broadcast_buffers", FutureWarning)
@@ -45,17 +47,13 @@ class Copies(DistributedDataParallel):
                 device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None,
                 bucket_cap_mb=keys.bucket_cap_mb,
                 gradient_as_bucket_view=keys.gradient_as_bucket_view,
-                static_graph=keys.static_graph,
-                find_unused_parameters=keys.find_unused_parameters,
+                static_graph=static,
+                find_unused_parameters=keys.find_unused_parameters or keys.static_graph != static,
                 broadcast_buffers=keys.broadcast_buffers,
                 # All have rank 0's values by now; ddp cannot send what is made of other tensors.
                 init_sync=not any(map(is_traceable_wrapper_subclass, model.parameters())),
             )
-        self.checked = not (keys.find_unused_parameters or keys.static_graph)
-        self.summed_all = False
-        self.begun = False  # it has computed once
-        # What a static graph has summed in its first micro-batch, in which ddp has to sum.
-        self.first_sums: list[tuple[nn.Parameter, Tensor]] = []
+        self.summed_all = self.begun = False
         self.register_comm_hook(self, summed)
 
     def __call__(self, compute: Callable[[nn.Module], Any]) -> Any:
@@ -69,11 +67,9 @@ class Copies(DistributedDataParallel):
     @contextlib.contextmanager
     def backward(self, *, last: bool) -> Iterator[None]:
         """Sum in the last micro-batch of a step; refuse one in which not all could be summed."""
-        first = self.static_graph and not self.begun
-        self.begun = self.begun or self.static_graph
         self.summed_all = False
         try:
-            with contextlib.nullcontext() if last or first else self.no_sync():
+            with contextlib.nullcontext() if last else self.no_sync():
                 yield
         except RuntimeError as error:
             if "mark a variable ready only once" not in str(error):
@@ -84,28 +80,13 @@ class Copies(DistributedDataParallel):
                 "torch.utils.checkpoint.checkpoint(..., use_reentrant=False), and of a model of"
                 ' transformers: model.gradient_checkpointing_enable({"use_reentrant": False})',
             ) from error
-        if last and self.checked and not self.summed_all:
+        checked = last and not (self.find_unused_parameters or self.static_graph)
+        if checked and not self.summed_all:
             # torch says so in the next forward only.
             named = self.module.model.named_parameters()
             without = [name for name, parameter in named if parameter.grad is None]
             example = f", such as {without[0]}" if without else ""
             raise UsageError(f"the step did not use all parameters of the model{example}", FIX)
-        if first and not last:
-            self._put_aside()
-        elif last:
-            self._put_back()
-
-    def _put_aside(self) -> None:
-        """Take summed gradients out of the model, or ddp would sum them once more."""
-        for parameter in self.parameters():
-            if parameter.grad is not None:
-                self.first_sums.append((parameter, parameter.grad.clone()))
-                parameter.grad = None
-
-    def _put_back(self) -> None:
-        for parameter, gradient in self.first_sums:
-            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
-        self.first_sums.clear()
 
 
 def summed(copies, bucket):  # type: ignore[no-untyped-def]  # ddp compares annotations

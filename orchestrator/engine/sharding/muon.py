@@ -6,18 +6,15 @@ shards would show. It keeps no count of steps, so that all matrices may step a f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
 
 from orchestrator.common.errors import UsageError
 
-AT_ONCE = 256 << 20  # bytes of gradients that are whole at a time
-MOMENTUM = "momentum_buffer"
+AT_ONCE = 8  # matrices that are whole at a time
 
 
 def is_muon(optimizer: Optimizer) -> bool:
@@ -46,42 +43,23 @@ def step_on_shards(optimizer: Optimizer) -> None:
     gradients = {parameter: parameter.grad for parameter in every}
     for parameter in every:
         parameter.grad = None
-    for some in messages(every):
+    for first in range(0, len(every), AT_ONCE):
+        some = every[first : first + AT_ONCE]
         for parameter in some:
-            parameter.grad = whole(gradients[parameter])
             state = optimizer.state[parameter]
-            if MOMENTUM in state:
-                state[MOMENTUM] = whole(state[MOMENTUM])
+            parameter.grad = placed(gradients[parameter])
+            state.update({name: placed(value) for name, value in state.items()})
         optimizer.step()
         for parameter in some:
-            parameter.grad = None
             state = optimizer.state[parameter]
-            state[MOMENTUM] = placed_like(parameter, state[MOMENTUM])
-    for parameter in every:
-        parameter.grad = gradients[parameter]
+            parameter.grad = None
+            state.update({name: placed(value, parameter) for name, value in state.items()})
 
 
-def messages(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Put parameters together whose gradients may be whole at once."""
-    some: list[nn.Parameter] = []
-    for parameter in parameters:
-        if some and sum(p.nbytes for p in some) + parameter.nbytes > AT_ONCE:
-            yield some
-            some = []
-        some.append(parameter)
-    if some:
-        yield some
-
-
-def whole(tensor: Any) -> Any:
+def placed(tensor: Any, like: Any = None) -> Any:
+    """Return a tensor in the shards of another, or whole on each rank; one that is no DTensor, as
+    it is."""
     if not isinstance(tensor, DTensor):
         return tensor
-    return tensor.redistribute(placements=[Replicate()] * tensor.device_mesh.ndim)
-
-
-def placed_like(parameter: Any, tensor: Any) -> Any:
-    return (
-        tensor.redistribute(placements=parameter.placements)
-        if isinstance(tensor, DTensor)
-        else tensor
-    )
+    whole = [Replicate()] * tensor.device_mesh.ndim
+    return tensor.redistribute(placements=whole if like is None else like.placements)

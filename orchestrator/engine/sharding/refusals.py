@@ -8,6 +8,7 @@ from torch.nn.parameter import is_lazy
 
 from orchestrator.common.errors import UsageError
 from orchestrator.engine.ranks.ranks import Ranks
+from orchestrator.engine.sharding.blocks import has_sparse
 
 WHOLE = 'strategy="ddp" (fsdp.sharding_strategy) keeps all parameters whole'
 # Where torch keeps the hooks of a tensor: no public call lists them.
@@ -48,11 +49,11 @@ def refuse_unshardable(model: nn.Module) -> None:
                 f"{name or 'the model'} comes from torch.jit, which cannot be sharded",
                 f"give the module that torch.jit was given; {WHOLE}",
             )
-        if getattr(module, "sparse", False) is True:
-            raise UsageError(
-                "the model has an embedding with sparse=True, whose gradients cannot be sharded",
-                'use strategy="ddp" (fsdp.sharding_strategy), or sparse=False',
-            )
+    if has_sparse(model):
+        raise UsageError(
+            "the model has an embedding with sparse=True, whose gradients cannot be sharded",
+            'use strategy="ddp" (fsdp.sharding_strategy), or sparse=False',
+        )
     for name, parameter in model.named_parameters():
         if any(getattr(parameter, hooks, None) for hooks in HOOKS):
             raise UsageError(
