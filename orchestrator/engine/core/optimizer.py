@@ -125,7 +125,7 @@ def bound(
 
 
 def is_summed(parameter: nn.Parameter, mesh: Mesh) -> bool:
-    """Tell whether torch sums this parameter's gradients over the ranks, if there are several."""
+    """Return True if torch sums this parameter's gradients over the ranks, if there are several."""
     if mesh.mesh is not None:
         return isinstance(parameter, DTensor)
     return mesh.strategy == "single" or parameter.requires_grad
@@ -185,49 +185,34 @@ def placed(old: Tensor, new: Tensor, value: Any) -> Any:
     return value.to(new.device)
 
 
-def copy_of(lr: Any) -> Any:
-    return lr.clone() if isinstance(lr, Tensor) else lr
-
-
-def set_lr(group: dict[str, Any], value: Any) -> None:
-    if isinstance(group["lr"], Tensor):
-        group["lr"].fill_(value)
-    else:
-        group["lr"] = value
-
-
 @contextlib.contextmanager
 def lr_multiplied(optimizer: Optimizer, factor: float) -> Iterator[None]:
     """Change the learning rates for one step: a scheduler of the user's reckons with its own."""
     groups = optimizer.param_groups if factor != 1.0 else []
-    if any(group.get("lr") is None for group in groups):
+    before = [group.get("lr") for group in groups]
+    if None in before:
         raise UsageError(
             f"{type(optimizer).__name__} has no learning rate (lr) that could be multiplied",
             "leave out warmup_steps= and scale_lr=",
         )
-    before = [copy_of(group["lr"]) for group in groups]
-    for group, lr in zip(groups, before, strict=True):
-        set_lr(group, lr * factor)
+    for group in groups:
+        group["lr"] = group["lr"] * factor
     yield
     for group, lr in zip(groups, before, strict=True):
-        set_lr(group, lr)
-
-
-def as_number(item: tuple[str, Any]) -> tuple[str, Any]:
-    key, value = item
-    return key, value.item() if isinstance(value, Tensor) and not value.dim() else value
+        group["lr"] = lr
 
 
 def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Give what a user can set of each group of parameters, as JSON keeps it."""
-    return [
-        {key: v for key, v in map(as_number, group.items()) if is_plain(v)}
+    """Return what a user can set of each group of parameters, as JSON keeps it."""
+    plain = [
+        {k: v.item() if isinstance(v, Tensor) and not v.dim() else v for k, v in group.items()}
         for group in optimizer.param_groups
     ]
+    return [{key: v for key, v in group.items() if is_plain(v)} for group in plain]
 
 
 def is_plain(value: Any) -> bool:
-    """Tell whether JSON keeps it as it is."""
+    """Return True if JSON keeps it as it is."""
     if isinstance(value, (list, tuple)):
         return all(map(is_plain, value))
     if isinstance(value, dict):
@@ -239,7 +224,7 @@ def is_plain(value: Any) -> bool:
 
 
 def fuse(optimizer: Optimizer) -> bool:
-    """Have it use fused kernels, if torch has them and the user has not chosen another way.
+    """Use fused kernels, if torch has them and the user has not chosen another way.
 
     SGD's are used in single steps: on the first of a parameter they need those of all others.
     """
@@ -276,8 +261,8 @@ def has_kernel(parameter: Tensor) -> bool:
 
 
 def makes_state(optimizer: Optimizer) -> bool:
-    """Tell whether this step makes state, which must not happen in one that may be left out:
-    the memory of fused SGD's momentum holds anything before its first step."""
+    """Return True if this step makes state, which one that may be left out must not do: the memory
+    of fused SGD's momentum holds anything before its first step."""
     return any(
         parameter.grad is not None and not optimizer.state.get(parameter)
         for group in optimizer.param_groups
@@ -288,8 +273,7 @@ def makes_state(optimizer: Optimizer) -> bool:
 
 @contextlib.contextmanager
 def left_to_kernels(optimizer: Any, bad: Tensor) -> Iterator[None]:
-    """Have fused kernels do nothing at all in a bad step, as torch.amp has them: so nothing waits
-    for the device."""
+    """Make fused kernels do nothing in a bad step, as torch.amp does: the host need not wait."""
     before = [group["fused"] for group in optimizer.param_groups]
     optimizer.grad_scale, optimizer.found_inf = None, bad
     for group in optimizer.param_groups:
@@ -351,8 +335,6 @@ class LrScheduler:
             self._step(loss)
 
     def _step(self, *loss: float) -> None:
-        # The optimizer's step was left out, perhaps: torch would warn of the order of calls.
-        self.optimizer._opt_called = True  # type: ignore[attr-defined]
         try:
             self.scheduler.step(*loss)
         except ValueError:
@@ -367,19 +349,19 @@ class LrScheduler:
             ) from None
 
     def state(self) -> dict[str, Any] | None:
-        """Give what JSON keeps: a checkpoint's progress is written so."""
+        """Return what JSON keeps of its state."""
         if self.scheduler is None:
             return None
         return {k: v for k, v in self._whole_state().items() if is_plain(v)}
 
     def _whole_state(self) -> dict[str, Any]:
-        """Give what torch's schedulers give, also for a user's own that has no more than step()."""
+        """Return its state_dict(), or the attributes of a user's own that has step() alone."""
         if hasattr(self.scheduler, "state_dict"):
             return dict(self.scheduler.state_dict())
         return {k: v for k, v in vars(self.scheduler).items() if k != "optimizer"}
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Take the rest (functions, counters) from the scheduler as it was made again."""
+        """Read a saved state; functions stay as the scheduler was made."""
         if self.scheduler is None or state is None:
             return
         whole = {**self._whole_state(), **state}
@@ -396,12 +378,12 @@ class Schedulers:
         self.by_name = by_name
 
     def after_step(self, names: Sequence[str]) -> None:
-        """Step those of the optimizers that have stepped."""
+        """Advance the schedulers of optimizers that stepped."""
         for name in names:
             self.by_name[name].after_step()
 
     def after_epoch(self, metrics: Metrics) -> None:
-        """Let each see the loss of its own optimizer, if that was due in this epoch."""
+        """Show each the loss of its own optimizer, if that was due in this epoch."""
         for name, scheduler in self.by_name.items():
             scheduler.after_epoch(metrics.get(loss_of(name)))
 
@@ -414,7 +396,7 @@ class Schedulers:
 
 
 def schedule(config: Scheduler, step: int, max_steps: int) -> float:
-    """Give steps 1, 2, ... their part of the highest learning rate; a resume needs no state."""
+    """Return the part of the highest learning rate that step 1, 2, ... has."""
     total = config.total_steps or max_steps
     warmup = max(1, total // 20) if config.warmup_steps is None else config.warmup_steps
     if step <= warmup:

@@ -23,7 +23,6 @@ from orchestrator.engine.core.average import Average, refuse_two_averages
 from orchestrator.engine.core.optimizer import (
     Factory,
     bound,
-    copy_of,
     fuse,
     is_summed,
     left_to_kernels,
@@ -69,9 +68,8 @@ class Stepper:
     """Any torch optimizer, on the parameters as they are spread over the ranks.
 
     It is driven by its contract: step() on gradients that are divided and clipped, zero_grad(),
-    state_dict(), load_state_dict(), and train() and eval() if it has them. torch's own AdamW, Adam
-    and SGD may be asked to do the division in their fused kernels, where nobody would see the
-    difference; the host then waits for nothing.
+    state_dict(), load_state_dict(), and train() and eval() if it has them. The fused kernels of
+    torch's AdamW, Adam and SGD are told which step to leave out, so that the host does not wait.
     """
 
     def __init__(
@@ -128,7 +126,7 @@ class Stepper:
         return loss * (self.scale * (real / self.nominal))
 
     def _usual_count(self, count: Tensor) -> float:
-        """Take once what rank 0 counts in its first micro-batch.
+        """Return what rank 0 counts in its first micro-batch.
 
         So a hook sees the gradients of a mean, as in a plain loop. fp16 takes what a whole step
         will count, as a power of two, which rounds none of the gradients.
@@ -167,7 +165,7 @@ class Stepper:
         return self.latest
 
     def idle(self, step: int) -> Outcome:
-        """Give what a step comes to in which it does nothing: the numbers of its latest one."""
+        """Return the outcome of a step in which it does nothing: that of its latest one."""
         none = torch.zeros((), dtype=torch.float64, device=self.device)
         if self.latest is not None:
             return self.latest._replace(bad=none)
@@ -176,7 +174,7 @@ class Stepper:
         return Outcome(none * math.nan, none, self.scale, rate)
 
     def _apply(self, step: int, divisor: Tensor, bad: Tensor) -> float | Tensor:
-        lr, lr_factor = copy_of(self.optimizer.param_groups[0].get("lr")), self.lr_factor(step)
+        lr, lr_factor = self.optimizer.param_groups[0].get("lr"), self.lr_factor(step)
         with lr_multiplied(self.optimizer, lr_factor):
             if self.fused and not makes_state(self.optimizer):
                 self._multiply(1.0 / divisor)
@@ -248,7 +246,7 @@ class Stepper:
     # -- what a checkpoint holds of it ----------------------------------------------------------
 
     def progress(self) -> dict[str, Any]:
-        """Give what is no state of the optimizer, as JSON keeps it."""
+        """Return what is no state of the optimizer, as JSON keeps it."""
         return {
             "class": type(self.optimizer).__name__,
             "scale": self.scale.item() if isinstance(self.scale, Tensor) else None,
@@ -267,12 +265,11 @@ class Stepper:
             )
 
     def restore(self, progress: Mapping[str, Any]) -> None:
-        # 1.0 was that of fp32.
-        if isinstance(self.scale, Tensor) and (progress["scale"] or 1.0) != 1.0:
+        if isinstance(self.scale, Tensor) and progress["scale"] is not None:
             self.scale.fill_(progress["scale"])
-        self.nominal = self.nominal or progress.get("nominal")
+        self.nominal = self.nominal or progress["nominal"]
         self.good.fill_(progress["good"])
-        self.skipped.fill_(progress.get("bad", progress.get("skipped", 0)))
+        self.skipped.fill_(progress["bad"])
 
 
 class Steppers:
@@ -326,13 +323,13 @@ class Steppers:
 
     @property
     def sums_itself(self) -> bool:
-        """Tell whether ddp, which waits for the gradients of all, must not sum in this step."""
+        """True if ddp, which waits for the gradients of all, must not sum in this step."""
         return not self.all_due and self.mesh.strategy == "ddp"
 
     @property
     def whole(self) -> list[nn.Parameter]:
-        """The parameters whose gradients nobody sums but this class: sharding leaves some whole,
-        and ddp knows only those that were trained when it was made, not what is unfrozen later."""
+        """The parameters whose gradients this class sums: sharding leaves some whole, and ddp knows
+        only those that were trained when it was made, not what is unfrozen later."""
         left = self.left
         if self.sums_itself:
             left = [parameter for stepper in self.due for _, parameter in stepper.named]
@@ -448,8 +445,8 @@ class Steppers:
 
     @contextlib.contextmanager
     def evaluating(self, *, average: bool = True) -> Iterator[None]:
-        """Have them show the weights to evaluate and to save, as schedule-free ones ask for; or the
-        average of the weights, if there is one."""
+        """Show the weights to evaluate and to save, as schedule-free optimizers ask for; or their
+        average, if there is one."""
         self._tell("eval")
         try:
             with contextlib.ExitStack() as shown:
@@ -478,7 +475,7 @@ def refuse_detached(loss: Tensor, name: str) -> None:
 def own_of(
     parameters: Mapping[str, nn.Parameter], optimizer: Optimizer | Factory, name: str
 ) -> Mapping[str, nn.Parameter]:
-    """Give what an optimizer may have: a function by a model's name gets those of that model."""
+    """Return what an optimizer may have: a function by a model's name gets those of that model."""
     if not name or isinstance(optimizer, Optimizer):
         return parameters
     return {key: p for key, p in parameters.items() if key.startswith(f"{name}.")}

@@ -1,7 +1,7 @@
 """Make one optimizer of several that train parts of one model by one loss: Muon beside AdamW.
 
-They share their groups and their state with it, so whoever sets a learning rate, saves or resumes
-sees one optimizer; each does its own part of a step.
+They share their groups and their state with it: a learning rate is set, and a state saved, as that
+of one optimizer. Each does its own part of a step.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Together(Optimizer):
             first = last
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take what load_state_dict() has read, and hand it on."""
+        """Hand on what load_state_dict() has read."""
         super().__setstate__(state)
         self._share()
 
@@ -90,7 +90,7 @@ def parts_of(optimizer: Optimizer) -> list[Optimizer]:
 
 
 def step(optimizer: Optimizer) -> None:
-    """Take a step of an optimizer, whose matrices may be in shards."""
+    """Call step() of an optimizer, whose matrices may be in shards."""
     groups = optimizer.param_groups
     if muon.is_muon(optimizer) and any(isinstance(p, DTensor) for g in groups for p in g["params"]):
         muon.step_on_shards(optimizer)

@@ -82,7 +82,7 @@ def make(config: Config, ranks: Ranks) -> Mesh:
 
 
 def picture(mesh: Mesh, ranks: Ranks) -> list[str]:
-    """Draw for people which ranks share what: a row per copy, a column per shard."""
+    """Draw which ranks share what: a row per copy, a column per shard."""
     if mesh.strategy == "single":
         return [f"one process on {device_name(ranks.device)}: nothing is shared"]
     if mesh.strategy == "ddp":
@@ -117,7 +117,7 @@ def spread(
     config: Config,
     fill: Callable[[], None] | None = None,
 ) -> nn.Module:
-    """Checkpointed, compiled and sharded block by block, so that one block is whole at a time.
+    """Checkpoint, compile and shard a model block by block, so that one block is whole at a time.
 
     A model may come without memory; `fill` gives it memory and values once it is sharded.
     """
@@ -269,7 +269,7 @@ def prefetch(ordered: list[FSDPModule], config: Config) -> None:
 
 
 class Replicated(nn.DataParallel[nn.Module]):
-    """DataParallel that has the attributes and methods of the model, too."""
+    """DataParallel that also has the attributes and methods of the model."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -368,7 +368,7 @@ def as_forward(model: nn.Module, compute: Callable[[nn.Module], T]) -> T:
 
 @contextlib.contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Say what helps where torch finds that sharded and whole tensors do not go together."""
+    """Raise with a fix where torch finds that sharded and whole tensors do not go together."""
     try:
         yield
     except (RuntimeError, NotImplementedError) as error:
@@ -382,7 +382,7 @@ def explained(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def backward_explained() -> Iterator[None]:
-    """Say what it means that FSDP finds parameters freed, or sums of other parameters."""
+    """Raise with a fix where FSDP finds parameters freed, or sums of other parameters."""
     try:
         yield
     except RuntimeError as error:
@@ -411,7 +411,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def modes_of(model: nn.Module) -> dict[nn.Module, bool]:
-    """Note of each module whether it is in training mode."""
+    """Return for each module whether it is in training mode."""
     return {module: module.training for module in model.modules()}
 
 
@@ -429,9 +429,11 @@ def plain_class(model: nn.Module) -> type:
 # -- what a rank has of a tensor ------------------------------------------------------------------
 
 
-@torch.no_grad()
 def local_tensor(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    if not isinstance(tensor, DTensor):
+        return tensor.detach()
+    with torch.no_grad():
+        return tensor.to_local()
 
 
 def sharded_like(parameter: Tensor, value: Tensor) -> Tensor:
@@ -445,7 +447,7 @@ def sharded_like(parameter: Tensor, value: Tensor) -> Tensor:
 
 
 def plain_of(tensor: Tensor) -> Tensor:
-    """Give the one tensor that this one is made of, if it is, spread over the ranks as it is."""
+    """Return the one tensor that this one is made of, if it is, spread over the ranks as it is."""
     local = local_tensor(tensor) if isinstance(tensor, DTensor) else tensor
     inside = [inner for _, inner in plain_names.made_of("", local)]
     if len(inside) != 1 or inside[0] is local or inside[0].shape != local.shape:
@@ -454,7 +456,7 @@ def plain_of(tensor: Tensor) -> Tensor:
 
 
 def is_empty(model: nn.Module) -> bool:
-    """Tell whether parts of it are on the meta device, without memory."""
+    """Return True if parts of it are on the meta device, without memory."""
     return any(tensor.is_meta for _, tensor in agreement.tensors(model))
 
 
