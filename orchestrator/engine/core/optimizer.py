@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -336,7 +337,10 @@ class LrScheduler:
 
     def _step(self, *loss: float) -> None:
         try:
-            self.scheduler.step(*loss)
+            with warnings.catch_warnings():
+                # The optimizer's first step may have been left out, and torch counts steps.
+                warnings.filterwarnings("ignore", "Detected call of .lr_scheduler", UserWarning)
+                self.scheduler.step(*loss)
         except ValueError:
             total = getattr(self.scheduler, "total_steps", None)
             if total is None or self.scheduler.last_epoch <= total:
