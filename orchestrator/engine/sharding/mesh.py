@@ -23,14 +23,13 @@ from torch.distributed.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import checkpoint
 from torch.utils._pytree import tree_leaves
 
-from orchestrator.common.errors import CheckFailed, UsageError
+from orchestrator.common.errors import UsageError
 from orchestrator.config.schema import COPIED, Config
 from orchestrator.config.sharding import check_offload, group_size
 from orchestrator.engine.ranks import agreement, plain_names
@@ -477,21 +476,16 @@ def give_memory(model: nn.Module, device: torch.device) -> None:
 
 def local_part(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return where this rank's part of a tensor begins in each dimension, and its shape."""
-    if not isinstance(tensor, DTensor):
-        return (0,) * tensor.dim(), tuple(tensor.shape)
-    shape, start = compute_local_shape_and_global_offset(
-        tensor.shape, tensor.device_mesh, tensor.placements
-    )
-    return tuple(start), tuple(shape)
+    start, local = [0] * tensor.dim(), local_tensor(tensor)
+    cut = tensor.placements[-1] if isinstance(tensor, DTensor) else None
+    if isinstance(tensor, DTensor) and isinstance(cut, Shard):
+        mesh, rows = tensor.device_mesh, tensor.shape[cut.dim]
+        each = -(-rows // mesh.size(mesh.ndim - 1))  # as torch.chunk cuts
+        start[cut.dim] = min(rows, each * mesh.get_local_rank(mesh.ndim - 1))
+    return tuple(start), tuple(local.shape)
 
 
 def local_rows(weight: Tensor) -> tuple[Tensor, range]:
     """Return the memory that this rank has of a parameter, and the rows that it stands for."""
-    local = weight.to_local() if isinstance(weight, DTensor) else weight
-    start, shape = local_part(weight)
-    if tuple(local.shape) != shape or shape[1:] != weight.shape[1:]:
-        raise CheckFailed(
-            f"a parameter of shape {tuple(weight.shape)} lies in parts of which this rank has"
-            f" {tuple(local.shape)}; the engine fills only rows"
-        )
-    return local, range(start[0], start[0] + shape[0])
+    (first, *_), (rows, *_) = local_part(weight)
+    return local_tensor(weight), range(first, first + rows)
