@@ -204,6 +204,8 @@ def shard(
     whole = kept_whole(modules)
     make_shardable(model, whole, ranks.device)
     for module in modules:
+        if refusals.has_no_forward(module):
+            give_forward(module)
         with left_where_they_were(module):
             fully_shard(
                 [module],  # torch 2.8 and 2.9 refuse containers that come alone
@@ -224,6 +226,17 @@ def shard(
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
     prefetch(parts[1:], config)  # the first is the model itself
+
+
+def give_forward(container: nn.Module) -> None:
+    """Make a class for a container as FSDP takes it: it looks for a forward, and wraps that."""
+    kind = type(container)
+    named = {"forward": without_forward, "__module__": kind.__module__}
+    container.__class__ = type(kind.__name__, (kind,), named)
+
+
+def without_forward(self: nn.Module, *_: object, **__: object) -> None:
+    raise NotImplementedError(f"a {type(self).__name__} has no forward: call the modules in it")
 
 
 def ranks_by_copy(mesh: Mesh) -> list[list[int]]:

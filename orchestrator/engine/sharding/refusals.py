@@ -37,12 +37,6 @@ def refuse_untrainable(model: nn.Module, ranks: Ranks) -> None:
 
 def refuse_unshardable(model: nn.Module) -> None:
     """Refuse what several ranks can train, but not in shards."""
-    if isinstance(model, (nn.ModuleList, nn.ModuleDict)) and has_no_forward(model):
-        raise UsageError(
-            f"the model is a {type(model).__name__}, which has no forward, and FSDP shards what"
-            " has one",
-            f"put it into a module with a forward, or give models=, by name; {WHOLE}",
-        )
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise UsageError(

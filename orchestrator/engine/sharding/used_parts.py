@@ -7,12 +7,13 @@ rank notes which parameters got a gradient; a number for them is compared in eve
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import zlib
 from collections.abc import Iterator
 from typing import Any, cast
 
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from orchestrator.common.errors import UsageError
@@ -64,21 +65,14 @@ class UsedParts:
                     self._watch(names[id(shard)], shard, whole)
             block.reshard()
 
-    def _watch(self, name: str, shard: nn.Parameter, whole: nn.Parameter) -> None:
-        note = functools.partial(self._note, len(self.names))
+    def _watch(self, name: str, shard: Any, whole: Any) -> None:
+        position = len(self.names)
         self.whole[id(shard)] = whole
         self.names.append(name)
-        for parameter, register in (
-            (whole, functools.partial(whole.register_post_accumulate_grad_hook, note)),
-            (shard, functools.partial(shard.register_hook, functools.partial(refuse_apart, name))),
-        ):
-            trains = parameter.requires_grad
-            parameter.requires_grad_(True)  # else torch registers no hook
-            register()
-            parameter.requires_grad_(trains)
-
-    def _note(self, position: int, _parameter: Tensor) -> None:
-        self.used.add(position)
+        with trained(whole):
+            whole.register_post_accumulate_grad_hook(lambda _: self.used.add(position))
+        with trained(shard):
+            shard.register_hook(functools.partial(refuse_apart, name))
 
     def close_micro_batch(self) -> None:
         self.numbers.append(zlib.crc32(repr(sorted(self.used)).encode()))
@@ -99,6 +93,15 @@ class UsedParts:
         if self.alike and len(set(numbers)) > 1:
             return rank
         return zlib.crc32(repr(numbers).encode()) & 0x3FFF
+
+
+@contextlib.contextmanager
+def trained(parameter: nn.Parameter) -> Iterator[None]:
+    """Let a parameter train for a moment: torch registers no hooks of a frozen one."""
+    before = parameter.requires_grad
+    parameter.requires_grad_(True)
+    yield
+    parameter.requires_grad_(before)
 
 
 def refuse_apart(name: str, _gradient: Any) -> None:
