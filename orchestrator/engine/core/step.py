@@ -289,7 +289,11 @@ class Steppers:
         self.model, self.mesh = model, mesh
         self.by_name = {
             name: Stepper(
-                *(optimizer, names, model, mesh, training[name]),
+                optimizer,
+                names,
+                model,
+                mesh,
+                training[name],
                 name=name,
                 every=(every or {}).get(name, 1),
                 **more,

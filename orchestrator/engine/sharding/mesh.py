@@ -68,14 +68,13 @@ def make(config: Config, ranks: Ranks) -> Mesh:
             " the model",
             'strategy="ddp" (fsdp.sharding_strategy), or leave it out',
         )
-    if strategy != "hybrid_shard":
-        row = init_device_mesh(ranks.device.type, (ranks.world,), mesh_dim_names=("shard",))
-        wait_as_long(config, *row.get_all_groups())
-        return Mesh(strategy, copies=1, mesh=row)
-    size = group_size([node for node, _ in ranks.nodes], config.fsdp.shard_size)
+    size = ranks.world
+    if strategy == "hybrid_shard":
+        size = group_size([node for node, _ in ranks.nodes], config.fsdp.shard_size)
     copies = ranks.world // size
-    names = ("replicate", "shard")
-    mesh = init_device_mesh(ranks.device.type, (copies, size), mesh_dim_names=names)
+    shape = (copies, size) if strategy == "hybrid_shard" else (size,)
+    names = ("replicate", "shard")[-len(shape) :]
+    mesh = init_device_mesh(ranks.device.type, shape, mesh_dim_names=names)
     wait_as_long(config, *mesh.get_all_groups())
     return Mesh(strategy, copies, mesh)
 
