@@ -332,13 +332,6 @@ def test_whoever_writes_to_the_terminal_is_seen(tmp_path: Path) -> None:
 
 # Settings that their owners mean to be set.
 SETTINGS = ("sys.", "os.environ", "torch.backends.")
-# What is left of it, each to go with the mechanism that it is part of: nothing is added here.
-REPLACED = {
-    # torch.optim.Muon orthogonalises a matrix in shards as a whole, and `parameter.data = value`
-    # reaches the shards.
-    "engine/sharding/muon.py": {"torch.optim._muon.muon"},
-    "engine/sharding/assignment.py": {"torch.distributed.tensor.DTensor.data"},
-}
 
 
 def imported_names(text: str) -> dict[str, str]:
@@ -386,7 +379,7 @@ def replaced(path: Path) -> set[str]:
 
 def test_no_attribute_of_another_library_is_set() -> None:
     found = {show(path): names for path in FILES if (names := replaced(path))}
-    assert found == REPLACED
+    assert found == {}
 
 
 @pytest.mark.parametrize(
@@ -409,6 +402,7 @@ def test_an_attribute_that_is_set_is_seen(tmp_path: Path, text: str) -> None:
 
 # Statements of a room. What comes in above it names what leaves.
 BUDGETS = {
+    "engine/sharding": 820,
     "head/connect": 1300,
     "head/follow": 2855,
     "head/background": 143,

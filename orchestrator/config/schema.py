@@ -285,7 +285,7 @@ class Distributed:
     bucket_cap_mb: float = field(default=25.0, metadata=DDP)  # gradients sent together
     gradient_as_bucket_view: bool = field(default=True, metadata=DDP)  # saves a copy
     static_graph: bool = field(default=False, metadata=DDP)
-    find_unused_parameters: bool = False  # steps may leave out parts of the model; costs memory
+    find_unused_parameters: bool = False  # steps may leave out parts of the model; ddp alone
     broadcast_buffers: bool = field(default=False, metadata=DDP)
     compare_copies: int | None = field(
         default=None, metadata=only("fsdp.sharding_strategy", "hybrid_shard", *COPIED)

@@ -61,7 +61,7 @@ from orchestrator.engine.saving.checkpoint import Checkpoints
 from orchestrator.engine.saving.in_memory import memory
 from orchestrator.engine.saving.in_memory.memory import Memory
 from orchestrator.engine.saving.in_memory.search import Found
-from orchestrator.engine.sharding import corruption, mesh, own_code, used_parts
+from orchestrator.engine.sharding import corruption, mesh, refusals
 from orchestrator.engine.sharding.blocks import described
 from orchestrator.engine.sharding.several import Models
 from orchestrator.records import checkpoint_manifest, checkpoint_store
@@ -113,7 +113,9 @@ class Trainer:
         scale_lr: multiply the learning rates by the number of ranks, at the start of the job.
         scheduler: one of torch's over the optimizer, or a function of the optimizer.
         scheduler_every: "step" or "epoch".
-        find_unused_parameters: for a model that does not use all parameters in every step.
+        find_unused_parameters: for a model that does not use all parameters in every step; ddp.
+        elementwise: an optimizer of your own updates each element by itself, and so may have
+            parameters in shards.
         stream: "dealt" if every rank's IterableDataset gives all samples, "own" if only its part.
         seed: of the order of the samples and of all randomness.
         device: of a single process; each of several has its own.
@@ -169,6 +171,7 @@ class Trainer:
         scheduler: Any = None,
         scheduler_every: str = "step",
         find_unused_parameters: bool = False,
+        elementwise: bool = False,
         stream: str = "dealt",
         seed: int = 0,
         device: str | int | torch.device | None = None,
@@ -183,20 +186,19 @@ class Trainer:
     ) -> None:
         settings.check_arguments(strategy, scheduler_every, stream, warmup_steps, log_every)
         given = (model, optimizer, scheduler), (models, optimizers, schedulers)
-        what = settings.trained(*given, strategy, config).seldom(every)
+        what = settings.trained(*given, strategy, config).seldom(every, elementwise)
         losses = Losses(loss, step, metrics or {}, [*what.optimizers], what.model)
         self._keys = settings.with_average(config or {}, ema)
         arguments = settings.arguments(precision, accumulate, clip_grad_norm, seed, log_every)
         everyone = self._join(arguments, strategy, find_unused_parameters, backend, device)
         strategy = self._chosen(what.model, arguments, strategy, find_unused_parameters, everyone)
-        self.config = kept_batch(self.config, everyone, loader=True)
-        lr_scale = ranks_of_batch(self.config, everyone, accumulate) if scale_lr else 1.0
-        rate, own = functools.partial(warmed_up, lr_scale, warmup_steps), (clip_grad_norm, ema)
-        self._assemble(self._spread(what, own, losses, everyone, strategy, weights, rate))
-        self._stream, self._hooks = stream, self._bound(on_train_begin, on_step_end, on_epoch_end)
+        scale = ranks_of_batch(self.config, everyone, accumulate) if scale_lr else 1.0
+        rates, own = (scale, warmup_steps), (clip_grad_norm, ema)
+        self._assemble(self._spread(what, own, losses, everyone, strategy, weights, rates))
+        self._stream, self._trackers = stream, Trackers(trackers, everyone, self._say)
+        self._hooks = self._bound(on_train_begin, on_step_end, on_epoch_end)
         self._schedulers = scheduled(self.parts.steppers, what.schedulers, scheduler_every)
-        self._say_rates(lr_scale, warmup_steps)
-        self._trackers = Trackers(trackers, everyone, self._say)
+        self._say_rates(*rates)
 
     def _spread(
         self,
@@ -206,7 +208,7 @@ class Trainer:
         everyone: Ranks,
         strategy: str,
         weights: str | Path | None,
-        lr_factor: Callable[[int], float],
+        rates: tuple[float, int],  # the factor of learning rates, and the steps of their rise
     ) -> Parts:
         """Spread the model over the ranks, and bind the optimizers to what becomes of it."""
         losses.to(everyone.device)
@@ -214,8 +216,9 @@ class Trainer:
         names, fill = names_of(model), self._filling(model, weights, everyone)
         shape, whole = mesh.distribute_local(model, strategy, everyone, self.config, fill)
         steppers = Steppers(
-            *(trained.optimizers, names, model, shape, each, trained.every), lr_factor=lr_factor
-        )
+            trained.optimizers, names, model, shape, each, trained.every,
+            lr_factor=functools.partial(warmed_up, *rates), elementwise=trained.elementwise,
+        )  # fmt: skip
         return Parts(self.config, everyone, shape, whole, model, losses, steppers)
 
     def _bound(self, *hooks: Hook | None) -> training_loop.Hooks:
@@ -255,18 +258,18 @@ class Trainer:
         unused: bool,
         everyone: Ranks,
     ) -> str:
-        """Replace `auto` by a strategy, and say which.
+        """Replace `auto` by a strategy, and say which; keep the batch that the job began with.
 
-        Its ddp takes models that leave out parts of themselves, as hybrid_shard does: what nobody
-        asked for has to work with any model. That costs ddp a look at the graph of each step.
+        The ddp of `auto` takes models that leave out parts of themselves: what nothing asked for
+        has to work with any model. That costs ddp a look at the graph of each step.
         """
-        if strategy != "auto" or everyone.world == 1:
-            return strategy
-        strategy, reason = settings.choose(model, everyone, self._keys)
-        say(everyone, reason)
-        static = self._keys.get("distributed", {}).get("static_graph")
-        unused = unused or (strategy == "ddp" and not static)
-        self.config = settings.config_of(arguments, strategy, unused, self._keys)
+        if strategy == "auto" and everyone.world > 1:
+            strategy, reason = settings.choose(model, everyone, self._keys)
+            say(everyone, reason)
+            static = self._keys.get("distributed", {}).get("static_graph")
+            unused = unused or (strategy == "ddp" and not static)
+            self.config = settings.config_of(arguments, strategy, unused, self._keys)
+        self.config = kept_batch(self.config, everyone, loader=True)
         return strategy
 
     @classmethod
@@ -280,7 +283,7 @@ class Trainer:
         path = as_path(config.model.weights) if config.model.weights is not None else None
         fill = functools.partial(fill_model, model, path, config, everyone.device)
         if not build.is_built_in(model):
-            own_code.refuse_untrainable(model, everyone)
+            refusals.refuse_untrainable(model, everyone)
             refuse_unfit(model, config)
         optimizer = configured(config, model)
         whole = mesh.spread(model, shape, everyone, config, fill)
@@ -508,7 +511,7 @@ class Trainer:
 
     def evaluate(self, loader: Any) -> Metrics:
         """Give the means over all samples of all ranks, each counted once. Every rank calls it."""
-        with randomness_kept(), used_parts.watched(self.model):
+        with randomness_kept():
             metrics = evaluation.evaluate(self.parts, self._shared(loader, "loader"))
         assert metrics is not None
         return metrics
@@ -525,7 +528,7 @@ class Trainer:
                 f"predict() does not know which of the models to call: {', '.join(self.models)}",
                 "say it: trainer.predict(loader, lambda models, batch: models[NAME](batch))",
             )
-        with randomness_kept(), used_parts.watched(self.model):
+        with randomness_kept():
             return evaluation.predict(self.parts, self._shared(loader, "loader"), output)
 
     @checked()

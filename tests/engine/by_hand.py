@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -48,47 +47,20 @@ def by_hand(
     make: Make,
     after: Callable[[nn.Module, int], None] | None = None,
     poisoned: slice = NONE,
-    *,
-    turned: int = 0,  # the samples of each batch, by so many: sums round differently
-    parts: int = 1,  # of each batch, whose gradients are added up: as ranks round
-    seed: int = 0,  # of what the optimizer draws
 ) -> dict[str, Tensor]:
     model = net(frozen=after is thaw)
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     optimizer = make(model.parameters())
     switch(optimizer, "train")
     for number, (x, y) in enumerate(DataLoader(data(poisoned), BATCH), 1):
         optimizer.zero_grad()
-        pairs = zip(x.roll(turned, 0).chunk(parts), y.roll(turned, 0).chunk(parts), strict=True)
-        losses = [functional.mse_loss(model(inputs), targets) / parts for inputs, targets in pairs]
-        for loss in losses:
-            loss.backward()
-        if torch.stack(losses).isfinite().all():
+        loss = functional.mse_loss(model(x), y)
+        loss.backward()
+        if loss.isfinite():
             optimizer.step()
         if after is not None:
             after(model, number)
     switch(optimizer, "eval")
-    return dict(model.state_dict())
-
-
-def resumed_by_hand(make: Make) -> dict[str, Tensor]:
-    """Train half, and the rest with a new model and optimizer that take their state_dict()s."""
-    states: tuple[Any, Any] | None = None
-    for half in range(2):
-        model = net()
-        torch.manual_seed(0)
-        optimizer = make(model.parameters())
-        if states is not None:
-            model.load_state_dict(states[0])
-            optimizer.load_state_dict(states[1])
-        switch(optimizer, "train")
-        for number, (x, y) in enumerate(DataLoader(data(), BATCH)):
-            if number // (STEPS // 2) == half:
-                optimizer.zero_grad()
-                functional.mse_loss(model(x), y).backward()
-                optimizer.step()
-        switch(optimizer, "eval")
-        states = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     return dict(model.state_dict())
 
 
@@ -184,11 +156,6 @@ def falling(make: Make) -> Make:
 def thaw(model: nn.Module, step: int) -> None:
     """Have the second layer trained from the third step on."""
     model.get_submodule("2").requires_grad_(step >= 2)
-
-
-def clamp_by_assignment(model: nn.Module, step: int) -> None:
-    for parameter in model.parameters():
-        parameter.data = parameter.data.clamp(-0.2, 0.2)
 
 
 def going_on(make: Make, place: Path, **more: Any) -> float:

@@ -40,13 +40,13 @@ class Average:
         self.is_shown = False
 
     def _pairs(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Give what this rank has of the average, and of the weights."""
+        """Return what this rank has of the average, and of the weights."""
         mine = [local_tensor(weight) for weight in self.weights.values()]
         return mine, [local_tensor(parameter) for parameter in self.parameters.values()]
 
     @torch.no_grad()
     def update(self, bad: Tensor) -> None:
-        """Take the weights after a step; those of a step that was left out are none (bad is 1.0).
+        """Average in the weights after a step, unless it was left out (bad is 1.0).
 
         The first ones are taken as they are. The host waits for nothing that is on a GPU.
         """
@@ -63,7 +63,7 @@ class Average:
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
-        """Let the model have the average for its weights meanwhile; before a step there is none."""
+        """Show the average as the weights of the model; before a step there is none."""
         if self.is_shown or not self.updates.item():
             yield
             return

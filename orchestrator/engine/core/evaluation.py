@@ -20,7 +20,7 @@ from orchestrator.engine.data.sharded_loader import Shard
 from orchestrator.engine.models.losses import Totals, call, inputs_of
 from orchestrator.engine.ranks.collectives import gather_tensors
 from orchestrator.engine.ranks.ranks import gather
-from orchestrator.engine.sharding import mesh, used_parts
+from orchestrator.engine.sharding import low_precision, mesh
 
 
 def evaluate(
@@ -34,13 +34,12 @@ def evaluate(
             if stop():
                 return None
             batch = to_device(micro.data, ranks.device)
-            with mesh.computing(parts.mesh, ranks, config):
+            with low_precision.computing(config.training.mixed_precision, ranks.device):
                 totals = mesh.as_forward(
                     model,
                     lambda own: parts.losses(own, batch, micro.drawn),  # noqa: B023
                 )
                 add(sums, totals, real=micro.real)
-        used_parts.all_at_end(model)
     refuse_other_names(tuple(sums))
     total = torch.stack([value for pair in sums.values() for value in pair])
     if ranks.world > 1:
@@ -90,16 +89,16 @@ def predict(parts: Parts, batches: Shard, output: Forward) -> Any:
     rows: list[int] = []  # of this rank, by batch
     leaves: list[list[Tensor]] = []
     spec: Any = None
+    low = parts.config.training.mixed_precision
     with parts.steppers.evaluating(), mesh.evaluating(parts.model), torch.no_grad():
         for micro in batches.epoch(0):
             batch = to_device(micro.data, parts.ranks.device)
-            with mesh.computing(parts.mesh, parts.ranks, parts.config):
+            with low_precision.computing(low, parts.ranks.device):
                 result = mesh.as_forward(parts.model, lambda model: output(model, batch))  # noqa: B023
             leaves_here, spec = tree.tree_flatten(result)
             count = rows_of(leaves_here, micro)
             rows.append(count if micro.real else 0)
             leaves.append([leaf[: rows[-1]].to("cpu", copy=True) for leaf in leaves_here])
-        used_parts.all_at_end(parts.bare)
     order = in_order(gather_tensors(torch.tensor(rows)), interleaved=batches.interleaved)
     return tree.tree_unflatten(
         [together(list(leaves_here), order) for leaves_here in zip(*leaves, strict=True)], spec

@@ -19,8 +19,8 @@ from orchestrator.engine.core.optimizer_state import (
     BY_NAME,
     Content,
     by_name,
-    forms_of,
     of_name,
+    target,
     tensors_of,
 )
 from orchestrator.engine.core.step import Stepper, Steppers
@@ -113,7 +113,7 @@ class AuxiliaryState:
         for name, content in self._kept().items():
             if name in progress.get("kept", {}):
                 wanted = tensors_of(progress["kept"][name])
-                tensors = self._targets(name, set(wanted), content, forms_of(progress))
+                tensors = self._targets(name, set(wanted), content, progress["forms"])
                 self.primed |= prefixed("kept", tensors)
         return self.primed
 
@@ -121,9 +121,9 @@ class AuxiliaryState:
         self, name: str, wanted: set[str], content: Content, forms: Mapping[str, Any]
     ) -> dict[str, Tensor]:
         """Make for an object what it lacks: its load_state_dict() knows what to do with it."""
-        now, factory = content.tensors, self.steppers.first.state.factory
+        now, device = content.tensors, self.steppers.device
         if wanted <= forms.keys() and not isinstance(self.holders[name], dict):
-            return {path: factory.target(forms[path], now.get(path), None) for path in wanted}
+            return {path: target(forms[path], now.get(path), None, device) for path in wanted}
         if other := sorted(wanted ^ now.keys()):
             raise CheckFailed(
                 f"what is kept as {name!r} has other tensors than in the checkpoint: {other[0]}"

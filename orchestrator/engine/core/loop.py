@@ -39,7 +39,7 @@ from orchestrator.engine.saving import ownership
 from orchestrator.engine.saving.checkpoint import Checkpoints
 from orchestrator.engine.saving.in_memory.memory import Memory
 from orchestrator.engine.saving.pieces import several
-from orchestrator.engine.sharding import mesh, used_parts
+from orchestrator.engine.sharding import low_precision, mesh, used_parts
 from orchestrator.engine.sharding.corruption import Comparison
 
 Hook = Callable[[], Any]
@@ -92,7 +92,6 @@ class Loop:
         with (
             contextlib.ExitStack() as after,
             self.policy.vote.listening(),
-            used_parts.watched(self.parts.model),
             Profile(
                 *(profiling, outputs_directory(), ranks, say),
                 marks=self.reporter.phases.mark,
@@ -111,7 +110,10 @@ class Loop:
             # A hook is heard after its step, so all vote after it; else while the step computes.
             self.votes_late = any(gather(ranks.world == 1 or self.hooks.on_step_end is not None))
             self._warn_of_untrained()
-            self._rehearse()
+            if self.parts.used is not None:
+                self.parts.used.find()
+            if self.checkpoints or self.memory:
+                whole_state.state_of(self.parts.bare, {})  # refuse what no checkpoint can hold
             self._call(self.hooks.on_train_begin)
             self.policy.before_first_step()
             trains = not state.ended
@@ -172,21 +174,21 @@ class Loop:
     def _micro(self, micro: Micro, index: int, *, complete: bool) -> None:
         """Forward and backward; gradients are summed over the ranks when the step is complete."""
         parts, phases = self.parts, self.reporter.phases
-        config, ranks, used = parts.config, parts.ranks, used_parts.of(parts.model)
+        config, ranks, used = parts.config, parts.ranks, parts.used
         alone = parts.steppers.sums_itself
         seed_all(config.training.seed, self.state.step + 1, index, ranks.rank)
         with (
             phases("forward_backward"),
             mesh.backward(parts.model, parts.mesh, config, last=complete and not alone),
         ):
-            with (
-                mesh.computing(parts.mesh, ranks, config),
-                mesh.sharding_explained(parts.mesh, "the model's forward"),
-            ):
+            with low_precision.computing(config.training.mixed_precision, ranks.device):
                 totals = mesh.as_forward(parts.model, lambda model: parts.totals(model, micro))
-            parts.steppers.backward(totals, phases.backward, real=micro.real)
-        if complete and used is not None:
-            self.used = used.close_step()
+            with mesh.backward_explained():
+                parts.steppers.backward(totals, phases.backward, used, real=micro.real)
+        if used is not None:
+            used.close_micro_batch()
+            if complete:
+                self.used = used.close_step(ranks.rank)
         if micro.real:
             self.reporter.ledger.add(micro.ids, totals["loss"][0].detach())
         add(self.sums, totals, real=micro.real)
@@ -254,21 +256,10 @@ class Loop:
     def _restore_randomness(self) -> None:
         self.users.restore()
 
-    def _rehearse(self) -> None:
-        """Refuse, or say, before the first step what a resume would not have."""
-        if self.state.step or not (self.checkpoints or self.memory):
-            return
-        whole_state.state_of(self.parts.bare, {})
-        for stepper in self.parts.steppers:
-            found = stepper.rehearse()
-            refuse_unsaved(stepper.optimizer, found.unsaved)
-            if found.problem:
-                self.reporter.say(f"WARNING: a resume will not go on to the bit: {found.problem}")
-
     def _refuse_unsaved(self) -> None:
-        """Refuse at the first step, and not at a resume, what a trial has not shown."""
+        """Refuse at the first step, and not at a resume, what no checkpoint can hold."""
         steppers, saves = self.parts.steppers, bool(self.checkpoints or self.memory)
-        if self.savable or not saves or not any(s.optimizer.state or s.owners for s in steppers):
+        if self.savable or not saves or not any(s.optimizer.state or s.proved for s in steppers):
             return
         self.savable = True
         for stepper in steppers:
@@ -352,7 +343,7 @@ class Loop:
         if comparison is None:
             return
         if last or self.policy.save or comparison.due(step):
-            used_parts.shards_again(self.parts.bare)
+            used_parts.reshard(self.parts.bare)
             state = {
                 n: t for s in self.parts.steppers for n, t in s.state.content().tensors.items()
             }
@@ -460,9 +451,8 @@ def refuse_unsaved(optimizer: Optimizer, names: list[str]) -> None:
         raise UsageError(
             f"no checkpoint can hold {', '.join(sorted(set(names)))} of the optimizer"
             f" ({type(optimizer).__name__}), and a resume would begin without",
-            "have it keep tensors, numbers, texts, lists and dicts of them, or objects of its"
-            " package with such attributes; or train without save_to=, save_every= and"
-            " --max-restarts",
+            "have its state_dict() hold tensors, numbers, texts, and lists and dicts of them; or"
+            " train without save_to=, save_every= and --max-restarts",
         )
 
 

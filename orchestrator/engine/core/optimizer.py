@@ -6,20 +6,31 @@ import contextlib
 import functools
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.optim import SGD, Adam, AdamW, Optimizer
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.optim import (
+    ASGD,
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    NAdam,
+    Optimizer,
+    RAdam,
+    RMSprop,
+)
 from torch.utils import _pytree as tree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.schema import Config, Scheduler
-from orchestrator.engine.core.optimizer_state import HOW, by_name, of_name, summed
+from orchestrator.engine.core.optimizer_state import HOW, by_name, of_name
 from orchestrator.engine.core.stopping import Metrics
 from orchestrator.engine.core.together import one_of_several, parts_of
 from orchestrator.engine.models.import_by_name import kind
@@ -31,8 +42,9 @@ from orchestrator.engine.sharding.mesh import Mesh
 
 Factory = Callable[[list[nn.Parameter]], Optimizer]
 
-FUSED = (AdamW, Adam, SGD)  # elementwise, with kernels that take a scale and may do nothing
-KERNELS = (torch.ops.aten._fused_adamw_, torch.ops.aten._fused_adam_, torch.ops.aten._fused_sgd_)
+FUSED = (AdamW, Adam, SGD)  # with kernels that may do nothing
+# These update each element by itself, by operations that torch has for tensors in shards.
+ELEMENTWISE = (*FUSED, RAdam, NAdam, Adamax, Adagrad, Adadelta, RMSprop, ASGD)
 
 
 def configured(config: Config, model: nn.Module) -> Factory:
@@ -91,7 +103,6 @@ def bound(
         for group in optimizer.param_groups:
             refuse_strangers([p for p in group["params"] if id(p) not in names])
             move(optimizer, group, names, now)
-        refuse_left_behind(optimizer, names, now)
     elif callable(optimizer):
         wanted = [parameter for parameter in now.values() if parameter.requires_grad]
         optimizer = optimizer(wanted)
@@ -115,7 +126,7 @@ def bound(
 
 
 def is_summed(parameter: nn.Parameter, mesh: Mesh) -> bool:
-    """Tell whether torch sums this parameter's gradients over the ranks, if there are several."""
+    """Return True if torch sums this parameter's gradients over the ranks, if there are several."""
     if mesh.mesh is not None:
         return isinstance(parameter, DTensor)
     return mesh.strategy == "single" or parameter.requires_grad
@@ -141,22 +152,17 @@ def refuse_closure(optimizer: Optimizer) -> None:
         )
 
 
-def refuse_left_behind(
-    optimizer: Optimizer, names: Mapping[int, str], now: Mapping[str, nn.Parameter]
-) -> None:
-    """Refuse one that holds whole parameters elsewhere than in its groups, which nothing trains
-    once the model is sharded."""
-    held = tree.tree_leaves([value for key, value in vars(optimizer).items() if key != "state"])
-    inner = [leaf.param_groups for leaf in held if isinstance(leaf, Optimizer)]
-    for leaf in [*held, *tree.tree_leaves(inner)]:
-        name = names.get(id(leaf)) if isinstance(leaf, nn.Parameter) else None
-        if name is not None and now[name] is not leaf:
-            raise UsageError(
-                f"{type(optimizer).__name__} holds {name} outside its own groups, and sharding puts"
-                " another parameter in its place",
-                "let the Trainer make it, by a function of the parameters: Trainer(model, lambda"
-                f" parameters: {type(optimizer).__name__}(parameters, ...))",
-            )
+def refuse_not_elementwise(optimizer: Optimizer) -> None:
+    """Refuse an optimizer that may need whole tensors, of which a rank has only its shards."""
+    if muon.is_muon(optimizer):
+        muon.refuse_few_rows(optimizer)
+        return
+    if type(optimizer) not in ELEMENTWISE:
+        raise UsageError(
+            f"{type(optimizer).__name__} may need whole tensors, and the parameters are in shards",
+            'strategy="ddp" (fsdp.sharding_strategy), or elementwise=True if it updates each'
+            " element by itself",
+        )
 
 
 def move(
@@ -180,49 +186,34 @@ def placed(old: Tensor, new: Tensor, value: Any) -> Any:
     return value.to(new.device)
 
 
-def copy_of(lr: Any) -> Any:
-    return lr.clone() if isinstance(lr, Tensor) else lr
-
-
-def set_lr(group: dict[str, Any], value: Any) -> None:
-    if isinstance(group["lr"], Tensor):
-        group["lr"].fill_(value)
-    else:
-        group["lr"] = value
-
-
 @contextlib.contextmanager
 def lr_multiplied(optimizer: Optimizer, factor: float) -> Iterator[None]:
     """Change the learning rates for one step: a scheduler of the user's reckons with its own."""
     groups = optimizer.param_groups if factor != 1.0 else []
-    if any(group.get("lr") is None for group in groups):
+    before = [group.get("lr") for group in groups]
+    if None in before:
         raise UsageError(
             f"{type(optimizer).__name__} has no learning rate (lr) that could be multiplied",
             "leave out warmup_steps= and scale_lr=",
         )
-    before = [copy_of(group["lr"]) for group in groups]
-    for group, lr in zip(groups, before, strict=True):
-        set_lr(group, lr * factor)
+    for group in groups:
+        group["lr"] = group["lr"] * factor
     yield
     for group, lr in zip(groups, before, strict=True):
-        set_lr(group, lr)
-
-
-def as_number(item: tuple[str, Any]) -> tuple[str, Any]:
-    key, value = item
-    return key, value.item() if isinstance(value, Tensor) and not value.dim() else value
+        group["lr"] = lr
 
 
 def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Give what a user can set of each group of parameters, as JSON keeps it."""
-    return [
-        {key: v for key, v in map(as_number, group.items()) if is_plain(v)}
+    """Return what a user can set of each group of parameters, as JSON keeps it."""
+    plain = [
+        {k: v.item() if isinstance(v, Tensor) and not v.dim() else v for k, v in group.items()}
         for group in optimizer.param_groups
     ]
+    return [{key: v for key, v in group.items() if is_plain(v)} for group in plain]
 
 
 def is_plain(value: Any) -> bool:
-    """Tell whether JSON keeps it as it is."""
+    """Return True if JSON keeps it as it is."""
     if isinstance(value, (list, tuple)):
         return all(map(is_plain, value))
     if isinstance(value, dict):
@@ -234,7 +225,7 @@ def is_plain(value: Any) -> bool:
 
 
 def fuse(optimizer: Optimizer) -> bool:
-    """Have it use fused kernels, if torch has them and the user has not chosen another way.
+    """Use fused kernels, if torch has them and the user has not chosen another way.
 
     SGD's are used in single steps: on the first of a parameter they need those of all others.
     """
@@ -250,13 +241,17 @@ def can_fuse(optimizer: Optimizer) -> bool:
     for group in optimizer.param_groups:
         if group.get("fused") is False or any(group.get(how) for how in HOW[1:]):
             return False
+        sharded = [isinstance(parameter, DTensor) for parameter in group["params"]]
+        # torch takes no list of whole tensors and shards, and has no fused SGD for shards.
+        if any(sharded) and (type(optimizer) is SGD or not all(sharded)):
+            return False
         if not all(has_kernel(parameter) for parameter in group["params"]):
             return False
     return True
 
 
 def has_kernel(parameter: Tensor) -> bool:
-    """Tell whether a fused kernel does for it what the optimizer says.
+    """Return True if a fused kernel does for it what the optimizer says.
 
     On processors SGD's leaves bf16 and fp16 as they are, and Adam's makes infinities of fp16.
     """
@@ -266,21 +261,9 @@ def has_kernel(parameter: Tensor) -> bool:
     )
 
 
-def is_watched(optimizer: Optimizer) -> bool:
-    """Tell whether code of the user's runs around its step, and would see gradients unscaled."""
-    hooks = (
-        optimizer._optimizer_step_pre_hooks,
-        optimizer._optimizer_step_post_hooks,
-        _global_optimizer_pre_hooks,
-        _global_optimizer_post_hooks,
-    )
-    replaced = vars(optimizer).get("step")
-    return any(hooks) or not (replaced is None or hasattr(replaced, "_wrapped_by_lr_sched"))
-
-
 def makes_state(optimizer: Optimizer) -> bool:
-    """Tell whether this step makes state, which must not happen in one that may be left out:
-    the memory of fused SGD's momentum holds anything before its first step."""
+    """Return True if this step makes state, which one that may be left out must not do: the memory
+    of fused SGD's momentum holds anything before its first step."""
     return any(
         parameter.grad is not None and not optimizer.state.get(parameter)
         for group in optimizer.param_groups
@@ -289,83 +272,19 @@ def makes_state(optimizer: Optimizer) -> bool:
     )
 
 
-class OnShards(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Give what is elementwise this rank's shards: that is all there is to do.
-    The dispatch of DTensors costs more host time than such a step, and does not know all of it.
-
-    A sum is added up over the ranks at once: torch changes nothing in place of which each rank has
-    a part, and gives item() that part. What is whole on each rank goes together with tensors."""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
-        local = func.overloadpacket in KERNELS or (is_elementwise(func) and are_alike(args))
-        if local or are_whole(args):
-            args = [
-                [*map(shard_of, a)] if isinstance(a, (list, tuple)) else shard_of(a) for a in args
-            ]
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, (list, tuple)):
-            return type(result)(map(summed, result))
-        return summed(result)
-
-
-def is_elementwise(func: Any) -> bool:
-    """Tell whether it changes the tensors of a list in place: all that do are elementwise."""
-    name = func.overloadpacket.__name__
-    return bool(name.startswith("_foreach_") and name.endswith("_"))
-
-
-def are_alike(args: Sequence[Any]) -> bool:
-    """Tell whether the n-th tensors of all lists are in shards of one kind."""
-    lists = [a for a in args if isinstance(a, (list, tuple)) and isinstance(a[0], Tensor)]
-    return not any(isinstance(a, Tensor) for a in args) and all(
-        of_one_kind(*row) for row in zip(*lists, strict=True)
-    )
-
-
-def are_whole(args: Sequence[Any]) -> bool:
-    """Tell whether there is a tensor at first, and only what is whole on each rank beside it."""
-    if not args or isinstance(args[0], DTensor):
-        return False
-    first, *others = tree.tree_leaves(args) or [None]
-    sharded = [value for value in others if isinstance(value, DTensor)]
-    plain = isinstance(first, Tensor) and not isinstance(first, DTensor)
-    return bool(plain and sharded) and all(p.is_replicate() for t in sharded for p in t.placements)
-
-
-def of_one_kind(first: Tensor, *others: Tensor) -> bool:
-    if not isinstance(first, DTensor) or any(p.is_partial() for p in first.placements):
-        return False
-    kind = first.shape, first.placements, first.device_mesh
-    return all(
-        isinstance(t, DTensor) and (t.shape, t.placements, t.device_mesh) == kind for t in others
-    )
-
-
-def shard_of(value: Any) -> Any:
-    return value.to_local() if isinstance(value, DTensor) else value
-
-
 @contextlib.contextmanager
-def on_shards() -> Iterator[None]:
-    """Have a step compute on this rank's shards, as far as that comes to the same."""
-    with OnShards(), muon.on_shards():  # type: ignore[no-untyped-call]
-        yield
-
-
-@contextlib.contextmanager
-def left_to_kernels(optimizer: Any, divisor: Tensor, bad: Tensor) -> Iterator[None]:
-    """Have fused kernels divide the gradients, and do nothing at all in a bad step: so nothing
-    waits for the device."""
+def left_to_kernels(optimizer: Any, bad: Tensor) -> Iterator[None]:
+    """Make fused kernels do nothing in a bad step, as torch.amp does: the host need not wait."""
     before = [group["fused"] for group in optimizer.param_groups]
-    optimizer.grad_scale, optimizer.found_inf = divisor.float(), bad
+    optimizer.grad_scale, optimizer.found_inf = None, bad
     for group in optimizer.param_groups:
         group["fused"] = True
-    yield
-    for group, fused in zip(optimizer.param_groups, before, strict=True):
-        group["fused"] = fused
-    del optimizer.grad_scale, optimizer.found_inf
+    try:
+        yield
+    finally:
+        for group, fused in zip(optimizer.param_groups, before, strict=True):
+            group["fused"] = fused
+        del optimizer.grad_scale, optimizer.found_inf
 
 
 # -- the learning rate -----------------------------------------------------------------------------
@@ -417,10 +336,11 @@ class LrScheduler:
             self._step(loss)
 
     def _step(self, *loss: float) -> None:
-        # The optimizer's step was left out, perhaps: torch would warn of the order of calls.
-        self.optimizer._opt_called = True  # type: ignore[attr-defined]
         try:
-            self.scheduler.step(*loss)
+            with warnings.catch_warnings():
+                # The optimizer's first step may have been left out, and torch counts steps.
+                warnings.filterwarnings("ignore", "Detected call of .lr_scheduler", UserWarning)
+                self.scheduler.step(*loss)
         except ValueError:
             total = getattr(self.scheduler, "total_steps", None)
             if total is None or self.scheduler.last_epoch <= total:
@@ -433,19 +353,19 @@ class LrScheduler:
             ) from None
 
     def state(self) -> dict[str, Any] | None:
-        """Give what JSON keeps: a checkpoint's progress is written so."""
+        """Return what JSON keeps of its state."""
         if self.scheduler is None:
             return None
         return {k: v for k, v in self._whole_state().items() if is_plain(v)}
 
     def _whole_state(self) -> dict[str, Any]:
-        """Give what torch's schedulers give, also for a user's own that has no more than step()."""
+        """Return its state_dict(), or the attributes of a user's own that has step() alone."""
         if hasattr(self.scheduler, "state_dict"):
             return dict(self.scheduler.state_dict())
         return {k: v for k, v in vars(self.scheduler).items() if k != "optimizer"}
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Take the rest (functions, counters) from the scheduler as it was made again."""
+        """Read a saved state; functions stay as the scheduler was made."""
         if self.scheduler is None or state is None:
             return
         whole = {**self._whole_state(), **state}
@@ -462,12 +382,12 @@ class Schedulers:
         self.by_name = by_name
 
     def after_step(self, names: Sequence[str]) -> None:
-        """Step those of the optimizers that have stepped."""
+        """Advance the schedulers of optimizers that stepped."""
         for name in names:
             self.by_name[name].after_step()
 
     def after_epoch(self, metrics: Metrics) -> None:
-        """Let each see the loss of its own optimizer, if that was due in this epoch."""
+        """Show each the loss of its own optimizer, if that was due in this epoch."""
         for name, scheduler in self.by_name.items():
             scheduler.after_epoch(metrics.get(loss_of(name)))
 
@@ -480,7 +400,7 @@ class Schedulers:
 
 
 def schedule(config: Scheduler, step: int, max_steps: int) -> float:
-    """Give steps 1, 2, ... their part of the highest learning rate; a resume needs no state."""
+    """Return the part of the highest learning rate that step 1, 2, ... has."""
     total = config.total_steps or max_steps
     warmup = max(1, total // 20) if config.warmup_steps is None else config.warmup_steps
     if step <= warmup:

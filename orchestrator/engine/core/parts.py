@@ -24,6 +24,7 @@ from orchestrator.engine.saving import ownership, weights
 from orchestrator.engine.saving.checkpoint import Checkpoints
 from orchestrator.engine.sharding import mesh
 from orchestrator.engine.sharding.mesh import Mesh
+from orchestrator.engine.sharding.used_parts import UsedParts
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,14 @@ class Parts:
         if isinstance(self.losses, Losses):
             return self.losses(model, micro.data, micro.drawn, self.steppers.names_due)
         return self.losses(model, micro.data, micro.drawn)
+
+    @functools.cached_property
+    def used(self) -> UsedParts | None:
+        """The parts of a sharded model that a step uses; ddp looks after its own."""
+        if self.mesh.mesh is None:
+            return None
+        alike = mesh.waits_for_copies(self.bare, self.mesh, self.config)
+        return UsedParts(self.bare, alike=alike)
 
     @functools.cached_property
     def auxiliary(self) -> AuxiliaryState:

@@ -190,9 +190,10 @@ class Trained:
     optimizers: Mapping[str, Any]
     schedulers: Mapping[str, Any]
     every: Mapping[str, int] = field(default_factory=dict)  # steps between two of an optimizer
+    elementwise: bool = False  # the program says so of its own optimizers
 
-    def seldom(self, every: Mapping[str, int] | None) -> Trained:
-        """Have some optimizers step in every so many steps only."""
+    def seldom(self, every: Mapping[str, int] | None, elementwise: bool) -> Trained:
+        """Let some optimizers step in every so many steps only."""
         refuse_unknown("every=", every or {}, self.optimizers)
         for name, steps in (every or {}).items():
             whole_number(f"every[{name!r}]", steps)
@@ -201,7 +202,7 @@ class Trained:
                 "every= leaves steps in which no optimizer steps",
                 "let one of them step in each: leave it out of every=",
             )
-        return dataclasses.replace(self, every=every or {})
+        return dataclasses.replace(self, every=every or {}, elementwise=elementwise)
 
     @staticmethod
     def of_one(model: Any, optimizer: Any, scheduler: Any) -> Trained:

@@ -14,42 +14,37 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.schema import Training
 from orchestrator.engine.core.average import Average, refuse_two_averages
 from orchestrator.engine.core.optimizer import (
-    FUSED,
     Factory,
     bound,
-    copy_of,
     fuse,
     is_summed,
-    is_watched,
     left_to_kernels,
     lr_multiplied,
     makes_state,
-    on_shards,
+    refuse_not_elementwise,
     settings_of,
 )
-from orchestrator.engine.core.optimizer_state import OptimizerState, Rehearsal, TensorFactory
+from orchestrator.engine.core.optimizer_state import OptimizerState
 from orchestrator.engine.core.together import parts_of
+from orchestrator.engine.core.together import step as step_of
 from orchestrator.engine.models.losses import Totals, loss_of
 from orchestrator.engine.observe.reporter import BAD, StepReport
 from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.ranks.randomness import seed_all
 from orchestrator.engine.ranks.ranks import from_rank_0_by_store
-from orchestrator.engine.sharding import used_parts
-from orchestrator.engine.sharding.assignment import carry_assignments
 from orchestrator.engine.sharding.blocks import has_sparse, sum_whole
-from orchestrator.engine.sharding.by_owner import owners_of
-from orchestrator.engine.sharding.mesh import Mesh, local_tensor, sharding_explained
+from orchestrator.engine.sharding.mesh import Mesh, local_tensor
+from orchestrator.engine.sharding.used_parts import UsedParts
 
 Sums = Mapping[str, tuple[Tensor, Tensor]]
 
-# Of these no trial is needed: they are right on shards.
-KNOWN = (*FUSED, *([torch.optim.Muon] if hasattr(torch.optim, "Muon") else []))
 FIRST_SCALE = 2.0**16  # of fp16 losses, as in torch.amp
 LARGEST_SCALE = 2.0**24
 GROW_AFTER = 2000  # good steps
@@ -73,9 +68,8 @@ class Stepper:
     """Any torch optimizer, on the parameters as they are spread over the ranks.
 
     It is driven by its contract: step() on gradients that are divided and clipped, zero_grad(),
-    state_dict(), load_state_dict(), and train() and eval() if it has them. torch's own AdamW, Adam
-    and SGD may be asked to do the division in their fused kernels, where nobody would see the
-    difference; the host then waits for nothing.
+    state_dict(), load_state_dict(), and train() and eval() if it has them. The fused kernels of
+    torch's AdamW, Adam and SGD are told which step to leave out, so that the host does not wait.
     """
 
     def __init__(
@@ -91,6 +85,7 @@ class Stepper:
         lr_factor: Callable[[int], float] = lambda step: 1.0,
         nominal: float | None = None,  # things counted in a step, if all are: keeps sums near one
         keeps_settings: bool = False,  # on a resume: the learning rate, weight decay ... of today
+        elementwise: bool = False,  # the program says so of an optimizer of its own
     ) -> None:
         self.mesh, self.training, self.lr_factor = mesh, training, lr_factor
         self.name, self.loss, self.every = name, loss_of(name), every
@@ -102,16 +97,11 @@ class Stepper:
         self.members = chosen
         fused = [fuse(part) for part in parts_of(self.optimizer)] if not has_sparse(model) else []
         self.fused = all(fused) and len(fused) == 1  # of several, kernels do the arithmetic alone
-        sharded = mesh.mesh is not None
-        self.on_shards: Callable[[], Any] = on_shards if sharded else contextlib.nullcontext
-        parts = parts_of(self.optimizer) if sharded else []
-        tried = [owners_of(part, on_shards) for part in parts if type(part) not in KNOWN]
-        self.owners = [owners for owners in tried if owners is not None]
+        for part in parts_of(self.optimizer) if mesh.mesh is not None and not elementwise else ():
+            refuse_not_elementwise(part)
         self.device = local_tensor(next(iter(self.parameters.values()))).device
         self.state = OptimizerState(
-            *(self.optimizer, self.named, TensorFactory(mesh, self.device)),
-            keeps_settings=keeps_settings,
-            owners=self.owners,
+            self.optimizer, self.named, self.device, keeps_settings=keeps_settings
         )
         self.average: Average | None = None
         if training.ema is not None:
@@ -136,7 +126,7 @@ class Stepper:
         return loss * (self.scale * (real / self.nominal))
 
     def _usual_count(self, count: Tensor) -> float:
-        """Take once what rank 0 counts in its first micro-batch.
+        """Return what rank 0 counts in its first micro-batch.
 
         So a hook sees the gradients of a mean, as in a plain loop. fp16 takes what a whole step
         will count, as a power of two, which rounds none of the gradients.
@@ -175,7 +165,7 @@ class Stepper:
         return self.latest
 
     def idle(self, step: int) -> Outcome:
-        """Give what a step comes to in which it does nothing: the numbers of its latest one."""
+        """Return the outcome of a step in which it does nothing: that of its latest one."""
         none = torch.zeros((), dtype=torch.float64, device=self.device)
         if self.latest is not None:
             return self.latest._replace(bad=none)
@@ -184,10 +174,11 @@ class Stepper:
         return Outcome(none * math.nan, none, self.scale, rate)
 
     def _apply(self, step: int, divisor: Tensor, bad: Tensor) -> float | Tensor:
-        lr, lr_factor = copy_of(self.optimizer.param_groups[0].get("lr")), self.lr_factor(step)
-        with lr_multiplied(self.optimizer, lr_factor), self.on_shards():
-            if self.fused and not is_watched(self.optimizer) and not makes_state(self.optimizer):
-                with left_to_kernels(self.optimizer, divisor, bad):
+        lr, lr_factor = self.optimizer.param_groups[0].get("lr"), self.lr_factor(step)
+        with lr_multiplied(self.optimizer, lr_factor):
+            if self.fused and not makes_state(self.optimizer):
+                self._multiply(1.0 / divisor)
+                with left_to_kernels(self.optimizer, bad):
                     self.optimizer.step()
             elif not bad.item():
                 self._multiply(1.0 / divisor.item())
@@ -200,10 +191,7 @@ class Stepper:
         """Say, at its first step, by name what an optimizer cannot do here."""
         name = type(self.optimizer).__name__
         try:
-            with sharding_explained(self.mesh, name), contextlib.ExitStack() as whole:
-                for owners in self.owners:
-                    whole.enter_context(owners.stepping())
-                self.optimizer.step()
+            step_of(self.optimizer)
         except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError,
                 TypeError, ValueError) as error:  # fmt: skip
             # Too little memory, or a rank that is gone, says nothing of the optimizer.
@@ -218,7 +206,7 @@ class Stepper:
             ) from error  # fmt: skip
         self.proved = True
 
-    def _multiply(self, factor: float) -> None:
+    def _multiply(self, factor: float | Tensor) -> None:
         dense = []
         for _, parameter in self.named:
             grad = parameter.grad
@@ -227,7 +215,8 @@ class Stepper:
             elif grad is not None:
                 dense.append(local_tensor(grad))
         if dense:
-            torch._foreach_mul_(dense, factor)
+            number = factor.to(dense[0].dtype) if isinstance(factor, Tensor) else factor
+            torch._foreach_mul_(dense, number)
 
     def squares(self, whole: set[int]) -> Tensor:
         trained = [p for _, p in self.named if p.grad is not None]
@@ -252,23 +241,12 @@ class Stepper:
         """Tell an optimizer that wants to know whether it trains: "train" or "eval"."""
         method = getattr(self.optimizer, mode, None)
         if callable(method):
-            with sharding_explained(self.mesh, f"{mode}() of {type(self.optimizer).__name__}"):
-                method()
+            method()
 
     # -- what a checkpoint holds of it ----------------------------------------------------------
 
-    def rehearse(self) -> Rehearsal:
-        """Try on small tensors what a checkpoint would hold, and what a resume would come to. Every
-        rank calls it, before the first step."""
-        rehearsal = Rehearsal(self.state.factory)
-        owned = [owners.optimizer for owners in self.owners]
-        for part in parts_of(self.optimizer):
-            if type(part) not in KNOWN:
-                rehearsal.run(part, self.on_shards, owned=part in owned)
-        return rehearsal.of_all_ranks()
-
     def progress(self) -> dict[str, Any]:
-        """Give what is no state of the optimizer, as JSON keeps it."""
+        """Return what is no state of the optimizer, as JSON keeps it."""
         return {
             "class": type(self.optimizer).__name__,
             "scale": self.scale.item() if isinstance(self.scale, Tensor) else None,
@@ -287,12 +265,11 @@ class Stepper:
             )
 
     def restore(self, progress: Mapping[str, Any]) -> None:
-        # 1.0 was that of fp32.
-        if isinstance(self.scale, Tensor) and (progress["scale"] or 1.0) != 1.0:
+        if isinstance(self.scale, Tensor) and progress["scale"] is not None:
             self.scale.fill_(progress["scale"])
-        self.nominal = self.nominal or progress.get("nominal")
+        self.nominal = self.nominal or progress["nominal"]
         self.good.fill_(progress["good"])
-        self.skipped.fill_(progress.get("bad", progress.get("skipped", 0)))
+        self.skipped.fill_(progress["bad"])
 
 
 class Steppers:
@@ -310,11 +287,13 @@ class Steppers:
         **more: Any,
     ) -> None:
         self.model, self.mesh = model, mesh
-        if mesh.mesh is not None:
-            carry_assignments()
         self.by_name = {
             name: Stepper(
-                *(optimizer, names, model, mesh, training[name]),
+                optimizer,
+                names,
+                model,
+                mesh,
+                training[name],
                 name=name,
                 every=(every or {}).get(name, 1),
                 **more,
@@ -348,13 +327,13 @@ class Steppers:
 
     @property
     def sums_itself(self) -> bool:
-        """Tell whether ddp, which waits for the gradients of all, must not sum in this step."""
+        """True if ddp, which waits for the gradients of all, must not sum in this step."""
         return not self.all_due and self.mesh.strategy == "ddp"
 
     @property
     def whole(self) -> list[nn.Parameter]:
-        """The parameters whose gradients nobody sums but this class: sharding leaves some whole,
-        and ddp knows only those that were trained when it was made, not what is unfrozen later."""
+        """The parameters whose gradients this class sums: sharding leaves some whole, and ddp knows
+        only those that were trained when it was made, not what is unfrozen later."""
         left = self.left
         if self.sums_itself:
             left = [parameter for stepper in self.due for _, parameter in stepper.named]
@@ -370,8 +349,11 @@ class Steppers:
 
     # -- a step -------------------------------------------------------------------------------
 
-    def backward(self, totals: Totals, run: Callable[..., None], *, real: bool) -> None:
+    def backward(
+        self, totals: Totals, run: Callable[..., None], used: UsedParts | None, *, real: bool
+    ) -> None:
         """Compute the gradients of a micro-batch: of each loss those that its optimizer takes."""
+        whole = {} if used is None else used.whole
         for stepper in self.due:
             loss, count = totals[stepper.loss]
             refuse_detached(loss, stepper.name)
@@ -379,9 +361,11 @@ class Steppers:
             if not self.several:
                 run(scaled)
                 continue
-            with used_parts.of_one_loss(self.model, stepper.members, last=last):
-                if inputs := used_parts.whole_of(self.model, [p for _, p in stepper.named]):
-                    run(scaled, inputs=inputs, retain_graph=not last)
+            inputs = [whole.get(id(p), p) for _, p in stepper.named if p.requires_grad]
+            if isinstance(self.model, FSDPModule):
+                self.model.set_is_last_backward(last)
+            if inputs:
+                run(scaled, inputs=inputs, retain_graph=not last)
 
     def add_up(self, sums: Sums, used: int | None = None) -> tuple[Tensor, Tensor | None]:
         """Add up over all ranks: squares of the gradients, then a sum and a count per name.
@@ -465,8 +449,8 @@ class Steppers:
 
     @contextlib.contextmanager
     def evaluating(self, *, average: bool = True) -> Iterator[None]:
-        """Have them show the weights to evaluate and to save, as schedule-free ones ask for; or the
-        average of the weights, if there is one."""
+        """Show the weights to evaluate and to save, as schedule-free optimizers ask for; or their
+        average, if there is one."""
         self._tell("eval")
         try:
             with contextlib.ExitStack() as shown:
@@ -495,7 +479,7 @@ def refuse_detached(loss: Tensor, name: str) -> None:
 def own_of(
     parameters: Mapping[str, nn.Parameter], optimizer: Optimizer | Factory, name: str
 ) -> Mapping[str, nn.Parameter]:
-    """Give what an optimizer may have: a function by a model's name gets those of that model."""
+    """Return what an optimizer may have: a function by a model's name gets those of that model."""
     if not name or isinstance(optimizer, Optimizer):
         return parameters
     return {key: p for key, p in parameters.items() if key.startswith(f"{name}.")}

@@ -1,7 +1,7 @@
 """Make one optimizer of several that train parts of one model by one loss: Muon beside AdamW.
 
-They share their groups and their state with it, so whoever sets a learning rate, saves or resumes
-sees one optimizer; each does its own part of a step.
+They share their groups and their state with it: a learning rate is set, and a state saved, as that
+of one optimizer. Each does its own part of a step.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from orchestrator.common.errors import UsageError
 from orchestrator.engine.models.import_by_name import kind
+from orchestrator.engine.sharding import muon
 
 FOR_EXAMPLE = (
     "give optimizers of torch's, each over parameters of its own:"
@@ -42,13 +44,13 @@ class Together(Optimizer):
             first = last
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take what load_state_dict() has read, and hand it on."""
+        """Hand on what load_state_dict() has read."""
         super().__setstate__(state)
         self._share()
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for part in self.parts:
-            part.step()
+            step(part)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         for part in self.parts:
@@ -85,3 +87,12 @@ def one_of_several(optimizer: Any) -> Any:
 def parts_of(optimizer: Optimizer) -> list[Optimizer]:
     """List the optimizers that it is made of; most are only themselves."""
     return optimizer.parts if isinstance(optimizer, Together) else [optimizer]
+
+
+def step(optimizer: Optimizer) -> None:
+    """Call step() of an optimizer, whose matrices may be in shards."""
+    groups = optimizer.param_groups
+    if muon.is_muon(optimizer) and any(isinstance(p, DTensor) for g in groups for p in g["params"]):
+        muon.step_on_shards(optimizer)
+    else:
+        optimizer.step()

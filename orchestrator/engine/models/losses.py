@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from orchestrator.common.errors import CheckFailed, UsageError, nearest
 from orchestrator.engine.models.import_by_name import kind
 from orchestrator.engine.models.nested import mapped
-from orchestrator.engine.sharding.blocks import has_no_forward
+from orchestrator.engine.sharding.refusals import has_no_forward
 
 # (sum, count) by name, "loss" first.
 Totals = dict[str, tuple[Tensor, Tensor]]

@@ -212,8 +212,7 @@ class Reporter:
             self.seen |= {n: p for n, p in result.sums.items() if p[1] or not several}
             if result.apart:
                 raise JobFailed(
-                    f"the ranks used other parts of the model than each other in step"
-                    f" {result.step}, which was not taken",
+                    f"{used_parts.APART}, in step {result.step}, which was not taken",
                     used_parts.FIX,
                 )
             self.tokens += int(result.sums["loss"][1])

@@ -41,8 +41,8 @@ from orchestrator.engine.ranks.ranks import Ranks, gather, host_group, say_once
 from orchestrator.engine.saving import carry, parts
 from orchestrator.engine.saving.ownership import Run, WriterLock, is_of, later_than
 from orchestrator.engine.sharding.mesh import Mesh, local_tensor, plain_of, sharded_like
-from orchestrator.engine.sharding.own_code import WHOLE
-from orchestrator.engine.sharding.used_parts import shards_again
+from orchestrator.engine.sharding.refusals import WHOLE
+from orchestrator.engine.sharding.used_parts import reshard
 from orchestrator.protocol.reports import UNSAVED
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import Checkpoint, FileRecord
@@ -511,7 +511,7 @@ def seen(mark: Path) -> bool:
 
 def state_of(model: nn.Module, auxiliary: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return all that is saved, by name: the very tensors that train, and what is beside them."""
-    shards_again(model)
+    reshard(model)
     state: dict[str, Tensor] = {}
     for name, parameter in plain_names.parameters(model):
         state.update(made_of(f"model.{name}", parameter))

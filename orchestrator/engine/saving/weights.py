@@ -25,7 +25,7 @@ from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.ranks.ranks import gather, is_first
 from orchestrator.engine.saving.pieces import DTYPES, Place, whole_place
 from orchestrator.engine.sharding.mesh import plain_class, plain_of
-from orchestrator.engine.sharding.used_parts import shards_again
+from orchestrator.engine.sharding.used_parts import reshard
 
 TORCH = (".pt", ".pth", ".bin")
 
@@ -35,7 +35,7 @@ def state_dict(model: nn.Module) -> dict[str, Any]:
 
     Every rank has to call it. What two modules share is one tensor under two names.
     """
-    shards_again(model)
+    reshard(model)
     return _gathered(plain_names.state_dict(model))
 
 
@@ -131,7 +131,7 @@ def _write_directory(model: nn.Module, path: Path, step: int) -> None:
 
 def _write_adapter(model: Any, path: Path) -> None:
     """Let peft write what it trains, and its config: the base model is where it came from."""
-    shards_again(model)
+    reshard(model)
     adapters = set(adapters_of(model))
     trained = {
         name
@@ -163,7 +163,7 @@ def entries_of(model: nn.Module) -> list[Place]:
 
 def _write_file(model: nn.Module, path: Path, entries: Sequence[Place], step: int) -> None:
     """Write on rank 0 what all put together; all go on to the end, should its disk be full."""
-    shards_again(model)
+    reshard(model)
     wholes = _wholes(plain_names.state_dict(model), entries)
     problem: OSError | None = None
     try:

@@ -59,7 +59,7 @@ def members(container: nn.Module) -> Iterator[nn.Module]:
 
 
 def is_stack(module: nn.Module) -> bool:
-    """Tell whether it is a Sequential of blocks of one class; single layers are no blocks."""
+    """Return True for a Sequential of blocks of one class; single layers are no blocks."""
     if not isinstance(module, nn.Sequential) or len(module) < 2:
         return False
     first = module[0]
@@ -120,36 +120,19 @@ def kept_whole(modules: Sequence[nn.Module]) -> set[nn.Parameter]:
 
 
 def can_be_cut(parameter: nn.Parameter) -> bool:
-    """Tell whether it has rows, and, if it is made of other tensors, knows what FSDP does."""
+    """Return True if it has rows and, if made of other tensors, knows what FSDP does."""
     composite = is_traceable_wrapper_subclass(parameter)
     knows = not composite or hasattr(parameter, "fsdp_pre_all_gather")
     return bool(parameter.dim()) and parameter.is_floating_point() and knows
 
 
-def has_no_forward(module: nn.Module) -> bool:
-    """Tell whether it only holds others, which a step of the program's own uses."""
-    held = isinstance(module, (nn.ModuleList, nn.ModuleDict))
-    return held and type(module).forward is nn.Module.forward
-
-
-def give_forward(container: nn.Module) -> None:
-    """Make a class for a container as FSDP takes it: it looks for a forward, and wraps that."""
-    kind = type(container)
-    named = {"forward": without_forward, "__module__": kind.__module__}
-    container.__class__ = type(kind.__name__, (kind,), named)
-
-
-def without_forward(self: nn.Module, *_: object, **__: object) -> None:
-    raise NotImplementedError(f"a {type(self).__name__} has no forward: call the modules in it")
-
-
 def has_sparse(model: nn.Module) -> bool:
-    """Tell whether an embedding gives sparse gradients."""
+    """Return True if an embedding gives sparse gradients."""
     return any(getattr(module, "sparse", False) is True for module in model.modules())
 
 
 def described(model: nn.Module, whole: int) -> list[str]:
-    """Say what is sharded one by one, and how much is not."""
+    """Return lines on what is sharded one by one, and how much is not."""
     counts: Counter[str] = Counter()
     for module in model.modules():
         if isinstance(module, FSDPModule) and module is not model:

@@ -62,7 +62,7 @@ def differences(
 
 
 def in_words(found: Difference, ranks: Ranks, equal: int, step: int) -> str:
-    """Say whose copy it is; with two copies nobody can tell."""
+    """Name the copy that differs; of two copies either may be wrong."""
     odd = " and ".join(named(rank, ranks) for rank in found.odd[:4])
     odd += " and more" if len(found.odd) > 4 else ""
     when = f"after step {step}; after step {equal} all were equal"
@@ -145,7 +145,7 @@ class Comparison:
             raise JobFailed(in_words(odd, self.ranks, self.equal, self.found_at), FIX)
 
     def finish(self, say: Say) -> None:
-        """Wait for the last one: nobody leaves with weights that are not equal."""
+        """Wait for the last comparison: no rank leaves with weights that are not equal."""
         self._join()
         self.poll(say)
         if self.found:
@@ -175,7 +175,7 @@ class Comparison:
             found = differences(names, everyone, self.copies)
             try:
                 self.distrust(self.equal)
-                gather(None, self.group)  # nobody ends before what cannot be trusted is set aside
+                gather(None, self.group)  # no rank ends before suspects are set aside
             finally:
                 self.found_at, self.found = step, found
         except Exception as error:  # noqa: BLE001 (another rank is gone, which is told elsewhere)

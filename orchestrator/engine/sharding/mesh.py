@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,31 +23,20 @@ from torch.distributed.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import checkpoint
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
 
-from orchestrator.common.errors import CheckFailed, UsageError
+from orchestrator.common.errors import UsageError
 from orchestrator.config.schema import COPIED, Config
 from orchestrator.config.sharding import check_offload, group_size
 from orchestrator.engine.ranks import agreement, plain_names
-from orchestrator.engine.ranks.ranks import (
-    Ranks,
-    device_name,
-    wait_as_long,
-)
-from orchestrator.engine.sharding import low_precision, own_code, used_parts
-from orchestrator.engine.sharding.blocks import (
-    blocks_of,
-    give_forward,
-    has_no_forward,
-    has_sparse,
-    kept_whole,
-    to_shard,
-)
+from orchestrator.engine.ranks.ranks import Ranks, device_name, wait_as_long
+from orchestrator.engine.sharding import low_precision, refusals, used_parts
+from orchestrator.engine.sharding.blocks import blocks_of, kept_whole, to_shard
+from orchestrator.engine.sharding.copies import Copies
 from orchestrator.engine.sharding.several import parts_of
 
 COMPUTED = "computed_by_orchestrator"  # a method that FSDP treats like a forward
@@ -74,20 +62,25 @@ def make(config: Config, ranks: Ranks) -> Mesh:
         return Mesh("single", copies=1)
     if strategy in COPIED:
         return Mesh("ddp", copies=ranks.world)
-    if strategy != "hybrid_shard":
-        row = init_device_mesh(ranks.device.type, (ranks.world,), mesh_dim_names=("shard",))
-        wait_as_long(config, *row.get_all_groups())
-        return Mesh(strategy, copies=1, mesh=row)
-    size = group_size([node for node, _ in ranks.nodes], config.fsdp.shard_size)
+    if config.distributed.find_unused_parameters:
+        raise UsageError(
+            f"find_unused_parameters is for ddp: under {strategy} all ranks use the same parts of"
+            " the model",
+            'strategy="ddp" (fsdp.sharding_strategy), or leave it out',
+        )
+    size = ranks.world
+    if strategy == "hybrid_shard":
+        size = group_size([node for node, _ in ranks.nodes], config.fsdp.shard_size)
     copies = ranks.world // size
-    names = ("replicate", "shard")
-    mesh = init_device_mesh(ranks.device.type, (copies, size), mesh_dim_names=names)
+    shape = (copies, size) if strategy == "hybrid_shard" else (size,)
+    names = ("replicate", "shard")[-len(shape) :]
+    mesh = init_device_mesh(ranks.device.type, shape, mesh_dim_names=names)
     wait_as_long(config, *mesh.get_all_groups())
     return Mesh(strategy, copies, mesh)
 
 
 def picture(mesh: Mesh, ranks: Ranks) -> list[str]:
-    """Draw for people which ranks share what: a row per copy, a column per shard."""
+    """Draw which ranks share what: a row per copy, a column per shard."""
     if mesh.strategy == "single":
         return [f"one process on {device_name(ranks.device)}: nothing is shared"]
     if mesh.strategy == "ddp":
@@ -122,7 +115,7 @@ def spread(
     config: Config,
     fill: Callable[[], None] | None = None,
 ) -> nn.Module:
-    """Checkpointed, compiled and sharded block by block, so that one block is whole at a time.
+    """Checkpoint, compile and shard a model block by block, so that one block is whole at a time.
 
     A model may come without memory; `fill` gives it memory and values once it is sharded.
     """
@@ -151,7 +144,9 @@ def spread(
         shard(model, blocks, mesh, ranks, config)
     if fill is not None:
         fill()
-    return copied(model, ranks, config) if mesh.strategy == "ddp" else model
+    # A model without trained weights only evaluates; what is unfrozen later, the Stepper sums.
+    trains = any(parameter.requires_grad for parameter in model.parameters())
+    return Copies(model, ranks, config) if mesh.strategy == "ddp" and trains else model
 
 
 def distribute_local(
@@ -168,7 +163,7 @@ def distribute_local(
             "give the plain model; after another Trainer, which has cut this one into shards, make"
             " it again: trainer.save(PATH) there, and Trainer(..., weights=PATH) here",
         )
-    own_code.refuse_untrainable(model, ranks)
+    refusals.refuse_untrainable(model, ranks)
     if fill is None and is_empty(model):
         raise UsageError(
             "the model is on the meta device and has no weights",
@@ -201,18 +196,14 @@ def shard(
     if ranks.device.type != "cuda":
         check_offload(config)
     reshard = fsdp.reshard_after_forward and mesh.strategy != "shard_grad_op"
-    if config.distributed.find_unused_parameters:
-        reshard = False  # all blocks are gathered before the forward, whichever it uses
-    low = config.training.mixed_precision
     offload: OffloadPolicy = CPUOffloadPolicy() if fsdp.cpu_offload else OffloadPolicy()
     apart = parts_of(model)
+    refusals.refuse_unshardable(model)
     modules = to_shard(model, [*apart, *blocks])
-    own_code.refuse_unshardable(model)
-    hooks = own_code.hooks_of(model)
     whole = kept_whole(modules)
     make_shardable(model, whole, ranks.device)
     for module in modules:
-        if has_no_forward(module):
+        if refusals.has_no_forward(module):
             give_forward(module)
         with left_where_they_were(module):
             fully_shard(
@@ -220,30 +211,31 @@ def shard(
                 mesh=mesh.mesh,
                 # The backward of the whole comes right after its forward.
                 reshard_after_forward=reshard and module is not model and module not in apart,
-                mp_policy=low_precision.policy(low, fsdp.reduce_dtype, module),
+                mp_policy=low_precision.policy(fsdp.reduce_dtype, module),
                 offload_policy=offload,
                 ignored_params=whole,
             )
-        type(module).__deepcopy__ = own_code.refuse_copy  # type: ignore[attr-defined]
-    low_precision.gather_others_as_they_are(model)
-    own_code.keep_hooks(used_parts.groups(model), hooks)
+    for rest in (model, *apart):
+        # A step may use it by a method that FSDP does not see: backward() frees it at its end.
+        cast(FSDPModule, rest).set_reshard_after_backward(False, recurse=False)
     parts = list(used_parts.blocks(model))
     for part in parts:
         # The loss is a sum over all tokens of all ranks: gradients are summed and never averaged.
         # A plain SUM, because gloo has no PREMUL_SUM.
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
-    differ = config.distributed.find_unused_parameters
-    used_parts.UsedParts(
-        model,
-        fills=differ or mesh.copies > 1,
-        differ=differ,
-        copies=ranks_by_copy(mesh),
-        before_sum=low_precision.equal_gradients,
-    )
-    if differ:  # all blocks are gathered before each forward
-        return
     prefetch(parts[1:], config)  # the first is the model itself
+
+
+def give_forward(container: nn.Module) -> None:
+    """Make a class for a container as FSDP takes it: it looks for a forward, and wraps that."""
+    kind = type(container)
+    named = {"forward": without_forward, "__module__": kind.__module__}
+    container.__class__ = type(kind.__name__, (kind,), named)
+
+
+def without_forward(self: nn.Module, *_: object, **__: object) -> None:
+    raise NotImplementedError(f"a {type(self).__name__} has no forward: call the modules in it")
 
 
 def ranks_by_copy(mesh: Mesh) -> list[list[int]]:
@@ -254,11 +246,6 @@ def ranks_by_copy(mesh: Mesh) -> list[list[int]]:
 
 def make_shardable(model: nn.Module, whole: set[nn.Parameter], device: torch.device) -> None:
     """Bring parameters into the form that FSDP takes, and those that it leaves to the device."""
-    if has_sparse(model):
-        raise UsageError(
-            "the model has an embedding with sparse=True, whose gradients cannot be sharded",
-            'use strategy="ddp" (fsdp.sharding_strategy), or sparse=False',
-        )
     for parameter in model.parameters():
         if not parameter.is_contiguous():  # channels_last, or transposed: FSDP cuts rows
             parameter.data = parameter.data.contiguous()
@@ -293,37 +280,13 @@ def prefetch(ordered: list[FSDPModule], config: Config) -> None:
 
 
 class Replicated(nn.DataParallel[nn.Module]):
-    """DataParallel that has the attributes and methods of the model, too."""
+    """DataParallel that also has the attributes and methods of the model."""
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
             return getattr(super().__getattr__("module"), name)
-
-
-def copied(model: nn.Module, ranks: Ranks, config: Config) -> nn.Module:
-    keys = config.distributed
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        return model  # to evaluate or predict; what is unfrozen later, the Stepper sums
-    with warnings.catch_warnings():
-        # What torch 2.13 offers instead of broadcast_buffers, older ones do not have.
-        warnings.filterwarnings("ignore", ".?broadcast_buffers", FutureWarning)
-        spread_out = DistributedDataParallel(
-            model,
-            device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None,
-            bucket_cap_mb=keys.bucket_cap_mb,
-            gradient_as_bucket_view=keys.gradient_as_bucket_view,
-            static_graph=keys.static_graph,
-            find_unused_parameters=keys.find_unused_parameters,
-            broadcast_buffers=keys.broadcast_buffers,
-            # All have rank 0's values by now; and ddp cannot send what is made of other tensors.
-            init_sync=not any(map(is_traceable_wrapper_subclass, model.parameters())),
-        )
-    used_parts.sum_buckets(spread_out)
-    if keys.find_unused_parameters:
-        used_parts.inspect_quietly(spread_out)
-    return spread_out
 
 
 # The results of these cost most to compute again for the memory they take.
@@ -353,34 +316,36 @@ def recompute(block: nn.Module, how: str) -> None:
 # -- one step on it -------------------------------------------------------------------------------
 
 
-def computing(mesh: Mesh, ranks: Ranks, config: Config) -> contextlib.AbstractContextManager[Any]:
-    """Compute in low precision, the same for every strategy."""
-    low = config.training.mixed_precision
-    if low == "fp32":
-        return contextlib.nullcontext()
-    return torch.autocast(ranks.device.type, low_precision.DTYPES[low])
-
-
-def backward(
-    model: nn.Module, mesh: Mesh, config: Config, *, last: bool
-) -> contextlib.AbstractContextManager[Any]:
+@contextlib.contextmanager
+def backward(model: nn.Module, mesh: Mesh, config: Config, *, last: bool) -> Iterator[None]:
     """Run one micro-batch's backward: all but the last keep to themselves what can wait.
 
     Under hybrid_shard the sum across nodes happens once per step; fsdp.accumulate=whole also leaves
     out the sum within the node, at the price of whole gradients in memory.
     """
-    if isinstance(model, DistributedDataParallel):
-        return used_parts.summed_by_ddp(model, last=last)
-    if not isinstance(model, FSDPModule):
-        return contextlib.nullcontext()
-    if config.distributed.find_unused_parameters:
-        return used_parts.summed_in_order(model, last=last)
-    model.set_is_last_backward(last)
-    if config.fsdp.accumulate == "whole":
-        model.set_requires_gradient_sync(last)
-    elif mesh.copies > 1:
-        model.set_requires_all_reduce(last)
-    return used_parts.freed(model)
+    if isinstance(model, Copies):
+        with model.backward(last=last):
+            yield
+        return
+    if isinstance(model, FSDPModule):
+        model.set_is_last_backward(last)
+        if config.fsdp.accumulate == "whole":
+            model.set_requires_gradient_sync(last)
+        elif waits_for_copies(model, mesh, config):
+            model.set_requires_all_reduce(last)
+    yield
+    for rest in (model, *parts_of(model)):
+        if isinstance(rest, FSDPModule):
+            rest.reshard()
+
+
+def waits_for_copies(model: nn.Module, mesh: Mesh, config: Config) -> bool:
+    """Return True if the sum over the copies happens once per step, of a flat tensor per block.
+
+    Each of several losses has gradients of its own in a block, and so a flat tensor of its own.
+    """
+    several = bool(parts_of(model)) or config.fsdp.accumulate == "whole"
+    return mesh.copies > 1 and not several
 
 
 def as_forward(model: nn.Module, compute: Callable[[nn.Module], T]) -> T:
@@ -390,46 +355,31 @@ def as_forward(model: nn.Module, compute: Callable[[nn.Module], T]) -> T:
     forward, attributes, parts, single weights. What ddp and FSDP do around a forward, they do
     around all of it.
     """
-    if isinstance(model, FSDPModule):
-        inside = [part for part in parts_of(model) if isinstance(part, FSDPModule)]
-        return entered([model, *inside], functools.partial(compute, model))
-    if not isinstance(model, DistributedDataParallel):
+    if isinstance(model, Copies):
+        result: T = model(compute)
+        return result
+    if not isinstance(model, FSDPModule):
         return compute(model)
-    inner = model.module
-
-    def instead(call: Callable[[], T]) -> T:
-        del inner.forward  # from here on it is the user's again
-        if before is not None:
-            inner.forward = before
-        return call()
-
-    before = vars(inner).get("forward")  # of a model whose activations are computed again
-    inner.forward = instead
-    try:
-        result: T = model(functools.partial(compute, inner))
-    finally:
-        if vars(inner).get("forward") is instead:  # it was not even called
-            del inner.forward
+    call = functools.partial(compute, model)
+    for part in (*parts_of(model)[::-1], model):
+        if isinstance(part, FSDPModule):
+            if not hasattr(part, COMPUTED):
+                setattr(part, COMPUTED, lambda call: call())
+                register_fsdp_forward_method(part, COMPUTED)
+            call = functools.partial(getattr(part, COMPUTED), call)
+    with explained("the model's forward"):
+        result = call()
+    if any(isinstance(leaf, DTensor) for leaf in tree_leaves(result)):
+        raise UsageError(
+            "the step uses parameters of a block outside its forward, where they are in shards",
+            used_parts.OUTSIDE,
+        )
     return result
-
-
-def entered(models: Sequence[nn.Module], call: Callable[[], T]) -> T:
-    """Call it within a forward of each of these."""
-    for model in reversed(models):
-        if not hasattr(model, COMPUTED):
-            setattr(model, COMPUTED, functools.partial(used_parts.computed, model))
-            register_fsdp_forward_method(model, COMPUTED)
-        call = functools.partial(getattr(model, COMPUTED), call)
-    return call()
-
-
-def sharding_explained(mesh: Mesh, what: str) -> contextlib.AbstractContextManager[None]:
-    """Say what helps where torch finds that sharded and whole tensors do not go together."""
-    return contextlib.nullcontext() if mesh.mesh is None else explained(what)
 
 
 @contextlib.contextmanager
 def explained(what: str) -> Iterator[None]:
+    """Raise with a fix where torch finds that sharded and whole tensors do not go together."""
     try:
         yield
     except (RuntimeError, NotImplementedError) as error:
@@ -437,9 +387,25 @@ def explained(what: str) -> Iterator[None]:
         if not any(word in str(error) for word in ("DTensor", "harding")):
             raise
         raise UsageError(
-            f"torch cannot compute {what} with sharded parameters: {lines[0]}",
-            own_code.GATHERED,
+            f"torch cannot compute {what} with sharded parameters: {lines[0]}", used_parts.OUTSIDE
         ) from error
+
+
+@contextlib.contextmanager
+def backward_explained() -> Iterator[None]:
+    """Raise with a fix where FSDP finds parameters freed, or sums of other parameters."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "storage of size 0" in str(error):
+            raise UsageError(
+                "the backward needs parameters of a block that it has freed: what the block"
+                " computed comes to the loss by something else than its output, such as a cache",
+                used_parts.OUTSIDE,
+            ) from error
+        if "must match the size of tensor" in str(error):
+            raise UsageError(used_parts.APART, used_parts.FIX) from error
+        raise
 
 
 @contextlib.contextmanager
@@ -451,23 +417,18 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        used_parts.shards_again(model)
+        used_parts.reshard(model)
         set_modes(modes)
 
 
 def modes_of(model: nn.Module) -> dict[nn.Module, bool]:
-    """Note of each module whether it is in training mode."""
+    """Return for each module whether it is in training mode."""
     return {module: module.training for module in model.modules()}
 
 
 def set_modes(modes: Mapping[nn.Module, bool]) -> None:
     for module, training in modes.items():
         module.training = training
-
-
-def bare(model: nn.Module) -> nn.Module:
-    """Return the model itself, without what ddp put around it."""
-    return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def plain_class(model: nn.Module) -> type:
@@ -480,8 +441,10 @@ def plain_class(model: nn.Module) -> type:
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    local: Tensor = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-    return local.detach()
+    if not isinstance(tensor, DTensor):
+        return tensor.detach()
+    with torch.no_grad():
+        return tensor.to_local()
 
 
 def sharded_like(parameter: Tensor, value: Tensor) -> Tensor:
@@ -495,8 +458,8 @@ def sharded_like(parameter: Tensor, value: Tensor) -> Tensor:
 
 
 def plain_of(tensor: Tensor) -> Tensor:
-    """Give the one tensor that this one is made of, if it is, spread over the ranks as it is."""
-    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    """Return the one tensor that this one is made of, if it is, spread over the ranks as it is."""
+    local = local_tensor(tensor) if isinstance(tensor, DTensor) else tensor
     inside = [inner for _, inner in plain_names.made_of("", local)]
     if len(inside) != 1 or inside[0] is local or inside[0].shape != local.shape:
         return tensor
@@ -504,7 +467,7 @@ def plain_of(tensor: Tensor) -> Tensor:
 
 
 def is_empty(model: nn.Module) -> bool:
-    """Tell whether parts of it are on the meta device, without memory."""
+    """Return True if parts of it are on the meta device, without memory."""
     return any(tensor.is_meta for _, tensor in agreement.tensors(model))
 
 
@@ -525,21 +488,16 @@ def give_memory(model: nn.Module, device: torch.device) -> None:
 
 def local_part(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return where this rank's part of a tensor begins in each dimension, and its shape."""
-    if not isinstance(tensor, DTensor):
-        return (0,) * tensor.dim(), tuple(tensor.shape)
-    shape, start = compute_local_shape_and_global_offset(
-        tensor.shape, tensor.device_mesh, tensor.placements
-    )
-    return tuple(start), tuple(shape)
+    start, local = [0] * tensor.dim(), local_tensor(tensor)
+    cut = tensor.placements[-1] if isinstance(tensor, DTensor) else None
+    if isinstance(tensor, DTensor) and isinstance(cut, Shard):
+        mesh, rows = tensor.device_mesh, tensor.shape[cut.dim]
+        each = -(-rows // mesh.size(mesh.ndim - 1))  # as torch.chunk cuts
+        start[cut.dim] = min(rows, each * mesh.get_local_rank(mesh.ndim - 1))
+    return tuple(start), tuple(local.shape)
 
 
 def local_rows(weight: Tensor) -> tuple[Tensor, range]:
     """Return the memory that this rank has of a parameter, and the rows that it stands for."""
-    local = weight.to_local() if isinstance(weight, DTensor) else weight
-    start, shape = local_part(weight)
-    if tuple(local.shape) != shape or shape[1:] != weight.shape[1:]:
-        raise CheckFailed(
-            f"a parameter of shape {tuple(weight.shape)} lies in parts of which this rank has"
-            f" {tuple(local.shape)}; the engine fills only rows"
-        )
-    return local, range(start[0], start[0] + shape[0])
+    (first, *_), (rows, *_) = local_part(weight)
+    return local_tensor(weight), range(first, first + rows)

@@ -42,7 +42,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "auto": {},
     "full_shard": {"strategy": "full_shard"},
     "whole": {"strategy": "full_shard", "config": {"fsdp": {"accumulate": "whole"}}},
-    "others": {"strategy": "full_shard", "find_unused_parameters": True},
+    "others": {"strategy": "ddp", "find_unused_parameters": True},
     "copies": {"strategy": "hybrid_shard", "config": {"fsdp": {"shard_size": 1}}},
 }
 

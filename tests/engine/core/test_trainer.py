@@ -451,7 +451,8 @@ def test_every_optimizer_of_torch_steps_as_on_one_process_or_is_refused(tmp_path
     for name, weights in sharded.items():
         if isinstance(weights, str):
             assert name in ("Adafactor", "Muon", "Rprop"), (name, weights)
-            assert f"torch cannot compute {name} with sharded parameters" in weights
+            few, whole = "Muon has a matrix of shape (1, 3)", f"{name} may need whole tensors"
+            assert (few if name == "Muon" else whole) in weights
             assert 'strategy="ddp"' in weights
             continue
         # From torch 2.15 on nothing keeps Muon's iteration from rounding to bf16.

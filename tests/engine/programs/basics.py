@@ -142,6 +142,7 @@ def attempt(case: Callable[[], Any]) -> Any:
 
 
 def tell(directory: Path, results: Any) -> None:
-    """Write this rank's results, once nobody needs the others: one may hold their store."""
+    """Write this rank's results, once no rank needs the others: one may hold their store."""
     distributed.barrier()
+    distributed.barrier()  # the first one may have met through the store
     (directory / f"results_{RANK}").write_text(json.dumps(results))

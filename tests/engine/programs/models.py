@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -159,22 +158,6 @@ class Spare(Base):
         self.spare = nn.Parameter(torch.full((2,), torch.nan), requires_grad=False)
 
 
-class Forces(Base):
-    """Derivatives of an output are part of the output, and the blocks are used again after it: as
-    in a simulation of molecules, an equation that is solved by learning, or a gradient penalty."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        place = x.detach().requires_grad_()
-        energy = super().forward(place)
-        (force,) = torch.autograd.grad(energy.square().sum(), place, create_graph=True)
-        (change,) = torch.autograd.grad(force.sum(), place, create_graph=True)
-        return energy + force[:, :3] + 0.1 * change[:, 3:] + super().forward(2 * x)
-
-
 class Masked(Base):
     """Hooks that let a part of a weight stay as it is, as for the rows of some tokens."""
 
@@ -197,15 +180,6 @@ class Aside(Base):
         return super().forward(x @ self.layers[0].weight)
 
 
-class Shrinking(Base):
-    """Keeps its weights small itself, in its forward."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            self.head.weight.clamp_(-0.1, 0.1)
-        return super().forward(x)
-
-
 class Result:
     def __init__(self, value: Tensor) -> None:
         self.value = value
@@ -214,37 +188,6 @@ class Result:
 class Wrapping(nn.Linear):
     def forward(self, x: Any) -> Any:
         return Result(super().forward(getattr(x, "value", x)))
-
-
-@dataclass
-class Stream:
-    value: Tensor
-    comment: str = ""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    stream: Stream
-    logits: Tensor
-
-
-class InFields(nn.Linear):
-    def forward(self, stream: Any) -> Any:
-        return Stream(torch.tanh(super().forward(stream.value)), "of a block")
-
-
-class Fields(Base):
-    """It and its blocks give dataclasses, one inside the other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(InFields(6, 6) for _ in range(2))
-
-    def forward(self, x: Tensor) -> Any:
-        stream = Stream(x)
-        for block in self.blocks:
-            stream = block(stream)
-        return Outcome(stream, super().forward(stream.value))
 
 
 class Hidden(Base):
@@ -290,12 +233,12 @@ class Sparse(nn.Module):
 # The FSDP groups besides the root's.
 MODELS: dict[type[Base], int] = {
     Clip: 0, Pairs: 4, Universal: 1, Tied: 1, TiedToHead: 1, Mixed: 2, ChannelsLast: 0,
-    Transposed: 0, Complex: 0, Stacked: 4, Spare: 0, Forces: 3, Masked: 2, Fields: 2,
+    Transposed: 0, Complex: 0, Stacked: 4, Spare: 0,
 }  # fmt: skip
 
 
 REFUSED: dict[str, Callable[[], nn.Module]] = {
-    "late hook": LateHook, "shrinking": Shrinking, "hidden": Hidden, "scripted": scripted,
+    "hook": Masked, "late hook": LateHook, "hidden": Hidden, "scripted": scripted,
 }  # fmt: skip
 
 
@@ -354,7 +297,6 @@ def hybrid_shard(directory: Path) -> None:
         raised = message(lambda make=make, kept=kept: kept.append(furthest(make, directory)))
         results[make.__name__] = kept[0] if kept else raised
     results["recomputed"] = recomputed()
-    results["later hooks"] = later_hooks()
     results["aside"] = message(furthest, Aside, directory)
     for name, make in REFUSED.items():
         results[name] = message(trained, make(), torch.optim.SGD)
@@ -386,22 +328,10 @@ def gathered(model: nn.Module) -> Tensor:
     return torch.stack([p.square().sum() for p in parameters]).sum()
 
 
-def doubled(model: nn.Module, batch: Any) -> Tensor:
-    """The model with other weights than its own, as learning to learn has it."""
-    twice = {name: 2 * value for name, value in model.named_parameters()}
-    outputs = torch.func.functional_call(model, twice, (batch[0],))
-    return nn.functional.cross_entropy(outputs, batch[1])
-
-
 def added(model: nn.Module, batch: Any) -> Tensor:
     """A loss to which a weight of each parameter is added."""
     loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
     return loss + sum(p.abs().sum() for p in model.parameters())
-
-
-def copied(model: nn.Module, batch: Any) -> Tensor:
-    """A model that is copied as it is trained."""
-    return nn.functional.cross_entropy(copy.deepcopy(model)(batch[0]), batch[1])
 
 
 class Aware(nn.Linear):
@@ -421,60 +351,24 @@ def cached(model: nn.Module, batch: Any) -> Tensor:
 STEPS: dict[str, Callable[[nn.Module, Any], Tensor]] = {
     "decayed": of_logits_and(decayed),
     "gathered": of_logits_and(gathered),
-    "doubled": doubled,
     "added": added,
     "cached": cached,
 }
 
 
-def stepped(step: Any, *, unused: bool, strategy: str = SHARDED) -> float:
-    """How far the weights are from those of a plain loop."""
+def stepped(step: Any) -> None:
     torch.manual_seed(0)
     model = Universal()
     model.layers = nn.ModuleList(Aware(6, 6) for _ in range(2))
-    expected = copy.deepcopy(model)
-    trainer = Trainer(
-        *(model, torch.optim.SGD(model.parameters(), 0.1)),
-        step=step,
-        strategy=strategy,
-        find_unused_parameters=unused,
-    )
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trainer = Trainer(model, optimizer, step=step, strategy=SHARDED)
     trainer.train(DataLoader(data(2 * BATCH), BATCH // world()), epochs=1, verbose=False)
-    optimizer, (x, y) = torch.optim.SGD(expected.parameters(), 0.1), data(2 * BATCH)[:]
-    for rows in (slice(0, BATCH), slice(BATCH, 2 * BATCH)):
-        optimizer.zero_grad()
-        step(expected, (x[rows], y[rows])).backward()
-        optimizer.step()
-    return far(whole(model), dict(expected.named_parameters()))
 
 
 def outside(directory: Path) -> None:
-    """What comes of each step: refused, or as far from a plain loop as it says."""
+    """What comes of each step: it is refused."""
     distributed.setup_distributed()
-    results: dict[str, list[Any]] = {"copied": [message(stepped, copied, unused=True)]}
-    for name, step in STEPS.items():
-        results[name] = [message(stepped, step, unused=False), stepped(step, unused=True)]
-    tell(directory, results)
-
-
-def later_hooks() -> list[list[float]]:
-    """Gradients that a hook sees which comes after the Trainer, and goes after its first step; and
-    those that one sees which came before, and goes then, too."""
-    model = Clip()
-    before, after = list[float](), list[float]()
-    handles = [model.head.weight.register_hook(lambda g: before.append(float(g.sum())))]
-
-    def remove(_: Trainer) -> None:
-        for handle in handles:
-            handle.remove()
-
-    trainer = Trainer(
-        model, optimizer(model), nn.CrossEntropyLoss(), strategy=SHARDED, on_step_end=remove
-    )
-    handles.append(model.head.weight.register_hook(lambda g: after.append(float(g.sum()))))
-    trainer.train(DataLoader(data(3 * BATCH), BATCH // world()), epochs=1, verbose=False)
-    assert trainer.state.step == 3
-    return [before, after]
+    tell(directory, {name: message(stepped, step) for name, step in STEPS.items()})
 
 
 def recomputed(make: type[Base] = Stacked) -> list[int]:

@@ -80,7 +80,7 @@ def test_on_any_layout_it_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> No
         assert one.metrics()[-1]["tokens"] == whole.metrics()[-1]["tokens"]
 
 
-def test_copies_of_three_ranks_go_on_to_the_bit(tmp_path: Path) -> None:
+def test_copies_of_three_ranks_go_on_within_the_rounding_of_a_sum(tmp_path: Path) -> None:
     """ddp puts its buckets in another order once, and a sum of three is rounded by its place."""
     three = fsdp("ddp"), accumulate(2), {"distributed": {"bucket_cap_mb": 0.001}}
     whole = job(tmp_path, "whole", [3], *three)
@@ -89,7 +89,9 @@ def test_copies_of_three_ranks_go_on_to_the_bit(tmp_path: Path) -> None:
     again = job(tmp_path, "again", [3], *three, resumed(first.experiment()))
     assert run(whole, first, again) == [[0] * 3] * 3, again.output()
     expected = losses(whole)
-    assert losses(again) == {step: expected[step] for step in range(5, STEPS + 1)}
+    found = losses(again)
+    assert list(found) == list(range(5, STEPS + 1))
+    assert found == pytest.approx({step: expected[step] for step in found}, abs=1e-6)
 
 
 # Nodes of so many ranks each, and how the parameters lie.
