@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from torch.optim import Optimizer
 from orchestrator.common.errors import OrchestratorError, UsageError
 from orchestrator.engine.core.evaluation import add, evaluate, refuse_other_names
 from orchestrator.engine.core.optimizer import Schedulers
-from orchestrator.engine.core.parts import Parts, progress_of, save_checkpoint
+from orchestrator.engine.core.parts import Parts, save_checkpoint
 from orchestrator.engine.core.stopping import PROFILE, Best, Metrics, StopPolicy, TrainState
 from orchestrator.engine.data.batch import (
     Batches,
@@ -34,11 +33,10 @@ from orchestrator.engine.observe.profile import Profile
 from orchestrator.engine.observe.reporter import Reporter, means_of
 from orchestrator.engine.ranks.randomness import Randomness, seed_all
 from orchestrator.engine.ranks.ranks import gather
-from orchestrator.engine.saving import checkpoint as whole_state
-from orchestrator.engine.saving import ownership
 from orchestrator.engine.saving.checkpoint import Checkpoints
-from orchestrator.engine.saving.in_memory.memory import Memory
-from orchestrator.engine.saving.pieces import several
+from orchestrator.engine.saving.memory import Memory
+from orchestrator.engine.saving.reader import several
+from orchestrator.engine.saving.state import state_of
 from orchestrator.engine.sharding import mesh, used_parts
 from orchestrator.engine.sharding.corruption import Comparison
 
@@ -79,7 +77,6 @@ class Loop:
     used: int | None = None  # stands for the parts of the model that this rank used in this step
     modes: dict[nn.Module, bool] = field(default_factory=dict)  # of its parts: do they train?
     votes_late: bool = False  # after the step, not at its beginning
-    run_id: ownership.Run = field(default_factory=ownership.Run)
     savable: bool = False  # a checkpoint has all of the optimizer's state
     unreadable: list[str] = field(default_factory=list)  # what a resume could not read, as said
     untrained: list[str] | None = None  # weights that want gradients, and are in no optimizer
@@ -104,7 +101,7 @@ class Loop:
             after.enter_context(self.reporter.file)
             after.callback(self._restore_randomness)
             if self.checkpoints is not None:
-                self.checkpoints.in_memory = self._step_in_memory
+                self.checkpoints.step_in_memory = self._step_in_memory
                 after.callback(self.checkpoints.close)
             to_train(self.parts.model, self.parts.bare)
             self.parts.what_trains.restore_modes()
@@ -122,7 +119,7 @@ class Loop:
             if self.memory is not None:
                 if trains and self.policy.urgent:
                     self._keep_last(self.memory)
-                self.memory.close()
+                self.memory.end()
             if self.checkpoints is not None:
                 if trains:
                     self._save_last(self.checkpoints)
@@ -199,8 +196,6 @@ class Loop:
         state.step += 1
         with phases("exposed_comm"):
             total, apart = steppers.add_up(self.sums, self.used)
-        if self.memory is not None:
-            self.memory.settle()
         with phases("optimizer"):
             report = steppers.step(state.step, self.names, total, apart)
         self.reporter.ledger.close(report)
@@ -259,7 +254,7 @@ class Loop:
         """Refuse, or say, before the first step what a resume would not have."""
         if self.state.step or not (self.checkpoints or self.memory):
             return
-        whole_state.state_of(self.parts.bare, {})
+        state_of(self.parts.bare, {})
         for stepper in self.parts.steppers:
             found = stepper.rehearse()
             refuse_unsaved(stepper.optimizer, found.unsaved)
@@ -430,38 +425,31 @@ class Loop:
 
     def _step_in_memory(self) -> int | None:
         memory = self.memory
-        return None if memory is None or memory.off or memory.step < 0 else memory.step
+        return None if memory is None or memory.off else memory.newest
 
     def _keep_last(self, memory: Memory) -> None:
         """Keep the state of a training that was asked to stop: the job may go on elsewhere."""
-        if not memory.off and memory.step != self.state.step:
+        if not memory.off and memory.last_saved != self.state.step:
             with self.reporter.account.saving():
                 self._keep(memory)
 
     def _keep(self, memory: Memory) -> None:
-        """Keep the state in memory: each rank its own, with the buffers as they are there."""
-        parts, state = self.parts, self.state
-        self.reporter.flush()
-        state.tokens = self.reporter.tokens
-        snapshot = parts.auxiliary.snapshot()
-        progress = progress_of(
-            parts, snapshot, state, self.schedulers, self.training.endless, self.run_id
-        )
-        self._warn_of_draws()
-        tensors = whole_state.state_of(parts.bare, snapshot.tensors)
-        early = parts.auxiliary.changed_anytime(tensors, parts.bare)
-        frozen = whole_state.frozen_of(parts.bare)
-        memory.save(state.step, tensors, json.dumps(progress), frozen, early)
+        self._save_into(memory)
 
     def save(self) -> None:
-        checkpoints, endless = self.checkpoints, self.training.endless
-        assert checkpoints is not None
+        assert self.checkpoints is not None
+        with self.reporter.estimate.pause():
+            names = self._save_into(self.checkpoints)
+        self._warn_of_unreadable(names)
+
+    def _save_into(self, checkpoints: Checkpoints) -> list[str]:
+        """Save, and name what a resume could not read of it."""
         self.reporter.flush()
         self.state.tokens = self.reporter.tokens
-        with self.reporter.estimate.pause():
-            names = save_checkpoint(checkpoints, self.parts, self.state, self.schedulers, endless)
-        self._warn_of_unreadable(names)
         self._warn_of_draws()
+        return save_checkpoint(
+            checkpoints, self.parts, self.state, self.schedulers, self.training.endless
+        )
 
 
 def is_true(result: Any) -> bool:

@@ -24,8 +24,7 @@ from torch.optim import Optimizer
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.engine.core.together import parts_of
 from orchestrator.engine.ranks.ranks import gather
-from orchestrator.engine.saving.in_memory.encoding import decoded, encoded, packages_of
-from orchestrator.engine.saving.pieces import DTYPES
+from orchestrator.engine.saving.values import DTYPES, decoded, encoded
 from orchestrator.engine.sharding.by_owner import Owners, numbers_in, resumes_alike, set_numbers
 from orchestrator.engine.sharding.mesh import Mesh, plain_of
 
@@ -47,12 +46,11 @@ class Content:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     forms: dict[str, list[Any]] = field(default_factory=dict)  # where it isn't the parameter's
     unsaved: list[str] = field(default_factory=list)
-    packages: frozenset[str] = frozenset()  # objects of their classes are kept, too
 
     def write(self, value: Any, path: str, parameter: Tensor | None = None) -> Any:
         """Give a value as JSON, and note its tensors."""
         tensors: dict[str, Tensor] = {}
-        text = encoded(value, tensors, path, sharded=True, packages=self.packages)
+        text = encoded(value, tensors, path, sharded=True)
         for name, tensor in zip(tensors, map(summed, tensors.values()), strict=True):
             self.tensors[name] = tensor
             if parameter is None or not alike(tensor, parameter):
@@ -225,7 +223,6 @@ class OptimizerState:
     ) -> None:
         self.optimizer, self.parameters, self.factory = optimizer, dict(named), factory
         self.keeps_settings = keeps_settings
-        self.packages = frozenset[str]().union(*map(packages_of, parts_of(optimizer)))
         known = {id(parameter): name for name, parameter in named}
         own = (known[id(p)] for group in optimizer.param_groups for p in group["params"])
         self.names = dict(enumerate(own))
@@ -235,7 +232,7 @@ class OptimizerState:
 
     def content(self) -> Content:
         """Give all of it as JSON and tensors: the very tensors that train."""
-        content, settings = Content(packages=self.packages), Content()
+        content, settings = Content(), Content()
         more = dict(self.optimizer.state_dict())
         numbered = is_numbered(more)
         state = more.pop("state") if numbered else {}
@@ -343,7 +340,7 @@ class OptimizerState:
         states = text["state"]
         if self.owners:
             states, tensors = self._with_owners(states, tensors)
-        values = functools.partial(values_of, tensors=tensors, packages=self.packages)
+        values = functools.partial(values_of, tensors=tensors)
         now |= values(text["more"])
         state = {
             number: values(states[name]) for number, name in self.names.items() if name in states
@@ -450,10 +447,14 @@ def is_numbered(state: Mapping[str, Any]) -> bool:
     return {"state", "param_groups"} <= state.keys()
 
 
-def values_of(
-    text: Mapping[str, Any], tensors: Mapping[str, Tensor], packages: frozenset[str]
-) -> dict[Any, Any]:
-    return {key_of(key): decoded(value, tensors, packages) for key, value in text.items()}
+def values_of(text: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[Any, Any]:
+    return {key_of(key): decoded(value, tensors) for key, value in text.items()}
+
+
+def packages_of(value: Any) -> frozenset[str]:
+    """Name the packages that an object's classes are of, as far as they are a program's own."""
+    modules = {kind.__module__.partition(".")[0] for kind in type(value).__mro__}
+    return frozenset(modules - {"builtins", "torch"})
 
 
 def saved(progress: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, list[Any]]]:

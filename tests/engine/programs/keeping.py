@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch.nn.utils import prune
 from torch.utils.data import DataLoader
 
 from orchestrator import Trainer
-from orchestrator.engine.saving import parts
+from orchestrator.engine.saving.writer import Writer
 from tests.engine.programs.basics import (
     Net,
     message,
@@ -153,15 +154,17 @@ def saved_by_a_late_rank(directory: Path) -> None:
     model = net()
     next(model.parameters()).requires_grad_(False)
     trainer = Trainer(model, optimizer(model), torch.nn.CrossEntropyLoss(), strategy="full_shard")
-    in_time = parts.Writer.written
+    in_time = Writer.identities
 
-    def late(writer: parts.Writer, final: Path, records: Any) -> Any:
-        end = time.monotonic() + 1.0
+    def late(writer: Writer) -> Any:
+        step = re.fullmatch(r"\.(step_\d+)\..*", writer.directory.name)
+        assert step is not None
+        final, end = writer.directory.parent / step[1], time.monotonic() + 1.0
         while trainer.ranks.rank == 1 and not final.exists() and time.monotonic() < end:
             time.sleep(0.01)
-        return in_time(writer, final, records)
+        return in_time(writer)
 
-    with mock.patch.object(parts.Writer, "written", late):
+    with mock.patch.object(Writer, "identities", late):
         trainer.train(DataLoader(samples(), 8), max_period="2 steps", save_to=directory / "saved",
                       save_every="1 steps")  # fmt: skip
 

@@ -234,7 +234,7 @@ def test_what_old_torch_says_of_its_own_writer_is_not_for_the_screen() -> None:
     program = """
 import torch
 from torch.distributed.checkpoint import filesystem
-import orchestrator.engine.saving.parts
+import orchestrator.engine.saving.writer
 
 size = "torch.ones(1).storage().size()"
 eval(size, {"torch": torch, "__name__": filesystem.__name__})
