@@ -56,12 +56,11 @@ from orchestrator.engine.observe.trackers import Trackers
 from orchestrator.engine.ranks import agreement, collectives, ranks, spawn
 from orchestrator.engine.ranks.randomness import randomness_kept
 from orchestrator.engine.ranks.ranks import Ranks, device_name, gather, say_once
-from orchestrator.engine.saving import loading, memory, ownership, places, pretrained
+from orchestrator.engine.saving import loading, memory, ownership, pretrained, search
 from orchestrator.engine.saving import weights as whole_weights
 from orchestrator.engine.saving.checkpoint import Checkpoints
 from orchestrator.engine.saving.memory import Memory
-from orchestrator.engine.saving.search import Find
-from orchestrator.engine.saving.writers import holds_all
+from orchestrator.engine.saving.nodes import holds_all
 from orchestrator.engine.sharding import corruption, mesh, own_code, used_parts
 from orchestrator.engine.sharding.blocks import described
 from orchestrator.engine.sharding.several import Models
@@ -645,12 +644,12 @@ class Trainer:
         Returns the directory of the step.
         """
         path = as_path(directory)
-        places.refuse_unreadable(path)
+        search.refuse_unreadable(path)
         room = path.parent if checkpoint_store.STEP.fullmatch(path.name) else path
         return self._load_named(str(path), room).path
 
     def _load_named(self, path: str, room: Path) -> checkpoint_store.Checkpoint:
-        loaded = self._load(places.named(path, room), room)
+        loaded = self._load(search.named(path, room), room)
         if loaded is None:
             raise CheckFailed(
                 f"{path}: none of its checkpoints verifies",
@@ -660,7 +659,7 @@ class Trainer:
 
     def _load(
         self,
-        find: Find | None,
+        find: search.Find | None,
         room: Path,
         *,
         in_memory: Path | None = None,
@@ -765,7 +764,7 @@ class Trainer:
         # Where nodes share no disk, one that had nothing of it was given its part for the moment.
         here = loaded is not None and all(gather(loaded.path.parent == directory))
         if asked.asks_to_save and not here:
-            places.refuse_later(directory, self.state.step)
+            search.refuse_later(directory, self.state.step)
         in_background = self.config.checkpoint.asynchronous
         checkpoints = self._store(directory, asked.keep, background=in_background)
         if loaded is not None and here:
@@ -778,7 +777,7 @@ class Trainer:
     ) -> checkpoint_store.Checkpoint | None:
         """Load what it is to go on from, if there is something."""
         searches = asked.directory is None and asked.resume == "auto"
-        find = places.newest(
+        find = search.newest(
             directory, searches=searches, accept=self._accept_user_progress, say=self._say
         )
         loaded = None

@@ -24,7 +24,7 @@ from orchestrator.engine.core.optimizer_state import (
 )
 from orchestrator.engine.core.step import Stepper, Steppers
 from orchestrator.engine.ranks import plain_names
-from orchestrator.engine.saving.values import decoded
+from orchestrator.engine.saving.state import decoded
 from orchestrator.engine.sharding.mesh import plain_class
 
 # By these names it is kept; earlier checkpoints have none.

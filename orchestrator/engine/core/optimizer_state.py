@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.engine.core.together import parts_of
 from orchestrator.engine.ranks.ranks import gather
-from orchestrator.engine.saving.values import DTYPES, decoded, encoded
+from orchestrator.engine.saving.state import DTYPES, decoded, encoded
 from orchestrator.engine.sharding.by_owner import Owners, numbers_in, resumes_alike, set_numbers
 from orchestrator.engine.sharding.mesh import Mesh, plain_of
 

@@ -6,7 +6,7 @@ rename that publishes it) is in orchestrator.records.checkpoint_store, which nee
 
 Where nodes share no disk, every node keeps a complete checkpoint of its own, if it holds a whole
 copy of the parameters; else its part of one, with the manifest of all, and perhaps other nodes'
-parts (copies.py). States in memory are checkpoints in a directory in memory (memory.py).
+parts (nodes.py). States in memory are checkpoints in a directory in memory (memory.py).
 """
 
 from __future__ import annotations
@@ -38,12 +38,18 @@ from orchestrator.config import schema
 from orchestrator.engine.ranks import supervisor
 from orchestrator.engine.ranks.agreement import Copies
 from orchestrator.engine.ranks.ranks import Ranks, gather, say_once
-from orchestrator.engine.saving import copies
+from orchestrator.engine.saving import nodes
+from orchestrator.engine.saving.nodes import writers
 from orchestrator.engine.saving.ownership import Run, WriterLock, is_of, later_than
 from orchestrator.engine.saving.reader import METADATA
-from orchestrator.engine.saving.trouble import Trouble, trouble_of
-from orchestrator.engine.saving.writer import CONSTANT, Saved, StagedPlanner, Writer
-from orchestrator.engine.saving.writers import writers
+from orchestrator.engine.saving.writer import (
+    CONSTANT,
+    Saved,
+    StagedPlanner,
+    Trouble,
+    Writer,
+    trouble_of,
+)
 from orchestrator.protocol.reports import UNSAVED
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import Checkpoint, FileRecord, Manifest
@@ -106,12 +112,12 @@ class Checkpoints:
         self._say_what_is_kept()
 
     def _say_what_is_kept(self) -> None:
-        nodes, wanted = len({node for node, _ in self.ranks.nodes}), self.config.copies
+        count, wanted = len({node for node, _ in self.ranks.nodes}), self.config.copies
         if self.writers.apart:
-            self.say(copies.picture(nodes, wanted))
+            self.say(nodes.picture(count, wanted))
         elif wanted > 1:
             reason = "every node keeps a whole checkpoint by itself"
-            if nodes == 1:
+            if count == 1:
                 reason = "there is no other node"
             elif len(self.writers.members) == self.ranks.world:
                 reason = f"the nodes share {self.directory}"
@@ -319,20 +325,20 @@ class Checkpoints:
         identities, files = self._digests(writer)
         hosts = {}
         if self.writers.apart:
-            hosts = {n: ranks.nodes[copies.writer_of(n)][1] for n in files if n != METADATA}
+            hosts = {n: ranks.nodes[nodes.writer_of(n)][1] for n in files if n != METADATA}
         manifest = Manifest(step, time.time(), progress, ranks.world, files, self.token, hosts)
         names = list(files)
         if self.writers.apart:
             manifest = self._give_all(writer.directory, manifest)
             own = set(ranks.neighbours)
-            names = [n for n in files if n == METADATA or copies.writer_of(n) in own]
+            names = [n for n in files if n == METADATA or nodes.writer_of(n) in own]
         place = writer.directory, self.directory
         self._on_publishers(
             step, functools.partial(checkpoint_store.describe, *place, manifest, names)
         )
         self._on_publishers(step, functools.partial(checkpoint_store.put_in_place, *place, step))
         if self.writers.apart:
-            more, problem = copies.keep_copies(
+            more, problem = nodes.keep_copies(
                 *(final, files, ranks, group, self.config.copies, self._linkable)
             )
             identities |= more

@@ -27,7 +27,7 @@ from orchestrator.engine.saving.ownership import Run, saved_by
 from orchestrator.engine.saving.reader import METADATA, several
 from orchestrator.engine.saving.search import Accept, Find
 from orchestrator.engine.saving.state import MODEL, state_of, take_shapes
-from orchestrator.engine.saving.trouble import first_cause
+from orchestrator.engine.saving.writer import first_cause
 from orchestrator.records import checkpoint_manifest, checkpoint_parts, checkpoint_store
 from orchestrator.records.checkpoint_parts import Candidate, Version
 from orchestrator.records.checkpoint_store import Checkpoint
@@ -155,7 +155,7 @@ class Loading:
         needed = self._read(lambda _: self._needed(state, metadata))
         if not self._bring(needed):
             return None
-        self._read(lambda path: reader.load_into(state, path, host_group()))
+        self._read(lambda path: reader.load_into(state, path))
         gather(None)  # then what was brought may go
         path = self.own or checkpoint_store.final(self.brought.parent, manifest.step)
         return Checkpoint(path, **vars(manifest))

@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from orchestrator.common.errors import CheckFailed
+from orchestrator.engine.ranks.ranks import host_group
 
 MOST_NAMED = 3
 METADATA = ".metadata"
@@ -130,15 +131,15 @@ class TensorReader:
         self.reader.read_data(planner.create_local_plan(), planner).wait()
 
 
-def load_into(state: Mapping[str, Tensor], path: Path, group: dist.ProcessGroup | None) -> None:
-    """Fill tensors from the files in a directory. All ranks of the group call it."""
-    alone = not dist.is_initialized()
+def load_into(state: Mapping[str, Tensor], path: Path) -> None:
+    """Fill tensors from the files in a directory. All ranks call it."""
+    group = host_group() if dist.is_initialized() else None
     load(
         dict(state),
         storage_reader=SafeReader(path),
         planner=TensorPlanner(),
         process_group=group,
-        no_dist=alone,
+        no_dist=group is None,
     )
 
 

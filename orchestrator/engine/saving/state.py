@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import json
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -91,3 +94,72 @@ def take_shapes(model: nn.Module, saved: Mapping[str, object], device: torch.dev
                 new = torch.zeros(entry.size, dtype=entry.properties.dtype, device=device)
                 setattr(module, leaf, new)
     return changed
+
+
+# -- values as JSON that names its tensors; reading them runs no code ------------------------------
+
+
+DTYPES = {str(kind): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
+
+
+def encoded(value: Any, tensors: dict[str, Tensor], path: str, *, sharded: bool = False) -> Any:
+    """Return a value as JSON; its tensors go into `tensors`, and the JSON names them.
+
+    With `sharded`, tensors may be DTensors.
+    """
+    if isinstance(value, Tensor):
+        refuse_unknown(value, path, sharded=sharded)
+        tensors[path] = value.detach()
+        return {"tensor": path}
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, bytes):
+        return {"bytes": base64.b64encode(value).decode()}
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value)}
+    if isinstance(value, (list, tuple)):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        items = enumerate(value)
+        return {kind: [encoded(v, tensors, f"{path}[{i}]", sharded=sharded) for i, v in items]}
+    if isinstance(value, dict) and not any(isinstance(key, Tensor) for key in value):
+        return {
+            "dict": [
+                [encoded(key, tensors, path), encoded(v, tensors, f"{path}[{key!r}]",
+                                                      sharded=sharded)]
+                for key, v in value.items()
+            ]
+        }  # fmt: skip
+    if isinstance(value, (int, float, str)):  # numpy's float64 is one
+        return json.loads(json.dumps(value))
+    raise UsageError(
+        f"{path} is a {type(value).__name__}, which cannot be kept",
+        "give tensors (torch.from_numpy() makes one of an array), numbers, texts, bytes, and"
+        " lists, tuples and dicts of them",
+    )
+
+
+def refuse_unknown(tensor: Tensor, path: str, *, sharded: bool) -> None:
+    inner = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    plain = tensor.layout is torch.strided and not is_traceable_wrapper_subclass(inner)
+    if not plain or (isinstance(tensor, DTensor) and not sharded):
+        raise UsageError(
+            f"{path} is a {type(inner if sharded else tensor).__name__} ({tensor.layout}), which"
+            " cannot be kept",
+            "give this rank's part of it: value.to_local(), or value.to_dense()",
+        )
+
+
+def decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Return the value that such JSON stands for."""
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "bytes":
+        return base64.b64decode(content)
+    if kind == "dtype":
+        return DTYPES[content]
+    if kind == "dict":
+        return {decoded(key, tensors): decoded(inner, tensors) for key, inner in content}
+    return {"list": list, "tuple": tuple}[kind](decoded(inner, tensors) for inner in content)

@@ -18,7 +18,6 @@ from orchestrator import Trainer
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.engine.core import optimizer_state
 from orchestrator.engine.core.optimizer import FUSED, can_fuse
-from orchestrator.engine.saving.in_memory.encoding import decoded, packages_of
 from tests.engine import pair
 from tests.engine.by_hand import (
     BATCH,
@@ -53,7 +52,6 @@ from tests.engine.programs.optimizers import (
     Drawing,
     Finer,
     Locked,
-    Objects,
     Opaque,
     Rateless,
     Switching,
@@ -207,7 +205,6 @@ def go_on_on_two_ranks(rank: int, directory: Path) -> None:
         more = {"strategy": strategy, "later": name == "inner"}
         apart[strategy, name] = going_on(make, directory / f"{name} {strategy}", **more)
     print({name: distance for name, distance in apart.items() if distance} or "equal", flush=True)
-    keep_how_they_lie(directory / "objects", strategy="full_shard")
     refuse_opaque(directory / "opaque", strategy="full_shard")
     with pytest.raises(UsageError, match=r"Inner holds 0.weight outside its own groups"):
         made(OWN["inner"], strategy="full_shard")
@@ -302,22 +299,6 @@ def test_a_save_asks_for_each_state_once(tmp_path: Path) -> None:
     assert holder.asked - before == len(asked) - 1 == STEPS // 2  # the first step asks, too
 
 
-def test_an_object_keeps_how_its_tensors_lie(tmp_path: Path) -> None:
-    keep_how_they_lie(tmp_path)
-
-
-def keep_how_they_lie(place: Path, **more: Any) -> None:
-    """A matrix that is multiplied in another order comes to other bits."""
-    first, again = made(Objects, **more), made(Objects, **more)
-    trained(first)
-    first.save_checkpoint(place)
-    again.load_checkpoint(place)
-    for saved, found in zip(*(one.optimizer.state.values() for one in (first, again)), strict=True):
-        assert found["past"].limits == saved["past"].limits
-        if saved["past"].turned is not None:
-            assert found["past"].turned.stride() == saved["past"].turned.stride()
-
-
 def test_what_no_checkpoint_can_hold_is_refused_before_the_first_step(tmp_path: Path) -> None:
     refuse_opaque(tmp_path)
 
@@ -379,14 +360,6 @@ def test_nothing_gathers_in_what_is_not_trained() -> None:
     trainer = Trainer(model, adamw(model.get_submodule("4").parameters()), functional.mse_loss)
     trained(trainer)
     assert all(parameter.grad is None for parameter in trainer.bare.parameters())
-
-
-@pytest.mark.parametrize("name", ["os.system", "subprocess.Popen", "collections.OrderedDict"])
-def test_a_checkpoint_names_no_class_of_others(name: str) -> None:
-    module, _, kind = name.rpartition(".")
-    content = {"object": [module, kind, {"tuple": []}, None]}
-    with pytest.raises(ValueError, match="is not a class of this program"):
-        decoded(content, {}, packages_of(Objects([torch.zeros(1)])))
 
 
 # -- what has modes, and what cannot work ----------------------------------------------------------

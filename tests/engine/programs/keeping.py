@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -77,13 +76,13 @@ def keeping(directory: Path) -> None:
     """Train with an average of the weights, counters and an object; write down what came of it."""
     torch.manual_seed(0)
     model, own, steps = Counting(), Curriculum(), int(os.environ[PLACE])
-    log: dict[str, Any] = {"steps": 0, "names": ("a", b"b"), "last": np.zeros(2)}
+    log: dict[str, Any] = {"steps": 0, "names": ("a", b"b"), "last": (0.0, 0.0)}
 
     def after_step(trainer: Trainer) -> None:
         own.level += 1
         own.seen += 2
         log["steps"] += 1
-        log["last"] = np.full(2, float(log["steps"]))
+        log["last"] = (float(log["steps"]),) * 2
         for name, weight in trainer.bare.named_parameters():
             average[name].lerp_(weight.detach(), 0.1)
 
@@ -102,7 +101,7 @@ def keeping(directory: Path) -> None:
     more = {} if in_memory else {**saved, "resume": True}
     trainer.train(loader, max_period=f"{steps} steps", **more)
     whole = whole_values(average.items())
-    told = [own.level, own.seen.tolist(), log["steps"], repr(log["names"]), log["last"].tolist()]
+    told = [own.level, own.seen.tolist(), log["steps"], repr(log["names"]), list(log["last"])]
     told.append(len(model.calls))
     (directory / f"kept_{trainer.ranks.rank}").write_text(json.dumps([told, whole]))
 

@@ -17,8 +17,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from orchestrator.common.errors import CheckFailed
 from orchestrator.engine.saving import ownership
-from orchestrator.engine.saving.places import earlier_runs, newest
 from orchestrator.engine.saving.reader import METADATA, load_into, metadata_of, misfit
+from orchestrator.engine.saving.search import earlier_runs, newest
 from orchestrator.records import checkpoint_store
 
 KINDS = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.complex64)
@@ -44,7 +44,7 @@ def test_what_torch_saves_is_read(tmp_path: Path) -> None:
     saved(tmp_path / "step", **state)
     found = {name: torch.zeros_like(value) for name, value in state.items()}
     assert not misfit(found, metadata_of(tmp_path / "step"))
-    load_into(found, tmp_path / "step", None)
+    load_into(found, tmp_path / "step")
     for name, value in state.items():
         assert torch.equal(found[name], value)
 
@@ -106,7 +106,7 @@ def test_a_pickle_in_place_of_a_tensor_is_not_loaded(tmp_path: Path) -> None:
     assert isinstance(metadata.state_dict_metadata["x"], BytesStorageMetadata)
     assert misfit({"x": torch.zeros(2)}, metadata) == "not all of x is there"
     with pytest.raises(CheckpointException, match="x is not a tensor there"):
-        load_into({"x": torch.zeros(2)}, path, None)
+        load_into({"x": torch.zeros(2)}, path)
     assert not mark.exists()
 
 
