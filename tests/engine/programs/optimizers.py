@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import random
 import threading
-from collections import deque
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -39,44 +37,14 @@ class Lists(Own):
 
     def change(self, state: dict[str, Any], grad: Tensor) -> Tensor:
         state["last"] = [*state.get("last", []), grad.clone()][-3:]
-        state["turned"] = deque([grad.T.contiguous().T], maxlen=1) if grad.dim() > 1 else ()
+        state["turned"] = [grad.T.contiguous().T] if grad.dim() > 1 else ()
         state["nested"] = {"count": state.get("nested", {"count": 0})["count"] + 1}
-        state.setdefault("bounded", deque(maxlen=2)).append(grad.clone())
+        state["bounded"] = (*state.get("bounded", ()), grad.clone())[-2:]
         total = sum(state["turned"], state["last"][0] / state["nested"]["count"])
         total = sum(state["bounded"], total)
         for other in state["last"][1:]:
             total = total + other
         return total
-
-
-class Past:
-    """What an optimizer has of a parameter, as an object of a class of its own."""
-
-    def __init__(self, grad: Tensor) -> None:
-        self.count, self.mean, self.limits = 0, torch.zeros_like(grad), Limits(0.5, 0.9)
-        self.shape = grad.shape
-        self.turned = torch.ones_like(grad).T if grad.dim() > 1 else None
-
-    def seen(self, grad: Tensor) -> Tensor:
-        self.count += 1
-        self.mean = self.mean.lerp(grad, self.limits.low / self.count)
-        return self.mean.view(self.shape)
-
-
-@dataclass(frozen=True)
-class Limits:
-    low: float
-    high: float
-
-
-class Objects(Own):
-    """Keeps objects, as Conda keeps its projections."""
-
-    def change(self, state: dict[str, Any], grad: Tensor) -> Tensor:
-        if not state:
-            state["past"] = Past(grad)
-        past: Past = state["past"]
-        return past.seen(grad)
 
 
 class Opaque(Own):
@@ -415,7 +383,6 @@ def both(parameters: Any) -> Any:
 
 OWN = {
     "lists": Lists,
-    "objects": Objects,
     "attribute": Attribute,
     "counting": Counting,
     "shared": Shared,
