@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
@@ -71,7 +72,9 @@ def save_checkpoint(
     if not checkpoints.in_memory:  # how often that happens depends on the time it takes
         agreement.take_buffers_of_first(parts.bare)
     best = state.best is not None and state.best_step == state.step
-    with parts.steppers.evaluating(average=False):
+    # On disk are the weights that an evaluation shows; in memory, those that train.
+    shown = parts.steppers.evaluating(average=False)
+    with contextlib.nullcontext() if checkpoints.in_memory else shown:
         snapshot = parts.auxiliary.snapshot()
         progress = {
             **progress_of(parts, snapshot, state, schedulers, endless, checkpoints.run),
