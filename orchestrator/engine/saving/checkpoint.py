@@ -59,6 +59,7 @@ class Checkpoints:
     """Saves into one directory. save() returns when the state is copied; a thread writes it."""
 
     in_memory = False
+    alike = True  # what is not sharded is the same on all ranks
 
     def __init__(
         self,
@@ -109,19 +110,8 @@ class Checkpoints:
         self.run = replace(run, generation=later_than(max(*latest, run.generation)))
         own = (each for each in here if is_of(self.run, each.progress))
         self.newest = max((each.step for each in own if each.complete or each.part), default=None)
-        self._say_what_is_kept()
-
-    def _say_what_is_kept(self) -> None:
-        count, wanted = len({node for node, _ in self.ranks.nodes}), self.config.copies
-        if self.writers.apart:
-            self.say(nodes.picture(count, wanted))
-        elif wanted > 1:
-            reason = "every node keeps a whole checkpoint by itself"
-            if count == 1:
-                reason = "there is no other node"
-            elif len(self.writers.members) == self.ranks.world:
-                reason = f"the nodes share {self.directory}"
-            self.say(f"checkpoint.copies={wanted} adds nothing: {reason}")
+        if self.writers.apart and not self.in_memory:
+            say(nodes.picture(len({node for node, _ in ranks.nodes}), config.copies))
 
     def close(self) -> None:
         """Let others save into the directory, and give back the memory of the copy."""
@@ -273,7 +263,7 @@ class Checkpoints:
         directory = checkpoint_store.partial(self.directory, step, self.token)
         group, linkable = self.writers.group, self._linkable
         constant, apart = frozenset(self.constant or ()), self.writers.apart
-        writer = Writer(directory, constant, linkable, apart=apart)
+        writer = Writer(directory, constant, linkable, apart=apart and self.alike)
         try:
             save(
                 state,

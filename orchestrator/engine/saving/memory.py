@@ -13,6 +13,7 @@ A script's own loop does it without the Trainer, under any launcher that sets th
 from __future__ import annotations
 
 import atexit
+import contextlib
 import math
 import os
 import shutil
@@ -29,7 +30,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from orchestrator.common import text
-from orchestrator.common.errors import CheckFailed, UsageError
+from orchestrator.common.errors import CheckFailed, JobFailed, UsageError
 from orchestrator.common.text import Say
 from orchestrator.config import schema
 from orchestrator.engine.ranks.ranks import (
@@ -86,9 +87,6 @@ class Memory(Checkpoints):
             return
         atexit.register(self._finish_writing)
 
-    def _say_what_is_kept(self) -> None:
-        """The first state says it, with its size."""
-
     def _stop_if(self, problems: list[str], say: Say) -> None:
         """Keep nothing from now on if a rank cannot: all ranks hear of it."""
         if self.off or not any(problems):
@@ -124,7 +122,8 @@ class Memory(Checkpoints):
         if self.last_saved < 0 and not self.off:
             self._stop_if(gather(self._no_room(state)), self.say)
         if not self.off:
-            self.prune(1)  # what is written now is the second
+            with contextlib.suppress(JobFailed):  # then there is less room for a while
+                self.prune(1)  # what is written now is the second
             super().save(step, state, progress, frozen=frozen, best=best)
             self.pace.stalls.append(self.stalled)
 
@@ -134,15 +133,15 @@ class Memory(Checkpoints):
 
     def _no_room(self, state: Mapping[str, Tensor]) -> str:
         """Say what this node lacks for two states and their copy, beside those that are there."""
-        sharded = [tensor for tensor in state.values() if isinstance(tensor, DTensor)]
-        alike = bytes_of(t for t in state.values() if not isinstance(t, DTensor))
+        parts = [t for t in state.values() if isinstance(t, DTensor) or not self.alike]
+        alike = bytes_of(state.values()) - bytes_of(parts)
         node, host = self.ranks.nodes[self.ranks.rank]
         shards: dict[int, int] = {}
-        for number, size in gather((node, bytes_of(map(local_of, sharded)))):
+        for number, size in gather((node, bytes_of(map(local_of, parts)))):
             shards[number] = shards.get(number, 0) + size
         order = sorted(shards)
         kept = {node, order[order.index(node) - 1]} if self.writers.apart else set()
-        size = sum(shards[number] for number in kept) if kept else bytes_of(sharded)
+        size = sum(shards[number] for number in kept) if kept else bytes_of(parts)
         copied = shards[node] + alike * len(self.ranks.neighbours)
         have = bytes_in(self.directory)
         free = {
@@ -381,6 +380,7 @@ def _open(replicated: bool) -> Opened | None:
     loaded = resume(None, target, where, memory=where)
     step = loaded.step if loaded is not None else 0
     store = Memory(where, ranks, run, say, node_holds_all=replicated)
+    store.alike = replicated
     if not store.off:
         store.keep_only(step)
     return Opened(store, name, script.found, step)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.engine.ranks import plain_names
-from orchestrator.engine.saving.weights import INDEX, NAMES, Entry, memory
+from orchestrator.engine.saving.weights import INDEX, NAMES, Entry
 from orchestrator.engine.sharding.mesh import local_part, local_tensor
 
 OF_NAMES = {name: dtype for dtype, name in NAMES.items()}
@@ -158,19 +158,10 @@ def read_into(tensor: Tensor, entry: Entry, first: int) -> None:
         raise CheckFailed(f"{entry.name} is not spread by rows; only rows can be read")
     before = first * math.prod(entry.shape[1:])
     flat = tensor.view(-1) if tensor.is_contiguous() else tensor.new_empty(tensor.numel())
-    with entry.file.open("rb", buffering=0) as file:
-        file.seek(entry.offset + before * dtype.itemsize)
-        for part in torch.split(flat, PIECE_BYTES // dtype.itemsize):
-            read = torch.empty(part.numel(), dtype=dtype)
-            if read_whole(file, memoryview(memory(read))) < read.nbytes:
-                raise CheckFailed(f"{entry.file} is shorter than its header says")
-            part.copy_(read)
+    start, size = entry.offset + before * dtype.itemsize, flat.numel() * dtype.itemsize
+    file = torch.from_file(str(entry.file), shared=False, size=start + size, dtype=torch.uint8)
+    pieces = torch.split(file[start:], PIECE_BYTES)
+    for part, piece in zip(torch.split(flat, PIECE_BYTES // dtype.itemsize), pieces, strict=True):
+        part.copy_(piece.clone().view(dtype))  # a tensor in a file may begin anywhere
     if not tensor.is_contiguous():
         tensor.copy_(flat.view(tensor.shape))
-
-
-def read_whole(file: Any, memory: memoryview) -> int:
-    done = 0
-    while done < len(memory) and (count := file.readinto(memory[done:])):
-        done += count
-    return done
