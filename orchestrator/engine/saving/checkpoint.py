@@ -95,6 +95,13 @@ class Checkpoints:
         self.unprotected = ""  # why there are no copies of the last one
         self.known_whole = -1  # the step that was resumed from: parts up to there are of use
         self.lock = WriterLock(directory)
+        self.run = self._open(run)
+        if self.writers.apart and not self.in_memory:
+            say(nodes.picture(len({node for node, _ in ranks.nodes}), config.copies))
+
+    def _open(self, run: Run) -> Run:
+        """Take the directory, remove what a crash has left, and number this start of the run."""
+        directory = self.directory
         owner = self.lock.acquire(run) if self.writers.publishes else ""
         if other := next((owner for owner in gather(owner) if owner), ""):
             self.close()
@@ -107,11 +114,9 @@ class Checkpoints:
             checkpoint_store.clean(directory, self.token)
         here = checkpoint_store.every(directory) if self.writers.publishes else []
         latest = gather(max((each.generation for each in here), default=run.generation))
-        self.run = replace(run, generation=later_than(max(*latest, run.generation)))
-        own = (each for each in here if is_of(self.run, each.progress))
+        own = (each for each in here if is_of(run, each.progress))
         self.newest = max((each.step for each in own if each.complete or each.part), default=None)
-        if self.writers.apart and not self.in_memory:
-            say(nodes.picture(len({node for node, _ in ranks.nodes}), config.copies))
+        return replace(run, generation=later_than(max(*latest, run.generation)))
 
     def close(self) -> None:
         """Let others save into the directory, and give back the memory of the copy."""
