@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -58,6 +58,7 @@ from orchestrator.records.checkpoint_store import Checkpoint, FileRecord, Manife
 class Checkpoints:
     """Saves into one directory. save() returns when the state is copied; a thread writes it."""
 
+    _writing: ClassVar[dict[str, Checkpoints]] = {}  # by purpose: the last one that saved
     in_memory = False
     alike = True  # what is not sharded is the same on all ranks
 
@@ -73,8 +74,10 @@ class Checkpoints:
     ) -> None:
         self.config, self.directory, self.ranks, self.say = config, directory, ranks, say
         self.token = gather(secrets.token_hex(4))[0]
-        purpose = "memory" if self.in_memory else "disk"
-        self.writers = writers(directory, self.token, ranks, purpose, node_holds_all=node_holds_all)
+        self.purpose = "memory" if self.in_memory else "disk"
+        self.writers = writers(
+            directory, self.token, ranks, self.purpose, node_holds_all=node_holds_all
+        )
         self.thread: threading.Thread | None = None
         self.written = self.problem = ""  # what to say of the last save, set by its thread
         self.this_save = (0, 0, 0.0)  # the step, bytes and seconds of the last one
@@ -142,7 +145,10 @@ class Checkpoints:
     ) -> None:
         """Copy the state to host memory and write it; the one before has to be done first."""
         began = time.perf_counter()
-        self.wait()
+        for other in (self, Checkpoints._writing.get(self.purpose)):  # threads share its group
+            if other is not None:
+                other.wait()
+        Checkpoints._writing[self.purpose] = self
         values = {name: local_of(value) for name, value in state.items()}
         staged = self._stage(values, frozen) if self.config.asynchronous else values
         self.last_saved = step
