@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from orchestrator.api.cluster import Cluster
     from orchestrator.api.job import Job, Line, Receipt, Verdict
     from orchestrator.common.errors import JobFailed, NoRestart, OrchestratorError
-    from orchestrator.engine.saving.in_memory.memory_checkpoint import (
+    from orchestrator.engine.saving.memory import (
         load_memory_checkpoint,
         memory_checkpoint,
     )
@@ -43,8 +43,8 @@ LATER = {
     "Receipt": "orchestrator.api.job",
     "Trainer": "orchestrator.engine.trainer",
     "Verdict": "orchestrator.api.job",
-    "load_memory_checkpoint": "orchestrator.engine.saving.in_memory.memory_checkpoint",
-    "memory_checkpoint": "orchestrator.engine.saving.in_memory.memory_checkpoint",
+    "load_memory_checkpoint": "orchestrator.engine.saving.memory",
+    "memory_checkpoint": "orchestrator.engine.saving.memory",
 }
 
 

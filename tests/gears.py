@@ -203,10 +203,10 @@ LONG = [
     "tests/engine/core/test_used_parts.py::test_random_parts_in_random_micro_batches[6]",
     "tests/engine/data/test_loaders.py::test_loaders_that_people_write[nodes0]",
     "tests/engine/sharding/test_library_models.py",
-    "tests/engine/saving/in_memory/test_memory.py::test_it_goes_on_from_memory_to_the_bit[hybrid_shard",
-    "tests/engine/saving/in_memory/test_memory.py::test_killed_at_any_moment_at_most_a_step_is_lost",
+    "tests/engine/saving/test_memory.py::test_it_goes_on_from_memory_to_the_bit[hybrid_shard",
+    "tests/engine/saving/test_memory.py::test_killed_at_any_moment_at_most_a_step_is_lost",
     *(
-        "tests/engine/saving/in_memory/test_memory.py::test_other_ranks_put_the_state_together_from_memory"
+        "tests/engine/saving/test_memory.py::test_other_ranks_put_the_state_together_from_memory"
         f"[{layout}"
         for layout in ("nodes join", "one copy is damaged", "both are damaged", "wider groups")
     ),

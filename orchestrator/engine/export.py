@@ -32,9 +32,8 @@ from orchestrator.common.errors import (
 from orchestrator.common.text import plural
 from orchestrator.engine.saving import reader
 from orchestrator.engine.saving import weights as files
-from orchestrator.engine.saving.pieces import Kept, Place, pieces_for, whole_place
-from orchestrator.engine.saving.reader import METADATA, PieceReader
-from orchestrator.engine.saving.weights import NAMES
+from orchestrator.engine.saving.reader import METADATA, TensorReader, misfit
+from orchestrator.engine.saving.weights import NAMES, Entry
 from orchestrator.engine.sharding.low_precision import DTYPES
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import shown
@@ -147,8 +146,7 @@ class Source:
     """The weights of a checkpoint that was verified."""
 
     step: int
-    reader: PieceReader
-    kept: Mapping[str, Kept]  # of each tensor: which part is in which file
+    reader: TensorReader
     weights: Mapping[str, Weight]
     configs: dict[str, str]  # texts of config.json and the like, by their names
 
@@ -171,31 +169,25 @@ class Source:
             raise JobFailed(
                 f"{shown(path)} is not exported: its copy of the model's config is damaged: {error}"
             ) from None
-        kept: dict[str, dict[str, list[Place]]] = {}
-        for file, places in reader.places_in(metadata).items():
-            for place in places:
-                kept.setdefault(place.name, {}).setdefault(file, []).append(place)
-        return Source(checkpoint.step, PieceReader(path, metadata), kept, weights, configs)
+        return Source(checkpoint.step, TensorReader(path, metadata), weights, configs)
 
     @property
-    def entries(self) -> list[Place]:
+    def entries(self) -> list[Entry]:
         return files.in_order(
-            whole_place(name, weight.kind, weight.shape) for name, weight in self.weights.items()
+            Entry(name, weight.kind, weight.shape) for name, weight in self.weights.items()
         )
 
-    def write(self, out: Path, entries: Sequence[Place]) -> None:
+    def write(self, out: Path, entries: Sequence[Entry]) -> None:
         head = files.header(entries, {"step": str(self.step)})
         files.write(out, head, (self.tensor(self.weights[entry.name]) for entry in entries))
 
     def tensor(self, weight: Weight) -> Tensor:
         """Put one tensor together from its shards, which become its dtype on the way."""
         key, shape = weight.key, weight.shape
-        whole = whole_place(key, weight.kind, shape)
-        pieces, problem = pieces_for([whole], self.kept.get(key, {}), ())
-        if problem:
-            raise JobFailed(f"{shown(key)} is not exported: its shards do not make up the whole")
         value = torch.empty(shape, dtype=weight.kind)
-        self.reader.read(pieces, [piece.box.of(value, whole) for piece in pieces])
+        if misfit({key: value}, self.reader.metadata):
+            raise JobFailed(f"{shown(key)} is not exported: its shards do not make up the whole")
+        self.reader.read(key, value)
         if weight.converted and weight.kind == torch.float16 and value.isinf().any():
             raise UsageError(
                 f"{shown(key)} has values above 65504, the largest of fp16", "take --dtype bf16"

@@ -55,7 +55,7 @@ from orchestrator.engine.observe.trackers import Trackers
 from orchestrator.engine.ranks import agreement, collectives, ranks, spawn
 from orchestrator.engine.ranks.randomness import randomness_kept
 from orchestrator.engine.ranks.ranks import Ranks, device_name, gather, say_once
-from orchestrator.engine.saving import loading, ownership, pretrained
+from orchestrator.engine.saving import loading, memory, ownership, pretrained, search
 from orchestrator.engine.saving import weights as whole_weights
 from orchestrator.engine.saving.checkpoint import Checkpoints
 from orchestrator.engine.saving.in_memory import memory
@@ -645,12 +645,12 @@ class Trainer:
         Returns the directory of the step.
         """
         path = as_path(directory)
-        loading.refuse_unreadable(path)
+        search.refuse_unreadable(path)
         room = path.parent if checkpoint_store.STEP.fullmatch(path.name) else path
         return self._load_named(str(path), room).path
 
     def _load_named(self, path: str, room: Path) -> checkpoint_store.Checkpoint:
-        loaded = self._load(loading.named(path, room), room)
+        loaded = self._load(search.named(path, room), room)
         if loaded is None:
             raise CheckFailed(
                 f"{path}: none of its checkpoints verifies",
@@ -659,14 +659,18 @@ class Trainer:
         return loaded
 
     def _load(
-        self, find: loading.Find, room: Path, *, required: bool = True
+        self,
+        find: search.Find | None,
+        room: Path,
+        *,
+        in_memory: Path | None = None,
+        disk_alone: bool = True,
     ) -> checkpoint_store.Checkpoint | None:
-        loaded = loading.resume(find, self._target, room, required=required)
+        target = loading.Target(
+            *(self.ranks, self._run, self.bare, self.parts.auxiliary, self._accept, self._say)
+        )
+        loaded = loading.resume(find, target, room, memory=in_memory, disk_alone=disk_alone)
         return self._go_on_from(loaded)
-
-    @property
-    def _target(self) -> loading.Target:
-        return loading.Target(self.ranks, self.bare, self.parts.auxiliary, self._accept, self._say)
 
     def _go_on_from(
         self, loaded: checkpoint_store.Checkpoint | None
@@ -694,34 +698,29 @@ class Trainer:
                 whose = f"trainer.optimizers[{name!r}]" if name else "trainer.optimizer"
                 self._say(f"as saved: {other}; on_train_begin= may change {whose}")
 
-    def _kept(self) -> Found | None:
-        """Open the memory that outlives the ranks, and find what an earlier attempt left there.
+    def _place_in_memory(self) -> Path | None:
+        """Return where states outlive the ranks, for the first training of this Trainer.
 
-        Only once: later on nobody knows more than this Trainer itself.
+        Only there an earlier attempt may have left a state: later on this Trainer itself has the
+        newest.
         """
         if self._number:
             return None
         self._number = next(NUMBERS)
-        optimizer = ", ".join(type(each).__name__ for each in self.optimizers.values())
-        self._memory = memory.of_training(
-            self.bare, self.mesh, self.ranks, self.config, optimizer, self._run, self._number,
-            self._say,
-        )  # fmt: skip
-        return self._memory.find() if self._memory is not None else None
+        every = self.config.checkpoint.memory_every
+        return memory.place(f"trainer{self._number}", every, self._say)
 
-    def _newest(
-        self, find: loading.Find | None, found: Found | None, room: Path
-    ) -> checkpoint_store.Checkpoint | None:
-        """Load what is on disk, or what is in memory, whichever is newer."""
-        if found is None or self._memory is None:
-            return self._load(find, room) if find is not None else None
-        newer = None
-        if find is not None:
-            newer = self._load(loading.newer_than(find, found.notes), room, required=False)
-        if newer is not None:
-            return newer
-        in_memory = loading.InMemory(found, self._memory.where)
-        return self._go_on_from(loading.load_state([in_memory], self._target))
+    def _open_memory(self, place: Path | None) -> None:
+        """Keep states in memory from now on, with the number of this start of the training."""
+        if place is None:
+            return
+        self._memory = Memory(
+            place, self.ranks, self._run, self._say,
+            node_holds_all=holds_all(self.mesh, self.ranks),
+            every=self.config.checkpoint.memory_every,
+        )  # fmt: skip
+        if not self._memory.off:
+            self._memory.keep_only(self.state.step)
 
     def _accept(self, progress: Any) -> None:
         built_in = self._training is not None
@@ -743,23 +742,30 @@ class Trainer:
             what = f"{other} saved them with another model"
         raise CheckFailed(what)
 
-    def _resumed(self, asked: Request, found: Found | None) -> Checkpoints | None:
-        """Make the store that a training saves into, if it does, and resume from it, if asked."""
+    def _resumed(self, asked: Request) -> Checkpoints | None:
+        """Resume, if asked or restarted; make the stores that a training saves into, if it does."""
+        place = self._place_in_memory()
+        checkpoints = self._resumed_from(asked, place)
+        self._open_memory(place)
+        if checkpoints is not None and self._memory is not None and not self._memory.off:
+            checkpoints.run = self._memory.run  # states on disk and in memory are counted together
+            self._run = self._memory.run
+        return checkpoints
+
+    def _resumed_from(self, asked: Request, place: Path | None) -> Checkpoints | None:
         outputs, built_in = training_loop.outputs_directory(), self._training is not None
         default = outputs / "checkpoints" if outputs else None if built_in else Path("checkpoints")
         if asked.directory is None and default is None:
-            self._newest(None, found, Path())
-            if asked.saves or asked.resume != "never":
-                self._without_directory(asked, found)
+            self._without_directory(asked, place)
             return None
         directory = as_path(asked.directory or default or "")
-        loaded = self._begun(asked, found, directory)
+        loaded = self._begun(asked, place, directory)
         if not asked.saves:
             return None
         # Where nodes share no disk, one that had nothing of it was given its part for the moment.
         here = loaded is not None and all(gather(loaded.path.parent == directory))
         if asked.asks_to_save and not here:
-            loading.refuse_later(directory, self.state.step)
+            search.refuse_later(directory, self.state.step)
         in_background = self.config.checkpoint.asynchronous
         checkpoints = self._store(directory, asked.keep, background=in_background)
         if loaded is not None and here:
@@ -768,25 +774,29 @@ class Trainer:
         return checkpoints
 
     def _begun(
-        self, asked: Request, found: Found | None, directory: Path
+        self, asked: Request, place: Path | None, directory: Path
     ) -> checkpoint_store.Checkpoint | None:
         """Load what it is to go on from, if there is something."""
         searches = asked.directory is None and asked.resume == "auto"
-        find = loading.newest(
+        find = search.newest(
             directory, searches=searches, accept=self._accept_user_progress, say=self._say
         )
         loaded = None
-        if asked.resume == "auto" or found is not None or ownership.attempt() > 1:
+        again = asked.resume == "auto" or ownership.attempt() > 1
+        if again or place is not None:
             # What an earlier attempt saved is this run's own.
-            loaded = self._newest(find, found, directory)
+            loaded = self._load(find, directory, in_memory=place, disk_alone=again)
             if loaded is None and asked.resume == "auto":
                 self._say(f"nothing to resume from in {directory}: starting from the beginning")
         if loaded is None and asked.resume not in ("auto", "never"):
             loaded = self._load_named(asked.resume, directory)
         return loaded
 
-    def _without_directory(self, asked: Request, found: Found | None) -> None:
+    def _without_directory(self, asked: Request, place: Path | None) -> None:
         """Say that the engine, started by hand, has no directory of its own to save into."""
+        loaded = self._load(None, Path.cwd(), in_memory=place) if place is not None else None
+        if not asked.saves and asked.resume == "never":
+            return
         fix = "set checkpoint.directory"
         if asked.asks_to_save:
             raise CheckFailed(
@@ -794,15 +804,17 @@ class Trainer:
                 " into",
                 fix,
             )
-        if asked.resume not in ("never", "auto") and found is None:
+        if asked.resume not in ("never", "auto") and loaded is None:
             self._load_named(asked.resume, Path.cwd())
         self._say(f"this run has no experiment, so nothing of it is saved: {fix}")
 
     def _store(self, directory: Path, keep: int, *, background: bool) -> Checkpoints:
         """Open a store; unless in the background, it copies no state: the caller waits."""
         wanted = dataclasses.replace(self.config.checkpoint, keep=keep, asynchronous=background)
-        config = dataclasses.replace(self.config, checkpoint=wanted)
-        store = Checkpoints(config, directory, self.mesh, self.ranks, self._run, self._say)
+        store = Checkpoints(
+            wanted, directory, self.ranks, self._run, self._say,
+            node_holds_all=holds_all(self.mesh, self.ranks),
+        )  # fmt: skip
         self._run = store.run
         return store
 

@@ -30,6 +30,8 @@ class Holding:
     hosts: Mapping[str, str]  # the host that wrote each, if there were several
     path: str = ""  # of its directory
     generation: int = 0  # of the training that saved it
+    run: str = ""  # that training, over all its attempts
+    in_memory: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ class Candidate:
     created: float  # the last of its nodes
     versions: Mapping[str, Version]  # by the checksum of the manifest
     generation: int = 0
+    run: str = ""
+    in_memory: bool = False
 
     @property
     def order(self) -> tuple[float, ...]:
@@ -114,10 +118,18 @@ def candidates(holdings: Iterable[Holding]) -> list[Candidate]:
             manifest: Version(held[0].files, held[0].hosts, tuple(held))
             for manifest, held in parts.items()
         }
-        created = max(holding.created for held in parts.values() for holding in held)
-        generation = max(holding.generation for held in parts.values() for holding in held)
-        found.append(Candidate(step, save, created, versions, generation))
-    return sorted(found, key=lambda each: (each.order, each.save), reverse=True)
+        last = max(
+            (holding for held in parts.values() for holding in held), key=lambda each: each.created
+        )
+        found.append(
+            Candidate(
+                *(step, save, last.created, versions),
+                generation=last.generation,
+                run=last.run,
+                in_memory=last.in_memory,
+            )
+        )
+    return sorted(found, key=lambda each: (each.order, each.in_memory, each.save), reverse=True)
 
 
 @dataclass(frozen=True)

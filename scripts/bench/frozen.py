@@ -19,7 +19,9 @@ from ground import machine, show, table
 from torch import Tensor, nn
 
 from orchestrator import Trainer
-from orchestrator.engine.saving.in_memory.memory import Memory
+from orchestrator.engine.ranks.ranks import Ranks
+from orchestrator.engine.saving.memory import Memory
+from orchestrator.engine.saving.ownership import Run
 
 STATES, FIRST, CHECKPOINTS, FROZEN = 12, 2, 6, 0.95
 
@@ -62,12 +64,13 @@ def states(megabytes: int, frozen: tuple[str, ...]) -> tuple[float, float, float
     }
     times = []
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
-        memory = Memory(Path(directory), "bench", 0, {}, "alone", lambda text: None)
-        memory.find()
+        alone = Ranks(0, 1, 0, torch.device("cpu"), ((0, "here"),))
+        place = Path(directory, "bench")
+        memory = Memory(place, alone, Run(), lambda text: None, node_holds_all=True)
         for step in range(FIRST + STATES):
             state["head"] += 1
             wall, threads, own = time.perf_counter(), time.process_time(), time.thread_time()
-            memory.save(step, state, "", frozen)
+            memory.save(step, state, {}, frozen=frozen)
             own = time.thread_time() - own
             memory.wait()
             times.append((own, time.process_time() - threads, time.perf_counter() - wall))

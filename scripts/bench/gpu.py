@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import importlib.util
 import json
 import os
@@ -41,8 +40,11 @@ from orchestrator.config import load, parse  # noqa: E402
 from orchestrator.config.schema import Config  # noqa: E402
 from orchestrator.engine.observe import speed  # noqa: E402
 from orchestrator.engine.ranks import ranks  # noqa: E402
+from orchestrator.engine.ranks.ranks import Ranks  # noqa: E402
 from orchestrator.engine.saving import checkpoint  # noqa: E402
-from orchestrator.engine.saving.in_memory.memory import Memory  # noqa: E402
+from orchestrator.engine.saving.memory import Memory  # noqa: E402
+from orchestrator.engine.saving.ownership import Run  # noqa: E402
+from orchestrator.engine.saving.reader import load_into  # noqa: E402
 from orchestrator.engine.sharding import mesh  # noqa: E402
 from orchestrator.node.machine.gpus import nvidia  # noqa: E402
 
@@ -461,17 +463,17 @@ def recompiles(place: Path) -> Seen:
 
 @check("checkpoint: training waits", "a tenth of a save that is not asynchronous")
 def stall(place: Path) -> Seen:
-    found = []
+    found, stores = [], list[checkpoint.Checkpoints]()
     save = checkpoint.Checkpoints.save
 
     def timed(self: Any, *words: Any, **more: Any) -> None:
         save(self, *words, **more)
+        stores[:] = [self]
         stalled.append(self.stalled * 1e3)
 
     def written(made: Trainer) -> None:
-        saving = checkpoint.Checkpoints._saving
-        if saving is not None and saving.thread is not None:
-            saving.thread.join()  # else the next save would wait for it
+        for store in stores:
+            store.wait()  # else the next save would wait for it
 
     checkpoint.Checkpoints.save = timed  # type: ignore[method-assign]
     for how in (True, False):
@@ -490,30 +492,25 @@ def stall(place: Path) -> Seen:
 
 @check("a state in memory while training goes on", "as it was when it was kept")
 def kept_in_memory(place: Path) -> Seen:
-    """A buffer changes in the next forward, a weight in the next step; what is made for the state
-    alone is free as soon as it is given."""
+    """Weights change, and memory is used again, as soon as save() has returned."""
     size = 1 << (16 if REHEARSING else 28)
-    fingerprint = {"model": "m"}
-    ones = functools.partial(torch.ones, size, device=DEVICE)
-    state = {"model.weight": ones(), "model.buffer": ones(), "optim.made": ones()}
-    memory = Memory(place, "t", 0, fingerprint, "alone", print)
+    alone = Ranks(0, 1, 0, torch.device("cpu"), ((0, "here"),))
+    state = {"model.weight": torch.ones(size, device=DEVICE)}
+    memory = Memory(place / "t", alone, Run(), print, node_holds_all=True)
     wrong = 0
-    for step in range(1, 5):  # the first one prepares its file
-        memory.save(step, state, "", early={"model.buffer"})
-        del state["optim.made"]
-        state["model.buffer"].zero_()
+    for step in range(1, 5):
+        state["made"] = torch.ones(size, device=DEVICE)
+        memory.save(step, state, {})
+        del state["made"]
         reused = torch.zeros(size, device=DEVICE)
-        memory.settle()
         state["model.weight"].zero_()
         memory.wait()
-        found = Memory(place, "t", 0, fingerprint, "alone", print).find()
-        assert found is not None
-        wrong += sum(int((kept != 1).sum()) for kept in found.tensors_here().values())
+        kept = {name: torch.zeros(size) for name in ("model.weight", "made")}
+        load_into(kept, place / f"t/step_{step:08d}")
+        wrong += sum(int((value != 1).sum()) for value in kept.values())
         del reused
         state["model.weight"].fill_(1.0)
-        state["model.buffer"].fill_(1.0)
-        state["optim.made"] = ones()
-    memory.close()
+    memory.end()
     return Seen(f"{wrong} numbers are not", wrong == 0)
 
 

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import io
 import pickle
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.common.errors import CheckFailed, UsageError
-from orchestrator.engine.core import average
 from orchestrator.engine.core.optimizer_state import (
     BY_NAME,
     Content,
@@ -25,7 +24,7 @@ from orchestrator.engine.core.optimizer_state import (
 )
 from orchestrator.engine.core.step import Stepper, Steppers
 from orchestrator.engine.ranks import plain_names
-from orchestrator.engine.saving.in_memory.encoding import decoded
+from orchestrator.engine.saving.state import decoded
 from orchestrator.engine.sharding.mesh import plain_class
 
 # By these names it is kept; earlier checkpoints have none.
@@ -91,16 +90,6 @@ class AuxiliaryState:
         texts = {"kept": {name: content.text for name, content in kept.items()}, "forms": forms}
         progress = {**by_name(optimizers), **(texts if kept else {})}
         return Snapshot(tensors, progress, self._unreadable(kept))
-
-    def changed_anytime(self, tensors: Iterable[str], model: nn.Module) -> set[str]:
-        """Name those that a forward or a hook may change: buffers, and what a program keeps.
-
-        Weights, their averages and the state of an optimizer change in its step alone.
-        """
-        weights = {f"model.{name}" for name, _ in plain_names.parameters(model)}
-        steps = [f"{place_of(stepper)}." for stepper in self.steppers]
-        steps += [f"kept.{average.name_of(stepper.name)}[" for stepper in self.steppers]
-        return {n for n in tensors if n not in weights and not n.startswith(tuple(steps))}
 
     def prime(self, progress: Mapping[str, Any]) -> Mapping[str, Tensor]:
         """Give the tensors that a checkpoint is to be read into."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -34,8 +33,6 @@ from orchestrator.engine.observe.profile import Profile
 from orchestrator.engine.observe.reporter import Reporter, means_of
 from orchestrator.engine.ranks.randomness import Randomness, seed_all
 from orchestrator.engine.ranks.ranks import gather
-from orchestrator.engine.saving import checkpoint as whole_state
-from orchestrator.engine.saving import ownership
 from orchestrator.engine.saving.checkpoint import Checkpoints
 from orchestrator.engine.saving.in_memory.memory import Memory
 from orchestrator.engine.saving.pieces import several
@@ -78,7 +75,6 @@ class Loop:
     used: int | None = None  # stands for the parts of the model that this rank used in this step
     modes: dict[nn.Module, bool] = field(default_factory=dict)  # of its parts: do they train?
     votes_late: bool = False  # after the step, not at its beginning
-    run_id: ownership.Run = field(default_factory=ownership.Run)
     savable: bool = False  # a checkpoint has all of the optimizer's state
     unreadable: list[str] = field(default_factory=list)  # what a resume could not read, as said
     untrained: list[str] | None = None  # weights that want gradients, and are in no optimizer
@@ -102,7 +98,7 @@ class Loop:
             after.enter_context(self.reporter.file)
             after.callback(self._restore_randomness)
             if self.checkpoints is not None:
-                self.checkpoints.in_memory = self._step_in_memory
+                self.checkpoints.step_in_memory = self._step_in_memory
                 after.callback(self.checkpoints.close)
             to_train(self.parts.model, self.parts.bare)
             self.parts.what_trains.restore_modes()
@@ -123,7 +119,7 @@ class Loop:
             if self.memory is not None:
                 if trains and self.policy.urgent:
                     self._keep_last(self.memory)
-                self.memory.close()
+                self.memory.end()
             if self.checkpoints is not None:
                 if trains:
                     self._save_last(self.checkpoints)
@@ -200,8 +196,6 @@ class Loop:
         state.step += 1
         with phases("exposed_comm"):
             total, apart = steppers.add_up(self.sums, self.used)
-        if self.memory is not None:
-            self.memory.settle()
         with phases("optimizer"):
             report = steppers.step(state.step, self.names, total, apart)
         self.reporter.ledger.close(report)
@@ -408,11 +402,11 @@ class Loop:
 
     def _step_in_memory(self) -> int | None:
         memory = self.memory
-        return None if memory is None or memory.off or memory.step < 0 else memory.step
+        return None if memory is None or memory.off else memory.newest
 
     def _keep_last(self, memory: Memory) -> None:
         """Keep the state of a training that was asked to stop: the job may go on elsewhere."""
-        if not memory.off and memory.step != self.state.step:
+        if not memory.off and memory.last_saved != self.state.step:
             with self.reporter.account.saving():
                 self._keep(memory)
 
@@ -431,8 +425,13 @@ class Loop:
         memory.save(state.step, tensors, json.dumps(progress), frozen, early)
 
     def save(self) -> None:
-        checkpoints, endless = self.checkpoints, self.training.endless
-        assert checkpoints is not None
+        assert self.checkpoints is not None
+        with self.reporter.estimate.pause():
+            names = self._save_into(self.checkpoints)
+        self._warn_of_unreadable(names)
+
+    def _save_into(self, checkpoints: Checkpoints) -> list[str]:
+        """Save, and name what a resume could not read of it."""
         self.reporter.flush()
         self.state.tokens = self.reporter.tokens
         with self.reporter.estimate.pause():

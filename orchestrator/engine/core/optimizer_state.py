@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from orchestrator.common.errors import CheckFailed, UsageError
-from orchestrator.engine.saving.in_memory.encoding import decoded, encoded
+from orchestrator.engine.saving.state import decoded, encoded
 from orchestrator.engine.sharding.mesh import plain_of
 
 HOW = ("fused", "foreach", "capturable", "differentiable")  # how it is computed, not what

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,8 @@ from orchestrator.engine.ranks import agreement, plain_names
 from orchestrator.engine.ranks.ranks import Ranks
 from orchestrator.engine.saving import ownership, weights
 from orchestrator.engine.saving.checkpoint import Checkpoints
+from orchestrator.engine.saving.state import frozen_of
+from orchestrator.engine.saving.state import state_of as state_of_model
 from orchestrator.engine.sharding import mesh
 from orchestrator.engine.sharding.mesh import Mesh
 from orchestrator.engine.sharding.used_parts import UsedParts
@@ -75,16 +78,24 @@ def save_checkpoint(
     endless: bool,
 ) -> list[str]:
     """Save, and name what a program that begins anew could not read of it."""
-    agreement.take_buffers_of_first(parts.bare)
+    if not checkpoints.in_memory:  # how often that happens depends on the time it takes
+        agreement.take_buffers_of_first(parts.bare)
     best = state.best is not None and state.best_step == state.step
-    with parts.steppers.evaluating(average=False):
+    # On disk are the weights that an evaluation shows; in memory, those that train.
+    shown = parts.steppers.evaluating(average=False)
+    with contextlib.nullcontext() if checkpoints.in_memory else shown:
         snapshot = parts.auxiliary.snapshot()
         progress = {
             **progress_of(parts, snapshot, state, schedulers, endless, checkpoints.run),
             "aliases": aliases_of(parts.bare),
-            "configs": configs_of(parts.bare) if checkpoints.writers.first else {},
+            "configs": (
+                configs_of(parts.bare)
+                if checkpoints.writers.first and not checkpoints.in_memory
+                else {}
+            ),
         }
-        checkpoints.save(state.step, parts.bare, snapshot.tensors, progress, best=best)
+        tensors, frozen = state_of_model(parts.bare, snapshot.tensors), frozen_of(parts.bare)
+        checkpoints.save(state.step, tensors, progress, frozen=frozen, best=best)
     return [*parts.what_trains.unreadable(), *snapshot.unreadable]
 
 

@@ -70,15 +70,20 @@ def join(config: Config) -> Ranks:
     if not dist.is_initialized():
         start_group(config, device)
         wait_as_long(config, host_group())
-    # Ranks that somebody started without torchrun are known by their hosts.
-    described = gather((os.environ.get("GROUP_RANK"), os.uname().nodename, gpu_of(device)))
-    refuse_shared_gpus([(host, gpu) for _, host, gpu in described])
-    hosts = list(dict.fromkeys(host for _, host, _ in described))
-    nodes = (
-        (hosts.index(host) if node is None else int(node), host) for node, host, _ in described
-    )
+    nodes = nodes_of_ranks()
+    gpus = gather(gpu_of(device))
+    refuse_shared_gpus([(host, gpu) for (_, host), gpu in zip(nodes, gpus, strict=True)])
     local = int(os.environ.get("LOCAL_RANK", "0"))
-    return Ranks(dist.get_rank(), dist.get_world_size(), local, device, tuple(nodes))
+    return Ranks(dist.get_rank(), dist.get_world_size(), local, device, nodes)
+
+
+def nodes_of_ranks() -> tuple[tuple[int, str], ...]:
+    """Return (node, host) of every rank; ranks without torchrun are known by their hosts."""
+    described = gather((os.environ.get("GROUP_RANK"), os.uname().nodename))
+    hosts = list(dict.fromkeys(host for _, host in described))
+    return tuple(
+        (hosts.index(host) if node is None else int(node), host) for node, host in described
+    )
 
 
 def start_group(config: Config, device: torch.device) -> None:
@@ -145,6 +150,8 @@ def rank_in_environment() -> tuple[int, int]:
 
 def gather(what: T, among: dist.ProcessGroup | None = None) -> list[T]:
     """Give every rank what each has; or those of one group, which has to be gloo's."""
+    if not dist.is_initialized():  # one process, which has joined no others
+        return [what]
     group = among or host_group()
     values: list[Any] = [what] * dist.get_world_size(group)
     dist.all_gather_object(values, what, group=group)

@@ -1,54 +1,40 @@
-"""Find the state to go on from, verify it, and load it into model and optimizer.
+"""Load a state into model and optimizer: from disk or memory, of this node or of others.
 
-There is one way to load one, from any source: a disk that all ranks see, the disks of several
-nodes, which bring each other their parts, or the memory of the nodes.
-
-Whoever reads creates nothing, marks nothing and removes nothing: another program may be saving into
-the same directory.
+Files that a node lacks come from another node, from rank to rank, into a directory of its own for
+as long as the load takes. Then torch.distributed.checkpoint reads them, whatever the layout is.
 """
 
 from __future__ import annotations
 
-import contextlib
-import glob
-import hashlib
-import json
-import re
+import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata
 
 from orchestrator.common import text
-from orchestrator.common.errors import CheckFailed, OrchestratorError, UsageError
+from orchestrator.common.errors import CheckFailed
 from orchestrator.common.text import Say
-from orchestrator.engine.ranks import plain_names
-from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
-from orchestrator.engine.saving import node_disks, reader
-from orchestrator.engine.saving.checkpoint import (
-    MODEL,
-    SEEN_WITHIN_SECONDS,
-    first_cause,
-    state_of,
-)
-from orchestrator.engine.saving.exchange import Parts, agreed_pieces, part_of
-from orchestrator.engine.saving.in_memory.memory_file import Notes
-from orchestrator.engine.saving.in_memory.search import Found
-from orchestrator.engine.saving.node_disks import NodeDisks
-from orchestrator.engine.saving.ownership import run_of, saved_by
-from orchestrator.engine.saving.pieces import DTYPES, Kept, Place, places_of, several
-from orchestrator.engine.sharding.mesh import local_tensor
+from orchestrator.engine.ranks.ranks import Ranks, free_host_memory, gather, host_group
+from orchestrator.engine.saving import carry, reader, search
+from orchestrator.engine.saving.carry import Errand
+from orchestrator.engine.saving.ownership import Run, saved_by
+from orchestrator.engine.saving.reader import METADATA, several
+from orchestrator.engine.saving.search import Accept, Find
+from orchestrator.engine.saving.state import MODEL, state_of, take_shapes
+from orchestrator.engine.saving.writer import first_cause
 from orchestrator.records import checkpoint_manifest, checkpoint_parts, checkpoint_store
-from orchestrator.records.checkpoint_parts import Candidate
+from orchestrator.records.checkpoint_parts import Candidate, Version
 from orchestrator.records.checkpoint_store import Checkpoint
 
-# Takes a checkpoint's progress; raises CheckFailed if this program cannot use it.
-Accept = Callable[[Any], None]
-Find = Callable[[], list[Checkpoint]]
+T = TypeVar("T")
+Damaged = tuple[int, str, str]  # node, checksum of the manifest, file
+KEPT_FREE = 0.1  # of what is free where files are brought to
 
 
 class Auxiliary(Protocol):
@@ -64,387 +50,280 @@ class Target:
     """The model and optimizer that a state is loaded into, and what their program thinks of it."""
 
     ranks: Ranks
+    run: Run
     model: nn.Module
     auxiliary: Auxiliary
     accept: Accept
     say: Say
 
-    def parts(self, progress: Any, kept: Kept) -> Parts:
-        """Accept a state by its progress, and give the tensors that it is read into."""
+    def state(self, progress: Any, metadata: Metadata, shown: str) -> dict[str, Tensor]:
+        """Accept a state by its progress, and return the tensors that it is read into."""
         self.accept(progress)
         primed = self.auxiliary.prime(progress["stepper"])
-        places = {place.name: place for of_shard in kept.values() for place in of_shard}
-        if changed := take_shapes(self.model, places, self.ranks.device):
+        saved = metadata.state_dict_metadata
+        if changed := take_shapes(self.model, saved, self.ranks.device):
             self.say(f"{several(changed)}: with the shape that was saved, not that of this model")
         state = state_of(self.model, primed)
-        if strange := [name for name in places if name.startswith(MODEL) and name not in state]:
+        problem = reader.misfit(state, metadata)
+        if problem := next(filter(None, gather(problem)), ""):
+            raise CheckFailed(
+                f"{shown} does not fit this model and optimizer: {problem}",
+                "resume with the model.* and optimizer.name that it was saved with",
+            )
+        if strange := [name for name in saved if name.startswith(MODEL) and name not in state]:
             self.say(f"WARNING: {several(strange)} is not in this model, and is not read")
-        pairs = zip(places_of(state), state.values(), strict=True)
-        return {place.name: (place, local_tensor(value)) for place, value in pairs}
+        return state
 
 
-class Source(Protocol):
-    """A state that may be loaded: on a disk that all ranks see, in parts, or in memory."""
+def resume(
+    find: Find | None,
+    target: Target,
+    room: Path,
+    *,
+    memory: Path | None = None,
+    disk_alone: bool = True,
+) -> Checkpoint | None:
+    """Load the newest state that is whole and verifies. Every rank calls it.
 
-    def load(self, target: Target) -> Loaded | None:
-        """Fill the target; None where the state cannot be trusted, once it is said why."""
-        ...
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A state that was loaded, and what is said of it."""
-
-    checkpoint: Checkpoint
-    origin: str  # where it was, and how large it is
-    comment: str
-
-
-def load_state(sources: Iterable[Source], target: Target) -> Checkpoint | None:
-    """Load the first of these that can be trusted. Every rank calls it, with the same ones."""
+    `room` is where this node saves, and `memory` where it keeps states in memory. It is an error if
+    nodes have parts of checkpoints on disk, and no state is whole.
+    """
     began = time.perf_counter()
-    for source in sources:
-        if (loaded := source.load(target)) is None:
-            continue
-        target.auxiliary.restore(loaded.checkpoint.progress["stepper"])
-        seconds = time.perf_counter() - began
-        target.say(
-            f"resuming after step {loaded.checkpoint.step}, from {loaded.origin} verified and read"
-            f" in {seconds:.2f} s{loaded.comment}"
-        )
-        return loaded.checkpoint
+    found = search.every(
+        *(find, memory, target.run, target.ranks, target.say), disk_alone=disk_alone
+    )
+    newest = found.candidates[0].step if found.candidates else -1
+    for checkpoint in found.unusable:
+        if checkpoint.foreign or checkpoint.step > newest:
+            target.say(f"WARNING: step {checkpoint.step} cannot be trusted: {checkpoint.problem}")
+    for candidate in found.candidates:
+        own = memory if candidate.in_memory and memory else room
+        loading = Loading(candidate, target, own, shared=found.shared and not candidate.in_memory)
+        if (loaded := loading.load(began)) is not None:
+            return loaded
+    on_disk = [candidate for candidate in found.candidates if not candidate.in_memory]
+    if on_disk and not found.shared:
+        raise checkpoint_parts.nothing_whole(on_disk)
     return None
 
 
-@dataclass(frozen=True)
-class OnDisk:
-    """A checkpoint that all ranks see in one place."""
+class Loading:
+    """The load of one candidate. Every rank makes one, and calls it alike."""
 
-    checkpoint: Checkpoint
+    def __init__(self, candidate: Candidate, target: Target, room: Path, *, shared: bool) -> None:
+        self.candidate, self.target, self.ranks = candidate, target, target.ranks
+        self.node = self.ranks.nodes[self.ranks.rank][0]
+        self.members = carry.of_nodes(self.ranks.nodes)
+        self.shared = shared  # all ranks see one directory
+        self.brought = checkpoint_store.partial(room, candidate.step, "brought")
+        self.problem = ""  # why it is passed over
+        self.damage: list[str] = []
+        self.verified: set[str] = set()
+        self.travelled = 0  # bytes that came to any node from others
 
-    def load(self, target: Target) -> Loaded | None:
-        checkpoint, ranks = self.checkpoint, target.ranks
-        problems = verify(checkpoint, ranks)
-        if problems:
-            target.say(
-                f"WARNING: step {checkpoint.step} cannot be trusted: {'; '.join(problems[:3])};"
-                " trying the one before it"
-            )
+    def load(self, began: float) -> Checkpoint | None:
+        """Fill the target; return None if the state is not whole, once it is said why."""
+        try:
+            while self.candidate.whole and not self.problem:
+                if loaded := self._loaded():
+                    break
+            else:
+                self._say_passed_over()
+                return None
+        except CheckFailed as error:
+            if not self.candidate.in_memory:
+                raise
+            self.target.say(f"WARNING: what is in memory is skipped: {error.what}")
             return None
-        with said_of_all(checkpoint.path):
-            metadata = reader.metadata_of(checkpoint.path)
-            kept = reader.places_in(metadata)
-        into = target.parts(checkpoint.progress, kept)
-        pieces = agreed_pieces(into, kept, (), str(checkpoint.path), host_group())
-        with said_of_all(checkpoint.path):
-            read = reader.PieceReader(checkpoint.path, metadata).read
-            read(pieces, [part_of(into, piece) for piece in pieces])
-        origin = f"{checkpoint.path}: {text.size(checkpoint.size)}"
-        return Loaded(checkpoint, origin, f"; {saved_by(checkpoint.progress, checkpoint.created)}")
+        finally:
+            if self.ranks.rank == self.ranks.neighbours[0]:
+                shutil.rmtree(self.brought, ignore_errors=True)
+        self.target.auxiliary.restore(loaded.progress["stepper"])
+        self._say_loaded(loaded, time.perf_counter() - began)
+        return loaded
 
+    def _loaded(self) -> Checkpoint | None:
+        """Load it, or find out what is damaged: then it may be whole without that."""
+        if not self._bring({checkpoint_manifest.NAME, METADATA}):
+            return None
+        manifest = self._read(
+            lambda path: checkpoint_manifest.parse((path / checkpoint_manifest.NAME).read_bytes())
+        )
+        metadata = self._read(reader.metadata_of)
+        shown = "the state" if self.candidate.in_memory else str(self.path)
+        state = self.target.state(manifest.progress, metadata, shown)
+        needed = self._read(lambda _: self._needed(state, metadata))
+        if not self._bring(needed):
+            return None
+        self._read(lambda path: reader.load_into(state, path))
+        gather(None)  # then what was brought may go
+        path = self.own or checkpoint_store.final(self.brought.parent, manifest.step)
+        return Checkpoint(path, **vars(manifest))
 
-@dataclass(frozen=True)
-class InParts:
-    """A checkpoint whose parts are on the disks of several nodes; `room` is where they save."""
+    def _needed(self, state: Mapping[str, Tensor], metadata: Metadata) -> set[str]:
+        names = reader.files_for(state, metadata)
+        if strange := sorted(names - self.version.files.keys()):
+            raise CheckFailed(f"its {METADATA} names {strange[0]}, which is none of its files")
+        return names
 
-    candidate: Candidate
-    here: Sequence[Checkpoint]  # all that this node has
-    room: Path
+    def _read(self, read: Callable[[Path], T]) -> T:
+        """Read this node's directory; if one rank cannot, all of them hear of it."""
+        found, problem = [], ""
+        try:
+            found.append(read(self.path))
+        except (Exception, CheckpointException) as error:  # noqa: BLE001 (a BaseException)
+            problem = first_cause(error)
+        if problem := next(filter(None, gather(problem)), ""):
+            raise CheckFailed(f"{self.path} cannot be read: {problem}")
+        return found[0]
 
-    def load(self, target: Target) -> Loaded | None:
-        candidate = self.candidate
-        path = self.path or checkpoint_store.final(self.room, candidate.step)
-        while candidate.whole:
-            disks = NodeDisks(candidate, target.ranks)
-            manifest = disks.manifest()
-            metadata, damaged = disks.metadata()
-            if not damaged:
-                kept = disks.kept(metadata)
-                into = target.parts(manifest.progress, kept)
-                pieces = agreed_pieces(into, kept, disks.near, str(path), host_group())
-                damaged = disks.damaged(pieces)
-            if not damaged:
-                came = disks.fill(pieces, into, metadata)
-                checkpoint = Checkpoint(path, **vars(manifest))
-                origin = f"{path} and the other nodes: {text.size(came)} came from other nodes;"
-                by = saved_by(checkpoint.progress, checkpoint.created)
-                return Loaded(checkpoint, origin, f"; {by}")
-            candidate = candidate.without(damaged)
-        return self._pass_over(candidate, target)
-
-    def _pass_over(self, short: Candidate, target: Target) -> Loaded | None:
-        words = short.shortage()
-        target.say(f"WARNING: {words} on the nodes of this job; trying the one before it")
-        return None
+    # -- the files of this node -------------------------------------------------------------------
 
     @property
-    def path(self) -> Path | None:
-        """Return where this node has that checkpoint, or a part of it."""
-        wanted = self.candidate.step, self.candidate.save
-        return next((part.path for part in self.here if (part.step, part.save) == wanted), None)
+    def version(self) -> Version:
+        return self.candidate.versions[self.candidate.version_for(self.node)]
 
+    @property
+    def own(self) -> Path | None:
+        """Return where this node has the checkpoint, or a part of it."""
+        holdings = (each for each in self.version.holdings if each.node == self.node)
+        return next((Path(holding.path) for holding in holdings), None)
 
-@dataclass(frozen=True)
-class InMemory:
-    """A state that an earlier attempt has kept in the memory of the nodes."""
+    @property
+    def path(self) -> Path:
+        """Return the directory to read: a node to which files came has all of them there."""
+        own = self.own
+        return self.brought if own is None or self.brought.exists() else own
 
-    found: Found
-    where: Path
+    def _bring(self, names: set[str]) -> bool:
+        """Verify what this node has of these files, and have other nodes send what it lacks.
 
-    def load(self, target: Target) -> Loaded:
-        found, notes = self.found, self.found.notes
-        progress = json.loads(notes.rest)
-        found.bring(target.parts(progress, found.kept))
-        ranks = text.plural(found.travelled, "rank")
-        comment = f"; {ranks} took it from another node" if found.travelled else ""
-        comment += f", put together from {found.layout}" if found.layout else ""
-        checkpoint = Checkpoint(self.where, notes.step, progress=progress)
-        return Loaded(checkpoint, f"memory ({self.where}): {text.size(found.size)}", comment)
-
-
-@contextlib.contextmanager
-def said_of_all(path: Path) -> Iterator[None]:
-    """Let all ranks hear that one cannot read a checkpoint."""
-    problem = ""
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001 (torch raises all kinds for a file that is none)
-        problem = first_cause(error)
-    if problem := next(filter(None, gather(problem)), ""):
-        raise CheckFailed(f"{path} cannot be read: {problem}")
-
-
-def take_shapes(model: nn.Module, saved: Mapping[str, Place], device: torch.device) -> list[str]:
-    """Give buffers the shapes that they were saved with: some grow, and some come to be in the
-    first forward. Return the names of those that had another one."""
-    changed = []
-    for prefix, module in model.named_modules():
-        for name, buffer in module._buffers.items():
-            place = saved.get(MODEL + plain_names.plain(f"{prefix}.{name}" if prefix else name))
-            if place is None or name in module._non_persistent_buffers_set:
-                continue
-            if buffer is None:
-                new = torch.zeros(place.whole, dtype=DTYPES[place.dtype], device=device)
-                module._buffers[name] = new
-            elif tuple(buffer.shape) != place.whole:
-                buffer.data = torch.zeros(place.whole, dtype=buffer.dtype, device=buffer.device)
-                changed.append(place.name)
-    return changed
-
-
-def resume(find: Find, target: Target, room: Path, *, required: bool) -> Checkpoint | None:
-    """Load the first that verifies of those that look() finds, and say whose it is.
-
-    Where nodes share no disk, ranks bring each other what their nodes lack; `room` is where they
-    save. It is an error if one is required, and none of those that there are is whole.
-    """
-    checkpoints, shared = agree(find, target.ranks)
-    if shared:
-        return load_state(map(OnDisk, checkpoints), target)
-    found = node_disks.pool(checkpoints, target.ranks)
-    for foreign in (checkpoint for checkpoint in checkpoints if checkpoint.foreign):
-        target.say(f"WARNING: step {foreign.step} cannot be trusted: {foreign.problem}")
-    loaded = load_state((InParts(candidate, checkpoints, room) for candidate in found), target)
-    if loaded is None and found and required:
-        raise checkpoint_parts.nothing_whole(found)
-    return loaded
-
-
-def agree(find: Find, ranks: Ranks) -> tuple[list[Checkpoint], bool]:
-    """Find checkpoints, newest first, and tell whether all ranks see the same ones, complete."""
-    deadline = time.monotonic() + SEEN_WITHIN_SECONDS
-    while True:
-        checkpoints, problem = [], ""
-        try:
-            # What was saved last comes first: steps of an older run may be higher.
-            checkpoints = checkpoint_store.newest_first(find())
-        except OrchestratorError as error:
-            problem = str(error)
-        seen = repr([stamp(checkpoint) for checkpoint in checkpoints])
-        digest = hashlib.sha256(seen.encode()).digest()
-        parts = any(checkpoint.part for checkpoint in checkpoints)
-        answers = gather((problem, digest, parts, time.monotonic() > deadline))
-        if all(trouble for trouble, _, _, _ in answers):
-            raise CheckFailed(answers[0][0])
-        if any(parts for _, _, parts, _ in answers):
-            return checkpoints, False
-        if all(other == digest for _, other, _, _ in answers):
-            return checkpoints, True
-        if answers[0][3]:  # rank 0's clock; on a shared disk, a file may show up a moment later
-            return checkpoints, False
-        time.sleep(0.05)
-
-
-def stamp(checkpoint: Checkpoint) -> tuple[Any, ...]:
-    """Describe a checkpoint so that those on two disks differ, whatever they have in common."""
-    changed = 0
-    with contextlib.suppress(OSError):
-        changed = (checkpoint.path / checkpoint_manifest.NAME).stat().st_mtime_ns
-    return checkpoint.step, checkpoint.created, str(checkpoint.path), changed
-
-
-def verify(checkpoint: Checkpoint, ranks: Ranks) -> list[str]:
-    """Share the reading among all ranks; all come to the same answer."""
-    mine = sorted(checkpoint.files)[ranks.rank :: ranks.world]
-    found = checkpoint_store.verify(checkpoint, mine) or (
-        [checkpoint.problem] if checkpoint.problem else []
-    )
-    return list(dict.fromkeys(problem for problems in gather(found) for problem in problems))
-
-
-# -- what is in memory -------------------------------------------------------------------------
-
-
-def newer_than(find: Find, notes: Notes) -> Find:
-    """Look at what the same run has saved on disk after the state that is in memory."""
-    kept = json.loads(notes.rest)
-    reached = checkpoint_manifest.generation(kept), notes.step
-
-    def later(checkpoint: Checkpoint) -> bool:
-        theirs, ours = run_of(checkpoint.progress), run_of(kept)
-        same = theirs is not None and ours is not None and theirs.id == ours.id
-        return same and (checkpoint.generation, checkpoint.step) > reached
-
-    return lambda: [checkpoint for checkpoint in find() if later(checkpoint)]
-
-
-# -- what is looked at ----------------------------------------------------------------------------
-
-
-def named(path: str, local: Path | None = None) -> Find:
-    """Look at a step, a directory of steps, or an experiment.
-
-    A node that shares no disk with the head knows experiments by what their jobs left there, beside
-    the run whose checkpoints go into `own`.
-    """
-
-    def find() -> list[Checkpoint]:
-        try:
-            return checkpoint_store.resolve(path)
-        except UsageError:
-            left = [
-                checkpoint for place in left_here(path, local) for checkpoint in in_directory(place)
-            ]
-            if not left:
-                raise
-            return left
-
-    return find
-
-
-def left_here(name: str, local: Path | None) -> list[Path]:
-    """List where jobs of an experiment left checkpoints on this node."""
-    run = local.parent.parent if local is not None else Path()
-    name = Path(name).name
-    if run.name != "experiment" or not name:
-        return []
-    pattern = f"{glob.escape(name)}-*/*/experiment/outputs/checkpoints"
-    return [
-        *sorted(run.parent.parent.parent.glob(pattern)),
-        *([local] if local is not None else []),
-    ]
-
-
-def newest(directory: Path, *, searches: bool, accept: Accept, say: Say) -> Find:
-    """Look at a directory; if it may search, also at earlier runs of the same program."""
-    mentioned: set[str] = set()  # it may look several times
-
-    def pass_over(text: str) -> None:
-        if text not in mentioned:
-            mentioned.add(text)
-            say(text)
-
-    def find() -> list[Checkpoint]:
-        checkpoints = in_directory(directory)
-        if not searches:
-            return checkpoints
-        if checkpoints and (reason := reason_against(checkpoints, accept)):
-            pass_over(passed_over(directory, reason))
-            checkpoints = []
-        return checkpoints or earlier_runs(directory, accept, pass_over)
-
-    return find
-
-
-def in_directory(path: Path, exposed: str | None = None) -> list[Checkpoint]:
-    """Return all that a directory has, and parts that a crash has kept from being published."""
-    exposed = checkpoint_store.exposure(path) if exposed is None else exposed
-    checkpoints = checkpoint_store.every(path, exposed=exposed)
-    known = {(checkpoint.step, checkpoint.save) for checkpoint in checkpoints}
-    parts = checkpoint_store.described(path, exposed=exposed)
-    return [*checkpoints, *(part for part in parts if (part.step, part.save) not in known)]
-
-
-def earlier_runs(directory: Path, accept: Accept, say: Say = lambda text: None) -> list[Checkpoint]:
-    """Find the newest experiment of the same name, next to this one, that has a checkpoint.
-
-    One that another program wrote does not count: programs share the name by default.
-    A node that shares no disk has its own: runs/<experiment>-<id>/<node>/experiment.
-    """
-    run, inner = directory.parent.parent, Path("outputs/checkpoints")
-    if run.name == "experiment":
-        run, inner = run.parent.parent, Path("*/experiment/outputs/checkpoints")
-    same_name = re.fullmatch(r"(.+)_\d{8}_\d{6}(-\w+)?", run.name)
-    if same_name is None:
-        return []
-    pattern = f"{glob.escape(same_name[1])}_[0-9]*_[0-9]*"
-    for other in sorted(run.parent.glob(pattern), reverse=True):
-        for path in other.glob(str(inner)) if other != run else ():
-            checkpoints = in_directory(path, checkpoint_store.exposure(directory))
-            if checkpoints and all(checkpoint.foreign for checkpoint in checkpoints):
-                say(passed_over(path, checkpoints[0].problem))
-            elif checkpoints and not (reason := reason_against(checkpoints, accept)):
-                return checkpoints
-            elif checkpoints:
-                say(passed_over(path, reason))
-    return []
-
-
-def passed_over(directory: Path, reason: str) -> str:
-    return f"the checkpoints in {directory} are skipped: {reason}"
-
-
-def reason_against(checkpoints: Iterable[Checkpoint], accept: Accept) -> str:
-    """Say why they are not this program's; one whose manifest is damaged may pass."""
-    try:
-        for checkpoint in checkpoints:
-            if checkpoint.progress is not None:
-                accept(checkpoint.progress)
-    except CheckFailed as error:
-        return error.what
-    return ""
-
-
-# -- what is refused ------------------------------------------------------------------------------
-
-
-def refuse_unreadable(path: Path) -> None:
-    """Look before anything is made."""
-    problem: tuple[str, str] | None = None
-    if path.is_file():
-        problem = (
-            f"{path} is a file, and a checkpoint of several ranks is a directory",
-            "weights from torch.save: model.load_state_dict(torch.load(FILE)) before the Trainer",
+        Returns False where some are damaged: the candidate is without them from then on.
+        """
+        needs: dict[int, set[str]] = {}
+        for node, some in gather((self.node, names)):
+            needs.setdefault(node, set()).update(some)
+        if self._is_damaged(self._verify(needs)):
+            return False
+        deliveries = checkpoint_parts.deliveries(self.candidate, needs)
+        if not deliveries:
+            return True
+        errands = [
+            Errand(
+                self._member(delivery.source, number), self._member(delivery.target, number),
+                delivery.name, delivery.record,
+            )
+            for number, delivery in enumerate(deliveries)
+        ]  # fmt: skip
+        size = sum(each.record.size for each in deliveries if each.target == self.node)
+        self.problem = next(filter(None, gather(self._prepare(size))), "")
+        if self.problem:
+            return False
+        problems = carry.carry(
+            errands, self.ranks.rank, host_group(), self._sent, lambda e: self.brought / e.name
         )
-    else:
+        self.travelled += sum(delivery.record.size for delivery in deliveries)
+        damaged, full = [], ""
+        for errand, problem in problems.items():
+            node, host = self.ranks.nodes[errand.source]
+            manifest = self.candidate.version_for(self.node)
+            if problem == carry.DAMAGED:
+                damaged.append(((node, manifest, errand.name), f"{errand.name} ({host})"))
+            else:
+                full = f"{errand.name} does not come from {host}: {problem}"
+        self.problem = next(filter(None, gather(full)), "")
+        return not self._is_damaged(damaged) and not self.problem
+
+    def _member(self, node: int, number: int) -> int:
+        members = self.members[node]
+        return members[number % len(members)]
+
+    def _sent(self, errand: Errand) -> Path:
+        """Return where this node has a file of the version that another one reads."""
+        manifest = self.candidate.version_for(self.ranks.nodes[errand.target][0])
+        holdings = self.candidate.versions[manifest].holdings
+        path = next(each.path for each in holdings if each.node == self.node)
+        return Path(path, errand.name)
+
+    def _verify(self, needs: Mapping[int, set[str]]) -> list[tuple[Damaged, str]]:
+        """Read every byte of the files that are needed where they lie; ranks share the work."""
+        version, manifest = self.version, self.candidate.version_for(self.node)
+        names = set().union(*needs.values()) if self.shared else needs[self.node]
+        here = {name for name in names - self.verified if self.node in version.holders(name)}
+        sharing = range(self.ranks.world) if self.shared else self.ranks.neighbours
+        nodes = self.members if self.shared else [self.node]
+        damaged = []
+        for name in sorted(here)[sharing.index(self.ranks.rank) :: len(sharing)]:
+            problem = "is damaged: its sha256 is not the manifest's"
+            try:
+                if checkpoint_manifest.digest(Path(self.own or "", name)) == version.files[name]:
+                    continue
+            except OSError as error:
+                problem = f"cannot be read: {error.strerror}"
+            words = f"{name} {problem} ({self.ranks.nodes[self.ranks.rank][1]})"
+            damaged += [((node, manifest, name), words) for node in nodes]
+        self.verified |= here
+        return damaged
+
+    def _is_damaged(self, damaged: Sequence[tuple[Damaged, str]]) -> bool:
+        """Forget, on all ranks, the files that cannot be trusted; return True if there are any."""
+        found = [each for some in gather(damaged) for each in some]
+        self.candidate = self.candidate.without(bad for bad, _ in found)
+        self.damage += dict.fromkeys(words for _, words in found)
+        if found and self.candidate.whole:
+            self.target.say(f"WARNING: {self.shown}: {self.damage[-1]}; a copy is taken")
+        return bool(found)
+
+    def _prepare(self, size: int) -> str:
+        """Make the directory for what comes, with links to what is there; or say what lacks."""
+        own, room = self.own, self.brought.parent
+        if not size or self.ranks.rank != self.ranks.neighbours[0]:
+            return ""
         try:
-            checkpoint_store.resolve(str(path))
-        except OrchestratorError as error:
-            problem = (error.what, error.fix)
-    answers = gather((problem, path.is_file()))
-    problems = [problem for problem, _ in answers if problem]
-    # Where nodes share no disk, it is enough that one has it.
-    if len(problems) == len(answers) or any(is_file for _, is_file in answers):
-        raise UsageError(*(problem or problems[0]))
+            self.brought.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(room).free
+            if self.candidate.in_memory:
+                free = min(free, free_host_memory())
+            if size > free * (1 - KEPT_FREE):
+                return (
+                    f"{text.size(size)} from other nodes do not fit in {room}, where"
+                    f" {text.size(free)} are free"
+                )
+            for path in own.iterdir() if own is not None else ():
+                (self.brought / path.name).unlink(missing_ok=True)
+                (self.brought / path.name).symlink_to(path)
+        except OSError as error:
+            return f"{room}: {error.strerror}"
+        return ""
 
+    # -- what is said of it -----------------------------------------------------------------------
 
-def refuse_later(path: Path, step: int) -> None:
-    """Refuse to save next to later steps: new checkpoints would be the first to be removed."""
-    highest_here = max((checkpoint.step for checkpoint in checkpoint_store.every(path)), default=0)
-    highest = max(gather(highest_here))
-    if highest > step:
-        raise UsageError(
-            f"{path} holds step {highest} of another run, and this one is at step {step}",
-            "resume=True (checkpoint.resume=auto) goes on from it; save_to="
-            " (checkpoint.directory) names another directory",
+    @property
+    def shown(self) -> str:
+        place = " in memory" if self.candidate.in_memory else ""
+        return f"step {self.candidate.step}{place}"
+
+    def _say_passed_over(self) -> None:
+        short = self.candidate.shortage()
+        words = f"{short} on the nodes of this job"
+        if self.problem or self.damage:
+            words = f"{self.shown} cannot be trusted: {'; '.join(self.damage[:3])}"
+        if self.problem:
+            words = f"{self.shown} is not loaded: {self.problem}"
+        self.target.say(f"WARNING: {words}; trying the one before it")
+
+    def _say_loaded(self, loaded: Checkpoint, seconds: float) -> None:
+        came = f"{text.size(self.travelled)} came from other nodes"
+        size = text.size(sum(record.size for record in loaded.files.values()))
+        comment = f"; {saved_by(loaded.progress, loaded.created)}"
+        if self.candidate.in_memory:
+            origin = f"memory ({self.brought.parent.parent}): {size}"
+            comment = f"; {came}" if self.travelled else ""
+        elif self.shared:
+            origin = f"{loaded.path}: {size}"
+        else:
+            origin = f"{loaded.path} and the other nodes: {came};"
+        self.target.say(
+            f"resuming after step {loaded.step}, from {origin} verified and read"
+            f" in {seconds:.2f} s{comment}"
         )

@@ -10,7 +10,6 @@ import json
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,8 @@ from torch import Tensor, nn
 
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.engine.ranks import plain_names
-from orchestrator.engine.saving.pieces import (
-    DTYPES,
-    Piece,
-    Place,
-    pieces_for,
-    places_of,
-    whole_place,
-)
-from orchestrator.engine.saving.weights import INDEX, NAMES, memory
-from orchestrator.engine.sharding.mesh import local_tensor
+from orchestrator.engine.saving.weights import INDEX, NAMES, Entry
+from orchestrator.engine.sharding.mesh import local_part, local_tensor
 
 OF_NAMES = {name: dtype for dtype, name in NAMES.items()}
 PIECE_BYTES = 1 << 24  # read at a time
@@ -39,27 +30,28 @@ LARGEST_HEADER_BYTES = 1 << 27  # a number that makes no sense is not one of thi
 
 def load(model: nn.Module, path: Path) -> None:
     """Fill all parameters, and the buffers that are kept in a state dict, with what is stored."""
-    kept = contents(path)
-    stored = [place.name for places in kept.values() for place in places]
-    tensors, missing = dict[str, Tensor](), []
+    stored = contents(path)
+    found, missing = dict[Tensor, Entry](), []
     for tensor, targets in names_of(model).items():
         if name := next((name for name in targets if name in stored), None):
-            tensors[name] = tensor
+            found[tensor] = stored[name]
         else:
             missing.append(targets[0])
     if missing:
         raise CheckFailed(
             f"{path} lacks {len(missing)} of the model's tensors, such as {missing[0]}",
-            f"it has {', '.join(stored[:3])} ...: the names of the model's state_dict count",
+            f"it has {', '.join([*stored][:3])} ...: the names of the model's state_dict count",
         )
-    places = {place.name: place for place in places_of(tensors)}
-    pieces, problem = pieces_for(places.values(), kept, ())
-    if problem:
-        raise CheckFailed(f"{path}: {problem}")
+    for tensor, entry in found.items():
+        if entry.shape != tuple(tensor.shape):
+            raise CheckFailed(
+                f"{path}: {entry.name} has the shape {entry.shape} there, and"
+                f" {tuple(tensor.shape)} here"
+            )
     with torch.no_grad():
-        for piece in pieces:
-            local = local_tensor(tensors[piece.place.name])
-            read_into(piece.box.of(local, places[piece.place.name]), piece)
+        for tensor, entry in found.items():
+            start, _ = local_part(tensor)
+            read_into(local_tensor(tensor), entry, start[0] if start else 0)
 
 
 def names_of(model: nn.Module) -> dict[Tensor, list[str]]:
@@ -87,9 +79,9 @@ def refuse_unknown(model: nn.Module, path: Path) -> None:
 # -- the files ------------------------------------------------------------------------------------
 
 
-def contents(path: Path) -> dict[Path, list[Place]]:
-    """Say where all tensors are in a file, or in each of the files of a directory."""
-    return {file: header(file) for file in files_of(path)}
+def contents(path: Path) -> dict[str, Entry]:
+    """Say where each tensor is in a file, or in the files of a directory."""
+    return {entry.name: entry for file in files_of(path) for entry in header(file)}
 
 
 def files_of(path: Path) -> list[Path]:
@@ -124,7 +116,7 @@ def weight_map(index: Path) -> dict[str, str]:
         return dict(weights)
 
 
-def header(path: Path) -> list[Place]:
+def header(path: Path) -> list[Entry]:
     """Read where each tensor is; every one of them is in the file with all of its bytes."""
     with readable(path, "is not a safetensors file, or is damaged"):
         with path.open("rb") as file:
@@ -136,7 +128,7 @@ def header(path: Path) -> list[Place]:
         return [stored_at(path, 8 + size, end, name, entries[name]) for name in entries]
 
 
-def stored_at(path: Path, begin: int, end: int, name: str, entry: Any) -> Place:
+def stored_at(path: Path, begin: int, end: int, name: str, entry: Any) -> Entry:
     """Check one entry of a header against the file, whose tensors are between these bytes."""
     first, last = entry["data_offsets"]
     shape = tuple(entry["shape"])
@@ -147,7 +139,7 @@ def stored_at(path: Path, begin: int, end: int, name: str, entry: Any) -> Place:
         )
     if not all(type(number) is int and number >= 0 for number in (first, last, *shape)):
         raise ValueError
-    place = whole_place(plain_names.plain(name), OF_NAMES[entry["dtype"]], shape)
+    place = Entry(plain_names.plain(name), OF_NAMES[entry["dtype"]], shape, path, begin + first)
     if last - first != place.bytes:
         raise ValueError
     if begin + last > end:
@@ -156,29 +148,20 @@ def stored_at(path: Path, begin: int, end: int, name: str, entry: Any) -> Place:
             f" {end:,}",
             AGAIN,
         )
-    return replace(place, offset=begin + first)
+    return place
 
 
-def read_into(tensor: Tensor, piece: Piece) -> None:
+def read_into(tensor: Tensor, entry: Entry, first: int) -> None:
     """Read rows of a tensor, a few megabytes at a time; they are converted to its dtype."""
-    place, dtype = piece.place, DTYPES[piece.place.dtype]
-    if piece.box.shape[1:] != place.shape[1:]:
-        raise CheckFailed(f"{place.name} is not spread by rows; only rows can be read")
-    rows = piece.box.start[0] * math.prod(place.shape[1:]) if place.shape else 0
+    dtype = entry.dtype
+    if tuple(tensor.shape[1:]) != entry.shape[1:]:
+        raise CheckFailed(f"{entry.name} is not spread by rows; only rows can be read")
+    before = first * math.prod(entry.shape[1:])
     flat = tensor.view(-1) if tensor.is_contiguous() else tensor.new_empty(tensor.numel())
-    with piece.shard.open("rb", buffering=0) as file:
-        file.seek(place.offset + rows * dtype.itemsize)
-        for part in torch.split(flat, PIECE_BYTES // dtype.itemsize):
-            read = torch.empty(part.numel(), dtype=dtype)
-            if read_whole(file, memoryview(memory(read))) < read.nbytes:
-                raise CheckFailed(f"{piece.shard} is shorter than its header says")
-            part.copy_(read)
+    start, size = entry.offset + before * dtype.itemsize, flat.numel() * dtype.itemsize
+    file = torch.from_file(str(entry.file), shared=False, size=start + size, dtype=torch.uint8)
+    pieces = torch.split(file[start:], PIECE_BYTES)
+    for part, piece in zip(torch.split(flat, PIECE_BYTES // dtype.itemsize), pieces, strict=True):
+        part.copy_(piece.clone().view(dtype))  # a tensor in a file may begin anywhere
     if not tensor.is_contiguous():
         tensor.copy_(flat.view(tensor.shape))
-
-
-def read_whole(file: Any, memory: memoryview) -> int:
-    done = 0
-    while done < len(memory) and (count := file.readinto(memory[done:])):
-        done += count
-    return done

@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import enum
 import io
-import operator
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.state_dict_loader import load
 
 from orchestrator.common.errors import CheckFailed
-from orchestrator.engine.saving.pieces import Piece, Place
+from orchestrator.engine.ranks.ranks import host_group
 
+MOST_NAMED = 3
 METADATA = ".metadata"
 # Modules all of whose own classes are plain data: the second is where torch 2.2 had some of them.
 OF_METADATA = (
@@ -89,41 +91,80 @@ def metadata_of(path: Path) -> Metadata:
     return metadata_in((path / METADATA).read_bytes())
 
 
-def places_in(metadata: Metadata) -> dict[str, list[Place]]:
-    """Say of each file which parts of tensors it holds."""
-    files: dict[str, list[Place]] = {}
-    for name, entry in metadata.state_dict_metadata.items():
-        if isinstance(entry, TensorStorageMetadata):
-            for chunk in entry.chunks:
-                stored = (metadata.storage_data or {})[MetadataIndex(name, chunk.offsets)]
-                place = Place(tuple(chunk.offsets), tuple(chunk.sizes), name,
-                              str(entry.properties.dtype), tuple(entry.size))  # fmt: skip
-                files.setdefault(stored.relative_path, []).append(place)
-    return files
+class SafeReader(FileSystemReader):
+    """Reads as torch's own reader does, but the metadata as data alone."""
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        metadata = metadata_of(Path(self.path))
+        if metadata.storage_meta is None:
+            metadata.storage_meta = StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
 
 
-class PieceReader(DefaultLoadPlanner):
-    """Have torch copy pieces of a checkpoint's files into tensors."""
+class TensorPlanner(DefaultLoadPlanner):
+    """Plans the load of tensors; torch unpickles everything else."""
+
+    def load_bytes(self, read_item: ReadItem, _: io.BytesIO) -> None:
+        raise CheckFailed(f"{read_item.dest_index.fqn} is not a tensor there")
+
+
+def files_for(state: Mapping[str, Any], metadata: Metadata) -> set[str]:
+    """Name the files that this rank reads to fill its tensors."""
+    planner = DefaultLoadPlanner()
+    planner.set_up_planner(dict(state), metadata, is_coordinator=False)
+    items, stored = planner.create_local_plan().items, metadata.storage_data or {}
+    return {stored[item.storage_index].relative_path for item in items}
+
+
+class TensorReader:
+    """Reads single tensors of a checkpoint, without a process group."""
 
     def __init__(self, path: Path, metadata: Metadata) -> None:
-        super().__init__()
-        self.reader = FileSystemReader(path)
+        self.metadata, self.reader = metadata, SafeReader(path)
         self.reader.set_up_storage_reader(metadata, is_coordinator=False)
-        self.into: Sequence[Tensor] = ()
 
-    def read(self, pieces: Sequence[Piece], into: Sequence[Tensor]) -> None:
-        items = []
-        for number, piece in enumerate(pieces):
-            place, shape = piece.place, torch.Size(piece.box.shape)
-            start = torch.Size(map(operator.sub, piece.box.start, place.start))
-            stored = MetadataIndex(place.name, torch.Size(place.start))
-            wanted = MetadataIndex(place.name, index=number)
-            items.append(ReadItem(LoadItemType.TENSOR, wanted, start, stored, start, shape))
-        self.into = into
-        self.reader.read_data(LoadPlan(items), self)
+    def read(self, name: str, into: Tensor) -> None:
+        """Put a tensor together from its shards, which become the dtype of `into` on the way."""
+        planner = TensorPlanner()
+        planner.set_up_planner({name: into}, self.metadata, is_coordinator=True)
+        self.reader.read_data(planner.create_local_plan(), planner).wait()
 
-    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
-        return self.into[read_item.dest_index.index or 0]
 
-    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
-        """Leave it at the copy."""
+def load_into(state: Mapping[str, Tensor], path: Path) -> None:
+    """Fill tensors from the files in a directory. All ranks call it."""
+    group = host_group() if dist.is_initialized() else None
+    load(
+        dict(state),
+        storage_reader=SafeReader(path),
+        planner=TensorPlanner(),
+        process_group=group,
+        no_dist=group is None,
+    )
+
+
+def misfit(state: Mapping[str, Tensor], metadata: Metadata) -> str:
+    """Say which tensor cannot be filled, or return nothing."""
+    stored = metadata.state_dict_metadata
+    missing = []
+    for name, tensor in state.items():
+        entry = stored.get(name)
+        if not isinstance(entry, TensorStorageMetadata) or volume(entry) < entry.size.numel():
+            missing.append(name)
+        elif entry.size != tensor.shape:
+            return f"{name} has the shape {tuple(entry.size)} there, and {tuple(tensor.shape)} here"
+    if not missing:
+        return ""
+    unused = [name for name in stored if name not in state]
+    only_there = f"; only there is {several(unused)}" if unused else ""
+    return f"not all of {several(missing)} is there{only_there}"
+
+
+def volume(entry: TensorStorageMetadata) -> int:
+    return sum(chunk.sizes.numel() for chunk in entry.chunks)
+
+
+def several(names: Sequence[str]) -> str:
+    """Name the first few."""
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"{', '.join(names[:MOST_NAMED])}{more}"

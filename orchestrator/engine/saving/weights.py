@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +25,25 @@ from orchestrator.common import files
 from orchestrator.common.errors import JobFailed, OrchestratorError, UsageError
 from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.ranks.ranks import gather, is_first
-from orchestrator.engine.saving.pieces import DTYPES, Place, whole_place
 from orchestrator.engine.sharding.mesh import plain_class, plain_of
 from orchestrator.engine.sharding.used_parts import reshard
 
 TORCH = (".pt", ".pth", ".bin")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor in a safetensors file, or one that is to be written into it."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    file: Path = Path()
+    offset: int = 0  # of its first byte
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 def state_dict(model: nn.Module) -> dict[str, Any]:
@@ -146,7 +162,7 @@ def _write_adapter(model: Any, path: Path) -> None:
     on_first(path, lambda: inner.save_pretrained(path, state_dict=state))
 
 
-def entries_of(model: nn.Module) -> list[Place]:
+def entries_of(model: nn.Module) -> list[Entry]:
     state = plain_names.state_dict(model)
     tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
     for name, value in tensors.items():
@@ -158,10 +174,10 @@ def entries_of(model: nn.Module) -> list[Place]:
                 f"{name} is {what}, which safetensors files cannot hold",
                 'save("NAME.pt") can',
             )
-    return in_order(whole_place(name, v.dtype, v.shape) for name, v in tensors.items())
+    return in_order(Entry(name, v.dtype, tuple(v.shape)) for name, v in tensors.items())
 
 
-def _write_file(model: nn.Module, path: Path, entries: Sequence[Place], step: int) -> None:
+def _write_file(model: nn.Module, path: Path, entries: Sequence[Entry], step: int) -> None:
     """Write on rank 0 what all put together; all go on to the end, should its disk be full."""
     reshard(model)
     wholes = _wholes(plain_names.state_dict(model), entries)
@@ -182,7 +198,7 @@ def _write_file(model: nn.Module, path: Path, entries: Sequence[Place], step: in
     on_first(path, report)
 
 
-def _wholes(state: Mapping[str, Any], entries: Sequence[Place]) -> Iterator[Tensor]:
+def _wholes(state: Mapping[str, Any], entries: Sequence[Entry]) -> Iterator[Tensor]:
     for entry in entries:
         whole = whole_tensor(state[entry.name])
         yield whole.to("cpu").contiguous() if is_first() else whole
@@ -212,19 +228,19 @@ NAMES = {
 ALIGNMENT_BYTES = 8  # the largest element; the data begins there
 
 
-def in_order(entries: Iterable[Place]) -> list[Place]:
+def in_order(entries: Iterable[Entry]) -> list[Entry]:
     """Put the widest elements first, so that every tensor is aligned."""
-    return sorted(entries, key=lambda entry: (-DTYPES[entry.dtype].itemsize, entry.name))
+    return sorted(entries, key=lambda entry: (-entry.dtype.itemsize, entry.name))
 
 
-def header(entries: Sequence[Place], metadata: Mapping[str, str]) -> bytes:
+def header(entries: Sequence[Entry], metadata: Mapping[str, str]) -> bytes:
     """Write everything before the data."""
     described: dict[str, object] = {"__metadata__": {"format": "pt", **metadata}}
     begin = 0
     for entry in entries:
         end = begin + entry.bytes
         described[entry.name] = {
-            "dtype": NAMES[DTYPES[entry.dtype]],
+            "dtype": NAMES[entry.dtype],
             "shape": [*entry.shape],
             "data_offsets": [begin, end],
         }
@@ -259,9 +275,9 @@ INDEX = f"{WEIGHTS}.index.json"
 PLAIN = re.compile(r"(?!model\.safetensors)[A-Za-z0-9_][A-Za-z0-9_.-]*\.(json|py)")
 
 
-def parts_of(entries: Sequence[Place]) -> dict[str, list[Place]]:
+def parts_of(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
     """Split into files of at most LARGEST_FILE_BYTES, but with at least one tensor each."""
-    parts: list[list[Place]] = [[]]
+    parts: list[list[Entry]] = [[]]
     size = 0
     for entry in entries:
         if parts[-1] and size + entry.bytes > LARGEST_FILE_BYTES:
@@ -277,7 +293,7 @@ def parts_of(entries: Sequence[Place]) -> dict[str, list[Place]]:
     }
 
 
-def index_of(parts: Mapping[str, Sequence[Place]]) -> dict[str, str]:
+def index_of(parts: Mapping[str, Sequence[Entry]]) -> dict[str, str]:
     """Give the text of the index by its name, which only weights in several parts have."""
     if len(parts) == 1:
         return {}

@@ -9,12 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor, nn
 
-from orchestrator import Trainer
-from orchestrator.engine.saving.in_memory import memory
-from orchestrator.engine.saving.in_memory.memory import VARIABLE
 from tests.engine.programs.keeping import PLACE, SAVED
 from tests.engine.worlds import Job, run
 
@@ -128,31 +123,3 @@ def test_what_cannot_be_kept_is_said(tmp_path: Path) -> None:
         assert expected in one, one
     assert "begins without it: the model (Unreadable): " in asked.output()
     assert "WARNING: nothing of 'average' was saved there: it stays as it is" in asked.output()
-
-
-def test_what_a_forward_changes_is_in_memory_before_it_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a GPU the next forward begins while a state is still being copied."""
-    where = tmp_path / "memory"
-    where.mkdir(mode=0o700)
-    monkeypatch.setenv(VARIABLE, str(where))
-    copied: list[tuple[list[int], list[int]]] = []
-    plain = memory.copied_out
-
-    def note(tensors: list[Tensor], targets: list[Tensor], early: int) -> None:
-        sizes = [tensor.numel() for tensor in tensors]
-        copied.append((sizes[:early], sizes[early:]))
-        plain(tensors, targets, early)
-
-    monkeypatch.setattr(memory, "copied_out", note)
-    model = nn.Sequential(nn.Linear(3, 5, bias=False), nn.BatchNorm1d(5, affine=False))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    trainer = Trainer(model, optimizer, nn.MSELoss(), ema=0.9)
-    trainer.keep("mine", {"sums": torch.zeros(7)})
-    batches = [(torch.randn(4, 3), torch.randn(4, 5))] * 2
-    trainer.train(batches, epochs=1, verbose=False)
-    for early, late in copied:
-        assert sorted(early) == [1, 5, 5, 7]
-        assert sorted(late) == [1, 15, 15, 15]  # weights, their average and how often, momentum
-    assert len(copied) == 2

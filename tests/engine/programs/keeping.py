@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -18,7 +18,7 @@ from torch.nn.utils import prune
 from torch.utils.data import DataLoader
 
 from orchestrator import Trainer
-from orchestrator.engine.saving import parts
+from orchestrator.engine.saving.writer import Writer
 from tests.engine.programs.basics import (
     Net,
     message,
@@ -76,13 +76,13 @@ def keeping(directory: Path) -> None:
     """Train with an average of the weights, counters and an object; write down what came of it."""
     torch.manual_seed(0)
     model, own, steps = Counting(), Curriculum(), int(os.environ[PLACE])
-    log: dict[str, Any] = {"steps": 0, "names": ("a", b"b"), "last": np.zeros(2)}
+    log: dict[str, Any] = {"steps": 0, "names": ("a", b"b"), "last": (0.0, 0.0)}
 
     def after_step(trainer: Trainer) -> None:
         own.level += 1
         own.seen += 2
         log["steps"] += 1
-        log["last"] = np.full(2, float(log["steps"]))
+        log["last"] = (float(log["steps"]),) * 2
         for name, weight in trainer.bare.named_parameters():
             average[name].lerp_(weight.detach(), 0.1)
 
@@ -101,7 +101,7 @@ def keeping(directory: Path) -> None:
     more = {} if in_memory else {**saved, "resume": True}
     trainer.train(loader, max_period=f"{steps} steps", **more)
     whole = whole_values(average.items())
-    told = [own.level, own.seen.tolist(), log["steps"], repr(log["names"]), log["last"].tolist()]
+    told = [own.level, own.seen.tolist(), log["steps"], repr(log["names"]), list(log["last"])]
     told.append(len(model.calls))
     (directory / f"kept_{trainer.ranks.rank}").write_text(json.dumps([told, whole]))
 
@@ -153,15 +153,17 @@ def saved_by_a_late_rank(directory: Path) -> None:
     model = net()
     next(model.parameters()).requires_grad_(False)
     trainer = Trainer(model, optimizer(model), torch.nn.CrossEntropyLoss(), strategy="full_shard")
-    in_time = parts.Writer.written
+    in_time = Writer.identities
 
-    def late(writer: parts.Writer, final: Path, records: Any) -> Any:
-        end = time.monotonic() + 1.0
+    def late(writer: Writer) -> Any:
+        step = re.fullmatch(r"\.(step_\d+)\..*", writer.directory.name)
+        assert step is not None
+        final, end = writer.directory.parent / step[1], time.monotonic() + 1.0
         while trainer.ranks.rank == 1 and not final.exists() and time.monotonic() < end:
             time.sleep(0.01)
-        return in_time(writer, final, records)
+        return in_time(writer)
 
-    with mock.patch.object(parts.Writer, "written", late):
+    with mock.patch.object(Writer, "identities", late):
         trainer.train(DataLoader(samples(), 8), max_period="2 steps", save_to=directory / "saved",
                       save_every="1 steps")  # fmt: skip
 

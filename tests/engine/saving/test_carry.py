@@ -11,7 +11,7 @@ from pathlib import Path
 from orchestrator import distributed
 from orchestrator.engine.saving import carry
 from orchestrator.engine.saving.carry import FILES_AT_ONCE, Errand, waves
-from orchestrator.engine.saving.parts import errands_of
+from orchestrator.engine.saving.nodes import errands_of
 from orchestrator.records.checkpoint_manifest import FileRecord
 from tests.engine.programs.trainings import message
 from tests.engine.worlds import Job, run

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from orchestrator.engine.saving.carry import identity_of
-from orchestrator.engine.saving.parts import Writer, Written
+from orchestrator.engine.saving.writer import Saved, Writer
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import FileRecord
 from tests.engine.core.test_parity import fsdp
@@ -86,64 +86,67 @@ def test_a_frozen_weight_that_changes_is_saved_as_it_is(tmp_path: Path) -> None:
 
 
 def test_without_links_and_after_somebody_wrote_to_it_it_is_written(tmp_path: Path) -> None:
-    file, to = tmp_path / "__0_constant_0.distcp", tmp_path / "to"
+    name, to = "__0_constant_0.distcp", tmp_path / "to"
+    file = tmp_path / name
     file.write_bytes(b"weights")
-    written = Written(file, identity_of(file), FileRecord(7, ""))
-    assert written.link(to)
+    saved = Saved(tmp_path, {name: FileRecord(7, "")}, {name: identity_of(file)})
+    assert saved.link(name, to)
     assert to.samefile(file)
-    assert not written.link(to), "something is there"
+    assert not saved.link(name, to), "something is there"
     to.unlink()
-    assert not written.link(tmp_path / "nowhere/to")
+    assert not saved.link(name, tmp_path / "nowhere/to")
     os.utime(file, (1, 1))
-    assert not written.link(to)
+    assert not saved.link(name, to)
     assert not to.exists()
     other = tmp_path / "other"
     other.write_bytes(b"weights")
-    os.utime(other, ns=(0, written.identity[-1]))
+    os.utime(other, ns=(0, saved.identities[name][-1]))
     other.replace(file)
-    assert not written.link(to)
+    assert not saved.link(name, to)
     file.unlink()
     file.symlink_to("/etc/passwd")
-    assert not written.link(to)
+    assert not saved.link(name, to)
     assert not os.path.lexists(to)
 
 
-def written_to(path: Path, state: dict[str, Tensor], before: Written | None) -> Written | None:
-    """Save as a program alone does; "frozen" is what has not changed."""
-    writer = Writer(path, {"frozen"}, before, apart=False)
+def written_to(
+    path: Path, state: dict[str, Tensor], before: Saved | None, constant: tuple[str, ...]
+) -> tuple[Saved, Path | None]:
+    """Save as a program alone does, and return the file of what has not changed."""
+    writer = Writer(path, constant, before, apart=False)
     save(state, storage_writer=writer, no_dist=True)
-    return writer.written(path, writer.digests(sorted(each.name for each in path.iterdir())))
+    files = writer.digests(sorted(each.name for each in path.iterdir()))
+    saved = Saved(path, files, writer.identities(), writer.results)
+    return saved, next((path / name for name in saved.identities), None)
 
 
 def test_what_is_linked_is_never_written_into(tmp_path: Path) -> None:
     """A save that failed may have left its link: the next one under this name is another file."""
-    state = {"frozen": torch.ones(3), "head": torch.ones(2)}
-    one, two = tmp_path / "one", tmp_path / "two"
-    first = written_to(one, state, None)
-    assert first is not None
-    content = first.path.read_bytes()
-    second = written_to(two, state, first)
-    assert second is not None
-    assert second.path.samefile(first.path)
-    assert second.record == first.record == checkpoint_store.digest(second.path)
-    (two / ".metadata").unlink()
-    written_to(two, {**state, "frozen": torch.zeros(3)}, None)
-    assert first.path.read_bytes() == content
+    state, constant = {"frozen": torch.ones(3), "head": torch.ones(2)}, ("frozen",)
+    first, file = written_to(tmp_path / "one", state, None, constant)
+    assert file is not None
+    content = file.read_bytes()
+    second, same = written_to(tmp_path / "two", state, first, constant)
+    assert same is not None
+    assert same.samefile(file)
+    record = first.files[file.name]
+    assert second.files[same.name] == record == checkpoint_store.digest(same)
+    (tmp_path / "two/.metadata").unlink()
+    written_to(tmp_path / "two", {**state, "frozen": torch.zeros(3)}, None, constant)
+    assert file.read_bytes() == content
     more = {**state, "frozen": torch.ones(3), "head": torch.ones(5)}
-    third = written_to(tmp_path / "three", more, first)
+    _, third = written_to(tmp_path / "three", more, first, constant)
     assert third is not None
-    assert third.path.samefile(first.path)
+    assert third.samefile(file)
 
 
 def test_a_file_that_holds_more_than_what_is_unchanged_is_not_linked(tmp_path: Path) -> None:
     state = {"frozen": torch.ones(3), "thawed": torch.ones(2)}
-    writer = Writer(tmp_path / "one", {"frozen", "thawed"}, None, apart=False)
-    save(state, storage_writer=writer, no_dist=True)
-    first = writer.written(tmp_path / "one", writer.digests(["__0_constant_0.distcp"]))
-    second = written_to(tmp_path / "two", state, first)
-    assert first is not None
-    assert second is not None
-    assert not second.path.samefile(first.path)
+    first, file = written_to(tmp_path / "one", state, None, ("frozen", "thawed"))
+    _, other = written_to(tmp_path / "two", state, first, ("frozen",))
+    assert file is not None
+    assert other is not None
+    assert not other.samefile(file)
 
 
 def test_copies_on_other_nodes_are_links_too(tmp_path: Path) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
+import torch
 
-from orchestrator.engine.saving import loading
-from orchestrator.engine.saving.in_memory.memory_file import Notes
-from orchestrator.engine.saving.in_memory.search import next_attempt
-from orchestrator.engine.saving.ownership import later_than
+from orchestrator.engine.ranks.ranks import Ranks
+from orchestrator.engine.saving import search
+from orchestrator.engine.saving.ownership import Run, later_than
 from orchestrator.records import checkpoint_store
 from tests.records.test_checkpoint_store import save
 
@@ -41,17 +40,20 @@ def test_a_later_start_has_a_higher_number_whatever_it_knows(
     assert [later_than(0), later_than(7)] == [1, 8]
 
 
-def test_states_in_memory_are_numbered_by_the_head_too(attempts: pytest.MonkeyPatch) -> None:
-    attempts.setenv("ORCHESTRATOR_ATTEMPT", "3")
-    assert next_attempt("").startswith("000003-")
-    assert next_attempt("000004-abcd").startswith("000005-")
-
-
 def test_what_is_on_disk_counts_if_it_was_saved_after_what_is_in_memory(tmp_path: Path) -> None:
     """A node that was away comes back with what an earlier attempt had saved: no step tells."""
+    disk, memory = tmp_path / "disk", tmp_path / "memory/trainer1"
+    memory.mkdir(parents=True)
+    tmp_path.joinpath("memory").chmod(0o700)
+    own = {"id": "x", "program": "p", "model": "m"}
     for generation, step in ((1, 200), (2, 140), (2, 160), (3, 20)):
-        save(tmp_path, step, progress={"run": {"id": "x", "generation": generation}})
-    kept = json.dumps({"run": {"id": "x", "generation": 2}})
-    notes = Notes(150, "000002-a", 1, {}, "alone", 1, (), kept)
-    look = loading.newer_than(lambda: checkpoint_store.every(tmp_path), notes)
-    assert sorted(checkpoint.step for checkpoint in look()) == [20, 160]
+        save(disk, step, progress={"run": {**own, "generation": generation}})
+    save(disk, 300, progress={"run": {"id": "other", "generation": 9}})
+    save(memory, 150, progress={"run": {**own, "generation": 2}})
+    everyone = Ranks(0, 1, 0, torch.device("cpu"), ((0, "a"),))
+    found = search.every(
+        *(lambda: checkpoint_store.every(disk), memory, Run("x", "p", model="m"), everyone, print),
+        disk_alone=True,
+    )
+    steps = [(each.step, each.in_memory) for each in found.candidates]
+    assert steps == [(20, False), (160, False), (150, True), (140, False), (200, False)]

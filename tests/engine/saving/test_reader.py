@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from orchestrator.common.errors import CheckFailed
 from orchestrator.engine.saving import ownership
-from orchestrator.engine.saving.loading import earlier_runs, newest
-from orchestrator.engine.saving.pieces import pieces_for, places_of
-from orchestrator.engine.saving.reader import METADATA, PieceReader, metadata_of, places_in
+from orchestrator.engine.saving.reader import METADATA, load_into, metadata_of, misfit
+from orchestrator.engine.saving.search import earlier_runs, newest
 from orchestrator.records import checkpoint_store
 
 KINDS = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.complex64)
@@ -42,15 +42,11 @@ def saved(directory: Path, **state: Any) -> Path:
 def test_what_torch_saves_is_read(tmp_path: Path) -> None:
     state = {str(kind): torch.ones(3, 2).to(kind) for kind in KINDS}
     saved(tmp_path / "step", **state)
-    metadata = metadata_of(tmp_path / "step")
-    wanted = {place.name: place for place in places_of(state)}
-    pieces, problem = pieces_for(wanted.values(), places_in(metadata), ())
-    assert not problem
-    parts = [torch.zeros_like(state[piece.place.name]) for piece in pieces]
-    PieceReader(tmp_path / "step", metadata).read(pieces, parts)
-    assert len(parts) == len(KINDS)
-    for piece, part in zip(pieces, parts, strict=True):
-        assert torch.equal(part, state[piece.place.name])
+    found = {name: torch.zeros_like(value) for name, value in state.items()}
+    assert not misfit(found, metadata_of(tmp_path / "step"))
+    load_into(found, tmp_path / "step")
+    for name, value in state.items():
+        assert torch.equal(found[name], value)
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -108,8 +104,9 @@ def test_a_pickle_in_place_of_a_tensor_is_not_loaded(tmp_path: Path) -> None:
     metadata = metadata_of(path)
     assert isinstance(metadata, Metadata)
     assert isinstance(metadata.state_dict_metadata["x"], BytesStorageMetadata)
-    wanted = places_of({"x": torch.zeros(2)})
-    assert pieces_for(wanted, places_in(metadata), ()) == ([], "not all of x is there")
+    assert misfit({"x": torch.zeros(2)}, metadata) == "not all of x is there"
+    with pytest.raises(CheckpointException, match="x is not a tensor there"):
+        load_into({"x": torch.zeros(2)}, path)
     assert not mark.exists()
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from orchestrator.engine.saving.in_memory import memory_file
 from tests.engine.core.test_parity import config, fsdp
 from tests.engine.worlds import CONFIGURED, Job, run
 
@@ -55,7 +54,7 @@ def test_it_goes_on_from_memory_to_the_bit(tmp_path: Path, strategy: str) -> Non
     again = job(tmp_path, "again", [2, 2], fsdp(strategy))
     assert run(again) == [[0] * 4], again.output()
     assert f"resuming after step 7, from memory ({first.memory_of(0)}): " in again.output()
-    assert "2 ranks took it from another node" in again.output()
+    assert "came from other nodes" in again.output()
     exact = {} if strategy != "ddp" else {"abs": 1e-6}  # torch orders ddp's buckets anew
     assert losses(again) == (pytest.approx(after(7, whole), **exact) if exact else after(7, whole))
     assert again.metrics()[-1]["tokens"] == whole.metrics()[-1]["tokens"]
@@ -63,20 +62,13 @@ def test_it_goes_on_from_memory_to_the_bit(tmp_path: Path, strategy: str) -> Non
 
 def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
-    content[memory_file.BLOCK_BYTES + 100] ^= 1
+    content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
 
-def tear(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[: memory_file.HEAD_SIZE] = bytes(memory_file.HEAD_SIZE)
-    path.write_bytes(content)
-
-
-def files(memory: Path, shard: int, step: int) -> list[Path]:
-    """All that hold a shard of this step: of the first node, then of the second."""
-    places = sorted(memory.glob(f"node*/trainer1.{shard}.?"))
-    return [path for path in places if memory_file.describe(path)[1].step == step]
+def files(memory: Path, rank: int, step: int) -> list[Path]:
+    """All that hold what a rank wrote of this step: of the first node, then of the second."""
+    return sorted(memory.glob(f"node*/trainer1/step_{step:08d}/__{rank}_0.distcp"))
 
 
 def own_one(memory: Path) -> None:
@@ -89,25 +81,26 @@ def both(memory: Path) -> None:
 
 
 def torn(memory: Path) -> None:
-    """Two files of each shard, of which one is half: its rank was killed as it wrote."""
-    for shard in range(2):
-        for path in files(memory, shard, 7):
-            tear(path)
+    """A state that was being written when its ranks were killed."""
+    for path in memory.glob("node*/trainer1/step_00000007"):
+        (path / "manifest.json").unlink()
+        path.rename(path.parent / ".step_00000007.abcd.partial")
 
 
 def all_of_a_shard(memory: Path) -> None:
-    for path in memory.glob("node*/trainer1.1.?"):
+    for path in memory.glob("node*/trainer1/step_*/__1_0.distcp"):
         path.unlink()
 
 
 HARM: dict[str, tuple[Callable[[Path], None], int, list[str]]] = {
     "nothing": (lambda memory: None, 7, ["from memory"]),
-    "a flipped byte": (own_one, 7, ["the state of step 7 cannot be trusted as rank 0 has it: it is"
-                                    " damaged", "1 rank took it from another node"]),
-    "a flipped byte in both copies": (both, 6, ["step 7 cannot be trusted", "from memory"]),
-    "half of a file": (torn, 6, ["from memory"]),
-    "a shard is nowhere": (all_of_a_shard, 4, ["no state is whole over all ranks (shard 1 of 2 is"
-                                               " lost)", "step_00000004: "]),
+    "a flipped byte": (own_one, 7, ["WARNING: step 7 in memory: __0_0.distcp is damaged: its sha256"
+                                    " is not the manifest's (", "a copy is taken",
+                                    "came from other nodes"]),
+    "a flipped byte in both copies": (both, 6, ["step 7 in memory", "from memory"]),
+    "half of a state": (torn, 6, ["from memory"]),
+    "a shard is nowhere": (all_of_a_shard, 4, ["step 7 lacks __1_0.distcp (written by ",
+                                               "step 6 lacks ", "step_00000004"]),
 }  # fmt: skip
 
 
@@ -195,10 +188,10 @@ def test_other_ranks_put_the_state_together_from_memory(tmp_path: Path, name: st
 # By name: the nodes whose memory is lost, the nodes after it, the harm, and what is said.
 FROZEN_CASES: dict[str, tuple[list[int], list[int], Callable[[Path], None], str]] = {
     "the same ranks": ([], [1, 1], lambda memory: None, "verified and read"),
-    "a node is replaced": ([0], [1, 1], lambda memory: None, "1 rank took it from another node"),
-    "a node is lost": ([0], [1], lambda memory: None, "put together from full_shard in 2 shards"),
-    "more ranks": ([], [2, 2], lambda memory: None, "put together from full_shard in 2 shards"),
-    "damaged": ([], [1, 1], own_one, "1 rank took it from another node"),
+    "a node is replaced": ([0], [1, 1], lambda memory: None, "came from other nodes"),
+    "a node is lost": ([0], [1], lambda memory: None, "verified and read"),
+    "more ranks": ([], [2, 2], lambda memory: None, "verified and read"),
+    "damaged": ([], [1, 1], own_one, "came from other nodes"),
 }
 
 

@@ -1,1 +1,0 @@
-"""States in the memory of the nodes, which outlive the ranks."""

@@ -1,0 +1,386 @@
+"""Keep the newest states of all ranks in memory, beside the compute, for a restart of the ranks.
+
+They are checkpoints in a directory below $ORCHESTRATOR_RESUME_DIR, which is in memory and outlives
+the ranks. A shard that only one node holds is also kept by the next node.
+
+A script's own loop does it without the Trainer, under any launcher that sets the variable:
+
+    state = orchestrator.load_memory_checkpoint()   # None at the first start
+    ...
+    orchestrator.memory_checkpoint({"model": model.state_dict(), "step": step})
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import math
+import os
+import shutil
+import sys
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from orchestrator.common import text
+from orchestrator.common.errors import CheckFailed, JobFailed, UsageError
+from orchestrator.common.text import Say
+from orchestrator.config import schema
+from orchestrator.engine.ranks.ranks import (
+    Ranks,
+    free_host_memory,
+    gather,
+    nodes_of_ranks,
+    say_once,
+)
+from orchestrator.engine.saving.checkpoint import Checkpoints, local_of
+from orchestrator.engine.saving.loading import Target, resume
+from orchestrator.engine.saving.ownership import Run
+from orchestrator.engine.saving.search import unfit
+from orchestrator.engine.saving.state import DTYPES, decoded, encoded
+from orchestrator.records import checkpoint_store
+from orchestrator.records.checkpoint_store import Checkpoint
+
+VARIABLE = "ORCHESTRATOR_RESUME_DIR"
+KEPT = schema.Checkpoint(keep=2, copies=2, asynchronous=True)
+KEPT_FREE = 0.1  # of what is free now: for others, and for what is not counted
+LEAVING_SECONDS = 5.0  # at the end of the program
+
+
+def place(name: str, every: int | None, say: Say) -> Path | None:
+    """Return where a training's states outlive the ranks; None where there is no such place."""
+    value = os.environ.get(VARIABLE)
+    if value and every != 0:
+        return Path(value, name)
+    if every:
+        say(f"checkpoint.memory_every does nothing here: {VARIABLE} is not set, which a launch"
+            " with --max-restarts does")  # fmt: skip
+    return None
+
+
+class Memory(Checkpoints):
+    """States in memory. They cost room and time, and never end a training."""
+
+    in_memory = True
+
+    def __init__(
+        self, where: Path, ranks: Ranks, run: Run, say: Say, *,
+        node_holds_all: bool, every: int | None = 1,
+    ) -> None:  # fmt: skip
+        self.pace = Pace(every)
+        self.off = ""  # why nothing is kept any more
+        self.lost = ""  # why this rank could not keep its part of a state
+        self._stop_if(gather(unfit(where.parent)), say)
+        if self.off:
+            return
+        try:
+            super().__init__(KEPT, where, ranks, run, say, node_holds_all=node_holds_all)
+        except CheckFailed as error:  # on all ranks
+            self._stop_if([error.what], say)
+            return
+        atexit.register(self._finish_writing)
+
+    def _stop_if(self, problems: list[str], say: Say) -> None:
+        """Keep nothing from now on if a rank cannot: all ranks hear of it."""
+        if self.off or not any(problems):
+            return
+        rank, self.off = next((rank, text) for rank, text in enumerate(problems) if text)
+        say(
+            f"WARNING: no state is kept in memory from now on: {self.off} (rank {rank}); a restart"
+            " goes on from the newest checkpoint on disk"
+        )
+
+    def due(self, step: int) -> bool:
+        """Return True if a state is kept after this step: on all ranks the same."""
+        self.pace.begin_step()
+        if self.off:
+            return False
+        if self.pace.every is None and self.thread is not None:
+            self.wait()
+            self.pace.measure(self.this_save[2])
+        return self.pace.due(step, self.say)
+
+    def save(
+        self,
+        step: int,
+        state: Mapping[str, Tensor],
+        progress: Any,
+        *,
+        frozen: Collection[str] = (),
+        best: bool = False,
+    ) -> None:
+        """Keep a state in the place of the one before the last."""
+        self.wait()
+        self._stop_if(gather(self.lost), self.say)
+        if self.last_saved < 0 and not self.off:
+            self._stop_if(gather(self._no_room(state)), self.say)
+        if not self.off:
+            with contextlib.suppress(JobFailed):  # then there is less room for a while
+                self.prune(1)  # what is written now is the second
+            super().save(step, state, progress, frozen=frozen, best=best)
+            self.pace.stalls.append(self.stalled)
+
+    def _report(self, problem: str) -> None:
+        """Say nothing of each: a failure ends them, and end() sums them up."""
+        self.lost = problem or self.unprotected or self.lost
+
+    def _no_room(self, state: Mapping[str, Tensor]) -> str:
+        """Say what this node lacks for two states and their copy, beside those that are there."""
+        parts = [t for t in state.values() if isinstance(t, DTensor) or not self.alike]
+        alike = bytes_of(state.values()) - bytes_of(parts)
+        node, host = self.ranks.nodes[self.ranks.rank]
+        shards: dict[int, int] = {}
+        for number, size in gather((node, bytes_of(map(local_of, parts)))):
+            shards[number] = shards.get(number, 0) + size
+        order = sorted(shards)
+        kept = {node, order[order.index(node) - 1]} if self.writers.apart else set()
+        size = sum(shards[number] for number in kept) if kept else bytes_of(parts)
+        copied = shards[node] + alike * len(self.ranks.neighbours)
+        have = bytes_in(self.directory)
+        free = {
+            "free there": shutil.disk_usage(self.directory).free,
+            "available": free_host_memory() - copied,
+        }
+        what, least = min(free.items(), key=lambda item: item[1])
+        need = 2 * (size + alike)
+        if need - have <= least * (1 - KEPT_FREE):
+            self._say_size(need)
+            return ""
+        return (
+            f"two states of this node's ranks take {text.size(need)} of memory in"
+            f" {self.directory.parent}, and {text.size(max(0, least + have))} are {what} on {host}"
+        )
+
+    def _say_size(self, size: int) -> None:
+        every, copied = self.pace.every, ""
+        if self.writers.apart:
+            copied = ", with a copy of the node before it"
+        elif len(self.writers.members) < self.ranks.world:
+            copied = ", already replicated: no extra traffic"
+        often = f"every {every} steps" if every and every > 1 else "every step"
+        self.say(
+            f"checkpoint in memory {often}: up to {text.size(size)} per node for two states, in"
+            f" {self.directory.parent}{copied}"
+        )
+
+    def keep_only(self, step: int) -> None:
+        """Remove all but the state that the training has gone on from, if it is one of these."""
+        for checkpoint in checkpoint_store.every(self.directory) if not self.off else ():
+            if checkpoint.step != step and self.writers.publishes:
+                checkpoint_store.discard(checkpoint.path, checkpoint.step)
+
+    def _is_ours(self, checkpoint: Checkpoint) -> bool:
+        return True
+
+    def distrust(self, after: int) -> None:
+        """Remove the states of later steps, and publish none that is still written."""
+        if self.off:
+            return
+        with self.publishing:
+            self.trusted = after
+            for checkpoint in checkpoint_store.every(self.directory):
+                if checkpoint.step > after and self.writers.publishes:
+                    checkpoint_store.discard(checkpoint.path, checkpoint.step)
+
+    def end(self) -> None:
+        """Leave the states where they are: the launch removes them with the directory."""
+        if self.off:
+            return
+        self.wait()
+        atexit.unregister(self._finish_writing)  # which would hold all this for good
+        self.close()
+        if summary := self.pace.summary():
+            self.say(summary)
+
+    def _finish_writing(self) -> None:
+        """Let the thread finish before the interpreter ends, but wait for no rank that is gone."""
+        if self.thread is not None:
+            self.thread.join(LEAVING_SECONDS)
+
+
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def bytes_in(directory: Path) -> int:
+    """Return what files of ours take there already."""
+    return sum(path.stat().st_blocks * 512 for path in directory.rglob("*") if path.is_file())
+
+
+# -- how often -------------------------------------------------------------------------------------
+
+
+COST = 0.03  # of the training: the most that is spent where nothing says how often
+MEASURED_STATES = 3  # before it is decided how often
+
+
+def affordable(measures: Sequence[Sequence[float]]) -> int:
+    """Return every how many steps a state is kept, so that it costs what COST allows at most."""
+    every = []
+    for stall, busy, seconds in measures:
+        step = max(seconds - stall, 1e-6)
+        every.append(max(1, math.ceil(stall / (COST * step)), math.ceil(busy / step)))
+    return min(every)
+
+
+class Pace:
+    """Tells after which steps a state is kept, and counts what that took."""
+
+    def __init__(self, every: int | None) -> None:
+        self.every = every  # None until it is measured what a state costs
+        self.stalls: list[float] = []  # seconds for which training waited, of each state
+        self.lap, self.step_seconds = time.perf_counter(), 0.0
+        self.measures: list[list[float]] = []  # of each state: stall, all of it, a step
+
+    def begin_step(self) -> None:
+        now = time.perf_counter()
+        self.lap, self.step_seconds = now, now - self.lap
+
+    def measure(self, busy: float) -> None:
+        """Note what the last state took; all ranks go by the slowest."""
+        mine = [self.stalls[-1], busy, self.step_seconds]
+        self.measures.append([max(each) for each in zip(*gather(mine), strict=True)])
+
+    def due(self, step: int, say: Say) -> bool:
+        if self.every is None:
+            if len(self.measures) < MEASURED_STATES:
+                return True
+            self.every = affordable(self.measures[1:])
+            if self.every > 1:
+                say(f"a state is kept in memory every {self.every} steps: more often would"
+                    f" cost more than {COST:.0%} (checkpoint.memory_every)")  # fmt: skip
+        return step % self.every == 0
+
+    def summary(self) -> str:
+        """Say what the states took; nothing where there were too few to tell."""
+        if len(self.stalls) < 2:
+            return ""
+        mean = sum(self.stalls[1:]) / len(self.stalls[1:])
+        return (f"{len(self.stalls)} states were kept in memory; training waited"
+                f" {mean * 1e3:,.1f} ms for each")  # fmt: skip
+
+
+# -- the state of a script's own loop --------------------------------------------------------------
+
+
+def memory_checkpoint(
+    state: Mapping[str, Any], step: int | None = None, *, replicated: bool = False
+) -> None:
+    """Keep this rank's state in memory; every rank calls it, after the same steps.
+
+    It returns when the state is copied; the rest happens beside the next step. A step that is left
+    out counts the calls. Tensors, numbers, texts, bytes, and lists, tuples and dicts of them are
+    kept as they are. A replicated state is the same on all ranks, as under DDP: each node keeps it
+    once, and any number of ranks goes on from it. Where the launch gave no memory that outlives the
+    ranks, it does nothing but to say so.
+    """
+    opened = _opened(replicated)
+    if opened is None:
+        return
+    store, mine = opened.store, opened.name
+    tensors: dict[str, Tensor] = {}
+    text = encoded(dict(state), tensors, mine)
+    texts = dict(gather((mine, text)))
+    shapes = dict(gather((mine, {n: (str(t.dtype), [*t.shape]) for n, t in tensors.items()})))
+    step = opened.step + 1 if step is None else step
+    opened.step = step
+    progress = {"stepper": {"texts": texts, "shapes": shapes}, "run": vars(store.run)}
+    if not store.off:
+        store.save(step, tensors, progress)
+
+
+def load_memory_checkpoint(*, replicated: bool = False) -> dict[str, Any] | None:
+    """Return this rank's state as an earlier attempt of the job kept it last, on the CPU.
+
+    None at the first start, or where no state is whole over all ranks. Every rank calls it, and
+    says `replicated` as memory_checkpoint() does.
+    """
+    opened = _opened(replicated)
+    return None if opened is None else opened.found
+
+
+@dataclass
+class Opened:
+    """The states of a script in memory, and the one that it goes on from."""
+
+    store: Memory
+    name: str  # of this rank's state
+    found: dict[str, Any] | None
+    step: int
+
+
+class Script:
+    """The state of a rank as a checkpoint has it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.tensors: dict[str, Tensor] = {}
+        self.found: dict[str, Any] | None = None
+
+    def prime(self, progress: Mapping[str, Any]) -> Mapping[str, Tensor]:
+        shapes = progress["shapes"].get(self.name, {})
+        self.tensors = {
+            name: torch.empty(shape, dtype=DTYPES[kind]) for name, (kind, shape) in shapes.items()
+        }
+        return self.tensors
+
+    def restore(self, progress: Mapping[str, Any]) -> None:
+        self.found = decoded(progress["texts"][self.name], self.tensors)
+
+
+_OPEN: dict[Any, tuple[bool, Opened | None]] = {}
+
+
+def _opened(replicated: bool) -> Opened | None:
+    """Open the memory once for each process group, and find what is there."""
+    if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UsageError(
+            "a state is kept in memory by all ranks together, and they have no process group yet",
+            "torch.distributed.init_process_group() comes first",
+        )
+    group = dist.group.WORLD if dist.is_initialized() else None
+    if group not in _OPEN:
+        _OPEN[group] = replicated, _open(replicated)
+    before, opened = _OPEN[group]
+    if before != replicated:
+        raise UsageError(
+            "memory_checkpoint() and load_memory_checkpoint() differ in whether all ranks have the"
+            " same state",
+            "say replicated=True in both, or in neither",
+        )
+    return opened
+
+
+def _open(replicated: bool) -> Opened | None:
+    nodes = nodes_of_ranks()
+    rank, world = (dist.get_rank() if dist.is_initialized() else 0), len(nodes)
+    ranks = Ranks(rank, world, 0, torch.device("cpu"), nodes)
+
+    def say(text: str) -> None:
+        if rank == 0:
+            say_once(text)
+
+    where = place("script", None, say)
+    if where is None:
+        say(f"no state is kept in memory: {VARIABLE} is not set, which a launch with"
+            " --max-restarts does")  # fmt: skip
+        return None
+    layout = "the same on all ranks" if replicated else f"{world} ranks"
+    run = Run("script", Path(sys.argv[0]).name or "python", model=layout)
+    name = "state" if replicated else f"state of rank {rank}"
+    script = Script(name)
+    target = Target(ranks, run, torch.nn.Module(), script, lambda progress: None, say)
+    loaded = resume(None, target, where, memory=where)
+    step = loaded.step if loaded is not None else 0
+    store = Memory(where, ranks, run, say, node_holds_all=replicated)
+    store.alike = replicated
+    if not store.off:
+        store.keep_only(step)
+    return Opened(store, name, script.found, step)

@@ -1,0 +1,302 @@
+"""Find the states to go on from: among the directories on disk and in memory of all nodes.
+
+A directory that all ranks see counts for every node. What nodes have of the same state is put
+together by records/checkpoint_parts.py; the state that was saved last comes first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import re
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from orchestrator.common.errors import CheckFailed, OrchestratorError, UsageError
+from orchestrator.common.permissions import others
+from orchestrator.common.text import Say
+from orchestrator.engine.ranks.ranks import Ranks, gather
+from orchestrator.engine.saving.nodes import SEEN_WITHIN_SECONDS
+from orchestrator.engine.saving.ownership import Run, run_of
+from orchestrator.records import checkpoint_manifest, checkpoint_parts, checkpoint_store
+from orchestrator.records.checkpoint_manifest import FileRecord
+from orchestrator.records.checkpoint_parts import Candidate, Holding
+from orchestrator.records.checkpoint_store import Checkpoint
+
+# Takes a checkpoint's progress; raises CheckFailed if this program cannot use it.
+Accept = Callable[[Any], None]
+Find = Callable[[], list[Checkpoint]]
+
+
+@dataclass(frozen=True)
+class Found:
+    """All candidates, the newest first; on all ranks the same."""
+
+    candidates: list[Candidate]
+    shared: bool  # all ranks see one directory on disk
+    unusable: list[Checkpoint]  # on this node's disk
+
+
+def every(
+    find: Find | None, memory: Path | None, run: Run, ranks: Ranks, say: Say, *, disk_alone: bool
+) -> Found:
+    """List what is on disk, as find() finds it, and what this program has in memory.
+
+    Where something of it is in memory, only the same training counts on disk; where nothing is,
+    what is on disk counts only with `disk_alone`.
+    """
+    checkpoints, shared = agree(find, ranks) if find is not None else ([], True)
+    node = ranks.nodes[ranks.rank][0]
+    held = [holding for each in checkpoints if (holding := held_of(each, node))]
+    on_disk = held
+    if shared:
+        nodes = {number for number, _ in ranks.nodes}
+        on_disk = [replace(holding, node=number) for holding in held for number in nodes]
+    first = ranks.rank == ranks.neighbours[0]
+    in_memory, strange = kept_in(memory, run, node) if memory and first else ([], "")
+    answers = gather((in_memory, strange, on_disk if first and not shared else []))
+    kept = [holding for some, _, _ in answers for holding in some]
+    if not shared:
+        on_disk = [holding for _, _, some in answers for holding in some]
+    if kept or not disk_alone:
+        runs = {holding.run for holding in kept}
+        on_disk = [holding for holding in on_disk if holding.run in runs]
+    if not kept and (strange := next((text for _, text, _ in answers if text), "")):
+        say(f"what is in memory is skipped: {strange}")
+    unusable = [each for each in checkpoints if not each.files or each.foreign]
+    return Found(checkpoint_parts.candidates([*on_disk, *kept]), shared, unusable)
+
+
+def kept_in(memory: Path, run: Run, node: int) -> tuple[list[Holding], str]:
+    """List this program's states in the memory of this node; or say whose the others are."""
+    holdings, strange = [], ""
+    for checkpoint in in_directory(memory) if not unfit(memory.parent) else ():
+        other = run_of(checkpoint.progress) or Run()
+        for key in ("program", "model"):
+            found, own = getattr(other, key), getattr(run, key)
+            if found != own:
+                strange = f"it is of another {key} ({found or 'unknown'}, here {own})"
+                break
+        else:
+            if holding := held_of(checkpoint, node):
+                holdings.append(replace(holding, in_memory=True))
+    return holdings, strange
+
+
+def unfit(where: Path) -> str:
+    """Say why states cannot be kept below a directory, or return nothing."""
+    try:
+        status = where.lstat()
+    except OSError as error:
+        return f"{where}: {error.strerror}"
+    if not where.is_dir() or where.is_symlink():
+        return f"{where} is not a directory"
+    who = others(status)
+    return f"{where} {who}" if who else ""
+
+
+def in_directory(path: Path, exposed: str | None = None) -> list[Checkpoint]:
+    """Return all that a directory has, and parts that a crash has kept from being published."""
+    exposed = checkpoint_store.exposure(path) if exposed is None else exposed
+    checkpoints = checkpoint_store.every(path, exposed=exposed)
+    known = {(checkpoint.step, checkpoint.save) for checkpoint in checkpoints}
+    parts = checkpoint_store.described(path, exposed=exposed)
+    return [*checkpoints, *(part for part in parts if (part.step, part.save) not in known)]
+
+
+def held_of(checkpoint: Checkpoint, node: int) -> Holding | None:
+    """Return what this node has of a checkpoint; of what others may have written, nothing."""
+    if not checkpoint.files or checkpoint.foreign:
+        return None
+    try:
+        manifest = (checkpoint.path / checkpoint_manifest.NAME).read_bytes()
+    except OSError:
+        return None
+    here = frozenset(
+        name
+        for name, record in checkpoint.files.items()
+        if not checkpoint_manifest.mis_sized(checkpoint.path, name, record)
+    )
+    run, own = run_of(checkpoint.progress), FileRecord(len(manifest), sha256(manifest).hexdigest())
+    return Holding(
+        node,
+        checkpoint.step,
+        checkpoint.save,
+        checkpoint.created,
+        own.sha256,
+        {**checkpoint.files, checkpoint_manifest.NAME: own},
+        here | {checkpoint_manifest.NAME},
+        checkpoint.hosts,
+        str(checkpoint.path),
+        checkpoint.generation,
+        run=run.id if run else "",
+    )
+
+
+def agree(find: Find, ranks: Ranks) -> tuple[list[Checkpoint], bool]:
+    """Find checkpoints, and return True if all ranks see the same ones, complete."""
+    deadline = time.monotonic() + SEEN_WITHIN_SECONDS
+    while True:
+        checkpoints, problem = [], ""
+        try:
+            checkpoints = find()
+        except OrchestratorError as error:
+            problem = str(error)
+        seen = repr(sorted(stamp(checkpoint) for checkpoint in checkpoints))
+        digest = sha256(seen.encode()).digest()
+        parts = any(checkpoint.part for checkpoint in checkpoints)
+        answers = gather((problem, digest, parts, time.monotonic() > deadline))
+        if all(trouble for trouble, _, _, _ in answers):
+            raise CheckFailed(answers[0][0])
+        if any(parts for _, _, parts, _ in answers):
+            return checkpoints, False
+        if all(other == digest for _, other, _, _ in answers):
+            return checkpoints, True
+        if answers[0][3]:  # rank 0's clock; on a shared disk, a file may show up a moment later
+            return checkpoints, False
+        time.sleep(0.05)
+
+
+def stamp(checkpoint: Checkpoint) -> tuple[Any, ...]:
+    """Describe a checkpoint so that those on two disks differ, whatever they have in common."""
+    changed = 0
+    with contextlib.suppress(OSError):
+        changed = (checkpoint.path / checkpoint_manifest.NAME).stat().st_mtime_ns
+    return checkpoint.step, checkpoint.created, str(checkpoint.path), changed
+
+
+# -- where a user means checkpoints to be ----------------------------------------------------------
+
+
+def named(path: str, local: Path | None = None) -> Find:
+    """Look at a step, a directory of steps, or an experiment.
+
+    A node that shares no disk with the head knows experiments by what their jobs left there, beside
+    the run whose checkpoints go into `own`.
+    """
+
+    def find() -> list[Checkpoint]:
+        try:
+            return checkpoint_store.resolve(path)
+        except UsageError:
+            left = [
+                checkpoint for place in left_here(path, local) for checkpoint in in_directory(place)
+            ]
+            if not left:
+                raise
+            return left
+
+    return find
+
+
+def left_here(name: str, local: Path | None) -> list[Path]:
+    """List where jobs of an experiment left checkpoints on this node."""
+    run = local.parent.parent if local is not None else Path()
+    name = Path(name).name
+    if run.name != "experiment" or not name:
+        return []
+    pattern = f"{glob.escape(name)}-*/*/experiment/outputs/checkpoints"
+    return [
+        *sorted(run.parent.parent.parent.glob(pattern)),
+        *([local] if local is not None else []),
+    ]
+
+
+def newest(directory: Path, *, searches: bool, accept: Accept, say: Say) -> Find:
+    """Look at a directory; if it may search, also at earlier runs of the same program."""
+    mentioned: set[str] = set()  # it may look several times
+
+    def pass_over(text: str) -> None:
+        if text not in mentioned:
+            mentioned.add(text)
+            say(text)
+
+    def find() -> list[Checkpoint]:
+        checkpoints = in_directory(directory)
+        if not searches:
+            return checkpoints
+        if checkpoints and (reason := reason_against(checkpoints, accept)):
+            pass_over(passed_over(directory, reason))
+            checkpoints = []
+        return checkpoints or earlier_runs(directory, accept, pass_over)
+
+    return find
+
+
+def earlier_runs(directory: Path, accept: Accept, say: Say = lambda text: None) -> list[Checkpoint]:
+    """Find the newest experiment of the same name, next to this one, that has a checkpoint.
+
+    One that another program wrote does not count: programs share the name by default.
+    A node that shares no disk has its own: runs/<experiment>-<id>/<node>/experiment.
+    """
+    run, inner = directory.parent.parent, Path("outputs/checkpoints")
+    if run.name == "experiment":
+        run, inner = run.parent.parent, Path("*/experiment/outputs/checkpoints")
+    same_name = re.fullmatch(r"(.+)_\d{8}_\d{6}(-\w+)?", run.name)
+    if same_name is None:
+        return []
+    pattern = f"{glob.escape(same_name[1])}_[0-9]*_[0-9]*"
+    for other in sorted(run.parent.glob(pattern), reverse=True):
+        for path in other.glob(str(inner)) if other != run else ():
+            checkpoints = in_directory(path, checkpoint_store.exposure(directory))
+            if checkpoints and all(checkpoint.foreign for checkpoint in checkpoints):
+                say(passed_over(path, checkpoints[0].problem))
+            elif checkpoints and not (reason := reason_against(checkpoints, accept)):
+                return checkpoints
+            elif checkpoints:
+                say(passed_over(path, reason))
+    return []
+
+
+def passed_over(directory: Path, reason: str) -> str:
+    return f"the checkpoints in {directory} are skipped: {reason}"
+
+
+def reason_against(checkpoints: Iterable[Checkpoint], accept: Accept) -> str:
+    """Say why they are not this program's; one whose manifest is damaged may pass."""
+    try:
+        for checkpoint in checkpoints:
+            if checkpoint.progress is not None:
+                accept(checkpoint.progress)
+    except CheckFailed as error:
+        return error.what
+    return ""
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+def refuse_unreadable(path: Path) -> None:
+    """Look before anything is made."""
+    problem: tuple[str, str] | None = None
+    if path.is_file():
+        problem = (
+            f"{path} is a file, and a checkpoint of several ranks is a directory",
+            "weights from torch.save: model.load_state_dict(torch.load(FILE)) before the Trainer",
+        )
+    else:
+        try:
+            checkpoint_store.resolve(str(path))
+        except OrchestratorError as error:
+            problem = (error.what, error.fix)
+    answers = gather((problem, path.is_file()))
+    problems = [problem for problem, _ in answers if problem]
+    # Where nodes share no disk, it is enough that one has it.
+    if len(problems) == len(answers) or any(is_file for _, is_file in answers):
+        raise UsageError(*(problem or problems[0]))
+
+
+def refuse_later(path: Path, step: int) -> None:
+    """Refuse to save next to later steps: new checkpoints would be the first to be removed."""
+    highest_here = max((checkpoint.step for checkpoint in checkpoint_store.every(path)), default=0)
+    highest = max(gather(highest_here))
+    if highest > step:
+        raise UsageError(
+            f"{path} holds step {highest} of another run, and this one is at step {step}",
+            "resume=True (checkpoint.resume=auto) goes on from it; save_to="
+            " (checkpoint.directory) names another directory",
+        )

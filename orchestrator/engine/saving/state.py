@@ -1,0 +1,165 @@
+"""What a checkpoint holds: the model's tensors by name, and what is beside them."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from orchestrator.common.errors import UsageError
+from orchestrator.engine.ranks import plain_names
+from orchestrator.engine.sharding.mesh import plain_of
+from orchestrator.engine.sharding.own_code import WHOLE
+from orchestrator.engine.sharding.used_parts import shards_again
+
+MODEL = "model."  # before the names of parameters and buffers in a checkpoint
+
+
+def state_of(model: nn.Module, auxiliary: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return all that is saved, by name: the very tensors that train, and what is beside them."""
+    shards_again(model)
+    state: dict[str, Tensor] = {}
+    for name, tensor in saved_of(model):
+        state.update(made_of(MODEL + name, tensor))
+    return state | dict(auxiliary)
+
+
+def saved_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield all parameters, and the buffers that are to be kept."""
+    yield from plain_names.parameters(model)
+    kept = plain_names.state_dict(model).keys()
+    yield from ((name, buffer) for name, buffer in plain_names.buffers(model) if name in kept)
+
+
+def made_of(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield a tensor of the model, or those that it is made of."""
+    plain = plain_of(tensor)
+    if isinstance(plain, DTensor) and is_traceable_wrapper_subclass(plain.to_local()):
+        raise UsageError(
+            f"no checkpoint can hold {name.removeprefix(MODEL)}, a"
+            f" {type(plain.to_local()).__name__} in shards",
+            f"{WHOLE}; or train without save_to=, save_every= and --max-restarts",
+        )
+    for inner, value in plain_names.made_of(name, plain):
+        yield inner, value.detach()
+
+
+def frozen_of(model: nn.Module) -> set[str]:
+    """Name what nothing trains: frozen weights, and buffers of integers, as quantised weights are.
+
+    It may change all the same, and is saved as it is then.
+    """
+    return {
+        inner
+        for name, tensor in saved_of(model)
+        if (
+            not tensor.requires_grad
+            if isinstance(tensor, nn.Parameter)
+            else tensor.dim() and not (tensor.is_floating_point() or tensor.is_complex())
+        )
+        for inner, _ in made_of(MODEL + name, tensor)
+    }
+
+
+def take_shapes(model: nn.Module, saved: Mapping[str, object], device: torch.device) -> list[str]:
+    """Give buffers the shapes that they were saved with: some grow, and some come to be in the
+    first forward. Return the names of those that had another one."""
+    stored = {
+        name.removeprefix(MODEL): entry
+        for name, entry in saved.items()
+        if isinstance(entry, TensorStorageMetadata) and name.startswith(MODEL)
+    }
+    changed = []
+    for name, buffer in dict(saved_of(model)).items():
+        entry = stored.pop(name, None)
+        if entry is None or isinstance(buffer, nn.Parameter) or buffer.shape == entry.size:
+            continue
+        buffer.data = torch.zeros(entry.size, dtype=buffer.dtype, device=buffer.device)
+        changed.append(MODEL + name)
+    modules = {plain_names.plain(name): module for name, module in model.named_modules()}
+    for name, entry in stored.items():
+        prefix, _, leaf = name.rpartition(".")
+        module = modules.get(prefix)
+        empty = module is not None and leaf not in vars(module) and getattr(module, leaf, 0) is None
+        with contextlib.suppress(TypeError):  # of a parameter that this model does without
+            if empty:
+                new = torch.zeros(entry.size, dtype=entry.properties.dtype, device=device)
+                setattr(module, leaf, new)
+    return changed
+
+
+# -- values as JSON that names its tensors; reading them runs no code ------------------------------
+
+
+DTYPES = {str(kind): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
+
+
+def encoded(value: Any, tensors: dict[str, Tensor], path: str, *, sharded: bool = False) -> Any:
+    """Return a value as JSON; its tensors go into `tensors`, and the JSON names them.
+
+    With `sharded`, tensors may be DTensors.
+    """
+    if isinstance(value, Tensor):
+        refuse_unknown(value, path, sharded=sharded)
+        tensors[path] = value.detach()
+        return {"tensor": path}
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, bytes):
+        return {"bytes": base64.b64encode(value).decode()}
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value)}
+    if isinstance(value, (list, tuple)):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        items = enumerate(value)
+        return {kind: [encoded(v, tensors, f"{path}[{i}]", sharded=sharded) for i, v in items]}
+    if isinstance(value, dict) and not any(isinstance(key, Tensor) for key in value):
+        return {
+            "dict": [
+                [encoded(key, tensors, path), encoded(v, tensors, f"{path}[{key!r}]",
+                                                      sharded=sharded)]
+                for key, v in value.items()
+            ]
+        }  # fmt: skip
+    if isinstance(value, (int, float, str)):  # numpy's float64 is one
+        return json.loads(json.dumps(value))
+    raise UsageError(
+        f"{path} is a {type(value).__name__}, which cannot be kept",
+        "give tensors (torch.from_numpy() makes one of an array), numbers, texts, bytes, and"
+        " lists, tuples and dicts of them",
+    )
+
+
+def refuse_unknown(tensor: Tensor, path: str, *, sharded: bool) -> None:
+    inner = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    plain = tensor.layout is torch.strided and not is_traceable_wrapper_subclass(inner)
+    if not plain or (isinstance(tensor, DTensor) and not sharded):
+        raise UsageError(
+            f"{path} is a {type(inner if sharded else tensor).__name__} ({tensor.layout}), which"
+            " cannot be kept",
+            "give this rank's part of it: value.to_local(), or value.to_dense()",
+        )
+
+
+def decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Return the value that such JSON stands for."""
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "bytes":
+        return base64.b64decode(content)
+    if kind == "dtype":
+        return DTYPES[content]
+    if kind == "dict":
+        return {decoded(key, tensors): decoded(inner, tensors) for key, inner in content}
+    return {"list": list, "tuple": tuple}[kind](decoded(inner, tensors) for inner in content)
