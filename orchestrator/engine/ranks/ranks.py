@@ -32,7 +32,7 @@ from orchestrator.config.schema import Config
 T = TypeVar("T")
 MEMINFO = Path("/proc/meminfo")
 LEAVING_SECONDS = 10.0  # for what a GPU has still to do
-NUMBERS = itertools.count()  # of what rank 0 tells: the same on all ranks
+NUMBERS = itertools.count()  # of the keys in the store: the same on all ranks
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def rank_in_environment() -> tuple[int, int]:
 
 
 def gather(what: T, among: dist.ProcessGroup | None = None) -> list[T]:
-    """Give every rank what each has; or those of one group, which has to be gloo's."""
+    """Return what each rank has, in order; of one group, which has to be gloo's, if it is named."""
     group = among or host_group()
     values: list[Any] = [what] * dist.get_world_size(group)
     dist.all_gather_object(values, what, group=group)
@@ -152,7 +152,7 @@ def gather(what: T, among: dist.ProcessGroup | None = None) -> list[T]:
 
 
 def from_rank_0(value: T) -> T:
-    """Give all what rank 0 has, by a collective."""
+    """Return what rank 0 has, on every rank."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return value
     held = [value]
@@ -160,23 +160,8 @@ def from_rank_0(value: T) -> T:
     return held[0]
 
 
-def from_rank_0_by_store(value: float) -> float:
-    """Give all the number of rank 0, without a collective.
-
-    Another rank may stand in one that this one left out, and a watch is to name both. Every rank
-    calls it equally often.
-    """
-    store: Any = distributed_c10d._get_default_store()
-    key = f"orchestrator/told/{next(NUMBERS)}"
-    if dist.get_rank() == 0:
-        store.set(key, repr(value))
-        return value
-    await_key(store, key)
-    return float(store.get(key))
-
-
 def all_here_by_store() -> None:
-    """Wait for all ranks, without a collective, as from_rank_0_by_store() does."""
+    """Wait for all ranks, without a collective."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
     store: Any = distributed_c10d._get_default_store()
@@ -201,7 +186,7 @@ def host_group() -> dist.ProcessGroup | None:
 
 @functools.cache
 def _host_group(world: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
-    """Make one per process group: somebody in a notebook may end one and begin another."""
+    """Make one per process group: a notebook may end one and begin another."""
     return None if dist.get_backend(world) == "gloo" else dist.new_group(backend="gloo")
 
 
