@@ -398,6 +398,106 @@ def test_an_attribute_that_is_set_is_seen(tmp_path: Path, text: str) -> None:
     assert len(replaced(tmp_path / "bad.py")) == 1
 
 
+# -- torch's public names -----------------------------------------------------------------------
+
+# Names without a promise of torch's that the engine uses, and why there is no public one.
+# Each is tried on torch 2.8, on the pinned version and on the newest.
+PRIVATE = {
+    # The moment at which all gradients are computed: DDP waits in a callback of the same queue.
+    "_execution_engine",
+    # The module that torch.compile() was given.
+    "_orig_mod",
+    # The timeout of groups that a DeviceMesh makes; public as set_timeout() from 2.14 on.
+    "_set_pg_timeout",
+    # Any nesting of an optimizer's state, as torch itself sees it.
+    "torch.utils._pytree",
+    # A DTensor over memory that is there already, of shards that are not equal.
+    "torch.distributed.tensor._dtensor_spec",
+}
+# Each goes with the mechanism that it is part of: nothing is added here.
+LEAVING = {
+    *("_adjust_lr", "_all_gather_result", "_backward_hooks", "_buffers", "_fsdp_param_group"),
+    *("_fsdp_param_groups", "_get_default_store", "_get_fsdp_state", "_is_view"),
+    *("_get_zeros_like_grad_buckets", "_init_mp_dtypes", "_local_tensor", "_module_fqn"),
+    *("_module_info", "_non_persistent_buffers_set", "_opt_called", "_optimizer_step_post_hooks"),
+    *("_optimizer_step_pre_hooks", "_orig_dtype", "_parameters", "_post_accumulate_grad_hooks"),
+    *("_rebuild_buckets", "_reduce_dtype", "_register_post_backward_hook", "_state_ctx"),
+    *("_root_post_backward_final_callback", "_single_tensor_muon", "_unsharded_param", "_version"),
+    *("_wrapped_by_lr_sched", "_zeropower_via_newtonschulz", "torch.optim._muon"),
+    *("torch.distributed.tensor._utils", "torch.utils._python_dispatch"),
+    *(
+        "torch.optim.optimizer._global_optimizer_post_hooks",
+        "torch.optim.optimizer._global_optimizer_pre_hooks",
+    ),
+}
+# Documented in spite of the underscore, operators by name, and Python's own.
+DOCUMENTED = ("torch._foreach_", "torch.ops.aten.", "os._exit", "sys._getframe")
+OF_TUPLES = {"_replace", "_asdict", "_fields"}
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def own_names(text: str) -> set[str]:
+    """The private names that a file defines itself: functions, classes, attributes of self."""
+    found = set()
+    for node in ast.walk(tree(text)):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self", "cls"):
+            found.add(node.attr)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return found
+
+
+def private_names(path: Path, own: set[str]) -> Iterator[str]:
+    """The private names of torch and of other objects that a file uses."""
+    for node in ast.walk(tree(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
+            for alias in node.names:
+                parts = f"{node.module}.{alias.name}".split(".")
+                first = next((n for n, part in enumerate(parts) if is_private(part)), None)
+                if first is not None:
+                    yield ".".join(parts[: first + 1])
+        elif isinstance(node, ast.Attribute) and is_private(node.attr):
+            dotted, base = ast.unparse(node), ast.unparse(node.value)
+            ours = base in ("self", "cls", "super()") or node.attr in own
+            if not (ours or node.attr in OF_TUPLES or dotted.startswith(DOCUMENTED)):
+                yield node.attr
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr"):
+            name = getattr(node.args[1], "value", "")
+            if isinstance(name, str) and is_private(name) and name not in own | OF_TUPLES:
+                yield name
+
+
+def private_names_of_engine() -> set[str]:
+    files = [path for path in FILES if room(path).startswith("engine")]
+    own = set().union(*(own_names(path.read_text(encoding="utf-8")) for path in files))
+    return {name for path in files for name in private_names(path, own)}
+
+
+def test_the_engine_uses_the_public_names_of_torch() -> None:
+    assert private_names_of_engine() - LEAVING <= PRIVATE
+    assert len(PRIVATE) <= 5
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from torch.utils import _pytree",
+        "from torch.distributed._tensor import DTensor",
+        "def f(optimizer):\n    return optimizer._step_count",
+        "import torch\ntorch._fused_adamw_()",
+        "def f(model):\n    return getattr(model, '_orig_mod')",
+    ],
+)
+def test_a_private_name_is_seen(tmp_path: Path, text: str) -> None:
+    (tmp_path / "bad.py").write_text(text)
+    assert len(list(private_names(tmp_path / "bad.py", set()))) == 1
+
+
 # -- budgets ----------------------------------------------------------------------------------
 
 # Statements of a room. What comes in above it names what leaves.

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from orchestrator.common.errors import UsageError
+from orchestrator.engine.ranks.plain_names import is_traceable_wrapper_subclass
 from orchestrator.engine.sharding.mesh import local_tensor
 
 KEPT = "ema"  # by this name a checkpoint has it

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils import _pytree as tree
 
 from orchestrator.common.errors import UsageError
 from orchestrator.engine.core.parts import Parts
@@ -18,6 +18,7 @@ from orchestrator.engine.core.stopping import Metrics
 from orchestrator.engine.data.batch import Batches, Micro, to_device
 from orchestrator.engine.data.sharded_loader import Shard
 from orchestrator.engine.models.losses import Totals, call, inputs_of
+from orchestrator.engine.models.nested import mapped
 from orchestrator.engine.ranks.collectives import gather_tensors
 from orchestrator.engine.ranks.ranks import gather
 from orchestrator.engine.sharding import low_precision, mesh
@@ -26,7 +27,7 @@ from orchestrator.engine.sharding import low_precision, mesh
 def evaluate(
     parts: Parts, held_out: Batches, stop: Callable[[], bool] = lambda: False
 ) -> Metrics | None:
-    """Average over all samples of all ranks, each counted once; None if somebody asks to stop."""
+    """Average over all samples of all ranks, each counted once; None if a rank asks to stop."""
     sums: dict[str, tuple[Tensor, Tensor]] = {}
     model, ranks, config = parts.model, parts.ranks, parts.config
     with parts.steppers.evaluating(), mesh.evaluating(model), torch.no_grad():
@@ -88,21 +89,25 @@ def predict(parts: Parts, batches: Shard, output: Forward) -> Any:
     """Compute this rank's share of the outputs, and put all shares together in host memory."""
     rows: list[int] = []  # of this rank, by batch
     leaves: list[list[Tensor]] = []
-    spec: Any = None
     low = parts.config.training.mixed_precision
+    result: Any = None
     with parts.steppers.evaluating(), mesh.evaluating(parts.model), torch.no_grad():
         for micro in batches.epoch(0):
             batch = to_device(micro.data, parts.ranks.device)
             with low_precision.computing(low, parts.ranks.device):
                 result = mesh.as_forward(parts.model, lambda model: output(model, batch))  # noqa: B023
-            leaves_here, spec = tree.tree_flatten(result)
+            leaves_here: list[Any] = []
+            mapped(result, leaves_here.append, is_leaf)
             count = rows_of(leaves_here, micro)
             rows.append(count if micro.real else 0)
             leaves.append([leaf[: rows[-1]].to("cpu", copy=True) for leaf in leaves_here])
     order = in_order(gather_tensors(torch.tensor(rows)), interleaved=batches.interleaved)
-    return tree.tree_unflatten(
-        [together(list(leaves_here), order) for leaves_here in zip(*leaves, strict=True)], spec
-    )
+    whole = iter([together(list(of_batches), order) for of_batches in zip(*leaves, strict=True)])
+    return mapped(result, lambda _: next(whole), is_leaf)
+
+
+def is_leaf(value: Any) -> bool:
+    return not (isinstance(value, (Mapping, list, tuple)) or dataclasses.is_dataclass(value))
 
 
 def rows_of(leaves: list[Any], micro: Micro) -> int:
@@ -134,7 +139,7 @@ def together(batches: list[Tensor], order: Tensor) -> Tensor:
 
 
 def in_order(rows: list[Tensor], *, interleaved: bool) -> Tensor:
-    """Give, in the order of the loader, the places of all rows where each rank's follow each other.
+    """Return the places of all rows in the order of the loader; each rank's follow each other.
 
     `rows` has for each rank how many each of its batches has. Interleaved: the n-th rows of all
     ranks' batches follow each other; otherwise whole batches do.

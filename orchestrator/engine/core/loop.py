@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from orchestrator.common.errors import OrchestratorError, UsageError
+from orchestrator.common.errors import UsageError
+from orchestrator.engine.core.checkpointing import Checkpointing, outputs_directory
 from orchestrator.engine.core.evaluation import add, evaluate, refuse_other_names
-from orchestrator.engine.core.optimizer import Schedulers
-from orchestrator.engine.core.parts import Parts, progress_of, save_checkpoint
+from orchestrator.engine.core.parts import Parts
 from orchestrator.engine.core.stopping import PROFILE, Metrics, StopPolicy, TrainState
 from orchestrator.engine.data.batch import (
     Batches,
@@ -29,14 +26,14 @@ from orchestrator.engine.data.batch import (
     Micro,
     to_device,
 )
+from orchestrator.engine.models import build
 from orchestrator.engine.observe.profile import Profile
-from orchestrator.engine.observe.reporter import Reporter, means_of
+from orchestrator.engine.observe.reporter import Measures, Reporter, means_of
+from orchestrator.engine.observe.reporting import Reporting
 from orchestrator.engine.ranks.randomness import Randomness, seed_all
 from orchestrator.engine.ranks.ranks import gather
-from orchestrator.engine.saving.checkpoint import Checkpoints
-from orchestrator.engine.saving.in_memory.memory import Memory
-from orchestrator.engine.saving.pieces import several
-from orchestrator.engine.sharding import low_precision, mesh, used_parts
+from orchestrator.engine.saving.reader import several
+from orchestrator.engine.sharding import corruption, low_precision, mesh, used_parts
 from orchestrator.engine.sharding.corruption import Comparison
 
 Hook = Callable[[], Any]
@@ -59,14 +56,11 @@ class Loop:
     """One call of train()."""
 
     parts: Parts
-    state: TrainState
+    saving: Checkpointing
     training: Batches
     held_out: Batches | None
     policy: StopPolicy
     reporter: Reporter
-    checkpoints: Checkpoints | None
-    saves_at_end: bool
-    schedulers: Schedulers
     hooks: Hooks
     comparison: Comparison | None = None  # of the copies of the weights, bit by bit
     names: tuple[str, ...] = ()  # of the losses and metrics
@@ -75,10 +69,11 @@ class Loop:
     used: int | None = None  # stands for the parts of the model that this rank used in this step
     modes: dict[nn.Module, bool] = field(default_factory=dict)  # of its parts: do they train?
     votes_late: bool = False  # after the step, not at its beginning
-    savable: bool = False  # a checkpoint has all of the optimizer's state
-    unreadable: list[str] = field(default_factory=list)  # what a resume could not read, as said
     untrained: list[str] | None = None  # weights that want gradients, and are in no optimizer
-    memory: Memory | None = None  # what outlives the ranks, where the launch has such a place
+
+    @property
+    def state(self) -> TrainState:
+        return self.saving.state
 
     def run(self) -> None:
         state, ranks, say = self.state, self.parts.ranks, self.reporter.say
@@ -97,9 +92,7 @@ class Loop:
         ):
             after.enter_context(self.reporter.file)
             after.callback(self._restore_randomness)
-            if self.checkpoints is not None:
-                self.checkpoints.step_in_memory = self._step_in_memory
-                after.callback(self.checkpoints.close)
+            after.enter_context(self.saving.open())
             to_train(self.parts.model, self.parts.bare)
             self.parts.what_trains.restore_modes()
             after.enter_context(self.parts.steppers.training_mode())
@@ -108,25 +101,32 @@ class Loop:
             self._warn_of_untrained()
             if self.parts.used is not None:
                 self.parts.used.find()
-            if self.checkpoints or self.memory:
-                whole_state.state_of(self.parts.bare, {})  # refuse what no checkpoint can hold
+            self.saving.refuse_unheld()
             self._call(self.hooks.on_train_begin)
             self.policy.before_first_step()
             trains = not state.ended
             while not state.ended:
                 self._epoch()
             self._compare_copies(last=True)
-            if self.memory is not None:
-                if trains and self.policy.urgent:
-                    self._keep_last(self.memory)
-                self.memory.end()
-            if self.checkpoints is not None:
-                if trains:
-                    self._save_last(self.checkpoints)
-                self.reporter.saves(self.state.step, self.checkpoints.saved)
-                self.checkpoints.leave()
+            self._close(trains=trains)
             self.reporter.account.write()
         say(f"{state.ended} (step {state.step})")
+
+    def _close(self, *, trains: bool) -> None:
+        """Save what a training leaves behind, if it has trained at all."""
+        memory, checkpoints = self.saving.memory, self.saving.checkpoints
+        if memory is not None:
+            # A training that was asked to stop may go on elsewhere.
+            if trains and self.policy.urgent:
+                with self._up_to_date():
+                    self.saving.keep_in_memory(last=True)
+            memory.end()
+        if checkpoints is not None:
+            if trains:
+                with self._up_to_date():
+                    self.saving.save_last()
+            self.reporter.saves(self.state.step, checkpoints.saved)
+            checkpoints.leave()
 
     def _epoch(self) -> None:
         """Train one epoch, or what is left of it."""
@@ -199,9 +199,9 @@ class Loop:
         with phases("optimizer"):
             report = steppers.step(state.step, self.names, total, apart)
         self.reporter.ledger.close(report)
-        self._refuse_unsaved()
+        self.saving.refuse_unsaved()
         self.sums = {}
-        self.schedulers.after_step(steppers.names_due)
+        self.parts.schedulers.after_step(steppers.names_due)
         self._call(self.hooks.on_step_end)
         if self.votes_late:
             self._vote()
@@ -250,26 +250,6 @@ class Loop:
     def _restore_randomness(self) -> None:
         self.users.restore()
 
-    def _refuse_unsaved(self) -> None:
-        """Refuse at the first step, and not at a resume, what no checkpoint can hold."""
-        steppers, saves = self.parts.steppers, bool(self.checkpoints or self.memory)
-        if self.savable or not saves or not any(s.optimizer.state or s.proved for s in steppers):
-            return
-        self.savable = True
-        for stepper in steppers:
-            refuse_unsaved(stepper.optimizer, stepper.state.content().unsaved)
-
-    def _warn_of_unreadable(self, names: list[str]) -> None:
-        """Say at a save, and not after a resume, what this program could not read as it begins."""
-        if names == self.unreadable:
-            return
-        self.unreadable = names
-        if names:
-            self.reporter.say(
-                f"WARNING: a resume will refuse what is saved now: {several(names)} is not as"
-                " this program begins; have it so before train()"
-            )
-
     def _check_names(self) -> None:
         """Have a place for each name; optimizers that are not due leave theirs empty."""
         names, steppers = tuple(self.sums), self.parts.steppers
@@ -308,9 +288,10 @@ class Loop:
             over = state.position // whole
         reporter.after_step(state.step, over, last=bool(state.ended) and self.training.endless)
         state.tokens = reporter.tokens
-        if self.checkpoints is not None:
-            self.checkpoints.poll()
-            reporter.saves(self.state.step, self.checkpoints.saved)
+        memory, checkpoints = self.saving.memory, self.saving.checkpoints
+        if checkpoints is not None:
+            checkpoints.poll()
+            reporter.saves(state.step, checkpoints.saved)
         with reporter.estimate.pause():
             self._compare_copies()
             if epoch_over or (state.ended and not self.training.endless):
@@ -322,14 +303,22 @@ class Loop:
             if epoch_over:
                 policy.after_epoch()
             if policy.save:
-                with reporter.account.saving():
-                    self.save()
+                with self._up_to_date():
+                    self.saving.save()
         if policy.profile and not state.ended:
             with reporter.estimate.pause():
                 self.profile.begin(policy.profile, state.step)
-        if self.memory is not None and self.memory.due(state.step):
-            with reporter.account.saving():
-                self._keep(self.memory)
+        if memory is not None and memory.due(state.step):
+            with self._up_to_date():
+                self.saving.keep_in_memory()
+
+    @contextlib.contextmanager
+    def _up_to_date(self) -> Iterator[None]:
+        """Save the state within: it is up to date, and the time is no part of a step."""
+        with self.reporter.account.saving(), self.reporter.estimate.pause():
+            self.reporter.flush()
+            self.state.tokens = self.reporter.tokens
+            yield
 
     def _compare_copies(self, *, last: bool = False) -> None:
         """Look at what is saved, too: a checkpoint is trusted once its step was found equal."""
@@ -364,7 +353,7 @@ class Loop:
         state.add_to_history({"epoch": state.epoch, "step": state.step, **values})
         reporter.epoch(state.step, state.epoch, values, whole=whole)
         if whole and (metrics := validated or state.train_metrics):
-            self.schedulers.after_epoch(metrics)
+            self.parts.schedulers.after_epoch(metrics)
         if whole:
             self.policy.compare(values)
         self._call(self.hooks.on_epoch_end)
@@ -378,81 +367,47 @@ class Loop:
 
         return evaluate(self.parts, self.held_out, stop)
 
-    def _save_last(self, checkpoints: Checkpoints) -> None:
-        """Save the last state, and try again if that fails: this checkpoint is all that is left."""
-        with self.reporter.account.saving():
-            self._save_until_saved(checkpoints)
 
-    def _save_until_saved(self, checkpoints: Checkpoints) -> None:
-        failed = checkpoints.failed_everywhere()
-        if failed or (self.saves_at_end and checkpoints.last_saved != self.state.step):
-            self.save()
-            failed = checkpoints.failed_everywhere()
-        if failed:
-            with contextlib.suppress(OrchestratorError):  # of the first rank alone
-                checkpoints.prune(1)
-            self.save()
-            failed = checkpoints.failed_everywhere()
-        if failed:
-            raise checkpoints.failure(
-                f"the last checkpoint, of step {self.state.step},",
-                checkpoints.culprit,
-                "the weights of this run are lost; those of the checkpoints before it are there",
-            )
-
-    def _step_in_memory(self) -> int | None:
-        memory = self.memory
-        return None if memory is None or memory.off else memory.newest
-
-    def _keep_last(self, memory: Memory) -> None:
-        """Keep the state of a training that was asked to stop: the job may go on elsewhere."""
-        if not memory.off and memory.last_saved != self.state.step:
-            with self.reporter.account.saving():
-                self._keep(memory)
-
-    def _keep(self, memory: Memory) -> None:
-        """Keep the state in memory: each rank its own, with the buffers as they are there."""
-        parts, state = self.parts, self.state
-        self.reporter.flush()
-        state.tokens = self.reporter.tokens
-        snapshot = parts.auxiliary.snapshot()
-        progress = progress_of(
-            parts, snapshot, state, self.schedulers, self.training.endless, self.run_id
-        )
-        tensors = whole_state.state_of(parts.bare, snapshot.tensors)
-        early = parts.auxiliary.changed_anytime(tensors, parts.bare)
-        frozen = whole_state.frozen_of(parts.bare)
-        memory.save(state.step, tensors, json.dumps(progress), frozen, early)
-
-    def save(self) -> None:
-        assert self.checkpoints is not None
-        with self.reporter.estimate.pause():
-            names = self._save_into(self.checkpoints)
-        self._warn_of_unreadable(names)
-
-    def _save_into(self, checkpoints: Checkpoints) -> list[str]:
-        """Save, and name what a resume could not read of it."""
-        self.reporter.flush()
-        self.state.tokens = self.reporter.tokens
-        with self.reporter.estimate.pause():
-            names = save_checkpoint(checkpoints, self.parts, self.state, self.schedulers, endless)
-        self._warn_of_unreadable(names)
+def loop_of(
+    parts: Parts,
+    saving: Checkpointing,
+    reporting: Reporting,
+    training: Batches,
+    held_out: Batches | None,
+    policy: StopPolicy,
+    hooks: Hooks,
+) -> Loop:
+    """Return the loop of one call of train(), with what reports it."""
+    config, state = parts.config, saving.state
+    state.ended = ""
+    reporting.trackers.begin(saving.run.id, state.step)
+    built_in, size = saving.built_in, training.batch_size
+    micros = config.training.gradient_accumulation
+    measures = Measures(
+        policy.max_steps,
+        parts.unit,
+        size and size * micros,
+        build.flops_per_sample(config, parts.bare) if built_in else build.stated_flops(parts.bare),
+        lambda: (
+            policy.steps_left(training.samples, training.round_size * micros),
+            policy.seconds_left,
+        ),
+    )
+    reporter = Reporter(
+        config, parts.ranks, parts.model, measures, step=state.step, tokens=state.tokens,
+        trackers=reporting.trackers, say=reporting.say, trainer=saving.number,
+    )  # fmt: skip
+    reporter.epoch_sums = state.epoch_sums
+    comparison = corruption.start(
+        config, parts.ranks, parts.mesh, state.step, saving.distrust, reporting.say
+    )
+    return Loop(parts, saving, training, held_out, policy, reporter, hooks, comparison)
 
 
 def is_true(result: Any) -> bool:
     """Tell whether a hook returned True, as Python, numpy and torch have it. Other results, such as
     the metrics of an evaluation that is the last a lambda does, are none of the training's."""
     return bool(result) if str(getattr(result, "dtype", "")).endswith("bool") else result is True
-
-
-def refuse_unsaved(optimizer: Optimizer, names: list[str]) -> None:
-    if names:
-        raise UsageError(
-            f"no checkpoint can hold {', '.join(sorted(set(names)))} of the optimizer"
-            f" ({type(optimizer).__name__}), and a resume would begin without",
-            "have its state_dict() hold tensors, numbers, texts, and lists and dicts of them; or"
-            " train without save_to=, save_every= and --max-restarts",
-        )
 
 
 def to_train(model: nn.Module, bare: nn.Module) -> None:
@@ -473,9 +428,3 @@ def outermost_frozen(model: nn.Module) -> Iterator[nn.Module]:
             yield from outermost_frozen(child)
         elif not any(parameter.requires_grad for parameter in child.parameters()):
             yield child
-
-
-def outputs_directory() -> Path | None:
-    """Return the directory for the experiment's results; torchrun by hand has none."""
-    experiment = os.environ.get("ORCHESTRATOR_EXPERIMENT")
-    return Path(experiment, "outputs") if experiment else None

@@ -1,33 +1,41 @@
-"""Hold together the model on its ranks and what trains it, and what is saved of them."""
+"""Bring together the model on its ranks and what trains it, by arguments or by a config."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
+from torch.optim import Optimizer
 
-from orchestrator.config.schema import Config
-from orchestrator.engine.core.kept import AuxiliaryState, Snapshot, WhatTrains
-from orchestrator.engine.core.optimizer import Schedulers
-from orchestrator.engine.core.optimizer_state import HOW, by_name
-from orchestrator.engine.core.step import Steppers
-from orchestrator.engine.core.stopping import TrainState
+from orchestrator.common.errors import UsageError, nearest
+from orchestrator.common.files import expanded
+from orchestrator.config.schema import Config, Training
+from orchestrator.engine.core import settings
+from orchestrator.engine.core.kept import AuxiliaryState, WhatTrains
+from orchestrator.engine.core.optimizer import LrScheduler, Schedulers, configured, schedule
+from orchestrator.engine.core.settings import Arguments, Each
+from orchestrator.engine.core.step import Steppers, names_of
+from orchestrator.engine.core.together import one_of_several
 from orchestrator.engine.data.batch import Micro
+from orchestrator.engine.models import build
+from orchestrator.engine.models.import_by_name import kind
 from orchestrator.engine.models.losses import Loss, Losses, Totals
-from orchestrator.engine.ranks import agreement, plain_names
-from orchestrator.engine.ranks.ranks import Ranks
-from orchestrator.engine.saving import ownership, weights
-from orchestrator.engine.saving.checkpoint import Checkpoints
-from orchestrator.engine.saving.state import frozen_of
-from orchestrator.engine.saving.state import state_of as state_of_model
-from orchestrator.engine.sharding import mesh
+from orchestrator.engine.observe.reporter import say
+from orchestrator.engine.ranks import agreement, collectives, ranks
+from orchestrator.engine.ranks.ranks import Ranks, device_name, say_once
+from orchestrator.engine.saving import pretrained
+from orchestrator.engine.sharding import mesh, refusals, several
+from orchestrator.engine.sharding.blocks import described
 from orchestrator.engine.sharding.mesh import Mesh
 from orchestrator.engine.sharding.used_parts import UsedParts
+
+FOR_EXAMPLE = 'Trainer(models={"G": g, "D": d}, optimizers={"G": o1, "D": o2}, step=step)'
 
 
 @dataclass(frozen=True)
@@ -41,12 +49,18 @@ class Parts:
     bare: nn.Module  # without what ddp puts around it
     losses: Loss
     steppers: Steppers
+    schedulers: Schedulers
 
     def totals(self, model: nn.Module, micro: Micro) -> Totals:
         """Compute the losses of a micro-batch, as far as their optimizers are due."""
         if isinstance(self.losses, Losses):
             return self.losses(model, micro.data, micro.drawn, self.steppers.names_due)
         return self.losses(model, micro.data, micro.drawn)
+
+    @functools.cached_property
+    def auxiliary(self) -> AuxiliaryState:
+        """The optimizer's state, and what the program keeps beside it."""
+        return AuxiliaryState(self.steppers)
 
     @functools.cached_property
     def used(self) -> UsedParts | None:
@@ -57,147 +71,352 @@ class Parts:
         return UsedParts(self.bare, alike=alike)
 
     @functools.cached_property
-    def auxiliary(self) -> AuxiliaryState:
-        """The optimizer's state, and what the program keeps beside it."""
-        return AuxiliaryState(self.steppers)
-
-    @functools.cached_property
     def what_trains(self) -> WhatTrains:
         """Which of the weights and modules train, beside what the program began with."""
         return WhatTrains(self.bare)
 
+    @property
+    def unit(self) -> str:
+        """What the loss is the mean of."""
+        return counted(self.config, self.losses)
 
-# -- what a checkpoint has of them that is no tensor -----------------------------------------------
-
-
-def save_checkpoint(
-    checkpoints: Checkpoints,
-    parts: Parts,
-    state: TrainState,
-    schedulers: Schedulers,
-    endless: bool,
-) -> list[str]:
-    """Save, and name what a program that begins anew could not read of it."""
-    if not checkpoints.in_memory:  # how often that happens depends on the time it takes
-        agreement.take_buffers_of_first(parts.bare)
-    best = state.best is not None and state.best_step == state.step
-    # On disk are the weights that an evaluation shows; in memory, those that train.
-    shown = parts.steppers.evaluating(average=False)
-    with contextlib.nullcontext() if checkpoints.in_memory else shown:
-        snapshot = parts.auxiliary.snapshot()
-        progress = {
-            **progress_of(parts, snapshot, state, schedulers, endless, checkpoints.run),
-            "aliases": aliases_of(parts.bare),
-            "configs": (
-                configs_of(parts.bare)
-                if checkpoints.writers.first and not checkpoints.in_memory
-                else {}
-            ),
-        }
-        tensors, frozen = state_of_model(parts.bare, snapshot.tensors), frozen_of(parts.bare)
-        checkpoints.save(state.step, tensors, progress, frozen=frozen, best=best)
-    return [*parts.what_trains.unreadable(), *snapshot.unreadable]
+    def introduce(self) -> None:
+        """Print who is there, and which ranks share what."""
+        tell, everyone = functools.partial(say, self.ranks), self.ranks
+        if isinstance(self.model, nn.DataParallel):
+            tell(
+                f"dp: one process splits every batch over {max(1, len(self.model.device_ids))}"
+                " devices; ddp, with a process per device, is faster: Trainer.launch(function,"
+                ' nprocs=N) or torchrun, and strategy="ddp"'
+            )
+        else:
+            for line in mesh.picture(self.mesh, everyone):
+                tell(line)
+        here = everyone.neighbours
+        if everyone.world > 1 and everyone.rank == here[0]:
+            host = f"{everyone.nodes[everyone.rank][1]}, {device_name(everyone.device)}"
+            say_once(f"ranks {here[0]} to {here[-1]} of {everyone.world} are here: {host}")
+        parameters = self.steppers.parameters.values()
+        tell(f"{sum(parameter.numel() for parameter in parameters):,} parameters")
+        if self.mesh.mesh is not None:
+            for line in described(self.model, sum(p.numel() for p in self.steppers.whole)):
+                tell(line)
 
 
-def progress_of(
-    parts: Parts,
-    snapshot: Snapshot,
-    state: TrainState,
-    schedulers: Schedulers,
-    endless: bool,
-    run: ownership.Run,
-) -> dict[str, Any]:
-    """Give all of the state that is no tensor, as JSON keeps it."""
-    return {
-        "step": state.step,
-        "position": state.position,
-        "tokens": state.tokens,
-        "stepper": snapshot.progress,
-        "state": dataclasses.asdict(state),
-        "scheduler": schedulers.state(),
-        "given": by_name(given(parts.steppers, schedulers)),
-        "endless": endless,
-        "run": dataclasses.asdict(run),
-    }
+def counted(config: Config, losses: Loss) -> str:
+    """Name what the loss is the mean of."""
+    if isinstance(losses, Losses):  # the program's own
+        return "targets" if losses.counts or losses.step else "samples"
+    text = config.dataset.kind in ("library", "tokens", "synthetic")
+    if config.model.kind == "decoder" or (config.model.kind == "target" and text):
+        return "tokens"
+    return "samples"
 
 
-def given(steppers: Steppers, schedulers: Schedulers) -> dict[str, dict[str, Any]]:
-    """Give what the program has set of each optimizer."""
-    return {
-        stepper.name: {
-            "optimizer": stepper.initial_settings,
-            "scheduler": schedulers.by_name[stepper.name].initial_settings,
-        }
-        for stepper in steppers
-    }
+# -- by the arguments of a Trainer -----------------------------------------------------------------
 
 
-def state_of(progress: Mapping[str, Any]) -> TrainState:
-    """Read where a checkpoint was saved, also by earlier versions."""
-    if "state" not in progress:  # the engine's, which had no epochs
-        return TrainState(
-            step=progress["step"], position=progress["position"], tokens=progress["tokens"]
-        )
-    saved = {"position": -1, **progress["state"]}  # the Trainer's once counted batches alone
-    return TrainState(**{"epoch_sums": progress.get("epoch_sums", {}), **saved})
+def of_arguments(arguments: Arguments) -> Parts:
+    """Join the ranks, spread the model over them, and bind the optimizers to it."""
+    trained = trained_of(arguments)
+    model, names, metrics = trained.model, names_of(trained.model), arguments.metrics or {}
+    losses = Losses(arguments.loss, arguments.step, metrics, [*trained.optimizers], model)
+    config = arguments.config_for(arguments.strategy)
+    everyone, strategy = joined(arguments, config), arguments.strategy
+    if strategy == "auto" and everyone.world > 1:
+        strategy, reason = settings.choose(model, everyone, arguments.keys)
+        say(everyone, reason)
+        config = arguments.config_for(strategy)
+    config = settings.keep_batch(
+        config, everyone.world, functools.partial(say, everyone), loader=True
+    )
+    lr_scale = lr_scale_of(arguments, config, everyone)
+    fill = None
+    if arguments.weights is not None:
+        path = as_path(arguments.weights)
+        pretrained.refuse_unknown(model, path)
+        fill = functools.partial(fill_model, model, path, config, everyone.device)
+    losses.to(everyone.device)
+    shape, whole = mesh.distribute_local(model, strategy, everyone, config, fill)
+    steppers = Steppers(
+        trained.optimizers, names, model, shape,
+        {name: training_of(name, arguments, config.training) for name in trained.optimizers},
+        arguments.every,
+        lr_factor=functools.partial(warmed_up, lr_scale, arguments.warmup_steps),
+        elementwise=arguments.elementwise,
+    )  # fmt: skip
+    schedulers = scheduled(steppers, trained.schedulers, arguments.scheduler_every)
+    parts = Parts(config, everyone, shape, whole, model, losses, steppers, schedulers)
+    parts.introduce()
+    say_rates(parts, lr_scale, arguments.warmup_steps)
+    return parts
 
 
-def aliases_of(model: nn.Module) -> dict[str, str]:
-    """Map each further name of a tensor, such as a tied weight, to the name it is saved under."""
-    kept = plain_names.state_dict(model).keys()
-    first: dict[int, str] = {}
-    aliases: dict[str, str] = {}
-    for named in (plain_names.parameters, plain_names.buffers):
-        for name, value in named(model, every=True):
-            saved = first.setdefault(id(value), name)
-            if saved != name and name in kept:
-                aliases[name] = saved
-    return aliases
-
-
-def configs_of(model: nn.Module) -> dict[str, str]:
-    """Give the files that Hugging Face has beside the weights, for an export of the checkpoint."""
+def joined(arguments: Arguments, config: Config) -> Ranks:
+    """Join the process group; of a single process the device may be chosen."""
+    settings.make_deterministic(config)
+    collectives.setup_distributed(arguments.backend, config.distributed.timeout)
+    everyone = ranks.join(config)
+    if arguments.device is None:
+        say_unused_accelerator(everyone)
+        return everyone
+    if everyone.world > 1:
+        raise UsageError("device= is for one process; each of several has its own", "leave it out")
     try:
-        return weights.configs_of(model, mesh.plain_class(model).__name__)
-    except Exception:  # noqa: BLE001 (code of a user's; the weights are worth more than this)
-        return {}
+        chosen = torch.device(arguments.device)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(
+            f"device={str(arguments.device)!r} cannot be used: {reason}", "leave it out"
+        ) from None
+    return dataclasses.replace(everyone, device=chosen)
 
 
-def is_endless(progress: Mapping[str, Any]) -> bool:
-    return bool(progress.get("endless", "state" not in progress))
+def lr_scale_of(arguments: Arguments, config: Config, everyone: Ranks) -> float:
+    """Return how many ranks with `accumulate` micro-batches each have this batch."""
+    if not arguments.scale_lr:
+        return 1.0
+    return everyone.world * config.training.gradient_accumulation / arguments.accumulate
 
 
-# -- settings that a resume does not take ----------------------------------------------------------
+def warmed_up(lr_scale: float, warmup_steps: int, step: int) -> float:
+    return lr_scale * min(1.0, step / max(1, warmup_steps))
 
 
-SHOWN = (bool, int, float, str)
+def training_of(name: str, arguments: Arguments, training: Training) -> Training:
+    """Return the settings of one optimizer, with its own clipping and average."""
+    own: dict[str, float | None] = {}
+    if isinstance(arguments.clip_grad_norm, Mapping):
+        own["grad_clip_norm"] = arguments.clip_grad_norm.get(name, 0.0)
+    if isinstance(arguments.ema, Mapping):
+        own["ema"] = arguments.ema.get(name)
+    return dataclasses.replace(training, **own)  # type: ignore[arg-type]
 
 
-def not_taken(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> str:
-    """Name the settings that the program has changed since the checkpoint's training began."""
-    if not saved:  # of an earlier version
-        return ""
-    groups = list(zip(saved.get("optimizer") or [], now["optimizer"], strict=False))
-    changes = list(dict.fromkeys(text for pair in groups for text in changed(*pair)))
-    changes += changed(saved.get("scheduler") or {}, now["scheduler"] or {})
-    return ", ".join(changes)
+def scheduled(steppers: Steppers, schedulers: Mapping[str, Any], every: str) -> Schedulers:
+    if every != "step" and all(scheduler is None for scheduler in schedulers.values()):
+        raise UsageError(
+            f"scheduler_every={every!r} says when a scheduler steps, but there is none",
+            "say scheduler=, or leave scheduler_every= out",
+        )
+    return Schedulers(
+        {
+            stepper.name: LrScheduler(schedulers.get(stepper.name), stepper.optimizer, every)
+            for stepper in steppers
+        }
+    )
 
 
-def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    for key, value in now.items():
-        if key in HOW or key.startswith("_") or key not in before or same(before[key], value):
-            continue
-        shown = isinstance(value, SHOWN) and isinstance(before[key], SHOWN)
-        yield f"{key} {number(before[key])}, not {number(value)}" if shown else key
+def say_rates(parts: Parts, lr_scale: float, warmup_steps: int) -> None:
+    tell, steppers = functools.partial(say, parts.ranks), parts.steppers
+    if lr_scale != 1:
+        tell(f"learning rates are multiplied by {lr_scale:g}, the number of ranks")
+    if warmup_steps:
+        tell(f"learning rates rise from zero over the first {warmup_steps} steps")
+    whole, trained = len(steppers.parameters), sum(len(s.named) for s in steppers)
+    if trained < whole:
+        tell(f"{whole - trained} of {whole} parameters are not in the optimizer and stay as they"
+             " are")  # fmt: skip
 
 
-def same(before: Any, now: Any) -> bool:
-    """Compare, where one side went through JSON, which has no tuples."""
-    if isinstance(now, (list, tuple)):
-        alike = isinstance(before, (list, tuple)) and len(before) == len(now)
-        return alike and all(same(*pair) for pair in zip(before, now, strict=True))
-    return bool(before == now)
+def say_unused_accelerator(everyone: Ranks) -> None:
+    if kind_there := ranks.unused_accelerator(everyone.device):
+        say(
+            everyone,
+            f"WARNING: the training runs on the CPU: this machine has an accelerator"
+            f" ({kind_there}), but only GPUs of CUDA or ROCm are used",
+        )
 
 
-def number(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+# -- by a config -----------------------------------------------------------------------------------
+
+
+def of_config(config: Config, everyone: Ranks) -> Parts:
+    """Make the model and the optimizer that a config names."""
+    say_unused_accelerator(everyone)
+    config = settings.keep_batch(
+        config, everyone.world, functools.partial(say, everyone), loader=False
+    )
+    shape = mesh.make(config, everyone)
+    model = build.build(config)
+    path = as_path(config.model.weights) if config.model.weights is not None else None
+    fill = functools.partial(fill_model, model, path, config, everyone.device)
+    if not build.is_built_in(model):
+        refusals.refuse_untrainable(model, everyone)
+        refuse_unfit(model, config)
+    optimizer = configured(config, model)
+    whole = mesh.spread(model, shape, everyone, config, fill)
+    steppers = Steppers(
+        {"": optimizer}, {}, model, shape, {"": config.training},
+        lr_factor=lambda step: schedule(config.scheduler, step, config.training.max_steps),
+        nominal=build.nominal_count(config, everyone.world),
+        keeps_settings=True,
+    )  # fmt: skip
+    losses, schedulers = build.loss_of(config), scheduled(steppers, {}, "step")
+    parts = Parts(config, everyone, shape, whole, model, losses, steppers, schedulers)
+    parts.introduce()
+    return parts
+
+
+def refuse_unfit(model: nn.Module, config: Config) -> None:
+    """Refuse a user's model that differs between ranks, or has no values and no file of them."""
+    if not mesh.is_empty(model):
+        agreement.refuse_differences(model)
+        return
+    if config.model.weights is None:
+        raise UsageError(
+            f"model.target ({config.model.target}) made its model on the meta device",
+            "name a file with its weights: model.weights",
+        )
+    pretrained.refuse_unknown(model, as_path(config.model.weights))
+    agreement.refuse_other_shapes(agreement.tensors(model))
+
+
+def fill_model(
+    model: nn.Module, weights: Path | None, config: Config, device: torch.device
+) -> None:
+    """Give a model its first values, once it is sharded: from its seed, or a file."""
+    target = torch.device("cpu") if config.fsdp.cpu_offload else device
+    if build.is_built_in(model):
+        build.initialise(model, config.training.seed, target)
+    elif mesh.is_empty(model):
+        mesh.give_memory(model, target)
+    if weights is not None:
+        pretrained.load(model, weights)
+
+
+def as_path(directory: str | Path) -> Path:
+    return Path(expanded(directory)).absolute()
+
+
+# -- one model and optimizer, or several by name ---------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The model and the optimizers of a Trainer: one of each, without a name, or several."""
+
+    model: nn.Module
+    optimizers: Mapping[str, Any]
+    schedulers: Mapping[str, Any]
+
+
+def trained_of(arguments: Arguments) -> Trained:
+    """Return what the arguments name, once they are known to fit each other."""
+    one = {
+        "a model": arguments.model,
+        "optimizer=": arguments.optimizer,
+        "scheduler=": arguments.scheduler,
+    }
+    by_name = (arguments.models, arguments.optimizers, arguments.schedulers)
+    given = [what for what, value in one.items() if value is not None]
+    if by_name == (None, None, None):
+        trained = single(arguments.model, arguments.optimizer, arguments.scheduler)
+    elif given or arguments.models is None:
+        raise UsageError(
+            f"{given[0] if given else 'optimizers= or schedulers='} does not go with"
+            f" {'models=, optimizers= and schedulers=' if given else 'a single model'}",
+            f"Trainer(model, optimizer, loss), or {FOR_EXAMPLE}",
+        )
+    else:
+        refuse_unfit_for_several(arguments.strategy, arguments.config or {})
+        trained = several_by_name(arguments.models, arguments.optimizers, arguments.schedulers)
+    for what, named in (
+        ("every=", arguments.every),
+        ("clip_grad_norm=", arguments.clip_grad_norm),
+        ("ema=", arguments.ema),
+    ):
+        refuse_unknown(what, named, trained.optimizers)
+    refuse_idle_steps(arguments.every or {}, trained.optimizers)
+    return trained
+
+
+def single(model: Any, optimizer: Any, scheduler: Any) -> Trained:
+    if model is None or optimizer is None:
+        raise UsageError(
+            f"a Trainer needs {'a model' if model is None else 'an optimizer'}",
+            f"Trainer(model, optimizer, loss), or {FOR_EXAMPLE}",
+        )
+    return Trained(model, {"": one_of_several(optimizer)}, {"": scheduler})
+
+
+def several_by_name(
+    models: Mapping[str, nn.Module],
+    optimizers: Mapping[str, Any] | None,
+    schedulers: Mapping[str, Any] | None,
+) -> Trained:
+    """Check that each optimizer trains parameters of these models, that no other one trains."""
+    model = several.together(models)
+    if not isinstance(optimizers, Mapping) or not optimizers:
+        raise UsageError("models= goes with optimizers=, by name", FOR_EXAMPLE)
+    optimizers = {name: one_of_several(each) for name, each in optimizers.items()}
+    names = {id(p): name for name, p in model.named_parameters(remove_duplicate=False)}
+    trained: dict[int, str] = {}  # by which
+    for name, optimizer in optimizers.items():
+        if not isinstance(name, str) or not name.isidentifier():
+            raise UsageError(f"optimizers= has the name {name!r}", "take letters, digits and _")
+        for parameter in parameters_of(name, optimizer, model):
+            if id(parameter) not in names:
+                raise UsageError(
+                    f"optimizers[{name!r}] holds a parameter of shape {tuple(parameter.shape)}"
+                    " that is in none of the models",
+                    "make it from the parameters of the very models that you give in models=",
+                )
+            if (other := trained.setdefault(id(parameter), name)) != name:
+                raise UsageError(
+                    f"{names[id(parameter)]} is in two optimizers, {other!r} and {name!r}",
+                    "leave it to one of them; a loss of another one still flows through it",
+                )
+    refuse_unknown("schedulers=", schedulers or {}, optimizers)
+    for parameter in model.parameters():
+        if id(parameter) not in trained:
+            parameter.requires_grad_(False)  # ddp would wait for its gradient
+    return Trained(model, optimizers, schedulers or {})
+
+
+def refuse_idle_steps(every: Mapping[str, int], optimizers: Mapping[str, Any]) -> None:
+    """Refuse steps in which no optimizer steps."""
+    for name, steps in every.items():
+        if type(steps) is not int or steps < 1:
+            raise UsageError(
+                f"every[{name!r}] is {steps!r}", "give a whole number of steps, 1 or more"
+            )
+    if every and all(every.get(name, 1) > 1 for name in optimizers):
+        raise UsageError(
+            "every= leaves steps in which no optimizer steps",
+            "let one of them step in each: leave it out of every=",
+        )
+
+
+def parameters_of(name: str, optimizer: Any, model: nn.ModuleDict) -> list[nn.Parameter]:
+    """List what an optimizer trains; one that the Trainer makes trains the model of its name."""
+    if isinstance(optimizer, Optimizer):
+        return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if callable(optimizer) and name in model:
+        return [parameter for parameter in model[name].parameters() if parameter.requires_grad]
+    known = ", ".join(model)
+    raise UsageError(
+        f"optimizers[{name!r}] is {kind(optimizer)}, not an optimizer of torch's" if
+        not callable(optimizer) else
+        f"optimizers[{name!r}] is a function of the parameters, and no model is called {name!r}"
+        f" (there are {known})",
+        "give an optimizer over the parameters; or, by the name of a model, a function of its"
+        " parameters",
+    )  # fmt: skip
+
+
+def refuse_unknown(what: str, named: Each | Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    for name in named if isinstance(named, Mapping) else ():
+        if name not in known:
+            raise UsageError(
+                f"{what} has {name!r}, and no optimizer has that name"
+                f"{nearest(str(name), [*known])}",
+                f"the optimizers are {', '.join(filter(None, known)) or 'one, without a name'}",
+            )
+
+
+def refuse_unfit_for_several(strategy: str, keys: Mapping[str, Any]) -> None:
+    if strategy == "dp" or keys.get("distributed", {}).get("static_graph"):
+        what = 'strategy="dp"' if strategy == "dp" else "distributed.static_graph"
+        raise UsageError(f"{what} takes one loss per step, and models= has several", "leave it out")

@@ -1,4 +1,7 @@
-"""Choose the settings of a training: the keys that a Trainer honours, its strategy, its batch."""
+"""The settings of a training: the arguments of a Trainer and of train(), and a config's keys.
+
+Each of them does what it says, or is refused by its name with what to type instead.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +10,31 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
-from orchestrator.common.errors import UsageError, nearest
+from orchestrator.common.errors import UsageError
 from orchestrator.common.text import Say, plural
 from orchestrator.config import parse
 from orchestrator.config.parse import at_least, one_of
-from orchestrator.config.schema import SHARDED, Config, Training
-from orchestrator.engine.core.together import one_of_several
-from orchestrator.engine.models.import_by_name import kind
+from orchestrator.config.schema import SHARDED, Config, Training, best_metric
+from orchestrator.engine.core.stopping import (
+    Duration,
+    Limit,
+    StopPolicy,
+    TrainState,
+    parse_period,
+)
+from orchestrator.engine.data.batch import Batches
+from orchestrator.engine.data.sharded_loader import Shard
+from orchestrator.engine.models.losses import Criterion, Step
 from orchestrator.engine.ranks.ranks import Ranks, free_host_memory, gather
-from orchestrator.engine.sharding import several
+from orchestrator.trackers.known import Tracker
 
 OVER_RANKS = (*SHARDED, "ddp")
 STRATEGIES = ("auto", *OVER_RANKS, "dp", "none")
@@ -51,14 +61,70 @@ REFUSED = {
 }
 
 
-def check_arguments(
-    strategy: str, scheduler_every: str, stream: str, warmup_steps: int, log_every: int | None
-) -> None:
-    one_of("strategy", strategy, STRATEGIES)
-    one_of("scheduler_every", scheduler_every, ("step", "epoch"))
-    one_of("stream", stream, ("dealt", "own"))
-    at_least("warmup_steps", warmup_steps, 0)
-    at_least("log_every", log_every, 1)
+Each = float | Mapping[str, float] | None  # of all optimizers, or by their names
+
+
+@dataclass(frozen=True, eq=False)
+class Arguments:
+    """The arguments of a Trainer, whose docstring explains each."""
+
+    model: nn.Module | None
+    optimizer: Any
+    loss: Criterion | None
+    models: Mapping[str, nn.Module] | None
+    optimizers: Mapping[str, Any] | None
+    schedulers: Mapping[str, Any] | None
+    every: Mapping[str, int] | None
+    step: Step | None
+    metrics: Mapping[str, Criterion] | None
+    strategy: str
+    accumulate: int
+    clip_grad_norm: Each
+    ema: Each
+    precision: str
+    warmup_steps: int
+    scale_lr: bool
+    scheduler: Any
+    scheduler_every: str
+    find_unused_parameters: bool
+    elementwise: bool
+    stream: str
+    seed: int
+    device: str | int | torch.device | None
+    backend: str | None
+    trackers: Sequence[str | Tracker] | Mapping[str, Any]
+    on_train_begin: Callable[[Any], Any] | None
+    on_step_end: Callable[[Any], Any] | None
+    on_epoch_end: Callable[[Any], Any] | None
+    log_every: int | None
+    weights: str | Path | None
+    config: Mapping[str, Any] | None
+
+    def __post_init__(self) -> None:
+        one_of("strategy", self.strategy, STRATEGIES)
+        one_of("scheduler_every", self.scheduler_every, ("step", "epoch"))
+        one_of("stream", self.stream, ("dealt", "own"))
+        at_least("warmup_steps", self.warmup_steps, 0)
+        at_least("log_every", self.log_every, 1)
+
+    @property
+    def keys(self) -> Mapping[str, Any]:
+        """The keys of config=, with the one that ema= stands for."""
+        return with_average(self.config or {}, self.ema)
+
+    def config_for(self, strategy: str) -> Config:
+        """Return the engine's config with this strategy, which may have been chosen for `auto`.
+
+        The ddp that was chosen takes models that leave out parts of themselves, as hybrid_shard
+        does, at the cost of a look at the graph of each step.
+        """
+        chosen = self.strategy == "auto" and strategy == "ddp"
+        static = self.keys.get("distributed", {}).get("static_graph")
+        unused = self.find_unused_parameters or (chosen and not static)
+        given = arguments(
+            self.precision, self.accumulate, self.clip_grad_norm, self.seed, self.log_every
+        )
+        return config_of(given, strategy, unused, self.keys)
 
 
 def arguments(
@@ -175,149 +241,6 @@ def make_deterministic(config: Config) -> None:
         torch.backends.cudnn.benchmark = False
 
 
-# -- what is trained ------------------------------------------------------------------------------
-
-
-FOR_EXAMPLE = 'Trainer(models={"G": g, "D": d}, optimizers={"G": o1, "D": o2}, step=step)'
-Each = float | Mapping[str, float] | None  # of all optimizers, or by their names
-
-
-@dataclass(frozen=True)
-class Trained:
-    """The model and the optimizers of a Trainer: one of each, without a name, or several."""
-
-    model: nn.Module
-    optimizers: Mapping[str, Any]
-    schedulers: Mapping[str, Any]
-    every: Mapping[str, int] = field(default_factory=dict)  # steps between two of an optimizer
-    elementwise: bool = False  # the program says so of its own optimizers
-
-    def seldom(self, every: Mapping[str, int] | None, elementwise: bool) -> Trained:
-        """Let some optimizers step in every so many steps only."""
-        refuse_unknown("every=", every or {}, self.optimizers)
-        for name, steps in (every or {}).items():
-            whole_number(f"every[{name!r}]", steps)
-        if every and all(every.get(name, 1) > 1 for name in self.optimizers):
-            raise UsageError(
-                "every= leaves steps in which no optimizer steps",
-                "let one of them step in each: leave it out of every=",
-            )
-        return dataclasses.replace(self, every=every or {}, elementwise=elementwise)
-
-    @staticmethod
-    def of_one(model: Any, optimizer: Any, scheduler: Any) -> Trained:
-        if model is None or optimizer is None:
-            raise UsageError(
-                f"a Trainer needs {'a model' if model is None else 'an optimizer'}",
-                f"Trainer(model, optimizer, loss), or {FOR_EXAMPLE}",
-            )
-        return Trained(model, {"": one_of_several(optimizer)}, {"": scheduler})
-
-    @staticmethod
-    def of_several(
-        models: Mapping[str, nn.Module],
-        optimizers: Mapping[str, Any] | None,
-        schedulers: Mapping[str, Any] | None,
-    ) -> Trained:
-        """Check that each optimizer trains parameters of these models, that no other one trains."""
-        model = several.together(models)
-        if not isinstance(optimizers, Mapping) or not optimizers:
-            raise UsageError("models= goes with optimizers=, by name", FOR_EXAMPLE)
-        optimizers = {name: one_of_several(each) for name, each in optimizers.items()}
-        names = {id(p): name for name, p in model.named_parameters(remove_duplicate=False)}
-        trained: dict[int, str] = {}  # by which
-        for name, optimizer in optimizers.items():
-            if not isinstance(name, str) or not name.isidentifier():
-                raise UsageError(f"optimizers= has the name {name!r}", "take letters, digits and _")
-            for parameter in parameters_of(name, optimizer, model):
-                if id(parameter) not in names:
-                    raise UsageError(
-                        f"optimizers[{name!r}] holds a parameter of shape {tuple(parameter.shape)}"
-                        " that is in none of the models",
-                        "make it from the parameters of the very models that you give in models=",
-                    )
-                if (other := trained.setdefault(id(parameter), name)) != name:
-                    raise UsageError(
-                        f"{names[id(parameter)]} is in two optimizers, {other!r} and {name!r}",
-                        "leave it to one of them; a loss of another one still flows through it",
-                    )
-        refuse_unknown("schedulers=", schedulers or {}, optimizers)
-        for parameter in model.parameters():
-            if id(parameter) not in trained:
-                parameter.requires_grad_(False)  # ddp would wait for its gradient
-        return Trained(model, optimizers, schedulers or {})
-
-    def settings(self, training: Training, clip: Each, ema: Each) -> dict[str, Training]:
-        """Give each optimizer its own clipping and average."""
-        found = {}
-        for name in self.optimizers:
-            own: dict[str, float | None] = {}
-            if isinstance(clip, Mapping):
-                refuse_unknown("clip_grad_norm=", clip, self.optimizers)
-                own["grad_clip_norm"] = clip.get(name, 0.0)
-            if isinstance(ema, Mapping):
-                refuse_unknown("ema=", ema, self.optimizers)
-                own["ema"] = ema.get(name)
-            found[name] = dataclasses.replace(training, **own)  # type: ignore[arg-type]
-        return found
-
-
-def trained(
-    one: tuple[Any, Any, Any], by_name: tuple[Any, Any, Any], strategy: str, keys: Any
-) -> Trained:
-    """Take (model, optimizer, scheduler), or the same by names."""
-    if by_name == (None, None, None):
-        return Trained.of_one(*one)
-    given = [what for what, value in zip(("a model", "optimizer=", "scheduler="), one, strict=True)
-             if value is not None]  # fmt: skip
-    if given or by_name[0] is None:
-        raise UsageError(
-            f"{given[0] if given else 'optimizers= or schedulers='} does not go with"
-            f" {'models=, optimizers= and schedulers=' if given else 'a single model'}",
-            f"Trainer(model, optimizer, loss), or {FOR_EXAMPLE}",
-        )
-    refuse_unfit_for_several(strategy, keys or {})
-    return Trained.of_several(*by_name)
-
-
-def whole_number(name: str, value: Any) -> None:
-    if type(value) is not int or value < 1:
-        raise UsageError(f"{name} is {value!r}", "give a whole number of steps, 1 or more")
-
-
-def parameters_of(name: str, optimizer: Any, model: nn.ModuleDict) -> list[nn.Parameter]:
-    """List what an optimizer trains; one that the Trainer makes trains the model of its name."""
-    if isinstance(optimizer, Optimizer):
-        return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if callable(optimizer) and name in model:
-        return [parameter for parameter in model[name].parameters() if parameter.requires_grad]
-    known = ", ".join(model)
-    raise UsageError(
-        f"optimizers[{name!r}] is {kind(optimizer)}, not an optimizer of torch's" if
-        not callable(optimizer) else
-        f"optimizers[{name!r}] is a function of the parameters, and no model is called {name!r}"
-        f" (there are {known})",
-        "give an optimizer over the parameters; or, by the name of a model, a function of its"
-        " parameters",
-    )  # fmt: skip
-
-
-def refuse_unknown(what: str, named: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    for name in named:
-        if name not in known:
-            raise UsageError(
-                f"{what} has {name!r}, and no optimizer has that name"
-                f"{nearest(str(name), [*known])}",
-                f"the optimizers are {', '.join(filter(None, known)) or 'one, without a name'}",
-            )
-
-
-def refuse_unfit_for_several(strategy: str, keys: Mapping[str, Any]) -> None:
-    if strategy == "dp" or keys.get("distributed", {}).get("static_graph"):
-        what = 'strategy="dp"' if strategy == "dp" else "distributed.static_graph"
-        raise UsageError(f"{what} takes one loss per step, and models= has several", "leave it out")
-
-
 # -- the strategy, where the user has named none ---------------------------------------------------
 
 
@@ -426,3 +349,179 @@ def in_words(first: int, world: int, accumulation: int, size: int | None, share_
         f"WARNING: {ranks} cannot share the {before} {what} of a step equally: a step has {now}"
         f" from now on, {micros} on each rank"
     )
+
+
+# -- what train() is asked for -------------------------------------------------------------------
+
+
+WAYS = "say save_to=DIR (at the end, and when stopped), save_every= or best="
+OF_SAVING = ("keep", "asynchronous", "at_end")  # keys that say how it saves
+
+
+@dataclass(frozen=True)
+class Request:
+    """All that a training is to do, as far as it is known before there are data."""
+
+    epochs: int | None
+    least: Duration | None  # that it lasts, whatever ends it
+    limits: list[Limit]
+    saving: list[Duration]  # how often
+    evaluating: list[Duration]
+    best: str | None  # metric
+    patience: int | None
+    directory: str | Path | None  # that somebody has named
+    keep: int  # checkpoints
+    resume: str  # never, auto, or from what
+    asks_to_save: bool  # by a place, a time or a metric
+    saves: bool
+    at_end: bool
+
+    def policy(self, state: TrainState) -> StopPolicy:
+        return StopPolicy(
+            state, epochs=self.epochs, least=self.least, limits=self.limits, saving=self.saving,
+            evaluating=self.evaluating, best=self.best, patience=self.patience,
+        )  # fmt: skip
+
+
+def request_of(
+    config: Config,
+    keys: Mapping[str, Any],
+    built_in: bool,
+    *,
+    epochs: int | None,
+    min_period: str | None,
+    max_period: str | None,
+    save_every: str | None,
+    best: str | None,
+    patience: int | None,
+    save_to: str | Path | None,
+    keep: int | None,
+    resume: bool,
+) -> Request:
+    """Put arguments and keys together. `keys`: those that the program has set; a Trainer saves for
+    no other reason than what somebody has said, the built-in engine by its config alone."""
+    at_least("epochs", epochs, 1)
+    at_least("patience", patience, 1)
+    at_least("keep", keep, 1)
+    checkpoint, training = config.checkpoint, config.training
+    set_keys = keys.get("checkpoint", {})
+    limits = limits_of(training, parse_period("max_period", max_period))
+    if epochs is None and not limits:
+        raise UsageError(
+            "train() has no end",
+            'say epochs=, or max_period= such as "2m", "3 epochs" or "1000 steps"',
+        )
+    every = parse_period("save_every", save_every)
+    saving = [*cadences(checkpoint, "steps", "seconds"), *([every] if every else [])]
+    best, patience = best or checkpoint.best, patience or training.patience
+    refuse_lone(best, patience, save_to)
+    named = save_to or checkpoint.directory
+    asks = bool(saving or best or save_to or (named and not built_in))
+    at_end = checkpoint.at_end if built_in or "at_end" in set_keys else asks
+    refuse_unused(keep, set_keys, asks=asks, at_end=at_end, ever=bool(saving or best))
+    return Request(
+        epochs=epochs,
+        least=parse_period("min_period", min_period),
+        limits=limits,
+        saving=saving,
+        evaluating=cadences(training, "eval_steps", "eval_seconds"),
+        best=best,
+        patience=patience,
+        directory=named,
+        keep=keep or checkpoint.keep,
+        resume="auto" if resume else checkpoint.resume,
+        asks_to_save=asks,
+        saves=asks or at_end,
+        at_end=at_end,
+    )
+
+
+def refuse_lone(best: str | None, patience: int | None, save_to: str | Path | None) -> None:
+    """Refuse what is no answer by itself."""
+    if best is not None:
+        best_metric("best", best)
+    if save_to is not None and not str(save_to):
+        raise UsageError("save_to= is empty", "name a directory, or leave it out")
+    if patience and not best:
+        raise UsageError(
+            "patience= counts how often no better value came, but no metric is named",
+            'best="min val_loss" or best="max val_accuracy" (checkpoint.best) names it',
+        )
+
+
+def refuse_unused(
+    keep: int | None, keys: Mapping[str, Any], *, asks: bool, at_end: bool, ever: bool
+) -> None:
+    """Refuse what says how to save, if nothing is ever saved."""
+    if asks and not at_end and not ever:
+        raise UsageError(
+            "a place for checkpoints is named, but checkpoint.at_end is false, and nothing says"
+            " when else to save",
+            "leave at_end out, or say save_every= or best=",
+        )
+    if asks or at_end:
+        return
+    if keep is not None:
+        raise UsageError(
+            f"keep={keep} says how many checkpoints stay, but none is saved",
+            f"{WAYS}; or leave keep= out",
+        )
+    for name in OF_SAVING:
+        if name in keys:
+            raise UsageError(
+                f"checkpoint.{name} says how checkpoints are saved, but none is",
+                f"{WAYS}; or leave it out",
+            )
+
+
+def limits_of(training: Training, most: Duration | None) -> list[Limit]:
+    limits = [Limit(most, "max_period is over")] if most else []
+    if training.max_steps != UNENDING:
+        steps = Duration(training.max_steps, "steps")
+        limits.append(Limit(steps, f"training.max_steps ({training.max_steps}) is reached"))
+    if minutes := training.max_minutes:
+        reason = f"training.max_minutes ({minutes:g}) are over"
+        limits.append(Limit(Duration(minutes * 60, "seconds"), reason))
+    return limits
+
+
+def cadences(section: Any, steps: str, seconds: str) -> list[Duration]:
+    wanted = {"steps": getattr(section, steps), "seconds": getattr(section, seconds)}
+    return [Duration(amount, unit) for unit, amount in wanted.items() if amount]
+
+
+# -- and the data that it is given ----------------------------------------------------------------
+
+
+def refuse_spent(asked: Request, train_loader: Any, val_loader: Any) -> None:
+    """Refuse a generator that is empty when it is asked a second time."""
+    refused = {"val_loader": val_loader if asked.epochs != 1 or asked.evaluating else None}
+    if asked.epochs != 1 and not asked.limits:
+        refused["train_loader"] = train_loader
+    for name, loader in refused.items():
+        if isinstance(loader, Iterator):
+            raise UsageError(
+                f"{name} is a {type(loader).__name__}, which gives its batches only once, and"
+                " every epoch asks for them",
+                "give a DataLoader, a list, or an object whose __iter__ starts from the beginning",
+            )
+
+
+def refuse_unfit(asked: Request, training: Batches, held_out: Batches | None, stream: str) -> None:
+    """Refuse what these data cannot answer."""
+    if asked.evaluating and held_out is None:
+        raise UsageError("training.eval_* asks for an evaluation", "give train() a val_loader")
+    periods = [asked.least, *asked.saving, *(limit.most for limit in asked.limits)]
+    by_epoch = asked.epochs or any(period and period.unit == "epochs" for period in periods)
+    if training.endless and by_epoch:
+        raise UsageError(
+            "the data of a config go on without a count of epochs, and train() is told epochs",
+            'say it in steps or in time: max_period="1000 steps"',
+        )
+    shards = [data for data in (training, held_out) if isinstance(data, Shard)]
+    if stream == "own" and shards and not any(shard.may_be_own for shard in shards):
+        raise UsageError(
+            'stream="own" is for data that come to each rank as its own part; here the Trainer'
+            f" itself deals them out ({shards[0].description})",
+            'leave stream="own" out',
+        )

@@ -38,7 +38,7 @@ from orchestrator.engine.models.losses import Totals, loss_of
 from orchestrator.engine.observe.reporter import BAD, StepReport
 from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.ranks.randomness import seed_all
-from orchestrator.engine.ranks.ranks import from_rank_0_by_store
+from orchestrator.engine.ranks.ranks import from_rank_0
 from orchestrator.engine.sharding.blocks import has_sparse, sum_whole
 from orchestrator.engine.sharding.mesh import Mesh, local_tensor
 from orchestrator.engine.sharding.used_parts import UsedParts
@@ -131,7 +131,7 @@ class Stepper:
         So a hook sees the gradients of a mean, as in a plain loop. fp16 takes what a whole step
         will count, as a power of two, which rounds none of the gradients.
         """
-        usual = from_rank_0_by_store(float(count))
+        usual = from_rank_0(float(count))
         if not self.scaling:
             return usual or 1.0
         total = usual * dist.get_world_size() * self.training.gradient_accumulation

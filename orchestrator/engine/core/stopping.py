@@ -125,7 +125,7 @@ class Duration:
         return f"{self.amount:g} {self.unit}"
 
 
-def parse(name: str, period: str | None) -> Duration | None:
+def parse_period(name: str, period: str | None) -> Duration | None:
     if period is None:
         return None
     parts = text.number_and_unit(str(period))

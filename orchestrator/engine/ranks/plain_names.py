@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 WORDS = ("_orig_mod.", "_checkpoint_wrapped_module.")  # of torch's own modules around others
 
@@ -23,7 +22,7 @@ def plain(name: str) -> str:
 
 
 def parameters(model: nn.Module, *, every: bool = False) -> Iterator[tuple[str, nn.Parameter]]:
-    """Give each parameter once, or with `every` under each of its names."""
+    """Yield each parameter once, or with `every` under each of its names."""
     for name, parameter in model.named_parameters(remove_duplicate=not every):
         yield plain(name), parameter
 
@@ -33,8 +32,13 @@ def buffers(model: nn.Module, *, every: bool = False) -> Iterator[tuple[str, Ten
         yield plain(name), buffer
 
 
-def made_of(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Give a tensor, or those that it is made of, as quantised weights are."""
+def is_traceable_wrapper_subclass(value: Any) -> bool:
+    """Return True for a tensor that is made of others, by torch's protocol for such classes."""
+    return isinstance(value, Tensor) and hasattr(type(value), "__tensor_flatten__")
+
+
+def made_of(name: str, tensor: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield a tensor, or those that it is made of, as quantised weights are."""
     if isinstance(tensor, DTensor) or not is_traceable_wrapper_subclass(tensor):
         yield name, tensor
         return
@@ -44,7 +48,7 @@ def made_of(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def state_dict(model: nn.Module) -> dict[str, Any]:
-    """Give the model's state dict, with the very tensors that train."""
+    """Return the model's state dict, with the very tensors that train."""
     return {plain(name): value for name, value in model.state_dict(keep_vars=True).items()}
 
 

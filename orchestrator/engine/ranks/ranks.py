@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import datetime
 import functools
-import itertools
 import os
 import re
 import resource
@@ -23,7 +22,6 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 from orchestrator.common import slurm_environment
 from orchestrator.common.errors import CheckFailed
@@ -32,7 +30,6 @@ from orchestrator.config.schema import Config
 T = TypeVar("T")
 MEMINFO = Path("/proc/meminfo")
 LEAVING_SECONDS = 10.0  # for what a GPU has still to do
-NUMBERS = itertools.count()  # of what rank 0 tells: the same on all ranks
 
 
 @dataclass(frozen=True)
@@ -149,7 +146,7 @@ def rank_in_environment() -> tuple[int, int]:
 
 
 def gather(what: T, among: dist.ProcessGroup | None = None) -> list[T]:
-    """Give every rank what each has; or those of one group, which has to be gloo's."""
+    """Return what each rank has, in order; of one group, which has to be gloo's, if it is named."""
     if not dist.is_initialized():  # one process, which has joined no others
         return [what]
     group = among or host_group()
@@ -159,46 +156,12 @@ def gather(what: T, among: dist.ProcessGroup | None = None) -> list[T]:
 
 
 def from_rank_0(value: T) -> T:
-    """Give all what rank 0 has, by a collective."""
+    """Return what rank 0 has, on every rank."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return value
     held = [value]
     dist.broadcast_object_list(held, src=0, group=host_group())
     return held[0]
-
-
-def from_rank_0_by_store(value: float) -> float:
-    """Give all the number of rank 0, without a collective.
-
-    Another rank may stand in one that this one left out, and a watch is to name both. Every rank
-    calls it equally often.
-    """
-    store: Any = distributed_c10d._get_default_store()
-    key = f"orchestrator/told/{next(NUMBERS)}"
-    if dist.get_rank() == 0:
-        store.set(key, repr(value))
-        return value
-    await_key(store, key)
-    return float(store.get(key))
-
-
-def all_here_by_store() -> None:
-    """Wait for all ranks, without a collective, as from_rank_0_by_store() does."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return
-    store: Any = distributed_c10d._get_default_store()
-    key = f"orchestrator/here/{next(NUMBERS)}"
-    if store.add(key, 1) == dist.get_world_size():
-        store.set(f"{key}/all", "")
-    await_key(store, f"{key}/all")
-
-
-def await_key(store: Any, key: str) -> None:
-    """Wait until a key is there, at most as long as the store itself waits."""
-    deadline, pause = time.monotonic() + store.timeout.total_seconds(), 0.002
-    while not store.check([key]) and time.monotonic() < deadline:
-        time.sleep(pause)  # a get() would keep all other threads from the store
-        pause = min(2 * pause, 0.05)
 
 
 def host_group() -> dist.ProcessGroup | None:
@@ -208,7 +171,7 @@ def host_group() -> dist.ProcessGroup | None:
 
 @functools.cache
 def _host_group(world: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
-    """Make one per process group: somebody in a notebook may end one and begin another."""
+    """Make one per process group: a notebook may end one and begin another."""
     return None if dist.get_backend(world) == "gloo" else dist.new_group(backend="gloo")
 
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from orchestrator.common.errors import UsageError
 from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.sharding.mesh import plain_of
-from orchestrator.engine.sharding.own_code import WHOLE
+from orchestrator.engine.sharding.refusals import WHOLE
 from orchestrator.engine.sharding.used_parts import shards_again
 
 MODEL = "model."  # before the names of parameters and buffers in a checkpoint

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from orchestrator.common import files
 from orchestrator.common.errors import JobFailed, OrchestratorError, UsageError
 from orchestrator.engine.ranks import plain_names
+from orchestrator.engine.ranks.plain_names import is_traceable_wrapper_subclass
 from orchestrator.engine.ranks.ranks import gather, is_first
 from orchestrator.engine.sharding.mesh import plain_class, plain_of
 from orchestrator.engine.sharding.used_parts import reshard

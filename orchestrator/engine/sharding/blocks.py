@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from orchestrator.common.errors import UsageError, nearest
 from orchestrator.engine.ranks import plain_names
+from orchestrator.engine.ranks.plain_names import is_traceable_wrapper_subclass
 
 
 def blocks_of(model: nn.Module, wrap: Sequence[str]) -> list[nn.Module]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator import Trainer
-from orchestrator.engine.core.parts import not_taken
+from orchestrator.engine.core.checkpointing import not_taken
 from tests.engine.worlds import Job, run
 
 

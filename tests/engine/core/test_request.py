@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from orchestrator import Trainer
 from orchestrator.common.errors import OrchestratorError, UsageError
-from orchestrator.engine.core import request, settings
+from orchestrator.engine.core import settings
 
 pytestmark = pytest.mark.usefixtures("no_groups_left")
 OWN = settings.arguments("fp32", 1, None, 0, None)
@@ -22,11 +22,11 @@ BEST = {"best": "min val_loss"}
 DIR = {"save_to": "here"}
 
 
-def asked(keys: dict[str, Any] | None = None, **more: Any) -> request.Request:
+def asked(keys: dict[str, Any] | None = None, **more: Any) -> settings.Request:
     sections = {"checkpoint": keys or {}} if "training" not in (keys or {}) else keys or {}
     config = settings.config_of(OWN, "ddp", False, sections)
     arguments: dict[str, Any] = {**NOTHING, "resume": False, "epochs": 1, **more}
-    return request.of(config, sections, False, **arguments)
+    return settings.request_of(config, sections, False, **arguments)
 
 
 @pytest.mark.parametrize(

@@ -513,7 +513,7 @@ def read_directory(directory: Path) -> dict[str, torch.Tensor]:
      ("10 minutes", 600, "seconds"), ("5st", 5, "steps"), ("1epoch", 1, "epochs")],
 )  # fmt: skip
 def test_periods(text: str, seconds: float, unit: str) -> None:
-    assert stopping.parse("max_period", text) == stopping.Duration(seconds, unit)
+    assert stopping.parse_period("max_period", text) == stopping.Duration(seconds, unit)
 
 
 @settings(deadline=None)

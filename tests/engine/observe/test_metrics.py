@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from orchestrator.config.schema import Config, Dataset, Model
-from orchestrator.engine import trainer
+from orchestrator.engine.core import parts
 from orchestrator.engine.models.losses import Loss, Losses
 from orchestrator.engine.observe.metrics import (
     COLUMNS,
@@ -418,6 +418,6 @@ def test_the_columns_stay_where_they_are() -> None:
 def test_speed_is_in_what_the_loss_counts() -> None:
     text, ranking = Config(), Config(model=Model(kind="ranking"), dataset=Dataset(kind="synthetic"))
     sums: Loss = lambda *_: {}  # noqa: E731
-    assert [trainer.counted(config, sums) for config in (text, ranking)] == ["tokens", "samples"]
+    assert [parts.counted(config, sums) for config in (text, ranking)] == ["tokens", "samples"]
     own = [Losses(loss, None, {}) for loss in (nn.MSELoss(), nn.CrossEntropyLoss())]
-    assert [trainer.counted(text, losses) for losses in own] == ["samples", "targets"]
+    assert [parts.counted(text, losses) for losses in own] == ["samples", "targets"]

@@ -168,7 +168,7 @@ def own_scheduler(directory: Path) -> list[int]:
             fit(), epochs=epochs, save_every="1 epoch", save_to=directory, resume=True,
             verbose=False,
         )  # fmt: skip
-        steps.append(trainer._schedulers.by_name[""].scheduler.steps)
+        steps.append(trainer.parts.schedulers.by_name[""].scheduler.steps)
     return steps
 
 

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from orchestrator.common.errors import CheckFailed
-from orchestrator.engine import trainer
+from orchestrator.engine.core import parts
 from orchestrator.engine.ranks import ranks
 from orchestrator.engine.ranks.ranks import Ranks
 from orchestrator.engine.sharding.mesh import sharded_like
@@ -68,10 +68,10 @@ def test_an_accelerator_that_is_not_used_is_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str, warns: bool
 ) -> None:
     alone = Ranks(0, 1, 0, torch.device("cpu"), ((0, "here"),))
-    trainer.say_unused_accelerator(alone)
+    parts.say_unused_accelerator(alone)
     assert not capsys.readouterr().out
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(kind))
-    trainer.say_unused_accelerator(alone)
+    parts.say_unused_accelerator(alone)
     warning = f"WARNING: the training runs on the CPU: this machine has an accelerator ({kind})"
     assert (warning in capsys.readouterr().out) == warns

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.common.errors import CheckFailed
-from orchestrator.engine.core.parts import is_endless
+from orchestrator.engine.core.checkpointing import is_endless
 from orchestrator.engine.saving.loading import earlier_runs
 from tests.records.test_checkpoint_store import save
 

@@ -1,0 +1,521 @@
+"""What a training saves and goes on from: stores on disk, states in memory, whose they are."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from orchestrator.common.errors import CheckFailed, OrchestratorError, UsageError
+from orchestrator.common.text import Say
+from orchestrator.engine.core import average
+from orchestrator.engine.core.kept import WHAT_IS_DRAWN, WHAT_TRAINS, ExtraState, Snapshot
+from orchestrator.engine.core.optimizer_state import HOW, by_name, of_name
+from orchestrator.engine.core.parts import Parts, as_path
+from orchestrator.engine.core.settings import Request
+from orchestrator.engine.core.stopping import TrainState
+from orchestrator.engine.data.batch import Batches, DataPlace
+from orchestrator.engine.models.losses import Losses
+from orchestrator.engine.ranks import agreement, plain_names
+from orchestrator.engine.ranks.ranks import gather
+from orchestrator.engine.saving import loading, memory, ownership, search, weights
+from orchestrator.engine.saving.checkpoint import Checkpoints
+from orchestrator.engine.saving.memory import Memory
+from orchestrator.engine.saving.nodes import holds_all
+from orchestrator.engine.saving.reader import several
+from orchestrator.engine.saving.state import frozen_of
+from orchestrator.engine.saving.state import state_of as state_of_model
+from orchestrator.engine.sharding import mesh
+from orchestrator.records import checkpoint_manifest, checkpoint_store
+
+KEEP_ALL = 1 << 30
+NUMBERS = itertools.count(1)
+
+
+class Checkpointing:
+    """Loads and saves the state of one Trainer.
+
+    `checkpoints` is the store of the training that runs, if it saves; `memory` outlives this
+    process, if the launch may restart it.
+    """
+
+    def __init__(self, parts: Parts, say: Say, *, built_in: bool) -> None:
+        self.parts, self.say, self.built_in = parts, say, built_in
+        self.state = TrainState()
+        self.run = ownership.new_run(parts.bare, built_in=built_in)
+        self.checkpoints: Checkpoints | None = None
+        self.memory: Memory | None = None
+        # Among the Trainers of this program that have trained, from 1 on.
+        self.number = 0
+        # The last state is saved when a training ends.
+        self.at_end = False
+        # A checkpoint has all of the optimizer's state.
+        self.savable = False
+        # What a resume could not read, as it was reported last.
+        self.unreadable: list[str] = []
+        self.drawn = DataPlace()
+        self._keep_what_is_known()
+
+    def _keep_what_is_known(self) -> None:
+        """Save what the model, the averages, the loss and the data have beside the weights."""
+        extra = ExtraState(self.parts.bare)
+        if problem := extra.refused():
+            self.say(
+                "WARNING: checkpoints will not have what get_extra_state() gives, and a resume"
+                f" begins without it: {problem}"
+            )
+        if extra:
+            self.keep("extra state of modules", extra)
+        self.keep(WHAT_TRAINS, self.parts.what_trains)
+        for stepper in self.parts.steppers:
+            if stepper.average is not None:
+                self.keep(average.name_of(stepper.name), stepper.average)
+        self.keep(WHAT_IS_DRAWN, self.drawn)
+        losses = self.parts.losses
+        if isinstance(losses, Losses) and (changing := losses.changing()) is not None:
+            self.keep("the loss", changing)
+
+    def keep(self, name: str, holder: Any) -> None:
+        self.parts.auxiliary.add(name, holder)
+
+    # -- as the program asks -----------------------------------------------------------------------
+
+    def save_to(self, directory: Path) -> Path:
+        """Save into directory/step_NNNNNNNN, wait for it and return it."""
+        store = self._store(directory, KEEP_ALL, background=False)
+        with contextlib.closing(store):
+            self._save_into(store)
+            store.finish()
+            store.leave()
+        return checkpoint_store.final(store.directory, self.state.step)
+
+    def load(self, path: Path) -> Path:
+        """Load one step, or the last one in a directory that verifies; return its directory."""
+        search.refuse_unreadable(path)
+        room = path.parent if checkpoint_store.STEP.fullmatch(path.name) else path
+        return self._load_named(str(path), room).path
+
+    def _load_named(self, path: str, room: Path) -> checkpoint_store.Checkpoint:
+        loaded = self._load(search.named(path, room), room)
+        if loaded is None:
+            raise CheckFailed(
+                f"{path}: none of its checkpoints verifies",
+                "look at them with: orchestrator checkpoint verify",
+            )
+        return loaded
+
+    def _load(
+        self,
+        find: search.Find | None,
+        room: Path,
+        *,
+        in_memory: Path | None = None,
+        disk_alone: bool = True,
+    ) -> checkpoint_store.Checkpoint | None:
+        target = loading.Target(
+            *(
+                self.parts.ranks,
+                self.run,
+                self.parts.bare,
+                self.parts.auxiliary,
+                self._accept,
+                self.say,
+            )
+        )
+        loaded = loading.resume(find, target, room, memory=in_memory, disk_alone=disk_alone)
+        return self._go_on_from(loaded)
+
+    def _go_on_from(
+        self, loaded: checkpoint_store.Checkpoint | None
+    ) -> checkpoint_store.Checkpoint | None:
+        if loaded is not None:
+            self._say_not_taken(loaded.progress)
+            for name in self.parts.auxiliary.lacking(loaded.progress):
+                self.say(f"WARNING: nothing of {name!r} was saved there: it stays as it is")
+            for name in self.parts.auxiliary.unread(loaded.progress):
+                self.say(f"WARNING: {name!r} was kept there, and this program keeps none: it is"
+                          " not read")  # fmt: skip
+            self.state = state_of(loaded.progress)
+            self.parts.schedulers.restore(loaded.progress.get("scheduler"))
+            if before := ownership.run_of(loaded.progress):
+                generation = checkpoint_manifest.generation(loaded.progress)
+                self.run = dataclasses.replace(self.run, id=before.id, generation=generation)
+        return loaded
+
+    def _say_not_taken(self, progress: Mapping[str, Any]) -> None:
+        """Say what the program has changed of its optimizer, and a resume does not take."""
+        steppers, saved = self.parts.steppers, progress.get("given")
+        for name, now in given(self.parts).items():
+            other = not_taken(of_name(saved, name), now)
+            if other and not steppers.by_name[name].state.keeps_settings:
+                whose = f"trainer.optimizers[{name!r}]" if name else "trainer.optimizer"
+                self.say(f"as saved: {other}; on_train_begin= may change {whose}")
+
+    # -- at the beginning of a training ------------------------------------------------------------
+
+    def begin(self, asked: Request, training: Batches) -> None:
+        """Resume, if asked or restarted; open the stores that the training saves into."""
+        self.at_end, self.savable, self.unreadable = asked.at_end, False, []
+        self.checkpoints = self._resumed(asked)
+        if self.state.position < 0:  # an earlier version counted batches
+            self.state.position = self.state.batch * training.round_size
+        self.drawn.begin(training, self.state, self.say)
+
+    def say_where(self) -> None:
+        """Say where it saves, or that it does not; of a launched job the head says where all is."""
+        if self.checkpoints is not None:
+            if outputs_directory() is None:
+                self.say(f"checkpoints go to {self.checkpoints.directory}")
+        elif not self.built_in:
+            self.say("nothing of it is saved: train(..., save_to=DIR) saves at the end and when it"
+                     " is stopped")  # fmt: skip
+
+    def end_with_nothing_done(self) -> None:
+        self.say(f"nothing to do: {self.state.epoch} epochs and {self.state.step} steps are done,"
+                 " and both count from the very beginning")  # fmt: skip
+        if self.checkpoints is not None:
+            self.checkpoints.close()
+
+    def _resumed(self, asked: Request) -> Checkpoints | None:
+        """Resume, if asked or restarted; make the stores that a training saves into, if it does."""
+        place = self._place_in_memory()
+        checkpoints = self._resumed_from(asked, place)
+        self._open_memory(place)
+        if checkpoints is not None and self.memory is not None and not self.memory.off:
+            checkpoints.run = self.memory.run  # states on disk and in memory are counted together
+            self.run = self.memory.run
+        return checkpoints
+
+    def _resumed_from(self, asked: Request, place: Path | None) -> Checkpoints | None:
+        outputs, built_in = outputs_directory(), self.built_in
+        default = outputs / "checkpoints" if outputs else None if built_in else Path("checkpoints")
+        if asked.directory is None and default is None:
+            self._without_directory(asked, place)
+            return None
+        directory = as_path(asked.directory or default or "")
+        loaded = self._begun(asked, place, directory)
+        if not asked.saves:
+            return None
+        # Where nodes share no disk, one that had nothing of it was given its part for the moment.
+        here = loaded is not None and all(gather(loaded.path.parent == directory))
+        if asked.asks_to_save and not here:
+            search.refuse_later(directory, self.state.step)
+        in_background = self.parts.config.checkpoint.asynchronous
+        checkpoints = self._store(directory, asked.keep, background=in_background)
+        if loaded is not None and here:
+            checkpoints.last_saved = loaded.step
+        checkpoints.known_whole = self.state.step
+        return checkpoints
+
+    def _begun(
+        self, asked: Request, place: Path | None, directory: Path
+    ) -> checkpoint_store.Checkpoint | None:
+        """Load what it is to go on from, if there is something."""
+        searches = asked.directory is None and asked.resume == "auto"
+        find = search.newest(
+            directory, searches=searches, accept=self._accept_user_progress, say=self.say
+        )
+        loaded = None
+        again = asked.resume == "auto" or ownership.attempt() > 1
+        if again or place is not None:
+            # What an earlier attempt saved is this run's own.
+            loaded = self._load(find, directory, in_memory=place, disk_alone=again)
+            if loaded is None and asked.resume == "auto":
+                self.say(f"nothing to resume from in {directory}: starting from the beginning")
+        if loaded is None and asked.resume not in ("auto", "never"):
+            loaded = self._load_named(asked.resume, directory)
+        return loaded
+
+    def _without_directory(self, asked: Request, place: Path | None) -> None:
+        """Say that the engine, started by hand, has no directory of its own to save into."""
+        loaded = self._load(None, Path.cwd(), in_memory=place) if place is not None else None
+        if not asked.saves and asked.resume == "never":
+            return
+        fix = "set checkpoint.directory"
+        if asked.asks_to_save:
+            raise CheckFailed(
+                "checkpoint.steps, seconds or best is set, but this run has no experiment to save"
+                " into",
+                fix,
+            )
+        if asked.resume not in ("never", "auto") and loaded is None:
+            self._load_named(asked.resume, Path.cwd())
+        self.say(f"this run has no experiment, so nothing of it is saved: {fix}")
+
+    def _store(self, directory: Path, keep: int, *, background: bool) -> Checkpoints:
+        """Open a store; unless in the background, it copies no state: the caller waits."""
+        wanted = dataclasses.replace(
+            self.parts.config.checkpoint, keep=keep, asynchronous=background
+        )
+        store = Checkpoints(
+            wanted, directory, self.parts.ranks, self.run, self.say,
+            node_holds_all=holds_all(self.parts.mesh, self.parts.ranks),
+        )  # fmt: skip
+        self.run = store.run
+        return store
+
+    def _place_in_memory(self) -> Path | None:
+        """Return where states outlive the ranks, for the first training of this Trainer.
+
+        Only there an earlier attempt may have left a state: later on this Trainer itself has the
+        newest.
+        """
+        if self.number:
+            return None
+        self.number = next(NUMBERS)
+        every = self.parts.config.checkpoint.memory_every
+        return memory.place(f"trainer{self.number}", every, self.say)
+
+    def _open_memory(self, place: Path | None) -> None:
+        """Keep states in memory from now on, with the number of this start of the training."""
+        if place is None:
+            return
+        self.memory = Memory(
+            place, self.parts.ranks, self.run, self.say,
+            node_holds_all=holds_all(self.parts.mesh, self.parts.ranks),
+            every=self.parts.config.checkpoint.memory_every,
+        )  # fmt: skip
+        if not self.memory.off:
+            self.memory.keep_only(self.state.step)
+
+    def _accept(self, progress: Any) -> None:
+        built_in = self.built_in
+        if is_endless(progress) != built_in:
+            kinds = "a Trainer", "the built-in engine"
+            raise CheckFailed(
+                f"the checkpoint is one of {kinds[not built_in]}, not of {kinds[built_in]}",
+                "its weights alone: orchestrator checkpoint export",
+            )
+
+    def _accept_user_progress(self, progress: Any) -> None:
+        """Refuse what another script saved, or the same with another model: nobody has named it."""
+        self._accept(progress)
+        other = ownership.run_of(progress)
+        if other is None or (other.program, other.model) == (self.run.program, self.run.model):
+            return
+        what = f"saved by {other}, this is {self.run.program}"
+        if other.program == self.run.program:
+            what = f"{other} saved them with another model"
+        raise CheckFailed(what)
+
+    # -- while it trains ---------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        """Refuse what no checkpoint could hold, and close the store in the end."""
+        if self.checkpoints is None:
+            yield
+            return
+        self.checkpoints.step_in_memory = self._step_in_memory
+        with contextlib.closing(self.checkpoints):
+            yield
+
+    def refuse_unheld(self) -> None:
+        """Refuse before the first step a model that no checkpoint can hold."""
+        if self.checkpoints or self.memory:
+            state_of_model(self.parts.bare, {})
+
+    def refuse_unsaved(self) -> None:
+        """Refuse at the first step, and not at a resume, what no checkpoint can hold."""
+        steppers, saves = self.parts.steppers, bool(self.checkpoints or self.memory)
+        if self.savable or not saves or not any(s.optimizer.state or s.proved for s in steppers):
+            return
+        self.savable = True
+        for stepper in steppers:
+            refuse_unsaved(stepper.optimizer, stepper.state.content().unsaved)
+
+    def _warn_of_unreadable(self, names: list[str]) -> None:
+        """Say at a save, and not after a resume, what this program could not read as it begins."""
+        if names == self.unreadable:
+            return
+        self.unreadable = names
+        if names:
+            self.say(
+                f"WARNING: a resume will refuse what is saved now: {several(names)} is not as"
+                " this program begins; have it so before train()"
+            )
+
+    def save(self) -> None:
+        """Save into the store of this training."""
+        assert self.checkpoints is not None
+        self._warn_of_unreadable(self._save_into(self.checkpoints))
+
+    def save_last(self) -> None:
+        """Save the last state, and try again if that fails: this checkpoint is all that is left."""
+        checkpoints = self.checkpoints
+        assert checkpoints is not None
+        failed = checkpoints.failed_everywhere()
+        if failed or (self.at_end and checkpoints.last_saved != self.state.step):
+            self.save()
+            failed = checkpoints.failed_everywhere()
+        if failed:
+            with contextlib.suppress(OrchestratorError):  # of the first rank alone
+                checkpoints.prune(1)
+            self.save()
+            failed = checkpoints.failed_everywhere()
+        if failed:
+            raise checkpoints.failure(
+                f"the last checkpoint, of step {self.state.step},",
+                checkpoints.culprit,
+                "the weights of this run are lost; those of the checkpoints before it are there",
+            )
+
+    def keep_in_memory(self, *, last: bool = False) -> None:
+        """Keep the state in memory: each rank its own, with the buffers as they are there."""
+        memory = self.memory
+        if memory is None or (last and (memory.off or memory.last_saved == self.state.step)):
+            return
+        self._save_into(memory)
+
+    def distrust(self, after: int) -> None:
+        """Exclude what was kept after a step from every resume."""
+        for store in (self.memory, self.checkpoints):
+            if store is not None:
+                store.distrust(after)
+
+    def _step_in_memory(self) -> int | None:
+        memory = self.memory
+        return None if memory is None or memory.off else memory.newest
+
+    def _save_into(self, checkpoints: Checkpoints) -> list[str]:
+        """Save, and name what a program that begins anew could not read of it."""
+        parts, state, in_memory = self.parts, self.state, checkpoints.in_memory
+        if not in_memory:  # how often that happens depends on the time it takes
+            agreement.take_buffers_of_first(parts.bare)
+        best = state.best is not None and state.best_step == state.step
+        # On disk are the weights that an evaluation shows; in memory, those that train.
+        shown = parts.steppers.evaluating(average=False)
+        with contextlib.nullcontext() if in_memory else shown:
+            snapshot = parts.auxiliary.snapshot()
+            described = checkpoints.writers.first and not in_memory
+            progress = {
+                **self._progress(snapshot, checkpoints.run),
+                "aliases": aliases_of(parts.bare),
+                "configs": configs_of(parts.bare) if described else {},
+            }
+            tensors, frozen = state_of_model(parts.bare, snapshot.tensors), frozen_of(parts.bare)
+            checkpoints.save(state.step, tensors, progress, frozen=frozen, best=best)
+        return [*parts.what_trains.unreadable(), *snapshot.unreadable]
+
+    def _progress(self, snapshot: Snapshot, run: ownership.Run) -> dict[str, Any]:
+        """Return all of the state that is no tensor, as JSON keeps it."""
+        state, schedulers = self.state, self.parts.schedulers
+        return {
+            "step": state.step,
+            "position": state.position,
+            "tokens": state.tokens,
+            "stepper": snapshot.progress,
+            "state": dataclasses.asdict(state),
+            "scheduler": schedulers.state(),
+            "given": by_name(given(self.parts)),
+            "endless": self.built_in,
+            "run": dataclasses.asdict(run),
+        }
+
+
+def outputs_directory() -> Path | None:
+    """Return the directory for the experiment's results; torchrun by hand has none."""
+    experiment = os.environ.get("ORCHESTRATOR_EXPERIMENT")
+    return Path(experiment, "outputs") if experiment else None
+
+
+def refuse_unsaved(optimizer: Optimizer, names: list[str]) -> None:
+    if names:
+        raise UsageError(
+            f"no checkpoint can hold {', '.join(sorted(set(names)))} of the optimizer"
+            f" ({type(optimizer).__name__}), and a resume would begin without",
+            "have its state_dict() hold tensors, numbers, texts, and lists and dicts of them; or"
+            " train without save_to=, save_every= and --max-restarts",
+        )
+
+
+# -- the state that is no tensor -------------------------------------------------------------------
+
+
+def given(parts: Parts) -> dict[str, dict[str, Any]]:
+    """Return what the program has set of each optimizer."""
+    return {
+        stepper.name: {
+            "optimizer": stepper.initial_settings,
+            "scheduler": parts.schedulers.by_name[stepper.name].initial_settings,
+        }
+        for stepper in parts.steppers
+    }
+
+
+def state_of(progress: Mapping[str, Any]) -> TrainState:
+    """Read where a checkpoint was saved, also by earlier versions."""
+    if "state" not in progress:  # the engine's, which had no epochs
+        return TrainState(
+            step=progress["step"], position=progress["position"], tokens=progress["tokens"]
+        )
+    saved = {"position": -1, **progress["state"]}  # the Trainer's once counted batches alone
+    return TrainState(**{"epoch_sums": progress.get("epoch_sums", {}), **saved})
+
+
+def aliases_of(model: nn.Module) -> dict[str, str]:
+    """Map each further name of a tensor, such as a tied weight, to the name it is saved under."""
+    kept = plain_names.state_dict(model).keys()
+    first: dict[int, str] = {}
+    aliases: dict[str, str] = {}
+    for named in (plain_names.parameters, plain_names.buffers):
+        for name, value in named(model, every=True):
+            saved = first.setdefault(id(value), name)
+            if saved != name and name in kept:
+                aliases[name] = saved
+    return aliases
+
+
+def configs_of(model: nn.Module) -> dict[str, str]:
+    """Give the files that Hugging Face has beside the weights, for an export of the checkpoint."""
+    try:
+        return weights.configs_of(model, mesh.plain_class(model).__name__)
+    except Exception:  # noqa: BLE001 (code of a user's; the weights are worth more than this)
+        return {}
+
+
+def is_endless(progress: Mapping[str, Any]) -> bool:
+    return bool(progress.get("endless", "state" not in progress))
+
+
+# -- settings that a resume does not take ----------------------------------------------------------
+
+
+SHOWN = (bool, int, float, str)
+
+
+def not_taken(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> str:
+    """Name the settings that the program has changed since the checkpoint's training began."""
+    if not saved:  # of an earlier version
+        return ""
+    groups = list(zip(saved.get("optimizer") or [], now["optimizer"], strict=False))
+    changes = list(dict.fromkeys(text for pair in groups for text in changed(*pair)))
+    changes += changed(saved.get("scheduler") or {}, now["scheduler"] or {})
+    return ", ".join(changes)
+
+
+def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in now.items():
+        if key in HOW or key.startswith("_") or key not in before or same(before[key], value):
+            continue
+        shown = isinstance(value, SHOWN) and isinstance(before[key], SHOWN)
+        yield f"{key} {number(before[key])}, not {number(value)}" if shown else key
+
+
+def same(before: Any, now: Any) -> bool:
+    """Compare, where one side went through JSON, which has no tuples."""
+    if isinstance(now, (list, tuple)):
+        alike = isinstance(before, (list, tuple)) and len(before) == len(now)
+        return alike and all(same(*pair) for pair in zip(before, now, strict=True))
+    return bool(before == now)
+
+
+def number(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
