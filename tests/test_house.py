@@ -414,22 +414,6 @@ PRIVATE = {
     # A DTensor over memory that is there already, of shards that are not equal.
     "torch.distributed.tensor._dtensor_spec",
 }
-# Each goes with the mechanism that it is part of: nothing is added here.
-LEAVING = {
-    *("_adjust_lr", "_all_gather_result", "_backward_hooks", "_buffers", "_fsdp_param_group"),
-    *("_fsdp_param_groups", "_get_default_store", "_get_fsdp_state", "_is_view"),
-    *("_get_zeros_like_grad_buckets", "_init_mp_dtypes", "_local_tensor", "_module_fqn"),
-    *("_module_info", "_non_persistent_buffers_set", "_opt_called", "_optimizer_step_post_hooks"),
-    *("_optimizer_step_pre_hooks", "_orig_dtype", "_parameters", "_post_accumulate_grad_hooks"),
-    *("_rebuild_buckets", "_reduce_dtype", "_register_post_backward_hook", "_state_ctx"),
-    *("_root_post_backward_final_callback", "_single_tensor_muon", "_unsharded_param", "_version"),
-    *("_wrapped_by_lr_sched", "_zeropower_via_newtonschulz", "torch.optim._muon"),
-    *("torch.distributed.tensor._utils", "torch.utils._python_dispatch"),
-    *(
-        "torch.optim.optimizer._global_optimizer_post_hooks",
-        "torch.optim.optimizer._global_optimizer_pre_hooks",
-    ),
-}
 # Documented in spite of the underscore, operators by name, and Python's own.
 DOCUMENTED = ("torch._foreach_", "torch.ops.aten.", "os._exit", "sys._getframe")
 OF_TUPLES = {"_replace", "_asdict", "_fields"}
@@ -479,7 +463,7 @@ def private_names_of_engine() -> set[str]:
 
 
 def test_the_engine_uses_the_public_names_of_torch() -> None:
-    assert private_names_of_engine() - LEAVING <= PRIVATE
+    assert private_names_of_engine() == PRIVATE
     assert len(PRIVATE) <= 5
 
 

@@ -12,20 +12,20 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from orchestrator.common.errors import UsageError
 from orchestrator.engine.ranks import plain_names
+from orchestrator.engine.ranks.plain_names import is_traceable_wrapper_subclass
 from orchestrator.engine.sharding.mesh import plain_of
 from orchestrator.engine.sharding.refusals import WHOLE
-from orchestrator.engine.sharding.used_parts import shards_again
+from orchestrator.engine.sharding.used_parts import reshard
 
 MODEL = "model."  # before the names of parameters and buffers in a checkpoint
 
 
 def state_of(model: nn.Module, auxiliary: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return all that is saved, by name: the very tensors that train, and what is beside them."""
-    shards_again(model)
+    reshard(model)
     state: dict[str, Tensor] = {}
     for name, tensor in saved_of(model):
         state.update(made_of(MODEL + name, tensor))

@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from orchestrator.common.errors import UsageError
 from orchestrator.config.schema import Config
+from orchestrator.engine.ranks.plain_names import is_traceable_wrapper_subclass
 from orchestrator.engine.ranks.ranks import Ranks
 from orchestrator.engine.sharding.used_parts import FIX
 
