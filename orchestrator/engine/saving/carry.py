@@ -136,7 +136,7 @@ class Incoming:
                 self.file.write(data)
 
     def finish(self) -> str:
-        """Let it show up under its name, if it is what was sent."""
+        """Publish the file under its name if its checksum is right; return what went wrong."""
         if not self.problem and self.sum.hexdigest() != self.errand.record.sha256:
             self.problem = DAMAGED
         with self._noted():
@@ -159,7 +159,7 @@ def of_nodes(nodes: Sequence[tuple[int, str]]) -> Mapping[int, list[int]]:
 
 
 def copy_to_nodes(path: str | Path, *, missing_ok: bool = False) -> int:
-    """Give every node what rank 0 has at a path, a file or a directory; return how many files came.
+    """Copy a file or directory of rank 0 to every node; return the number of files that came.
 
     Every rank calls it, with the path as it is on its own node. What a node has already stays, and
     nodes that see the disk of rank 0 get nothing. Where rank 0 has nothing it is an error, or, with
@@ -224,13 +224,13 @@ def offer(path: Path) -> dict[str, Offered] | str:
 
 
 def identity_of(path: Path) -> tuple[int, ...]:
-    """Return what is the same of a file on all nodes that see it, until somebody writes to it."""
+    """Return what is the same of a file on all nodes that see it, until it is written to."""
     status = path.lstat()
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def lacks(path: Path, offered: Offered) -> bool:
-    """Tell whether this node lacks a file, or has another one there."""
+    """Return True if this node lacks a file, or has another one there."""
     try:
         if path.stat().st_size != offered.record.size:
             return True

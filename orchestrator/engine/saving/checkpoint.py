@@ -103,7 +103,7 @@ class Checkpoints:
             say(nodes.picture(len({node for node, _ in ranks.nodes}), config.copies))
 
     def _open(self, run: Run) -> Run:
-        """Take the directory, remove what a crash has left, and number this start of the run."""
+        """Lock the directory, remove what a crash has left, and number this start of the run."""
         directory = self.directory
         owner = self.lock.acquire(run) if self.writers.publishes else ""
         if other := next((owner for owner in gather(owner) if owner), ""):
@@ -122,7 +122,7 @@ class Checkpoints:
         return replace(run, generation=later_than(max(*latest, run.generation)))
 
     def close(self) -> None:
-        """Let others save into the directory, and give back the memory of the copy."""
+        """Release the directory and the memory of the copy."""
         self.staged.clear()
         self.constant, self.unchanged, self.before = None, Copies(), []
         self.lock.release()
@@ -187,7 +187,7 @@ class Checkpoints:
         return dict(self.staged)
 
     def poll(self) -> None:
-        """Say what became of a save, once it is known."""
+        """Report a save that has ended."""
         if self.thread is not None and not self.thread.is_alive():
             self.wait()
 
@@ -218,7 +218,7 @@ class Checkpoints:
         return all(gather(bool(self.failed)))
 
     def _warn(self, problem: str) -> None:
-        """Say what was not saved and what that costs: one rank for each directory.
+        """Warn of what was not saved and what that costs: one rank for each directory.
 
         The supervisor hears of the first save of several, and reports it in job.json and notices.
         """
@@ -230,9 +230,12 @@ class Checkpoints:
             supervisor.tell(self.ranks, UNSAVED, self.culprit, self.last_saved, words)
 
     def _at_stake(self) -> str:
-        """Say what is left if the job ends now. A job is not ended for a full disk, not even where
-        a spare stands by: as long as it runs nothing is lost, and there may be room again. Where
-        the last save fails, the attempt does, and its verdict names the node to replace."""
+        """Describe what is left if the job ends now.
+
+        A job is not ended for a full disk, not even where a spare stands by: as long as it runs
+        nothing is lost, and there may be room again. Where the last save fails, the attempt does,
+        and its verdict names the node to replace.
+        """
         newest, memory = self.newest, self.step_in_memory()
         disk = "nothing of this run is on a disk" if newest is None else ""
         if len(self.writers.members) < self.ranks.world:
@@ -330,7 +333,7 @@ class Checkpoints:
         manifest = Manifest(step, time.time(), progress, ranks.world, files, self.token, hosts)
         names = list(files)
         if self.writers.apart:
-            manifest = self._give_all(writer.directory, manifest)
+            manifest = self._broadcast(writer.directory, manifest)
             own = set(ranks.neighbours)
             names = [n for n in files if n == METADATA or nodes.writer_of(n) in own]
         place = writer.directory, self.directory
@@ -340,7 +343,7 @@ class Checkpoints:
         self._on_publishers(step, functools.partial(checkpoint_store.put_in_place, *place, step))
         if self.writers.apart:
             more, problem = nodes.keep_copies(
-                *(final, files, ranks, group, self.config.copies, self._linkable)
+                final, files, ranks, group, copies=self.config.copies, before=self._linkable
             )
             identities |= more
             if problem:
@@ -370,8 +373,8 @@ class Checkpoints:
             raise OSError(problem)
         return identities, {name: each for _, some in answers for name, each in some.items()}
 
-    def _give_all(self, partial: Path, manifest: Manifest) -> Manifest:
-        """Give each node the metadata, and the manifest of the first rank."""
+    def _broadcast(self, partial: Path, manifest: Manifest) -> Manifest:
+        """Send the metadata, and the manifest of the first rank, to each node."""
         box: list[Any] = [None]
         if self.writers.first:
             box = [(manifest, (partial / METADATA).read_bytes())]

@@ -89,9 +89,7 @@ def resume(
     nodes have parts of checkpoints on disk, and no state is whole.
     """
     began = time.perf_counter()
-    found = search.every(
-        *(find, memory, target.run, target.ranks, target.say), disk_alone=disk_alone
-    )
+    found = search.every(find, memory, target.run, target.ranks, target.say, disk_alone=disk_alone)
     newest = found.candidates[0].step if found.candidates else -1
     for checkpoint in found.unusable:
         if checkpoint.foreign or checkpoint.step > newest:

@@ -128,11 +128,11 @@ class Memory(Checkpoints):
             self.pace.stalls.append(self.stalled)
 
     def _report(self, problem: str) -> None:
-        """Say nothing of each: a failure ends them, and end() sums them up."""
+        """Report nothing of each: a failure ends them, and end() sums them up."""
         self.lost = problem or self.unprotected or self.lost
 
     def _no_room(self, state: Mapping[str, Tensor]) -> str:
-        """Say what this node lacks for two states and their copy, beside those that are there."""
+        """Describe what this node lacks for two states and their copy, or return nothing."""
         parts = [t for t in state.values() if isinstance(t, DTensor) or not self.alike]
         alike = bytes_of(state.values()) - bytes_of(parts)
         node, host = self.ranks.nodes[self.ranks.rank]
@@ -200,7 +200,7 @@ class Memory(Checkpoints):
             self.say(summary)
 
     def _finish_writing(self) -> None:
-        """Let the thread finish before the interpreter ends, but wait for no rank that is gone."""
+        """Wait a moment for the thread before the interpreter ends."""
         if self.thread is not None:
             self.thread.join(LEAVING_SECONDS)
 
@@ -259,7 +259,7 @@ class Pace:
         return step % self.every == 0
 
     def summary(self) -> str:
-        """Say what the states took; nothing where there were too few to tell."""
+        """Return what the states took; nothing where there were too few to tell."""
         if len(self.stalls) < 2:
             return ""
         mean = sum(self.stalls[1:]) / len(self.stalls[1:])

@@ -128,7 +128,7 @@ def keep_copies(
     copies: int,
     before: Saved | None,
 ) -> tuple[dict[str, tuple[int, ...]], str]:
-    """Give the files of each node to the nodes after it; say why one could not be kept.
+    """Copy the files of each node to the nodes after it; return why one could not be kept.
 
     What is the same in an earlier checkpoint is linked there. Returns the identities of the files
     that the next checkpoints may link.
@@ -181,7 +181,7 @@ def errands_of(
 
 
 def picture(nodes: int, copies: int) -> str:
-    """Say what is kept where."""
+    """Describe what is kept where."""
     what = "the nodes share no disk: each keeps its own part of every checkpoint"
     further = min(copies, nodes) - 1
     if not further:

@@ -99,7 +99,7 @@ class WriterLock:
     """The right to save into a directory; this process may have it several times.
 
     It ends with the process, however that ends, and holds over NFS. Where a file system has no
-    locks, nobody is refused.
+    locks, no program is refused.
     """
 
     _held: dict[Path, tuple[int, int]] = {}  # noqa: RUF012  path -> descriptor, how many times
@@ -109,7 +109,7 @@ class WriterLock:
         self.locked = self.first = False  # first: nothing else in this process has it
 
     def acquire(self, run: Run) -> str:
-        """Give nothing, or who has it."""
+        """Return nothing, or the run that holds it."""
         if self.path in self._held:
             descriptor, times = self._held[self.path]
             self._held[self.path] = descriptor, times + 1

@@ -65,7 +65,7 @@ def names_of(model: nn.Module) -> dict[Tensor, list[str]]:
 
 
 def refuse_unknown(model: nn.Module, path: Path) -> None:
-    """Look before anything is sharded: names, and buffers that nobody can know."""
+    """Look before anything is sharded: names, and buffers that no file has."""
     contents(path)
     kept = plain_names.state_dict(model).keys()
     for name, buffer in plain_names.buffers(model):
@@ -80,7 +80,7 @@ def refuse_unknown(model: nn.Module, path: Path) -> None:
 
 
 def contents(path: Path) -> dict[str, Entry]:
-    """Say where each tensor is in a file, or in the files of a directory."""
+    """Return where each tensor is in a file, or in the files of a directory."""
     return {entry.name: entry for file in files_of(path) for entry in header(file)}
 
 
@@ -98,7 +98,7 @@ def files_of(path: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def readable(path: Path, malformed: str) -> Iterator[None]:
-    """Say in a sentence that a file cannot be read, or that its content is `malformed`."""
+    """Raise in a sentence that a file cannot be read, or that its content is `malformed`."""
     try:
         yield
     except OSError as error:

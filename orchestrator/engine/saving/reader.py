@@ -144,7 +144,7 @@ def load_into(state: Mapping[str, Tensor], path: Path) -> None:
 
 
 def misfit(state: Mapping[str, Tensor], metadata: Metadata) -> str:
-    """Say which tensor cannot be filled, or return nothing."""
+    """Return which tensor cannot be filled, and why, or nothing."""
     stored = metadata.state_dict_metadata
     missing = []
     for name, tensor in state.items():

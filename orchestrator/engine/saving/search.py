@@ -88,7 +88,7 @@ def kept_in(memory: Path, run: Run, node: int) -> tuple[list[Holding], str]:
 
 
 def unfit(where: Path) -> str:
-    """Say why states cannot be kept below a directory, or return nothing."""
+    """Return why states cannot be kept below a directory, or nothing."""
     try:
         status = where.lstat()
     except OSError as error:
@@ -257,7 +257,7 @@ def passed_over(directory: Path, reason: str) -> str:
 
 
 def reason_against(checkpoints: Iterable[Checkpoint], accept: Accept) -> str:
-    """Say why they are not this program's; one whose manifest is damaged may pass."""
+    """Return why they are not this program's; one whose manifest is damaged may pass."""
     try:
         for checkpoint in checkpoints:
             if checkpoint.progress is not None:

@@ -70,7 +70,7 @@ def frozen_of(model: nn.Module) -> set[str]:
 
 
 def take_shapes(model: nn.Module, saved: Mapping[str, object], device: torch.device) -> list[str]:
-    """Give buffers the shapes that they were saved with: some grow, and some come to be in the
+    """Resize buffers to the shapes that they were saved with: some grow, and some come to be in the
     first forward. Return the names of those that had another one."""
     stored = {
         name.removeprefix(MODEL): entry

@@ -47,7 +47,7 @@ class Entry:
 
 
 def state_dict(model: nn.Module) -> dict[str, Any]:
-    """Give the model's state dict with whole tensors in host memory, on rank 0; {} on the others.
+    """Return the model's state dict with whole tensors in host memory, on rank 0; {} on the others.
 
     Every rank has to call it. What two modules share is one tensor under two names.
     """
@@ -146,7 +146,7 @@ def _write_directory(model: nn.Module, path: Path, step: int) -> None:
 
 
 def _write_adapter(model: Any, path: Path) -> None:
-    """Let peft write what it trains, and its config: the base model is where it came from."""
+    """Write what peft trains, and its config, by peft: the base model is where it came from."""
     reshard(model)
     adapters = set(adapters_of(model))
     trained = {
@@ -260,7 +260,7 @@ def write(out: Path, head: bytes, tensors: Iterable[Tensor]) -> None:
 
 
 def memory(value: Tensor) -> ctypes.Array[ctypes.c_char]:
-    """Give the bytes of a tensor where they lie; without numpy, since torch does without, too."""
+    """Return the bytes of a tensor where they lie, without numpy."""
     return (ctypes.c_char * value.nbytes).from_address(value.data_ptr())
 
 
@@ -294,7 +294,7 @@ def parts_of(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
 
 
 def index_of(parts: Mapping[str, Sequence[Entry]]) -> dict[str, str]:
-    """Give the text of the index by its name, which only weights in several parts have."""
+    """Return the text of the index by its name, which only weights in several parts have."""
     if len(parts) == 1:
         return {}
     where = {entry.name: name for name, entries in parts.items() for entry in entries}
@@ -316,7 +316,7 @@ def adapters_of(model: Any) -> dict[str, Any]:
 
 
 def configs_of(model: Any, class_name: str) -> dict[str, str]:
-    """Give the texts of config.json, generation_config.json and what belongs to them by their
+    """Return the texts of config.json, generation_config.json and what belongs to them by their
     names, as the model's own config writes them; nothing for a model that has none."""
     for adapter in adapters_of(model).values():
         return _texts_of(
@@ -341,7 +341,7 @@ def _texts_of(config: Any) -> dict[str, str]:
 
 
 def read_configs(progress: Mapping[str, Any]) -> dict[str, str]:
-    """Take the texts from a checkpoint that anybody may have written: plain names of plain files.
+    """Read the texts from a checkpoint, whose author is unknown: plain names of plain files.
 
     ValueError if it has anything else.
     """
@@ -355,7 +355,7 @@ def read_configs(progress: Mapping[str, Any]) -> dict[str, str]:
 
 
 def with_dtype(configs: Mapping[str, str], dtype: torch.dtype | None) -> dict[str, str]:
-    """Let config.json name the dtype that the weights were converted to: they are loaded as it."""
+    """Make config.json name the dtype that the weights were converted to: they are loaded as it."""
     texts = dict(configs)
     if dtype is None or "config.json" not in texts:
         return texts

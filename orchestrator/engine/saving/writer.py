@@ -58,7 +58,7 @@ class Saved:
     results: Sequence[WriteResult] = field(default_factory=list)  # of its own one
 
     def link(self, name: str, to: Path) -> bool:
-        """Give a file another name, unless it was changed or the disk has no such names."""
+        """Link a file under another name, unless it was changed or the disk has no such names."""
         try:
             os.link(self.path / name, to, follow_symlinks=False)
             if identity_of(to) == self.identities.get(name):
@@ -156,7 +156,7 @@ class Trouble:
 def trouble_of(
     error: BaseException, directory: Path, index: int, state: Mapping[str, Tensor]
 ) -> Trouble:
-    """Say why a save failed, and whether it was this rank, the one with this index, that failed."""
+    """Return why a save failed, and whether this rank, the one with this index, was the cause."""
     if problem := disk_problem(directory):
         need = sum(value.numel() * value.element_size() for value in state.values())
         return Trouble(f"{problem}; a checkpoint takes {text.size(need)} in all", own=True)
@@ -165,7 +165,7 @@ def trouble_of(
 
 
 def disk_problem(directory: Path) -> str:
-    """Say what the disk says when it is written to.
+    """Return what the disk says when it is written to.
 
     What this save has written is removed with it, so its size counts as free.
     """
@@ -193,7 +193,7 @@ def disk_problem(directory: Path) -> str:
 
 
 def first_cause(error: BaseException) -> str:
-    """Say in a line why the first rank failed, without the traces of the others."""
+    """Return in a line why the first rank failed, without the traces of the others."""
     if isinstance(error, CheckpointException) and error.failures:
         inner = next(iter(error.failures.values()))
         error = inner[0] if isinstance(inner, tuple) else inner
