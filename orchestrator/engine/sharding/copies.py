@@ -39,6 +39,9 @@ class Copies(DistributedDataParallel):
         keys = config.distributed
         # A static graph has to be summed in the first micro-batch, which one of several is not.
         static = keys.static_graph and config.training.gradient_accumulation == 1
+        # ddp that looks for unused parameters keeps its first buckets. Else it puts them in another
+        # order after its first backward, and a sum of three ranks is rounded by its place in one.
+        looks = keys.find_unused_parameters or config.training.deterministic
         with warnings.catch_warnings():
             # What torch 2.13 offers instead of broadcast_buffers, older ones do not have.
             warnings.filterwarnings("ignore", ".?broadcast_buffers", FutureWarning)
@@ -48,7 +51,7 @@ class Copies(DistributedDataParallel):
                 bucket_cap_mb=keys.bucket_cap_mb,
                 gradient_as_bucket_view=keys.gradient_as_bucket_view,
                 static_graph=static,
-                find_unused_parameters=keys.find_unused_parameters or keys.static_graph != static,
+                find_unused_parameters=looks or keys.static_graph != static,
                 broadcast_buffers=keys.broadcast_buffers,
                 # All have rank 0's values by now; ddp cannot send what is made of other tensors.
                 init_sync=not any(map(is_traceable_wrapper_subclass, model.parameters())),
