@@ -5,7 +5,7 @@ from typing import Any
 
 from orchestrator.common.errors import CheckFailed
 from orchestrator.engine.core.checkpointing import is_endless
-from orchestrator.engine.saving.loading import earlier_runs
+from orchestrator.engine.saving.search import earlier_runs
 from tests.records.test_checkpoint_store import save
 
 
