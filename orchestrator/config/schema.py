@@ -262,6 +262,7 @@ class Fsdp:
     )  # free a block's whole parameters between forward and backward: memory for communication
     forward_prefetch: int = field(default=0, metadata=FSDP)  # blocks gathered in advance
     backward_prefetch: int = field(default=1, metadata=FSDP)
+    param_dtype: str = field(default="fp32", metadata=FSDP)  # dtype of gathered weights; or bf16
     reduce_dtype: str = field(default="fp32", metadata=FSDP)  # dtype of gradient sums; or bf16
     accumulate: str = field(default="sharded", metadata=FSDP)  # or whole: faster, but more memory
     cpu_offload: bool = field(default=False, metadata=FSDP)  # keep shards in host memory
@@ -269,6 +270,7 @@ class Fsdp:
 
     def __post_init__(self) -> None:
         one_of("fsdp.sharding_strategy", self.sharding_strategy, SHARDED + COPIED)
+        one_of("fsdp.param_dtype", self.param_dtype, ("fp32", "bf16"))
         one_of("fsdp.reduce_dtype", self.reduce_dtype, ("fp32", "bf16"))
         one_of("fsdp.accumulate", self.accumulate, ("sharded", "whole"))
         at_least("fsdp.shard_size", self.shard_size, 1)
@@ -509,6 +511,12 @@ def refuse(config: Config) -> None:
     what_nobody_reads(config)
     model_and_data(config)
     times(config)
+    if config.fsdp.param_dtype == "bf16" and config.training.mixed_precision != "bf16":
+        raise UsageError(
+            "fsdp.param_dtype is bf16, and the forward computes in"
+            f" {config.training.mixed_precision}",
+            "set training.mixed_precision to bf16 as well",
+        )
 
 
 def what_nobody_reads(config: Config) -> None:

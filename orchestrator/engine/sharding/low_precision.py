@@ -1,7 +1,7 @@
 """bf16 and fp16 are torch's autocast, on one rank and on many, sharded or not.
 
-Weights stay as they are, and travel as they are: a norm or a table of angles is worth nothing in
-bf16, and FSDP knows one dtype for a whole block.
+Weights stay as they are. They also travel as they are, unless fsdp.param_dtype says otherwise:
+FSDP knows one dtype for a whole block, and would round its norms as well.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
+from orchestrator.config.schema import Fsdp
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -21,10 +23,13 @@ def computing(low: str, device: torch.device) -> contextlib.AbstractContextManag
     return contextlib.nullcontext() if low == "fp32" else torch.autocast(device.type, DTYPES[low])
 
 
-def policy(reduce_dtype: str, module: nn.Module) -> MixedPrecisionPolicy:
-    """Choose the dtype of a module's sums: fp32 would round the gradients of fp64."""
+def policy(fsdp: Fsdp, module: nn.Module) -> MixedPrecisionPolicy:
+    """Choose the dtypes of what a module gathers and sums; those of fp64 are never rounded."""
     finer = any(parameter.dtype is torch.float64 for parameter in module.parameters())
+    gathers = fsdp.param_dtype == "bf16" and not finer
+    reduce_dtype = fsdp.reduce_dtype
     return MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if gathers else None,
         reduce_dtype=torch.float64 if finer and reduce_dtype == "fp32" else DTYPES[reduce_dtype],
         cast_forward_inputs=False,
     )

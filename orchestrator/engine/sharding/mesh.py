@@ -211,7 +211,7 @@ def shard(
                 mesh=mesh.mesh,
                 # The backward of the whole comes right after its forward.
                 reshard_after_forward=reshard and module is not model and module not in apart,
-                mp_policy=low_precision.policy(fsdp.reduce_dtype, module),
+                mp_policy=low_precision.policy(fsdp, module),
                 offload_policy=offload,
                 ignored_params=whole,
             )

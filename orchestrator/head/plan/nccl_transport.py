@@ -296,7 +296,7 @@ def best_gid(port: RdmaPort) -> Gid:
 # Computes what a training step sends between nodes, and how long a link takes for it. Pure.
 
 TYPICAL = 100_000_000  # parameters, where nobody knows how many there are
-BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+BYTES = {"fp32": 4, "bf16": 2}
 
 
 def parameters(model: Model) -> int | None:
@@ -323,7 +323,7 @@ def bytes_per_step(config: Config, nodes: int, count: int) -> float:
         return 2 * share * summed * count
     gathers = 2 if config.fsdp.sharding_strategy == "full_shard" else 1
     gathers *= config.training.gradient_accumulation
-    gathered = BYTES[config.training.mixed_precision]
+    gathered = BYTES[config.fsdp.param_dtype]
     return share * (summed + gathers * gathered) * count
 
 

@@ -120,6 +120,7 @@ BASES: dict[str, tuple[list[int], Sections]] = {
         "dataset": {"path": "PLACE/one.bin", "eval_path": "PLACE/one.bin"},
         "training": {"eval_steps": 2}})),
     "two": ([2], TINY),
+    "two in bf16": ([2], merged(TINY, {"training": {"mixed_precision": "bf16"}})),
     "three blocks": ([2], merged(TINY, {"model": {"num_layers": 3}})),
     "two by two": ([2, 2], TINY),
     "in two": ([2], merged(TINY, {"training": {"gradient_accumulation": 2}})),
@@ -204,6 +205,7 @@ ENGINE: dict[str, Change] = {
     "fsdp.reshard_after_forward": Change("two", False, "gathered"),
     "fsdp.forward_prefetch": Change("three blocks", 1, "set_modules_to_forward_prefetch"),
     "fsdp.backward_prefetch": Change("three blocks", 2, "set_modules_to_backward_prefetch"),
+    "fsdp.param_dtype": Change("two in bf16", "bf16"),
     "fsdp.reduce_dtype": Change("two", "bf16"),
     "fsdp.accumulate": Change("in two", "whole", "scattered"),
     "fsdp.cpu_offload": Change("two", True, "told"),  # refused, in words, where there is no GPU

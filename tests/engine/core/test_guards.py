@@ -83,13 +83,16 @@ def test_half_precision_finds_its_scale_and_learns(tmp_path: Path) -> None:
             ("fp16", "ddp"),
         )
     ]  # fmt: skip
-    assert run(*jobs) == [[0, 0]] * 4
+    jobs.append(job(tmp_path, "gathered in bf16", [2], {
+        "training": {"mixed_precision": "bf16", "max_steps": 40}, "logging": {"interval": 5},
+        "fsdp": {"sharding_strategy": "full_shard", "param_dtype": "bf16"}}))  # fmt: skip
+    assert run(*jobs) == [[0, 0]] * 5
     ends = [one.metrics()[-1]["loss"] for one in jobs]
     assert max(ends) < 0.97 * jobs[0].metrics()[0]["loss"]
-    assert ends == pytest.approx([ends[0]] * 4, rel=0.03)
+    assert ends == pytest.approx([ends[0]] * 5, rel=0.03)
     assert len(set(ends)) >= 3  # they did compute differently
     norms = [one.metrics()[-1]["grad_norm"] for one in jobs]
-    assert norms == pytest.approx([norms[0]] * 4, rel=0.1)  # unscaled before it is clipped
+    assert norms == pytest.approx([norms[0]] * 5, rel=0.1)  # unscaled before it is clipped
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -22,8 +22,8 @@ READ: dict[str, tuple[str, dict[str, Any]]] = {
         {"eval_steps": 7},
     ),
     "fsdp": (
-        "shard_size reshard_after_forward forward_prefetch backward_prefetch reduce_dtype"
-        " accumulate cpu_offload wrap",
+        "shard_size reshard_after_forward forward_prefetch backward_prefetch param_dtype"
+        " reduce_dtype accumulate cpu_offload wrap",
         {},
     ),
     "distributed": (
@@ -48,7 +48,8 @@ KEYS = {f"{section}.{key}" for section, (keys, _) in READ.items() for key in key
 @pytest.mark.parametrize("name", [*every_field()])
 def test_every_key_is_read_or_refused_by_name(name: str) -> None:
     section, _, key = name.partition(".")
-    own = settings.arguments("fp32", 1, None, 0, None)
+    precision = "bf16" if name == "fsdp.param_dtype" else "fp32"
+    own = settings.arguments(precision, 1, None, 0, None)
     strategy = "ddp" if section == "distributed" and key != "backend" else "hybrid_shard"
     if name in KEYS:
         value = ENGINE[name].value

@@ -34,7 +34,7 @@ def test_the_parameters_of_the_decoder_are_counted_without_torch() -> None:
         ({"fsdp": Fsdp("shard_grad_op")}, 2, 400),
         (
             {
-                "fsdp": Fsdp("full_shard"),
+                "fsdp": Fsdp("full_shard", param_dtype="bf16"),
                 "training": Training(mixed_precision="bf16", gradient_accumulation=4),
             },
             2,
