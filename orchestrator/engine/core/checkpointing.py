@@ -119,15 +119,9 @@ class Checkpointing:
         in_memory: Path | None = None,
         disk_alone: bool = True,
     ) -> checkpoint_store.Checkpoint | None:
+        parts = self.parts
         target = loading.Target(
-            *(
-                self.parts.ranks,
-                self.run,
-                self.parts.bare,
-                self.parts.auxiliary,
-                self._accept,
-                self.say,
-            )
+            parts.ranks, self.run, parts.bare, parts.auxiliary, self._accept, self.say
         )
         loaded = loading.resume(find, target, room, memory=in_memory, disk_alone=disk_alone)
         return self._go_on_from(loaded)
