@@ -99,8 +99,20 @@ class Checkpoints:
         self.known_whole = -1  # the step that was resumed from: parts up to there are of use
         self.lock = WriterLock(directory)
         self.run = self._open(run)
-        if self.writers.apart and not self.in_memory:
-            say(nodes.picture(len({node for node, _ in ranks.nodes}), config.copies))
+        if not self.in_memory:
+            self._say_what_is_kept()
+
+    def _say_what_is_kept(self) -> None:
+        count, copies = len({node for node, _ in self.ranks.nodes}), self.config.copies
+        if self.writers.apart:
+            self.say(nodes.picture(count, copies))
+        elif copies > 1:
+            reason = "every node keeps a whole checkpoint by itself"
+            if count == 1:
+                reason = "there is no other node"
+            elif len(self.writers.members) == self.ranks.world:
+                reason = f"the nodes share {self.directory}"
+            self.say(f"checkpoint.copies={copies} adds nothing: {reason}")
 
     def _open(self, run: Run) -> Run:
         """Lock the directory, remove what a crash has left, and number this start of the run."""
