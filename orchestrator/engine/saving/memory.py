@@ -105,6 +105,7 @@ class Memory(Checkpoints):
         if self.pace.every is None and self.thread is not None:
             self.wait()
             self.pace.measure(self.this_save[2])
+            self.pace.restart_lap()
         return self.pace.due(step, self.say)
 
     def save(
@@ -117,6 +118,7 @@ class Memory(Checkpoints):
         best: bool = False,
     ) -> None:
         """Keep a state in the place of the one before the last."""
+        began = time.perf_counter()
         self.wait()
         self._stop_if(gather(self.lost), self.say)
         if self.last_saved < 0 and not self.off:
@@ -125,7 +127,7 @@ class Memory(Checkpoints):
             with contextlib.suppress(JobFailed):  # then there is less room for a while
                 self.prune(1)  # what is written now is the second
             super().save(step, state, progress, frozen=frozen, best=best)
-            self.pace.stalls.append(self.stalled)
+            self.pace.stalls.append(time.perf_counter() - began)
 
     def _report(self, problem: str) -> None:
         """Report nothing of each: a failure ends them, and end() sums them up."""
@@ -242,6 +244,10 @@ class Pace:
     def begin_step(self) -> None:
         now = time.perf_counter()
         self.lap, self.step_seconds = now, now - self.lap
+
+    def restart_lap(self) -> None:
+        """Begin the step now: a wait for the state before it is no part of it."""
+        self.lap = time.perf_counter()
 
     def measure(self, busy: float) -> None:
         """Note what the last state took; all ranks go by the slowest."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import io
 import pickle
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from orchestrator.common.errors import CheckFailed
 from orchestrator.engine.ranks.ranks import host_group
 
 MOST_NAMED = 3
+# A process that is alone saves and loads alone, as it should.
+warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable", UserWarning)
 METADATA = ".metadata"
 # Modules all of whose own classes are plain data: the second is where torch 2.2 had some of them.
 OF_METADATA = (
@@ -133,13 +136,13 @@ class TensorReader:
 
 def load_into(state: Mapping[str, Tensor], path: Path) -> None:
     """Fill tensors from the files in a directory. All ranks call it."""
-    group = host_group() if dist.is_initialized() else None
+    together = dist.is_initialized()
     load(
         dict(state),
         storage_reader=SafeReader(path),
         planner=TensorPlanner(),
-        process_group=group,
-        no_dist=group is None,
+        process_group=host_group() if together else None,
+        no_dist=not together,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.engine.saving import memory
 from tests.engine.core.test_parity import config, fsdp
 from tests.engine.worlds import CONFIGURED, Job, run
 
@@ -276,3 +277,25 @@ def test_the_last_state_of_a_training_that_is_stopped_is_kept(tmp_path: Path) ->
     again = job(tmp_path, "again", TWO_NODES, until(last + 1), rarely)
     assert run(again) == [[0, 0]], again.output()
     assert f"resuming after step {last}, from memory" in again.output()
+
+
+def test_a_wait_for_the_state_before_is_no_part_of_a_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Steps of 10 ms and states that take 95 ms: every tenth step is what can be written."""
+    now = [0.0]
+    monkeypatch.setattr(memory.time, "perf_counter", lambda: now[0])
+    pace, said = memory.Pace(None), list[str]()
+    for step in range(1, 5):
+        pace.begin_step()
+        if pace.stalls:
+            now[0] += 0.09
+            pace.measure(0.095)
+            pace.restart_lap()
+        if not pace.due(step, said.append):
+            break
+        now[0] += 0.0001
+        pace.stalls.append(0.0001)
+        now[0] += 0.01
+    assert (pace.every, step) == (10, 4)
+    assert "every 10 steps" in said[0]
