@@ -57,6 +57,22 @@ def here_exists() -> bool:
         return False
 
 
+# Options of the version before, and what is typed in their place.
+GONE = {
+    "--prolog": "--hook FILE runs on each node before its ranks",
+    "--epilog": "run it after master_launch: orchestrator exec COMMAND",
+    "--prolog-timeout": "--hook FILE runs on each node before its ranks",
+    "--nightly": "run `orchestrator doctor --json` from cron",
+    "--resume": "begin a new sweep with the values that are left",
+    "--priority": "a queue is first come, first served",
+    "--preempt": "a queue is first come, first served",
+    "--at": "run it from at(1) or cron",
+    "--after-any": "--after EXP waits for a job that ended well",
+    "--grow-every": "a job takes back its nodes at its next attempt (--max-restarts)",
+    "--relays": "leave it out: the head connects to every node",
+}
+
+
 def usage_words(error: click.ClickException) -> str:
     """Say what is wrong with what was typed, how it is typed, and where more is said of it."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
@@ -64,7 +80,10 @@ def usage_words(error: click.ClickException) -> str:
     what = error.format_message().rstrip(".")
     if isinstance(error, click.NoSuchOption):
         what = f"no such option {error.option_name}"
-        what += f"; did you mean {error.possibilities[0]}?" if error.possibilities else ""
+        if instead := GONE.get(error.option_name):
+            what = f"{error.option_name} is gone: {instead}"
+        elif error.possibilities:
+            what += f"; did you mean {error.possibilities[0]}?"
     elif type(error) is click.BadParameter and error.param is not None:
         name = error.param.opts[0]
         what = f"{name}: {error.message.rstrip('.').removeprefix(f'{name} ')}"
