@@ -493,7 +493,7 @@ BUDGETS = {
     "engine/observe": 903,
     "engine/ranks": 775,
     "engine/verify": 544,
-    "engine/saving": 2134,
+    "engine/saving": 2136,
     "engine/sharding": 824,
     "head/connect": 1300,
     "head/follow": 2855,

@@ -166,7 +166,9 @@ class Memory(Checkpoints):
             copied = ", with a copy of the node before it"
         elif len(self.writers.members) < self.ranks.world:
             copied = ", already replicated: no extra traffic"
-        often = f"every {every} steps" if every and every > 1 else "every step"
+        often = "every step" if every == 1 else f"every {every} steps"
+        if every is None:
+            often = f"for at most {COST:.0%} of the time"
         self.say(
             f"checkpoint in memory {often}: up to {text.size(size)} per node for two states, in"
             f" {self.directory.parent}{copied}"
