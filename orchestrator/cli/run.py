@@ -58,7 +58,7 @@ def here_exists() -> bool:
 
 
 # Options of the version before, and what is typed in their place.
-GONE = {
+GONE_OPTIONS = {
     "--prolog": "--hook FILE runs on each node before its ranks",
     "--epilog": "run it after master_launch: orchestrator exec COMMAND",
     "--prolog-timeout": "--hook FILE runs on each node before its ranks",
@@ -80,7 +80,7 @@ def usage_words(error: click.ClickException) -> str:
     what = error.format_message().rstrip(".")
     if isinstance(error, click.NoSuchOption):
         what = f"no such option {error.option_name}"
-        if instead := GONE.get(error.option_name):
+        if instead := GONE_OPTIONS.get(error.option_name):
             what = f"{error.option_name} is gone: {instead}"
         elif error.possibilities:
             what += f"; did you mean {error.possibilities[0]}?"

@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.cli.launch import launch_command
 from orchestrator.cli.main import cli
-from orchestrator.cli.run import GONE, usage_words
+from orchestrator.cli.run import GONE_OPTIONS, usage_words
 
 ORCHESTRATOR = shlex.quote(str(Path(sys.executable).with_name("orchestrator")))
 
@@ -95,7 +95,7 @@ def test_what_was_typed_wrong_is_said_once_and_how_it_is_typed(words: list[str],
     assert more == f"  more: orchestrator {words[0]} --help"
 
 
-@pytest.mark.parametrize("name", GONE)
+@pytest.mark.parametrize("name", GONE_OPTIONS)
 def test_an_option_that_is_gone_is_answered_with_what_to_type(name: str) -> None:
     with pytest.raises(click.NoSuchOption) as refused:
         launch_command.make_context("launch", [name, "x"])
