@@ -104,18 +104,15 @@ class Cluster:
     def with_options(self, **options: Unpack[Options]) -> Cluster:
         """Return a Cluster of the same machines with other options, for run() and submit()."""
         check_names(options)
-        other = self._with(merged(self._options, options))
-        other._jobs = self._jobs
-        return other
-
-    def _with(self, options: Options, nodes: Path | None = None) -> Cluster:
         where = self._where
-        return Cluster(
-            nodes or where.nodes,
+        other = Cluster(
+            where.nodes,
             ssh_config=where.ssh_config,
             experiments=where.experiments,
-            **options,
+            **merged(self._options, options),
         )
+        other._jobs = self._jobs
+        return other
 
     # -- starting --------------------------------------------------------------------------------
 

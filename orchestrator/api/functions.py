@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import logging
 import os
 import pickle
 import site
 import sys
 import sysconfig
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 from orchestrator.common.errors import UsageError
 from orchestrator.node import pickled_functions
-
-log = logging.getLogger("orchestrator")
 
 
 def places(directory: Path) -> list[str]:
@@ -48,21 +42,6 @@ def send_program_whole() -> None:
         cloudpickle.register_pickle_by_value(program)
 
 
-def files() -> list[str]:
-    """List the files of this program's modules that are sent by name."""
-    import cloudpickle
-
-    found, installed = [], installed_places()
-    whole = {"__main__", *cloudpickle.list_registry_pickle_by_value()}
-    for name, module in list(sys.modules.items()):
-        # Its real type, and its real names: one that waits to be loaded stays so.
-        if issubclass(type(module), ModuleType) and name not in whole:
-            file = object.__getattribute__(module, "__dict__").get("__file__")
-            if isinstance(file, str) and not file.startswith(installed):
-                found.append(file)
-    return found
-
-
 # -- calls --------------------------------------------------------------------------------------
 
 
@@ -87,26 +66,20 @@ def check_callable(function: object) -> None:
         )
 
 
-@contextlib.contextmanager
-def sendable(name: str) -> Iterator[None]:
-    """Say in words why a function, or what it is called with, cannot be pickled."""
-    try:
-        yield
-    except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
-        raise UsageError(
-            f"{name} cannot be sent to the nodes: {error}",
-            "files, locks and connections stay here: open them inside the function",
-        ) from error
-
-
 def pack(payload: Path, name: str, call: tuple[object, ...], directory: Path) -> None:
     """Write the call, and the cloudpickle that can read it: nodes need not have one."""
     import cloudpickle
 
     send_program_whole()
-    with sendable(name), (payload / "call.pkl").open("wb") as file:
-        pickle.dump(places(directory), file)
-        pickled_functions.dump(call, file)
+    try:
+        with (payload / "call.pkl").open("wb") as file:
+            pickle.dump(places(directory), file)
+            pickled_functions.dump(call, file)
+    except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
+        raise UsageError(
+            f"{name} cannot be sent to the nodes: {error}",
+            "files, locks and connections stay here: open them inside the function",
+        ) from error
     home = Path(cloudpickle.__file__).parent
     with zipfile.ZipFile(payload / "cloudpickle.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for path in home.glob("*.py"):

@@ -12,7 +12,7 @@ import ipaddress
 import re
 import stat
 import unicodedata
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -210,22 +210,6 @@ def parse_nodes(text: str, source: str) -> tuple[Node, ...]:
     if problems:
         raise NodeListError(source, problems, lines)
     return tuple(nodes.values())
-
-
-def without(text: str, source: str, gone: Collection[str]) -> str:
-    """Return a list without the nodes of some names; what else a range of them names stays."""
-    nodes = parse_nodes(text, source)
-    lines = []
-    for number, line in enumerate(_LINE_END.split(text.removeprefix("\ufeff")), 1):
-        of_line = [node for node in nodes if node.line == number]
-        left = [node for node in of_line if node.name not in gone]
-        if len(left) == len(of_line):
-            lines.append(line)
-        elif left:
-            host = _words(line)[0]
-            rest = line[host.column - 1 + len(host.text) :]
-            lines += [f"{node.name}{rest}" for node in left]
-    return "\n".join(lines) + "\n"
 
 
 def _add_line(nodes: dict[object, Node], line: str, number: int) -> None:

@@ -23,7 +23,6 @@ from orchestrator.head.nodes.node_list import (
     NodeListError,
     parse_nodes,
     read_nodes,
-    without,
 )
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -103,17 +102,6 @@ def test_a_range_shares_user_port_and_options() -> None:
         Node(f"gpu0{i}", "bob", 2222, slots=4, spare=True, line=2) for i in (1, 2)
     )
     assert nodes[2] == Node("head", line=3)
-
-
-def test_a_list_without_some_of_its_nodes() -> None:
-    """As a pool goes on with it: the other nodes of a range stay, and their options."""
-    text = "\ufeff  bob@gpu[01-03]:2222 slots=4  # two\r\n# a\x0cb\nhead\nlast spare"
-    gone = {"bob@gpu02:2222", "head"}
-    left = without(text, "list", gone)
-    assert left.splitlines()[:2] == [f"bob@gpu0{i}:2222 slots=4  # two" for i in (1, 3)]
-    before, after = parse_nodes(text, "list"), parse_nodes(left, "list")
-    kept = [dataclasses.replace(node, line=0) for node in before if node.name not in gone]
-    assert [dataclasses.replace(node, line=0) for node in after] == kept
 
 
 def test_the_largest_list() -> None:
