@@ -220,8 +220,8 @@ def stop(where: Where, experiment: str | None, grace: float | None, now: bool) -
     from orchestrator.head.commands import stop
     from orchestrator.head.commands.sweep import journal, start
 
-    if experiment and journal.known_as(where.experiments, experiment):
-        return start.stop(where, experiment, 0.0 if now else grace)
+    if experiment and (sweep := journal.known_as(where.experiments, experiment)):
+        return start.stop(where, sweep, 0.0 if now else grace)
 
     return stop.stop(where, experiment, grace=0.0 if now else grace)
 

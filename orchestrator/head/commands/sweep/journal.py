@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.common import files
-from orchestrator.common.errors import UsageError, nearest
+from orchestrator.common.errors import UsageError
 from orchestrator.head.screen.output import complain_once
 from orchestrator.protocol.message import Count, Moment, Nonsense, decode, parse
 from orchestrator.records import experiments
@@ -26,7 +26,7 @@ SWEEP, JOURNAL, STOP = "sweep.json", "journal.jsonl", "stop"
 
 @dataclass(frozen=True)
 class About:
-    """What a report has to know of a sweep before it has members."""
+    """The metric of a sweep, and the number of its members, for a report."""
 
     metric: str = ""
     best: str = ""  # least or most
@@ -112,17 +112,6 @@ def create(root: Path, name: str, about: About) -> Journal:
             "free some space or name another directory with --experiments DIR",
         ) from error
     return Journal(experiment.path)
-
-
-def find(root: Path, name: str) -> Journal:
-    """Return a sweep by its name or directory."""
-    if journal := known_as(root, name):
-        return journal
-    known = sorted(path.parent.name for path in root.glob(f"*/{SWEEP}"))
-    raise UsageError(
-        f"there is no sweep {name!r} in {root.absolute()}{nearest(name, known)}",
-        f"the newest is {max(known, key=lambda one: one[-15:])}" if known else "",
-    )
 
 
 def known_as(root: Path, name: str) -> Journal | None:

@@ -43,7 +43,7 @@ STOP_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class Terms:
-    """What was typed of the sweep itself."""
+    """The options of a sweep itself, beside those of its launches."""
 
     variables: tuple[str, ...] = ()  # NAME=VALUES
     random: int | None = None
@@ -170,9 +170,8 @@ def lead(
     return code
 
 
-def stop(where: Where, name: str, grace: float | None) -> int:
+def stop(where: Where, journal: Journal, grace: float | None) -> int:
     """Stop a sweep by the process that leads it; without one, stop the members that still run."""
-    journal = journals.find(where.experiments, name)
     experiment = Experiment(journal.path)
     if not experiment.followed:
         running = [one for one in experiments.every(where.experiments) if runs_in(journal, one)]

@@ -26,11 +26,10 @@ def test_read_yields_whole_lines_only(journal: Journal) -> None:
     assert Journal(journal.path).describe() == About("acc", "most", 2)
 
 
-def test_find_takes_a_name_or_a_directory(journal: Journal, tmp_path: Path) -> None:
-    assert journals.find(tmp_path, journal.name).path == journal.path
-    assert journals.find(tmp_path, str(journal.path)).path == journal.path
-    with pytest.raises(UsageError, match="no sweep 'x'"):
-        journals.find(tmp_path, "x")
+def test_a_sweep_is_known_by_its_name_or_directory(journal: Journal, tmp_path: Path) -> None:
+    assert journals.known_as(tmp_path, journal.name) == journal
+    assert journals.known_as(tmp_path, str(journal.path)) == journal
+    assert journals.known_as(tmp_path, "x") is None
 
 
 def test_values_of_another_type_are_refused(journal: Journal) -> None:
