@@ -53,8 +53,7 @@ def section(name: str, kind: Any, words: dict[tuple[str, str], str]) -> str:
     for item in dataclasses.fields(kind):
         option = item.metadata.get("option")
         meaning = meaning_of(option) if option else words[kind.__name__, item.name]
-        if "only" in item.metadata:
-            other, values = item.metadata["only"]
+        for other, values in item.metadata.get("only", ()):
             wanted = ", ".join(str(value).lower() for value in values)
             meaning = f"{meaning}{'; ' if meaning else ''}for {other}: {wanted}"
         if "rest" in item.metadata:

@@ -22,7 +22,12 @@ COPIED = ("ddp", "no_shard")  # synonyms: a whole copy on every rank
 
 def only(name: str, *values: Any) -> Any:
     """Mark a field that has a meaning only while another one has one of these values."""
-    return {"only": (name, values)}
+    return {"only": ((name, values),)}
+
+
+def both(first: Any, second: Any) -> Any:
+    """Mark a field that has a meaning only while two others have such values."""
+    return {"only": first["only"] + second["only"]}
 
 
 @dataclass(frozen=True)
@@ -262,7 +267,9 @@ class Fsdp:
     )  # free a block's whole parameters between forward and backward: memory for communication
     forward_prefetch: int = field(default=0, metadata=FSDP)  # blocks gathered in advance
     backward_prefetch: int = field(default=1, metadata=FSDP)
-    param_dtype: str = field(default="fp32", metadata=FSDP)  # dtype of gathered weights; or bf16
+    param_dtype: str = field(
+        default="fp32", metadata=both(FSDP, only("training.mixed_precision", "bf16"))
+    )  # dtype of gathered weights; or bf16
     reduce_dtype: str = field(default="fp32", metadata=FSDP)  # dtype of gradient sums; or bf16
     accumulate: str = field(default="sharded", metadata=FSDP)  # or whole: faster, but more memory
     cpu_offload: bool = field(default=False, metadata=FSDP)  # keep shards in host memory
@@ -511,12 +518,6 @@ def refuse(config: Config) -> None:
     what_nobody_reads(config)
     model_and_data(config)
     times(config)
-    if config.fsdp.param_dtype == "bf16" and config.training.mixed_precision != "bf16":
-        raise UsageError(
-            "fsdp.param_dtype is bf16, and the forward computes in"
-            f" {config.training.mixed_precision}",
-            "set training.mixed_precision to bf16 as well",
-        )
 
 
 def what_nobody_reads(config: Config) -> None:
@@ -530,18 +531,17 @@ def unread(sections: Mapping[str, Any]) -> list[UsageError]:
     problems = []
     for section, inner in sections.items():
         for item in dataclasses.fields(inner) if dataclasses.is_dataclass(inner) else ():
-            if "only" not in item.metadata or not changed(inner, item.name):
-                continue
-            name, values = item.metadata["only"]
-            other, key = name.split(".")
-            value = getattr(sections[other], key) if other in sections else None
-            if value is not None and value not in values:
-                wanted = " or ".join(str(allowed).lower() for allowed in values)
-                what = (
-                    f"{section}.{item.name} is set, but nothing reads it while {name} is"
-                    f" {str(value).lower()}; it is for {wanted}"
-                )
-                problems.append(UsageError(what))
+            conditions = item.metadata.get("only", ()) if changed(inner, item.name) else ()
+            for name, values in conditions:
+                other, key = name.split(".")
+                value = getattr(sections[other], key) if other in sections else None
+                if value is not None and value not in values:
+                    wanted = " or ".join(str(allowed).lower() for allowed in values)
+                    what = (
+                        f"{section}.{item.name} is set, but nothing reads it while {name} is"
+                        f" {str(value).lower()}; it is for {wanted}"
+                    )
+                    problems.append(UsageError(what))
     loader = sections.get("dataloader")
     if loader and changed(loader, "prefetch_factor") and not loader.num_workers:
         what = (
