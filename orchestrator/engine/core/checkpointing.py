@@ -1,4 +1,4 @@
-"""What a training saves and goes on from: stores on disk, states in memory, whose they are."""
+"""Saves the state of a training and resumes it: stores on disk, states in memory, ownership."""
 
 from __future__ import annotations
 
@@ -362,7 +362,7 @@ class Checkpointing:
             )
 
     def keep_in_memory(self, *, last: bool = False) -> None:
-        """Keep the state in memory: each rank its own, with the buffers as they are there."""
+        """Keep the state in memory; `last`: unless that of this step is kept already."""
         memory = self.memory
         if memory is None or (last and (memory.off or memory.last_saved == self.state.step)):
             return

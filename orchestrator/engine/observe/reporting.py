@@ -1,4 +1,4 @@
-"""What a Trainer says: lines on rank 0, and the trackers, over all of its trainings."""
+"""Reports for a Trainer, over all of its trainings: lines on rank 0, and the trackers."""
 
 from __future__ import annotations
 

@@ -27,7 +27,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.tensor import DTensor
 
 from orchestrator.common import text
 from orchestrator.common.errors import CheckFailed, JobFailed, OrchestratorError
@@ -50,6 +49,7 @@ from orchestrator.engine.saving.writer import (
     Writer,
     trouble_of,
 )
+from orchestrator.engine.sharding.mesh import local_tensor
 from orchestrator.protocol.reports import UNSAVED
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import Checkpoint, FileRecord, Manifest
@@ -161,7 +161,7 @@ class Checkpoints:
             if other is not None:
                 other.wait()
         Checkpoints._writing[self.purpose] = self
-        values = {name: local_of(value) for name, value in state.items()}
+        values = {name: local_tensor(value) for name, value in state.items()}
         staged = self._stage(values, frozen) if self.config.asynchronous else values
         self.last_saved = step
         self.stalled = time.perf_counter() - began
@@ -447,9 +447,3 @@ class Checkpoints:
         has passed over, it does not know that."""
         ours = checkpoint.save == self.token or checkpoint.step <= self.known_whole
         return checkpoint.complete or (checkpoint.part and ours)
-
-
-def local_of(tensor: Tensor) -> Tensor:
-    """Return what this rank has of a tensor."""
-    local: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local.detach()

@@ -40,11 +40,12 @@ from orchestrator.engine.ranks.ranks import (
     nodes_of_ranks,
     say_once,
 )
-from orchestrator.engine.saving.checkpoint import Checkpoints, local_of
+from orchestrator.engine.saving.checkpoint import Checkpoints
 from orchestrator.engine.saving.loading import Target, resume
 from orchestrator.engine.saving.ownership import Run
 from orchestrator.engine.saving.search import unfit
 from orchestrator.engine.saving.state import DTYPES, decoded, encoded
+from orchestrator.engine.sharding.mesh import local_tensor
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import Checkpoint
 
@@ -139,7 +140,7 @@ class Memory(Checkpoints):
         alike = bytes_of(state.values()) - bytes_of(parts)
         node, host = self.ranks.nodes[self.ranks.rank]
         shards: dict[int, int] = {}
-        for number, size in gather((node, bytes_of(map(local_of, parts)))):
+        for number, size in gather((node, bytes_of(map(local_tensor, parts)))):
             shards[number] = shards.get(number, 0) + size
         order = sorted(shards)
         kept = {node, order[order.index(node) - 1]} if self.writers.apart else set()

@@ -176,7 +176,7 @@ def named(path: str, local: Path | None = None) -> Find:
     """Look at a step, a directory of steps, or an experiment.
 
     A node that shares no disk with the head knows experiments by what their jobs left there, beside
-    the run whose checkpoints go into `own`.
+    the run whose checkpoints go into `local`.
     """
 
     def find() -> list[Checkpoint]:

@@ -1,4 +1,4 @@
-"""What a checkpoint holds: the model's tensors by name, and what is beside them."""
+"""The content of a checkpoint: the model's tensors by name, and plain values beside them."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class StartMonitor(Watcher[Failure]):
 
 
 def some_others(at: int, nodes: Sequence[int]) -> list[int]:
-    """Return the nodes that one node calls: all others, or those 1, 2, 4, 8 ... places on.
+    """Return the nodes to be called from one: all others, or those 1, 2, 4, 8 ... places on.
 
     Then each calls and is called by a few, and a firewall of one node, or between two halves of
     the list, is met by several calls. All pairs of 512 nodes would send 17 GB.

@@ -38,7 +38,7 @@ class Cause(Enum):
 
 
 class Due(Enum):
-    """What the supervisor does next."""
+    """The next action of the supervisor."""
 
     NOTHING = "nothing"
     SPARE = "kill all but the ranks that handle SIGTERM, and what works for them"
