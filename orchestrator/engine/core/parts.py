@@ -77,12 +77,8 @@ class Parts:
 
     @property
     def unit(self) -> str:
-        """The things that the loss is the mean of."""
-        if isinstance(self.losses, Losses):  # the program's own
-            return "targets" if self.losses.counts or self.losses.step else "samples"
-        text = self.config.dataset.kind in ("library", "tokens", "synthetic")
-        model = self.config.model.kind
-        return "tokens" if model == "decoder" or (model == "target" and text) else "samples"
+        """The name of the things that the loss is the mean of."""
+        return counted(self.config, self.losses)
 
     def introduce(self) -> None:
         """Print who is there, and which ranks share what."""
@@ -105,6 +101,16 @@ class Parts:
         if self.mesh.mesh is not None:
             for line in described(self.model, sum(p.numel() for p in self.steppers.whole)):
                 tell(line)
+
+
+def counted(config: Config, losses: Loss) -> str:
+    """Name what the loss is the mean of."""
+    if isinstance(losses, Losses):  # the program's own
+        return "targets" if losses.counts or losses.step else "samples"
+    text = config.dataset.kind in ("library", "tokens", "synthetic")
+    if config.model.kind == "decoder" or (config.model.kind == "target" and text):
+        return "tokens"
+    return "samples"
 
 
 # -- by the arguments of a Trainer -----------------------------------------------------------------
