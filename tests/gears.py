@@ -135,7 +135,6 @@ LONG = [
         f"tests/end_to_end/test_hang.py::test_who_keeps_the_others_waiting[{place}]"
         for place in ("elsewhere", "together", "stopped", "never comes")
     ),
-    "tests/end_to_end/test_hang.py::test_who_is_late_in_each_step",
     "tests/end_to_end/test_launch.py::test_a_module_gets_all_that_follows_it",
     "tests/end_to_end/test_launch.py::test_a_program_is_given_its_arguments_and_environment[plain]",
     "tests/end_to_end/test_lease.py::test_a_firewall_between_the_supervisors[reject",

@@ -105,9 +105,8 @@ class Attempt:
     why: str = ""  # it was started again, or not
     ran: float | None = None  # seconds since all of its ranks had begun; 0: they never did
     clock: float = 0.0  # of rank 0's node, minus the head's
-    # Of each node: what its log here had before, in bytes. Empty, if nothing was started.
+    # Of each node: the bytes of its log here before. Empty if nothing was started.
     log_before: list[int] = field(default_factory=list)
-    ranks_before: list[int] = field(default_factory=list)
 
     @property
     def never_began(self) -> bool:

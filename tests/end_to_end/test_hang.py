@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -158,44 +157,4 @@ def test_a_master_port_that_is_closed(
     assert verdict["kind"] == "communication"
     assert f"node 1 ({name}): no answer in 3 s" in verdict["message"]
     assert "orchestrator doctor" in verdict["fix"]
-    assert head.nothing_left()
-
-
-LATE = """
-import time, torch, torch.distributed as dist
-dist.init_process_group("gloo")
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
-while True:
-    time.sleep(0.1 + 0.1 * dist.get_rank())
-    model(torch.ones(64)).sum().backward()
-"""
-
-LATE_TRAINER = """
-import os, time, torch
-from orchestrator import Trainer
-
-def step(model, batch):
-    time.sleep(0.1 + 0.1 * int(os.environ["RANK"]))
-    return model(batch[0]).sum(), len(batch[0])
-
-samples = torch.utils.data.TensorDataset(torch.ones(100_000, 64))
-trainer = Trainer(torch.nn.Linear(64, 1), torch.optim.SGD, step=step, strategy="ddp")
-trainer.train(torch.utils.data.DataLoader(samples, batch_size=4), max_period="10000 steps")
-"""
-
-
-@pytest.mark.parametrize("text", [LATE, LATE_TRAINER], ids=["plain", "trainer"])
-def test_who_is_late_in_each_step_is_named(head: Head, text: str) -> None:
-    command = head.launch(head.script("late.py", text))
-    command.wait_for(r"rank 1 \(node 1, .*\) holds the others up for \d+% of each step", 150)
-    status = head.command("orchestrator", "status", "--json")
-    assert status.finish() == 0
-    known = json.loads(status.text)["slow"]
-    assert len(known) == 1, known
-    (slow,) = known
-    assert slow["rank"] == 1 and slow["text"] in command.text
-    history = head.command("orchestrator", "doctor", "--history")
-    assert history.finish() == 0 and slow["text"] in history.text
-    command.interrupt()
-    assert command.finish() == 130
     assert head.nothing_left()

@@ -222,7 +222,6 @@ def test_a_firewall_between_the_supervisors(lonely: Head, verdict: str) -> None:
     (lonely.directory / "end").touch()
     assert command.finish() == 0, command.text
     assert [event["active"] for event in events(lonely, 1, "lease")] == [False]
-    # Ten seconds after the first rank, the head would name these nodes, too: see LinkMonitor.
     assert command.text.count("cannot reach node 0's supervisor") == 1
 
 

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
-import threading
 import time
 
-from orchestrator.common.errors import EXIT_DONE, OrchestratorError
+from orchestrator.common.errors import EXIT_DONE
 from orchestrator.config.launch import View, Where
-from orchestrator.head.connect import fleet
-from orchestrator.head.connect.channel import NodeChannel
-from orchestrator.head.connect.reach import for_now
 from orchestrator.head.connect.transport import Transport
-from orchestrator.head.follow.streams import last_lines
 from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.streams.news import Failed, News, Over
 from orchestrator.head.schedulers.backend import SshBackend
-from orchestrator.head.screen.output import say
 from orchestrator.head.start.job import make_screen
 from orchestrator.head.status import status
 from orchestrator.head.status.find_job import adopt_job
-from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
+from orchestrator.records.experiment import Experiment, JobRecord
 
 
 def logs(where: Where, wanted: str | None, view: View, *, follow: bool, last: int | None) -> int:
@@ -31,11 +24,9 @@ def logs(where: Where, wanted: str | None, view: View, *, follow: bool, last: in
     screen = make_screen(job.experiment, record, view)
     fetcher = LogFetcher(job.experiment, record, job.transport, job.backend)
     over = not follow
-    if record.over:
-        fetcher.bring_lost()
-    elif over or last is not None:
+    if not record.over and (over or last is not None):
         fetcher.catch_up()
-    else:
+    elif not record.over:
         fetcher.begin()
     if last is not None:
         screen.begin_near_end(last)
@@ -50,7 +41,6 @@ def logs(where: Where, wanted: str | None, view: View, *, follow: bool, last: in
 # Fetches the logs of a job for an onlooker, unless a head does so already.
 
 CATCH_UP_SECONDS = 60.0
-AWAY_SECONDS = 3.0  # that nobody waits longer for nodes that were lost
 ASK_SECONDS = 5.0  # between two questions to a scheduler, which has many to answer
 
 
@@ -66,7 +56,6 @@ class LogFetcher:
         self.backend = backend
         self.inbox: queue.SimpleQueue[News] = queue.SimpleQueue()
         self.followers: list[NodeFollower] = []
-        self.channels: list[NodeChannel] = []
         self.finished: set[int] = set()
         self.next_ask = time.monotonic() + ASK_SECONDS
 
@@ -83,21 +72,6 @@ class LogFetcher:
         ]
         for follower in self.followers:
             follower.start()
-
-    def bring_lost(self) -> None:
-        """Bring what nodes had printed before they were lost, from those that answer by now."""
-        lost = [node for node in self.record.lost if last_lines.last_part(self.record, node)]
-        if not lost or self.experiment.lock() is not None:
-            return
-
-        def ask(node: NodeRecord) -> None:
-            with contextlib.suppress(OrchestratorError), for_now(self.ssh, node) as channel:
-                self.channels.append(channel)
-                last_lines.bring(self.experiment, self.record, [node], lambda _: channel, say)
-
-        asking = threading.Thread(target=fleet.everywhere, args=(lost, ask), daemon=True)
-        asking.start()
-        asking.join(AWAY_SECONDS)
 
     def over(self, wait: float) -> bool:
         """Wait for news; return whether all is over."""
@@ -140,6 +114,4 @@ class LogFetcher:
         for follower in self.followers:
             follower.close()
         self.followers = []
-        for channel in self.channels:  # of a node that goes on for long, the rest comes next time
-            channel.connection.close()
         self.experiment.unlock()

@@ -12,7 +12,7 @@ from orchestrator.common.text import size
 from orchestrator.head.follow import verdict
 from orchestrator.head.follow.followed_job import FollowedJob, NodeState
 from orchestrator.head.follow.job_end import Outcome
-from orchestrator.head.follow.monitors.dial_monitors import OPEN_ALL
+from orchestrator.head.follow.monitors.start_monitor import OPEN_ALL
 from orchestrator.head.follow.streams.news import (
     ClockRead,
     Connected,

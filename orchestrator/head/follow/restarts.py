@@ -132,7 +132,6 @@ def ended(record: JobRecord, step: int | None, printed: int | None) -> Attempt:
         ran=seconds_of_ranks(record),
         clock=next((node.clock for node in record.nodes), 0.0),
         log_before=[node.log_before for node in begun],
-        ranks_before=[node.ranks_before for node in begun],
     )
 
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import logging
 import posixpath
-import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from orchestrator.common.errors import CheckFailed
 from orchestrator.common.hosts import listed
@@ -397,35 +395,3 @@ def program_words(target: Target, workdir: str, library: str) -> tuple[str, ...]
     if target.kind == "module":
         return ("-m", *mark, *words[1:])
     return (*["--no-python"] * (target.kind == "program"), *mark, *words)
-
-
-# -- own ranks ----------------------------------------------------------------------------------
-# Notices a program that starts ranks by itself, as each rank of a job would do again.
-
-MOST_READ_BYTES = 1 << 20
-IN_SHELL = re.compile(
-    r"^(?!\s*#)(?:.*(?:[;&|]|\s-m|\b(?:exec|then|do|else|nohup|time|env|\w+=\S+))\s+|\s*)"
-    r"(torchrun|torch\.distributed\.(?:run|launch)|accelerate\s+launch|deepspeed)\s",
-    re.MULTILINE,
-)
-IN_PYTHON = re.compile(r"^(?!\s*#).*\b((?:mp|multiprocessing)\.spawn)\(", re.MULTILINE)
-
-
-def warning(file: Path, kind: str, ranks_per_node: int) -> str:
-    """Say what would start ranks in a "script" (Python) or "program", and what to type instead."""
-    try:
-        with file.open("rb") as program:
-            text = program.read(MOST_READ_BYTES).decode(errors="replace")
-    except OSError:  # it is on the nodes alone
-        return ""
-    if kind == "program" and text.startswith("#!") and (call := IN_SHELL.search(text)):
-        return (
-            f"WARNING: {file} calls {call[1]}, which starts ranks by itself, in every rank of this"
-            " job: launch the program that it starts, with --env NAME=VALUE for what it sets"
-        )
-    if kind == "script" and ranks_per_node > 1 and (call := IN_PYTHON.search(text)):
-        return (
-            f"WARNING: {file} calls {call[1]}, which starts ranks by itself, in each of the"
-            f" {ranks_per_node} ranks of a node; if they are to be all ranks: --nproc 1"
-        )
-    return ""

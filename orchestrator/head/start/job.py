@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.common.errors import OrchestratorError
-from orchestrator.common.hosts import listed
 from orchestrator.common.text import Say
 from orchestrator.config.launch import View
 from orchestrator.head.connect import fleet
@@ -23,12 +22,10 @@ from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.monitors.job_line import JobLine
 from orchestrator.head.follow.notify.notifier import Notifier
 from orchestrator.head.follow.run import Backend, Run
-from orchestrator.head.follow.streams import last_lines
 from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.streams.node_logs import log_files, open_logs
 from orchestrator.head.screen import styles
 from orchestrator.head.screen.keyboard import Keys
-from orchestrator.head.screen.output import say
 from orchestrator.head.screen.screen import Display, Screen
 from orchestrator.head.start.record import Running
 from orchestrator.head.start.recovery.spares import Parts
@@ -153,7 +150,7 @@ class Stay:
         """Give back what this head held of the job."""
         channels = ending.run.channels if ending.run is not None else {}
         if ending.record.over and (channels or ending.record.spares):
-            release(self.experiment, ending.record, channels, self.transport)
+            release(ending.record, channels, self.transport)
         for channel in channels.values():
             channel.connection.close()
         self.experiment.unlock()
@@ -162,20 +159,14 @@ class Stay:
         return ending
 
 
-def release(
-    experiment: Experiment,
-    record: JobRecord,
-    channels: Mapping[int, NodeChannel],
-    transport: Transport,
-) -> None:
+def release(record: JobRecord, channels: Mapping[int, NodeChannel], transport: Transport) -> None:
     """Let the nodes remove what the attempts of a job shared there; who misses it forgets it.
 
-    That is every node which the job has had: one that was lost may be back, and have printed and
-    measured what is missing here. One that is away keeps its state for an hour
+    That is every node which the job has had: one that was lost may be back, and have measured what
+    is missing here. One that is away keeps its state for an hour
     (node/job/resume_dir.py).
     """
     outputs = Path(record.experiment) / "outputs"
-    lost = {node.name for node in record.lost if last_lines.last_part(record, node)}
     wanted = gaps.lacking(outputs) if record.attempts else ()
     every = (*record.nodes, *record.spares)
     held = {node.name: channels[node.index] for node in record.nodes if node.index in channels}
@@ -192,9 +183,6 @@ def release(
             if wanted:
                 gaps.fill(channel, record.first_part(node), outputs, wanted)
             channel.ask(order(node), ANSWER_SECONDS)
-            if node.name in lost:
-                lost.discard(node.name)
-                last_lines.bring(experiment, record, [node], lambda _: channel, say)
 
     telling = threading.Thread(target=fleet.everywhere, args=(away, tell), daemon=True)
     if away:
@@ -202,12 +190,6 @@ def release(
     fleet.everywhere([node for node in every if node not in away], tell)
     if away:
         telling.join(AWAY_SECONDS)
-    if gone := [node.name for node in away if node.name in lost]:
-        verb = "does" if len(gone) == 1 else "do"
-        say(
-            f"{listed(gone)} {verb} not answer: the last seconds of the log there are not here;"
-            f" `orchestrator logs {experiment.name}` brings them once that is over"
-        )
 
 
 def make_screen(

@@ -61,11 +61,7 @@ def make_plan(
         log.info("runs the hook on %d nodes", len(planned.nodes))
         path = config.launch.hook
         planned = hook.run(planned, nodes.reached, request.hook, path, request.secrets)
-    most = max(node.nproc for node in planned.nodes)
-    file = Path(request.target.name)
-    own = config.launch.no_torchrun  # to start ranks by itself is what it is for
-    warning = "" if own else plan.warning(file, planned.nodes[0].target.kind, most)
-    notes = [*request.notes, *nodes.notes, *planned.notes, *([warning] if warning else [])]
+    notes = [*request.notes, *nodes.notes, *planned.notes]
     return warned(replace(planned, notes=tuple(notes)), probed)
 
 

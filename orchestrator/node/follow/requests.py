@@ -15,7 +15,6 @@ from orchestrator.node.server.visit import LIBRARY, Refusal, Visit, answers
 from orchestrator.node.warm.visit import WarmVisit
 from orchestrator.protocol.events import EndOrder
 from orchestrator.protocol.requests.follow import (
-    AskPaces,
     AskProcess,
     AskProfile,
     AskStuck,
@@ -29,7 +28,6 @@ from orchestrator.protocol.requests.follow import (
     Left,
     Living,
     LivingRuns,
-    Paces,
     ProfileState,
     RankStacks,
     Remove,
@@ -102,14 +100,6 @@ def stuck(visit: Visit, request: AskStuck) -> Stuck:
 @answers(AskProcess)
 def process(visit: Visit, request: AskProcess) -> RankStacks:
     return of_process(request.pid)
-
-
-@answers(AskPaces)
-def paces(visit: Visit, request: AskPaces) -> Paces:
-    from orchestrator.node.follow import pace
-
-    run = RunDir(request.job, request.node)
-    return Paces(paces=pace.read(run) if request.read else pace.ask(run))
 
 
 @answers(AskProfile)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Optional
 
 from orchestrator.protocol.events import RankState
-from orchestrator.protocol.message import Count, Message, Moment
+from orchestrator.protocol.message import Message, Moment
 from orchestrator.protocol.profiling import ProfileNews, ProfileWish
 from orchestrator.protocol.requests.request import Nothing, Request
 
@@ -192,30 +192,6 @@ class AskProcess(Request[RankStacks], do="stack"):
     """Ask one process where it is, whoever has started it."""
 
     pid: int
-
-
-class Pace(Message):
-    """The last steps of one rank, as its collectives show them."""
-
-    length: Count  # collectives in a step
-    times: dict[int, Moment]  # number of a collective -> when the rank entered it, by its node
-    awake: Optional[float] = None  # seconds in which its main thread ran, or wanted to,
-    at: float = 0.0  # by a clock that starts somewhere
-    denied: float = 0.0  # of these, those in which it wanted a core and had none
-
-
-class Paces(Message):
-    """The ranks of the node that make steps, as they were when they were last asked."""
-
-    paces: dict[int, Pace]
-
-
-class AskPaces(Request[Paces], do="paces"):
-    """Have every rank write down which collectives it entered; or, a moment later, read that."""
-
-    job: str
-    node: int
-    read: bool
 
 
 class ProfileState(Message):

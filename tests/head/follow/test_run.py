@@ -25,11 +25,10 @@ from orchestrator.head.screen.keyboard import Keys
 from orchestrator.head.screen.lines import clean
 from orchestrator.head.screen.screen import Display, Screen
 from orchestrator.protocol.events import Ended, Ending, GpuReport, RankState, Started
-from orchestrator.protocol.requests.machine import Dial, Dialed, Listen, Listening
+from orchestrator.protocol.requests.machine import Dialed
 from orchestrator.protocol.timing import HEARSAY_SECONDS
 from orchestrator.records import experiment, experiments
 from orchestrator.records.experiment import JobRecord, NodeRecord
-from tests.head.follow.monitors.test_dial_monitors import SILENCE, CalledFollower
 
 
 def run_of(
@@ -350,44 +349,6 @@ def test_what_nodes_say_of_each_other_is_heard(tmp_path: Path) -> None:
     run.monitors.start.over = False
     run.take(Answer(0, Dialed(answers=("refused",))))
     assert run.monitors.start.answers == {0: Dialed(answers=("refused",))}
-    run.monitors.start.over = True  # ranks have begun
-    run.take(Answer(1, Listening(ports=(7001,))))
-    run.take(Answer(0, Dialed(answers=("no answer in 3 s",))))
-    assert run.monitors.link.answers == {
-        0: Dialed(answers=("no answer in 3 s",)),
-        1: Listening(ports=(7001,)),
-    }
-    assert run.monitors.start.answers == {0: Dialed(answers=("refused",))}
-
-
-@pytest.mark.parametrize("cut", [True, False])
-def test_a_hang_that_no_rank_explains_names_who_reaches_whom_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, cut: bool
-) -> None:
-    """Between two nodes that both reach node 0 there is no lease that could end."""
-    directory = experiments.create(tmp_path, "run")
-    nodes = [NodeRecord(n, f"n{n}", f"n{n}", None, None, f"10.0.0.{n}", "", n, 1) for n in range(3)]
-    run = run_of(directory, replace(job(directory), nodes=nodes))
-    hang = Failure(None, "", None, 1001.0, "hang", "no progress for 25 s: all are in all_reduce #4")
-    monkeypatch.setattr(run.monitors.hang, "check", lambda _: hang)
-    run.monitors.start.over = True
-    followers = run.job.followers = [CalledFollower(n) for n in range(3)]  # type: ignore[assignment]
-    apart = ({1, 2}, {2, 1}) if cut else ()
-    while run.end.open:
-        run.monitors.check()
-        for follower in followers:
-            for request in follower.requests:
-                if isinstance(request, Listen):
-                    run.take(Answer(follower.index, Listening(ports=(7000 + follower.index,))))
-                elif isinstance(request, Dial):
-                    called = [port - 7000 for _, port, _ in request.places]
-                    whys = [SILENCE if {follower.index, n} in apart else "" for n in called]
-                    run.take(Answer(follower.index, Dialed(answers=tuple(whys))))
-            follower.requests.clear()
-    (failure,) = run.job.failures
-    words = f"; nodes cannot reach each other: node 1 (n1) calls node 2 (n2) at 10.0.0.2: {SILENCE}"
-    assert failure.node == (2 if cut else None)
-    assert (words in failure.message, failure.message.startswith(hang.message)) == (cut, True)
 
 
 @pytest.mark.parametrize(

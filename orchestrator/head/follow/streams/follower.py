@@ -54,11 +54,10 @@ from orchestrator.protocol.requests.follow import (
     Follow,
     Leave,
     Left,
-    Paces,
     Stop,
     Stuck,
 )
-from orchestrator.protocol.requests.machine import Dialed, Listening
+from orchestrator.protocol.requests.machine import Dialed
 from orchestrator.protocol.requests.request import (
     OTHER_VERSION,
     UNKNOWN_JOB,
@@ -362,7 +361,7 @@ class NodeFollower:
     def _answered(self, number: int, answer: Message) -> None:
         if isinstance(answer, Left):
             self.left.set()
-        elif isinstance(answer, (Stuck, Paces, Listening, Dialed)):
+        elif isinstance(answer, (Stuck, Dialed)):
             self.post(Answer(self.node.index, answer))
         elif isinstance(answer, request.Clock):
             # Clocks drift apart: a good exchange is better than one of an hour ago.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from orchestrator.head.transfer.fetch.home import CodeOutputs
 from orchestrator.protocol.events import Event
 from orchestrator.protocol.message import Message
-from orchestrator.protocol.requests.follow import Paces, StopReceipt, Stuck
-from orchestrator.protocol.requests.machine import Dialed, Listening
+from orchestrator.protocol.requests.follow import StopReceipt, Stuck
+from orchestrator.protocol.requests.machine import Dialed
 
 
 class News(Message, kw_only=False):
@@ -47,7 +47,7 @@ class ClockRead(News, kw_only=False):
 class Answer(News, kw_only=False):
     """The node answers a question of a monitor."""
 
-    answer: Stuck | Paces | Listening | Dialed
+    answer: Stuck | Dialed
 
 
 class Warned(News, kw_only=False):

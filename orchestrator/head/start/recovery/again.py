@@ -20,7 +20,6 @@ from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import serving
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.conclusion import after_attempt
-from orchestrator.head.follow.streams import last_lines
 from orchestrator.head.follow.streams.node_logs import open_logs
 from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.head.screen.output import say
@@ -95,17 +94,15 @@ def launch_again(job: Again) -> Running | JobRecord:
 
 
 def bring_what_is_lacking(experiment: Experiment, ended: JobRecord, gathered: Gathered) -> None:
-    """Let logs and metrics here be as those of nodes that are back, before more is written."""
+    """Let metrics here be as those of nodes that are back, before more is written."""
     there = {node.name: gathered.channels[node.index] for node in gathered.nodes}
     back = [node for node in ended.lost if node.name in there]
-    last_lines.bring(experiment, ended, back, lambda node: there[node.name], say)
-    outputs, latest = experiment.path / "outputs", {one.job for one in ended.latest}
+    outputs = experiment.path / "outputs"
     wanted = gaps.lacking(outputs) if back else ()
 
     def bring_metrics(node: NodeRecord) -> None:
         channel, part = there[node.name], ended.first_part(node)
-        left = last_lines.last_part(ended, node)
-        if left is not None and left[0] in latest:
+        if any(node.name in one.nodes and one.log_before for one in ended.latest):
             gaps.extend(channel, part, outputs)
         elif wanted:
             gaps.fill(channel, part, outputs, wanted)

@@ -18,7 +18,6 @@ from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.restarts import Restarts
 from orchestrator.head.screen.output import say
 from orchestrator.head.start.claims import claims
-from orchestrator.head.start.recovery import links
 from orchestrator.head.start.recovery.candidates import Candidate, Choice, choose
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.follow import Living, LivingRuns, Stop
@@ -86,7 +85,6 @@ class Gathering:
             node.name: channels[node.index] for node in record.nodes if node.index in channels
         }
         self.answers: dict[str, LivingRuns] = {}  # of the nodes that are there, by name
-        self.apart: dict[str, str] = {}  # nodes that others cannot reach, in words after a name
         self.renewed: dict[str, NodeRecord] = {}  # those that were given their part anew
         self.sought = False  # nodes that an earlier attempt lost
         self.unable: dict[str, str] = {}  # and why others could not be, in words after their names
@@ -95,7 +93,6 @@ class Gathering:
         """Return the nodes with open channels; NotBack says which are missing."""
         patience = self.record.launch.node_loss_timeout
         began, said = time.monotonic(), False
-        self.apart.clear()
         while True:
             refuse_if_stopped(self.experiment)
             waited = time.monotonic() - began
@@ -104,8 +101,6 @@ class Gathering:
             if not choice.problem:
                 if not (self.renew(choice.nodes) and self.hold(choice.nodes)):
                     continue  # another may take the place
-                if not self.are_linked(choice.nodes):
-                    continue
                 waits = self.needs_time(choice.nodes)
                 if not waits or waited > patience:
                     for line in choice.words:
@@ -115,8 +110,7 @@ class Gathering:
                 if waited > patience:
                     raise NotBack(f"{choice.problem}, after {patience:.0f} s", choice.fix)
                 waits = f"waiting for {', '.join(away)} to come back" if away else ""
-            self.apart.clear()  # the link may be back,
-            self.unable.clear()  # and a node on its way up
+            self.unable.clear()  # a node may be on its way up
             if waits and not said:
                 said = True
                 say(f"{waits}, for {patience:.0f} s at most")
@@ -188,7 +182,7 @@ class Gathering:
                 failures=restarts.blamed(node.name),
                 cordoned=cordons.words_of(node, cordoned),
                 rests=self.rests(node, restarts),
-                unable=node.name in self.apart or bool(restarts.unable(node)),
+                unable=bool(restarts.unable(node)),
             )
             for node, place in [*known, *standing]
         ]
@@ -196,7 +190,7 @@ class Gathering:
     def rests(self, node: NodeRecord, restarts: Restarts) -> str:
         """Say why a node is used only where there is no other, in words after its name."""
         words = ["" if self.has_part(node) else NOTHING_LEFT]
-        words += [self.apart.get(node.name, ""), restarts.unable(node)]
+        words.append(restarts.unable(node))
         answer = self.answers.get(node.name)
         words.append(doubt(answer.doubtful) if answer is not None else "")
         return next(filter(None, words), "")
@@ -205,10 +199,7 @@ class Gathering:
         """Say what may mend itself of what speaks against nodes that have to be used."""
         restarts = Restarts(self.record)
         known = [node for name, node in self.known.items() if name in names]
-        apart = [f"{name} {self.apart[name]}" for name in names if name in self.apart]
         unable = [f"{node.name} {words}" for node in known if (words := restarts.unable(node))]
-        if apart:
-            return f"{'; '.join(apart)}: waiting for that link"
         return f"{'; '.join(unable)}, and there is no other node: waiting" if unable else ""
 
     def renew(self, names: Sequence[str]) -> bool:
@@ -242,21 +233,6 @@ class Gathering:
             (name, f"cannot hold the job's GPUs: {why}") for name, why in missing.items()
         )
         return not missing
-
-    def are_linked(self, names: Sequence[str]) -> bool:
-        """See that these nodes reach each other, if the last attempt may have ended by that.
-
-        One that does not is used only where there is no other: its link may be back in time.
-        """
-        verdict = self.record.attempts[-1].verdict
-        if not links.may_be_cut(verdict) or set(names) & self.apart.keys():
-            return True
-        pairs = links.apart([self.known[name] for name in names], self.open)
-        if pairs:
-            name = links.who_leaves(pairs, names, verdict.node_name if verdict else None)
-            self.apart[name] = links.in_words(name, pairs)
-            log.info("%s %s", name, self.apart[name])
-        return not pairs
 
     def has_part(self, node: NodeRecord) -> bool:
         answer = self.answers.get(node.name)

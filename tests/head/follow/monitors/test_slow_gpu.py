@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.head.follow.monitors.slow_sources import SlowGpu, slow_gpu
+from orchestrator.head.follow.monitors.slow_gpus import SlowGpu, slow_gpu
 from orchestrator.records.metrics.samples import RecentSamples, Sample
 
 Values = Sequence[float | None]

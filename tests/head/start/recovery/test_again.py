@@ -29,11 +29,18 @@ from orchestrator.protocol.requests.start import (
     TakePorts,
     WarmStart,
 )
+from orchestrator.protocol.version import OWN
 from orchestrator.records import experiments
 from orchestrator.records.experiment import NOT_STARTED, Experiment, JobRecord, NodeRecord
-from tests.head.follow.streams.test_last_lines import NODES, Streaming, there
 from tests.head.start.recovery.test_gather import Asking, gathering, record
+from tests.head.transfer.nodes import Channel as VisitChannel
+from tests.node.start.test_next_spec import FIRST
 from tests.records.one_node import NODE
+
+NODES = [
+    NodeRecord(i, name, name, None, None, f"10.0.0.{i}", "py", i, 1, "running")
+    for i, name in enumerate("ab")
+]
 
 
 @pytest.fixture(autouse=True)
@@ -254,8 +261,10 @@ def test_what_a_node_alone_measured_is_here_before_it_goes_on(
     place: Experiment, away_for: int
 ) -> None:
     """It comes back as another rank; by the end of the job its disk may be lost."""
-    there("run-1", 1)
-    outputs, its_own = place.path / "outputs", Path(RunDir("run-1", 1).path, "experiment/outputs")
+    run = RunDir("run-1", 1)
+    run.create()
+    run.write_spec(FIRST.replace(job="run-1", node=1, version=OWN))
+    outputs, its_own = place.path / "outputs", Path(run.path, "experiment/outputs")
     for directory, steps in ((outputs, (1, 2)), (its_own, (1, 2, 3, 4))):
         directory.mkdir(parents=True, exist_ok=True)
         text = "".join(f'{{"step": {step}}}\n' for step in steps)
@@ -269,7 +278,7 @@ def test_what_a_node_alone_measured_is_here_before_it_goes_on(
         only = replace(job.attempts[0], job="run-1.2", nodes=["a"], log_before=[0])
         job = replace(job, attempts=[*job.attempts, only], nodes=NODES[:1], spares=lost[1:])
     back = replace(NODES[1], index=0, first_job="run-1", first_node=1)
-    gathered = Gathered([back], [cast("Any", Streaming())])
+    gathered = Gathered([back], [cast("Any", VisitChannel())])
     again.bring_what_is_lacking(place, job, gathered)
     lines = (outputs / "rank_01_metrics.jsonl").read_text().splitlines()
     new = ', "new": 1' * (away_for == 2)

@@ -18,7 +18,6 @@ from orchestrator.head.start.recovery import gather
 from orchestrator.head.start.recovery.gather import Gathering, NotBack, all_answers
 from orchestrator.protocol.requests.claims import Taken
 from orchestrator.protocol.requests.follow import LivingRuns
-from orchestrator.protocol.requests.machine import Dial, Dialed, Listen, Listening
 from orchestrator.protocol.requests.start import Claim, Claimed
 from orchestrator.records import cordons, experiments
 from orchestrator.records.experiment import Attempt, JobRecord, NodeRecord
@@ -60,7 +59,6 @@ class Asking(Gathering):
     """Nodes of which some do not answer."""
 
     silent = wiped = doubtful = taken = ""
-    cut: tuple[str, ...] = ()  # who does not reach whom
 
     def reach(self, node: NodeRecord) -> NodeChannel:
         self.asked = [*getattr(self, "asked", []), node.name]
@@ -74,11 +72,6 @@ class Asking(Gathering):
                 others = Taken(names=("GPU 0",), user="bob", job="theirs")
                 taken = (others,) if node.name in self.taken else ()
                 return Claimed(held=not taken, taken=taken)
-            if isinstance(request, Listen):
-                return Listening(ports=(ord(node.name),))
-            if isinstance(request, Dial):
-                called = [node.name + chr(port) for _, port, _ in request.places]
-                return Dialed(answers=tuple("no answer" * (to in self.cut) for to in called))
             return answer
 
         closed = SimpleNamespace(close=lambda: None)
@@ -148,30 +141,6 @@ def test_gpus_that_others_have_taken_meanwhile_are_left_to_them(
     else:
         with pytest.raises(NotBack, match=why):
             asking.run()
-
-
-@pytest.mark.parametrize(
-    ("job", "cut", "nodes", "said"),
-    [
-        (record("abc", spares="s"), ("ca", "ac"), "abs", "c and a cannot reach each other"),
-        (record("abc", spares="s"), ("ac", "ab"), "sbc", "a and b, c cannot reach each other"),
-        (record("abc", spares="st"), ("ca", "bs"), "abt", "c and a cannot reach each other: t"),
-        (record("abc"), ("ca", "ac"), "abc", "c and a cannot reach each other; it stays"),
-        (record("abc", spares="s"), (), "abc", ""),
-        # One that was lost before is looked for: it may be back.
-        (lost_before("abc", "s"), ("cb", "bc"), "abs", "c and b cannot reach each other: s"),
-    ],
-)
-def test_nodes_that_do_not_reach_each_other_do_not_meet_again(
-    job: JobRecord, cut: tuple[str, ...], nodes: str, said: str, tmp_path: Path
-) -> None:
-    """Each of them answers the head. Who stays comes from the verdict, where both could."""
-    lost = Verdict(node=2, node_name="c", kind="lost", message="no word")
-    job = replace(job, attempts=[replace(job.attempts[0], verdict=lost)])
-    asking, heard = gathering(tmp_path, job)
-    asking.cut = cut
-    assert "".join(one.name for one in asking.run().nodes) == nodes
-    assert said in " ".join(heard)
 
 
 def test_a_lost_node_is_not_waited_for_where_another_can_take_its_place(tmp_path: Path) -> None:
