@@ -1,6 +1,6 @@
 # What there is to type. ARGS go to pytest or to the program: make fast ARGS="-k plan"
 # tests/README.md says more of the tests.
-.PHONY: fast test long loaded lint demo docs bench
+.PHONY: fast test loaded lint demo docs bench
 ARGS =
 BENCH = logs doctor engine  # or: make bench BENCH=faults ARGS="--peers DIR"
 
@@ -9,9 +9,6 @@ fast:
 
 test:
 	./scripts/test.sh $(ARGS)
-
-long:
-	./scripts/test.sh --long $(ARGS)
 
 loaded:
 	./scripts/test.sh --load 10 $(ARGS)

@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
 # Sets up what the tests need and runs them on all cores; arguments are pytest's:
 #
-#   scripts/test.sh -k follow       every feature once, on real clusters
-#   scripts/test.sh --fast ...      what needs no cluster
-#   scripts/test.sh --long ...      everything there is
+#   scripts/test.sh -k follow       everything, on real clusters
+#   scripts/test.sh --fast ...      what needs no cluster, no browser and little time
 #   scripts/test.sh --load 10 ...   beside ten processes that only compute; the first argument
 #
 # As root the hosts are network namespaces, as anyone else they are loopback addresses.
@@ -16,15 +15,14 @@ if [ "${1:-}" = --load ]; then
     load=${2:?how many processes shall compute beside the tests?}
     shift 2
 fi
-gear=(-m "not long")
-extras=test
-case "${1:-}" in
---fast) gear=(-m fast) && shift ;;
---long) gear=() extras=test,trackers && shift ;;
-esac
+gear=()
+if [ "${1:-}" = --fast ]; then
+    gear=(-m "not slow and not cluster and not browser")
+    shift
+fi
 need_apt ssh openssh-client
-need_venv "$extras"
-if [ "${gear[*]}" != "-m fast" ]; then
+need_venv test
+if [ "${#gear[@]}" -eq 0 ]; then
     need_apt sshd openssh-server
     need_apt ip iproute2
     need_apt nft nftables
@@ -44,7 +42,7 @@ say "tests"
 # one counts: -n 0 runs them in this process, as --pdb and -s want it.
 workers=$(env -u OMP_NUM_THREADS nproc) # which would count that instead
 workers=$((workers + 1))
-if [ "${gear[*]}" != "-m fast" ]; then
+if [ "${#gear[@]}" -eq 0 ]; then
     # On loopback addresses all hosts are this one, and emergency_stop ends what others test there.
     [ "$(id -u)" -eq 0 ] || workers=1
 fi

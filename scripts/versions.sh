@@ -25,4 +25,4 @@ cd -- "$place/clone"
 .venv/bin/python -c 'import sys, torch; print("Python", sys.version.split()[0], "torch", torch.__version__)'
 export OMP_NUM_THREADS=1
 unset PYTHONDONTWRITEBYTECODE
-.venv/bin/python -m pytest -q -n "$(($(env -u OMP_NUM_THREADS nproc) + 1))" --dist worksteal -m "not long" "$@"
+.venv/bin/python -m pytest -q -n "$(($(env -u OMP_NUM_THREADS nproc) + 1))" --dist worksteal "$@"

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import multiprocessing, sys
 from orchestrator.api.functions import send_program_whole

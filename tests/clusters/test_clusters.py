@@ -23,6 +23,8 @@ from tests.clusters.require import require_namespaces, require_sshd
 from tests.conftest import Cluster
 from tests.node.running import wait_until
 
+pytestmark = pytest.mark.cluster
+
 Netns = Callable[..., NetnsCluster]
 
 

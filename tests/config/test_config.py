@@ -17,7 +17,6 @@ from orchestrator.config.launch import Launch
 from orchestrator.config.load import dump, load
 from orchestrator.config.parse import build
 from orchestrator.config.schema import Config, Nccl, Profiling
-from tests.gears import examples
 
 ROOT = Path(__file__).parents[2]
 
@@ -265,7 +264,7 @@ values = st.one_of(text, st.sampled_from(["yes", "1.10", "null", "~", ""]))
     grace=st.floats(0, 1e7),
     nproc=st.none() | st.integers(1, 99),
 )
-@settings(deadline=None, max_examples=examples(50))
+@settings(deadline=None, max_examples=10)
 def test_what_is_written_down_is_read_again(
     tmp_path_factory: pytest.TempPathFactory,
     env: dict[str, str], nccl: dict[str, str], name: str, grace: float, nproc: int | None,

@@ -10,7 +10,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.launching import PATIENCE, Command, Head
+
+pytestmark = pytest.mark.cluster
 
 # Counts until a file says stop, then writes an output and its total.
 COUNT = """

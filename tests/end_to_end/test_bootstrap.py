@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.head.environments.test_requirements import wheel
 from tests.launching import Command, Head
+
+pytestmark = pytest.mark.cluster
 
 
 def bootstrap(head: Head, *words: str) -> Command:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.clusters.netns import NetnsCluster
 from tests.end_to_end.chaos import Chaos, told
+
+pytestmark = pytest.mark.cluster
 
 ROUNDS = 3
 

@@ -7,7 +7,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.launching import BIN, Command, Head
+
+pytestmark = pytest.mark.cluster
 
 LAST = 6
 TRAINING = ["--nproc", "1", "--set", "fsdp.sharding_strategy=full_shard", "--set"]

@@ -13,6 +13,8 @@ import pytest
 from orchestrator.head.nodes.node_list import read_nodes
 from tests.launching import BIN, PATIENCE, Head
 
+pytestmark = pytest.mark.cluster
+
 
 def test_a_command_on_all_nodes(head: Head) -> None:
     here = str(head.directory)

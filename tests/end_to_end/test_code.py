@@ -18,6 +18,8 @@ from tests.clusters.netns import NetnsCluster
 from tests.clusters.require import require_namespaces
 from tests.launching import Head
 
+pytestmark = pytest.mark.cluster
+
 # A job that waits at a FIFO until the test writes into it, and imports another file only then.
 PROGRAM = """
 import os, helper

@@ -9,9 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.clusters.netns import NetnsCluster
 from tests.conftest import Cluster
 from tests.launching import Head
+
+pytestmark = pytest.mark.cluster
 
 TIMEOUT = 3.0
 

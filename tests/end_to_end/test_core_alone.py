@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.launching import Head
+
+pytestmark = pytest.mark.cluster
 
 # Loaded by every Python of the head and of the job.
 NEITHER = """

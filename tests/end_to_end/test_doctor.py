@@ -22,6 +22,8 @@ from tests.end_to_end.test_verdicts import SKEWED
 from tests.launching import Head
 from tests.node.job.trees import hca
 
+pytestmark = pytest.mark.cluster
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NetnsCluster]:

@@ -6,7 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.launching import Head
+
+pytestmark = pytest.mark.cluster
 
 PROGRAM = str(Path(__file__).with_name("elsewhere.py"))
 ROOT = str(Path(__file__).parents[2])

@@ -19,6 +19,8 @@ from tests.clusters.netns import NetnsCluster
 from tests.conftest import Cluster
 from tests.launching import PATIENCE, Command, Head
 
+pytestmark = pytest.mark.cluster
+
 # Rank 3 fails at step 5; the others wait for it in a collective, or ignore every polite word.
 FAIL = """
 import os, signal, sys, time, torch, torch.distributed as dist

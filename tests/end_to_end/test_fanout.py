@@ -31,6 +31,8 @@ from tests.clusters.require import require_namespaces
 from tests.head.transfer.test_send import send_tree
 from tests.launching import Head
 
+pytestmark = pytest.mark.slow
+
 HOSTS = 7  # the head sends to two, these to four, and one of those to the last
 SIZE = 12_000_000
 

@@ -20,6 +20,8 @@ import pytest
 from tests.clusters.netns import NetnsCluster
 from tests.launching import BIN, Head
 
+pytestmark = pytest.mark.cluster
+
 # Numbered lines at a steady pace until a file says stop; their count is the last line.
 COUNT = """
 import os, sys, time

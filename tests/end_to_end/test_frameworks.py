@@ -18,6 +18,8 @@ import pytest
 from tests.conftest import Cluster
 from tests.launching import Head
 
+pytestmark = pytest.mark.cluster
+
 PACKAGES = [
     "hydra-core",
     "lightning",

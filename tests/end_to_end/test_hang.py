@@ -10,6 +10,8 @@ import pytest
 from tests.clusters.netns import NetnsCluster
 from tests.launching import Head
 
+pytestmark = pytest.mark.cluster
+
 GROUP = (
     "import os, signal, time, torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
 )

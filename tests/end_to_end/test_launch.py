@@ -15,6 +15,8 @@ from tests.clusters.netns import NetnsCluster
 from tests.launching import Head
 from tests.node.running import wait_until
 
+pytestmark = pytest.mark.cluster
+
 ALL_REDUCE = """
 import os, sys, torch, torch.distributed as dist
 dist.init_process_group("gloo")

@@ -21,6 +21,8 @@ from tests.clusters.netns import NetnsCluster
 from tests.launching import PATIENCE, Command, Head
 from tests.typed import typed
 
+pytestmark = pytest.mark.cluster
+
 # No collective: only its supervisor can tell a node that another one is gone. Does what a file
 # says as soon as it is there: fail (node 1 only), or end well.
 WAIT = """

@@ -13,6 +13,8 @@ from tests.clusters.netns import NetnsCluster
 from tests.end_to_end.harm import FAULTS, Seam
 from tests.end_to_end.no_seam import BATCH, NODES, NoSeam, Trained, compare, order
 
+pytestmark = pytest.mark.cluster
+
 STEPS = 3
 WHOLE = Trained(
     {step: 1.0 / step for step in range(1, STEPS + 1)},

@@ -15,6 +15,8 @@ import pytest
 from orchestrator.head.transfer.fetch import fetch
 from tests.launching import BIN, PATIENCE, Command, Head
 
+pytestmark = pytest.mark.cluster
+
 SMALL = [
     *("logging.interval=1", "training.batch_size=2", "dataset.sequence_length=32"),
     *("model.num_layers=1", "model.model_dim=16"),

@@ -14,6 +14,8 @@ from tests.clusters.require import require_namespaces
 from tests.launching import Head
 from tests.node.job.trees import hca, roce
 
+pytestmark = pytest.mark.cluster
+
 SHOW = """
 import os
 print("CARDS", os.environ.get("NCCL_IB_HCA"), os.environ.get("NCCL_IB_GID_INDEX"))

@@ -12,6 +12,7 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from orchestrator.node.job import processes
@@ -19,6 +20,8 @@ from tests.conftest import Cluster
 from tests.launching import PATIENCE, Head
 from tests.node.running import PYTHON, streams
 from tests.programs import Program, comparable, programs
+
+pytestmark = pytest.mark.cluster
 
 numbers = itertools.count()
 

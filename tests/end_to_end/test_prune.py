@@ -20,6 +20,8 @@ from orchestrator.records.experiment import Experiment
 from tests.conftest import Cluster
 from tests.launching import Head
 
+pytestmark = pytest.mark.cluster
+
 HELLO = "import os; open(os.environ['ORCHESTRATOR_EXPERIMENT'] + '/outputs/x', 'a'); print('hi')\n"
 WAIT = "import time; print('ready', flush=True); time.sleep(1000)\n"
 OLD = "f" * 16

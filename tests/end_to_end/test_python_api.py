@@ -24,6 +24,8 @@ from orchestrator.records.experiment import Experiment
 from tests.launching import PATIENCE, Head, interrupt_when
 from tests.node.running import wait_until
 
+pytestmark = pytest.mark.cluster
+
 SLEEPS = """
 import os, signal, sys, time
 def save(*_):

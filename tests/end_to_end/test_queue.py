@@ -17,6 +17,8 @@ from orchestrator.protocol.requests.claims import RUNNING, WAITING
 from tests.clusters.netns import NetnsCluster
 from tests.launching import PATIENCE, Command, Head
 
+pytestmark = pytest.mark.cluster
+
 # Runs until a file is there, in a directory that the hosts share with the test.
 UNTIL = """
 import os, sys, time

@@ -14,6 +14,8 @@ from orchestrator.config import load
 from tests.engine.worlds import Job, run
 from tests.launching import Head
 
+pytestmark = pytest.mark.cluster
+
 SETTINGS = [
     *("training.max_steps=24", "checkpoint.steps=4", "logging.interval=1", "training.batch_size=2"),
     *("model.num_layers=1", "model.model_dim=16", "dataset.sequence_length=32"),

@@ -17,6 +17,8 @@ from orchestrator.engine import train
 from tests.engine.worlds import Job, run
 from tests.launching import Head
 
+pytestmark = pytest.mark.cluster
+
 STEPS, BATCH = 40, 12  # of all ranks
 
 # Each rank writes down what it reads; some attempts are slow, so that there is time to change.

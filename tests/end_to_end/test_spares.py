@@ -13,6 +13,8 @@ from tests.clusters.netns import NetnsCluster
 from tests.clusters.require import require_namespaces, require_sshd
 from tests.launching import BIN, Command, Head
 
+pytestmark = pytest.mark.slow
+
 MEET = """
 import os
 import torch.distributed as dist

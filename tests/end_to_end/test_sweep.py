@@ -15,6 +15,8 @@ import pytest
 from orchestrator.records.experiment import Experiment
 from tests.launching import PATIENCE, Command, Head
 
+pytestmark = pytest.mark.cluster
+
 # Notes each start with its arguments, and ends when its file is there; fails where it is told to.
 NOTES = """
 import json, os, sys, time

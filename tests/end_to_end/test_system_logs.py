@@ -5,7 +5,11 @@ from __future__ import annotations
 import re
 import stat
 
+import pytest
+
 from tests.launching import Head
+
+pytestmark = pytest.mark.cluster
 
 PROGRAM = "import os\nprint('here', os.environ['RANK'], flush=True)\n"
 SECRET = "v3ry-secret-0815"

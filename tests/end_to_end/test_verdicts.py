@@ -21,6 +21,8 @@ from tests.clusters.netns import NetnsCluster
 from tests.clusters.require import lacking
 from tests.launching import Command, Head
 
+pytestmark = pytest.mark.cluster
+
 BEGIN = """
 import ctypes, datetime, mmap, os, resource, signal, subprocess, sys, threading, time
 import torch, torch.distributed as dist

@@ -12,6 +12,8 @@ import pytest
 
 from tests.launching import BIN, Command, Head
 
+pytestmark = pytest.mark.cluster
+
 SHORT = ["--seconds", "1", "--max-size", "1M"]
 
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from orchestrator import Cluster
 from tests.launching import PATIENCE, Head
+
+pytestmark = pytest.mark.cluster
 
 WAIT = "import time; print('waiting', flush=True); time.sleep(1000)"
 

@@ -14,6 +14,8 @@ from tests.launching import PATIENCE, Head
 from tests.node.warm import what_a_rank_sees
 from tests.node.warm.same_start import Differences
 
+pytestmark = pytest.mark.cluster
+
 PROGRAM = """
 import os, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")

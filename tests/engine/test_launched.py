@@ -25,6 +25,7 @@ def typed(head: Head, *words: str) -> Command:
     return Command([str(BIN / "orchestrator"), "checkpoint", *words], head.directory, {})
 
 
+@pytest.mark.cluster
 def test_ctrl_c_saves_and_a_resume_goes_on_from_there(head: Head) -> None:
     """Asked to stop, all ranks end after one step; the next launch begins with the one after, and
     the commands for checkpoints find what was saved."""
@@ -60,6 +61,7 @@ def test_ctrl_c_saves_and_a_resume_goes_on_from_there(head: Head) -> None:
         assert "embedding.weight" in file.keys()  # noqa: SIM118  (it is no mapping)
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("name", ["ranking.yaml", "demo.yaml"])
 def test_the_configs_that_come_with_it_run(head: Head, name: str) -> None:
     config = ["--config", str(ROOT / "config" / name), "--nproc", "1"]
@@ -78,6 +80,7 @@ def test_by_hand_it_reads_a_yaml_file(tmp_path: Path, monkeypatch: pytest.Monkey
     assert train.read_config().training.max_steps == 100
 
 
+@pytest.mark.cluster
 def test_the_examples_of_the_trainer_run_alone_and_on_two_nodes(head: Head) -> None:
     text = (ROOT / "docs/trainer.md").read_text(encoding="utf-8")
     example, gan, helpers = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

@@ -101,6 +101,7 @@ def config(directory: Path, **keys: object) -> str:
     return "a.yaml"
 
 
+@pytest.mark.cluster
 def test_one_file_starts_all_nodes_and_the_sum_is_right(head: Head) -> None:
     head.script("verify.py", VERIFY)
     head.script("train.py", TRAIN)
@@ -121,6 +122,7 @@ def test_one_file_starts_all_nodes_and_the_sum_is_right(head: Head) -> None:
     assert (kept["machine_rank"], kept["mixed_precision"]) == (0, "bf16")
 
 
+@pytest.mark.cluster
 def test_a_failing_rank_is_the_verdict_as_ever(head: Head) -> None:
     name = head.script(
         "bad.py", "import os\nif os.environ['RANK'] == '1': raise ValueError('of its own')\n"
@@ -136,6 +138,7 @@ def test_a_failing_rank_is_the_verdict_as_ever(head: Head) -> None:
     assert head.nothing_left()
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize(
     ("keys", "options", "words"),
     [
@@ -154,6 +157,7 @@ def test_what_does_not_fit_is_named_before_anything_starts(
     assert not head.experiments
 
 
+@pytest.mark.slow
 def test_the_files_for_each_node_serve_accelerate_itself(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     where = ["--nnodes", "2", "--main-process-ip", "127.0.0.1"]
@@ -194,6 +198,7 @@ def by_hand(directory: Path, rank: int, *words: str, **env: str) -> Command:
     )
 
 
+@pytest.mark.slow
 def test_by_hand_the_nodes_start_by_accelerate_too(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TOLD)
     file = config(tmp_path, machine_rank=0, num_processes=2)
@@ -204,6 +209,7 @@ def test_by_hand_the_nodes_start_by_accelerate_too(tmp_path: Path) -> None:
         assert f"rank{rank} | {rank} 2 bf16 true ['-x']" in both[rank].text
 
 
+@pytest.mark.slow
 def test_what_node_0_refuses_is_told_to_all(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TOLD)
     file = config(tmp_path, machine_rank=0, num_processes=4)
@@ -216,6 +222,7 @@ def test_what_node_0_refuses_is_told_to_all(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("experiments/*"))
 
 
+@pytest.mark.slow
 def test_another_machine_rank_by_hand_is_named(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     file = config(tmp_path)

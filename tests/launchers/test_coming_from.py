@@ -168,6 +168,7 @@ def reader(request: pytest.FixtureRequest, tmp_path: Path) -> Reader:
     return Reader(tmp_path, {"PATH": f"{own.parent}:{BIN}:{os.environ['PATH']}"}, here)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [START, *PAGES], ids=lambda page: str(page.stem))
 def test_all_that_a_page_says_works(page: Path, reader: Reader) -> None:
     reader.read(page.read_text(encoding="utf-8"))

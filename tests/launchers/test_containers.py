@@ -24,7 +24,6 @@ from orchestrator.common.errors import OrchestratorError
 from orchestrator.launchers import container
 from tests.clusters.netns import NetnsCluster
 from tests.clusters.require import require_namespaces
-from tests.gears import examples
 from tests.launchers.containers import Containers, composed, expanded
 from tests.launching import Command
 
@@ -141,7 +140,7 @@ def test_the_engine_resumes_and_a_script_is_left_alone() -> None:
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))))
 @example(ODD)
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_every_argument_comes_back_from_yaml(words: list[str]) -> None:
     """Through YAML 1.1 and 1.2, and what each system puts in place of its variables."""
     escaped = [container.literal(word) for word in words]
@@ -239,6 +238,7 @@ def in_place(words: list[str], workdir: Path, put: Callable[[str], str]) -> list
     ]
 
 
+@pytest.mark.slow
 def test_compose_runs_it_with_every_argument_as_it_was(containers: Containers) -> None:
     (containers.workdir / "show.py").write_text(SHOW)
     services = compose(*PAIR, *SMALL, "show.py", *ODD)["services"]
@@ -263,6 +263,7 @@ def test_compose_runs_it_with_every_argument_as_it_was(containers: Containers) -
     assert "step 3/3" in running[0].text
 
 
+@pytest.mark.slow
 def test_kubernetes_runs_it_and_goes_on_after_an_eviction(containers: Containers) -> None:
     """A pod that comes before the first one's name is known; an eviction; the next attempt."""
     shutil.copytree(container.CLONE / "config", containers.workdir / "config")  # COPY . .

@@ -90,6 +90,7 @@ def machines(tmp_path: Path) -> Machines:
     return Machines(tmp_path)
 
 
+@pytest.mark.cluster
 def test_two_nodes_by_hand_are_one_job(machines: Machines) -> None:
     """Different numbers of ranks, arguments as they are, one experiment; an early bird waits."""
     name = machines.script(ADD)
@@ -107,6 +108,7 @@ def test_two_nodes_by_hand_are_one_job(machines: Machines) -> None:
     assert "sum 3.0" in next(Path(place).glob("logs/node_0_*.txt")).read_text()
 
 
+@pytest.mark.cluster
 def test_a_failure_ends_it_on_all_nodes(machines: Machines) -> None:
     name = machines.script(
         "import os, time\n"
@@ -122,6 +124,7 @@ def test_a_failure_ends_it_on_all_nodes(machines: Machines) -> None:
     assert machines.nothing_left()
 
 
+@pytest.mark.cluster
 def test_ctrl_c_on_one_of_them_stops_all(machines: Machines) -> None:
     name = machines.script(ENDLESS)
     first, second = machines.node(0, name), machines.node(1, name)
@@ -132,6 +135,7 @@ def test_ctrl_c_on_one_of_them_stops_all(machines: Machines) -> None:
     assert machines.nothing_left()
 
 
+@pytest.mark.cluster
 def test_nodes_that_disagree_are_told_before_anything_starts(machines: Machines) -> None:
     """Both of them; what else may disagree is below."""
     name = machines.script(ENDLESS)
@@ -142,6 +146,7 @@ def test_nodes_that_disagree_are_told_before_anything_starts(machines: Machines)
     assert not (machines.directory / "experiments").exists()
 
 
+@pytest.mark.cluster
 def test_a_node_that_never_comes_is_named(machines: Machines) -> None:
     name = machines.script(ENDLESS)
     alone = machines.command(
@@ -153,6 +158,7 @@ def test_a_node_that_never_comes_is_named(machines: Machines) -> None:
     assert "NODE_RANK 1, 2 did not arrive within 1 s" in alone.text
 
 
+@pytest.mark.cluster
 def test_a_master_without_an_address_is_named(machines: Machines) -> None:
     name = machines.script(ENDLESS)
     words = (str(BIN / "orchestrator"), "run-node", "--wait", "0.5", name)
@@ -162,6 +168,7 @@ def test_a_master_without_an_address_is_named(machines: Machines) -> None:
     assert "MASTER_ADDR 'nowhere.invalid' could not be resolved here within" in alone.text
 
 
+@pytest.mark.cluster
 def test_torchrun_by_hand_runs_the_engine(machines: Machines) -> None:
     engine = ["-m", "orchestrator.engine.train", "--set", "training.max_steps=2"]
     torchrun = [str(BIN / "torchrun"), "--nnodes=1", "--nproc-per-node=2"]

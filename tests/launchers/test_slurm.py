@@ -34,6 +34,7 @@ def wait_until(there: Callable[[], object], what: str) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.cluster
 def test_an_allocation_is_trained_on(login: Login) -> None:
     """No list, no option: the nodes are Slurm's, and the arguments arrive as they are."""
     words = ["two words", 'it\'s "quoted" $HOME', ""]
@@ -64,6 +65,7 @@ print(Cluster().run(work, 5))
 """
 
 
+@pytest.mark.cluster
 def test_a_python_program_finds_the_nodes_of_its_allocation(login: Login) -> None:
     program = login.script(CALLS, "calls.py")
     command = login.command("salloc", "--quiet", "--nodes=2", sys.executable, program)
@@ -71,6 +73,7 @@ def test_a_python_program_finds_the_nodes_of_its_allocation(login: Login) -> Non
     assert command.lines[-1] == "[('0', 5), ('1', 5)]"
 
 
+@pytest.mark.cluster
 def test_a_plan_and_the_doctor_look_at_the_nodes_of_the_allocation(login: Login) -> None:
     name = login.script("print('never started')")
     for words in (["plan", "--nproc", "1", name], ["doctor", "--quick", "--json", name]):
@@ -80,6 +83,7 @@ def test_a_plan_and_the_doctor_look_at_the_nodes_of_the_allocation(login: Login)
         assert "n1" in command.text and "n2" in command.text, command.text
 
 
+@pytest.mark.cluster
 def test_what_a_rank_fails_of_is_the_verdict(login: Login) -> None:
     name = login.script("import os\nif os.environ['RANK'] == '1': raise ValueError('of its own')\n")
     command = login.inside("--nnodes", "1", "--nproc", "2", name)
@@ -88,6 +92,7 @@ def test_what_a_rank_fails_of_is_the_verdict(login: Login) -> None:
     assert login.record["verdict"]["message"] == "ValueError: of its own"
 
 
+@pytest.mark.cluster
 def test_a_job_left_alone_is_taken_up_and_stopped(login: Login) -> None:
     """The head goes by kill -9; the step holds the job, and a second step finds it."""
     login.slurm.run("salloc", "--no-shell", "--nodes=2")
@@ -115,6 +120,7 @@ def test_a_job_left_alone_is_taken_up_and_stopped(login: Login) -> None:
     assert login.slurm.queue() == f"{job} RUNNING", "the allocation is the user's"
 
 
+@pytest.mark.cluster
 def test_a_submitted_job_is_queued_again_at_its_time_limit_and_resumes(login: Login) -> None:
     """What Slurm sends before the limit: the ranks save, the next attempt goes on from there;
     `status`, `logs` and `stop` work from the login node."""
@@ -152,6 +158,7 @@ def test_a_submitted_job_is_queued_again_at_its_time_limit_and_resumes(login: Lo
     assert "resuming after" in logs.text
 
 
+@pytest.mark.cluster
 def test_a_limit_that_leaves_no_time_is_no_reason_to_go_on(login: Login) -> None:
     """As where a partition has one: its signal comes at the start of each attempt."""
     asked = ("--nnodes", "2", "--cpus-per-task", "1", "--time", "5", "--name", "own")
@@ -169,6 +176,7 @@ def test_a_limit_that_leaves_no_time_is_no_reason_to_go_on(login: Login) -> None
     assert login.record["exit_code"] == 130
 
 
+@pytest.mark.cluster
 def test_a_limit_that_is_reached_is_the_reason_of_the_end(login: Login) -> None:
     forever = login.script("import time\nprint('begun', flush=True)\ntime.sleep(1000)")
     asked = ("--nnodes", "2", "--time", "1", "--no-requeue")
@@ -179,6 +187,7 @@ def test_a_limit_that_is_reached_is_the_reason_of_the_end(login: Login) -> None:
     assert "time limit" in login.record["verdict"]["message"]
 
 
+@pytest.mark.cluster
 def test_a_job_that_slurm_takes_back_is_queued_and_not_over(login: Login) -> None:
     """As where one of higher priority needs its nodes, or an administrator requeues it."""
     command = login.typed("submit", "slurm", "--nnodes", "2", login.script(TICKS))
@@ -193,6 +202,7 @@ def test_a_job_that_slurm_takes_back_is_queued_and_not_over(login: Login) -> Non
     assert login.record["state"] == "stopped" and login.slurm.queue() == ""
 
 
+@pytest.mark.cluster
 def test_the_batch_file_runs_as_it_is_and_scancel_is_a_stop(login: Login) -> None:
     words = ["two words", 'it\'s "quoted" $HOME `id`', "é\\n"]
     name = login.script(TICKS, "a script.py")
@@ -213,6 +223,7 @@ def test_the_batch_file_runs_as_it_is_and_scancel_is_a_stop(login: Login) -> Non
     assert login.record["state"] == "stopped"
 
 
+@pytest.mark.cluster
 def test_a_job_that_waits_is_known_and_stopped(login: Login) -> None:
     """Nothing of it ever runs; and what cannot be handed in leaves nothing behind."""
     asked = ["--nnodes", "2", "--sbatch=--begin=now+1hour"]
@@ -256,6 +267,7 @@ def test_a_value_of_env_has_a_way_to_the_job(
     check_export(asked, {})
 
 
+@pytest.mark.cluster
 def test_srun_alone_makes_ranks(login: Login) -> None:
     """Without torchrun: the tasks of a step are the ranks, on both nodes."""
     engine = ["-m", "orchestrator.engine.train", "--set", "training.max_steps=2"]
@@ -268,6 +280,7 @@ def test_srun_alone_makes_ranks(login: Login) -> None:
     assert "step 2/2" in command.text
 
 
+@pytest.mark.cluster
 def test_what_is_no_allocation_is_named_before_anything_starts(login: Login) -> None:
     launch, script = str(BIN / "master_launch"), login.script(TICKS)
     outside = login.command(launch, "--launcher", "slurm", script)

@@ -19,6 +19,8 @@ from orchestrator.local_cluster import cluster as sshd
 from orchestrator.local_cluster.cluster import LoopbackCluster
 from tests.clusters.require import lacking, require_namespaces, require_sshd
 
+pytestmark = pytest.mark.slow
+
 
 def run(cluster: LoopbackCluster, i: int, command: str) -> str:
     ssh = ["ssh", "-F", str(cluster.ssh_config), cluster.addresses[i], command]

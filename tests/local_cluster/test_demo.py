@@ -25,6 +25,8 @@ from tests.clusters.require import require_sshd
 from tests.launching import BIN, PATIENCE, Command
 from tests.node.running import wait_until
 
+pytestmark = pytest.mark.slow
+
 Start = Callable[..., Command]
 REPOSITORY = Path(__file__).parents[2]
 

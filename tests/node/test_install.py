@@ -20,6 +20,8 @@ from orchestrator.protocol.requests.request import Beat
 from orchestrator.protocol.requests.start import Hook
 from orchestrator.protocol.timing import HEAD_PATIENCE_SECONDS
 
+pytestmark = pytest.mark.slow
+
 SECONDS = 60.0  # more than it ever takes
 OTHER = 12345  # nobody's user and group
 

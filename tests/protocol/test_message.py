@@ -36,7 +36,6 @@ from orchestrator.protocol.requests.request import (
     read_request,
 )
 from orchestrator.protocol.version import Version, conflict
-from tests.gears import examples
 
 ROOM_MODULES = [importlib.import_module(f"orchestrator.protocol.requests.{room}") for room in ROOMS]
 
@@ -122,10 +121,10 @@ def test_every_message_comes_out_as_it_went_in() -> None:
         with pytest.raises(Nonsense, match="unknown key"):
             decode(kind, newer)
 
-    for_every_kind(examples(15), check)
+    for_every_kind(3, check)
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(KINDS), json_data)
 def test_any_other_data_is_nonsense_and_nothing_worse(kind: type[Message], data: Any) -> None:
     for newer in (False, True):
@@ -259,7 +258,7 @@ def test_every_request_has_a_method_that_takes_it_and_returns_its_answer() -> No
     assert set(HANDLERS) == set(REQUESTS.values())
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.sampled_from([*REQUESTS.values()]).flatmap(made), st.integers(0, 2**40))
 def test_a_request_arrives(request: Request[Any], number: int) -> None:
     frame = json.loads(json.dumps(frame_of_request(number, request)))
@@ -267,7 +266,7 @@ def test_a_request_arrives(request: Request[Any], number: int) -> None:
     assert (found, read_request(fields)) == (number, request)
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.dictionaries(st.sampled_from(["id", "do", "ok", "error", "beat", "version"]), json_data))
 def test_frames_of_anybody_are_nonsense_and_nothing_worse(data: dict[str, Any]) -> None:
     for read in (number_of, read_request, read_incoming):
@@ -284,7 +283,7 @@ frame = st.tuples(st.sampled_from(sorted(LARGEST)), st.binary(max_size=50)).map(
 )
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(frame, max_size=5), st.lists(st.integers(1, 40), max_size=30))
 def test_frames_arrive_whole_however_they_are_cut(
     sent: list[tuple[bytes, bytes]], cuts: list[int]
@@ -298,7 +297,7 @@ def test_frames_arrive_whole_however_they_are_cut(
     assert found == sent
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.binary(max_size=100))
 def test_bytes_of_anybody_are_nonsense_and_nothing_worse(data: bytes) -> None:
     try:
@@ -323,7 +322,7 @@ def test_a_frame_too_large_is_refused_before_it_arrives() -> None:
 # -- events and lines -------------------------------------------------------------------------
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.sampled_from([*events.EVENTS.values()]).flatmap(made))
 def test_an_event_is_read_as_it_was_written(event: events.Event) -> None:
     data = json.loads(json.dumps(events.to_data(event)))

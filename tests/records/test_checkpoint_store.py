@@ -25,7 +25,6 @@ from hypothesis import strategies as st
 from orchestrator.common.errors import JobFailed, UsageError
 from orchestrator.records import checkpoint_manifest, checkpoint_store
 from orchestrator.records.checkpoint_store import Checkpoint, FileRecord
-from tests.gears import examples
 
 FILES = {".metadata": b"about", "__0_0.distcp": b"a" * 1000, "__1_0.distcp": b"b" * 1000}
 
@@ -305,6 +304,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_sigkill(tmp_path: Path) -> None:
     directory, last = tmp_path / "checkpoints", 0
     directory.mkdir()
@@ -331,7 +331,7 @@ def test_sigkill(tmp_path: Path) -> None:
 # -- damaged ----------------------------------------------------------------------------------
 
 
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.data())
 def test_any_flipped_bit_is_found(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as name:
@@ -480,7 +480,7 @@ JSON = st.recursive(
 KEYS = st.sampled_from(["format", "step", "created", "progress", "world", "files"])
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.dictionaries(KEYS, JSON) | JSON)
 def test_no_manifest_is_an_accident(fields: Any) -> None:
     with tempfile.TemporaryDirectory() as name:
@@ -494,7 +494,7 @@ def test_no_manifest_is_an_accident(fields: Any) -> None:
         assert found.problem.isprintable()
 
 
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(JSON)
 def test_any_progress_comes_back(progress: Any) -> None:
     with tempfile.TemporaryDirectory() as name:
@@ -568,6 +568,7 @@ def test_odd_names(tmp_path: Path, name: str) -> None:
     assert len(good(directory)) == 1
 
 
+@pytest.mark.slow
 def test_a_thousand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", lambda fd: None)
@@ -757,7 +758,8 @@ def test_pruning(tmp_path: Path, kinds: str, keep: int, left: list[int]) -> None
     assert len(listing(tmp_path)) == len(left)
 
 
-@settings(max_examples=examples(40), deadline=None)
+@pytest.mark.slow
+@settings(max_examples=8, deadline=None)
 @given(st.text("ctn", max_size=8), st.integers(-1, 5))
 def test_pruning_keeps_its_promise(kinds: str, keep: int) -> None:
     with tempfile.TemporaryDirectory() as name:

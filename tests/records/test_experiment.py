@@ -23,7 +23,6 @@ from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.experiments import create, every, find
 from orchestrator.records.outcome import Head, Verdict
-from tests.gears import examples
 
 ROOT = Path(__file__).parents[2]
 NODE = NodeRecord(0, "bob@gpu01", "gpu01", "bob", None, "10.0.0.1", "/usr/bin/python3", 0, 2)
@@ -480,7 +479,7 @@ def spoiled(draw: st.DrawFn) -> bytes:
 @given(spoiled())
 @example(json.dumps(encode(record(nodes=[dataclasses.replace(NODE, address="../../x")]))).encode())
 @settings(
-    max_examples=examples(300),
+    max_examples=60,
     derandomize=True,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -115,6 +115,7 @@ def test_the_last_line_of_each_attempt_counts_while_the_file_grows(tmp_path: Pat
     assert {number: one.step for number, one in accounts.read().items()} == {1: 299, 2: 0, 3: 199}
 
 
+@pytest.mark.slow
 def test_a_job_of_many_days_is_told_to_its_end(tmp_path: Path) -> None:
     """The engine writes a line every two seconds."""
     (tmp_path / "outputs").mkdir()

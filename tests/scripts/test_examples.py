@@ -19,6 +19,7 @@ PAGES = {
 }
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize(
     ("name", "options", "words", "last"),
     [

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).parents[2] / "scripts/bench/gpu.py"
 RUNS = "a loss with,save: copies,memory while a model,workers by fork,profile,verify over"
 

@@ -14,6 +14,8 @@ import pytest
 
 from orchestrator.engine.data.tokens import HEADER, WIDTHS, Header, read_header
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_tokens.py"
 
 # What the package tokenizers does, in the few calls that are made: words, by their length.

@@ -7,8 +7,12 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
+
 from tests.launching import PATIENCE
 from tests.views.report.test_browser import near, pixels
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 LARGEST = 150_000  # bytes

@@ -100,6 +100,7 @@ def test_a_failing_pip_is_told_and_tried_again(clone: Clone) -> None:
         assert "setup: pip could not install torch==2.13.0 numpy -e ." in failed.stderr
 
 
+@pytest.mark.slow
 def test_a_fresh_clone_gets_a_venv(clone: Clone) -> None:
     failed = clone.setup("make_venv", PYTHON="none")
     assert (failed.returncode, failed.stdout) == (3, "")
@@ -144,12 +145,11 @@ def test_the_demo_script_hands_its_arguments_on(clone: Clone) -> None:
 @pytest.mark.parametrize(
     ("typed", "marks", "workers"),
     [
-        (["--fast", "-k", "two words"], ["-m", "fast"], 3),
-        (["-k", "two words"], ["-m", "not long"], 3),
-        (["--long", "-k", "two words"], [], 3),
+        (["--fast", "-k", "two words"], ["-m", "not slow and not cluster and not browser"], 3),
+        (["-k", "two words"], [], 3),
     ],
 )
-def test_each_gear_runs_its_tests_and_hands_arguments_on(
+def test_test_sh_passes_markers_and_arguments_to_pytest(
     clone: Clone, typed: list[str], marks: list[str], workers: int
 ) -> None:
     clone.venv()

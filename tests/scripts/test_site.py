@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("mkdocs", reason="pip install -e '.[docs]'")
 ROOT = Path(__file__).parents[2]
 

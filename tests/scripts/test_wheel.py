@@ -21,6 +21,8 @@ import pytest
 
 from tests.conftest import Cluster
 
+pytestmark = pytest.mark.cluster
+
 ROOT = Path(__file__).parents[2]
 PARTS = ("orchestrator", "config", "docs", "pyproject.toml", "setup.py", "README.md", "LICENSE")
 

@@ -30,6 +30,8 @@ from orchestrator.traces.intervals import intersect, length, merge
 from orchestrator.traces.rank import Event, Rank, of_rank
 from tests.engine import pair
 
+pytestmark = pytest.mark.slow
+
 # -- intervals against cells that are counted one by one ------------------------------------------
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)).map(sorted).map(tuple))

@@ -97,6 +97,7 @@ def test_a_name_that_mlflow_takes_stays_as_it_is() -> None:
     assert accepted.of("node/gpu01/disk//used") == "node/gpu01/disk/used"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["wandb", "mlflow", "trackio"])
 def test_a_run_that_goes_on_has_its_curves_again(tmp_path: Path, name: str) -> None:
     pytest.importorskip(name)
@@ -166,6 +167,7 @@ def test_mlflow_keeps_the_first_value_of_a_step(monkeypatch: pytest.MonkeyPatch)
     ]
 
 
+@pytest.mark.slow
 def test_mlflow_has_two_runs_of_one_process(tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
     together(tmp_path, "mlflow")
@@ -205,6 +207,7 @@ def test_mlflow_without_a_database_writes_files(
     assert len(uris) == 2, "what the user chose stays"
 
 
+@pytest.mark.slow
 def test_wandb_has_two_runs_of_one_process_and_drops_no_earlier_step(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     together(tmp_path, "wandb")

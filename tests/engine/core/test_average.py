@@ -35,7 +35,8 @@ from tests.engine.by_hand import (
 from tests.engine.programs.optimizers import Switching
 from tests.engine.worlds import Job, run
 
-pytestmark = pytest.mark.usefixtures("no_groups_left")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_groups_left")]
+
 DECAY, LIFE = 0.9, "STEPS_OF_THIS_LIFE"
 LAYOUTS: dict[str, dict[str, Any]] = {
     "ddp": {"strategy": "ddp"},

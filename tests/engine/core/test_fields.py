@@ -39,6 +39,8 @@ from tests.engine.programs import configured as own
 from tests.engine.worlds import Job, run
 from tests.launching import BIN, Command, Head
 
+pytestmark = pytest.mark.cluster
+
 Sections = dict[str, Any]
 
 

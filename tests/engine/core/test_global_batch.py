@@ -14,6 +14,8 @@ from orchestrator.engine.core.settings import VARIABLE, Share, in_words, keep_ba
 from tests.engine.core.test_parity import accumulate, config, fsdp
 from tests.engine.worlds import Job, run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("first", "world", "accumulation", "size", "expected"),

@@ -11,6 +11,8 @@ import pytest
 from tests.engine.core.test_parity import BATCH, accumulate, config, fsdp
 from tests.engine.worlds import CONFIGURED, Job, run
 
+pytestmark = pytest.mark.slow
+
 ENDLESS = {"training": {"max_steps": 10**6}, "scheduler": {"total_steps": 100}}
 
 

@@ -13,6 +13,8 @@ from orchestrator import Trainer
 from orchestrator.engine.core.checkpointing import not_taken
 from tests.engine.worlds import Job, run
 
+pytestmark = pytest.mark.slow
+
 
 def test_what_people_do_with_a_trainer(tmp_path: Path) -> None:
     job = Job(str(tmp_path / "job"), [2], {}, call="tests.engine.programs.habits:habits")

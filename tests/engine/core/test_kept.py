@@ -13,6 +13,8 @@ import pytest
 from tests.engine.programs.keeping import PLACE, SAVED
 from tests.engine.worlds import Job, run
 
+pytestmark = pytest.mark.slow
+
 STEPS = 9
 
 

@@ -48,6 +48,7 @@ from tests.engine.programs.optimizers import both, matrices
 from tests.engine.worlds import Job, run
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.usefixtures("no_groups_left"),
     pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch 2.9 has it"),
 ]

@@ -57,7 +57,8 @@ from tests.engine.programs.optimizers import (
 )  # fmt: skip
 from tests.engine.worlds import Job, run
 
-pytestmark = pytest.mark.usefixtures("no_groups_left")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_groups_left")]
+
 CLOSE = {torch.float32: 1e-6, torch.float64: 1e-12, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 LIFE = "STEPS_OF_THIS_LIFE"
 

@@ -17,6 +17,8 @@ from orchestrator.engine.data.sample_order import Order
 from tests.engine.programs import configured as own
 from tests.engine.worlds import CONFIGURED, Job, run
 
+pytestmark = pytest.mark.slow
+
 STEPS = 10
 BATCH = 24  # of all ranks and micro-batches together
 CLIP = 0.19

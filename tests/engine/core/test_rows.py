@@ -9,6 +9,8 @@ import pytest
 
 from tests.engine.worlds import Job, run
 
+pytestmark = pytest.mark.slow
+
 CASES = 4 + 2 * 4  # ways to collate, and two containers under each strategy
 
 

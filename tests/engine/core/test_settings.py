@@ -13,6 +13,8 @@ from orchestrator.engine.core import settings
 from tests.engine.core.test_fields import ENGINE, every_field
 from tests.engine.worlds import Job, run
 
+pytestmark = pytest.mark.slow
+
 # Section -> the keys that a Trainer reads, and what has to be set beside them.
 READ: dict[str, tuple[str, dict[str, Any]]] = {
     "training": (

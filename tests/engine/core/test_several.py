@@ -35,7 +35,8 @@ from tests.engine.programs.several import (
 )
 from tests.engine.worlds import Job, run
 
-pytestmark = pytest.mark.usefixtures("no_groups_left")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_groups_left")]
+
 LIFE = "STEPS_OF_THIS_LIFE"
 LAYOUTS: dict[str, dict[str, Any]] = {
     "ddp": {"strategy": "ddp"},

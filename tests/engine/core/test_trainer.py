@@ -34,6 +34,8 @@ from tests.engine.data.test_loaders import ranks as ranks_of
 from tests.engine.programs import trainings as trained
 from tests.engine.worlds import PROGRAMS, Job, run
 
+pytestmark = pytest.mark.slow
+
 WORLDS = ([1], [2], [2, 2])
 
 

@@ -10,6 +10,8 @@ import torch
 from orchestrator.engine.sharding import used_parts
 from tests.engine.worlds import PROGRAMS, Job, run
 
+pytestmark = pytest.mark.slow
+
 WORLDS = {1: ([2, 2],), 6: ([2], [1, 1], [2, 2])}  # by the number of cases
 
 

@@ -71,6 +71,7 @@ def test_seeds_and_epochs_have_orders_of_their_own() -> None:
     assert Order(50, 3, shuffle=False).indices(45, 10) == [*range(45, 50), *range(5)]
 
 
+@pytest.mark.slow
 def test_every_sample_comes_everywhere() -> None:
     """Over many epochs, each of 10 samples is at each place about as often as at the others."""
     order = Order(10, 0, shuffle=True)
@@ -456,6 +457,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow
 def test_workers_end_with_a_rank_that_is_killed() -> None:
     command = [sys.executable, "-c", ORPHANS]
     root = Path(__file__).parents[3]

@@ -13,6 +13,8 @@ from orchestrator.engine.data.sharded_loader import MapShard
 from tests.engine.data.test_loaders import ranks
 from tests.engine.worlds import Job, run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("shuffle", [False, True])

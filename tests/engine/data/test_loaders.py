@@ -17,6 +17,8 @@ from orchestrator.engine.data.sharded_loader import MapShard
 from orchestrator.engine.ranks.ranks import Ranks
 from tests.engine.worlds import Job, run
 
+pytestmark = pytest.mark.slow
+
 TWELVE = [*map(float, range(12)), 5.5]  # each number once, and their mean
 LIKE_TUPLES = ("namedtuples", "dataclasses", "graphs", "encodings", "sums of graphs")
 

@@ -11,6 +11,8 @@ import pytest
 from tests.engine.programs.samplers import ELSEWHERE, NOT_ELSEWHERE, SAME
 from tests.engine.worlds import Job, run
 
+pytestmark = pytest.mark.slow
+
 PROGRAMS = "tests.engine.programs.samplers"
 
 

@@ -19,6 +19,8 @@ from orchestrator.config.schema import Config
 from orchestrator.engine.data import sources, tables
 from tests.engine.worlds import Job, run
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 CSV = 'id,score,text\n1,0.5,"a ""quoted"" word, and\na second line"\n2,7,\n\n3,1e-3,last'
 

@@ -12,6 +12,8 @@ import pytest
 from tests.engine.core.test_parity import fsdp
 from tests.engine.worlds import Job, run
 
+pytestmark = pytest.mark.slow
+
 STEPS = 6
 DECODER: dict[str, dict[str, Any]] = {
     # A seed by whose samples six steps do not enlarge the rounding of sums.

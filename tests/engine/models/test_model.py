@@ -181,6 +181,7 @@ def test_positions_are_told_apart_in_bf16() -> None:
     assert low.loss.item() == pytest.approx(expected.loss.item(), rel=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", ["fp32", "autocast"])
 def test_blocks_compile_without_a_break(kept: str) -> None:
     made, data = decoder(num_kv_heads=2), batch()
@@ -287,6 +288,7 @@ def rows_of(wanted: Config, rank: int, shape: tuple[int, ...], file: Path) -> No
     torch.save({name: weight.to_local().detach() for name, weight in own.named_parameters()}, file)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(2,), (3,), (2, 2)], ids=str)
 @pytest.mark.parametrize("kind", ["decoder", "ranking"])
 def test_a_mesh_of_any_shape_begins_with_the_same_values(

@@ -146,6 +146,7 @@ def test_its_flops_are_six_per_matrix_entry_and_feature_and_attention() -> None:
     assert build.flops_per_sample(config(), made) == expected
 
 
+@pytest.mark.slow
 def test_it_learns_the_invented_clicks() -> None:
     sections = {"training": {"batch_size": 128}, "dataset": {"kind": "synthetic"}}
     wanted = parse.build(Config, {**sections, "model": {**SMALL, "model_dim": 32}})

@@ -186,6 +186,7 @@ def test_further_metrics_are_named() -> None:
             as_sums((ONE, 1, {taken: ONE}), "it")
 
 
+@pytest.mark.slow
 def test_the_example_of_the_docs_trains(tmp_path: Path) -> None:
     text = (Path(__file__).parents[3] / "docs" / "own_model.md").read_text()
     blocks = dict(re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL))

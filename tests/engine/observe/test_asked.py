@@ -18,6 +18,8 @@ from orchestrator.traces import chrome
 from orchestrator.traces.rank import Event, of_rank, what_matters
 from tests.engine.worlds import Job, run
 
+pytestmark = pytest.mark.slow
+
 WISH = ProfileWish(id="7", steps=2)
 STEPS = 12
 

@@ -32,6 +32,8 @@ from orchestrator.engine.observe.metrics import (
 from orchestrator.engine.observe.phases import Phases
 from tests.engine import pair
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 NAP = 1.0  # seconds: far more than all else that a step of these models does
 

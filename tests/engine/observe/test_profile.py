@@ -22,6 +22,8 @@ from orchestrator.node.transfer.outputs import STAY_HIDDEN
 from orchestrator.traces import overlap
 from tests.engine import pair
 
+pytestmark = pytest.mark.slow
+
 WANTED = Profiling(enabled=True, wait=1, warmup=1, active=2)
 
 

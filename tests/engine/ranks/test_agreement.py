@@ -16,6 +16,8 @@ from orchestrator.common.errors import CheckFailed
 from orchestrator.engine.ranks import agreement
 from tests.engine import pair
 
+pytestmark = pytest.mark.slow
+
 
 @settings(deadline=None)
 @given(st.binary(min_size=1, max_size=40), st.integers(0))

@@ -19,6 +19,8 @@ from orchestrator.engine.ranks.ranks import rank_in_environment
 from tests.engine.programs import collectives as collected
 from tests.engine.worlds import PROGRAMS, Job, run
 
+pytestmark = pytest.mark.slow
+
 
 def done(directory: Path, nodes: list[int], function: str) -> Job:
     job = Job(str(directory / "job"), nodes, {}, call=f"{PROGRAMS}.collectives:{function}")

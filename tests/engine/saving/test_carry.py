@@ -8,6 +8,8 @@ import random
 import shutil
 from pathlib import Path
 
+import pytest
+
 from orchestrator import distributed
 from orchestrator.engine.saving import carry
 from orchestrator.engine.saving.carry import FILES_AT_ONCE, Errand, waves
@@ -16,6 +18,8 @@ from orchestrator.records.checkpoint_manifest import FileRecord
 from tests.engine.programs.trainings import message
 from tests.engine.worlds import Job, run
 from tests.node.running import wait_until
+
+pytestmark = pytest.mark.slow
 
 FILE = FileRecord(1, "0" * 64)
 NODES = [(0, "a"), (0, "a"), (1, "b"), (2, "c")]

@@ -21,6 +21,8 @@ from tests.engine.core.test_parity import fsdp
 from tests.engine.saving.test_resume import job, losses, resumed, saving
 from tests.engine.worlds import Job, run
 
+pytestmark = pytest.mark.slow
+
 FROZEN: dict[str, Any] = {"model": {"target": "tests.engine.programs.configured:frozen"}}
 DRIFTING = {"model": {**FROZEN["model"], "args": {"drifts": True}}}
 BACKGROUND = {"checkpoint": {"asynchronous": True}}

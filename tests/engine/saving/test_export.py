@@ -113,6 +113,7 @@ def same(found: Tensor, expected: Tensor) -> bool:
     return found.dtype == expected.dtype and torch.equal(found, expected)
 
 
+@pytest.mark.slow
 def test_the_bytes_are_as_specified(of_three_ranks: Path, tmp_path: Path) -> None:
     results = export.export(of_three_ranks, tmp_path / "out")
     assert results == f"step 120: 11 tensors, {(tmp_path / 'out').stat().st_size:,} bytes: " + str(
@@ -140,6 +141,7 @@ def test_the_bytes_are_as_specified(of_three_ranks: Path, tmp_path: Path) -> Non
         assert entry["data_offsets"][0] % WHOLE[name].itemsize == 0
 
 
+@pytest.mark.slow
 def test_others_read_it(of_three_ranks: Path, tmp_path: Path) -> None:
     export.export(of_three_ranks, tmp_path / "out")
     found = load_file(tmp_path / "out")
@@ -150,6 +152,7 @@ def test_others_read_it(of_three_ranks: Path, tmp_path: Path) -> None:
         assert file.metadata() == {"format": "pt", "step": "120"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
 def test_only_floating_point_changes_its_dtype(
     of_three_ranks: Path, tmp_path: Path, name: str
@@ -300,6 +303,7 @@ def test_configs_of_a_strange_checkpoint_are_refused(tmp_path: Path, configs: An
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_the_largest_tensor_twice(tmp_path: Path) -> None:
     size = 4 << 20  # bytes of each of 24
     state = {f"model.{i}": torch.full((size // 4,), float(i)) for i in range(24)}
@@ -333,6 +337,7 @@ def typed(directory: Path, *words: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_the_newest_that_verifies(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save(tmp_path / "checkpoints", step, {"model.a": torch.tensor(float(step))})

@@ -15,6 +15,8 @@ from orchestrator.engine.saving import memory
 from tests.engine.core.test_parity import config, fsdp
 from tests.engine.worlds import CONFIGURED, Job, run
 
+pytestmark = pytest.mark.slow
+
 STEPS = 12
 SHARDED = fsdp("full_shard")
 TWO_NODES = [1, 1]

@@ -20,6 +20,8 @@ from orchestrator.common.errors import OrchestratorError, UsageError
 from orchestrator.engine.saving import memory
 from tests.engine.worlds import Job, run
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = Path(__file__).parents[3] / "scripts/examples/memory_checkpoint_example.py"
 MODULE = "tests.engine.saving.test_memory_checkpoint"
 

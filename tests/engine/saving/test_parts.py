@@ -22,6 +22,8 @@ from tests.engine.core.test_parity import fsdp
 from tests.engine.saving.test_resume import STEPS, checkpoints, job, losses, resumed, saving
 from tests.engine.worlds import NAME, Job, run
 
+pytestmark = pytest.mark.slow
+
 NODES = [2, 1, 1]
 FOR_ALL = [".metadata", "__0_alike_0.distcp"]
 UNTIL_8: list[dict[str, Any]] = [

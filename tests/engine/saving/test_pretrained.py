@@ -19,6 +19,8 @@ from tests.engine.programs import configured as own
 from tests.engine.programs.large import BLOCKS, WIDTH
 from tests.engine.worlds import PROGRAMS, Job, run
 
+pytestmark = pytest.mark.slow
+
 WHOLE = BLOCKS * WIDTH * WIDTH * 4  # bytes
 
 

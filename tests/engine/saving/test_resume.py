@@ -20,6 +20,8 @@ from orchestrator.engine.ranks import ranks
 from tests.engine.core.test_parity import accumulate, config, fsdp
 from tests.engine.worlds import NAME, Job, run
 
+pytestmark = pytest.mark.slow
+
 STEPS = 12
 SAVED, METRICS = "TEST_SAVED", "outputs/rank_00_metrics.jsonl"
 WHERE = {"training": {"max_steps": STEPS}}

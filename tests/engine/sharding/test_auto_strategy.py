@@ -13,6 +13,8 @@ from orchestrator.engine.ranks.ranks import Ranks
 from tests.engine.programs import trainings as trained
 from tests.engine.worlds import Job, run
 
+pytestmark = pytest.mark.slow
+
 RANKS = Ranks(0, 2, 0, torch.device("cpu"), ((0, "a"), (0, "a")))
 
 

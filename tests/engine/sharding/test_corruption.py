@@ -18,6 +18,8 @@ from orchestrator.engine.sharding.corruption import Difference
 from tests.engine.programs import trainings as trained
 from tests.engine.worlds import Job, run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("hashes", "odd"),

@@ -14,6 +14,8 @@ from tests.clusters.require import lacking
 from tests.engine.programs.library_models import ADAPTED, MODELS
 from tests.engine.worlds import Job, run
 
+pytestmark = pytest.mark.slow
+
 # Not pulled in by what the tests need; their own needs (torch, numpy, ...) are there already.
 PACKAGES = ("transformers>=4.50", "tokenizers", "regex", "typer", "shellingham", "peft>=0.15")
 # Their loss looks at the other samples of a batch, which is another one on each rank.

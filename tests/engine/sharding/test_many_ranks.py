@@ -6,9 +6,13 @@ import json
 import os
 from pathlib import Path
 
+import pytest
+
 from orchestrator.engine import train
 from orchestrator.engine.ranks.ranks import joined
 from tests.engine.worlds import Job, run
+
+pytestmark = pytest.mark.slow
 
 NODES = [8] * 8
 CONFIG = {

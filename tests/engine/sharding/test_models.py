@@ -10,6 +10,8 @@ import pytest
 from tests.engine.programs.models import MODELS, REFUSED
 from tests.engine.worlds import Job, run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("nodes", [[2], [2, 2]])
 def test_models_train_as_in_a_plain_loop(tmp_path: Path, nodes: list[int]) -> None:

@@ -13,6 +13,8 @@ from tests.engine.core.test_parity import accumulate, config, fsdp
 from tests.engine.worlds import Job, run
 from tests.launching import Head
 
+pytestmark = pytest.mark.cluster
+
 STEPS = 4
 GROUPS = 3  # two layers, and what is around them
 

@@ -63,6 +63,7 @@ def machines() -> list[Machine]:
     ]
 
 
+@pytest.mark.cluster
 def test_each_machine_is_a_row_with_all_that_it_is(machines: list[Machine]) -> None:
     one, two, three = (
         dict(zip(MACHINES.headings, MACHINES.words(each), strict=True)) for each in machines
@@ -88,6 +89,7 @@ def test_each_machine_is_a_row_with_all_that_it_is(machines: list[Machine]) -> N
     ]
 
 
+@pytest.mark.cluster
 def test_a_terminal_of_eighty_columns_shows_all_of_it(machines: list[Machine]) -> None:
     text = to_text(machines[:2], Terminal(width=80))
     assert max(map(len, text.splitlines())) <= 80
@@ -98,6 +100,7 @@ def test_a_terminal_of_eighty_columns_shows_all_of_it(machines: list[Machine]) -
     assert to_text(machines[:2], Terminal(width=300)).count("10.0.0.2 (spare)") == 1
 
 
+@pytest.mark.cluster
 def test_the_site_is_shown_where_the_list_has_one(machines: list[Machine]) -> None:
     assert "SITE" not in to_text(machines, PLAIN)
     lost = machine.lost(node("10.0.0.4", site="hall2"), NodeError("gone", ""))
@@ -108,6 +111,7 @@ def test_the_site_is_shown_where_the_list_has_one(machines: list[Machine]) -> No
     assert [machine.to_json(each)["site"] for each in (lost, sited)] == ["hall2", "hall1"]
 
 
+@pytest.mark.cluster
 def test_many_machines_that_are_alike_share_a_row(machines: list[Machine]) -> None:
     many = [
         machines[0].replace(name=f"10.0.0.{n}", hostname=f"gpu{n}", disk_free=n * 10**9)
@@ -131,6 +135,7 @@ def test_what_slurm_gives_of_a_machine_is_told_apart_from_what_it_has() -> None:
     assert machine.gpu_text(described("a", facts(gpus=2))) == "2 GPUs"
 
 
+@pytest.mark.cluster
 def test_json_has_every_field_of_every_machine(machines: list[Machine]) -> None:
     for each in machines:
         data = json.loads(json.dumps(machine.to_json(each)))

@@ -44,6 +44,7 @@ print(orchestrator.__file__, Trainer.__module__)
 """
 
 
+@pytest.mark.slow
 def test_the_engine_and_a_users_imports_need_nothing_else(tmp_path: Path) -> None:
     for name, data in library.library().files:
         path = tmp_path / "library" / name

@@ -102,6 +102,7 @@ def test_the_last_of_many_tries_does_not_hide_that_the_others_were_dropped(
         answering.join()
 
 
+@pytest.mark.cluster
 def test_a_link_that_is_cut_while_much_is_sent(
     netns_cluster: Callable[..., NetnsCluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,8 @@ from tests.clusters.loopback import FaultyLoopback
 from tests.clusters.require import require_sshd
 from tests.head.connect.reading import read_again
 
+pytestmark = pytest.mark.slow
+
 PATIENCE = 60.0
 # Connects to a host and port, and passes the socket on, as `nc -F` does.
 FD_PASS = """

@@ -22,6 +22,8 @@ from orchestrator.head.nodes.node_list import Node
 from orchestrator.protocol.requests.start import Hook
 from tests.node.running import wait_until
 
+pytestmark = pytest.mark.slow
+
 SECONDS = 30.0
 # What `conda shell.posix hook` prints is a function that asks the program what to evaluate.
 CONDA = """#!/bin/sh

@@ -15,6 +15,8 @@ from orchestrator.head.nodes.node_list import read_nodes
 from tests.conftest import Cluster
 from tests.node.running import wait_until
 
+pytestmark = pytest.mark.cluster
+
 SENDS: dict[str, Callable[[FabricChannel], None]] = {
     "data": lambda channel: channel.sendall(b"x"),
     "the end of the input": lambda channel: channel.shutdown_write(),

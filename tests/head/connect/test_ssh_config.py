@@ -16,7 +16,6 @@ from orchestrator.common.errors import UsageError
 from orchestrator.head.connect import ssh_config
 from orchestrator.head.connect.ssh_config import Destination, SshConfig
 from orchestrator.head.nodes.node_list import parse_nodes
-from tests.gears import examples
 from tests.head.connect.reading import read_again
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh to ask")
@@ -237,6 +236,7 @@ LINES = [
 ]
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.sampled_from(LINES), max_size=6),
     st.sampled_from(["gpu01", "other", "2001:db8::1"]),
@@ -249,7 +249,7 @@ LINES = [
 @example(['Include "{quoted}"'], "gpu01", (None, None))
 @example(["Include {inner}"], "gpu01", (None, None))
 @settings(
-    max_examples=examples(150),
+    max_examples=30,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

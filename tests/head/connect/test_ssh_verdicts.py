@@ -26,7 +26,10 @@ from orchestrator.head.nodes.node_list import Node
 from tests.clusters.loopback import FaultyLoopback
 from tests.clusters.require import require_sshd
 
-pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh to compare with")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh to compare with"),
+]
 
 KINDS = ("ed25519", "ecdsa", "rsa")
 PLAIN = {"ed25519": "ssh-ed25519", "ecdsa": "ecdsa-sha2-nistp256", "rsa": "rsa-sha2-512"}

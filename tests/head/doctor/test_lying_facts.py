@@ -21,7 +21,6 @@ from orchestrator.head.plan.dry_run import to_json, to_text
 from orchestrator.head.plan.model import Target
 from orchestrator.protocol.facts import Checkup
 from orchestrator.protocol.requests.machine import Probed
-from tests.gears import examples
 from tests.head.plan.probed import facts
 from tests.protocol.test_message import made, of_type
 
@@ -43,7 +42,7 @@ def lying() -> st.SearchStrategy[Facts]:
 
 
 @settings(
-    max_examples=examples(60),
+    max_examples=12,
     derandomize=True,
     deadline=None,
     suppress_health_check=list(HealthCheck),

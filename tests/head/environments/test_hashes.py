@@ -22,6 +22,7 @@ other==2
 """.encode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("total", [GOOD, ""])
 def test_a_wheel_without_any_of_its_hashes_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, total: str

@@ -16,6 +16,8 @@ from orchestrator.head.screen import output
 from tests.head.environments.test_requirements import wheel
 from tests.head.plan.probed import facts
 
+pytestmark = pytest.mark.slow
+
 
 def test_it_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "its home"

@@ -182,6 +182,7 @@ def test_what_a_node_says_of_itself_is_checked(libc: str) -> None:
     assert build.kind_of(state.replace(libc="glibc 2.36")) == LINUX
 
 
+@pytest.mark.slow
 def test_wheels_are_downloaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     links = tmp_path / "links"
@@ -209,6 +210,7 @@ def test_wheels_are_downloaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not [path for path in directory.parent.iterdir() if path != directory]
 
 
+@pytest.mark.slow
 def test_settings_of_pip_are_uv_s_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A password is on no command line, lines are URLs, and pip's order of sources holds."""
     cap = tmp_path / "cap.txt"

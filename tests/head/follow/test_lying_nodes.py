@@ -40,12 +40,11 @@ from orchestrator.protocol.reports import UNSAVED
 from orchestrator.protocol.requests.follow import StopReceipt
 from orchestrator.records import experiments
 from orchestrator.records.experiment import JobRecord, NodeRecord
-from tests.gears import examples
 from tests.protocol.test_message import json_data, made
 
 NODES = [NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1) for i in range(2)]
 many = settings(
-    max_examples=examples(40),
+    max_examples=8,
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

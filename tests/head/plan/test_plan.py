@@ -23,7 +23,6 @@ from orchestrator.head.plan.dry_run import quoted, shell_lines, to_json, to_text
 from orchestrator.head.plan.model import EnvSetting, Plan, Target
 from orchestrator.protocol.facts import Limits
 from orchestrator.protocol.requests.machine import ProbeTarget
-from tests.gears import examples
 from tests.head.plan.probed import facts
 
 AUTO = Target("auto", "train.py", ())
@@ -449,7 +448,7 @@ text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=2
 
 
 @given(args=st.lists(text, max_size=5), value=text)
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_any_argument_can_be_pasted(echo: str, args: list[str], value: str) -> None:
     machines = found("a", python=echo, workdir="/")
     made = make(machines, Target("auto", "train.py", tuple(args)), env={"VALUE": value})
@@ -458,6 +457,7 @@ def test_any_argument_can_be_pasted(echo: str, args: list[str], value: str) -> N
     assert environment["VALUE"] == value
 
 
+@pytest.mark.slow
 def test_torchrun_understands_what_is_pasted() -> None:
     """Its own parser, which would swallow a first `--`, gives the program its arguments back."""
     made, wanted = [], []

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from orchestrator.head.screen import lines as screen_lines
 from orchestrator.head.screen.lines import CONTINUED, LineSplitter, clean
-from tests.gears import examples
 
 RESET = "\x1b[0m"
 
@@ -88,7 +87,7 @@ NASTY = st.sampled_from([
 BYTES = st.lists(NASTY | st.binary(max_size=4), max_size=30).map(b"".join)
 
 
-@settings(max_examples=examples(500), deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=BYTES, cuts=st.lists(st.integers(0, 200)), color=st.booleans())
 def test_lines_do_not_depend_on_where_the_bytes_were_split(
     data: bytes, cuts: list[int], color: bool
@@ -103,7 +102,7 @@ def test_lines_do_not_depend_on_where_the_bytes_were_split(
         assert lines + splitter.flush() == lines_of(data, color)
 
 
-@settings(max_examples=examples(500), deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(text=st.text(max_size=20) | BYTES.map(lambda data: data.decode("utf-8", "replace")))
 def test_nothing_that_is_shown_can_control_a_terminal(text: str) -> None:
     assert not [c for c in clean(text) if unicodedata.category(c) in ("Cc", "Zl", "Zp")]

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from orchestrator.head.screen import log_reader
 from orchestrator.head.screen.log_reader import LogFile, LogReader
-from tests.gears import examples
 from tests.head.screen.test_lines import BYTES
 
 PIECES = st.lists(st.tuples(st.sampled_from(["-", "0", "1", "12"]), BYTES), max_size=20)
@@ -53,7 +52,7 @@ def test_a_record_half_written_or_garbled_is_not_believed(tmp_path: Path) -> Non
     assert reader.read() == [("123", b"two\n")]
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(pieces=PIECES, limits=st.lists(st.integers(1, 50), min_size=1), data=st.data())
 def test_every_byte_is_read_once_and_by_the_right_stream(
     pieces: list[tuple[str, bytes]], limits: list[int], data: st.DataObject

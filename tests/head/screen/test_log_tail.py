@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from orchestrator.head.screen import log_reader
 from orchestrator.head.screen.log_reader import LogReader, last_begin, tail
-from tests.gears import examples
 from tests.head.screen.test_lines import lines_of
 from tests.head.screen.test_log_reader import PIECES, append, joined, log_in
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(pieces=PIECES, lines=st.integers(0, 6), rank=st.sampled_from([None, 0, 12]))
 def test_tail_is_the_end_of_all_lines(
     pieces: list[tuple[str, bytes]], lines: int, rank: int | None
@@ -33,7 +32,7 @@ def test_tail_is_the_end_of_all_lines(
         assert everything == lines_of(joined(pieces, str(rank)))
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     pieces=st.lists(st.tuples(st.sampled_from("01-"), st.integers(1, 3), st.integers(0, 40))),
     lines=st.integers(0, 9),

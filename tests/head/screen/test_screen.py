@@ -26,7 +26,6 @@ from orchestrator.head.screen import screen as screen_module
 from orchestrator.head.screen.lines import fit
 from orchestrator.head.screen.log_reader import LogFile, last_words
 from orchestrator.head.screen.screen import Display, Screen
-from tests.gears import examples
 from tests.head.screen.test_lines import BYTES
 from tests.head.screen.test_log_reader import append, log_in
 
@@ -61,6 +60,7 @@ ALL = ["node0       | torchrun", "node0 rank0 | a", "node0 rank1 | b"]
 ALL += ["node1 rank2 | c", "node1 rank3 | d"]
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize(
     ("options", "lines"),
     [
@@ -129,6 +129,7 @@ def test_our_own_words_are_said_even_when_quiet_and_are_harmless() -> None:
     assert out.getvalue() == "node 1: no word\nfor 10 s\n"
 
 
+@pytest.mark.cluster
 def test_one_can_begin_with_what_comes_from_now_on(two_nodes: list[LogFile]) -> None:
     out = io.StringIO()
     screen = piped(two_nodes, out)
@@ -144,7 +145,7 @@ def test_a_pipe_never_skips(tmp_path: Path) -> None:
     assert len(shown([log])) == 600_000
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=BYTES)
 def test_a_pipe_gets_no_control_character(data: bytes) -> None:
     screen = piped([], out := io.StringIO())
@@ -152,6 +153,7 @@ def test_a_pipe_gets_no_control_character(data: bytes) -> None:
     assert not [c for c in out.getvalue() if unicodedata.category(c) == "Cc" and c != "\n"]
 
 
+@pytest.mark.cluster
 def test_a_pipe_that_nobody_reads_ends_the_showing_and_nothing_else(
     two_nodes: list[LogFile],
 ) -> None:
@@ -190,6 +192,7 @@ def test_one_pump_does_a_bounded_piece_of_work(tmp_path: Path) -> None:
     assert all(f"node{node} rank0" in out.getvalue() for node in range(4))  # nobody waits
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_for_64_nodes_of_8_ranks(tmp_path: Path) -> None:
     logs = [log_in(tmp_path, node) for node in range(64)]
     for log in logs:
@@ -357,6 +360,7 @@ def test_painting_is_at_most_20_times_a_second_and_loses_nothing(
     assert terminal.lines() == [f"node0 rank0 | {step - 1}"]
 
 
+@pytest.mark.slow
 def test_a_terminal_far_behind_skips_and_says_where_the_rest_is(
     tmp_path: Path, terminal: Terminal
 ) -> None:
@@ -380,6 +384,7 @@ def test_a_terminal_far_behind_skips_and_says_where_the_rest_is(
     assert shown[-1] == "node1 rank1 | few words"
 
 
+@pytest.mark.cluster
 def test_colour_marks_the_node_and_keeps_the_lines_own(
     two_nodes: list[LogFile], terminal: Terminal
 ) -> None:
@@ -393,6 +398,7 @@ def test_colour_marks_the_node_and_keeps_the_lines_own(
     ]
 
 
+@pytest.mark.cluster
 def test_dumb_terminals_have_no_bars(
     two_nodes: list[LogFile], terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -402,6 +408,7 @@ def test_dumb_terminals_have_no_bars(
     assert b"10%" not in terminal.read()
 
 
+@pytest.mark.cluster
 def test_a_full_disk_under_a_pipe_is_said(
     two_nodes: list[LogFile], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -417,6 +424,7 @@ def test_a_full_disk_under_a_pipe_is_said(
     output.complain_once.cache_clear()
 
 
+@pytest.mark.cluster
 def test_a_terminal_that_was_closed_does_not_end_the_job(
     two_nodes: list[LogFile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -568,6 +576,7 @@ Current thread 0x00007f02 (most recent call first):
     ]
 
 
+@pytest.mark.cluster
 def test_a_reader_that_left_ends_nothing(two_nodes: list[LogFile]) -> None:
     """What it has not taken is written again with all that follows, and fails again."""
     reading, writing = os.pipe()
@@ -584,6 +593,7 @@ def test_a_reader_that_left_ends_nothing(two_nodes: list[LogFile]) -> None:
             out.close()
 
 
+@pytest.mark.cluster
 def test_after_a_failure_the_screen_shows_what_came_before_it(two_nodes: list[LogFile]) -> None:
     """However far behind it is then, and nothing that only echoes the failure."""
     out = io.StringIO()

@@ -20,6 +20,8 @@ from orchestrator.head.transfer import push as pushing
 from orchestrator.head.transfer.peer import Moved
 from orchestrator.node.transfer.directory import LABEL
 
+pytestmark = pytest.mark.slow
+
 Push = Callable[..., Moved]
 
 

@@ -33,6 +33,8 @@ from orchestrator.protocol.requests.machine import Probe, ProbeTarget
 from orchestrator.protocol.requests.transfer import STORE, CheckedOut, CheckOut, PartlyThere, Place
 from tests.head.plan.probed import facts
 
+pytestmark = pytest.mark.slow
+
 FILES = {"a.py": b"a = 1\n", "empty": b"", "large": os.urandom(300_000) + bytes(700_000)}
 FILES |= {f"many/{number}": b"%d" % number for number in range(300)}
 

@@ -27,6 +27,8 @@ from orchestrator.protocol.facts import Address, Interface
 from orchestrator.protocol.requests.transfer import Take
 from tests.head.transfer.test_send import check_out, reach, scan, send_tree
 
+pytestmark = pytest.mark.slow
+
 NODES = 4  # one after the other
 FILES = {f"many/{number}": b"%d" % number for number in range(400)}
 FILES |= {"large": os.urandom(600_000), "empty": b""}

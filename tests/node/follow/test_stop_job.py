@@ -53,6 +53,7 @@ def spare_others(monkeypatch: pytest.MonkeyPatch, ours: set[str]) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_look_that_takes_longer_than_the_patience_is_followed_by_a_kill(
     new_job: NewJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,6 +81,7 @@ def refused(session: Visit, spec: dict[str, Any]) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_what_was_stopped_first_never_starts(new_job: NewJob, tmp_path: Path) -> None:
     job, other = new_job(), new_job()
     spec = job.spec(script(tmp_path, WAITS))
@@ -99,6 +101,7 @@ def test_what_was_stopped_first_never_starts(new_job: NewJob, tmp_path: Path) ->
     assert not Path(job.run.path).parent.exists()
 
 
+@pytest.mark.slow
 def test_a_stop_of_all_jobs_is_one_of_those_that_are_on_their_way(
     home: Path, new_job: NewJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +112,7 @@ def test_a_stop_of_all_jobs_is_one_of_those_that_are_on_their_way(
     Visit().refuse_if_stopped(job.run)  # raises nothing: this head came later
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["stop", "stop_all"])
 def test_a_stop_while_a_slow_node_starts_its_supervisor(
     home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, new_job: NewJob, how: str
@@ -143,6 +147,7 @@ def test_a_stop_while_a_slow_node_starts_its_supervisor(
     assert not job.of_kind("started") and not job.living()
 
 
+@pytest.mark.slow
 def test_a_supervisor_that_comes_after_a_stop_starts_nothing(
     new_job: NewJob, tmp_path: Path
 ) -> None:
@@ -158,6 +163,7 @@ def test_a_supervisor_that_comes_after_a_stop_starts_nothing(
     assert not job.living()
 
 
+@pytest.mark.slow
 def test_half_an_event_spoils_no_other(new_job: NewJob, tmp_path: Path) -> None:
     """A full disk took the rest of a line, then its supervisor was killed."""
     job = new_job()
@@ -174,6 +180,7 @@ def test_half_an_event_spoils_no_other(new_job: NewJob, tmp_path: Path) -> None:
     assert last is not None and last.swept
 
 
+@pytest.mark.slow
 def test_what_would_be_ended_is_only_shown(
     new_job: NewJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,7 @@ def test_a_run_that_is_over(home: Path) -> None:
     assert [path.name for path in (home / "runs").iterdir()] == ["two"]
 
 
+@pytest.mark.slow
 def test_a_run_that_runs(home: Path, new_job: NewJob, tmp_path: Path) -> None:
     job = new_job()
     job.start(job.spec(script(tmp_path, "import time; print('here'); time.sleep(1000)")))
@@ -144,6 +145,7 @@ def test_libraries(home: Path) -> None:
     assert libraries(home) == spared | {OLD, OLD + ".77"}
 
 
+@pytest.mark.slow
 def test_a_spec_says_which_library_it_needs(home: Path, new_job: NewJob) -> None:
     job = new_job()
     spec = job.spec({"kind": "script", "name": "x", "args": []}, agent=["/no/such/python"])

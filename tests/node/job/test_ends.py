@@ -20,6 +20,7 @@ from tests.node.running import wait_until
 NO_PROCESS = 2**22 - 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "way", "is_ended"),
     [
@@ -38,6 +39,7 @@ def test_a_proof_is_true(home: Path, kind: str, way: str, is_ended: bool) -> Non
     assert not (is_ended and played.alive), played.in_words
 
 
+@pytest.mark.slow
 def test_random_proofs_are_true(home: Path) -> None:
     """scripts/bench/ends.py plays as many as one likes."""
     home.mkdir()

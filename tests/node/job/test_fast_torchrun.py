@@ -52,6 +52,7 @@ def test_who_waits_for_long_tries_seldom(monkeypatch: pytest.MonkeyPatch) -> Non
         assert 10 < tries[0] <= most
 
 
+@pytest.mark.slow
 def test_torchrun_asks_no_name_server(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.distributed.elastic.agent.server import api
 
@@ -82,6 +83,7 @@ def leaving(monkeypatch: pytest.MonkeyPatch, *, is_master: bool) -> Callable[[Ag
         return cast(Any, api.SimpleElasticAgent._exit_barrier)
 
 
+@pytest.mark.slow
 def test_the_master_with_its_store_leaves_last(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.distributed import TCPStore
 
@@ -105,6 +107,7 @@ def test_the_master_with_its_store_leaves_last(monkeypatch: pytest.MonkeyPatch) 
     thread.join()
 
 
+@pytest.mark.slow
 def test_the_master_waits_shortly_for_a_node_that_never_leaves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -11,6 +11,8 @@ import pytest
 
 from tests.node.running import Job, script, wait_until
 
+pytestmark = pytest.mark.slow
+
 NewJob = Callable[..., Job]
 SAVES = 3.0  # seconds
 SHORT = 1.0

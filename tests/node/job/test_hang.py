@@ -32,6 +32,7 @@ os.execlp("sh", "sh", "-c", "echo a shell; read line < never")
 """
 
 
+@pytest.mark.slow
 def test_who_cannot_answer_is_not_harmed(new_job: Callable[..., Job], tmp_path: Path) -> None:
     """The signal that asks a Python for its stacks would kill any other program."""
     os.mkfifo(tmp_path / "never")
@@ -75,6 +76,7 @@ waits()
 """
 
 
+@pytest.mark.slow
 def test_threads_that_run_are_shown_and_not_harmed(
     new_job: Callable[..., Job], tmp_path: Path
 ) -> None:
@@ -111,6 +113,7 @@ both_there.wait(); print("waits below", flush=True); open("never").read()
 """
 
 
+@pytest.mark.slow
 def test_a_python_below_a_shell_script_is_seen_by_py_spy(
     new_job: Callable[..., Job], tmp_path: Path
 ) -> None:
@@ -153,6 +156,7 @@ TORCH_FIRST = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("theirs", "words"),
     [
@@ -172,6 +176,7 @@ def test_torch_2_8_is_asked_to_remember(
     assert job.output["0"].split() == words
 
 
+@pytest.mark.slow
 def test_the_recorder_of_nccl_is_asked_too(new_job: Callable[..., Job], tmp_path: Path) -> None:
     """torch's own dump, of an H200 where a kernel never ends and two sums wait for it."""
     text = f"""{SUMS.partition("print")[0]}
@@ -226,6 +231,7 @@ def test_a_step_that_is_told_breaks_the_silence(
     assert activity.check() == (700, 700)
 
 
+@pytest.mark.slow
 def test_an_earlier_answer_is_not_the_answer(new_job: Callable[..., Job], tmp_path: Path) -> None:
     """Else whoever is slow would be taken for one that entered nothing since."""
     os.mkfifo(tmp_path / "never")

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.gears import examples
 from tests.node.job.interleaving import Actor, World, is_over
+
+pytestmark = pytest.mark.slow
 
 HOW = ["stop", "stop_all", "end"]
 
@@ -60,7 +61,7 @@ def test_with_one_change_of_turns_at_every_step(home: Path, how: str, first: str
     assert steps > 5
 
 
-@settings(max_examples=examples(60), derandomize=True)
+@settings(max_examples=12, derandomize=True)
 @given(st.lists(st.integers(0, 3), max_size=60), st.sampled_from(HOW), st.sampled_from(HOW))
 def test_in_any_order(
     tmp_path_factory: pytest.TempPathFactory, turns: list[int], one: str, other: str

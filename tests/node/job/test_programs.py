@@ -12,9 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from orchestrator.node.job import processes
-from tests.gears import examples
 from tests.node.running import PATIENCE, PYTHON, Job, streams
 from tests.programs import Program, comparable, programs
+
+pytestmark = pytest.mark.slow
 
 KEPT = "kept."  # files that programs leave open
 
@@ -72,7 +73,7 @@ def test_a_program_does_what_it_does_under_torchrun(
 @pytest.mark.timeout(1800)
 @given(program=programs())
 @settings(
-    max_examples=examples(300),
+    max_examples=60,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_many_programs_do_what_they_do_under_torchrun(

@@ -23,6 +23,8 @@ from orchestrator.node.job.ranks import rank
 from tests.node.job import no_torch
 from tests.node.running import PATIENCE, PYTHON, STAND_IN, alive, wait_until
 
+pytestmark = pytest.mark.slow
+
 RANK_PROGRAM = Path(rank.__file__)
 
 

@@ -97,6 +97,7 @@ def stopped(job: Job) -> StopReceipt:
     return stop_job.stop(job.run, order)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_process_apart_is_ended_where_the_supervisor_cannot(
     job: Job, go: Path, number: signal.Signals
@@ -114,6 +115,7 @@ def test_a_process_apart_is_ended_where_the_supervisor_cannot(
     assert not Path(job.run.register).exists() and not job.living()
 
 
+@pytest.mark.slow
 def test_what_a_frozen_supervisor_never_saw_is_ended_with_it(job: Job, go: Path) -> None:
     wait_until(lambda: registered(job))
     signalled(job, signal.SIGSTOP)
@@ -138,6 +140,7 @@ def children_of(pid: int) -> set[int]:
     return {process.pid for process in processes.everyone().values() if process.parent == pid}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jump", [0, -3600, 3600], ids=["", "set back", "set forward"])
 def test_what_nobody_can_know_is_no_proof(
     job: Job, go: Path, jump: int, monkeypatch: pytest.MonkeyPatch
@@ -175,6 +178,7 @@ def test_what_nobody_can_know_is_no_proof(
         os.kill(other, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_in_a_control_group_nothing_is_in_doubt(contained: Job, go: Path) -> None:
     """Nobody has written it down, and it says nothing of the job; the kernel knows."""
     wait_until(lambda: registered(contained))
@@ -191,6 +195,7 @@ def test_in_a_control_group_nothing_is_in_doubt(contained: Job, go: Path) -> Non
     assert not Path(known.own_group).exists()
 
 
+@pytest.mark.slow
 def test_a_control_group_goes_with_its_job(contained: Job) -> None:
     wait_until(lambda: registered(contained))
     known = register.read(contained.run)
@@ -219,6 +224,7 @@ def test_whose_control_groups_a_process_is_in(groups: str, jobs: list[tuple[str,
     assert register.jobs_in(groups) == jobs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("jump", "moved"), [(-3600, -3600), (3600, 0), (-0.5, 0)])
 def test_what_is_written_after_the_clock_was_set_back_is_of_the_job(
     job: Job, jump: float, moved: float, monkeypatch: pytest.MonkeyPatch
@@ -231,6 +237,7 @@ def test_what_is_written_after_the_clock_was_set_back_is_of_the_job(
         assert Path(job.run.spec).stat().st_mtime == pytest.approx(began + moved, abs=0.3)
 
 
+@pytest.mark.slow
 def test_a_register_of_another_boot_is_none(job: Job) -> None:
     path = wait_until(lambda: Path(job.run.register) if registered(job) else None)
     record = json.loads(path.read_text())
@@ -240,6 +247,7 @@ def test_a_register_of_another_boot_is_none(job: Job) -> None:
     assert register.read(job.run) is None
 
 
+@pytest.mark.slow
 def test_a_register_with_something_alive_keeps_its_run(job: Job, go: Path) -> None:
     go.touch()
     child = child_of(job)

@@ -49,6 +49,7 @@ def test_a_job_of_another_machine_is_left_alone(
     assert not theirs.start_is_forbidden
 
 
+@pytest.mark.slow
 def test_a_job_that_lives_here_is_ours_whatever_this_machine_was_called(
     new_job: NewJob, tmp_path: Path
 ) -> None:

@@ -53,6 +53,7 @@ def left(name: str) -> list[str]:
     return [path.name for path in SHM.glob(f"{name}*")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("supervisor", ["runs", "is killed", "is stopped"])
 @pytest.mark.parametrize("trackers", [True, False])
 def test_a_job_that_is_killed_leaves_no_shared_memory(
@@ -77,6 +78,7 @@ def test_a_job_that_is_killed_leaves_no_shared_memory(
     assert left(name) == [] and not job.living()
 
 
+@pytest.mark.slow
 def test_what_another_process_still_maps_is_named(
     new_job: NewJob, tmp_path: Path, name: str
 ) -> None:

@@ -33,6 +33,8 @@ from tests.node import running
 from tests.node.job.kernel_log import refuse_to_alarm, say
 from tests.node.running import PATIENCE, PYTHON, Job, alive, bare_spec, script, wait_until
 
+pytestmark = pytest.mark.slow
+
 NewJob = Callable[..., Job]
 PROMPT = 8.0  # seconds that an end may take beyond its grace, on a busy machine
 

@@ -189,6 +189,7 @@ def test_without_git_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert look(parts=["code"]).problems == {"code": "git is not installed"}
 
 
+@pytest.mark.slow
 def test_torch_as_it_really_is() -> None:
     found = look(parts=["torch", "names"])
     import torch

@@ -44,6 +44,7 @@ def waiting(job: Job, tmp_path: Path) -> Path:
     return go
 
 
+@pytest.mark.slow
 def test_it_samples_beside_a_job_and_is_no_part_of_it(
     new_job: Callable[..., Job], tmp_path: Path
 ) -> None:
@@ -59,6 +60,7 @@ def test_it_samples_beside_a_job_and_is_no_part_of_it(
     assert not alive(own.pid)
 
 
+@pytest.mark.slow
 def test_a_killed_supervisor_takes_it_along(new_job: Callable[..., Job], tmp_path: Path) -> None:
     job = new_job()
     waiting(job, tmp_path)
@@ -68,6 +70,7 @@ def test_a_killed_supervisor_takes_it_along(new_job: Callable[..., Job], tmp_pat
     wait_until(lambda: not alive(own.pid))
 
 
+@pytest.mark.slow
 def test_a_sampler_that_hangs_holds_nobody_up(new_job: Callable[..., Job], tmp_path: Path) -> None:
     job = new_job()
     go = waiting(job, tmp_path)
@@ -116,6 +119,7 @@ def test_a_notice_of_another_machine_in_this_place_is_none_of_this_one(
     assert [each.cause for each in own.sample()] == ["shm_full"] * (host == "another")
 
 
+@pytest.mark.slow
 def test_without_a_pipe_a_job_goes_on_without_samples(
     new_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ hip: Optional[str] = {hip!r}
 """
 
 
+@pytest.mark.slow
 def test_torch_is_read_not_imported() -> None:
     code = "import sys; from orchestrator.node.machine import software as s;v = s.software()[0];"
     code += "assert 'torch' not in sys.modules; print(v); import torch; print(torch.__version__)"

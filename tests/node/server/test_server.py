@@ -207,6 +207,7 @@ class Copy:
 # -- the way there ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "noise",
     [
@@ -248,6 +249,7 @@ def test_a_probe_pays_for_nothing_that_it_does_not_need() -> None:
     assert not {"concurrent.futures", "hmac", "secrets", "tempfile", "logging"} & set(loaded)
 
 
+@pytest.mark.slow
 def test_it_is_installed_once_and_for_its_owner_alone(new_link: NewLink, home: Path) -> None:
     new_link()
     (library,) = (home / "lib").iterdir()
@@ -261,6 +263,7 @@ def test_it_is_installed_once_and_for_its_owner_alone(new_link: NewLink, home: P
 PACKAGES = {"orchestrator", "orchestrator.node", "orchestrator.engine"}
 
 
+@pytest.mark.slow
 def test_what_is_shipped_needs_nothing_of_ours_that_is_not() -> None:
     """On a node our package is not installed."""
     files = {name: data.decode() for name, data in library().files}
@@ -286,12 +289,14 @@ def test_a_home_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     link.close()
 
 
+@pytest.mark.slow
 def test_the_link_leaves_with_the_head(new_link: NewLink) -> None:
     link = new_link()
     link.close()
     assert link.process.wait(PATIENCE) == 0
 
 
+@pytest.mark.slow
 def test_a_head_that_stands_still_is_left_as_soon_as_it_allows(
     new_link: NewLink, new_job: NewJob, tmp_path: Path
 ) -> None:
@@ -305,6 +310,7 @@ def test_a_head_that_stands_still_is_left_as_soon_as_it_allows(
     link.process.wait(PATIENCE)
 
 
+@pytest.mark.slow
 def test_a_head_may_take_its_time_between_two_attempts(new_link: NewLink, new_job: NewJob) -> None:
     """It asks other nodes for a checkpoint; nobody's end hangs on it any more."""
     job = new_job()
@@ -318,6 +324,7 @@ def test_a_head_may_take_its_time_between_two_attempts(new_link: NewLink, new_jo
     link.ask(Beat(), PATIENCE)
 
 
+@pytest.mark.slow
 def test_a_heartbeat_comes_every_second(new_link: NewLink) -> None:
     beats = new_link().beats()
     assert 0.9 < -next(beats) + next(beats) < 5
@@ -326,6 +333,7 @@ def test_a_heartbeat_comes_every_second(new_link: NewLink) -> None:
 # -- requests ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_workdir_is_found_in_a_locale_that_cannot_spell_it(
     new_link: NewLink, tmp_path: Path
 ) -> None:
@@ -336,6 +344,7 @@ def test_a_workdir_is_found_in_a_locale_that_cannot_spell_it(
     assert link.ask(request, PATIENCE).workdir_exists
 
 
+@pytest.mark.slow
 def test_a_probe_holds_a_port_for_the_job(new_link: NewLink, tmp_path: Path) -> None:
     request = {
         "cwd": str(tmp_path),
@@ -352,6 +361,7 @@ def test_a_probe_holds_a_port_for_the_job(new_link: NewLink, tmp_path: Path) -> 
     assert new_link().ask(Probe(**request), PATIENCE).port is None
 
 
+@pytest.mark.slow
 def test_a_hook_that_fails_is_answered_in_words(new_link: NewLink) -> None:
     link = new_link()
     request = {"env": {"A": "1"}, "workdir": "/"}
@@ -362,6 +372,7 @@ def test_a_hook_that_fails_is_answered_in_words(new_link: NewLink) -> None:
     assert link.ask(Beat(), PATIENCE)
 
 
+@pytest.mark.slow
 def test_a_job_that_is_not_known_is_refused(new_link: NewLink) -> None:
     link = new_link()
     for name in ("nothing", "../../etc", ""):
@@ -372,6 +383,7 @@ def test_a_job_that_is_not_known_is_refused(new_link: NewLink) -> None:
     assert link.ask(Jobs(), PATIENCE).jobs == ()
 
 
+@pytest.mark.slow
 def test_a_job_starts_once_and_outlives_its_link(
     new_link: NewLink, new_job: NewJob, tmp_path: Path
 ) -> None:
@@ -398,6 +410,7 @@ def test_a_job_starts_once_and_outlives_its_link(
     assert (own / "outputs").is_dir()
 
 
+@pytest.mark.slow
 def test_a_shared_experiment_is_used_as_it_is(
     new_link: NewLink, new_job: NewJob, tmp_path: Path
 ) -> None:
@@ -413,6 +426,7 @@ def test_a_shared_experiment_is_used_as_it_is(
     assert other.output["0"] != f"{tmp_path}\n"
 
 
+@pytest.mark.slow
 def test_a_job_that_cannot_start_is_refused_in_words(new_link: NewLink, new_job: NewJob) -> None:
     job = new_job()
     spec = job.spec({"kind": "script", "name": "x", "args": []}, agent=["/no/such/python"])
@@ -424,6 +438,7 @@ def test_a_job_that_cannot_start_is_refused_in_words(new_link: NewLink, new_job:
         new_link().ask(Start(spec=spec_of(spec)), PATIENCE)
 
 
+@pytest.mark.slow
 def test_a_supervisor_that_hangs_never_starts_the_job(
     home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, new_job: NewJob
 ) -> None:
@@ -455,6 +470,7 @@ for number in range(30_000):
 """
 
 
+@pytest.mark.slow
 def test_every_byte_is_sent_once_and_said_whose_before(
     new_link: NewLink, new_job: NewJob, tmp_path: Path
 ) -> None:
@@ -471,6 +487,7 @@ def test_every_byte_is_sent_once_and_said_whose_before(
     assert copy.files[b"L"].count(b"\n") == 60_000
 
 
+@pytest.mark.slow
 def test_a_new_link_goes_on_at_the_offsets(
     new_link: NewLink, new_job: NewJob, tmp_path: Path
 ) -> None:
@@ -493,6 +510,7 @@ def test_a_new_link_goes_on_at_the_offsets(
     assert copy.files[b"E"] == Path(job.run.events).read_bytes()
 
 
+@pytest.mark.slow
 def test_what_is_new_is_sent_at_once(new_link: NewLink, new_job: NewJob, tmp_path: Path) -> None:
     """Not with the next heartbeat: the supervisor rings a bell."""
     os.mkfifo(tmp_path / "go")
@@ -511,6 +529,7 @@ def test_what_is_new_is_sent_at_once(new_link: NewLink, new_job: NewJob, tmp_pat
     assert sorted(delays)[2] < 0.3, delays
 
 
+@pytest.mark.slow
 def test_a_slow_head_does_not_fill_the_nodes_memory(
     new_link: NewLink, new_job: NewJob, tmp_path: Path
 ) -> None:
@@ -537,6 +556,7 @@ def test_a_slow_head_does_not_fill_the_nodes_memory(
 WAITS = "import time; print('ready'); time.sleep(1000)"
 
 
+@pytest.mark.slow
 def test_an_end_with_its_receipt(new_link: NewLink, new_job: NewJob, tmp_path: Path) -> None:
     job = new_job()
     job.start(job.spec(script(tmp_path, WAITS)))
@@ -564,6 +584,7 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.slow
 def test_a_job_whose_supervisor_was_killed_is_swept(
     new_link: NewLink, new_job: NewJob, tmp_path: Path
 ) -> None:
@@ -597,6 +618,7 @@ def test_a_job_whose_supervisor_was_killed_is_swept(
     assert copy.events()[-1] == "ended"
 
 
+@pytest.mark.slow
 def test_a_job_known_only_by_its_processes_is_swept(
     new_link: NewLink, new_job: NewJob, tmp_path: Path
 ) -> None:
@@ -612,6 +634,7 @@ def test_a_job_known_only_by_its_processes_is_swept(
     assert receipt.killed
 
 
+@pytest.mark.slow
 def test_an_end_that_takes_too_long_becomes_a_sweep(
     new_link: NewLink, new_job: NewJob, tmp_path: Path
 ) -> None:
@@ -649,6 +672,7 @@ def spare_others(monkeypatch: pytest.MonkeyPatch, ours: set[str]) -> None:
     )
 
 
+@pytest.mark.slow
 def test_all_jobs_end_known_by_directory_or_tag(
     home: Path, new_job: NewJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -719,6 +743,7 @@ def test_jobs_of_all_users_end_when_root_wants_it(
 # -- the state of a job -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_state_of_a_job(new_link: NewLink, new_job: NewJob, tmp_path: Path) -> None:
     job = new_job(node=2)
     target = script(tmp_path, "print('ready'); open('go').read(); raise SystemExit(3)")
@@ -749,6 +774,7 @@ def test_the_state_of_a_job(new_link: NewLink, new_job: NewJob, tmp_path: Path) 
     assert link.ask(Jobs(part=("another", 0)), PATIENCE).jobs == ()
 
 
+@pytest.mark.slow
 def test_a_job_whose_home_has_a_long_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_job: NewJob, new_link: NewLink
 ) -> None:
@@ -763,6 +789,7 @@ def test_a_job_whose_home_has_a_long_path(
     assert new_link().ask(Jobs(), PATIENCE).jobs[0].state == "running"
 
 
+@pytest.mark.slow
 def test_a_spoilt_directory_hides_no_other_job(
     new_link: NewLink, new_job: NewJob, tmp_path: Path
 ) -> None:

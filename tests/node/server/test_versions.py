@@ -91,6 +91,7 @@ def stand_in(home: Path) -> Iterator[Callable[..., StandIn]]:
         one.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "events"),
     [
@@ -131,6 +132,7 @@ def test_a_supervisor_that_is_understood(
     assert orders == [{"why": "enough", "grace": 2.0}, {"why": "now", "grace": 0.0}]
 
 
+@pytest.mark.slow
 def test_a_supervisor_that_is_not_understood(
     new_link: NewLink,
     stand_in: Callable[..., StandIn],

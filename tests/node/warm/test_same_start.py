@@ -9,6 +9,8 @@ import pytest
 from tests.node.warm.conftest import WarmNode
 from tests.node.warm.same_start import a_round
 
+pytestmark = pytest.mark.slow
+
 MANY = int(os.environ.get("DRAWS", "40"))
 FEW = 1
 

@@ -14,6 +14,8 @@ from orchestrator.protocol.events import Event, FirstOutput, RankStarted
 from orchestrator.protocol.spec import Spec
 from tests.node.running import Job, bare_spec
 
+pytestmark = pytest.mark.slow
+
 STARTED = RankStarted(time=1000.0, rank=0, local=0, pid=1, keeper=2)
 
 

@@ -28,6 +28,8 @@ from orchestrator.protocol.spec import Spec
 from tests.node.running import PATIENCE, Job, alive, bare_spec, wait_until
 from tests.node.warm.conftest import RUN, WarmNode
 
+pytestmark = pytest.mark.slow
+
 HELLO = "print('hello')"
 STANDBY, SUPERVISE = "orchestrator/node/warm/standby.py", "orchestrator/node/warm/supervise.py"
 WAITS = "import time; print('waits', flush=True); time.sleep(1000)"

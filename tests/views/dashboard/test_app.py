@@ -340,6 +340,7 @@ def test_nothing_that_a_node_says_becomes_html(site: Site) -> None:
 # -- while it grows ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_is_appended_is_seen(site: Site) -> None:
     made = experiment(site.root / RUN, steps=5, **RUNNING)
     log = made.log(made.read_record().nodes[1])
@@ -431,6 +432,7 @@ def test_clients_that_come_at_once_share_what_is_read(site: Site) -> None:
     asyncio.run(talk())
 
 
+@pytest.mark.slow
 def test_one_that_is_removed_while_it_is_looked_at_is_said(site: Site) -> None:
     made = experiment(site.root / RUN, **RUNNING)
 

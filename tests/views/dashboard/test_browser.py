@@ -15,6 +15,8 @@ from tests.launching import BIN, Command
 from tests.views.report.stories import experiment, line
 from tests.views.report.test_browser import near, pixels
 
+pytestmark = pytest.mark.browser
+
 RUNNING: dict[str, Any] = {"state": "running", "ended": None, "exit_code": None}
 RUN = "gpt_20260102_000000"
 

@@ -19,6 +19,8 @@ from tests.browser import Browser
 from tests.clusters.require import lacking
 from tests.views.report.stories import experiment
 
+pytestmark = pytest.mark.browser
+
 PATIENCE = 120.0
 
 

@@ -19,7 +19,6 @@ from orchestrator.config.launch import Where
 from orchestrator.head.commands.sweep import journal as journals
 from orchestrator.head.commands.sweep.journal import About, Journal
 from orchestrator.views.report import command, members, page
-from tests.gears import examples
 from tests.protocol.test_message import json_data
 from tests.views.report.test_browser import browse
 
@@ -148,6 +147,7 @@ def test_the_command_finds_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture
     assert out.read_text() == (journal.path / "report.html").read_text()
 
 
+@pytest.mark.browser
 @pytest.mark.parametrize("look", [(), ("--force-dark-mode",)], ids=["light", "dark"])
 def test_it_is_drawn(tmp_path: Path, look: tuple[str, ...]) -> None:
     place = tmp_path / "report.html"
@@ -157,7 +157,7 @@ def test_it_is_drawn(tmp_path: Path, look: tuple[str, ...]) -> None:
     assert "CONSOLE" not in dom.stderr
 
 
-@settings(max_examples=examples(60), derandomize=True, deadline=None,
+@settings(max_examples=12, derandomize=True, deadline=None,
           suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
 @given(st.data())
 def test_a_journal_with_anything_in_it_has_a_page_or_is_said_to_be_changed(

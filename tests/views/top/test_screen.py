@@ -18,6 +18,8 @@ from orchestrator.views.top.sample import JobSample, NodeSample, Sample
 from orchestrator.views.top.screen import Actions, Lines, Parts, Question, Ranks, Top
 from tests.views.top.samples import NOW, job, rank, sample
 
+pytestmark = pytest.mark.slow
+
 PATIENCE = 120  # seconds, on a machine that is busy
 EVERY = 0.2  # a walk waits until nothing is to be drawn
 FIRST = Sample(NOW, (NodeSample("one", problem="connecting ..."),), ())

@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 TOP = [sys.executable, "-m", "orchestrator", "top", "--nodes", "nodes.txt"]
 BACK = b"\x1b[?1049l"
 

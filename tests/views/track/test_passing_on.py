@@ -43,6 +43,7 @@ def typed(root: Path, made: Experiment) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_each_line_once_also_when_called_again(tmp_path: Path) -> None:
     made = job(tmp_path, "one", state="done", ended=NOW)
     steps = [{"time": NOW + step, "rank": 0, "step": step, "loss": 1 / step} for step in (1, 2, 3)]
@@ -107,6 +108,7 @@ def steps(*wanted: int, at: float = NOW) -> list[dict[str, object]]:
     return [{"time": at + s, "rank": 0, "step": s, "loss": s / 2} for s in wanted]
 
 
+@pytest.mark.slow
 def test_every_trainer_of_a_program_is_told(tmp_path: Path) -> None:
     """Such as a second fit, an evaluation, the other half of a GAN: steps of each begin again."""
     made = job(tmp_path, "one", state="done", ended=NOW)
@@ -124,6 +126,7 @@ def test_every_trainer_of_a_program_is_told(tmp_path: Path) -> None:
     assert curves(made)["trainer_2/loss"] == [(1, 0.5), (2, 1.0), (3, 1.5)]
 
 
+@pytest.mark.slow
 def test_a_file_that_was_cut_off_and_grew_again_loses_no_step(tmp_path: Path) -> None:
     """Its first rank went on from step 2, and was further than before when somebody looked."""
     made = job(tmp_path, "one", state="done", ended=NOW)

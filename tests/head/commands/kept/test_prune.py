@@ -24,7 +24,6 @@ from orchestrator.head.prune import plan, remove
 from orchestrator.head.prune.plan import Rules, decide
 from orchestrator.head.prune.remove import KEPT, REMOVED, Removal
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
-from tests.gears import examples
 from tests.typed import typed as typed_in
 
 ORCHESTRATOR = str(Path(sys.executable).parent / "orchestrator")
@@ -200,6 +199,7 @@ def test_it_asks_on_a_terminal(root: Path, answer: str, left: str, code: int) ->
 # -- pins -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_pins(root: Path, typed: Typed) -> None:
     code, out, _ = typed("--pin", "m_20260101_000000", "m_20260102_000000/")
     assert code == 0 and out.count(": pinned") == 2
@@ -421,6 +421,7 @@ def test_a_record_that_says_running_and_a_node_that_does_not_answer(
     assert out.count("and gpu 7 cannot be asked: it refuses connections") == 3
 
 
+@pytest.mark.slow
 def test_machines_of_a_record_that_nobody_here_wrote_are_not_asked(
     root: Path, typed: Typed, tmp_path: Path
 ) -> None:
@@ -552,7 +553,7 @@ def test_odd_names(root: Path, typed: Typed) -> None:
 
 
 @settings(
-    max_examples=examples(60),
+    max_examples=12,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -615,6 +616,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
 def test_interrupted_anywhere_each_is_whole_or_gone(tmp_path: Path, number: signal.Signals) -> None:
     """`cut_short` is a prune that gets a signal before the n-th thing it does to the disk."""
@@ -663,6 +665,7 @@ def test_what_was_left_is_told_and_needs_a_yes(root: Path, typed: Typed) -> None
     assert days(root) == "23" and not gone.exists()
 
 
+@pytest.mark.slow
 def test_many_prunes_at_once(root: Path) -> None:
     for second in range(60):
         made(root, f"s_20250101_0000{second:02}")

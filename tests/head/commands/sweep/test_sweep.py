@@ -134,6 +134,7 @@ def test_a_time_limit_counts_as_done_and_a_stop_by_hand_does_not(world: World) -
     assert [world.sweep.ends[n].state for n in range(4)] == ["done", "done", "stopped", "done"]
 
 
+@pytest.mark.slow
 def test_ten_thousand_members_are_shown_quickly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
