@@ -256,14 +256,13 @@ def dashboard(
 )
 @json_option
 def profile(where: Where, experiment: str | None, steps: int, timeout: float) -> int:
-    """Show what the steps of a job go into, and what to change.
+    """Show what the steps of a job go into.
 
     A running job is asked: all its ranks trace the same steps, and go on. Of one that is over, the
     traces that it left are read; EXP_OR_DIR may also be a directory of torch.profiler's traces.
-    Beside them come a picture, and one trace of all ranks for ui.perfetto.dev.
+    Beside them comes one trace of all ranks for ui.perfetto.dev.
     """
-    profile = view("profile")
-    code: int = profile.profile(where, experiment, profile.ProfileOptions(steps, timeout))
+    code: int = view("profile").profile(where, experiment, steps, timeout)
     return code
 
 

@@ -1,18 +1,15 @@
 """Measures how much communication hides behind computation, over all ranks, and which rank is slow.
 
-To run it by hand on the traces of any torch.profiler: `orchestrator profile outputs/profile`, or
-where only the engine is, `python -m orchestrator.engine.overlap outputs/profile/rank_*.json.gz`.
+`orchestrator profile DIR` does so for the traces of any torch.profiler.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from orchestrator.traces.intervals import Intervals, length, merge
-from orchestrator.traces.rank import Rank, read
+from orchestrator.traces.rank import Intervals, Rank, length, merge
 
 
 @dataclass(frozen=True)
@@ -70,44 +67,40 @@ def compare(ranks: Mapping[int, Rank]) -> Overlap:
     return Overlap(dict(sorted(ranks.items())), waited, straggler, lag, tuple(unmatched))
 
 
-def summary(paths: Mapping[int, Path]) -> Overlap:
-    """Summarize one trace per rank."""
-    return compare({number: read(path)[1] for number, path in paths.items()})
+# -- in words -------------------------------------------------------------------------------------
 
-
-# -- told -----------------------------------------------------------------------------------------
-
+# Of each part of a step: its heading, and its field in a Rank.
 COLUMNS = {
     "step": "window_ms",
-    "compute": "compute_ms",
-    "communication": "communication_ms",
-    "overlapped": "overlapped_ms",
-    "exposed": "exposed_ms",
-    "copies": "copying_ms",
+    "computing": "compute_ms",
+    "exposed comm": "exposed_ms",
+    "data": "data_ms",
     "idle": "idle_ms",
 }
-MOST_LINES = 16  # of the table
+MOST_LINES = 16
 
 
-def to_text(overlap: Overlap) -> str:
+def to_text(overlap: Overlap, hosts: Mapping[int, str] | None = None) -> str:
     """Format a table in milliseconds per step, and what it means."""
     numbers = list(overlap.ranks)
     if len(numbers) > MOST_LINES:  # those that the others wait for
         numbers = sorted(sorted(numbers, key=lambda number: overlap.waited_ms[number])[:MOST_LINES])
-    lines = ["rank  " + "  ".join(f"{name:>9}" for name in (*COLUMNS, "waited")) + "  ms per step"]
+    headings = (*COLUMNS, "waited")
+    lines = ["rank  " + "  ".join(f"{name:>9}" for name in headings) + "  ms per step"]
     for number in numbers:
         rank = overlap.ranks[number]
         cells = [getattr(rank, name) / rank.steps for name in COLUMNS.values()]
-        cells.append(overlap.waited_ms[number])
-        row = zip((*COLUMNS, "waited"), cells, strict=True)
+        row = zip(headings, [*cells, overlap.waited_ms[number]], strict=True)
         line = f"{number:>4}  " + "  ".join(f"{cell:>{max(9, len(n))}.1f}" for n, cell in row)
-        lines.append(line + ("  slowest" if number == overlap.straggler else ""))
+        words = [(hosts or {}).get(number, ""), "slowest" * (number == overlap.straggler)]
+        lines.append("  ".join([line, *filter(None, words)]))
     if len(overlap.ranks) > MOST_LINES:
         lines.append(f"      ... and {len(overlap.ranks) - MOST_LINES} more, which waited longer")
     return "\n".join([*lines, reading(overlap)])
 
 
 def reading(overlap: Overlap) -> str:
+    """Return one sentence: how much communication there is, and whether a rank is slow."""
     if not overlap.communication:
         return "no communication was seen"
     sentence = (
@@ -132,7 +125,6 @@ def as_data(overlap: Overlap) -> dict[str, Any]:
     for number, rank in overlap.ranks.items():
         data = asdict(rank)
         del data["collectives"]
-        data["top"] = [operation._asdict() for operation in rank.top]
         ranks[str(number)] = {**data, "waited_ms_per_step": overlap.waited_ms[number]}
     return {
         "communication": overlap.communication,

@@ -57,27 +57,25 @@ def test_a_running_job_is_profiled_and_its_traces_come_home(apart: Head) -> None
     asked = apart.command("orchestrator", "profile", "--json", "--steps", "2")
     assert asked.finish() == 0, asked.text
     found = json.loads(asked.text)
-    first, last = found["steps"]
-    assert last == first + 1 > 2
-    assert [rank["host"] for rank in found["ranks"].values()] == ["host0", "host1"]
+    first = int(found["directory"].rpartition("_")[2])
+    assert first > 2
     for rank in found["ranks"].values():
         assert rank["steps"] == 2 and rank["compute_ms"] > 0 and rank["communication_ms"] > 0
-    assert found["clocks"]["how"] == "measured"
-    names = ["all_ranks.json.gz", "clocks.json", "profile.svg", "rank_00.json.gz"]
+    names = ["all_ranks.json.gz", "rank_00.json.gz"]
     place = apart.experiment / "outputs" / "profile" / f"step_{first:08d}"
     assert sorted(path.name for path in place.iterdir()) == [*names, "rank_01.json.gz"]
     with gzip.open(place / "all_ranks.json.gz", "rt") as file:
         events = json.load(file)["traceEvents"]
     processes = [event["args"]["name"] for event in events if event["name"] == "process_name"]
     assert processes == ["rank 0 (host0)", "rank 1 (host1)"]
-    job.wait_for(rf"step +{last + 2}\b")
+    job.wait_for(rf"step +{first + 3}\b")
     stop = apart.command("orchestrator", "stop")
     assert stop.finish() == 0, stop.text
     job.finish()
     again = apart.command("orchestrator", "profile")
     assert again.finish() == 0, again.text
     assert re.search(rf"is over: reading its traces in .*{place.name}", again.text)
-    assert re.search(r"^0 +host0( +[0-9.]+){5}", again.text, re.MULTILINE), again.text
+    assert re.search(r"^ +0( +[0-9.]+){6}  host0", again.text, re.MULTILINE), again.text
 
 
 PROGRAM = """

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -23,11 +21,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 from orchestrator.common.errors import UsageError
-from orchestrator.engine import overlap as by_hand
 from orchestrator.traces import overlap
 from orchestrator.traces import rank as one_rank
-from orchestrator.traces.intervals import intersect, length, merge
-from orchestrator.traces.rank import Event, Rank, of_rank
+from orchestrator.traces.rank import Event, Rank, intersect, length, merge, of_rank
 from tests.engine import pair
 
 pytestmark = pytest.mark.slow
@@ -91,23 +87,23 @@ GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 def test_parts_add_up(
     compute: list[tuple[float, float]],
     talk: list[tuple[float, float]],
-    copy: list[tuple[float, float]],
+    wait: list[tuple[float, float]],
 ) -> None:
     events = [Event("void gemm()", "kernel", 7, *span, {}) for span in compute]
     events += [Event(GATHER, "kernel", 20, *span, {}) for span in talk]
-    events += [Event("Memcpy HtoD", "gpu_memcpy", 21, *span, {}) for span in copy]
+    events += [Event("orchestrator: data", "user_annotation", 1, *span, {}) for span in wait]
     found = of_rank(events)
-    c, t, m = cells(compute), cells(talk), cells(copy)
-    everything = c | t | m
-    window = max(everything) + 1 - min(everything) if everything else 0
+    c, t = cells(compute), cells(talk)
+    window = set(range(min(c | t), max(c | t) + 1)) if c | t else set()
+    data = (cells(wait) & window) - c - t
     expected = {
-        "window_ms": window,
+        "window_ms": len(window),
         "compute_ms": len(c),
         "communication_ms": len(t),
         "overlapped_ms": len(c & t),
         "exposed_ms": len(t - c),
-        "copying_ms": len(m - c - t),
-        "idle_ms": window - len(everything),
+        "data_ms": len(data),
+        "idle_ms": len(window - c - t - data),
     }
     for name, value in expected.items():
         assert getattr(found, name) == pytest.approx(value / 1e3), name
@@ -133,7 +129,7 @@ def test_a_gpu(tmp_path: Path) -> None:
     assert (found.steps, found.window_ms) == (2, 10)  # from the first to the last kernel
     assert (found.compute_ms, found.communication_ms) == (6, 2.5)
     assert (found.overlapped_ms, found.exposed_ms) == (0.5, 2)
-    assert (found.copying_ms, found.idle_ms) == (1.5, 0.5)
+    assert (found.data_ms, found.idle_ms) == (0, 2)  # a GPU that only copies is idle
     assert found.collectives == {"AllGather": ((3.5, 6.0),)}
 
 
@@ -187,24 +183,13 @@ def test_the_slowest_waits_least(tmp_path: Path) -> None:
     assert "collectives" not in data["ranks"]["3"]
 
 
-def test_equal_ranks_have_no_straggler(tmp_path: Path) -> None:
-    ranks = {
-        number: read(
-            tmp_path, event("gemm", 0, 100000), event(GATHER, 0, 5000 + 100 * number), rank=number
-        )
-        for number in range(4)
-    }
-    found = overlap.compare(ranks)
-    assert found.straggler is None
-    assert overlap.reading(found).endswith("no rank is slower than the others")
-
-
 def test_ranks_that_wait_in_turn_are_equal(tmp_path: Path) -> None:
     one = read(tmp_path, event(GATHER, 0, 5000), event(GATHER, 8000, 9000))
     other = read(tmp_path, event(GATHER, 4000, 5000), event(GATHER, 5500, 9000))
     found = overlap.compare({0: one, 1: other})
     assert found.waited_ms == pytest.approx({0: 4, 1: 2.5})
     assert found.straggler is None
+    assert overlap.reading(found).endswith("no rank is slower than the others")
 
 
 def test_waits_at_the_same_time_count_once(tmp_path: Path) -> None:
@@ -224,20 +209,13 @@ def test_unequal_numbers_of_a_collective_are_not_compared(tmp_path: Path) -> Non
 
 def test_nothing_to_hide(tmp_path: Path) -> None:
     alone = overlap.compare({0: read(tmp_path, event("gemm", 0, 1000))})
-    assert overlap.to_text(alone).endswith("no communication was seen")
+    assert overlap.to_text(alone, {0: "gpu01"}).splitlines() == [
+        "rank       step  computing  exposed comm       data       idle     waited  ms per step",
+        "   0        1.0        1.0           0.0        0.0        0.0        0.0  gpu01",
+        "no communication was seen",
+    ]
     empty = overlap.compare({0: read(tmp_path)})
     assert overlap.as_data(empty)["ranks"]["0"]["window_ms"] == 0
-
-
-def test_a_long_table_keeps_those_for_whom_the_others_wait(tmp_path: Path) -> None:
-    ranks = {
-        number: read(tmp_path, event("gemm", 0, 9000), event(GATHER, 0, 5000 if number else 1000))
-        for number in range(40)
-    }
-    lines = overlap.to_text(overlap.compare(ranks)).splitlines()
-    assert len(lines) == 1 + overlap.MOST_LINES + 2
-    assert lines[1].endswith("slowest")
-    assert "24 more" in lines[-2]
 
 
 # -- traces of CPUs, by hand ----------------------------------------------------------------------
@@ -301,46 +279,19 @@ def test_the_sleeping_rank_of_a_real_job_is_named(tmp_path: Path) -> None:
     pair.run(trace, tmp_path)
     for way in ("fsdp", "ddp"):
         paths = {rank: tmp_path / f"{way}_{rank}.json" for rank in (0, 1)}
-        found = overlap.summary(paths)
+        found = overlap.compare({rank: one_rank.read(path)[1] for rank, path in paths.items()})
         assert found.straggler == 1, way
         assert not found.unmatched
         assert found.waited_ms[0] > NAP * 1e3 * 0.6
         fast, slow = found.ranks[0], found.ranks[1]
         for rank in (fast, slow):
-            parts = rank.compute_ms + rank.exposed_ms + rank.copying_ms + rank.idle_ms
+            parts = rank.compute_ms + rank.exposed_ms + rank.data_ms + rank.idle_ms
             assert parts == pytest.approx(rank.window_ms)
             assert rank.overlapped_ms + rank.exposed_ms == pytest.approx(rank.communication_ms)
             assert rank.compute_ms > 0
         # Neither waiting nor sleeping is compute, however slow this machine may be.
         assert fast.exposed_ms > NAP * 1e3
         assert slow.idle_ms > NAP * 1e3
-
-    command = [sys.executable, "-m", "orchestrator.engine.overlap", "--json"]
-    done = subprocess.run(
-        [*command, *map(str, paths.values())], capture_output=True, text=True, check=True
-    )
-    assert json.loads(done.stdout) == overlap.as_data(found)
-
-
-# -- by hand --------------------------------------------------------------------------------------
-
-
-def call(monkeypatch: pytest.MonkeyPatch, *words: Path) -> int:
-    monkeypatch.setattr(sys, "argv", ["overlap", *map(str, words)])
-    return by_hand.main()
-
-
-def test_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    read(tmp_path, event(GATHER, 0, 9000), event("gemm", 9000, 10000), rank=10)
-    read(tmp_path, event(GATHER, 8000, 9000), event("gemm", 0, 8000), rank=2)
-    paths = sorted(tmp_path.iterdir())
-    assert call(monkeypatch, *paths) == 0
-    results = capsys.readouterr().out
-    assert "rank 2 is slowest" in results
-    assert call(monkeypatch, paths[0], paths[0]) == 2
-    assert "second trace of rank 2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"traceEvents": 3}', "\x1f\x8b", '{"ph": "X"}'])

@@ -1,1 +1,1 @@
-"""Ask a running job for a profile, read the traces, and say what to change."""
+"""Ask a running job for traces, sum them up in a table, and join them for Perfetto."""

@@ -1,101 +1,59 @@
-"""The traces in a directory, read one after the other; of each rank, what the rest needs to know.
+"""Finds the traces in a directory, and writes them as one trace of all ranks for ui.perfetto.dev.
 
 A trace is never in memory whole: see traces/chrome.py.
 """
 
 from __future__ import annotations
 
-import math
+import gzip
+import json
 import re
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.common import files
 from orchestrator.common.errors import UsageError
 from orchestrator.head.screen.lines import clean
-from orchestrator.traces import chrome, overlap
-from orchestrator.traces.overlap import Overlap
-from orchestrator.traces.rank import Rank, of_rank, what_matters, what_travels
+from orchestrator.traces import chrome
+from orchestrator.traces.rank import Rank, of_rank, what_matters
 
-# What is written beside the traces, by us.
-SUMMARY, CLOCKS, MERGED, PICTURE = (
-    *("summary.json", "clocks.json"),
-    *("all_ranks.json.gz", "profile.svg"),
-)
-OWN = {SUMMARY, CLOCKS, MERGED, PICTURE}
-BUCKETS = 40  # of durations: below 2**n microseconds
+ALL_RANKS = "all_ranks.json.gz"
+# Earlier versions also wrote clocks.json.
+OURS = {"summary.json", "clocks.json", ALL_RANKS}
 MOST_FILES = 4096
-
-
-class Counted:
-    """Passes the events of a trace on, and remembers when it began and how long they took."""
-
-    def __init__(self, entries: Iterable[dict[str, Any]]) -> None:
-        self.entries = entries
-        self.began = math.inf
-        self.durations = [0] * BUCKETS
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for entry in self.entries:
-            if entry.get("ph") == "X" and entry.get("cat") != "Trace":
-                self.began = min(self.began, chrome.number(entry["ts"]))
-                self.durations[bucket(chrome.number(entry.get("dur", 0)))] += 1
-            yield entry
-
-
-def bucket(microseconds: float) -> int:
-    return min(BUCKETS - 1, max(0, math.frexp(max(microseconds, 0.0))[1]))
+# Of each kind of event, the fields that are copied beside its name, place and time.
+COPIED = {"X": ("dur", "args"), "s": ("id",), "t": ("id",), "f": ("id", "bp")}
+# How many numbers of processes and threads each rank has.
+NUMBERS = 1 << 11
 
 
 @dataclass(frozen=True)
-class Trace:
-    """One rank's trace, as far as it is kept."""
+class RankTrace:
+    """One rank's trace, as far as it is kept. What the rank noted in it is not trusted."""
 
     path: Path
     number: int
     rank: Rank
-    about: Mapping[str, Any] = field(default_factory=dict)  # what the rank noted; a node wrote it
-    base: float = 0.0  # microseconds of the Unix clock of its node
-    began: float = 0.0  # its first event, after the base
-    durations: Sequence[int] = ()
-
-    @property
-    def node(self) -> int:
-        return count(self.about.get("node"), -1)
-
-    @property
-    def host(self) -> str:
-        host = self.about.get("host", "")
-        return clean(host.encode(errors="replace").decode()[:80]) if isinstance(host, str) else ""
+    host: str
+    base: float  # microseconds of the Unix clock of its node
 
     @property
     def label(self) -> str:
         return f"rank {self.number} ({self.host})" if self.host else f"rank {self.number}"
 
 
-def count(value: Any, otherwise: int) -> int:
-    """Take a number that a node wrote, if it is one."""
-    plain = isinstance(value, int) and not isinstance(value, bool)
-    return value if plain and 0 <= value < 1 << 31 else otherwise
-
-
 def paths_in(directory: Path) -> list[Path]:
-    """List the traces of a directory; without any, of the newest directory in it."""
+    """List the traces of a directory."""
     try:
         entries = sorted(directory.iterdir())
     except OSError:
         return []
-    paths = [
-        path
-        for path in entries
-        if path.name.endswith((".json", ".json.gz"))
-        and path.name not in OWN
-        and not path.name.startswith(".")
-        and path.is_file()
-    ]
-    return paths[:MOST_FILES]
+    traces = [path for path in entries if path.name.endswith((".json", ".json.gz"))]
+    named = [path for path in traces if path.name not in OURS and path.name[0] != "."]
+    return [path for path in named if path.is_file()][:MOST_FILES]
 
 
 def newest(profiles: Path) -> Path | None:
@@ -112,9 +70,11 @@ def newest(profiles: Path) -> Path | None:
     return max(times, key=lambda directory: times[directory], default=None)
 
 
-def read(paths: Sequence[Path], progress: Callable[[int], None] = lambda _: None) -> list[Trace]:
+def read(
+    paths: Sequence[Path], progress: Callable[[int], None] = lambda _: None
+) -> list[RankTrace]:
     """Read traces, one per rank, in the order of the ranks."""
-    traces: dict[int, Trace] = {}
+    traces: dict[int, RankTrace] = {}
     for index, path in enumerate(paths):
         trace = read_one(path, index)
         if trace.number in traces:
@@ -128,65 +88,81 @@ def read(paths: Sequence[Path], progress: Callable[[int], None] = lambda _: None
     return [traces[number] for number in sorted(traces)]
 
 
-def read_one(path: Path, index: int) -> Trace:
-    with chrome.opened(path) as trace, chrome.understood(path):
-        counted = Counted(trace.events())
-        rank = of_rank(what_matters(counted))
-        named = re.search(r"rank_?(\d+)", path.name)
+def read_one(path: Path, index: int) -> RankTrace:
+    with chrome.opened(path) as trace:
+        rank = of_rank(what_matters(trace.events()))
         number = trace.rank
         if number is None:
+            named = re.search(r"rank_?(\d+)", path.name)
             number = int(named[1]) if named else index
-        began = counted.began if counted.began < math.inf else 0.0
-        about, base = trace.about, trace.base
-    return Trace(path, number, rank, about, base, began, tuple(counted.durations))
+        host = trace.about.get("host")
+        shown = clean(host.encode(errors="replace").decode()[:80]) if isinstance(host, str) else ""
+        return RankTrace(path, number, rank, shown, trace.base)
 
 
-def compared(traces: Sequence[Trace]) -> Overlap:
-    return overlap.compare({trace.number: trace.rank for trace in traces})
+# -- one trace of all ranks -----------------------------------------------------------------------
 
 
-# -- one clock ------------------------------------------------------------------------------------
+def write(
+    traces: Sequence[RankTrace], out: Path, progress: Callable[[int], None] = lambda _: None
+) -> None:
+    """Write one Chrome trace: each rank is a process named "rank 3 (host)", each GPU another."""
+    with files.replacing(out) as file, gzip.GzipFile(fileobj=file, mode="wb", compresslevel=1) as z:
+        z.write(b'{"displayTimeUnit": "ms", "traceEvents": [\n')
+        comma = b""
+        for trace in traces:
+            shift = trace.base - traces[0].base - ahead(trace, traces[0])
+            for event in copied(trace, shift):
+                z.write(comma + json.dumps(event).encode("ascii"))
+                comma = b",\n"
+            progress(trace.path.stat().st_size)
+        z.write(b"\n]}\n")
 
 
-@dataclass(frozen=True)
-class Clocks:
-    """How far each rank's clock is ahead of a common one, in microseconds, and how that is known.
+def ahead(trace: RankTrace, other: RankTrace) -> float:
+    """Return by how many microseconds the clock of a rank's node is ahead of another's.
 
-    how: measured (by the head), collectives (all ranks leave one together), or none.
+    All ranks leave a collective together, so its ends are one moment.
     """
-
-    how: str
-    ahead: Mapping[int, float]
-    error_ms: float | None = None
-
-
-def clocks(traces: Sequence[Trace], measured: Mapping[int, tuple[float, float]]) -> Clocks:
-    """Put all ranks on one clock; `measured` has seconds ahead and their error, by node."""
-    nodes = {trace.node for trace in traces}
-    if nodes <= set(measured):
-        ahead = {trace.number: measured[trace.node][0] * 1e6 for trace in traces}
-        error = max((measured[node][1] for node in nodes), default=0.0)
-        return Clocks("measured", ahead, error * 1e3)
-    if len(nodes) > 1 or -1 in nodes:
-        by_collectives = from_collectives(traces)
-        if by_collectives is not None:
-            return Clocks("collectives", by_collectives)
-    return Clocks("none", {trace.number: 0.0 for trace in traces})
+    gaps = [
+        (trace.base + mine[1] * 1e3) - (other.base + theirs[1] * 1e3)
+        for name, spans in trace.rank.collectives.items()
+        if len(spans) == len(other.rank.collectives.get(name, ()))
+        for mine, theirs in zip(spans, other.rank.collectives[name], strict=True)
+    ]
+    return statistics.median(gaps) if gaps else 0.0
 
 
-def from_collectives(traces: Sequence[Trace]) -> dict[int, float] | None:
-    """Take the ends of all-reduces for one moment: nobody has the sum before all have sent."""
-    first = traces[0]
-    ahead = {first.number: 0.0}
-    for trace in traces[1:]:
-        gaps = [
-            (trace.base + mine[1] * 1e3) - (first.base + other[1] * 1e3)
-            for name, spans in trace.rank.collectives.items()
-            if what_travels(name) == "gradients"
-            and len(spans) == len(first.rank.collectives.get(name, ()))
-            for mine, other in zip(spans, first.rank.collectives[name], strict=True)
-        ]
-        if not gaps:
-            return None
-        ahead[trace.number] = statistics.median(gaps)
-    return ahead
+def copied(trace: RankTrace, shift: float) -> Iterator[dict[str, Any]]:
+    """Yield the events of one rank, with numbers that are its own among all ranks'."""
+    names: dict[str, str] = {}
+    numbers: dict[str, int] = {}
+    with chrome.opened(trace.path) as opened:
+        for event in opened.events():
+            process, thread = str(event.get("pid")), f"{event.get('pid')}/{event.get('tid')}"
+            args = chrome.dict_of(event.get("args"))
+            if event.get("name") == "process_labels" and str(args.get("labels")).startswith("GPU"):
+                names[process] = f"{trace.label} {args['labels']}"[:200]
+            elif event.get("name") == "thread_name":
+                names[thread] = str(args.get("name", ""))[:200]
+            if event.get("ph") not in COPIED or event.get("cat") == "Trace":
+                continue
+            # Perfetto knows a thread by its number alone: two hosts may use the same.
+            for place, kind in ((process, "process_name"), (thread, "thread_name")):
+                if place not in numbers:
+                    numbers[place] = trace.number * NUMBERS + len(numbers) + 1
+                    name = {"name": names.get(place, trace.label if kind[0] == "p" else "")}
+                    where = {"pid": numbers[process], "tid": numbers[place]}
+                    yield {"ph": "M", "name": kind, **where, "ts": 0, "args": name}
+            kept = {name: event[name] for name in COPIED[event["ph"]] if name in event}
+            if "id" in kept:
+                kept["id"] = f"{trace.number}.{kept['id']}"
+            yield {
+                "ph": event["ph"],
+                "cat": str(event.get("cat", "")),
+                "name": str(event.get("name", "")),
+                "pid": numbers[process],
+                "tid": numbers[thread],
+                "ts": round(chrome.number(event["ts"]) + shift, 3),
+                **kept,
+            }

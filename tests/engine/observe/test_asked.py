@@ -80,7 +80,7 @@ def test_all_ranks_trace_the_same_steps(tmp_path: Path, monkeypatch: pytest.Monk
         found = of_rank(events)
         assert found.steps == WISH.steps
         assert found.compute_ms > 0 and found.communication_ms > 0
-        assert found.optimizer_ms > 0  # the phases are marked
+        assert "orchestrator: optimizer" in {event.name for event in events}
     losses = [[line["loss"] for line in one.metrics()] for one in (asked, plain)]
     assert losses[0] == losses[1] and len(losses[0]) == STEPS
     assert f"steps {news.first} to {news.last} are traced" in asked.output()
