@@ -151,7 +151,7 @@ def test_a_device_with_other_bits_is_named(head: Head) -> None:
     assert command.finish() == 1, command.text
     (told,) = [line for line in command.lines if line.startswith("WRONG: ")]
     assert told.startswith("WRONG: the device of rank 3 on node 1 (")
-    assert "gets other bits than the 3 others of its kind: sums of columns" in told
+    assert "gets other bits than its kind" in told and told.endswith("sums of columns")
     assert kept(head)["findings"][0]["nodes"] == [1]
 
 

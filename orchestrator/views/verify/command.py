@@ -56,7 +56,9 @@ def request_of(arguments: LaunchArguments, measurement: Measurement) -> Request:
         raise UsageError(
             f"--seconds {seconds:g}: write how many seconds it may measure, such as 60"
         )
-    largest = bytes_of(measurement.max_size)
+    largest = text.parse_size("--max-size", measurement.max_size)
+    if largest < SMALLEST:
+        raise UsageError(f"--max-size {measurement.max_size}: the smallest size measured is 1K")
     request = resolve(arguments)
     options = ["--max-size", str(largest), "--seconds", f"{seconds:g}"]
     backend = measurement.backend or request.config.distributed.backend
@@ -70,18 +72,10 @@ def request_of(arguments: LaunchArguments, measurement: Measurement) -> Request:
     )
 
 
-def bytes_of(wanted: str) -> int:
-    """Return the largest size to measure, in bytes."""
-    count = text.parse_size("--max-size", wanted)
-    if count < SMALLEST:
-        raise UsageError(f"--max-size {wanted}: the smallest size that is measured is 1K")
-    return count
-
-
 def read(experiment: Experiment) -> dict[str, Any] | None:
     try:
-        text = (experiment.path / "outputs" / "verify.json").read_text(encoding="ascii")
-        results: dict[str, Any] = json.loads(text)
+        with files.open_plain(experiment.path / "outputs" / "verify.json") as file:
+            results: dict[str, Any] = json.load(file)
     except (OSError, ValueError):
         return None  # the job ended before there was anything to write, and has said why
     return results
@@ -89,27 +83,19 @@ def read(experiment: Experiment) -> dict[str, Any] | None:
 
 def conclude(experiment: Experiment, measured: dict[str, Any], code: int, *, strict: bool) -> int:
     """Print the findings, keep them with the measurement, and return the exit code."""
-    sdc = "bits" in measured
-    bottlenecks = report.findings(measured) if sdc else diagnosis.all_of(measured)
-    code = exit_code(code, bottlenecks, strict=strict)
-    measured = {
-        "exit_code": code,
-        "experiment": str(experiment.path),
-        "findings": [asdict(item) for item in bottlenecks],
-        **measured,
-    }
+    bottlenecks = diagnosis.all_of(measured)
+    if any(each.kind == "wrong" for each in bottlenecks) and code != EXIT_STOPPED:
+        code = EXIT_FAILED
+    elif code == EXIT_DONE and bottlenecks and strict:
+        code = EXIT_CHECK
+    findings = [asdict(each) for each in bottlenecks]
+    about = {"exit_code": code, "experiment": str(experiment.path), "findings": findings}
+    whole = json.dumps({**about, **measured}, indent=1)
     path = experiment.path / "outputs" / "verify.json"
-    files.replace(path, json.dumps(measured, indent=1) + "\n")
+    files.replace(path, f"{whole}\n")
     if output.as_json():
-        output.write_out(json.dumps(measured, indent=1))
+        output.write_out(whole)
         return code
-    to_text = report.bits_text if sdc else report.to_text
-    output.write_out("\n" + to_text(measured, bottlenecks, output.terminal()))
+    output.write_out("\n" + report.to_text(measured, bottlenecks, output.terminal()))
     say(f"kept in {path}")
     return code
-
-
-def exit_code(code: int, bottlenecks: list[diagnosis.Bottleneck], *, strict: bool) -> int:
-    if any(bottleneck.kind == "wrong" for bottleneck in bottlenecks) and code != EXIT_STOPPED:
-        return EXIT_FAILED
-    return EXIT_CHECK if code == EXIT_DONE and bottlenecks and strict else code

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +18,18 @@ from orchestrator.common import text
 
 Rates = Mapping[tuple[int, int], float]  # (from, to) -> bytes per second
 
-FAR = 0.6  # of the usual: less is slow, if the others agree among themselves
-FEW, FAR_OF_FEW = 6, 0.35  # fewer figures than this say little of their spread
-ALWAYS = 0.1  # of the usual: less is slow however much the others differ
+# Less than this part of the usual is slow, if the others agree among themselves.
+FAR = 0.6
+# Fewer figures than FEW say little of their spread.
+FEW, FAR_OF_FEW = 6, 0.35
+# Less than this part is slow however much the others differ.
+ALWAYS = 0.1
 DEVIATIONS = 6.0
-GPU_FAR = 0.85  # two GPUs of one kind differ by some percent
-PROMISED = 0.1  # of what the interface says of itself; sockets do not fill the fastest ones,
-SOCKETS = 1.25e9  # so no more than this, 10 Gb/s, is expected of any
+# Two GPUs of one kind differ by some percent.
+GPU_FAR = 0.85
+# Expected of what an interface says of itself. Sockets do not fill the fastest ones, so no more
+# than 10 Gb/s is expected of any.
+PROMISED, SOCKETS = 0.1, 1.25e9
 
 
 @dataclass(frozen=True)
@@ -43,107 +49,61 @@ def quartile(values: Collection[float]) -> float:
     return ordered[math.ceil(0.75 * len(ordered)) - 1]
 
 
-def noise(values: Collection[float], usual: float) -> float:
-    """Return the spread of the values that are not slow, relative to their median."""
+def tolerance(values: Collection[float], usual: float, far: float = FAR) -> float:
+    """Return the part of the usual value below which one of these is slow, given their spread."""
     healthy = [value for value in values if value >= FAR_OF_FEW * usual]
     middle = statistics.median(healthy)
-    return 1.4826 * statistics.median(abs(value - middle) for value in healthy) / middle
-
-
-def tolerance(count: int, spread: float, far: float = FAR) -> float:
-    """Return the part of the usual value below which one of so many, with this spread, is slow."""
-    far = far if count >= FEW else min(far, FAR_OF_FEW)
+    spread = 1.4826 * statistics.median(abs(value - middle) for value in healthy) / middle
+    far = far if len(values) >= FEW else min(far, FAR_OF_FEW)
     return min(far, max(ALWAYS, 1 - DEVIATIONS * spread))
-
-
-# -- nodes and links ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class NodeRates:
-    """The rates that each node can send and receive at, as its better pairs show."""
-
-    out: Mapping[int, float]
-    into: Mapping[int, float]
-    usual: float
-    part: float  # of the usual: less is slow
-    slow_out: frozenset[int]
-    slow_in: frozenset[int]
-
-
-def node_rates(rates: Rates) -> NodeRates:
-    nodes = sorted({node for pair in rates for node in pair})
-    out = {n: quartile([r for (a, _), r in rates.items() if a == n]) for n in nodes}
-    into = {n: quartile([r for (_, b), r in rates.items() if b == n]) for n in nodes}
-    all_ends = [*out.values(), *into.values()]
-    usual = quartile(all_ends)
-    part = tolerance(len(rates), noise(rates.values(), usual))
-    if len(nodes) < 3:  # whose fault it is cannot be known: it is the link's
-        return NodeRates(out, into, usual, part, frozenset(), frozenset())
-    least = part * usual
-    slow_out = frozenset(node for node in nodes if out[node] < least)
-    slow_in = frozenset(node for node in nodes if into[node] < least)
-    return NodeRates(out, into, usual, part, slow_out, slow_in)
 
 
 def slow_links(rates: Rates, names: Sequence[str]) -> list[Bottleneck]:
     """Return slow nodes first, then slow links that no slow node explains."""
-    if any((b, a) not in rates for a, b in rates):
-        rates = {pair: rate for pair, rate in rates.items() if pair[::-1] in rates}
+    rates = {pair: rate for pair, rate in rates.items() if pair[::-1] in rates}
     if not rates:
         return []
-    by_node = node_rates(rates)
-    bottlenecks = [
-        slow_node(node, rates, by_node, names)
-        for node in sorted(by_node.slow_out | by_node.slow_in)
-    ]
-    parts = {
-        (a, b): rate / (by_node.usual if len(rates) == 2 else min(by_node.out[a], by_node.into[b]))
-        for (a, b), rate in rates.items()
-    }
+    nodes = sorted({node for pair in rates for node in pair})
+    out = {n: quartile([r for (a, _), r in rates.items() if a == n]) for n in nodes}
+    into = {n: quartile([r for (_, b), r in rates.items() if b == n]) for n in nodes}
+    usual = quartile([*out.values(), *into.values()])
+    part = tolerance(rates.values(), usual)
+    several = len(nodes) > 2  # of two, whose fault it is cannot be known: it is the link's
+    slow_out = {node for node in nodes if several and out[node] < part * usual}
+    slow_in = {node for node in nodes if several and into[node] < part * usual}
+    found = []
+    for node in sorted(slow_out | slow_in):
+        rate, more = min(out[node], into[node]), ""
+        if node in slow_out & slow_in:
+            rate, what = (
+                statistics.median(r for pair, r in rates.items() if node in pair),
+                "reaches",
+            )
+        elif node in slow_out:
+            what, more = "sends to", f"; it receives at {speed(into[node])}"
+        else:
+            what, more = "receives from", f"; it sends at {speed(out[node])}"
+        words = f"{names[node]} {what} everyone at {speed(rate)}, others {speed(usual)}{more}"
+        found.append(Bottleneck("node", words, (node,), rate, usual))
     slow = {
         (a, b)
-        for (a, b), part in parts.items()
-        if part < by_node.part and a not in by_node.slow_out and b not in by_node.slow_in
+        for (a, b), rate in rates.items()
+        if rate < part * (min(out[a], into[b]) if several else usual)
+        and a not in slow_out
+        and b not in slow_in
     }
-    both = sorted(pair for pair in slow if pair[0] < pair[1] and pair[::-1] in slow)
-    one_way = sorted(pair for pair in slow if pair[::-1] not in slow)
-    bottlenecks += [slow_link(pair, rates, by_node.usual, names) for pair in both]
-    return bottlenecks + [one_way_link(pair, rates, by_node.usual, names) for pair in one_way]
-
-
-def slow_node(node: int, rates: Rates, by_node: NodeRates, names: Sequence[str]) -> Bottleneck:
-    out, into = by_node.out[node], by_node.into[node]
-    usual = f"others {speed(by_node.usual)}"
-    if node in by_node.slow_out and node in by_node.slow_in:
-        median = statistics.median(rate for pair, rate in rates.items() if node in pair)
-        text = f"{names[node]} reaches everyone at {speed(median)}, {usual}"
-        return Bottleneck("node", text, (node,), median, by_node.usual)
-    if node in by_node.slow_out:
-        text = f"{names[node]} sends to everyone at {speed(out)}, {usual}; it receives at"
-        return Bottleneck("node", f"{text} {speed(into)}", (node,), out, by_node.usual)
-    text = f"{names[node]} receives from everyone at {speed(into)}, {usual}; it sends at"
-    return Bottleneck("node", f"{text} {speed(out)}", (node,), into, by_node.usual)
-
-
-def slow_link(
-    pair: tuple[int, int], rates: Rates, usual: float, names: Sequence[str]
-) -> Bottleneck:
-    a, b = pair
-    rate = min(rates[a, b], rates[b, a])
-    text = f"the link between {names[a]} and {names[b]} has {speed(rates[a, b])} there and"
-    text += f" {speed(rates[b, a])} back, others {speed(usual)}"
-    return Bottleneck("link", text, pair, rate, usual)
-
-
-def one_way_link(
-    pair: tuple[int, int], rates: Rates, usual: float, names: Sequence[str]
-) -> Bottleneck:
-    a, b = pair
-    text = f"{names[a]} reaches {names[b]} at {speed(rates[a, b])}; back it is"
-    others = "" if len(rates) == 2 else f", others {speed(usual)}"
-    text = f"{text} {speed(rates[b, a])}{others}"
-    return Bottleneck("link", text, pair, rates[a, b], usual)
+    others = f", others {speed(usual)}" if several else ""
+    for a, b in sorted(slow):
+        there, back = speed(rates[a, b]), speed(rates[b, a])
+        if (b, a) not in slow:
+            words = f"{names[a]} reaches {names[b]} at {there}; back it is {back}{others}"
+        elif a < b:
+            words = f"the link between {names[a]} and {names[b]} has {there} there and {back} back"
+            words += others
+        else:
+            continue
+        found.append(Bottleneck("link", words, (a, b), rates[a, b], usual))
+    return found
 
 
 def below_promise(
@@ -157,30 +117,25 @@ def below_promise(
     if usual >= PROMISED * min(*known, SOCKETS):
         return []
     who = "all nodes" if len(names) > 2 else " and ".join(names)
-    text = f"{who} reach each other at {speed(usual)}; their interfaces say {speed(min(known))}"
-    return [Bottleneck("link", text, tuple(range(len(names))), usual, min(known))]
-
-
-# -- devices and results --------------------------------------------------------------------------
+    words = f"{who} reach each other at {speed(usual)}; their interfaces say {speed(min(known))}"
+    return [Bottleneck("link", words, tuple(range(len(names))), usual, min(known))]
 
 
 def slow_devices(
     flops: Sequence[float], devices: Sequence[str], node_of: Sequence[int], names: Sequence[str]
 ) -> list[Bottleneck]:
     """Return the ranks that compute slower than others with the same kind of device."""
-    bottlenecks = []
+    found = []
     for kind in sorted(set(devices)):
-        rates_of_kind = {rank: flops[rank] for rank, its in enumerate(devices) if its == kind}
-        usual = quartile(rates_of_kind.values())
-        far = FAR if kind == "CPU" else GPU_FAR
-        least = usual * tolerance(len(rates_of_kind), noise(rates_of_kind.values(), usual), far)
-        for rank, rate in rates_of_kind.items():
+        rates = {rank: flops[rank] for rank, its in enumerate(devices) if its == kind}
+        usual = quartile(rates.values())
+        least = usual * tolerance(rates.values(), usual, FAR if kind == "CPU" else GPU_FAR)
+        for rank, rate in rates.items():
             if rate < least:
-                node = node_of[rank]
-                text = f"rank {rank} on {names[node]} multiplies at {operations(rate)}, others"
-                text = f"{text} {operations(usual)} ({kind})"
-                bottlenecks.append(Bottleneck("device", text, (node,), rate, usual))
-    return bottlenecks
+                words = f"rank {rank} on {names[node_of[rank]]} multiplies at {operations(rate)}"
+                words += f", others {operations(usual)} ({kind})"
+                found.append(Bottleneck("device", words, (node_of[rank],), rate, usual))
+    return found
 
 
 def wrong_results(
@@ -202,30 +157,42 @@ def wrong_results(
     ]
 
 
-def places(results: Mapping[str, Any]) -> tuple[list[int], list[str]]:
-    """Return the place of each rank's node in the list, and the nodes' names."""
-    nodes = results["nodes"]
-    node_of = [0] * sum(len(node["ranks"]) for node in nodes)
-    for index, node in enumerate(nodes):
-        for rank in node["ranks"]:
-            node_of[rank] = index
-    return node_of, [f"node {node['index']} ({node['host']})" for node in nodes]
+def wrong_bits(
+    bits: Mapping[str, Any], node_of: Sequence[int], names: Sequence[str]
+) -> Iterator[Bottleneck]:
+    """Yield the devices whose results have other bits than those of their kind, or vary."""
+    for kind in dict.fromkeys(bits["kinds"]):
+        ranks = [rank for rank, its in enumerate(bits["kinds"]) if its == kind]
+        odd: dict[int, list[str]] = {}
+        for case in bits["hashes"][0]:
+            seen = {rank: bits["hashes"][rank][case] for rank in ranks}
+            steady = Counter(values[0] for values in seen.values() if len(values) == 1)
+            right, count = max(steady.items(), key=lambda pair: pair[1], default=(None, 0))
+            known = 2 * count > steady.total()  # else no majority says which one is right
+            for rank, values in seen.items():
+                if not known or values != [right]:
+                    odd.setdefault(rank, []).append(case)
+        for rank, cases in odd.items():
+            words = (
+                f"the device of rank {rank} on {names[node_of[rank]]} gets other bits than its kind"
+                f" ({kind}), or other bits each time: {', '.join(cases[:3])}"
+            )
+            yield Bottleneck("wrong", words, (node_of[rank],))
 
 
 def all_of(results: Mapping[str, Any]) -> list[Bottleneck]:
     """Return all bottlenecks in the results that a verify run wrote."""
-    node_of, names = places(results)
+    nodes = results["nodes"]
+    places = {rank: index for index, node in enumerate(nodes) for rank in node["ranks"]}
+    node_of = [places[rank] for rank in sorted(places)]
+    names = [f"node {node['index']} ({node['host']})" for node in nodes]
+    if "bits" in results:
+        return list(wrong_bits(results["bits"], node_of, names))
     rates = {(row["from"], row["to"]): float(row["rate"]) for row in results.get("pairs", [])}
-    bottlenecks = wrong_results(results.get("wrong", []), node_of, names)
-    bottlenecks += slow_links(rates, names)
+    found = wrong_results(results.get("wrong", []), node_of, names) + slow_links(rates, names)
     if results["backend"] == "gloo":
-        bottlenecks += below_promise(
-            rates, [node["link_speed"] for node in results["nodes"]], names
-        )
-    return bottlenecks + slow_devices(results["flops"], results["devices"], node_of, names)
-
-
-# -- words ----------------------------------------------------------------------------------------
+        found += below_promise(rates, [node["link_speed"] for node in nodes], names)
+    return found + slow_devices(results["flops"], results["devices"], node_of, names)
 
 
 def speed(rate: float) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.views.verify import report
+from orchestrator.views.verify import diagnosis, report
 
 GOOD = {"product": [1], "sum": [2]}
 OTHER = {"product": [9], "sum": [2]}
@@ -24,31 +24,29 @@ def results(*hashes: dict[str, list[int]], kinds: str = "aaaa") -> dict[str, Any
     }
 
 
+ODD = "gets other bits than its kind (a), or other bits each time: product"
+
+
 @pytest.mark.parametrize(
-    ("hashes", "kinds", "nodes", "words"),
+    ("hashes", "kinds", "odd"),
     [
-        ([GOOD] * 4, "aaaa", [], ""),
-        ([GOOD, GOOD, OTHER], "aaa", [(2,)],
-         "the device of rank 2 on node 2 (h2) gets other bits than the 2 others of its kind:"
-         " product (a)"),
-        ([GOOD, OTHER], "aa", [(0, 1)], "no majority says which one is right: product"),
-        ([GOOD, OTHER], "ab", [], ""),
-        ([GOOD, OTHER, OTHER, GOOD], "abba", [], ""),
-        ([{"product": [1, 3], "sum": [2]}], "a", [(0,)],
-         "the device of rank 0 on node 0 (h0) does not get the same bits twice: product"),
-        ([GOOD, {"product": [9, 1], "sum": [2]}], "aa", [(1,)], "rank 1"),
+        ([GOOD] * 4, "aaaa", []),
+        ([GOOD, GOOD, OTHER], "aaa", [2]),
+        ([GOOD, OTHER], "aa", [0, 1]),  # no majority says which one is right
+        ([GOOD, OTHER, OTHER, GOOD], "abba", []),
+        ([{"product": [1, 3], "sum": [2]}], "a", [0]),
+        ([GOOD, {"product": [9, 1], "sum": [2]}], "aa", [1]),
     ],
-)  # fmt: skip
-def test_who_is_named(
-    hashes: list[dict[str, list[int]]], kinds: str, nodes: list[Any], words: str
-) -> None:
-    found = report.findings(results(*hashes, kinds=kinds))
-    assert [item.nodes for item in found] == nodes
-    assert all(item.kind == "wrong" for item in found)
-    text = report.bits_text(results(*hashes, kinds=kinds), found)
-    assert words in text
-    assert ("gave the same bits" in text) == (not nodes)
+)
+def test_who_is_named(hashes: list[dict[str, list[int]]], kinds: str, odd: list[int]) -> None:
+    about = results(*hashes, kinds=kinds)
+    found = diagnosis.all_of(about)
+    words = [f"the device of rank {rank} on node {rank} (h{rank}) {ODD}" for rank in odd]
+    assert [(item.kind, item.text) for item in found] == [("wrong", each) for each in words]
+    text = report.to_text(about, found)
+    assert ("gave the same bits" in text) == (not odd)
+    assert all(f"WRONG: {each}" in text for each in words)
 
 
 def test_one_alone_of_its_kind_is_compared_with_itself() -> None:
-    assert "compared with itself only" in report.bits_text(results(GOOD), [])
+    assert "compared with itself only" in report.to_text(results(GOOD), [])

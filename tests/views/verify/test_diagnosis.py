@@ -13,7 +13,7 @@ from orchestrator.views.verify.diagnosis import Rates
 
 GBIT = 1e9 / 8
 FAST, SLOW = 9.4 * GBIT, 0.9 * GBIT
-COUNTS = [3, 4, 5, 8, 9, 64]
+COUNTS = [3, 4, 9, 64]
 
 
 def rates(
@@ -135,11 +135,6 @@ def test_a_slow_node_does_not_hide_a_slow_link() -> None:
     assert [one.kind for one in diagnosis.slow_links(made, names(8))] == ["node", "link"]
 
 
-def test_two_slow_nodes_of_four_are_named() -> None:
-    made = diagnosis.slow_links(rates(4, lambda a, b: 2 in (a, b) or 3 in (a, b)), names(4))
-    assert [one.nodes for one in made] == [(2,), (3,)]
-
-
 def test_neighbours_on_one_host_make_no_others_slow() -> None:
     """Two virtual machines of one host reach each other faster than the network."""
     made = {**rates(8), (0, 1): 5 * FAST, (1, 0): 5 * FAST}
@@ -200,14 +195,6 @@ def test_a_wrong_result_is_told_with_all_that_is_known() -> None:
     assert found.text == (
         "all_reduce of 1 KiB gave rank 3 on node 1 (host1) a wrong result: element 17 is 5, not 6"
     )
-
-
-@pytest.mark.parametrize(
-    ("rate", "text"),
-    [(9.4 * GBIT, "9.4 Gb/s"), (0.9 * GBIT, "0.9 Gb/s"), (20e6 / 8, "20 Mb/s"), (0.0, "0 Mb/s")],
-)
-def test_rates_read_like_those_of_networks(rate: float, text: str) -> None:
-    assert diagnosis.speed(rate) == text
 
 
 def test_nodes_keep_their_own_numbers() -> None:
