@@ -272,9 +272,6 @@ def plan_command(explain: bool, **params: Any) -> int:
 @click.option(
     "--strict", is_flag=True, help="Exit with code 3 if a node, a link or a device is slow."
 )
-@click.option(
-    "--sdc", is_flag=True, help="Only look for silent corruption: compute the same on all devices."
-)
 @json_option
 @color_option
 def verify_command(
@@ -282,12 +279,11 @@ def verify_command(
     max_size: str,
     seconds: float,
     strict: bool,
-    sdc: bool,
     **params: Any,
 ) -> int:
     """Run real collectives: are they right, how fast, who is slow?"""
     verify = view("verify")
-    measurement = verify.Measurement(backend, max_size, seconds, sdc)
+    measurement = verify.Measurement(backend, max_size, seconds)
     code: int = verify.verify(arguments_from(params), measurement, strict=strict)
     return code
 

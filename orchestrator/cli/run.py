@@ -69,6 +69,7 @@ GONE_OPTIONS = {
     "--at": "run it from at(1) or cron",
     "--after-any": "--after EXP waits for a job that ended well",
     "--grow-every": "a job takes back its nodes at its next attempt (--max-restarts)",
+    "--sdc": "leave it out: NVIDIA's dcgmi diag, or AMD's rvs, tests devices",
     "--relays": "leave it out: the head connects to every node",
 }
 

@@ -19,6 +19,11 @@ T = TypeVar("T")
 REST = {"rest": True}
 VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
 
+# Keys of the version before, and what to write in their place.
+GONE_KEYS = {
+    "distributed.compare_copies": "leave it out: copies of the weights are not compared",
+}
+
 NAMES = {
     int: "a whole number",
     float: "a number",
@@ -55,6 +60,9 @@ def collect(cls: type[T], data: Any, where: str = "") -> tuple[dict[str, Any], l
         name = where if rest and key == rest else f"{where}.{key}" if where else str(key)
         if key not in names:
             capitals = "; variables are written in capitals" if rest else ""
+            if name in GONE_KEYS:
+                problems.append(UsageError(f"the key {name} is gone", GONE_KEYS[name]))
+                continue
             hint = nearest(str(key), names) or capitals
             known = f"{where} has {', '.join(names)}" if where and not rest else ""
             problems.append(UsageError(f"unknown key {name!r} in the config{hint}", known))

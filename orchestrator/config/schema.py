@@ -296,16 +296,12 @@ class Distributed:
     static_graph: bool = field(default=False, metadata=DDP)
     find_unused_parameters: bool = False  # steps may leave out parts of the model; ddp alone
     broadcast_buffers: bool = field(default=False, metadata=DDP)
-    compare_copies: int | None = field(
-        default=None, metadata=only("fsdp.sharding_strategy", "hybrid_shard", *COPIED)
-    )  # steps between two looks whether all copies of the weights have the same bits; default: none
 
     def __post_init__(self) -> None:
         if self.backend is not None:
             one_of("distributed.backend", self.backend, ("nccl", "gloo"))
         above("distributed.timeout", self.timeout, 0)
         above("distributed.bucket_cap_mb", self.bucket_cap_mb, 0)
-        at_least("distributed.compare_copies", self.compare_copies, 1)
         if self.static_graph and self.find_unused_parameters:
             raise UsageError(
                 "distributed.static_graph and distributed.find_unused_parameters exclude each other"

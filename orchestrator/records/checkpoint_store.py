@@ -12,7 +12,6 @@ the files. It is whole if each file is on some node (records/checkpoint_parts.py
     .step_00000120.<token>.partial/  being written, or left by a crash: never taken
     .step_00000120.<token>.aside/    the old one of a step that is being published again
     .step_00000120.<token>.gone/     being deleted
-    step_00000120.suspect            set aside: never taken, and never removed
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from orchestrator.records.checkpoint_manifest import FileRecord, Manifest, diges
 
 __all__ = ["Checkpoint", "FileRecord", "Manifest", "clean", "describe", "described", "digest"]
 __all__ += ["discard", "every", "final", "load", "mark_best", "partial", "prune", "publish"]
-__all__ += ["put_in_place", "resolve", "set_aside", "shown", "verify"]
+__all__ += ["put_in_place", "resolve", "shown", "verify"]
 
 STEP = re.compile(r"step_([0-9]{8,18})")
 HIDDEN = re.compile(r"\.step_([0-9]{8,18})\.(.+)\.(partial|aside|gone)", re.DOTALL)
@@ -352,25 +351,6 @@ def saved_at(checkpoint: Checkpoint) -> float:
     with contextlib.suppress(OSError):
         return checkpoint.path.stat().st_mtime
     return 0.0
-
-
-def set_aside(
-    directory: Path, after: int, is_ours: Callable[[Checkpoint], bool] = lambda checkpoint: True
-) -> list[Path]:
-    """Rename the checkpoints of later steps, of which somebody knows that they are no good."""
-    moved = []
-    with _as_job_failure(f"checkpoints in {shown(directory)} could not be set aside"):
-        for checkpoint in every(directory):
-            if checkpoint.step <= after or not is_ours(checkpoint):
-                continue
-            name = f"{final(directory, checkpoint.step).name}.suspect"
-            target = directory / name
-            if os.path.lexists(target):
-                target = directory / f"{name}.{secrets.token_hex(4)}"
-            checkpoint.path.rename(target)
-            moved.append(target)
-        sync_directory(directory)
-    return moved
 
 
 # -- removing ---------------------------------------------------------------------------------

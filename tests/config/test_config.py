@@ -436,3 +436,9 @@ def test_a_number_of_nodes_is_written_as_under_torchrun(
 def test_no_number_of_nodes(written: str) -> None:
     with pytest.raises(UsageError, match=r"not a number of nodes|launch.nnodes must be"):
         load(None, [f"launch.nnodes={written}"], {})
+
+
+def test_a_key_that_is_gone_is_answered() -> None:
+    with pytest.raises(UsageError, match=r"distributed\.compare_copies is gone") as refused:
+        build(Config, {"distributed": {"compare_copies": 100}})
+    assert "leave it out" in refused.value.fix

@@ -44,8 +44,7 @@ def test_two_healthy_nodes(head: Head) -> None:
     assert told["complete"]
     assert told["wrong"] == []
     measured = {row["collective"] for row in told["collectives"]}
-    several = {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "send_recv", "barrier"}
-    assert measured == several
+    assert measured == {"all_reduce", "all_gather", "reduce_scatter"}
     for row in told["collectives"]:
         assert row["seconds"] > 0
     assert {(pair["from"], pair["to"]) for pair in told["pairs"]} == {(0, 1), (1, 0)}
@@ -83,13 +82,15 @@ class Spoiler:
         return spec
 
 def spoil(module):
-    (one,) = [one for one in module.COLLECTIVES if one.name == "all_gather"]
-    right = one.run
-    def wrong(into, out_of, world):
-        right(into, out_of, world)
-        if world.rank == 1 and into.numel() == 256:  # the smallest size, for which there is time
-            into[200] = 99
-    object.__setattr__(one, "run", wrong)
+    right, busbw = module.COLLECTIVES["all_gather"]
+    def spoiled(world, count):
+        call = right(world, count)
+        def run():
+            call.run()
+            if world.rank == 1 and count == 256:  # the smallest size, for which there is time
+                call.result[200] = 99
+        return module.Call(run, call.result, call.factors)
+    module.COLLECTIVES["all_gather"] = spoiled, busbw
 
 sys.meta_path.insert(0, Spoiler())
 """
@@ -110,49 +111,6 @@ def test_a_wrong_result_is_told_and_fails(head: Head) -> None:
     assert what in json.dumps(head.record["verdict"])
     (wrong,) = kept(head)["wrong"]
     assert (wrong["rank"], wrong["element"], wrong["bytes"]) == (1, 200, 1024)
-
-
-FLIP = """
-import os, sys, importlib.util
-
-class Flipper:
-    def find_spec(self, name, path, target=None):
-        if name != "orchestrator.engine.verify.same_bits" or os.environ.get("RANK") != "3":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        load = spec.loader.exec_module
-        def load_and_flip(module):
-            load(module)
-            right = module.cases
-            def cases(device):
-                import torch
-                computed = right(device)
-                sums = computed["sums of columns"]
-                def flipped():
-                    result = sums()
-                    result.view(torch.int32)[7] ^= 1
-                    return result
-                return {**computed, "sums of columns": flipped}
-            module.cases = cases
-        spec.loader.exec_module = load_and_flip
-        return spec
-
-sys.meta_path.insert(0, Flipper())
-"""
-
-
-def test_a_device_with_other_bits_is_named(head: Head) -> None:
-    place = head.directory / "flipped"
-    place.mkdir()
-    (place / "sitecustomize.py").write_text(FLIP)
-    words = ["--nproc", "2", "--env", f"PYTHONPATH={place}", "--sdc", "--seconds", "1"]
-    command = verify(head, *words)
-    assert command.finish() == 1, command.text
-    (told,) = [line for line in command.lines if line.startswith("WRONG: ")]
-    assert told.startswith("WRONG: the device of rank 3 on node 1 (")
-    assert "gets other bits than its kind" in told and told.endswith("sums of columns")
-    assert kept(head)["findings"][0]["nodes"] == [1]
 
 
 @pytest.mark.parametrize(

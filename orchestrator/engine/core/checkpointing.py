@@ -368,12 +368,6 @@ class Checkpointing:
             return
         self._save_into(memory)
 
-    def distrust(self, after: int) -> None:
-        """Exclude what was kept after a step from every resume."""
-        for store in (self.memory, self.checkpoints):
-            if store is not None:
-                store.distrust(after)
-
     def _step_in_memory(self) -> int | None:
         memory = self.memory
         return None if memory is None or memory.off else memory.newest

@@ -7,7 +7,6 @@ steps (logging, evaluations, checkpoints, the end) is in `_after_step`.
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,8 +32,7 @@ from orchestrator.engine.observe.reporting import Reporting
 from orchestrator.engine.ranks.randomness import Randomness, seed_all
 from orchestrator.engine.ranks.ranks import gather
 from orchestrator.engine.saving.reader import several
-from orchestrator.engine.sharding import corruption, low_precision, mesh, used_parts
-from orchestrator.engine.sharding.corruption import Comparison
+from orchestrator.engine.sharding import low_precision, mesh
 
 Hook = Callable[[], Any]
 
@@ -62,7 +60,6 @@ class Loop:
     policy: StopPolicy
     reporter: Reporter
     hooks: Hooks
-    comparison: Comparison | None = None  # of the copies of the weights, bit by bit
     names: tuple[str, ...] = ()  # of the losses and metrics
     given: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)  # by who is due
     sums: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # this step's, this rank's
@@ -107,7 +104,6 @@ class Loop:
             trains = not state.ended
             while not state.ended:
                 self._epoch()
-            self._compare_copies(last=True)
             self._close(trains=trains)
             self.reporter.account.write()
         say(f"{state.ended} (step {state.step})")
@@ -293,7 +289,6 @@ class Loop:
             checkpoints.poll()
             reporter.saves(state.step, checkpoints.saved)
         with reporter.estimate.pause():
-            self._compare_copies()
             if epoch_over or (state.ended and not self.training.endless):
                 self._close_epoch(whole=epoch_over)
             elif policy.evaluate and self.held_out is not None and (values := self._evaluate()):
@@ -319,20 +314,6 @@ class Loop:
             self.reporter.flush()
             self.state.tokens = self.reporter.tokens
             yield
-
-    def _compare_copies(self, *, last: bool = False) -> None:
-        """Look at what is saved, too: a checkpoint is trusted once its step was found equal."""
-        comparison, step, say = self.comparison, self.state.step, self.reporter.say
-        if comparison is None:
-            return
-        if last or self.policy.save or comparison.due(step):
-            used_parts.reshard(self.parts.bare)
-            state = {
-                n: t for s in self.parts.steppers for n, t in s.state.content().tensors.items()
-            }
-            optimizer = (("the optimizer's " + name, value) for name, value in state.items())
-            comparison.start(step, itertools.chain(self.parts.bare.named_parameters(), optimizer))
-        comparison.finish(say) if last else comparison.poll(say)
 
     def _close_epoch(self, *, whole: bool) -> None:
         """Say what the epoch, or a part of it, came to. One that ends in a hurry is not validated:
@@ -398,10 +379,7 @@ def loop_of(
         trackers=reporting.trackers, say=reporting.say, trainer=saving.number,
     )  # fmt: skip
     reporter.epoch_sums = state.epoch_sums
-    comparison = corruption.start(
-        config, parts.ranks, parts.mesh, state.step, saving.distrust, reporting.say
-    )
-    return Loop(parts, saving, training, held_out, policy, reporter, hooks, comparison)
+    return Loop(parts, saving, training, held_out, policy, reporter, hooks)
 
 
 def is_true(result: Any) -> bool:

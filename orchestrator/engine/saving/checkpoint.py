@@ -11,13 +11,11 @@ parts (nodes.py). States in memory are checkpoints in a directory in memory (mem
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import math
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -93,8 +91,6 @@ class Checkpoints:
         self.unchanged = Copies()
         self.before: list[Saved] = []  # the last two
         self.last_saved = -1  # or tried to
-        self.trusted = math.inf  # the last step whose state may be published
-        self.publishing = threading.Lock()  # a state is not distrusted in the midst of that
         self.unprotected = ""  # why there are no copies of the last one
         self.known_whole = -1  # the step that was resumed from: parts up to there are of use
         self.lock = WriterLock(directory)
@@ -349,10 +345,8 @@ class Checkpoints:
             own = set(ranks.neighbours)
             names = [n for n in files if n == METADATA or nodes.writer_of(n) in own]
         place = writer.directory, self.directory
-        self._on_publishers(
-            step, functools.partial(checkpoint_store.describe, *place, manifest, names)
-        )
-        self._on_publishers(step, functools.partial(checkpoint_store.put_in_place, *place, step))
+        self._on_publishers(functools.partial(checkpoint_store.describe, *place, manifest, names))
+        self._on_publishers(functools.partial(checkpoint_store.put_in_place, *place, step))
         if self.writers.apart:
             more, problem = nodes.keep_copies(
                 final, files, ranks, group, copies=self.config.copies, before=self._linkable
@@ -362,8 +356,7 @@ class Checkpoints:
                 self.unprotected = f"step {step} is saved, but not all of its copies: {problem}"
         if self.writers.publishes:
             if best:
-                with self._trusting(step):
-                    checkpoint_store.mark_best(self.directory, step)
+                checkpoint_store.mark_best(self.directory, step)
             self.prune(self.config.keep)
         return Saved(final, files, identities, writer.results)
 
@@ -396,13 +389,12 @@ class Checkpoints:
             write_file(partial / METADATA, metadata, AS_USUAL)
         return manifest
 
-    def _on_publishers(self, step: int, action: Callable[[], object]) -> None:
+    def _on_publishers(self, action: Callable[[], object]) -> None:
         """Do it on the ranks that publish; where one cannot, all hear of it and none goes on."""
         problem = ""
         try:
-            with self._trusting(step):
-                if self.writers.publishes:
-                    action()
+            if self.writers.publishes:
+                action()
         except (OSError, OrchestratorError) as error:
             problem = error.what if isinstance(error, OrchestratorError) else str(error)
         if trouble := next(filter(None, gather(problem, self.writers.group)), ""):
@@ -415,24 +407,6 @@ class Checkpoints:
         if max(self.config.keep, 1) > 1:
             return self.before[0] if len(self.before) == 2 else None
         return self.before[-1] if self.before else None
-
-    @contextlib.contextmanager
-    def _trusting(self, step: int) -> Iterator[None]:
-        """Keep the state of a step from being distrusted while it is published."""
-        with self.publishing:
-            if step > self.trusted:
-                raise CheckFailed("the copies of the weights are not equal any more")
-            yield
-
-    def distrust(self, after: int) -> None:
-        """Set aside what this run saved after a step, and publish nothing of what it still writes:
-        checksums only say that files are as they were written."""
-        with self.publishing:
-            self.trusted = after
-            if self.writers.publishes:
-                checkpoint_store.set_aside(
-                    self.directory, after, lambda checkpoint: is_of(self.run, checkpoint.progress)
-                )
 
     def prune(self, keep: int) -> None:
         """Remove older checkpoints of this run; those of other runs stay."""

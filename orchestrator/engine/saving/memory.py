@@ -184,16 +184,6 @@ class Memory(Checkpoints):
     def _is_ours(self, checkpoint: Checkpoint) -> bool:
         return True
 
-    def distrust(self, after: int) -> None:
-        """Remove the states of later steps, and publish none that is still written."""
-        if self.off:
-            return
-        with self.publishing:
-            self.trusted = after
-            for checkpoint in checkpoint_store.every(self.directory):
-                if checkpoint.step > after and self.writers.publishes:
-                    checkpoint_store.discard(checkpoint.path, checkpoint.step)
-
     def end(self) -> None:
         """Leave the states where they are: the launch removes them with the directory."""
         if self.off:

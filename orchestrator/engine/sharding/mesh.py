@@ -238,12 +238,6 @@ def without_forward(self: nn.Module, *_: object, **__: object) -> None:
     raise NotImplementedError(f"a {type(self).__name__} has no forward: call the modules in it")
 
 
-def ranks_by_copy(mesh: Mesh) -> list[list[int]]:
-    assert mesh.mesh is not None
-    rows: list[list[int]] = mesh.mesh.mesh.reshape(mesh.copies, -1).tolist()
-    return rows
-
-
 def make_shardable(model: nn.Module, whole: set[nn.Parameter], device: torch.device) -> None:
     """Bring parameters into the form that FSDP takes, and those that it leaves to the device."""
     for parameter in model.parameters():

@@ -21,7 +21,7 @@ from orchestrator.common.errors import OrchestratorError
 from orchestrator.config.schema import Config
 from orchestrator.engine.core import settings
 from orchestrator.engine.observe import speed
-from orchestrator.engine.verify import collective_bench, pair_bench, same_bits
+from orchestrator.engine.verify import collective_bench, pair_bench
 from orchestrator.engine.verify.world import World, join
 
 # Parts of --seconds; the rest is for multiplications.
@@ -35,15 +35,11 @@ def main() -> None:
     parser.add_argument("--backend", choices=("nccl", "gloo"))
     parser.add_argument("--max-size", type=int, default=1 << 30, help="bytes")
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--sdc", action="store_true", help="only look for silent corruption")
     options = parser.parse_args()
     try:
         config = settings.of_launch() or Config()
         world = join(options.backend, PATIENCE_SECONDS + options.seconds)
-        if options.sdc:
-            wrong = repeat(world, options.seconds)
-        else:
-            wrong = verify(world, config, options.max_size, options.seconds)
+        wrong = verify(world, config, options.max_size, options.seconds)
     except OrchestratorError as error:
         raise SystemExit(str(error)) from None
     world.most(0.0)  # Rank 0 has written the report.
@@ -80,22 +76,6 @@ def verify(ranks: World, config: Config, largest: int, seconds: float) -> list[d
     report["complete"] = True
     write(ranks, report)
     return own
-
-
-def repeat(ranks: World, seconds: float) -> list[dict[str, Any]]:
-    """Repeat the same computations on every device; the head compares their bits."""
-    began = time.monotonic()
-    same_bits.prepare(ranks.device)
-    hashes, rounds = same_bits.measure(ranks.device, seconds)
-    report = {"complete": True, **about(ranks)}
-    report["bits"] = {
-        "kinds": ranks.exchange(same_bits.kind_of(ranks.device)),
-        "hashes": ranks.exchange(hashes),
-        "rounds": ranks.exchange(rounds),
-    }
-    report["seconds"] = time.monotonic() - began
-    write(ranks, report)
-    return []
 
 
 def about(ranks: World) -> dict[str, Any]:

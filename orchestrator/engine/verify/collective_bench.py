@@ -8,7 +8,7 @@ shows.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,8 +21,6 @@ from orchestrator.engine.verify.world import World, free_bytes
 
 # A prime: no block of a power of two looks like the next.
 PERIOD = 61
-# A million elements are compared at a time.
-ELEMENTS_AT_ONCE = PERIOD << 14
 WEIGHTS = 31
 SMALLEST_BYTES = 1 << 10
 # The factor from one size to the next.
@@ -30,169 +28,77 @@ GROWTH = 4
 MOST_RUNS = 50
 # A twentieth of a collective's time goes into the timed runs of one size.
 RUNS_PART = 20
-# Copies of the largest size that may exist at once: input, output, and the backend's own.
-COPIES = 4
+# Copies of the largest size that may exist at once: input, output, expected, the backend's own.
+COPIES = 6
 # Why sizes end before --max-size.
 TIME, MEMORY = "time", "memory"
-IN_PLACE = ("all_reduce", "broadcast")
 
 Mistake = tuple[int, float, float]
 
 
 @dataclass(frozen=True)
-class Collective:
-    """`run(into, out_of, world)`; sizes are those of nccl-tests: bytes of the larger side."""
+class Call:
+    """A collective on tensors of one size, and the factors of the pattern in its result."""
 
-    name: str
-    run: Callable[[Tensor, Tensor, World], None]
-    # (elements, ranks) -> elements of the input, and of the output.
-    ins: Callable[[int, int], int]
-    outs: Callable[[int, int], int]
-    # Bytes on the busiest link / size, by the number of ranks, as nccl-tests defines it
-    # (doc/PERFORMANCE.md there): the figure to compare with a link.
-    busbw: Callable[[int], float]
-    # The output in equal pieces: the factor, and the first element of the pattern, of each.
-    expected: Callable[[World, int], list[tuple[int, int]]]
+    run: Callable[[], Any]
+    result: Tensor
+    factors: Sequence[int]  # of equal pieces
+    start: int = 0  # the place of each piece in the pattern
 
 
-def all_reduce(into: Tensor, out_of: Tensor, world: World) -> None:
-    dist.all_reduce(into)
+def all_reduce(world: World, count: int) -> Call:
+    data = pattern(world, count, factor(world.rank))
+    return Call(lambda: dist.all_reduce(data), data, [total(world)])
 
 
-def all_gather(into: Tensor, out_of: Tensor, world: World) -> None:
+def all_gather(world: World, count: int) -> Call:
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    gather(into, out_of)
+    own = pattern(world, count // world.size, factor(world.rank))
+    result = torch.zeros(count, device=world.device)
+    return Call(lambda: gather(result, own), result, [factor(rank) for rank in range(world.size)])
 
 
-def reduce_scatter(into: Tensor, out_of: Tensor, world: World) -> None:
+def reduce_scatter(world: World, count: int) -> Call:
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    scatter(into, out_of)
+    own, part = pattern(world, count, factor(world.rank)), count // world.size
+    result = torch.zeros(part, device=world.device)
+    return Call(lambda: scatter(result, own), result, [total(world)], world.rank * part)
 
 
-def broadcast(into: Tensor, out_of: Tensor, world: World) -> None:
-    dist.broadcast(into, 0)
-
-
-def send_recv(into: Tensor, out_of: Tensor, world: World) -> None:
-    """Send from each rank to the next, in a ring."""
-    after, before = (world.rank + 1) % world.size, (world.rank - 1) % world.size
-    ops = [dist.P2POp(dist.isend, out_of, after), dist.P2POp(dist.irecv, into, before)]
-    for work in dist.batch_isend_irecv(ops):
-        work.wait()
-
-
-def whole(count: int, ranks: int) -> int:
-    return count
-
-
-def part(count: int, ranks: int) -> int:
-    return count // ranks
-
-
-def nothing(count: int, ranks: int) -> int:
-    return 0
-
-
-def total(world: World) -> int:
-    return sum(map(weight, range(world.size)))
-
-
-COLLECTIVES = (
-    Collective(
-        "all_reduce",
-        all_reduce,
-        nothing,
-        whole,
-        lambda n: 2 * (n - 1) / n,
-        lambda world, count: [(total(world), 0)],
-    ),
-    Collective(
-        "all_gather",
-        all_gather,
-        part,
-        whole,
-        lambda n: (n - 1) / n,
-        lambda world, count: [(weight(rank), 0) for rank in range(world.size)],
-    ),
-    Collective(
-        "reduce_scatter",
-        reduce_scatter,
-        whole,
-        part,
-        lambda n: (n - 1) / n,
-        lambda world, count: [(total(world), world.rank * count)],
-    ),
-    Collective(
-        "broadcast",
-        broadcast,
-        nothing,
-        whole,
-        lambda n: 1.0,
-        lambda world, count: [(weight(0), 0)],
-    ),
-    Collective(
-        "send_recv",
-        send_recv,
-        whole,
-        whole,
-        lambda n: 1.0,
-        lambda world, count: [(weight((world.rank - 1) % world.size), 0)],
-    ),
-)
+# By each name: the call for a number of elements, and the bytes on the busiest link for one byte of
+# the larger side, as nccl-tests defines them (doc/PERFORMANCE.md there).
+COLLECTIVES: dict[str, tuple[Callable[[World, int], Call], Callable[[int], float]]] = {
+    "all_reduce": (all_reduce, lambda n: 2 * (n - 1) / n),
+    "all_gather": (all_gather, lambda n: (n - 1) / n),
+    "reduce_scatter": (reduce_scatter, lambda n: (n - 1) / n),
+}
 
 
 # -- values ---------------------------------------------------------------------------------------
 
 
-def weight(rank: int) -> int:
+def factor(rank: int) -> int:
     return rank % WEIGHTS + 1
 
 
-def patterned(tensor: Tensor, factor: int, start: int) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yield (first element, piece, expected values) for each piece of a tensor.
-
-    The pattern of the whole tensor begins with its element `start`.
-    """
-    count = min(ELEMENTS_AT_ONCE, tensor.numel())
-    ramp = (torch.arange(count, device=tensor.device) + start) % PERIOD + 1
-    pattern = ramp.float() * factor
-    for first in range(0, tensor.numel(), ELEMENTS_AT_ONCE):
-        piece = tensor[first : first + ELEMENTS_AT_ONCE]
-        yield first, piece, pattern[: piece.numel()]
+def total(world: World) -> int:
+    return sum(map(factor, range(world.size)))
 
 
-def fill(tensor: Tensor, factor: int, start: int = 0) -> None:
-    for _, piece, pattern in patterned(tensor, factor, start):
-        piece.copy_(pattern)
+def pattern(world: World, count: int, times: int, start: int = 0) -> Tensor:
+    """Return 1 to PERIOD again and again, times a factor."""
+    return ((torch.arange(count, device=world.device) + start) % PERIOD + 1).float() * times
 
 
-def first_wrong(tensor: Tensor, factor: int, start: int = 0) -> Mistake | None:
+def first_wrong(world: World, call: Call) -> Mistake | None:
     """Return (element, its value, the right value), or None if all are right."""
-    for first, piece, expected in patterned(tensor, factor, start):
+    length = call.result.numel() // len(call.factors)
+    for index, times in enumerate(call.factors):
+        piece = call.result[index * length : (index + 1) * length]
+        expected = pattern(world, length, times, call.start)
         if not torch.equal(piece, expected):
             at = int((piece != expected).nonzero()[0])
-            return first + at, float(piece[at]), float(expected[at])
-    return None
-
-
-def prepare(collective: Collective, world: World, count: int) -> tuple[Tensor, Tensor]:
-    """Return the output, which is also the input of a collective in place, and the input."""
-    into = torch.zeros(collective.outs(count, world.size), device=world.device)
-    out_of = torch.empty(collective.ins(count, world.size), device=world.device)
-    if collective.name not in IN_PLACE:
-        fill(out_of, weight(world.rank))
-    elif collective.name == "all_reduce" or world.rank == 0:
-        fill(into, weight(world.rank))
-    return into, out_of
-
-
-def check(collective: Collective, world: World, into: Tensor) -> Mistake | None:
-    pieces = collective.expected(world, into.numel())
-    length = into.numel() // len(pieces)
-    for index, (factor, start) in enumerate(pieces):
-        mistake = first_wrong(into[index * length : (index + 1) * length], factor, start)
-        if mistake is not None:
-            return index * length + mistake[0], mistake[1], mistake[2]
+            return index * length + at, float(piece[at]), float(expected[at])
     return None
 
 
@@ -212,24 +118,22 @@ def measure(world: World, largest: int, seconds: float) -> Results:
     """Run every collective at every size that the time and the memory allow."""
     results = Results()
     deadline = time.monotonic() + seconds
-    for index, collective in enumerate(COLLECTIVES):
+    for index, name in enumerate(COLLECTIVES):
         left = world.most(max(0.0, deadline - time.monotonic()))
         began = len(results.rows)
-        reason = grow(world, collective, largest, left / (len(COLLECTIVES) - index), results)
-        world.say(line(collective, results.rows[began:]))
+        reason = grow(world, name, largest, left / (len(COLLECTIVES) - index), results)
+        world.say(line(name, results.rows[began:]))
         if reason and reason not in results.notes:
             results.notes.append(reason)
-    results.rows.append(barrier(world))
     return results
 
 
-def grow(world: World, collective: Collective, largest: int, share: float, results: Results) -> str:
+def grow(world: World, name: str, largest: int, share: float, results: Results) -> str:
     """Measure sizes from 1 KB to `largest`; return what ended it early, time or memory.
 
     All ranks stop at the same size, because they decide by figures that all have agreed on.
     """
-    into, out_of = prepare(collective, world, world.size)
-    collective.run(into, out_of, world)  # The first call connects.
+    COLLECTIVES[name][0](world, world.size).run()  # The first call connects.
     spent, last, size = 0.0, 0.0, SMALLEST_BYTES
     while size <= largest:
         if spent and spent + GROWTH * last + share / RUNS_PART > share:
@@ -237,58 +141,39 @@ def grow(world: World, collective: Collective, largest: int, share: float, resul
         if -world.most(-float(free_bytes(world))) < COPIES * size:
             return MEMORY
         began = time.monotonic()
-        last = once(world, collective, size, share / RUNS_PART, results)
+        last = measure_size(world, name, size, share / RUNS_PART, results)
         spent += world.most(time.monotonic() - began)
         size *= GROWTH
     return ""
 
 
-def once(world: World, collective: Collective, size: int, budget: float, results: Results) -> float:
+def measure_size(world: World, name: str, size: int, budget: float, results: Results) -> float:
     """Run one size, compare every element and time it; return the seconds without repetitions."""
     began = time.monotonic()
+    make, busbw = COLLECTIVES[name]
     count = max(world.size, size // 4 // world.size * world.size)
-    row = {"collective": collective.name, "ranks": world.size, "bytes": 4 * count}
-    into, out_of = prepare(collective, world, count)
-    collective.run(into, out_of, world)
+    row = {"collective": name, "bytes": 4 * count}
+    call = make(world, count)
+    call.run()
     world.settle()
-    mistake = check(collective, world, into)
-    if mistake is not None:
-        where = {"bytes": 4 * count, "rank": world.rank}
+    if mistake := first_wrong(world, call):
         found = dict(zip(("element", "got", "expected"), mistake, strict=True))
-        results.wrong.append({"collective": collective.name, **where, **found})
-    each = timed(world, collective, into, out_of, 1)
+        results.wrong.append({**row, "rank": world.rank, **found})
+    call.result.zero_()  # Sums of sums of sums would end in infinity.
+    each = world.most(world.seconds(call.run))
     alone = world.most(time.monotonic() - began)
     runs = max(1, min(MOST_RUNS, int(budget / max(each, 1e-9))))
-    if runs > 1:
-        each = timed(world, collective, into, out_of, runs)
-    rate = 4 * count * collective.busbw(world.size) / each
-    results.rows.append({**row, "seconds": each, "busbw": rate, "runs": runs})
+    each = world.most(world.seconds(call.run, runs))
+    rate = 4 * count * busbw(world.size) / each
+    results.rows.append({**row, "ranks": world.size, "seconds": each, "busbw": rate, "runs": runs})
     return alone
 
 
-def timed(world: World, collective: Collective, into: Tensor, out_of: Tensor, runs: int) -> float:
-    """Return the seconds per run, of the slowest rank."""
-    if collective.name == "all_reduce":
-        into.zero_()  # Sums of sums of sums would end in infinity.
-    world.settle()
-    world.most(0.0)
-    return world.most(world.seconds(lambda: collective.run(into, out_of, world), runs))
-
-
-def barrier(world: World) -> dict[str, Any]:
-    own = [world.device.index] if world.device.type == "cuda" else None
-    dist.barrier(device_ids=own)
-    each = world.most(world.seconds(lambda: dist.barrier(device_ids=own), MOST_RUNS))
-    world.say(f"barrier: {1e6 * each:,.0f} us")
-    row = {"collective": "barrier", "ranks": world.size, "bytes": 0}
-    return {**row, "seconds": each, "busbw": 0.0, "runs": MOST_RUNS}
-
-
-def line(collective: Collective, rows: list[dict[str, Any]]) -> str:
+def line(name: str, rows: list[dict[str, Any]]) -> str:
     """Format rank 0's line about a collective that is done."""
     if not rows:
-        return f"{collective.name}: no memory for any size"
+        return f"{name}: no memory for any size"
     best = max(rows, key=lambda row: float(row["busbw"]))
     least, at, most = (text.size(row["bytes"], binary=True) for row in (rows[0], best, rows[-1]))
     first = f"{least} in {1e6 * rows[0]['seconds']:,.0f} us"
-    return f"{collective.name}: {first}, best {8e-9 * best['busbw']:.3g} Gb/s at {at}, up to {most}"
+    return f"{name}: {first}, best {8e-9 * best['busbw']:.3g} Gb/s at {at}, up to {most}"

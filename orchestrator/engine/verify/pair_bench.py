@@ -1,14 +1,13 @@
 """Every node to every other, disjoint pairs at once, each direction by itself.
 
 Rounds are those of a tournament (the circle method), so n nodes take n - 1 rounds and not n * n.
-The pairs that came out slow are measured again afterwards: bad luck is not slow three times.
+The pairs that came out slow are measured again afterwards: bad luck is not slow twice.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,19 +22,9 @@ MESSAGES = 20  # in that time, or nearly: the shorter one is, the less likely it
 GAIN = 1.5  # a larger message that is so much faster: what was measured was still latency
 PINGS = 10
 SUSPECT = 0.7  # of what a quarter of all pairs reach
-AGAIN = 2  # a rate below half by noise alone, three times in a row, is one in ten thousand
 
 Pair = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Lane:
-    """The rate from one rank to its partner on the other node, and the time of one direction."""
-
-    sender: int
-    receiver: int
-    rate: float
-    latency: float
+Row = dict[str, Any]
 
 
 def rounds(nodes: int) -> list[list[Pair]]:
@@ -50,112 +39,100 @@ def rounds(nodes: int) -> list[list[Pair]]:
     return plan if nodes > 1 else []
 
 
-def measure(world: World, seconds: float) -> list[dict[str, Any]]:
-    """Give a row for each ordered pair of nodes: bytes per second, seconds of latency."""
-    nodes = sorted(set(world.nodes))
-    plan = rounds(len(nodes))
-    if not plan:
-        return []
+def measure(world: World, seconds: float) -> list[Row]:
+    """Return a row for each ordered pair of nodes: bytes per second, seconds of latency."""
+    plan = rounds(len(set(world.nodes)))
     deadline = time.monotonic() + seconds
     # A direction takes up to twice this, and the slow ones are to be measured again.
-    each = min(LONGEST, max(SHORTEST, seconds / (8 * len(plan))))
-    best: dict[Pair, dict[str, Any]] = {}
+    each = min(LONGEST, max(SHORTEST, seconds / (8 * max(1, len(plan)))))
+    best: dict[Pair, Row] = {}
     for number, pairs in enumerate(plan):
         if number and world.most(time.monotonic() - deadline) > 0:
             world.say(f"pairs of nodes: the time is up; {len(plan) - number} rounds are left out")
             break
-        keep(best, round_of(world, pairs, each))
+        keep(best, measure_round(world, pairs, each))
         world.say(f"pairs of nodes: round {number + 1} of {len(plan)}")
-    deadline = time.monotonic() + AGAIN * seconds
-    for number in range(1, AGAIN + 1):
-        slow = suspects(best)
-        for pairs in plan:
-            again = [pair for pair in pairs if pair in slow or pair[::-1] in slow]
-            if not again or world.most(time.monotonic() - deadline) > 0:
-                continue
+    slow = suspects(best)
+    for pairs in plan:
+        again = [pair for pair in pairs if pair in slow or pair[::-1] in slow]
+        if again and world.most(time.monotonic() - deadline - seconds) <= 0:
             world.say("measured again: " + ", ".join(f"nodes {a} and {b}" for a, b in again))
-            keep(best, round_of(world, again, min(LONGEST, each * 2**number)))
+            keep(best, measure_round(world, again, min(LONGEST, 4 * each)))
     return [best[pair] for pair in sorted(best)]
 
 
-def keep(best: dict[Pair, dict[str, Any]], rows: list[dict[str, Any]]) -> None:
+def keep(best: dict[Pair, Row], rows: list[Row]) -> None:
     for row in rows:
         pair = (row["from"], row["to"])
         if pair not in best or row["rate"] > best[pair]["rate"]:
             best[pair] = row
 
 
-def suspects(best: dict[Pair, dict[str, Any]]) -> set[Pair]:
+def suspects(best: dict[Pair, Row]) -> set[Pair]:
     rates = sorted(row["rate"] for row in best.values())
-    usual = rates[3 * len(rates) // 4]
-    return {pair for pair, row in best.items() if row["rate"] < SUSPECT * usual}
+    return {
+        pair for pair, row in best.items() if row["rate"] < SUSPECT * rates[3 * len(rates) // 4]
+    }
 
 
-def round_of(world: World, pairs: list[Pair], budget: float) -> list[dict[str, Any]]:
-    """Measure these pairs at the same time, first in one direction, then in the other."""
-    own: list[Lane] = []
+def measure_round(world: World, pairs: list[Pair], budget: float) -> list[Row]:
+    """Measure these pairs at the same time, first in one direction, then in the other.
+
+    Each rank has a lane to its partner on the other node. The rate of a pair is their sum.
+    """
+    own: list[Row] = []
     for forward in (True, False):
         world.most(0.0)
         for a, b in pairs:
             source, target = (a, b) if forward else (b, a)
-            senders, receivers = world.of_node(source), world.of_node(target)
-            for sender, receiver in zip(senders, receivers, strict=False):
+            for sender, receiver in zip(world.of_node(source), world.of_node(target), strict=False):
                 if world.rank == sender:
-                    own.append(send(world, receiver, budget))
+                    rate, latency = send(world, receiver, budget)
+                    own.append({"from": source, "to": target, "rate": rate, "latency": latency})
                 elif world.rank == receiver:
                     receive(world, sender)
-    gathered = world.exchange([[o.sender, o.receiver, o.rate, o.latency] for o in own])
-    lanes: dict[Pair, list[Lane]] = {}
-    for lane in (Lane(*lane_row) for some in gathered for lane_row in some):
-        pair = (world.nodes[lane.sender], world.nodes[lane.receiver])
-        lanes.setdefault(pair, []).append(lane)
-    return [
-        {
-            "from": pair[0],
-            "to": pair[1],
-            "rate": sum(lane.rate for lane in some),
-            "latency": min(lane.latency for lane in some),
-            "lanes": len(some),
-        }
-        for pair, some in lanes.items()
-    ]
+    joined: dict[Pair, Row] = {}
+    for row in (row for rows in world.exchange(own) for row in rows):
+        pair = joined.setdefault((row["from"], row["to"]), {**row, "rate": 0.0, "lanes": 0})
+        pair["rate"] += row["rate"]
+        pair["latency"] = min(pair["latency"], row["latency"])
+        pair["lanes"] += 1
+    return list(joined.values())
 
 
 # -- one lane -------------------------------------------------------------------------------------
 
 
-def send(world: World, to: int, budget: float) -> Lane:
-    """Messages that grow until some of them fill the budget and growing makes them no faster; one
-    that was disturbed is no reason to stop. The receiver hears each size first, and 0 at the end.
+def send(world: World, to: int, budget: float) -> tuple[float, float]:
+    """Return the bytes per second and the latency to another rank.
+
+    Messages grow until some of them fill the budget and growing makes them no faster. The receiver
+    hears each size first, and 0 at the end.
     """
-    data = torch.zeros(FIRST, dtype=torch.uint8, device=world.device)
-    transfer(world, to, data)  # the first connects
+    data = torch.zeros(LARGEST, dtype=torch.uint8, device=world.device)
+    transfer(world, to, data[:FIRST])  # the first connects
     latency = min(transfer(world, to, data[:1]) for _ in range(PINGS)) / 2
     until, size, smaller = time.monotonic() + budget, FIRST, 0.0
-    times = [transfer(world, to, data)]
+    times = [transfer(world, to, data[:size])]
     while time.monotonic() + min(times) < until:
-        own = size / min(times)
-        if size < LARGEST and (min(times) < budget / MESSAGES or own > GAIN * smaller):
-            smaller, size, times = own, 4 * size, []
-            data = torch.zeros(size, dtype=torch.uint8, device=world.device)
-        times.append(transfer(world, to, data))
+        rate = size / min(times)
+        if size < LARGEST and (min(times) < budget / MESSAGES or rate > GAIN * smaller):
+            smaller, size, times = rate, 4 * size, []
+        times.append(transfer(world, to, data[:size]))
     announce(0, to)
     # Neither the worst, which was disturbed, nor the best: a switch lets some bytes through at once
     # after a pause, and where several ranks share a wire, one's best is what another lacked.
-    return Lane(world.rank, to, size / statistics.median(times), latency)
+    return size / statistics.median(times), latency
 
 
 def receive(world: World, sender: int) -> None:
-    data = torch.zeros(FIRST, dtype=torch.uint8, device=world.device)
+    data = torch.zeros(LARGEST, dtype=torch.uint8, device=world.device)
     size = torch.zeros(1, dtype=torch.int64)
     while True:
         dist.recv(size, sender)
-        wanted = int(size)
-        if not wanted:
+        if not size:
             return
-        if wanted > data.numel():
-            data = torch.zeros(wanted, dtype=torch.uint8, device=world.device)
-        one_way(dist.irecv, data[:wanted], sender)
+        one_way(dist.irecv, data[: int(size)], sender)
         world.settle()
         one_way(dist.isend, data[:1], sender)
         world.settle()

@@ -66,11 +66,6 @@ KINDS = {
         "look at the network between the nodes (`ip -s link`, `dmesg`, the switch; `orchestrator"
         " doctor` finds one that loses large packets); start again from the last checkpoint",
     ),
-    "corruption": (
-        "bits that changed by themselves",
-        "resume: the checkpoints that were saved after the copies were last equal are set aside;"
-        " `orchestrator verify --sdc` looks for the device that computes wrongly",
-    ),
     "ended_early": (
         "a rank had ended while others waited for it",
         "let all ranks run the same number of steps and collectives, and end together",
@@ -101,7 +96,7 @@ KINDS = {
 # What a machine can be the cause of; the rest is the program's, on whatever rank it happens.
 OF_MACHINES = (
     *("lost", "signal", "out_of_memory", "shared_memory", "disk_full", "no_processes"),
-    *("environment", "communication", "link", "corruption", "torchrun", "supervisor", "hang"),
+    *("environment", "communication", "link", "torchrun", "supervisor", "hang"),
     "gpu_fault",
 )
 OF_DEVICES = (
@@ -282,7 +277,6 @@ FULL = r"(No space left on device|Disk quota exceeded|Cannot allocate memory|Err
 
 # The text of an exception, a dump or torchrun that identifies a kind; the first match counts.
 TEXTS = (
-    ("corruption", r"^(\w+\.)*(JobFailed: )?silent corruption: "),
     (
         "gpu_out_of_memory",
         r"(CUDA|HIP|XPU|GPU) out of memory|CUDA error: out of memory|^(torch\.)?(cuda\.)?"

@@ -30,7 +30,6 @@ PASSING = {
     "link": "a connection between ranks broke",
     "communication": "the ranks lost each other",
     "signal": "a rank was killed",
-    "corruption": "bits had changed by themselves",
     "gpu_fault": "a GPU failed",
     "out_of_memory": "the host had no memory left",
     "shared_memory": "/dev/shm was full",

@@ -32,7 +32,6 @@ class Measurement:
     backend: str | None
     max_size: str
     seconds: float
-    sdc: bool = False  # repeat the same computations, and compare their bits
 
 
 def verify(arguments: LaunchArguments, measurement: Measurement, *, strict: bool) -> int:
@@ -63,7 +62,6 @@ def request_of(arguments: LaunchArguments, measurement: Measurement) -> Request:
     options = ["--max-size", str(largest), "--seconds", f"{seconds:g}"]
     backend = measurement.backend or request.config.distributed.backend
     options += ["--backend", backend] if backend else []
-    options += ["--sdc"] if measurement.sdc else []
     launch = replace(request.config.launch, name=arguments.launch.get("name", "verify"))
     return replace(
         request,

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -157,37 +156,12 @@ def wrong_results(
     ]
 
 
-def wrong_bits(
-    bits: Mapping[str, Any], node_of: Sequence[int], names: Sequence[str]
-) -> Iterator[Bottleneck]:
-    """Yield the devices whose results have other bits than those of their kind, or vary."""
-    for kind in dict.fromkeys(bits["kinds"]):
-        ranks = [rank for rank, its in enumerate(bits["kinds"]) if its == kind]
-        odd: dict[int, list[str]] = {}
-        for case in bits["hashes"][0]:
-            seen = {rank: bits["hashes"][rank][case] for rank in ranks}
-            steady = Counter(values[0] for values in seen.values() if len(values) == 1)
-            right, count = max(steady.items(), key=lambda pair: pair[1], default=(None, 0))
-            known = 2 * count > steady.total()  # else no majority says which one is right
-            for rank, values in seen.items():
-                if not known or values != [right]:
-                    odd.setdefault(rank, []).append(case)
-        for rank, cases in odd.items():
-            words = (
-                f"the device of rank {rank} on {names[node_of[rank]]} gets other bits than its kind"
-                f" ({kind}), or other bits each time: {', '.join(cases[:3])}"
-            )
-            yield Bottleneck("wrong", words, (node_of[rank],))
-
-
 def all_of(results: Mapping[str, Any]) -> list[Bottleneck]:
     """Return all bottlenecks in the results that a verify run wrote."""
     nodes = results["nodes"]
     places = {rank: index for index, node in enumerate(nodes) for rank in node["ranks"]}
     node_of = [places[rank] for rank in sorted(places)]
     names = [f"node {node['index']} ({node['host']})" for node in nodes]
-    if "bits" in results:
-        return list(wrong_bits(results["bits"], node_of, names))
     rates = {(row["from"], row["to"]): float(row["rate"]) for row in results.get("pairs", [])}
     found = wrong_results(results.get("wrong", []), node_of, names) + slow_links(rates, names)
     if results["backend"] == "gloo":

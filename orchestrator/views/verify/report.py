@@ -20,7 +20,7 @@ ENDED = {  # why sizes are missing
 def to_text(
     results: Mapping[str, Any], findings: Sequence[Bottleneck], terminal: Terminal = PLAIN
 ) -> str:
-    blocks = [bits(results["bits"])] if "bits" in results else measured(results, terminal)
+    blocks = measured(results, terminal)
     for finding in findings:
         wrong = finding.kind == "wrong"
         words = f"{'WRONG' if wrong else 'SLOW'}: {finding.text}"
@@ -34,8 +34,6 @@ def to_text(
 
 
 def all_well(results: Mapping[str, Any]) -> str:
-    if "bits" in results:
-        return "every computation gave the same bits, every time, on every device of a kind"
     if len(results["devices"]) == 1:
         return "one rank alone: there is no link to verify"
     return "every result is right, no node, link or device is slower than the others"
@@ -45,14 +43,13 @@ def measured(results: Mapping[str, Any], terminal: Terminal) -> list[str]:
     """Return a table of collectives by size, one of pairs of nodes, and a line for each device."""
     blocks = []
     rows = results.get("collectives", [])
-    if timed := {(row["collective"], row["bytes"]): row for row in rows if row["bytes"]}:
+    if timed := {(row["collective"], row["bytes"]): row for row in rows}:
         names = list(dict.fromkeys(name for name, _ in timed))
         lines: list[list[Cell]] = [["", *names]]
         for count in sorted({count for _, count in timed}):
             lines.append([size(count), *(cell(timed.get((name, count))) for name in names)])
         heading = f"among all {rows[0]['ranks']} ranks: time of one call, bus bandwidth in Gb/s"
         blocks.append(f"{heading}\n{figures(lines, terminal)}")
-    blocks += [f"barrier: {duration(r['seconds'])}" for r in rows if r["collective"] == "barrier"]
     blocks += [ENDED[reason] for reason in results.get("notes", [])]
     rates = {(r["from"], r["to"]): f"{8e-9 * r['rate']:.3g}" for r in results.get("pairs", [])}
     nodes = sorted({node for pair in rates for node in pair})
@@ -77,14 +74,3 @@ def figures(rows: Sequence[Sequence[Cell]], terminal: Terminal) -> str:
 
 def cell(row: Mapping[str, Any] | None) -> str:
     return "-" if row is None else f"{duration(row['seconds'])} {8e-9 * row['busbw']:8.3f}"
-
-
-def bits(found: Mapping[str, Any]) -> str:
-    """Return a line for each kind of device: how many there are, and how often each computed."""
-    lines = []
-    for kind in dict.fromkeys(found["kinds"]):
-        pairs = zip(found["rounds"], found["kinds"], strict=True)
-        rounds = [count for count, its in pairs if its == kind]
-        alone = "" if len(rounds) > 1 else "; alone of its kind, it is compared with itself only"
-        lines.append(f"{len(rounds)} x {kind}: {min(rounds):,} rounds each at least{alone}")
-    return "\n".join(lines)

@@ -219,7 +219,6 @@ ENGINE: dict[str, Change] = {
     "distributed.static_graph": Change("ddp", True, "ddp"),
     "distributed.find_unused_parameters": Change("unused", False, "codes"),
     "distributed.broadcast_buffers": Change("ddp", True, "ddp"),
-    "distributed.compare_copies": Change("alone", 1, "told"),  # there is one
     "compile.enabled": Change("alone", True, "compiled"),
     "compile.backend": Change("compiled", "eager", "compiled"),
     "compile.mode": Change("compiled", "max-autotune-no-cudagraphs", "compiled"),

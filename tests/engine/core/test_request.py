@@ -109,7 +109,10 @@ def made(**more: Any) -> Trainer:
             {"strategy": "dp", "config": {"distributed": {"static_graph": True}}},
             "static_graph says",
         ),
-        ({"strategy": "none", "config": {"distributed": {"compare_copies": 2}}}, "copies says how"),
+        (
+            {"strategy": "none", "config": {"distributed": {"broadcast_buffers": True}}},
+            "buffers says how",
+        ),
         ({"strategy": "none", "config": {"fsdp": {"shard_size": 2}}}, "fsdp.shard_size says how"),
         ({"strategy": "ddp", "config": {"fsdp": {"shard_size": 2}}}, "nothing reads it while"),
         ({"strategy": "full_shard", "config": {"distributed": {"static_graph": True}}}, "nothing"),

@@ -30,7 +30,7 @@ READ: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "distributed": (
         "timeout bucket_cap_mb gradient_as_bucket_view static_graph find_unused_parameters"
-        " broadcast_buffers compare_copies",
+        " broadcast_buffers",
         {},
     ),
     "compile": ("enabled backend mode fullgraph dynamic", {"enabled": True}),

@@ -299,8 +299,6 @@ Current thread 0x00007f0 (most recent call first):
         ({"code": 137}, "exit", "exit code 137, as after SIGKILL", ""),
         ({"code": 1, "words": "loss is nan\n  try a smaller lr"}, "exit", "loss is nan", ""),
         ({"code": 3, "words": "3"}, "exit", "ended with exit code 3", ""),
-        ({"code": 1, "words": "silent corruption: rank 3 (node 1, b) holds"}, "corruption",
-         "rank 3 (node 1, b)", ""),
         (
             {"code": 1, "said": 'Traceback (most recent call last):\n  File "/w/a.py", line 3, in'
              ' f\n    g()\ntorch.OutOfMemoryError: CUDA out of memory. Tried\nbye\n'},
@@ -379,19 +377,6 @@ def test_more_ranks_than_gpus_are_named_as_the_cause() -> None:
     verdict = conclude([of_rank(0, "a", ended(1, error(text)), 5.0)], 1)
     assert verdict is not None and verdict.kind == "environment"
     assert "no more ranks than GPUs" in verdict.fix
-
-
-def test_the_rank_with_the_wrong_bits_is_the_cause_however_late_it_is_heard() -> None:
-    """Its copies end because of it, some of them with a sentence of their own."""
-    said = "JobFailed: silent corruption: rank 3 (node 1, b) holds other bits in w than"
-    missed = of_rank(0, "a", ended(1, error("ended because of another rank's silent corruption:"
-                                            " rank 3"), rank=0), 5.0)  # fmt: skip
-    odd = of_rank(1, "b", ended(1, {**error(said), "type": "JobFailed", "message": said[11:]}), 9.0)
-    assert missed.echo
-    verdict = conclude([missed, odd], 2)
-    assert verdict is not None
-    assert (verdict.rank, verdict.node, verdict.kind) == (3, 1, "corruption")
-    assert "verify --sdc" in verdict.fix
 
 
 @pytest.mark.parametrize(
