@@ -9,11 +9,9 @@ from pathlib import Path
 from orchestrator.common.errors import EXIT_DONE, UsageError
 from orchestrator.head.nodes.node_list import Node, read_nodes
 from orchestrator.head.plan.accelerate import (
-    KEYS,
     Accelerate,
     Machines,
     check_counts,
-    check_keys,
     name_of,
     read,
     text,
@@ -42,7 +40,6 @@ class FileOptions:
 def generate(options: FileOptions) -> int:
     file = options.accelerate_config
     by = read(file) if file else Accelerate()
-    check_keys(by, KEYS, "accelerate 1.15")
     nodes = listed(options)
     machines = wanted(options, by, nodes)
     check_counts(by, machines)

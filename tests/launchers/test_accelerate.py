@@ -143,8 +143,6 @@ def test_a_failing_rank_is_the_verdict_as_ever(head: Head) -> None:
     ("keys", "options", "words"),
     [
         ({"num_processes": 8}, ["--nproc", "1"], "num_processes is 8 in a.yaml, but these 2 nodes"),
-        ({"mixed_precison": "bf16"}, [], "unknown key 'mixed_precison' in a.yaml: accelerate 1."),
-        ({"main_process_ip": "192.168.1.100"}, [], "main_process_ip is 192.168.1.100 in a.yaml"),
     ],
 )
 def test_what_does_not_fit_is_named_before_anything_starts(

@@ -59,12 +59,12 @@ def master_address(nodes: Sequence[ProbedNode]) -> str:
 
 
 def is_scoped(address: str) -> bool:
-    """Tell whether an address means nothing without an interface: ranks are given none with it."""
+    """Return True if an address needs an interface beside it: ranks are given none."""
     return address.startswith("fe80:") and ipaddress.ip_address(address).is_link_local
 
 
 def on_link(facts: Facts, address: str) -> bool:
-    """Tell whether the node is attached to the network of this address, if it is one."""
+    """Return True if the node is attached to the network of this address, if it is one."""
     target = ipaddress.ip_address(address)
     if target.is_loopback or target.is_link_local:
         return False
@@ -96,7 +96,7 @@ def address_of(node: ProbedNode, first: ProbedNode, master: str) -> NodeAddress:
     interface, from_here = next(iter(facts.routes.values()), ("", ""))
     if from_here and not is_loopback(from_here) and (":" in from_here) == (":" in master):
         return NodeAddress(from_here, interface)
-    raise no_way(node, first, master)
+    raise no_way(node, master)
 
 
 def usable(facts: Facts, address: Address) -> bool:
@@ -104,40 +104,14 @@ def usable(facts: Facts, address: Address) -> bool:
     return interface is None or interface.state == "up"
 
 
-def no_way(node: ProbedNode, first: ProbedNode, master: str) -> CheckFailed:
+def no_way(node: ProbedNode, master: str) -> CheckFailed:
     """Say why there is no route, as far as the facts show."""
     what = f"{node.name} has no route to the master's address {master}"
     outside = [a for a in node.facts.addresses if not a.ip.is_loopback and not a.ip.is_link_local]
     if not outside:
         return CheckFailed(f"{what}: it has no address other than loopback", COMMON)
-    if not any((":" in a.address) == (":" in master) for a in outside):
-        had, wanted = ("IPv4", "IPv6") if ":" in master else ("IPv6", "IPv4")
-        return CheckFailed(f"{what}: it has only {had} addresses, and this is {wanted}", COMMON)
-    theirs = kinds(node, outside)
-    ours = kinds(first, [a for a in first.facts.addresses if a.address == master])
-    if ours and theirs and not set(ours) & set(theirs) and "infiniband" in {*ours, *theirs}:
-        return CheckFailed(
-            f"{what}: this is on {spoken(ours)} only, and {node.name} is on {spoken(theirs)} only",
-            "give both an address on one network, or leave one of them out of the node list",
-        )
     shown = ", ".join(f"{a.interface} {a.address}/{a.prefix}" for a in outside)
     return CheckFailed(f"{what}; it has {shown}", COMMON)
-
-
-def kinds(node: ProbedNode, addresses: Sequence[Address]) -> list[str]:
-    interfaces = (node.facts.interface(address.interface) for address in addresses)
-    return sorted(
-        {
-            "infiniband" if interface.kind == "infiniband" else "ethernet"
-            for interface in interfaces
-            if interface is not None
-        }
-    )
-
-
-def spoken(kinds: Sequence[str]) -> str:
-    names = {"infiniband": "InfiniBand", "ethernet": "Ethernet"}
-    return " and ".join(names[kind] for kind in kinds)
 
 
 def check_distinct(nodes: Sequence[ProbedNode], addresses: Sequence[NodeAddress]) -> None:
@@ -162,9 +136,8 @@ def check_peers(nodes: Sequence[ProbedNode], addresses: Sequence[NodeAddress]) -
 
     Only where the kernel was asked and knows no route.
     """
-    owners: dict[
-        str, list[tuple[ProbedNode, NodeAddress]]
-    ] = {}  # by address; a machine may be listed twice
+    # By address; a machine may be listed twice.
+    owners: dict[str, list[tuple[ProbedNode, NodeAddress]]] = {}
     for other, where in zip(nodes, addresses, strict=True):
         owners.setdefault(where.address, []).append((other, where))
     for node in nodes:

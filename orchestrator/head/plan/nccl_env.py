@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 WHOLE_NAMES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")  # hold no beginnings of names
 FAST = 25_000  # Mb/s from which one TCP connection, which carries 10 to 20 Gb/s, is not enough
 VERY_FAST = 100_000
-TUNNELS = ("tailscale", "wg", "tun", "tap", "zt", "ppp", "nebula")  # a VPN's interfaces
-WRITE_THOSE = "if it connects them, write those addresses in the node list"
 CLOUDS = {"0x1d0f": "AWS", "0x1ae0": "Google"}  # for whose cards NCCL chooses threads itself
 DEBUG = {
     "NCCL_DEBUG": "INFO",
@@ -73,7 +71,7 @@ def make(
         fabric=chosen,
         addresses=tuple(addresses),
         settings=tuple(settings),
-        notes=(*chosen.notes, *past_a_tunnel(nodes, addresses, chosen)),
+        notes=chosen.notes,
         hints=(*chosen.hints, *faster_networks(nodes, addresses, chosen)),
     )
 
@@ -206,32 +204,12 @@ def faster_networks(
     """
     if chosen.kind != "ethernet" or len(nodes) < 2:
         return ()
-    now = [speed(node, address.interface) for node, address in zip(nodes, addresses, strict=True)]
+    now = min(speed(n, a.interface) for n, a in zip(nodes, addresses, strict=True))
     return tuple(
-        f"all nodes also have an address in {network}, at {found / 1000:g} Gb/s instead of "
-        f"{min(now) / 1000:g}: {WRITE_THOSE}"
+        f"all nodes also have an address in {network}, at {found / 1000:g} Gb/s instead of"
+        f" {now / 1000:g}: if it connects them, write those addresses in the node list"
         for network, found in networks_of_all(nodes)
-        if min(now) > 0 and found >= 2 * min(now)
-    )
-
-
-def past_a_tunnel(
-    nodes: Sequence[ProbedNode], addresses: Sequence[NodeAddress], chosen: Fabric
-) -> tuple[str, ...]:
-    """Say it where the list leads through a VPN, and all nodes have a network without one.
-
-    Lists often have the names that a VPN gives; it carries a tenth of what its network does.
-    """
-    used = {n.ifname or a.interface for n, a in zip(nodes, addresses, strict=True)}
-    tunnels = sorted(name for name in used if name.startswith(TUNNELS))
-    if chosen.kind != "ethernet" or len(nodes) < 2 or not tunnels:
-        return ()
-    best = max(networks_of_all(nodes), key=lambda found: found[1], default=None)
-    if best is None:
-        return ()
-    return (
-        f"the nodes meet through a VPN ({', '.join(tunnels)}), and all have an address in "
-        f"{best[0]} at {best[1] / 1000:g} Gb/s, too: {WRITE_THOSE}",
+        if 0 < 2 * now <= found
     )
 
 

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.common.errors import CheckFailed
-from orchestrator.config.schema import COPIED, Config, Model
 from orchestrator.head.nodes.facts import Facts, ProbedNode, names, release
 from orchestrator.head.plan.model import EnvSetting
 from orchestrator.protocol.facts import Gid, RdmaPort
@@ -54,7 +53,7 @@ def choose(
         return Fabric("yours", nothing, hints=(f"the cards are left to your {which}",))
     if profile == "ethernet":
         return tcp(nodes, "nccl.profile is ethernet", always=True)
-    ports_by_kind = {kind: select(nodes, kind) for kind in LAYERS}
+    ports_by_kind = {kind: [select_ports(node.facts, kind) for node in nodes] for kind in LAYERS}
     if profile in ports_by_kind:
         return fabric(nodes, profile, required(nodes, profile, ports_by_kind[profile]))
     complete = [kind for kind in ports_by_kind if all(ports.used for ports in ports_by_kind[kind])]
@@ -72,12 +71,8 @@ def choose(
 # -- ports ----------------------------------------------------------------------------------------
 
 
-def select(nodes: Sequence[ProbedNode], kind: str) -> list[Ports]:
-    """Return each node's ports of a kind that are fit to carry NCCL's data."""
-    return connected(nodes, [select_ports(node.facts, kind) for node in nodes])
-
-
 def select_ports(facts: Facts, kind: str) -> Ports:
+    """Return a node's ports of a kind that are fit to carry NCCL's data."""
     mine = [port for port in facts.rdma if port.link_layer == LAYERS[kind]]
     left = [(port, reason) for port in mine if (reason := unfit(port, kind))]
     used = [port for port in mine if not unfit(port, kind)]
@@ -112,43 +107,21 @@ def is_bond(facts: Facts, port: RdmaPort) -> bool:
     return "bond" in port.device or (interface is not None and interface.kind == "bond")
 
 
-def networks(facts: Facts, port: RdmaPort) -> set[str]:
-    """Return an InfiniBand port's subnet, or a RoCE port's IP networks."""
-    if port.link_layer == "InfiniBand":
-        return {":".join(gid.gid.split(":")[:4]) for gid in port.gids if gid.index == 0}
-    addresses = {gid.ip for gid in port.gids if gid.is_routable_v2}
-    return {str(address.network) for address in facts.addresses if address.ip in addresses}
-
-
-def connected(nodes: Sequence[ProbedNode], all_ports: list[Ports]) -> list[Ports]:
-    """Drop ports on a network that no other node has; keep all where networks are routed."""
-    all_networks = [
-        [networks(node.facts, port) for port in ports.used]
-        for node, ports in zip(nodes, all_ports, strict=True)
-    ]
-    nodes_on = Counter(network for mine in all_networks for network in set().union(*mine))
-    kept = []
-    for ports, mine in zip(all_ports, all_networks, strict=True):
-        lonely = [
-            port
-            for port, on in zip(ports.used, mine, strict=True)
-            if on and all(nodes_on[network] < 2 for network in on)
-        ]
-        used = tuple(port for port in ports.used if port not in lonely)
-        left = tuple((port.name, "no other node is on its network") for port in lonely)
-        kept.append(Ports(used, ports.left + left))
-    return kept if all(ports.used for ports in kept) else all_ports
+def subnets(ports: Ports) -> set[str]:
+    """Return the InfiniBand subnets of these ports."""
+    gids = [gid for port in ports.used for gid in port.gids if gid.index == 0]
+    return {":".join(gid.gid.split(":")[:4]) for gid in gids}
 
 
 def check_subnets(nodes: Sequence[ProbedNode], all_ports: Sequence[Ports]) -> None:
     """Refuse two separate InfiniBand fabrics: NCCL would wait for a connection forever."""
-    first = set().union(*(networks(nodes[0].facts, port) for port in all_ports[0].used))
+    first = subnets(all_ports[0])
     for node, ports in zip(nodes, all_ports, strict=True):
-        subnets = set().union(*(networks(node.facts, port) for port in ports.used))
-        if first and subnets and not first & subnets:
+        there = subnets(ports)
+        if first and there and not first & there:
             raise CheckFailed(
                 f"{nodes[0].name} and {node.name} are on different InfiniBand subnets "
-                f"({', '.join(sorted(first))} and {', '.join(sorted(subnets))})",
+                f"({', '.join(sorted(first))} and {', '.join(sorted(there))})",
                 "leave one of them out of the node list, or use TCP: --set nccl.profile=ethernet; "
                 "if a router connects them, name the cards to use: --set nccl.NCCL_IB_HCA=...",
             )
@@ -226,17 +199,6 @@ def fabric(nodes: Sequence[ProbedNode], kind: str, all_ports: Sequence[Ports]) -
         hca = EnvSetting("NCCL_IB_HCA", f"={listed}", why_these(kind, used))
         on = EnvSetting("NCCL_IB_DISABLE", "0", f"every node has {SPOKEN[kind]}")
         settings.append((on, hca, *gids))
-    rates = {max(port.rate for port in ports.used) for ports in all_ports}
-    if len(rates) > 1:
-        slow = [
-            node
-            for node, ports in zip(nodes, all_ports, strict=True)
-            if max(port.rate for port in ports.used) < max(rates)
-        ]
-        notes.append(
-            f"{names(slow)}: {SPOKEN[kind]} of {min(rates):g} Gb/s, others have {max(rates):g}: "
-            "the slowest sets the pace"
-        )
     return Fabric(kind, tuple(settings), tuple(notes))
 
 
@@ -290,43 +252,3 @@ def best_gid(port: RdmaPort) -> Gid:
         return gid.ip.version == 6, gid.netdev not in ("", port.netdev), gid.index
 
     return min((gid for gid in port.gids if gid.is_routable_v2), key=order)
-
-
-# -- traffic ------------------------------------------------------------------------------------
-# Computes what a training step sends between nodes, and how long a link takes for it. Pure.
-
-TYPICAL = 100_000_000  # parameters, where nobody knows how many there are
-BYTES = {"fp32": 4, "bf16": 2}
-
-
-def parameters(model: Model) -> int | None:
-    """Count the parameters of the built-in decoder; None for a model that only torch can count."""
-    if model.kind != "decoder":
-        return None
-    width = model.model_dim
-    keys = width // model.num_heads * (model.num_kv_heads or model.num_heads)
-    hidden = model.mlp_hidden_dim or -(-8 * width // 3)
-    block = 2 * width * width + 2 * width * keys + 3 * width * hidden + 2 * width
-    embeddings = model.vocab_size * width * (1 if model.tie_embeddings else 2)
-    return embeddings + model.num_layers * block + width
-
-
-def bytes_per_step(config: Config, nodes: int, count: int) -> float:
-    """Return what each node sends to the others in one step, for so many parameters.
-
-    An all-reduce in a ring passes 2 (n-1)/n of its data over each link, a gather or a
-    reduce-scatter (n-1)/n.
-    """
-    share = (nodes - 1) / nodes
-    summed = 4 if config.fsdp.sharding_strategy in COPIED else BYTES[config.fsdp.reduce_dtype]
-    if config.fsdp.sharding_strategy not in ("full_shard", "shard_grad_op"):
-        return 2 * share * summed * count
-    gathers = 2 if config.fsdp.sharding_strategy == "full_shard" else 1
-    gathers *= config.training.gradient_accumulation
-    gathered = BYTES[config.fsdp.param_dtype]
-    return share * (summed + gathers * gathered) * count
-
-
-def seconds(sent: float, megabits: int) -> float:
-    """Return how long a link of so many Mb/s takes to send these bytes."""
-    return sent * 8 / (megabits * 1e6)

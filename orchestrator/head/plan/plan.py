@@ -29,9 +29,9 @@ from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.plan import nccl_env, wishes
 from orchestrator.head.plan.model import EnvSetting, NodeAddress, NodePlan, Plan, Target
 
-# Fields of the spec that say where a node is among the others, and torchrun's options for them.
 log = logging.getLogger(__name__)
 
+# Fields of the spec that say where a node is among the others, and torchrun's options for them.
 OF_TORCHRUN = (
     *(("nnodes", "--nnodes"), ("node", "--node-rank")),
     *(("master", "--master-addr"), ("port", "--master-port")),
@@ -129,8 +129,6 @@ def lay_out(nodes: Sequence[ProbedNode], config: Config) -> Layout:
     """Count the ranks and choose the port; the network decides the master's address."""
     port, port_notes = choose_port(config, nodes[0])
     counts = [count_ranks(node, config.launch) for node in nodes]
-    if not config.launch.no_torchrun:
-        check_files(nodes[0], len(nodes) + sum(count for count, _ in counts))
     return Layout(
         counts=tuple(count for count, _ in counts),
         whys=tuple(reason for _, reason in counts),
@@ -199,17 +197,6 @@ def choose_start(
         if (release(node.facts.torch) or (0, 0)) < OLDEST_FORK:
             return "plain", [f"plain start: torch {node.facts.torch} on {node.name} is too old"]
     return "fork", []
-
-
-def check_files(master: ProbedNode, needed: int) -> None:
-    """Refuse a job whose agents and ranks can never all be connected to the store of node 0."""
-    _, most = master.facts.limits.nofile
-    if -1 < most < needed:
-        raise CheckFailed(
-            f"{needed} agents and ranks connect to the master {master.node.name}, which may open"
-            f" {most} files at most (ulimit -Hn)",
-            "as root there: '* - nofile 65536' in /etc/security/limits.conf; then log in again",
-        )
 
 
 def choose_port(config: Config, master: ProbedNode) -> tuple[int, list[str]]:

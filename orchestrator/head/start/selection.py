@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import partial
 
 from orchestrator.common.errors import CheckFailed, OrchestratorError
-from orchestrator.config.schema import Config
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.doctor import examination
@@ -173,7 +172,6 @@ def diagnose(request: Request, nodes: Nodes, *, full: bool) -> Diagnosis:
         nproc=launch.nproc,
         refused=refused(request, nodes),
         fabric=fabric_of(request, nodes),
-        step=step_of(request, len([node for node in nodes.reached if not node.node.spare])),
     )
     lost = [Examined(node.name, error=error.what, fix=error.fix) for node, error in nodes.lost]
     ask = partial(fleet.ask, nodes.reached)
@@ -196,17 +194,6 @@ def fabric_of(request: Request, nodes: Nodes) -> str:
     except CheckFailed:  # which the plan says
         return ""
     return chosen.kind
-
-
-def step_of(request: Request, nodes: int) -> tuple[float, str]:
-    """Return the bytes that each node sends to the others in a step, and for what."""
-    engine = request.target.name == ENGINE
-    known = nccl_transport.parameters(request.config.model) if engine else None
-    count = known or nccl_transport.TYPICAL
-    config = request.config if engine else Config()
-    sent = nccl_transport.bytes_per_step(config, max(nodes, 1), count)
-    example = f"{count / 1e6:.3g} million parameters"
-    return sent, f"synchronizing {example if known else 'a model of ' + example}"
 
 
 def refused(request: Request, nodes: Nodes) -> tuple[str, str] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import glob
 import importlib.util
 import os
@@ -89,25 +88,12 @@ def torch_home() -> str:
 
 
 def accelerate() -> dict[str, Any]:
-    """Return accelerate's version and its files' keys; importing it would import torch."""
+    """Return accelerate's version; importing it would import torch."""
     spec = importlib.util.find_spec("accelerate")
     if spec is None or not spec.origin:
         return {}
-    home = os.path.dirname(spec.origin)
     version = value(sysfs.text(spec.origin), "__version__") or "of an unknown version"
-    try:
-        body = ast.parse(sysfs.text(os.path.join(home, "commands/config/config_args.py"))).body
-    except SyntaxError:  # of a newer Python
-        body = []
-    classes = [definition for definition in body if isinstance(definition, ast.ClassDef)]
-    keys = [
-        field.target.id
-        for definition in classes
-        if definition.name in ("BaseConfig", "ClusterConfig")
-        for field in definition.body
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-    ]
-    return {"accelerate": version, "accelerate_keys": keys}
+    return {"accelerate": version}
 
 
 def value(text: str, name: str) -> str:

@@ -70,7 +70,6 @@ class Probed(Message):
     home: Optional[Disk] = None  # of what we keep there: code, logs, checkpoints of nodes
     firewall: str = ""  # ufw or firewalld, where it runs
     accelerate: str = ""  # its version, where it was asked for and is there
-    accelerate_keys: tuple[str, ...] = ()  # that this version knows in its files
     port: Optional[Port] = None  # the master's: reserved for this job, 0 if none was free
     peers_port: Optional[Port] = None  # the master's: where the other supervisors will call
     marker_seen: bool = False  # the head's directory is on a disk that both share

@@ -22,7 +22,6 @@ from orchestrator.config.schema import Config
 from orchestrator.engine.models import build, losses
 from orchestrator.engine.models.decoder import Decoder
 from orchestrator.engine.models.losses import Sums
-from orchestrator.head.plan import nccl_transport
 
 CPU = torch.device("cpu")
 SMALL = {"vocab_size": 61, "model_dim": 48, "num_layers": 3, "num_heads": 6, "loss_chunk": 7}
@@ -397,13 +396,6 @@ def test_a_llama_has_the_flops_that_the_field_counts() -> None:
     made = config({"dataset": {"kind": "synthetic", "sequence_length": 4096}}, **shape, **more)
     model = build.build(made)
     assert sum(w.numel() for w in model.parameters()) == 1_235_814_400  # Llama 3.2 1B
-    shapes: list[dict[str, int]] = [
-        *({}, {"model_dim": 96, "num_layers": 3}, {"num_kv_heads": 1, "vocab_size": 300}),
-    ]
-    for other in shapes:
-        small = config({"dataset": {"kind": "synthetic"}}, **other)
-        counted = sum(w.numel() for w in build.build(small).parameters())
-        assert nccl_transport.parameters(small.model) == counted
     assert (build.flops_per_sample(made, model) or 0) / 4096 == pytest.approx(9.03e9, rel=0.002)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +14,8 @@ from orchestrator.config.schema import Config
 from orchestrator.head.nodes.facts import ProbedNode
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.plan import accelerate, dry_run, plan
-from orchestrator.head.plan.accelerate import KEYS, Accelerate
+from orchestrator.head.plan.accelerate import Accelerate
 from orchestrator.head.plan.model import Plan, Target
-from orchestrator.node.machine import software
 from tests.head.plan.probed import facts as machine
 
 SEED = {
@@ -39,7 +36,7 @@ def planned(
     keys: dict[str, Any], *, gpus: tuple[int, ...] = (4, 4), nproc: int | None = None, **facts: Any
 ) -> Plan:
     by = Accelerate("a.yaml", keys)
-    known = {"accelerate": "1.15.0", "accelerate_keys": KEYS, **facts}
+    known = {"accelerate": "1.15.0", **facts}
     found = []
     for i, count in enumerate(gpus):
         name = f"10.0.0.{i + 1}"
@@ -78,9 +75,14 @@ def test_one_file_serves_all_nodes() -> None:
     assert node.placed == (("port", "--main_process_port"),)
     assert node.paste[-3:] == ("/job/train.py", "--lr", "1e-4")
     assert made.start == "plain"
-    assert any(note.startswith("rdzv_backend c10d would") for note in made.notes)
     shell = "\n".join(dry_run.shell_lines(made, node))
     assert "cat > accelerate_node1.yaml <<'END'\ncompute_environment: LOCAL_MACHINE\n" in shell
+
+
+def test_the_nodes_meet_at_the_planned_address_whatever_the_file_says() -> None:
+    made = planned({**SEED, "main_process_ip": "192.168.1.100"})
+    assert {keys["main_process_ip"] for keys in files(made)} == {"10.0.0.1"}
+    assert "main_process_ip 192.168.1.100: the nodes reach the master at 10.0.0.1" in made.notes
 
 
 def test_without_a_file_everything_is_computed() -> None:
@@ -111,28 +113,13 @@ def test_launchers_of_their_own_are_left_out() -> None:
     assert made.nodes[0].env["ACCELERATE_USE_CPU"] == "true"
 
 
-def test_a_distant_network_is_checked_and_said() -> None:
-    made = planned({**SEED, "same_network": False})
-    assert any(note.startswith("same_network: false: all nodes meet") for note in made.notes)
-
-
 @pytest.mark.parametrize(
     ("change", "options", "words"),
     [
         ({"num_processes": 4}, {}, "num_processes is 4 in a.yaml, but these 2 nodes run 8 ranks"),
         ({"num_machines": 3}, {}, "num_machines is 3 in a.yaml, but the job has 2 nodes"),
-        ({"main_process_ip": "10.0.0.2"}, {}, "which is node 1 (10.0.0.2)"),
-        ({"main_process_ip": "192.168.1.100"}, {}, "which is not the master's"),
-        ({"gpu_ids": "0,1"}, {}, "gpu_ids is 0,1 in a.yaml, but each node runs 4"),
         ({"distributed_type": "NO"}, {}, "8 ranks would each be alone"),
-        ({"num_procesess": 8}, {}, "unknown key 'num_procesess' in a.yaml: accelerate 1.15.0 on"),
-        ({"num_procesess": 8}, {}, "did you mean 'num_processes'"),
         ({}, {"accelerate": ""}, "there is no accelerate on 10.0.0.1"),
-        (
-            {},
-            {"accelerate": "0.1", "accelerate_keys": tuple(set(KEYS) - {"rdzv_backend"})},
-            "unknown key 'rdzv_backend' in a.yaml: accelerate 0.1 on 10.0.0.1 does not know it",
-        ),
         ({"num_processes": None}, {"gpus": (4, 2)}, "as many processes on one machine as on the"),
         ({"num_processes": 4}, {"gpus": (4, 0), "nproc": 2}, "no GPU was found on 10.0.0.2"),
     ],
@@ -149,13 +136,9 @@ def test_what_does_not_fit_the_nodes_is_refused(
     ("text", "words"),
     [
         ("[1]", "must hold keys"),
-        ("a: [", "is not valid YAML"),
-        ("compute_environment: AMAZON_SAGEMAKER", "here it is LOCAL_MACHINE"),
-        ("distributed_type: MULTI_GPUS", "did you mean 'MULTI_GPU'"),
-        ("distributed_type: XLA", "TPUs are not started here"),
+        ("a: [", "cannot be read: while parsing"),
+        ("distributed_type: XLA", "'XLA' in"),
         ("num_machines: two", "num_machines is 'two'"),
-        ("num_machines: 2\nmachine_rank: 2", "with num_machines 2 the last is 1"),
-        ("num_machines: 2\nnum_processes: 7", "2 machines cannot share it evenly"),
         ("main_process_port: yes", "main_process_port is True"),
     ],
 )
@@ -174,11 +157,3 @@ def test_who_asks_for_it(tmp_path: Path) -> None:
     assert found is not None and found.number("num_processes") is None
     with pytest.raises(OrchestratorError, match="the built-in engine does not"):
         accelerate.asked("accelerate", None, "engine")
-
-
-def test_a_node_tells_what_its_accelerate_knows() -> None:
-    """Read from the one that is installed here, without importing it."""
-    found = software.accelerate()
-    assert re.fullmatch(r"\d+\.\d+\..+", found["accelerate"])
-    assert set(found["accelerate_keys"]) == set(KEYS)
-    assert "accelerate" not in sys.modules

@@ -118,11 +118,6 @@ CLUSTERS = {
         "infiniband", [cards("mlx5_0:1")],
         why={"NCCL_IB_HCA": "not mlx5_1:1 (100 Gb/s)"},
     ),
-    "mixed rates between nodes": Cluster(
-        [node(1, rdma=[infiniband("mlx5_0")]), node(2, rdma=[infiniband("mlx5_0", rate=200)])],
-        "infiniband", [cards("mlx5_0:1")],
-        notes=["gpu02: InfiniBand of 200 Gb/s, others have 400"],
-    ),
     "RoCE, where NCCL finds the GID by itself": Cluster(
         [node(n, f"eth1 10.1.0.{n}/24", rdma=[roce("mlx5_0", "eth1", f"10.1.0.{n}")])
          for n in (1, 2)],
@@ -174,15 +169,6 @@ CLUSTERS = {
     "RoCE with a bond and nothing else": Cluster(
         [node(n, name="bond0", rdma=[roce("mlx5_bond_0", "bond0", f"10.0.0.{n}")]) for n in (1, 2)],
         "roce", [cards("mlx5_bond_0:1")], sockets=["bond0"],
-    ),
-    "RoCE where one port is on a network of its own": Cluster(
-        [
-            node(1, "eth1 10.1.0.1/24", "eth2 10.9.0.1/24", rdma=[
-                roce("mlx5_0", "eth1", "10.1.0.1"), roce("mlx5_1", "eth2", "10.9.0.1")]),
-            node(2, "eth1 10.1.0.2/24", rdma=[roce("mlx5_0", "eth1", "10.1.0.2")]),
-        ],
-        "roce", [cards("mlx5_0:1")],
-        why={"NCCL_IB_HCA": "not mlx5_1:1 (no other node is on its network)"},
     ),
     "RoCE on routed networks: every port has one of its own": Cluster(
         [node(n, f"eth1 10.1.{n}.0/31", f"eth2 10.2.{n}.0/31", rdma=[
@@ -281,13 +267,6 @@ def test_which_gid_an_older_nccl_is_told() -> None:
     assert nccl_transport.best_gid(roce("mlx5_0", "eth1", gids=gids[:1])).index == 1
 
 
-def test_a_torch_for_cpus_needs_no_gid() -> None:
-    card = roce("mlx5_0", "eth1", "10.1.0.1")
-    members = [ProbedNode(Node(f"n{n}"), facts(f"eth0 10.0.0.{n}/24", rdma=(card,)), f"10.0.0.{n}")
-               for n in (1, 2)]  # fmt: skip
-    assert "NCCL_IB_GID_INDEX" not in told(nccl_env.make(members), 0)
-
-
 # -- sockets ----------------------------------------------------------------------------------
 
 
@@ -357,26 +336,6 @@ def test_a_faster_network_is_said_and_not_taken() -> None:
     assert "10.8.0.0/24, at 25 Gb/s instead of 1" in hint
     for second in ("eth1 10.9.0.2/24", "eth1 10.8.0.1/24"):  # another network; the same address
         assert nccl_env.make([one(1, "eth1 10.8.0.1/24"), one(2, second)]).hints == ()
-
-
-def test_a_list_with_the_addresses_of_a_vpn() -> None:
-    """The names that a VPN gives lead through it, also between two machines at one switch."""
-
-    def one(number: int, lan: str, ifname: str | None = None) -> ProbedNode:
-        vpn, cards = f"tailscale0 100.64.0.{number}/32", (interface("eno1", speed=10000),)
-        way = {"100.64.0.1": ("tailscale0", f"100.64.0.{number}")}
-        machine = facts(vpn, lan, boot=str(number), interfaces=cards, routes=way)
-        return ProbedNode(Node(f"n{number}", ifname=ifname), machine, f"100.64.0.{number}")
-
-    net = nccl_env.make([one(n, f"eno1 192.168.1.{n}/24") for n in (1, 2)])
-    assert told(net, 0)["NCCL_SOCKET_IFNAME"] == "=tailscale0"
-    (note,) = net.notes
-    assert "through a VPN (tailscale0)" in note
-    assert "192.168.1.0/24 at 10 Gb/s" in note
-    apart = [one(1, "eno1 192.168.1.1/24"), one(2, "eno1 192.168.2.2/24")]
-    assert nccl_env.make(apart).notes == (), "two homes, and nothing but the VPN between them"
-    chosen = [one(n, f"eno1 192.168.1.{n}/24", "eno1") for n in (1, 2)]
-    assert nccl_env.make(chosen).notes == ()
 
 
 # -- what somebody has set ----------------------------------------------------------------------

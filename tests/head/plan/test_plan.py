@@ -21,7 +21,6 @@ from orchestrator.head.nodes.node_list import Node, parse_nodes
 from orchestrator.head.plan import plan
 from orchestrator.head.plan.dry_run import quoted, shell_lines, to_json, to_text
 from orchestrator.head.plan.model import EnvSetting, Plan, Target
-from orchestrator.protocol.facts import Limits
 from orchestrator.protocol.requests.machine import ProbeTarget
 from tests.head.plan.probed import facts
 
@@ -95,17 +94,6 @@ def test_ranks_with_unequal_slots() -> None:
     assert made.world_size == 10
     (note,) = made.notes
     assert note == "nodes have different numbers of ranks (a: 4, b: 1, c: 2, d: 3)"
-
-
-def test_a_master_that_cannot_have_all_connections_is_refused() -> None:
-    few = Limits((10, 12), (-1, -1), (-1, -1), (-1, -1))
-    machines = change(found("a slots=4\nb slots=6"), 0, limits=few)
-    make(machines)  # two agents and ten ranks
-    machines = change(found("a slots=4\nb slots=7"), 0, limits=few)
-    with pytest.raises(CheckFailed, match=r"13 agents and ranks .* master a, .* 12 files at most"):
-        make(machines)
-    make(machines, no_torchrun=True)  # whose ranks meet as they like
-    make(change(machines, 0, limits=few.replace(nofile=(10, -1))))
 
 
 @pytest.mark.parametrize(

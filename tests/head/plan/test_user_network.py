@@ -28,10 +28,6 @@ def warned(name: str, value: str, *, yours: bool = True) -> list[str]:
         ("NCCL_IB_HCA", "mlx4", "fits no device of a: mlx5_0"),
         ("NCCL_IB_HCA", "=mlx5", "fits no device of b: mlx5_0"),
         ("UCX_NET_DEVICES", "mlx5_9:1", "fits no device of a"),
-        ("NCCL_SOCKET_IFNAM", "eth0", "nothing reads NCCL_SOCKET_IFNAM (--env); did you mean"
-         " 'NCCL_SOCKET_IFNAME'?"),
-        ("GLOO_SOCKET_IFACE", "eth0", "did you mean 'GLOO_SOCKET_IFNAME'?"),
-        ("NCCL_DEBUGG", "INFO", "did you mean 'NCCL_DEBUG'?"),
         ("MASTER_ADDR", "10.0.0.9", "does not reach the ranks: the first node of the list"),
         ("MASTER_PORT", "1234", "does not reach the ranks: --master-port"),
     ],
@@ -46,7 +42,6 @@ def test_what_fits_nothing_is_said(name: str, value: str, words: str) -> None:
     [
         ("NCCL_IB_HCA", "mlx5"), ("NCCL_IB_HCA", "=mlx5_0:1"), ("NCCL_IB_HCA", "^mlx4"),
         ("UCX_NET_DEVICES", "all"), ("UCX_NET_DEVICES", "mlx5_0:1"), ("NCCL_DEBUG", "INFO"),
-        ("NCCL_A_NEW_ONE_OF_NEXT_YEAR", "1"), ("TP_SIZE", "2"), ("MY_OWN", "x"),
     ],
 )  # fmt: skip
 def test_what_may_be_meant_is_let_be(name: str, value: str) -> None:
