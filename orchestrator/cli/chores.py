@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,10 +11,9 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from orchestrator.cli.launch import HELP, PROGRAM, TAKES_PROGRAM, aliases
+from orchestrator.cli.launch import HELP, PROGRAM, TAKES_PROGRAM
 from orchestrator.cli.options import (
     FILE,
-    Group,
     GroupedCommand,
     Seconds,
     arguments_from,
@@ -178,61 +176,6 @@ def push_command(**params: Any) -> int:
     return transfer.push(**params)
 
 
-# -- node ---------------------------------------------------------------------------------------
-# `orchestrator node`: which machines jobs may run on.
-
-
-def cordoned_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Complete the name of a machine that is cordoned."""
-    from orchestrator.head.commands.machines import nodes
-
-    return [name for name in nodes.cordoned_names() if name.startswith(incomplete)]
-
-
-@click.group(cls=Group)
-def node() -> None:
-    """Keep jobs away from a machine, and let them back."""
-
-
-@node.command("cordon")
-@functools.partial(shared, reads_records=False)
-@click.option(
-    "--reason", default="", metavar="TEXT", help="Say why: it is shown wherever it counts."
-)
-@click.argument("hosts", nargs=-1, required=True, metavar="HOST...", shell_complete=node_names)
-def cordon_command(where: Where, hosts: tuple[str, ...], reason: str) -> int:
-    """Let no further job run on HOST: launches take a spare in its place.
-
-    HOST is a node's name or number in the list. What runs there goes on.
-    """
-    from orchestrator.head.commands.machines import nodes
-
-    return nodes.cordon(Path(where.node_list), hosts, reason)
-
-
-@node.command("uncordon")
-@functools.partial(shared, reads_records=False)
-@click.argument("hosts", nargs=-1, required=True, metavar="HOST...", shell_complete=cordoned_names)
-def uncordon_command(where: Where, hosts: tuple[str, ...]) -> int:
-    """Let jobs run on HOST again."""
-    from orchestrator.head.commands.machines import nodes
-
-    return nodes.uncordon(Path(where.node_list), hosts)
-
-
-@node.command("list")
-@functools.partial(shared, reads_records=False)
-@json_option
-def list_command(where: Where) -> int:
-    """List the machines that are cordoned, why, since when and by whom.
-
-    All of them, or with --nodes those of that list.
-    """
-    from orchestrator.head.commands.machines import nodes
-
-    return nodes.show_cordoned(where.nodes)
-
-
 # -- before launch ------------------------------------------------------------------------------
 # The commands that take a launch's options and start no job: plan, doctor, verify and so on.
 
@@ -240,7 +183,7 @@ def list_command(where: Where) -> int:
 @click.command(
     "plan",
     cls=GroupedCommand,
-    params=[*launch_options("plan"), *aliases(), PROGRAM],
+    params=[*launch_options("plan"), PROGRAM],
     context_settings={**TAKES_PROGRAM, **HELP},
 )
 @color_option
@@ -253,7 +196,7 @@ def plan_command(explain: bool, **params: Any) -> int:
     return launch.plan(arguments_from(params), explained=explain)
 
 
-@click.command("verify", cls=GroupedCommand, params=[*launch_options("verify"), *aliases()])
+@click.command("verify", cls=GroupedCommand, params=[*launch_options("verify")])
 @click.option(
     "--backend",
     type=click.Choice(["nccl", "gloo"]),
@@ -355,44 +298,53 @@ def bootstrap_command(
     return command.bootstrap(arguments_from(params), asked)
 
 
+def cordoned_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Complete the name of a machine that is cordoned."""
+    from orchestrator.head.commands.machines import nodes
+
+    return [name for name in nodes.cordoned_names() if name.startswith(incomplete)]
+
+
 @click.command("nodes", cls=GroupedCommand, params=[*launch_options("nodes")])
+@click.option("--queue", is_flag=True, help="Show who holds GPUs, who waits, and why.")
+@click.option(
+    "--cordon",
+    multiple=True,
+    metavar="N|NAME",
+    shell_complete=node_names,
+    help="Start no further job on this node: launches take a spare in its place.",
+)
+@click.option(
+    "--uncordon",
+    multiple=True,
+    metavar="N|NAME",
+    shell_complete=cordoned_names,
+    help="Start jobs on this node again.",
+)
+@click.option("--reason", default="", metavar="TEXT", help="With --cordon: why, for lists.")
+@click.option(
+    "--warm", type=click.Choice(["list", "off"]), help="List what --warm left there, or end it."
+)
 @json_option
 @color_option
-def nodes_command(**params: Any) -> int:
+def nodes_command(
+    queue: bool,
+    cordon: tuple[str, ...],
+    uncordon: tuple[str, ...],
+    reason: str,
+    warm: str | None,
+    **params: Any,
+) -> int:
     """List what each machine is: CPUs, GPUs, networks, torch, disk.
 
-    Exit code 4 if one cannot be reached.
+    `orchestrator top` shows who uses them. Exit code 4 if one cannot be reached.
     """
-    from orchestrator.head.commands.machines import nodes
+    from orchestrator.head.commands.machines import nodes, standbys
+    from orchestrator.head.commands.machines import queue as queues
 
-    return nodes.nodes(arguments_from(params))
-
-
-@click.command("who", cls=GroupedCommand, params=[*launch_options("nodes")])
-@json_option
-@color_option
-def who_command(**params: Any) -> int:
-    """Show who uses each GPU: user, job, age, use.
-
-    Nodes without GPUs are shown by cores. Processes of other users are shown as well. Exit code 4
-    if a node cannot be reached.
-    """
-    from orchestrator.head.commands.machines import nodes
-
-    return nodes.who(arguments_from(params))
-
-
-@click.command("queue", cls=GroupedCommand, params=[*launch_options("nodes")])
-@click.option("--remove", "id", metavar="ID", help="Take a launch of yours out of the queue.")
-@json_option
-@color_option
-def queue_command(id: str | None, **params: Any) -> int:
-    """Show who holds GPUs of the nodes, who waits, and why.
-
-    `master_launch --queue` waits. Exit code 4 if a node cannot be reached.
-    """
-    from orchestrator.head.commands.machines import queue
-
-    if id is not None:
-        return queue.remove(arguments_from(params), id)
-    return queue.queue(arguments_from(params))
+    arguments = arguments_from(params)
+    if cordon or uncordon:
+        return nodes.cordon(arguments.where.node_list, cordon, uncordon, reason)
+    if warm:
+        return standbys.warm(arguments.where, off=warm == "off")
+    return queues.queue(arguments) if queue else nodes.nodes(arguments)

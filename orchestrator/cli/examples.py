@@ -26,11 +26,6 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("orchestrator attach EXP --quiet", "show its events and its end, and no log lines"),
         ("orchestrator attach EXP --steal", "take it over from another terminal"),
     ),
-    "watch": (
-        ("orchestrator watch", "keep the job that runs going, without a terminal"),
-        ("orchestrator watch EXP", "the same for one of several"),
-        ("orchestrator watch EXP --print-unit", "print a systemd unit that does it after a login"),
-    ),
     "logs": (
         ("orchestrator logs -f", "show the lines of all ranks, and those to come"),
         ("orchestrator logs EXP --rank 3 -n 50", "the last 50 lines of one rank"),
@@ -61,16 +56,6 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("orchestrator top --once", "one look, printed"),
         ("orchestrator top --json --watch --every 10", "a line of JSON every 10 seconds"),
     ),
-    "who": (
-        ("orchestrator who", "who uses each GPU"),
-        ("orchestrator who --nodes all_nodes.txt", "of another list"),
-        ("orchestrator who --json", "for a program"),
-    ),
-    "try": (
-        ("orchestrator try --metric val_loss train.py", "run it on a free node, print one number"),
-        ("orchestrator try --metric val_bpb --minutes 5 train.py", "for five minutes at most"),
-        ("orchestrator try --metric loss --gpus 1 train.py --lr 1e-4", "on one GPU of a node"),
-    ),
     "sweep": (
         ("orchestrator sweep --gpus 1 --grid lr=1e-4,3e-4 seed=0..3 -- train.py", "on a GPU each"),
         (
@@ -79,40 +64,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ),
         ("orchestrator sweep --jobs 4 - < commands.txt", "a launch for each line, four at once"),
     ),
-    "skill": (
-        ("orchestrator skill", "the page"),
-        ("orchestrator skill | less", "page by page"),
-        ("orchestrator try --metric loss train.py", "the command that it is about"),
-    ),
-    "queue": (
-        ("orchestrator queue", "who holds the nodes, who waits, and why"),
-        ("master_launch --queue train.py", "wait there: first come, first served"),
-        ("orchestrator queue --remove 1a2b3c4d", "let a launch of yours wait no longer"),
-    ),
     "nodes": (
         ("orchestrator nodes", "what each machine of the list is"),
-        ("orchestrator nodes --nodes all_nodes.txt", "of another list"),
-        ("orchestrator nodes --json", "for a program"),
-    ),
-    "node": (
-        ("orchestrator node cordon gpu3 --reason 'ECC errors'", "keep jobs away from a machine"),
-        ("orchestrator node uncordon gpu3", "let them back"),
-        ("orchestrator node list", "which machines are cordoned, and why"),
-    ),
-    "node cordon": (
-        ("orchestrator node cordon gpu3", "let no further job run on gpu3"),
-        ("orchestrator node cordon gpu3 gpu4 --reason 'new cables'", "two of them, and why"),
-        ("orchestrator node cordon 2", "by its number in the list"),
-    ),
-    "node uncordon": (
-        ("orchestrator node uncordon gpu3", "let jobs run on gpu3 again"),
-        ("orchestrator node uncordon gpu3 gpu4", "two of them"),
-        ("orchestrator node uncordon 2", "by its number in the list"),
-    ),
-    "node list": (
-        ("orchestrator node list", "all machines that are cordoned"),
-        ("orchestrator node list --nodes node_ip_list.txt", "those of a list"),
-        ("orchestrator node list --json", "for a program"),
+        ("orchestrator nodes --queue", "who holds GPUs, who waits, and why"),
+        ("orchestrator nodes --cordon gpu3 --reason 'ECC errors'", "keep jobs away from gpu3"),
     ),
     "plan": (
         ("orchestrator plan train.py", "what a launch would run on each node"),
@@ -154,11 +109,6 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("orchestrator pull EXP --checkpoints", "its checkpoints, too"),
         ("orchestrator pull /var/log/syslog logs/", "a path of every node, into logs/node_<i>_..."),
     ),
-    "warm": (
-        ("master_launch --warm train.py", "leave torch imported for the next start"),
-        ("orchestrator warm", "list the processes that wait"),
-        ("orchestrator warm --off", "end them"),
-    ),
     "bootstrap": (
         ("orchestrator bootstrap torch numpy", "give all nodes the same environment"),
         ("orchestrator bootstrap requirements.txt --name vision", "from a file, with a name"),
@@ -182,45 +132,12 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "track": (
         ("orchestrator track --to tensorboard", "pass the numbers of the job that runs on"),
         ("orchestrator track EXP --to wandb --set wandb.project=p", "to W&B, with an option"),
-        ("orchestrator track EXP --to mlflow --to trackio", "to two trackers"),
-    ),
-    "metrics": (
-        ("orchestrator metrics", "serve http://127.0.0.1:9400/metrics to Prometheus"),
-        ("orchestrator metrics --port 0", "at a port that is free"),
-        ("orchestrator metrics --host 0.0.0.0 --token-file word", "elsewhere, with a token"),
-    ),
-    "diff": (
-        ("orchestrator diff EXP1 EXP2", "all that differs: code, settings, loss, speed"),
-        ("orchestrator diff EXP1 EXP2 --color | less -R", "page by page"),
-        ("orchestrator diff EXP1 EXP2 --json", "with all values in full"),
-    ),
-    "label": (
-        ("orchestrator label EXP --note 'wider, no dropout'", "say what a run is for"),
-        ("orchestrator label EXP --tag paper --untag draft", "add a tag, take one away"),
-        ("orchestrator label EXP", "show both"),
+        ("orchestrator track --serve 9400", "serve http://127.0.0.1:9400/metrics to Prometheus"),
     ),
     "checkpoint": (
         ("orchestrator checkpoint ls", "the checkpoints of the newest experiment"),
         ("orchestrator checkpoint verify EXP", "compare every byte with its checksum"),
         ("orchestrator checkpoint export EXP model.safetensors", "write the weights to a file"),
-    ),
-    "checkpoint ls": (
-        ("orchestrator checkpoint ls", "those of the newest experiment"),
-        ("orchestrator checkpoint ls EXP", "of another one"),
-        ("orchestrator checkpoint ls checkpoints/ --json", "of a directory, for a program"),
-    ),
-    "checkpoint verify": (
-        ("orchestrator checkpoint verify", "those of the newest experiment"),
-        ("orchestrator checkpoint verify EXP", "of another one"),
-        ("orchestrator checkpoint verify EXP/outputs/checkpoints/step_00000100", "a single one"),
-    ),
-    "checkpoint export": (
-        ("orchestrator checkpoint export model.safetensors", "the newest one's weights"),
-        (
-            "orchestrator checkpoint export EXP model.safetensors --step 100 --dtype bf16",
-            "those of a step, in bf16",
-        ),
-        ("orchestrator checkpoint export EXP out/ --layout huggingface", "for from_pretrained"),
     ),
     "prune": (
         ("orchestrator prune --keep 20 --dry-run", "show what would be removed"),
@@ -228,14 +145,9 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("orchestrator prune --pin NAME", "never remove this one"),
     ),
     "generate": (
-        ("orchestrator generate slurm --nnodes 4 --gpus 8 train.py > job.sbatch", "for Slurm"),
+        ("orchestrator generate accelerate train.py", "a config file for each node of the list"),
         ("orchestrator generate compose --nnodes 2 --image IMAGE train.py", "for Compose"),
         ("orchestrator generate kubernetes --nnodes 2 --image IMAGE train.py", "for Kubernetes"),
-    ),
-    "generate slurm": (
-        ("orchestrator generate slurm --nnodes 4 train.py > job.sbatch", "a batch file"),
-        ("orchestrator generate slurm --nnodes 4 --gpus 8 --time 24:00:00 train.py", "limits"),
-        ("orchestrator generate slurm --nnodes 2 --setup 'module load cuda' train.py", "modules"),
     ),
     "generate accelerate": (
         ("orchestrator generate accelerate train.py", "a config file for each node of the list"),
@@ -261,11 +173,6 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
             "with a volume for the experiments",
         ),
     ),
-    "generate dockerfile": (
-        ("orchestrator generate dockerfile > Dockerfile", "an image with torch and this program"),
-        ("orchestrator generate dockerfile --base my/torch:1 > Dockerfile", "from your own"),
-        ("docker build -t IMAGE .", "build it"),
-    ),
     "submit": (
         ("orchestrator submit slurm --nnodes 4 --gpus 8 train.py", "queue a job, and follow it"),
         ("orchestrator submit slurm --nnodes 4 --detach train.py", "and leave it"),
@@ -274,7 +181,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "submit slurm": (
         ("orchestrator submit slurm --nnodes 4 --gpus 8 train.py", "queue a job, and follow it"),
         ("orchestrator submit slurm --nnodes 4 --detach train.py", "and leave it"),
-        ("orchestrator submit slurm --nnodes 2 --sbatch=--exclusive train.py", "sbatch's options"),
+        ("orchestrator submit slurm --nnodes 4 --print train.py > job.sbatch", "a batch file"),
     ),
     "run-node": (
         (

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from orchestrator.common.errors import EXIT_DONE, UsageError, nearest
 
+AGENTS = Path(__file__).with_name("agents.md")
 PAGE = Path(__file__).with_name("troubleshooting.md")  # a link to docs/, which a wheel holds whole
 MESSAGES = re.compile(r"^(`[^`]+`(?:, `[^`]+`)*)[^`:\n]*:", re.MULTILINE)
 # What stands for something else in the words of a message: dots, a name in capitals, a number.
@@ -67,11 +68,18 @@ def listed() -> str:
             lines += ["", heading]
         lines.append(f"  {topic.name}")
     return "\n".join(
-        [*lines[1:], "", "Type: orchestrator help TOPIC, or orchestrator COMMAND --help"]
+        [
+            *lines[1:],
+            "  agents",
+            "",
+            "Type: orchestrator help TOPIC, or orchestrator COMMAND --help",
+        ]
     )
 
 
 def explained(name: str) -> str:
+    if name == "agents":
+        return AGENTS.read_text(encoding="utf-8").rstrip()
     topic = topics().get(name)
     if topic is None:
         known = nearest(name, topics())

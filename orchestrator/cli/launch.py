@@ -6,24 +6,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 
 from orchestrator.cli.options import (
-    Command,
     GroupedCommand,
-    GroupedOption,
     arguments_from,
     color_option,
     launch_options,
 )
-from orchestrator.common.errors import EXIT_DONE
-from orchestrator.config.launch import NODES, LaunchArguments
-from orchestrator.config.launch import PROGRAM as PROGRAM_GROUP
+from orchestrator.config.launch import LaunchArguments
 
-SKILL = Path(__file__).with_name("agents.md")  # a link to docs/, which a wheel holds whole
 TAKES_PROGRAM = {"ignore_unknown_options": False, "allow_interspersed_args": False}
 HELP = {"help_option_names": ["-h", "--help"]}
 PROGRAM = click.Argument(
@@ -31,26 +25,10 @@ PROGRAM = click.Argument(
 )
 
 
-def aliases() -> list[click.Parameter]:
-    """Make the options that are another way to type two of the others."""
-    no_check = GroupedOption(
-        ["--no-check", "check"], flag_value="none", help="Same as --check none.", group=NODES
-    )
-    no_activate = GroupedOption(
-        ["--no-activate", "activate"],
-        flag_value="none",
-        help="Same as --activate none: not in the environment of `orchestrator bootstrap`.",
-        group=PROGRAM_GROUP,
-    )
-    kinds = click.Choice(["ssh", "slurm", "accelerate"])
-    launcher = click.Option(["--launcher"], type=kinds, multiple=True, hidden=True)
-    return [no_check, no_activate, launcher]
-
-
 @click.command(
     "launch",
     cls=GroupedCommand,
-    params=[*launch_options("launch"), *aliases(), PROGRAM],
+    params=[*launch_options("launch"), PROGRAM],
     context_settings={**TAKES_PROGRAM, **HELP},
 )
 @color_option
@@ -64,15 +42,6 @@ def launch_command(**params: Any) -> int:
 
     arguments = arguments_from(params)
     return launch.launch(arguments)
-
-
-@click.command("skill", cls=Command, context_settings=HELP)
-def skill_command() -> int:
-    """Print one page that tells an agent how to use this."""
-    from orchestrator.head.screen.output import write_out
-
-    write_out(SKILL.read_text(encoding="utf-8"))
-    return EXIT_DONE
 
 
 def launch_arguments(arguments: Sequence[str]) -> LaunchArguments:

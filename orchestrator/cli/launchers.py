@@ -54,22 +54,11 @@ def slurm_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @command("slurm", context_settings=THROUGH)
 @slurm_options
-def generate_slurm(arguments: tuple[str, ...], no_requeue: bool, **asked: Any) -> int:
-    """Print a batch file, to be submitted with sbatch.
-
-    These options come first; LAUNCH-OPTIONS are those of master_launch.
-    """
-    from orchestrator.launchers import sbatch
-    from orchestrator.launchers.sbatch import SbatchOptions
-
-    options = SbatchOptions(requeue=not no_requeue, **asked)
-    return sbatch.generate(options, arguments, launch_arguments(arguments))
-
-
-@command("slurm", context_settings=THROUGH)
-@slurm_options
 @click.option("--detach", is_flag=True, help="Submit the job, and do not wait for it.")
-def submit_slurm(arguments: tuple[str, ...], detach: bool, no_requeue: bool, **asked: Any) -> int:
+@click.option("--print", "printed", is_flag=True, help="Print the batch file; submit nothing.")
+def submit_slurm(
+    arguments: tuple[str, ...], detach: bool, printed: bool, no_requeue: bool, **asked: Any
+) -> int:
     """Submit the job, wait for it and show its logs.
 
     These options come first; LAUNCH-OPTIONS are those of master_launch.
@@ -78,15 +67,16 @@ def submit_slurm(arguments: tuple[str, ...], detach: bool, no_requeue: bool, **a
     from orchestrator.launchers.sbatch import SbatchOptions
 
     options = SbatchOptions(requeue=not no_requeue, **asked)
+    if printed:
+        return sbatch.generate(options, arguments, launch_arguments(arguments))
     return sbatch.submit(options, arguments, launch_arguments(arguments), detach=detach)
 
 
 def groups(kind: type[click.Group]) -> tuple[click.Group, ...]:
     """Make `generate` and `submit`, with a command for each launcher."""
     generate = kind("generate", help="Write the files with which another launcher runs the job.")
-    for each in (generate_slurm, generate_accelerate, generate_compose, generate_kubernetes):
+    for each in (generate_accelerate, generate_compose, generate_kubernetes):
         generate.add_command(each)
-    generate.add_command(generate_dockerfile)
     submit = kind("submit", help="Submit the job to another launcher, and follow it.")
     submit.add_command(submit_slurm)
     return generate, submit
@@ -182,7 +172,7 @@ def container_options(function: Callable[..., Any]) -> Callable[..., Any]:
         ),
         gpus_option,
         click.option(
-            "--image", required=True, help="The image to run; `generate dockerfile` makes one."
+            "--image", required=True, help="The image to run, with torch and this package."
         ),
         nnodes_option,
     ):
@@ -219,12 +209,3 @@ def generate_kubernetes(**asked: Any) -> int:
 
     options = container.PodOptions(**asked)
     return container.generate_kubernetes(options, launch_arguments(options.arguments))
-
-
-@command("dockerfile")
-@click.option("--base", help="An image with torch. [default: one of PyTorch's, with CUDA]")
-def generate_dockerfile(base: str | None) -> int:
-    """Print a Dockerfile: torch, this package, and the files of the current directory."""
-    from orchestrator.launchers import container
-
-    return container.generate_dockerfile(base or container.BASE)

@@ -13,17 +13,14 @@ from orchestrator.cli.chores import (
     bootstrap_command,
     doctor_command,
     exec_command,
-    node,
     nodes_command,
     plan_command,
     pull_command,
     push_command,
-    queue_command,
     ssh_command,
     verify_command,
-    who_command,
 )
-from orchestrator.cli.launch import launch_arguments, launch_command, skill_command
+from orchestrator.cli.launch import launch_arguments, launch_command
 from orchestrator.cli.options import (
     Group,
     Seconds,
@@ -36,16 +33,13 @@ from orchestrator.cli.options import (
 from orchestrator.cli.records import (
     checkpoint,
     dashboard,
-    diff,
-    label,
-    metrics,
     profile,
     prune,
     report,
     rerun,
     track,
 )
-from orchestrator.cli.sweep import sweep_command, try_command
+from orchestrator.cli.sweep import sweep_command
 from orchestrator.common.errors import UsageError
 from orchestrator.common.version import __version__
 from orchestrator.common.wings import view
@@ -55,26 +49,23 @@ __all__ = ["cli", "emergency_stop_command", "launch_command"]
 
 HEADINGS = {
     "Run a job": (
-        *("launch", "sweep", "try", "rerun", "attach", "watch", "logs", "ls", "status", "stop"),
+        *("launch", "sweep", "rerun", "attach", "logs", "ls", "status", "stop"),
         "emergency-stop",
     ),
-    "Look before a launch": (
-        *("top", "who", "queue", "nodes", "node", "plan", "doctor", "verify", "demo"),
-    ),
+    "Look before a launch": ("top", "nodes", "plan", "doctor", "verify", "demo"),
     "Everyday work on all nodes": (
         "exec",
         "ssh",
         "push",
         "pull",
-        "warm",
         "bootstrap",
     ),
     "What jobs leave": (
-        *("dashboard", "report", "profile", "track", "metrics", "diff", "label", "checkpoint"),
+        *("dashboard", "report", "profile", "track", "checkpoint"),
         "prune",
     ),
     "Other launchers": ("run-node", "submit", "generate"),
-    "Help": ("help", "skill"),
+    "Help": ("help",),
 }
 
 
@@ -101,20 +92,6 @@ def attach(where: Where, experiment: str | None, quiet: bool, steal: bool) -> in
     from orchestrator.head.commands import follow
 
     return follow.attach(where, experiment, View(quiet=quiet), steal=steal)
-
-
-@cli.command()
-@shared
-@experiment_argument
-@click.option("--print-unit", is_flag=True, help="Print a systemd user unit that watches it.")
-def watch(where: Where, experiment: str | None, print_unit: bool) -> int:
-    """Keep a job going without a terminal.
-
-    It follows the job, and starts it again, when nobody else does.
-    """
-    from orchestrator.head.commands import follow
-
-    return (follow.print_unit if print_unit else follow.watch)(where, experiment)
 
 
 @cli.command()
@@ -244,18 +221,6 @@ def emergency_stop_command(where: Where, mine: bool, yes: bool, dry_run: bool) -
     return stop.emergency_stop(where, all_users=not mine, yes=yes, dry_run=dry_run)
 
 
-@cli.command()
-@functools.partial(asking, reads_records=False)
-@click.option("--off", is_flag=True, help="End them, and prove that they are gone.")
-@click.option("--node", metavar="NODE", help="Only on this node: its name or number in the list.")
-@json_option
-def warm(where: Where, off: bool, node: str | None) -> int:
-    """List what --warm left on the nodes, or end it."""
-    from orchestrator.head.commands.machines import warm
-
-    return warm.warm(where, node, off=off)
-
-
 @cli.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option(
     "--size", type=click.IntRange(1, 16), default=2, show_default=True, help="Number of nodes."
@@ -291,20 +256,24 @@ def help_command(context: click.Context, topic: str | None) -> int:
 
 
 for command in (
-    *(
-        launch_command,
-        sweep_command,
-        try_command,
-        nodes_command,
-        who_command,
-        queue_command,
-        plan_command,
-    ),
-    *(doctor_command, verify_command, skill_command),
-    *(bootstrap_command, node),
-    *(dashboard, report, profile, track, metrics, diff, label, checkpoint, prune),
-    *(rerun,),
-    *(exec_command, ssh_command, push_command, pull_command),
+    launch_command,
+    sweep_command,
+    rerun,
+    nodes_command,
+    plan_command,
+    doctor_command,
+    verify_command,
+    exec_command,
+    ssh_command,
+    push_command,
+    pull_command,
+    bootstrap_command,
+    dashboard,
+    report,
+    profile,
+    track,
+    checkpoint,
+    prune,
 ):
     cli.add_command(command)
 for command in (*launchers.groups(Group), launchers.run_node):

@@ -18,6 +18,7 @@ import click
 from orchestrator.common.errors import EMPTY, UsageError, nearest
 from orchestrator.common.text import parse_seconds
 from orchestrator.config.launch import (
+    COMMON,
     DEFAULT_WARM,
     GROUPS,
     OUTPUT,
@@ -30,6 +31,7 @@ from orchestrator.config.launch import (
 )
 from orchestrator.config.parse import hints_of
 
+EVERY_OPTION = "orchestrator.every_option"  # in a context: its help shows every option
 LAUNCH_OPTIONS = (Where, LaunchArguments, Launch, View)  # the classes whose fields a launch takes
 
 
@@ -139,6 +141,23 @@ json_option = click.option(
 )
 
 
+# Commands of the version before, and what is typed in their place.
+GONE_COMMANDS = {
+    "diff": "orchestrator report EXP1 EXP2 shows what differs",
+    "generate dockerfile": "docs/containers.md has one to copy",
+    "generate slurm": "orchestrator submit slurm --print prints the batch file",
+    "label": "name it at its launch: --tag WORD, --set launch.note=TEXT",
+    "metrics": "orchestrator track --serve 9400",
+    "node": "orchestrator nodes --cordon HOST, or --uncordon HOST",
+    "queue": "orchestrator nodes --queue",
+    "skill": "orchestrator help agents",
+    "try": "orchestrator help agents shows how a sweep of one line does it",
+    "warm": "orchestrator nodes --warm list, or --warm off",
+    "watch": "orchestrator attach, which a terminal is not needed for: from cron or systemd",
+    "who": "orchestrator top --once",
+}
+
+
 class Group(Command, click.Group):
     """A group that names the nearest command, and lists its commands under headings."""
 
@@ -152,6 +171,9 @@ class Group(Command, click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            path = f"{ctx.command_path} {args[0]}".removeprefix("orchestrator ")
+            if instead := GONE_COMMANDS.get(path):
+                raise click.UsageError(f"{path} is gone: {instead}", ctx)
             known = self.list_commands(ctx)
             raise click.UsageError(f"no command {args[0]!r}{nearest(args[0], known)}", ctx)
         return super().resolve_command(ctx, args)
@@ -212,9 +234,13 @@ class GroupedCommand(Command):
     """A command whose help shows its own options first, then those of a launch in their groups."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if sorted(args) in (["--all", "--help"], ["--all", "-h"]):
+            ctx.meta[EVERY_OPTION] = True
+            args = ["--help"]
         return super().parse_args(ctx, args if ctx.resilient_parsing else ours(self, args))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Show the command's own options and the common ones; the others for --help --all."""
         groups: dict[str, list[tuple[str, str]]] = {"Options": [], **{name: [] for name in GROUPS}}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
@@ -224,10 +250,15 @@ class GroupedCommand(Command):
         options = [row for row in last if "--help" not in row[0]]
         shown = {"Options": options, **groups} if options else groups
         shown[GROUPS[-1]] = [*shown[GROUPS[-1]], *(row for row in last if row not in options)]
+        more = 0
         for name, rows in shown.items():
-            if rows:
+            if name not in (COMMON, "Options") and EVERY_OPTION not in ctx.meta:
+                more += len(rows)
+            elif rows:
                 with formatter.section(name):
                     formatter.write_dl(rows)
+        if more:
+            formatter.write(f"\n--help --all shows {more} more options.\n")
 
 
 def show_log(_: click.Context, __: click.Parameter, verbosity: int) -> None:
@@ -321,11 +352,6 @@ def click_option(kind: type[Any], name: str, hint: Any, option: Option) -> Group
 def arguments_from(params: Mapping[str, Any]) -> LaunchArguments:
     """Gather what click parsed: options that were not given are left to the definitions."""
     typed = {name: value for name, value in params.items() if value not in (None, ())}
-    for launcher in typed.get("launcher", ()):  # an option that two others took the place of
-        if launcher == "accelerate":
-            typed.setdefault("start_with", launcher)
-        else:
-            typed.setdefault("nodes_from", "list" if launcher == "ssh" else launcher)
 
     def part(kind: type[Any]) -> dict[str, Any]:
         return {name: typed[name] for name in options_of(kind) if name in typed}

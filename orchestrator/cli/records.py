@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,7 @@ from click.shell_completion import CompletionItem
 from orchestrator.cli.options import (
     FILE,
     FilePath,
-    Group,
     asking,
-    color_option,
     command,
     experiment_names,
     json_option,
@@ -67,45 +64,10 @@ def rerun(
     return rerun.rerun(where, experiment, again, launch_arguments)
 
 
-@click.group(cls=Group)
-def checkpoint() -> None:
-    """List saved states, verify them, or export their weights.
-
-    EXP_OR_DIR is an experiment (its name or directory), a directory of checkpoints, or one
-    checkpoint; left out, the newest experiment that has any.
-    """
-
-
-def checkpoint_argument(**options: Any) -> Callable[..., Any]:
-    return click.argument("experiment", metavar="[EXP_OR_DIR]", shell_complete=places, **options)
-
-
-@checkpoint.command("ls")
+@command()
 @shared
-@checkpoint_argument(required=False)
-@json_option
-def checkpoint_ls(where: Where, experiment: str | None) -> int:
-    """List the checkpoints, the newest first."""
-    from orchestrator.head.commands.kept import checkpoints
-
-    return checkpoints.ls(where, experiment)
-
-
-@checkpoint.command("verify")
-@shared
-@checkpoint_argument(required=False)
-@json_option
-def checkpoint_verify(where: Where, experiment: str | None) -> int:
-    """Compare every byte with its checksum; exit code 1 if any is damaged."""
-    from orchestrator.head.commands.kept import checkpoints
-
-    return checkpoints.verify(where, experiment)
-
-
-@checkpoint.command("export")
-@shared
-@checkpoint_argument(nargs=-1)
-@click.argument("out", type=FILE)
+@click.argument("action", type=click.Choice(["ls", "verify", "export"]))
+@click.argument("names", metavar="[EXP_OR_DIR] [OUT]", nargs=-1, shell_complete=places)
 @click.option("--step", type=int, help="Export this step. [default: the newest that verifies]")
 @click.option(
     "--dtype",
@@ -120,11 +82,23 @@ def checkpoint_verify(where: Where, experiment: str | None) -> int:
 )
 @click.option("--ema", is_flag=True, help="The average of the weights, where one was kept.")
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
-def checkpoint_export(where: Where, **options: Any) -> int:
-    """Write the weights of a checkpoint to OUT: a safetensors file, or a directory of them."""
+@json_option
+def checkpoint(where: Where, action: str, names: tuple[str, ...], **options: Any) -> int:
+    """List saved states, verify them, or export weights.
+
+    EXP_OR_DIR is an experiment (its name or directory), a directory of checkpoints, or one
+    checkpoint; left out, the newest experiment that has any. verify compares every byte with its
+    checksum: exit code 1 if any is damaged. export writes the weights to OUT, a safetensors file.
+    """
     from orchestrator.head.commands.kept import checkpoints
 
-    return checkpoints.export(where, **options)
+    *sources, out = names if action == "export" and names else (*names, "")
+    if len(sources) > 1 or (action == "export" and not out):
+        raise click.UsageError("it takes [EXP_OR_DIR], and for export OUT")
+    source = sources[0] if sources else None
+    if action == "export":
+        return checkpoints.export(where, source, Path(out), **options)
+    return (checkpoints.ls if action == "ls" else checkpoints.verify)(where, source)
 
 
 @command()
@@ -159,7 +133,6 @@ def report(
     "--to",
     "names",
     multiple=True,
-    required=True,
     metavar="TRACKER",
     shell_complete=lambda *_: [CompletionItem(name) for name in KNOWN],
     help=f"Send the numbers to {', '.join(KNOWN)}; may be repeated.",
@@ -171,42 +144,41 @@ def report(
     metavar="TRACKER.OPTION=VALUE",
     help="What its init takes, such as wandb.project=p.",
 )
-def track(
-    where: Where, experiment: str | None, names: tuple[str, ...], options: tuple[str, ...]
-) -> int:
-    """Pass the numbers of a job on to a tracker, until it is over.
-
-    What rank 0 measures, by its steps, and what each node measures of itself, by seconds since
-    the start: two runs there. Any script's nodes are measured. Nodes need no internet for it.
-    Called again, it goes on where it was; a job that is over is passed on, too.
-    """
-    track = view("track")
-    code: int = track.track(where, experiment, names, options)
-    return code
-
-
-@command()
-@shared
 @click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=9400,
-    help="Listen at this port; 0 is a free one. [default: 9400]",
+    "--serve",
+    metavar="[HOST:]PORT",
+    help="Serve the state of all jobs to Prometheus, until Ctrl-C. [default HOST: 127.0.0.1]",
 )
-@click.option("--host", default="127.0.0.1", help="Listen at this address. [default: 127.0.0.1]")
 @click.option(
     "--token-file",
     type=FilePath(path_type=Path, dir_okay=False),
-    help="Answer only those who send the word in this file.",
+    help="With --serve: answer only those who send the word in this file.",
 )
-def metrics(where: Where, port: int, host: str, token_file: Path | None) -> int:
-    """Serve the state of all jobs to Prometheus, until Ctrl-C.
+def track(
+    where: Where,
+    experiment: str | None,
+    names: tuple[str, ...],
+    options: tuple[str, ...],
+    serve: str | None,
+    token_file: Path | None,
+) -> int:
+    """Pass the numbers of a job on to a tracker, or serve them.
 
-    Steps, losses and times of all ranks, and what each node measures of itself.
-    config/grafana/orchestrator.json shows them in Grafana.
+    What rank 0 measures, by its steps, and what each node measures of itself, by seconds since
+    the start: two runs there. Any script's nodes are measured. Nodes need no internet for it.
+    Called again, it goes on where it was; a job that is over is passed on as well.
+    config/grafana/orchestrator.json shows in Grafana what --serve serves.
     """
+    if bool(names) == bool(serve):
+        raise click.UsageError("name a tracker with --to, or a port with --serve")
     track = view("track")
-    code: int = track.metrics(where, host, port, token_file)
+    if serve:
+        host, _, port = serve.rpartition(":")
+        listening: int = track.metrics(
+            where, host or "127.0.0.1", click.IntRange(0, 65535)(port), token_file
+        )
+        return listening
+    code: int = track.track(where, experiment, names, options)
     return code
 
 
@@ -264,45 +236,6 @@ def profile(where: Where, experiment: str | None, steps: int, timeout: float) ->
     """
     code: int = view("profile").profile(where, experiment, steps, timeout)
     return code
-
-
-@command()
-@shared
-@click.argument("experiment", metavar="[EXP]", required=False, shell_complete=experiment_names)
-@click.option("--note", metavar="TEXT", help="What the run is for; an empty text takes it away.")
-@click.option("--tag", "tags", multiple=True, metavar="WORD", help="Add a tag.")
-@click.option("--untag", "without", multiple=True, metavar="WORD", help="Take a tag away.")
-@json_option
-def label(
-    where: Where,
-    experiment: str | None,
-    note: str | None,
-    tags: tuple[str, ...],
-    without: tuple[str, ...],
-) -> int:
-    """Note what an experiment is for, and tag it.
-
-    Without an option, both are shown.
-    """
-    from orchestrator.head.commands import ls
-
-    return ls.label(where, experiment, note=note, tags=tags, without=without)
-
-
-@command()
-@shared
-@click.argument("first", metavar="EXP1", shell_complete=experiment_names)
-@click.argument("second", metavar="EXP2", shell_complete=experiment_names)
-@json_option
-@color_option
-def diff(where: Where, first: str, second: str) -> int:
-    """Show what differs between two experiments.
-
-    Code, config, versions, nodes and results are compared.
-    """
-    from orchestrator.head.commands import diff
-
-    return diff.diff(where, first, second)
 
 
 @command()

@@ -70,6 +70,17 @@ GONE_OPTIONS = {
     "--after-any": "--after EXP waits for a job that ended well",
     "--grow-every": "a job takes back its nodes at its next attempt (--max-restarts)",
     "--sdc": "leave it out: NVIDIA's dcgmi diag, or AMD's rvs, tests devices",
+    "--fresh": "end what waits first: orchestrator nodes --warm off",
+    "--launcher": "--nodes-from slurm, or --start-with accelerate",
+    "--no-activate": "--activate none",
+    "--no-check": "--check none",
+    "--note": "--set launch.note=TEXT",
+    "--numa-binding": "--set launch.numa_binding=none",
+    "--on-hang": "--set launch.on_hang=leave",
+    "--on-head-loss": "--set launch.on_head_loss=stop",
+    "--on-node-loss": "--set launch.on_node_loss=wait",
+    "--rank-env": "--set launch.rank_env=slurm",
+    "--start": "--set launch.start=plain",
     "--relays": "leave it out: the head connects to every node",
 }
 

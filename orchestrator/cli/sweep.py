@@ -1,4 +1,4 @@
-"""The commands that run a program for a number: once, or many times with other values each."""
+"""The command that runs a program many times, with other values each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from orchestrator.cli.launch import HELP, PROGRAM, TAKES_PROGRAM, aliases
+from orchestrator.cli.launch import HELP, PROGRAM, TAKES_PROGRAM
 from orchestrator.cli.options import (
     GroupedCommand,
     arguments_from,
@@ -57,7 +57,7 @@ def spread(command: click.Command, args: Sequence[str]) -> list[str]:
 @click.command(
     "sweep",
     cls=SweepCommand,
-    params=[*launch_options("launch"), *aliases(), PROGRAM],
+    params=[*launch_options("launch"), PROGRAM],
     context_settings={**TAKES_PROGRAM, **HELP},
 )
 @click.option("--grid", multiple=True, metavar="NAME=VALUES...", help="Run all combinations.")
@@ -118,24 +118,3 @@ def text_of(name: str) -> str:
         return Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
         raise UsageError(f"{name} cannot be read: {error}") from None
-
-
-@click.command(
-    "try",
-    cls=GroupedCommand,
-    params=[*launch_options("launch"), *aliases(), PROGRAM],
-    context_settings={**TAKES_PROGRAM, **HELP},
-)
-@click.option("--metric", required=True, metavar="NAME", help="The number to print.")
-@click.option("--minutes", type=float, metavar="M", help="Same as --time-limit, in minutes.")
-@color_option
-def try_command(metric: str, minutes: float | None, **params: Any) -> int:
-    """Run SCRIPT on one free node, and print one number as JSON.
-
-    It waits in the queue, for one node unless --nnodes says otherwise, and runs the files of this
-    directory as they are now. The number is one that a Trainer measures, or that the program
-    prints. Exit code 0 also when its time is over; 1 if there is no such number.
-    """
-    from orchestrator.head.commands.sweep import trial
-
-    return trial.attempt(arguments_from(params), metric, minutes)

@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import Launch
 
 LONGEST_NOTE, LONGEST_TAG, MOST_TAGS = 2000, 60, 20
 
 
-@dataclass(frozen=True)
-class Label:
-    note: str = ""
-    tags: tuple[str, ...] = ()
-
-
-def launched(launch: Launch) -> Label:
-    return Label(launch.note or "", tuple(launch.tag))
-
-
-def checked(label: Label) -> Label:
-    """Refuse what no table could show."""
-    if len(label.note) > LONGEST_NOTE:
-        raise UsageError(
-            f"the note has {len(label.note)} letters; at most {LONGEST_NOTE} are allowed"
-        )
-    if len(label.tags) > MOST_TAGS:
-        raise UsageError(f"{len(label.tags)} tags are too many: at most {MOST_TAGS} are allowed")
-    for tag in label.tags:
+def check(launch: Launch) -> None:
+    """Refuse a note or tags that no table could show."""
+    note = launch.note or ""
+    if len(note) > LONGEST_NOTE:
+        raise UsageError(f"the note has {len(note)} letters; at most {LONGEST_NOTE} are allowed")
+    if len(launch.tag) > MOST_TAGS:
+        raise UsageError(f"{len(launch.tag)} tags are too many: at most {MOST_TAGS} are allowed")
+    for tag in launch.tag:
         if not tag or len(tag) > LONGEST_TAG or "," in tag or tag != "".join(shown(tag).split()):
             raise UsageError(
                 f"{tag!r} cannot be a tag",
                 f"write a word without spaces and commas, of at most {LONGEST_TAG} letters",
             )
-    return label
 
 
 def shown(text: str) -> str:

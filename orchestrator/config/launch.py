@@ -35,6 +35,7 @@ ASKING = ("asking",)  # those that ask nodes, and start nothing: status, stop, t
 PLAN = ("launch", "plan", "doctor")  # those that take a program of the user's
 RUN = ("launch", "plan", "verify")  # those that plan or start ranks
 START = ("launch",)
+KEY_ONLY: tuple[str, ...] = ()  # a key of a config, which --set reaches, and no option
 RECORDS = ("records",)  # those that look at what there is: status, attach, stop, logs, prune, ...
 
 MOST_RESTARTS = 10_000
@@ -118,7 +119,7 @@ class Launch:
         None,
         "Run on N nodes of the list, and keep the others as spares; or on as many from MIN to"
         " MAX as there are.",
-        NODES,
+        COMMON,
         commands=EXAMINE,
         shown="all that are not marked as spare",
         metavar="N|MIN:MAX",
@@ -127,7 +128,7 @@ class Launch:
         None,
         "Take N free GPUs of each node that are near each other, and hide the others from the"
         " ranks: one rank on each, unless --nproc says otherwise.",
-        NODES,
+        COMMON,
         commands=EXAMINE,
         shown="all of them",
         least=1,
@@ -148,12 +149,12 @@ class Launch:
         " anywhere.",
         NODES,
         choices=("node", "none"),
-        commands=START,
+        commands=KEY_ONLY,
     )
     queue: bool = option(
         False,
         "Wait until the nodes are free: first come, first served.",
-        NODES,
+        COMMON,
         commands=START,
     )
     after: tuple[str, ...] = option(
@@ -223,7 +224,7 @@ class Launch:
         "How ranks start: fork is faster, from a torchrun that has imported torch; plain is"
         " torchrun's own way.",
         PROGRAM,
-        commands=EXAMINE,
+        commands=KEY_ONLY,
         choices=("fork", "plain"),
     )
     rank_env: str = option(
@@ -231,7 +232,7 @@ class Launch:
         "Give each rank also what srun or mpirun would set (SLURM_PROCID, OMPI_COMM_WORLD_RANK and"
         " so on): slurm, mpi, or both with a comma.",
         PROGRAM,
-        commands=START,
+        commands=KEY_ONLY,
         shown="torchrun's alone",
         metavar="KIND",
     )
@@ -263,12 +264,14 @@ class Launch:
         "stop",
         "When a node is lost, stop the job, or wait for the node to return.",
         FAILURE,
+        commands=KEY_ONLY,
         choices=("stop", "wait"),
     )
     on_head_loss: str = option(
         "continue",
-        "If this machine is unreachable for --node-loss-timeout, continue the job, or stop it.",
+        "If this machine is unreachable for node_loss_timeout, continue the job, or stop it.",
         FAILURE,
+        commands=KEY_ONLY,
         choices=("continue", "stop"),
     )
     hang_timeout: float = option(
@@ -283,13 +286,14 @@ class Launch:
         "stop",
         "When the job hangs, stop it, or leave it running.",
         FAILURE,
+        commands=KEY_ONLY,
         choices=("stop", "leave"),
     )
     max_restarts: int = option(
         0,
         "After a failure that may pass (a node lost, a rank killed, a hang, a broken link), start"
         " the job again, N times at most.",
-        FAILURE,
+        COMMON,
         commands=START,
         least=0,
         most=MOST_RESTARTS,
@@ -299,7 +303,7 @@ class Launch:
         None,
         "End the job after this time, all attempts together, with or without a head: the ranks are"
         " asked to save and stop as long before as --grace allows.",
-        FAILURE,
+        COMMON,
         commands=START,
         shown="none",
         metavar="TIME",
@@ -322,7 +326,7 @@ class Launch:
         metavar="COMMAND",
     )
     note: str | None = option(
-        None, "What the run is for, in lists and pages.", OUTPUT, commands=START, metavar="TEXT"
+        None, "What the run is for, in lists and pages.", OUTPUT, commands=KEY_ONLY, metavar="TEXT"
     )
     tag: tuple[str, ...] = option(
         (), "Tag the run with a word.", OUTPUT, commands=START, metavar="WORD"
@@ -545,12 +549,6 @@ class LaunchArguments:
         False, "Print what each node would run; start nothing.", COMMON, commands=START
     )
     detach: bool = option(False, "Start the job and leave it running.", COMMON, commands=START)
-    fresh: bool = option(
-        False,
-        "Start without the processes that --warm left; they stay for another start.",
-        PROGRAM,
-        commands=START,
-    )
     nodes_from: str | None = option(
         None,
         "Take the nodes from the node list, or from the Slurm allocation this runs in.",
@@ -622,6 +620,7 @@ def typed(kind: type[Any], values: Mapping[str, Any]) -> list[str]:
     words: list[str] = []
     for name, option in options_of(kind).items():
         flag = option.flags[-1] if option.flags else f"--{name.replace('_', '-')}"
+        flag = flag if option.commands else f"--set=launch.{name}"
         value = values.get(name)
         for one in value if isinstance(value, tuple) else (value,):
             if name != "module" and one is not None and one is not False:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from orchestrator.common.errors import EXIT_CHECK, EXIT_DONE, EXIT_FAILED, EXIT_USAGE, UsageError
@@ -156,49 +154,6 @@ def dumped(document: Mapping[str, Any]) -> str:
             quote(document), Dumper=Dumper, sort_keys=False, width=float("inf"), allow_unicode=True
         )
     )
-
-
-# -- dockerfile ---------------------------------------------------------------------------------
-# An image for the containers: torch, this package, and the directory it is built in.
-
-BASE = "pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime"
-CLONE = Path(__file__).parents[2]
-# What pip needs of our clone.
-FILES = ("pyproject.toml", "setup.py", "README.md")
-FOLDERS = ("orchestrator", "config", "docs")
-
-TEXT = """\
-# syntax=docker/dockerfile:1
-#   docker build --build-context orchestrator={clone} -t train .
-# Everything here goes into the image: put .git, .venv and experiments into .dockerignore.
-FROM {base}
-
-COPY --from=orchestrator {files} /opt/orchestrator/
-{folders}
-RUN pip install --no-cache-dir /opt/orchestrator
-
-WORKDIR /workspace
-COPY . .
-"""
-
-
-def generate_dockerfile(base: str = BASE) -> int:
-    write_out(dockerfile(base))
-    return EXIT_DONE
-
-
-def dockerfile(base: str) -> str:
-    if any(character.isspace() for character in base) or not base:
-        raise UsageError(f"--base {base!r} cannot name an image")
-    for name in FILES + FOLDERS:
-        if not (CLONE / name).exists():
-            raise UsageError(
-                f"there is no {name} in {CLONE}: this is an installed copy, not a clone",
-                "run it from a clone that was installed with pip install -e .",
-            )
-    copies = [f"COPY --from=orchestrator {name} /opt/orchestrator/{name}" for name in FOLDERS]
-    where = shlex.quote(str(CLONE))
-    return TEXT.format(clone=where, base=base, files=" ".join(FILES), folders="\n".join(copies))
 
 
 # -- compose ------------------------------------------------------------------------------------

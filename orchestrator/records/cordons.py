@@ -1,4 +1,4 @@
-"""The machines that launches pass over, because somebody said so: `orchestrator node cordon`."""
+"""The machines that launches pass over, as `orchestrator nodes --cordon` asked."""
 
 from __future__ import annotations
 

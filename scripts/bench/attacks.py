@@ -292,7 +292,7 @@ def disk_full_at_the_head(ground: Ground) -> Answer:
         small = 'mount -t tmpfs -o size=3m small experiments && exec "$@"'
         words = ["unshare", "--mount", "bash", "-c", small, "bash", str(BIN / "master_launch")]
         words += ["--nodes", str(head.node_list), "--ssh-config", str(head.cluster.ssh_config)]
-        command = Command([*words, "--no-check", "--nproc", "1", script], head.directory, {})
+        command = Command([*words, "--check", "none", "--nproc", "1", script], head.directory, {})
         named = command.wait_for(FULL, LIMIT).string
         place = f"/proc/{command.process.pid}/root{head.directory}/experiments"
         more = ["mount", "-o", "remount,size=64m", str(head.directory / "experiments")]
@@ -317,7 +317,7 @@ def disk_full_on_a_node(ground: Ground) -> Answer:
     home = Path.home()
     with ground.head(2, tmpfs=[home], tmpfs_size="256m") as head:
         script = head.script("talk.py", TALK)
-        command = head.launch("--no-check", "--nproc", "1", *SOON, script)
+        command = head.launch("--check", "none", "--nproc", "1", *SOON, script)
         command.wait_for(r"rank1 \| line 3 ", LIMIT)
         assert isinstance(head.cluster, Cluster)
         head.cluster.fill_disk(1, home)

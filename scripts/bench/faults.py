@@ -233,7 +233,7 @@ def stop(hosts: int) -> float:
     """Measure `orchestrator stop --now`, from the command to its receipts."""
 
     def plain(cluster: Cluster, out: Path) -> list[Word]:
-        found = ours(None, "--start", "plain")(cluster, out)
+        found = ours(None, "--set", "launch.start=plain")(cluster, out)
         return [*found, "plain"]
 
     global RANKS  # noqa: PLW0603

@@ -77,7 +77,7 @@ def swept(cluster: ground.Cluster, options: argparse.Namespace) -> dict[str, flo
         mine = sorted((float(began), float(ended)) for name, began, ended in spans if name == host)
         gaps += [after[0] - before[1] for before, after in itertools.pairwise(mine)]
     gaps.sort()
-    run(cluster, [*our("orchestrator"), "warm", "--off", "--nodes", cluster.node_list])
+    run(cluster, [*our("orchestrator"), "nodes", "--warm", "off", "--nodes", cluster.node_list])
     left = sum(len(cluster.processes(i, "ORCHESTRATOR_JOB=")) for i in range(options.hosts))
     return {
         "median": statistics.median(gaps),

@@ -86,7 +86,7 @@ def contenders(python: Path, ranks: int, lasts: float) -> list[Contender]:
 
         return partial(launch.timed, ranks, partial(words, python))
 
-    cold, warm = ours("--fresh"), ours("--warm")
+    cold, warm = ours(), ours("--warm")
 
     def warm_again(cluster: Cluster) -> Mapping[str, float]:
         if not all(node["warm"] for node in listed(cluster)):
@@ -120,7 +120,15 @@ def words_of(python: Path, cluster: Cluster, ranks: int, out: Path) -> list[Word
 
 
 def listed(cluster: Cluster) -> list[dict[str, Any]]:
-    words = [*our("orchestrator"), "warm", "--json", "--nodes", cluster.node_list]
+    words = [
+        *our("orchestrator"),
+        "nodes",
+        "--warm",
+        "list",
+        "--json",
+        "--nodes",
+        cluster.node_list,
+    ]
     nodes: list[dict[str, Any]] = json.loads(run(cluster, words).said)["nodes"]
     return nodes
 

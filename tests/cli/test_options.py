@@ -64,8 +64,8 @@ def test_every_key_of_a_launch_is_an_option_a_keyword_and_recorded() -> None:
 def test_an_option_that_is_defined_anew_needs_nothing_else(tmp_path: Path) -> None:
     """The command line, the config's checks and the record know it from its definition alone."""
     typed = [
-        "--on-hang",
-        "leave",
+        "--claim",
+        "none",
         "--grace",
         "2.5",
         "--strict-host-keys",
@@ -75,7 +75,7 @@ def test_an_option_that_is_defined_anew_needs_nothing_else(tmp_path: Path) -> No
         "-y",
     ]
     arguments = launch_arguments(typed)
-    given = {"on_hang": "leave", "grace": 2.5, "strict_host_keys": True, "nproc": 3}
+    given = {"claim": "none", "grace": 2.5, "strict_host_keys": True, "nproc": 3}
     assert arguments.launch == given and arguments.program == ("x", "-y")
     place = Experiment(tmp_path)
     place.write_record(dataclasses.replace(RECORD, launch=Launch(**given)))
@@ -102,26 +102,6 @@ def test_what_is_not_typed_is_left_to_the_config_and_the_environment(
     assert (arguments.launch, arguments.config_file) == ({"nproc": 4}, Path("c.yaml"))
 
 
-@pytest.mark.parametrize(
-    ("words", "nodes_from", "start_with"),
-    [
-        ([], None, None),
-        (["--launcher", "ssh"], "list", None),
-        (["--launcher", "slurm"], "slurm", None),
-        (["--launcher", "accelerate"], None, "accelerate"),
-        (["--launcher", "slurm", "--launcher", "accelerate"], "slurm", "accelerate"),
-        (["--nodes-from", "slurm", "--start-with", "accelerate"], "slurm", "accelerate"),
-        (["--nodes-from", "list", "--launcher", "slurm"], "list", None),
-    ],
-)
-def test_launcher_is_still_understood(
-    words: list[str], nodes_from: str | None, start_with: str | None
-) -> None:
-    arguments = launch_arguments(words)
-    assert (arguments.nodes_from, arguments.start_with) == (nodes_from, start_with)
-    assert launch_arguments([*words, "--no-check"]).launch == {"check": "none"}
-
-
 # -- as under torchrun ----------------------------------------------------------------------------
 
 
@@ -132,7 +112,7 @@ def test_launcher_is_still_understood(
         ("--module pkg.train --config c.yaml", "pkg.train", "--config c.yaml"),
         ("--module=pkg.train --help", "pkg.train", "--help"),
         ("-mpkg.train -m json --nproc 3", "pkg.train", "-m json --nproc 3"),
-        ("--no-check -m pkg.train -- --depth=2 -- x", "pkg.train", "--depth=2 -- x"),
+        ("--check none -m pkg.train -- --depth=2 -- x", "pkg.train", "--depth=2 -- x"),
         ("-m pkg.train -- -- x", "pkg.train", "-- x"),
         ("-m pkg.train", "pkg.train", ""),
         ("--name -m -- train.py -m x --nnodes 2", None, "train.py -m x --nnodes 2"),
@@ -151,7 +131,7 @@ def test_what_stands_after_the_program_is_its_own(
     ("typed", "given"),
     [
         ("--master_port 29511", {"master_port": 29511}),
-        ("--master_port=29511 --on_hang leave", {"master_port": 29511, "on_hang": "leave"}),
+        ("--master_port=29511 --claim all", {"master_port": 29511, "claim": "all"}),
         ("--nnodes=2", {"nnodes": "2"}),
     ],
 )
@@ -189,12 +169,30 @@ def help_of(command: click.Command, name: str) -> str:
         return command.get_help(context)
 
 
-def test_the_ten_that_matter_come_first() -> None:
-    text = help_of(launch_command, "master_launch")
+def test_the_fifteen_that_people_use_are_shown_and_the_others_for_all() -> None:
+    text = CliRunner().invoke(launch_command, ["--help"]).output
     headings = [line for line in text.splitlines() if line.endswith(":") and line[0] != " "]
+    assert headings == [f"{COMMON}:", "Examples:"]
+    assert sum(option.group == COMMON for option in DEFINED.values()) == 15
+    assert "--help --all shows " in text
+    whole = CliRunner().invoke(launch_command, ["--help", "--all"]).output
+    headings = [line for line in whole.splitlines() if line.endswith(":") and line[0] != " "]
     assert headings == [*(f"{group}:" for group in GROUPS), "Examples:"]
-    assert sum(option.group == COMMON for option in DEFINED.values()) == 10
-    assert "--launcher" not in text
+
+
+def test_there_are_not_more_commands_and_options_than_a_person_learns() -> None:
+    leaves = [path for path, one in walk(cli, "orchestrator") if not hasattr(one, "commands")]
+    assert len(leaves) <= 32
+    assert sum(isinstance(one, click.Option) for one in launch_command.params) <= 45
+
+
+def test_a_command_that_is_gone_is_answered() -> None:
+    for words, answer in (
+        (["who"], "who is gone: orchestrator top --once"),
+        (["generate", "slurm"], "generate slurm is gone: orchestrator submit slurm --print"),
+    ):
+        result = CliRunner().invoke(cli, words, prog_name="orchestrator", standalone_mode=False)
+        assert answer in str(result.exception)
 
 
 def test_every_command_stands_under_a_heading() -> None:
@@ -266,10 +264,10 @@ def test_each_example_can_be_typed() -> None:
 
 def test_the_shell_completes_options_and_choices() -> None:
     with launch_command.make_context("master_launch", [], resilient_parsing=True) as context:
-        found = [item.value for item in launch_command.shell_complete(context, "--on-")]
-        assert found == ["--on-node-loss", "--on-head-loss", "--on-hang"]
-        option = next(one for one in launch_command.params if one.name == "on_hang")
-        assert [item.value for item in option.shell_complete(context, "l")] == ["leave"]
+        found = [item.value for item in launch_command.shell_complete(context, "--ti")]
+        assert found == ["--time-limit"]
+        option = next(one for one in launch_command.params if one.name == "sync")
+        assert [item.value for item in option.shell_complete(context, "al")] == ["always"]
 
 
 def test_an_empty_path_is_not_the_current_directory() -> None:

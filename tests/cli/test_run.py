@@ -67,7 +67,7 @@ def test_an_interrupt_leaves_no_half_a_file(tmp_path: Path) -> None:
 def test_output_onto_a_full_disk(tmp_path: Path) -> None:
     """It is said once, and the exit code tells that the file is not whole."""
     (tmp_path / "list").write_text("127.0.0.1\n127.0.0.2\n")
-    done = sh(f"{ORCHESTRATOR} node list --nodes list > /dev/full", tmp_path)
+    done = sh(f"{ORCHESTRATOR} ls > /dev/full", tmp_path)
     assert done.returncode == 2
     assert done.stderr == "standard output cannot be written: No space left on device\n"
 

@@ -147,7 +147,7 @@ def test_a_command_that_logs_nothing_does_not_pay_for_it() -> None:
         "print(*(name in sys.modules for name in ('logging', 'orchestrator.common.logs')))"
     )
     for words, loaded in (([], "False False"), (["-vv"], "True True")):
-        command = [sys.executable, "-c", code, "skill", *words]
+        command = [sys.executable, "-c", code, "help", "agents", *words]
         environ = {name: value for name, value in os.environ.items() if name != logs.VARIABLE}
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=environ)
         assert done.stdout.splitlines()[-1] == loaded

@@ -191,9 +191,8 @@ def head_in_the_recovery(one: Harm) -> str:
     if one.chance.random() < 0.7:
         one.await_next_attempt(before)
     time.sleep(one.chance.uniform(0.0, 0.3))
-    words = one.chance.choice([["attach", "--quiet"], ["watch"]])
-    one.lose_head(*words)
-    return f"node {node}, {words[0]}"
+    one.lose_head("attach", "--quiet")
+    return f"node {node}"
 
 
 FAULTS: dict[str, Callable[[Harm], str]] = {

@@ -155,13 +155,6 @@ def is_seen_among_all_nodes(head: Head) -> None:
     (running,) = seen["jobs"]
     assert running["experiment"] == head.experiment.name
     assert running["nodes"] == head.cluster.addresses[:1]
-    command = head.command("orchestrator", "who", "--json")
-    assert command.finish() == 0
-    using = [
-        running["job"] in [user["job"] for user in node["load"]["users"]]
-        for node in json.loads(command.text)["nodes"]
-    ]
-    assert using == [True, False]
 
 
 def test_all_nodes_at_a_look_and_one_that_is_down(head: Head) -> None:

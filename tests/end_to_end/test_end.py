@@ -98,7 +98,7 @@ def test_a_failing_rank_ends_the_job_everywhere(
     head: Head, how: str, words: str, start: str
 ) -> None:
     script = head.script("fail.py", FAIL)
-    command = head.launch("--nproc", "2", "--start", start, script, how)
+    command = head.launch("--nproc", "2", "--set", f"launch.start={start}", script, how)
     assert command.finish() == 1
     # From the file: what a busy machine has not shown by then, a failure leaves out of the screen.
     (began,) = [line[5:] for line in head.log(1).decode().splitlines() if line.startswith("TIME ")]

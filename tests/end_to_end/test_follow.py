@@ -169,7 +169,7 @@ def test_the_key_that_leaves_it_running(head: Head) -> None:
     terminal, theirs = pty.openpty()
     words = [str(BIN / "master_launch"), "--nodes", str(head.node_list)]
     words += ["--ssh-config", str(head.cluster.ssh_config), "--node-loss-timeout", "2"]
-    words += ["--on-head-loss", "stop", "--nnodes", "1", "--no-torchrun"]
+    words += ["--set", "launch.on_head_loss=stop", "--nnodes", "1", "--no-torchrun"]
     words += [head.script("bar.py", bar)]
     process = subprocess.Popen(
         ["setsid", "--ctty", *words], cwd=head.directory, stdin=theirs, stdout=theirs, stderr=theirs
@@ -283,7 +283,7 @@ def test_a_disk_that_is_full_already_starts_nothing(head: Head, small: Path) -> 
     command = head.launch(*words)
     assert command.finish() == 3
     assert "nothing was started" in command.text and "0 B free of" in command.text
-    command = head.launch("--no-check", *words)
+    command = head.launch("--check", "none", *words)
     assert command.finish() == 2
     assert "cannot be written: No space left on device; nothing was started" in command.text
     assert [path.name for path in small.iterdir()] == ["filler"]

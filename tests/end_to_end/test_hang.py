@@ -116,11 +116,20 @@ time.sleep(6)
 
 
 def test_computing_in_silence_is_no_hang_and_one_is_left_as_it_is_on_request(head: Head) -> None:
-    options = ["--nnodes", "1", "--nproc", "1", "--hang-timeout", "2", "--on-hang", "leave"]
+    options = [
+        "--nnodes",
+        "1",
+        "--nproc",
+        "1",
+        "--hang-timeout",
+        "2",
+        "--set",
+        "launch.on_hang=leave",
+    ]
     command = head.run(*options, head.script("silent.py", SILENT))
     before, _, after = command.text.partition("computed")
     assert "no progress" not in before
-    assert after.count("left as it is (--on-hang leave)") == 1
+    assert after.count("left as it is (on_hang: leave)") == 1
     assert head.record["state"] == "done"
 
 

@@ -102,7 +102,7 @@ def test_a_program_is_given_its_arguments_and_environment(head: Head, start: str
         "echo noise on stdout; export SEEN=$NODE_RANK/$NODE_IP B=hook C=hook NODE_RANK=7\n"
         'export QUOTED="a \'b\' \\"c\\""\nunset PYTHONUTF8\n'
     )
-    options = ["--nnodes", "1", "--start", start, "--config", str(config)]
+    options = ["--nnodes", "1", "--set", f"launch.start={start}", "--config", str(config)]
     options += ["--env", "C=typed", "--env", "HERE"]
     arguments = [*AWKWARD, "\udcff\udc80a"]  # the last is not UTF-8
     name = head.script("an odd 'name\".py", TELL)
@@ -332,7 +332,7 @@ if __name__ == "__main__":
 
 def test_a_program_that_starts_its_ranks_by_itself(head: Head) -> None:
     """With what srun would set besides; also in the attempt after a failure."""
-    words = ["--no-torchrun", "--rank-env", "slurm", "--max-restarts", "1"]
+    words = ["--no-torchrun", "--set", "launch.rank_env=slurm", "--max-restarts", "1"]
     command = head.run(*words, head.script("own.py", OWN_RANKS))
     for attempt in (1, 2):
         assert command.text.count(f"attempt {attempt} torchrun's []") == 2, command.text

@@ -130,7 +130,7 @@ def test_a_cut_shorter_than_the_lease_does_no_harm_and_a_longer_one_ends_the_job
 
 
 def test_a_job_that_needs_its_head(head: Head) -> None:
-    options = ("--node-loss-timeout", "6", "--on-head-loss", "stop", "--grace", "1")
+    options = ("--node-loss-timeout", "6", "--set", "launch.on_head_loss=stop", "--grace", "1")
     killed(launch(head, *options))
     attached = head.command("orchestrator", "attach")
     attached.wait_for("d leaves it running")
@@ -143,11 +143,11 @@ def test_a_job_that_needs_its_head(head: Head) -> None:
         assert "no head was attached" in ending["why"] and ending["headless"]
     again = head.command("orchestrator", "attach")
     assert again.finish() == 130
-    assert "--on-head-loss stop" in again.text and head.record["state"] == "stopped"
+    assert "on_head_loss: stop" in again.text and head.record["state"] == "stopped"
 
 
 def test_a_head_that_leaves_on_purpose_is_no_loss(head: Head) -> None:
-    words = ["--no-torchrun", "--node-loss-timeout", "2", "--on-head-loss", "stop"]
+    words = ["--no-torchrun", "--node-loss-timeout", "2", "--set", "launch.on_head_loss=stop"]
     script = head.script("wait.py", WAIT)
     command = head.launch("--detach", *words, script, str(head.directory))
     assert command.finish() == 0

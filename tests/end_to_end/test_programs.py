@@ -83,7 +83,14 @@ def by_torchrun(
 def by_us(
     head: Head, start: str, nodes: int, program: Program
 ) -> tuple[int, dict[int, int], dict[int, bytes]]:
-    listed = ["--nodes", str(head.directory / "nodes"), "--nproc", "1", "--start", start]
+    listed = [
+        "--nodes",
+        str(head.directory / "nodes"),
+        "--nproc",
+        "1",
+        "--set",
+        f"launch.start={start}",
+    ]
     command = head.launch(*listed, "program.py")
     code = command.finish()
     assert head.nothing_left(), command.text

@@ -46,7 +46,7 @@ def someone(four_nodes: NetnsCluster, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def node(head: Head, *words: str) -> str:
-    command = Command([str(BIN / "orchestrator"), "node", *words], head.directory, {})
+    command = Command([str(BIN / "orchestrator"), "nodes", *words], head.directory, {})
     assert command.finish() == 0, command.text
     return command.text
 
@@ -57,8 +57,7 @@ def test_cordoned_until_it_is_not(someone: Head) -> None:
     lines = [first, second, f"{spare} spare"]
     someone.node_list = someone.cluster.write_list(lines, "three.txt")
     (someone.directory / "node_ip_list.txt").write_bytes(someone.node_list.read_bytes())
-    assert "launches skip it" in node(someone, "cordon", second, "--reason", "a bad fan")
-    assert second in node(someone, "list")
+    assert "launches skip it" in node(someone, "--cordon", second, "--reason", "a bad fan")
     text = someone.run("meet.py").text
     assert f"{second} is skipped: it is cordoned (a bad fan, since " in text
     assert f"{spare} (spare) takes its place" in text
@@ -70,16 +69,15 @@ def test_cordoned_until_it_is_not(someone: Head) -> None:
     ):
         command = someone.command("orchestrator", *words)
         assert command.finish() == 0 and expected in command.text, command.text
-    node(someone, "cordon", spare)
+    node(someone, "--cordon", spare)
     command = someone.launch("meet.py")
     assert command.finish() == 3
-    assert f"orchestrator node uncordon {second} {spare}" in command.text
-    node(someone, "uncordon", second, spare)
+    assert f"orchestrator nodes --uncordon {second} --uncordon {spare}" in command.text
+    node(someone, "--uncordon", second, "--uncordon", spare)
     text = someone.run("--nnodes", "1", "--max-restarts", "1", "meet.py").text
     assert re.search(rf"2 spare nodes: {second}.*{spare}", text) and f"met 1 on {first}" in text
     waiting = [someone.cluster.processes(node, "ORCHESTRATOR_ROOM=") for node in range(4)]
     assert not any(waiting)
-    assert json.loads(node(someone, "list", "--json")) == {"cordoned": []}
 
 
 def test_a_master_that_is_gone(someone: Head, four_nodes: NetnsCluster) -> None:

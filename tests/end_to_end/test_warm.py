@@ -30,7 +30,7 @@ INSIDE = ("--wrap", "env ORCHESTRATOR_HOME=$HOME/inside")
 
 
 def warm(head: Head, *words: str) -> tuple[int, str]:
-    command = head.command("orchestrator", "warm", *words)
+    command = head.command("orchestrator", "nodes", "--warm", *words)
     return command.finish(), command.text
 
 
@@ -51,7 +51,9 @@ def wait_until_ready(head: Head) -> list[dict[str, Any]]:
             assert time.monotonic() < deadline, now
             before = now
             time.sleep(0.5)
-        nodes = [node for node in json.loads(warm(head, "--json")[1])["nodes"] if "wrap" in node]
+        nodes = [
+            node for node in json.loads(warm(head, "list", "--json")[1])["nodes"] if "wrap" in node
+        ]
         if len(nodes) == 2 and all(node["warm"] and node["warm"][0]["ready"] for node in nodes):
             return [node["warm"][0] for node in nodes]
         assert time.monotonic() < deadline, nodes
@@ -71,15 +73,13 @@ def test_from_cold_to_warm_and_off(head: Head, monkeypatch: pytest.MonkeyPatch) 
     sums = [sorted(line for line in run.lines if " sum 4.0 of 1" in line) for run in (cold, again)]
     assert len(sums[0]) == 4 and sums[0] == sums[1]
     wait_until_ready(head)
-    code, text = warm(head)
+    code, text = warm(head, "list")
     assert code == 0 and text.count(" warm ") == 2 and "min" in text
-    code, text = warm(head, "--off", "--node", "1")
-    assert code == 0 and "ended " in text and "none is left" in text
-    code, text = warm(head, "--off")
-    assert code == 0 and "nothing was warm" in text and "none is left" in text
+    code, text = warm(head, "off")
+    assert code == 0 and text.count("ended ") == 2
+    code, text = warm(head, "off")
+    assert code == 0 and "nothing was warm" in text
     assert not any(head.cluster.processes(node, "ORCHESTRATOR_ROOM=") for node in (0, 1))
-    code, text = warm(head, "--node", "nobody")
-    assert code == 2 and "no such node" in text
 
 
 SEES = """
@@ -146,7 +146,7 @@ def test_ranks_see_the_same_cold_warm_and_in_a_second_attempt(
         assert launch.finish() == 0, launch.text[-5000:]
         (head.directory / "go on").unlink(missing_ok=True)
         if number == 1:  # what waits in the last launch is its own
-            assert warm(head, "--off")[0] == 0
+            assert warm(head, "off")[0] == 0
     cold = seen(head.directory, 0, 1)
     for launch_and_attempt in ((1, 1), (2, 1), (2, 2)):
         differences = Differences()

@@ -128,7 +128,7 @@ def test_a_failing_rank_is_the_verdict_as_ever(head: Head) -> None:
         "bad.py", "import os\nif os.environ['RANK'] == '1': raise ValueError('of its own')\n"
     )
     head.node_list = head.cluster.write_list([head.cluster.addresses[0]], "one.txt")
-    options = ["--launcher", "accelerate", "--nproc", "2", "--max-restarts", "1"]
+    options = ["--start-with", "accelerate", "--nproc", "2", "--max-restarts", "1"]
     command = head.launch(*options, name)
     assert command.finish() == 1, command.text
     assert "ValueError: of its own" in command.text

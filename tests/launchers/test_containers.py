@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.resources
 import json
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -168,9 +167,7 @@ def test_every_argument_comes_back_from_yaml(words: list[str]) -> None:
         (["kubernetes", *PAIR, "--name", "my_run"], "'my_run' cannot name a Kubernetes Job"),
         (["kubernetes", *PAIR, "--name", "a" * 62], "cannot name a Kubernetes Job"),
         (["kubernetes", *PAIR, "--namespace", "a\nx: y"], "'a\\nx: y' cannot name a namespace"),
-        (["slurm", "--nnodes", "2", "--name", "../../x"], "'../../x' cannot name an experiment"),
         (["kubernetes", *PAIR, "--env", "HOME"], "--env HOME: a pod does not see"),
-        (["dockerfile", "--base", "a b"], "cannot name an image"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(words: list[str], said: str) -> None:
@@ -192,17 +189,6 @@ def test_compose_takes_a_secret_from_the_shell() -> None:
     services = compose(*PAIR, "--env", "NOT_SET_HERE", "--env", "A=b", "a.py")["services"]
     assert services["node0"]["environment"]["NOT_SET_HERE"] is None
     assert services["node0"]["entrypoint"][-3:] == ["--env", "A=b", "a.py"]
-
-
-def test_the_image_gets_of_us_what_pip_needs() -> None:
-    text = generated("dockerfile", "--base", "mine:1")
-    assert "\nFROM mine:1\n" in text
-    copied = re.findall(r"^COPY --from=orchestrator (.+) /opt/orchestrator/(\S*)$", text, re.M)
-    names = {name: target for names, target in copied for name in names.split()}
-    folders = {"orchestrator": "orchestrator", "config": "config", "docs": "docs"}
-    assert names == {"pyproject.toml": "", "setup.py": "", "README.md": "", **folders}
-    assert all((container.CLONE / name).exists() for name in names)
-    assert text.index("COPY --from") < text.index("RUN pip install") < text.index("COPY . .")
 
 
 # -- and run --------------------------------------------------------------------------------------
@@ -266,7 +252,7 @@ def test_compose_runs_it_with_every_argument_as_it_was(containers: Containers) -
 @pytest.mark.slow
 def test_kubernetes_runs_it_and_goes_on_after_an_eviction(containers: Containers) -> None:
     """A pod that comes before the first one's name is known; an eviction; the next attempt."""
-    shutil.copytree(container.CLONE / "config", containers.workdir / "config")  # COPY . .
+    shutil.copytree(Path(__file__).parents[2] / "config", containers.workdir / "config")  # COPY . .
     kept = ["--name", "run", "--volume", "shared"]
     _, job = kubernetes(*PAIR, *kept, "--set", "training.max_steps=40", *SMALL[2:])
     (node,) = pod(job)["containers"]

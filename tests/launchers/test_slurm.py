@@ -162,7 +162,7 @@ def test_a_submitted_job_is_queued_again_at_its_time_limit_and_resumes(login: Lo
 def test_a_limit_that_leaves_no_time_is_no_reason_to_go_on(login: Login) -> None:
     """As where a partition has one: its signal comes at the start of each attempt."""
     asked = ("--nnodes", "2", "--cpus-per-task", "1", "--time", "5", "--name", "own")
-    made = login.typed("generate", "slurm", *asked, login.script(TICKS))
+    made = login.typed("submit", "slurm", "--print", *asked, login.script(TICKS))
     assert made.finish() == 0, made.text
     file = login.directory / "job.sh"
     file.write_text(made.text.replace("--time=5", "--time=1") + "\n")
@@ -207,7 +207,7 @@ def test_the_batch_file_runs_as_it_is_and_scancel_is_a_stop(login: Login) -> Non
     words = ["two words", 'it\'s "quoted" $HOME `id`', "é\\n"]
     name = login.script(TICKS, "a script.py")
     asked = ["--nnodes", "2", "--time", "0:30:00", "--cpus-per-task", "1", "--setup", "export A=b"]
-    made = login.typed("generate", "slurm", *asked, "--name", "own", name, *words)
+    made = login.typed("submit", "slurm", "--print", *asked, "--name", "own", name, *words)
     assert made.finish() == 0, made.text
     file = login.directory / "job.sh"
     file.write_text(made.text + "\n")
@@ -283,7 +283,7 @@ def test_srun_alone_makes_ranks(login: Login) -> None:
 @pytest.mark.cluster
 def test_what_is_no_allocation_is_named_before_anything_starts(login: Login) -> None:
     launch, script = str(BIN / "master_launch"), login.script(TICKS)
-    outside = login.command(launch, "--launcher", "slurm", script)
+    outside = login.command(launch, "--nodes-from", "slurm", script)
     assert outside.finish() == 3
     assert "not inside an allocation" in outside.text
     twice = login.command("srun", "--nodes=2", "--quiet", launch, script)

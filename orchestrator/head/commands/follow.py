@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.common import files, logs
 from orchestrator.common.errors import EXIT_DONE, EXIT_STOPPED, OrchestratorError, UsageError
-from orchestrator.common.program import installed
 from orchestrator.common.text import duration, plural
 from orchestrator.config.launch import View, Where
 from orchestrator.head.background.process import Background, Hears, Pipe
@@ -32,7 +31,7 @@ from orchestrator.head.screen.screen import Screen
 from orchestrator.head.start.job import Ending, Stay, make_screen
 from orchestrator.head.status import status
 from orchestrator.head.status.find_job import FoundJob, adopt_job
-from orchestrator.records import experiments, goodput, manifest
+from orchestrator.records import goodput, manifest
 from orchestrator.records.experiment import Experiment, JobRecord, this_head
 from orchestrator.records.metrics import progress as job_progress
 from orchestrator.records.outcome import Cause, Head
@@ -336,66 +335,3 @@ def followed(experiment: Experiment, holder: Head, *, stolen: bool) -> UsageErro
         else f"take it over: orchestrator attach --steal {experiment.name}; "
         f"just watch: orchestrator logs -f {experiment.name}",
     )
-
-
-# -- watch ---------------------------------------------------------------------------------------
-
-WATCH_SECONDS = 2.0  # until the next check whether another head is still there
-WATCH = ".watch"  # in the experiment: held by the one that watches
-
-UNIT = """\
-# systemctl --user enable --now FILE; `loginctl enable-linger` lets it run without a login
-[Unit]
-Description=orchestrator keeps {name} going
-After=network-online.target
-
-[Service]
-WorkingDirectory={directory}
-ExecStart={command}
-Restart=on-failure
-RestartSec=10
-
-[Install]
-WantedBy=default.target
-"""
-
-
-def watch(where: Where, wanted: str | None) -> int:
-    """Follow a job until it is over, whenever nobody else does; a second watcher leaves at once."""
-    job = adopt_job(where, wanted)
-    if job.record.head_elsewhere:
-        raise UsageError(f"the head of {job.experiment.name} can run only where the job is")
-    if not job.record.over and not job.experiment.hold(WATCH):
-        say(f"{job.experiment.name} is watched already")
-        return EXIT_DONE
-    while not (record := job.experiment.read_record()).over:
-        if job.experiment.lock(background=True) is not None:
-            time.sleep(WATCH_SECONDS)
-        elif (record := job.experiment.read_record()).over:  # the head that left has seen its end
-            job.experiment.unlock()
-        elif follow_again(job, record, SILENT, left_behind=True) == EXIT_STOPPED:
-            continue  # another head has taken over, or the job was stopped
-        elif not job.experiment.read_record().over:
-            return EXIT_STOPPED  # somebody has ended this process, and the job goes on
-    say(f"{job.experiment.name}: {record.state}")
-    return EXIT_DONE
-
-
-def print_unit(where: Where, wanted: str | None) -> int:
-    """Print a systemd user unit that watches the job."""
-    root = where.experiments.absolute()
-    experiment = experiments.known(root, wanted, trusted=where.trust_record)
-    words = [*installed("orchestrator"), "watch", str(experiment.path)]
-    if where.ssh_config is not None:
-        words += ["--ssh-config", str(where.ssh_config.absolute())]
-    name, directory = (text.replace("%", "%%") for text in (experiment.name, str(root.parent)))
-    command = " ".join(map(quoted, words))
-    output.write_out(UNIT.format(name=name, directory=directory, command=command))
-    return EXIT_DONE
-
-
-def quoted(word: str) -> str:
-    """Quote a word for systemd: it replaces % and $ within quotes, too."""
-    for character, written in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$")):
-        word = word.replace(character, written)
-    return f'"{word}"'

@@ -43,8 +43,8 @@ def wait_in_background(arguments: LaunchArguments) -> int:
         say(f"follow it: orchestrator attach {Path(answer['place']).name}")
     else:
         say(
-            f"background process {answer['queued']} waits, and follows the job then:"
-            " `orchestrator queue` shows it in the queue, `orchestrator ls` once it runs"
+            f"background process {answer['queued']} waits, and follows the job then; `kill` ends"
+            " it, `orchestrator nodes --queue` shows it, `orchestrator ls` once it runs"
         )
     head.hang_up()
     return EXIT_DONE

@@ -1,20 +1,17 @@
-"""`orchestrator ls` and `label`: list the jobs of this directory, and say what one is for."""
+"""`orchestrator ls`: list the jobs of this directory."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
-from functools import partial
+from dataclasses import replace
 
 from orchestrator.common.errors import EXIT_DONE
 from orchestrator.common.text import duration, plural
-from orchestrator.config.label import Label
 from orchestrator.config.launch import Where
 from orchestrator.head.screen import output, styles
 from orchestrator.head.screen.output import Cell, Column, Table, Terminal
 from orchestrator.head.status import find_job, row
-from orchestrator.head.status import label as label_file
 from orchestrator.head.status.row import Row
 from orchestrator.protocol.message import encode
 from orchestrator.records import experiments
@@ -98,7 +95,7 @@ def ls(where: Where, *, running: bool, every: bool, tags: Sequence[str] = ()) ->
 
 def tags_of(experiment: Experiment) -> Sequence[str]:
     try:
-        return label_file.of(experiment, experiment.read_record()).tags
+        return experiment.read_record().launch.tag
     except row.TROUBLE:
         return ()
 
@@ -121,28 +118,3 @@ def asked(found: Row, experiment: Experiment, record: JobRecord, where: Where) -
     return replace(
         found, cause=attempt if certainty == find_job.SURELY else "its nodes do not answer"
     )
-
-
-def label(
-    where: Where,
-    wanted: str | None,
-    *,
-    note: str | None,
-    tags: Sequence[str],
-    without: Sequence[str],
-) -> int:
-    """Change what is said of an experiment; without a change, show it."""
-    experiment = experiments.known(where.experiments, wanted, trusted=where.trust_record)
-    record = experiment.read_record()
-    if note is None and not tags and not without:
-        found = label_file.of(experiment, record)
-    else:
-        found = label_file.change(experiment, record, note=note, tags=tags, without=without)
-    data = {"experiment": experiment.name, **asdict(found)}
-    output.result(data, partial(words_of, experiment.name, found))
-    return EXIT_DONE
-
-
-def words_of(name: str, found: Label, terminal: Terminal) -> str:
-    tags = ", ".join(found.tags) or "none"
-    return f"{name}\n  note: {found.note or 'none'}\n  tags: {tags}"

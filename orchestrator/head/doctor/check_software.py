@@ -23,7 +23,7 @@ def cordon(case: Case) -> Iterator[Finding]:
     for node in case.nodes:
         if node.cordoned:
             what = f"{node.name} is cordoned ({node.cordoned}): launches skip it"
-            fix = f"orchestrator node uncordon {node.name}"
+            fix = f"orchestrator nodes --uncordon {node.name}"
             yield Finding("cordon", WARN, (node.name,), what, fix)
 
 

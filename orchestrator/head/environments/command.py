@@ -104,7 +104,7 @@ def remember(nodes: Nodes, made: Sequence[Outcome]) -> None:
     if new:
         say(
             "launches from any directory use it without --activate, as these nodes have no other"
-            " torch (--no-activate: the login's own Python)"
+            " torch (--activate none: the login's own Python)"
         )
     if useless:
         say(

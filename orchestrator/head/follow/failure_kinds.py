@@ -230,7 +230,7 @@ FIXES: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (
         ("exception",),
         r"^KeyError: '(SLURM|SLURMD)_",
-        "the program reads what srun sets: --rank-env slurm sets it for each rank here",
+        "the program reads what srun sets: --set launch.rank_env=slurm sets it for each rank here",
     ),
     (
         ("exception",),
@@ -241,7 +241,7 @@ FIXES: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (
         ("exception",),
         r"^KeyError: '(OMPI_|PMI_|MPI_)",
-        "the program reads what mpirun sets: --rank-env mpi sets it for each rank here",
+        "the program reads what mpirun sets: --set launch.rank_env=mpi sets it for each rank here",
     ),
     (
         ("exception",),

@@ -214,7 +214,7 @@ class Run:
             late = self.end.open and away > max(limit, 2 * node.awaited)
             if late and waits:
                 node.awaited = away
-                self.job.warn(f"{node.who}: {reason}; still waiting (--on-node-loss wait)")
+                self.job.warn(f"{node.who}: {reason}; still waiting (on_node_loss: wait)")
             elif late:
                 self.job.give_up_on(loss)
             too_long = not self.end.open and node.unheard > limit

@@ -153,7 +153,7 @@ def _of_exception(begun: Failure, event: RankEnded, error: RankError) -> Failure
 
 
 def _blamed_on_gpu(failure: Failure, xid: Xid, who: str) -> Failure:
-    cordon = f"`orchestrator node cordon {shlex.quote(failure.node_name)}`"
+    cordon = f"`orchestrator nodes --cordon {shlex.quote(failure.node_name)}`"
     fix = f"{cordon} keeps jobs off; {failure_kinds.fix_of('gpu_fault')}"
     message = f"{xid}; {who}: {first_line(failure.message)}"
     return replace(failure, kind="gpu_fault", message=message, fix=fix)

@@ -22,7 +22,7 @@ TYPED = re.compile(LAUNCHERS, re.DOTALL)
 IN_A_SCRIPT = re.compile(rf"(?:(?:exec|nohup|time|env|\w+=\S*)\s+)*{LAUNCHERS}")
 INSTEAD = {
     "srun": "type the program behind it: master_launch PROGRAM; in an allocation of Slurm its"
-    " nodes are used, and --rank-env slurm sets SLURM_PROCID",
+    " nodes are used, and --set launch.rank_env=slurm sets SLURM_PROCID",
     "sbatch": "orchestrator submit slurm --nnodes N PROGRAM writes the batch file and submits it",
     "lightning run": "type: master_launch SCRIPT; Lightning finds torchrun's variables",
     "ray start": "Ray starts its own processes, and its head is one node alone: orchestrator exec"

@@ -169,11 +169,11 @@ def candidates(
     )
     usable = [node for node in spares_last(nodes) if machine_of(node) not in cordoned]
     if len(usable) < least:
-        uncordon = " ".join(machine_of(node) for node, _ in bounds.passed_over)
+        uncordon = " ".join(f"--uncordon {machine_of(node)}" for node, _ in bounds.passed_over)
         raise CheckFailed(
             f"the job needs {plural(least, 'node')}, and {len(usable)} can be used; nothing was"
             " started\n" + "\n".join(cordoned_lines(bounds)),
-            f"orchestrator node uncordon {uncordon}; or add a line with 'spare' to the node list"
+            f"orchestrator nodes {uncordon}; or add a line with 'spare' to the node list"
             + (f"; or --nnodes {len(usable)}" if usable else ""),
         )
     return usable, bounds
@@ -286,7 +286,7 @@ def note_remembered(nodes: Sequence[Node], launch: Launch) -> list[str]:
     found = by_value((node.name, remembered(node, launch).directory) for node in nodes)
     return [
         f"{listed(names)} {'runs' if len(names) == 1 else 'run'} in the environment that"
-        f" `orchestrator bootstrap` made {made_where(directory)} (--no-activate: in the login's"
+        f" `orchestrator bootstrap` made {made_where(directory)} (--activate none: in the login's"
         " own)"
         for directory, names in found.items()
         if directory

@@ -97,7 +97,6 @@ def part(request: Request, plan: Plan, node: NodePlan) -> Spec:
         first_rank=node.first_rank,
         start=plan.start,
         warm=parse_seconds("--warm", launch.warm) if launch.warm else 0.0,
-        fresh=request.fresh,
         rank_env=launch.variables_of_ranks,
         numa_binding=launch.numa_binding == "node",
         agent=node.agent,

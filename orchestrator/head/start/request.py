@@ -47,7 +47,6 @@ class Request:
     command: tuple[str, ...]
     nodes_from: str | None = None  # list or slurm
     config_file: Path | None = None
-    fresh: bool = False  # without the warm processes that there may be
     detached: bool = False  # nobody will follow it from here
     payload: Path | None = None  # a directory that travels to the nodes beside the program
     accelerate: Accelerate | None = None  # starts the ranks, in place of torchrun
@@ -90,7 +89,7 @@ def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) ->
         parse_seconds("--warm", launch.warm)
     if launch.hook is None and DEFAULT_HOOK.is_file():
         launch = replace(launch, hook=str(DEFAULT_HOOK))
-    label.checked(label.launched(launch))
+    label.check(launch)
     notify = notify_command.checked(launch.notify)
     launch = replace(launch, notify=tuple(map(notify_command.shown, notify)))
     return Request(
@@ -101,7 +100,6 @@ def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) ->
         command=tuple(sys.argv if command is None else command),
         nodes_from=arguments.nodes_from,
         config_file=file,
-        fresh=arguments.fresh,
         detached=arguments.detach,
         payload=arguments.payload,
         origin=arguments.origin,

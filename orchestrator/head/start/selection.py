@@ -150,7 +150,7 @@ def check(request: Request, nodes: Nodes) -> None:
     if diagnosis.bad:
         raise CheckFailed(
             f"the nodes are not fit; nothing was started\n\n{examination.to_text(diagnosis)}",
-            "fix it, or skip this check with --no-check",
+            "fix it, or skip this check with --check none",
             about="\n".join(f.what for f in diagnosis.findings if f.level == BAD),
         )
     for finding in diagnosis.findings:

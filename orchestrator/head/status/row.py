@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from orchestrator.common.errors import UsageError
-from orchestrator.head.status import label
+from orchestrator.config.label import shown
 from orchestrator.records import goodput
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.metrics import progress
@@ -42,7 +42,7 @@ def of(experiment: Experiment, record: JobRecord, steps: int | None) -> Row:
     training = known.get("training", 0.0) / whole if whole else 0.0
     verdict = record.verdict if record.state in ("failed", "lost") else None
     words = ": ".join(filter(None, (verdict.title, verdict.message))) if verdict else ""
-    row = Row(
+    return Row(
         experiment.name,
         record.state,
         progress.of(experiment.path, record, steps)[0],
@@ -53,14 +53,9 @@ def of(experiment: Experiment, record: JobRecord, steps: int | None) -> Row:
         ended=record.ended if record.over else None,
         cause=(words.splitlines() or [""])[0][:LONGEST_CAUSE],
         training=training if 0 < training <= 1 else None,
+        note=shown(record.launch.note or ""),
+        tags=tuple(map(shown, record.launch.tag)),
     )
-    return labelled(row, experiment, record)
-
-
-def labelled(row: Row, experiment: Experiment, record: JobRecord) -> Row:
-    """Return a row with what people say of the job now, which they may of one that is over."""
-    said = label.of(experiment, record)
-    return replace(row, note=said.note, tags=said.tags)
 
 
 def damaged(name: str, error: Exception) -> Row:

@@ -244,7 +244,7 @@ def left_warm(record: JobRecord) -> list[str]:
     if until < time.time():
         return []
     left = duration(round(until - time.time()))
-    return [f"  its nodes stay warm for {left} at most; which are: orchestrator warm"]
+    return [f"  its nodes stay warm for {left} at most; which are: orchestrator nodes --warm list"]
 
 
 def to_json(

@@ -208,7 +208,7 @@ class Lease:
             return
         away = now - self.head_at
         if self.needs_head and away > self.seconds:
-            reason = f"no head was attached for {away:.0f} s (--on-head-loss stop)"
+            reason = f"no head was attached for {away:.0f} s (on_head_loss: stop)"
             self.job.ask(EndOrder(why=reason, grace=self.grace, headless=True))
         elif self.is_unfollowed and away > self.unfollowed_seconds:
             reason = f"no head has followed the job in the {away:.0f} s since its start"

@@ -91,7 +91,7 @@ class WarmSupervisor(NamedTuple):
 def unsuitable(spec: Spec, environ: Mapping[str, str]) -> str:
     """Return why a job like this one can never start warm, or nothing."""
     if spec.start != "fork":
-        return "its ranks do not start from torchrun's process (--start plain, --no-torchrun)"
+        return "its ranks do not start from torchrun's process (start: plain, --no-torchrun)"
     if len(spec.agent) < 3 or not spec.agent[2].endswith(AGENT):
         return "another launcher starts its ranks"
     if "SLURM_STEP_ID" in environ:

@@ -16,8 +16,8 @@ from orchestrator.common.hosts import in_url, is_loopback
 from orchestrator.common.program import installed
 from orchestrator.common.wings import needed
 from orchestrator.config.launch import Where
-from orchestrator.head.commands.diff import compared
 from orchestrator.head.screen.output import say
+from orchestrator.head.status.comparison import compared
 
 LONGEST_ANSWER_BYTES = 20_000  # of what `stop` prints
 

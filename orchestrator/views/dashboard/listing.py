@@ -90,7 +90,7 @@ class Listing:
                 kept.row = row.of(each, kept.record, kept.steps)
         except row.TROUBLE as error:
             return row.damaged(each.name, error)
-        return row.labelled(kept.row, each, kept.record)
+        return kept.row
 
 
 def slim(record: JobRecord) -> JobRecord:

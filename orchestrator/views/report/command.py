@@ -10,9 +10,9 @@ from orchestrator.common import files
 from orchestrator.common.errors import EXIT_DONE, UsageError
 from orchestrator.common.text import size
 from orchestrator.config.launch import Where
-from orchestrator.head.commands import diff
 from orchestrator.head.commands.sweep import journal as journals
 from orchestrator.head.screen.output import say
+from orchestrator.head.status import comparison
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment
 from orchestrator.views.report import members, page, story
@@ -36,7 +36,7 @@ def report(
         experiments.known(where.experiments, name, trusted=where.trust_record) for name in names
     ]
     stories = [story.read_story(experiment, len(chosen) - 1) for experiment in chosen]
-    differences = diff.compared(chosen) if len(chosen) > 1 else {}
+    differences = comparison.compared(chosen) if len(chosen) > 1 else {}
     of_sizes = sizes(stories) if scaling else ()
     text = page.page(stories, differences, of_sizes)
     if out is None:

@@ -1,4 +1,4 @@
-"""`orchestrator track` and `orchestrator metrics`: the numbers of jobs for other programs."""
+"""`orchestrator track`: the numbers of jobs for other programs."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def until_over(
             continue
         if not passed and not experiment.followed and not record.head_elsewhere:
             say(f"nobody follows {experiment.name}, so its numbers may stay on the nodes:"
-                f" orchestrator watch {experiment.name}")  # fmt: skip
+                f" orchestrator attach {experiment.name}")  # fmt: skip
             passed = True
         asked.wait(LOOK_SECONDS)
         record = experiment.read_record()

@@ -622,7 +622,7 @@ def test_a_launch_that_sends_its_code(head: Head) -> None:
     assert not (head.experiment / "code.tar.gz").exists()
     status = head.command("orchestrator", "status")
     assert status.finish() == 0 and "warm" in status.text, status.text
-    off = head.command("orchestrator", "warm", "--off")
+    off = head.command("orchestrator", "nodes", "--warm", "off")
     assert off.finish() == 0, off.text
 
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config.launch import Where
+from orchestrator.config.launch import Launch, Where
 from orchestrator.head.commands.ls import ls
-from orchestrator.head.status import label
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.metrics.trainers import file_name
 from orchestrator.records.outcome import Verdict
@@ -76,8 +75,8 @@ def test_those_with_all_of_some_tags_are_listed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, tags in zip(NAMES, (["a"], ["a", "b"], []), strict=True):
-        made = experiment(tmp_path, name, "done", ended=time.time(), exit_code=0)
-        label.change(made, made.read_record(), tags=tags)
+        launch = Launch(tag=tuple(tags))
+        experiment(tmp_path, name, "done", ended=time.time(), exit_code=0, launch=launch)
     assert [line.split()[0] for line in listed(tmp_path, capsys, tags=["a"])[1:]] == NAMES[1::-1]
     assert [line.split()[0] for line in listed(tmp_path, capsys, tags=["a", "b"])[1:]] == NAMES[1:2]
     assert listed(tmp_path, capsys, tags=["c"]) == [f"there is no job tagged c in {tmp_path}"]

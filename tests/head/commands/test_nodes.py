@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from orchestrator.common.errors import NodeError
-from orchestrator.head.commands.machines import warm
-from orchestrator.head.commands.machines.nodes import MACHINES, Used, reasons, to_text, users_text
+from orchestrator.head.commands.machines import standbys
+from orchestrator.head.commands.machines.nodes import MACHINES, reasons, to_text
 from orchestrator.head.follow import stop
 from orchestrator.head.nodes import machine
 from orchestrator.head.nodes.facts import Facts, ProbedNode
@@ -149,10 +149,9 @@ def test_whoever_is_not_let_in_reads_what_to_type() -> None:
     shown = NodeSample("gone", problem=error.what, fix=error.fix)
     for text in (
         reasons([machine.lost(lost, error)], 1),
-        users_text([Used(lost, error=error)], 0.0, PLAIN),
         stop.to_text(receipts),
         stop.preview(receipts, Path("/experiments")),
         top.to_text(Sample(0.0, (shown,), ())),
-        warm.to_text([(lost, error)], PLAIN),
+        standbys.to_text([(lost, error)], PLAIN),
     ):
         assert re.search(r"^ *gone: .*there is no key\n +-> once: ssh-keygen$", text, re.M), text

@@ -369,7 +369,7 @@ def test_what_the_driver_of_the_gpus_reports(
     assert (verdict.kind, verdict.message) == (kind, message)
     assert not failure.echo
     assert failure_kinds.of_a_machine(kind, message) == (kind != "exception")
-    assert ("`orchestrator node cordon b`" in verdict.fix) == (kind == "gpu_fault")
+    assert ("`orchestrator nodes --cordon b`" in verdict.fix) == (kind == "gpu_fault")
 
 
 def test_more_ranks_than_gpus_are_named_as_the_cause() -> None:
@@ -723,8 +723,8 @@ def test_a_library_that_may_not_be_mapped_is_told_from_one_that_is_not_there() -
 @pytest.mark.parametrize(
     ("name", "option"),
     [
-        ("SLURM_PROCID", "--rank-env slurm"),
-        ("OMPI_COMM_WORLD_RANK", "--rank-env mpi"),
+        ("SLURM_PROCID", "launch.rank_env=slurm"),
+        ("OMPI_COMM_WORLD_RANK", "launch.rank_env=mpi"),
         ("LOCAL_RANK", "--no-torchrun"),
         ("SLURM", "the line that is named"),
     ],

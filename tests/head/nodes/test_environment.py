@@ -30,7 +30,7 @@ def test_what_is_remembered_is_used_and_said() -> None:
     assert [settled(node, Launch()).activate for node in nodes] == [MADE, None]
     (note,) = note_remembered(nodes, Launch())
     assert note.startswith("a runs in the environment that `orchestrator bootstrap` made")
-    assert "--no-activate" in note and not note_remembered(nodes[1:], Launch())
+    assert "--activate none" in note and not note_remembered(nodes[1:], Launch())
 
 
 @pytest.mark.parametrize(

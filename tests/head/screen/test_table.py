@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.head.commands.machines.nodes import MACHINES, USERS
+from orchestrator.head.commands.machines.nodes import MACHINES
 from orchestrator.head.screen.output import PLAIN, Column, Table, Terminal
 from orchestrator.views.top import table as top
 
@@ -17,7 +17,6 @@ PAGES = "".join(page.read_text() for page in (ROOT / "docs/reference").glob("*.m
 # Each table, and the test that compares all cells of its rows.
 TABLES = {
     "nodes": (MACHINES, "tests/head/commands/test_nodes.py"),
-    "who": (USERS, "tests/head/commands/test_who.py"),
     "nodes of top": (top.NODES, "tests/views/top/test_table.py"),
     "jobs of top": (top.job_table(0.0), "tests/views/top/test_table.py"),
     "ranks of top": (top.RANKS, "tests/views/top/test_table.py"),

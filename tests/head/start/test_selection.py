@@ -54,7 +54,9 @@ def test_too_few_are_left() -> None:
     with pytest.raises(CheckFailed, match="needs 3 nodes, and 2 can be used") as caught:
         candidates(nodes, Launch(), known)
     assert "  b is cordoned (a bad fan, since 1970-01-01" in caught.value.what
-    assert caught.value.fix.startswith("orchestrator node uncordon a b c; or ")
+    assert caught.value.fix.startswith(
+        "orchestrator nodes --uncordon a --uncordon b --uncordon c; or "
+    )
 
 
 # -- of those that were reached ---------------------------------------------------------------

@@ -9,12 +9,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.common.errors import NodeError
 from orchestrator.config.launch import Launch, Where
-from orchestrator.head.commands.machines import warm
 from orchestrator.head.nodes.node_list import parse_nodes
 from orchestrator.head.status import containers
-from orchestrator.protocol.requests.warm import StandbyEnds, StandbyState, StandbyStates
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 NODES = parse_nodes("a\nb wrap='docker exec -i listed'\nuser@c:22", "list")
@@ -76,28 +73,3 @@ def test_where_something_may_be_warm(
     monkeypatch.setattr(containers.time, "time", lambda: 1000.0)
     record = JobRecord("job-1", "x", "running", ["master_launch"], [], 100.0)
     assert containers.may_be_warm(replace(record, **changes)) == warm
-
-
-def waiting(*pids: int) -> StandbyStates:
-    state = StandbyState(
-        key="k", since=1.0, seconds_left=2.0, ready=True, pid=0, memory=3, python="/p"
-    )
-    return StandbyStates(standbys=tuple(state.replace(pid=pid) for pid in pids), time=1.0)
-
-
-def test_a_prefix_that_enters_no_container_tells_nothing_twice() -> None:
-    a, b, _ = NODES
-    inside = [replace(node, wrap="numactl -N0") for node in (a, b)]
-    silent = NodeError("there is no numactl")
-    for answers in (
-        [waiting(7, 8), waiting(), waiting(8, 7), silent],
-        [waiting(), waiting(), waiting(), silent],
-    ):
-        kept = warm.news([a, b, *inside], answers)
-        assert [place.wrap for place, _ in kept] == [None, b.wrap, "numactl -N0"]
-    ends = [StandbyEnds(ended=(7,), left=()), StandbyEnds(ended=(), left=())]
-    assert [place.place for place, _ in warm.news([a, inside[0]], ends)] == ["a"]
-    assert [place.place for place, _ in warm.news([a, inside[0]], ends[::-1])] == [
-        "a",
-        "a (numactl -N0)",
-    ]

@@ -300,7 +300,7 @@ def test_the_link_leaves_with_the_head(new_link: NewLink) -> None:
 def test_a_head_that_stands_still_is_left_as_soon_as_it_allows(
     new_link: NewLink, new_job: NewJob, tmp_path: Path
 ) -> None:
-    """With --on-head-loss stop a frozen head is lost after --node-loss-timeout, not a minute."""
+    """With on_head_loss: stop a frozen head is lost after --node-loss-timeout, not a minute."""
     job = new_job()
     job.start(job.spec(script(tmp_path, "import time; time.sleep(600)")))
     link = new_link()

@@ -459,7 +459,7 @@ def test_a_secret_of_the_job_is_not_kept(node: WarmNode) -> None:
     ("fields", "environ", "why"),
     [
         ({}, {}, ""),
-        ({"start": "plain"}, {}, "--start plain"),
+        ({"start": "plain"}, {}, "start: plain"),
         ({"agent": ["python", "-m", "accelerate.commands.launch"]}, {}, "another launcher"),
         ({}, {"SLURM_STEP_ID": "0"}, "Slurm"),
     ],

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.head.commands import diff
+from orchestrator.head.status import comparison
 from orchestrator.views.report import page, story
 from tests.browser import Browser
 from tests.clusters.require import lacking
@@ -106,7 +106,7 @@ def test_the_charts_are_drawn(
     chosen = made if look else made[:1]
     told = [story.read_story(each, len(chosen) - 1) for each in chosen]
     html = tmp_path / "report.html"
-    html.write_text(page.page(told, diff.differences(*map(diff.describe, chosen))))
+    html.write_text(page.page(told, comparison.differences(*map(comparison.describe, chosen))))
     dom = browse(html, "--dump-dom", f"--window-size={size}", *look)
     drawn = re.search(r'data-drawn="(\d+)"', dom.stdout)
     wanted = dom.stdout.count("<figure")

@@ -15,7 +15,7 @@ import pytest
 
 from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import Where
-from orchestrator.head.commands import diff
+from orchestrator.head.status import comparison
 from orchestrator.records.experiment import Attempt, Experiment
 from orchestrator.records.metrics.curves import RankMap
 from orchestrator.records.outcome import Verdict
@@ -51,8 +51,8 @@ class Parts(HTMLParser):
             self.words += f"{data} "
 
 
-def compared(experiments: Sequence[Experiment]) -> diff.Differences:
-    return diff.differences(*map(diff.describe, experiments))
+def compared(experiments: Sequence[Experiment]) -> comparison.Differences:
+    return comparison.differences(*map(comparison.describe, experiments))
 
 
 def parts_of(*experiments: Experiment) -> Parts:

@@ -127,7 +127,7 @@ def read_all(checkpoint: Checkpoint) -> list[str]:
 
 def export(
     where: Where,
-    experiment: tuple[str, ...],  # none, or one
+    experiment: str | None,
     out: Path,
     step: int | None,
     dtype: str | None,
@@ -137,11 +137,6 @@ def export(
     force: bool,
 ) -> int:
     """Export in a process of its own, so that this one never imports torch."""
-    if len(experiment) > 1:
-        raise UsageError(
-            f"too many arguments: {shlex.join(experiment)}",
-            "orchestrator checkpoint export [EXP_OR_DIR] OUT",
-        )
     if importlib.util.find_spec("torch") is None:
         raise CheckFailed(
             f"exporting needs torch, and {sys.executable} has none",
@@ -151,7 +146,7 @@ def export(
     arguments += ["--dtype", dtype] if dtype else []
     arguments += ["--ema"] if ema else []
     arguments += ["--force"] if force else []
-    left = candidates(where, next(iter(experiment), None), step)
+    left = candidates(where, experiment, step)
     while True:
         module = [sys.executable, "-m", "orchestrator.engine.export", str(left.pop(0).path)]
         # Started in the directory of this package, so that no module of the user's is found first.

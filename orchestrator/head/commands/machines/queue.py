@@ -1,4 +1,4 @@
-"""`orchestrator queue`: who holds what of the nodes, who waits for it, and why."""
+"""`orchestrator nodes --queue`: who holds what of the nodes, who waits for it, and why."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from orchestrator.common import text
-from orchestrator.common.errors import EXIT_DONE, EXIT_NODE, OrchestratorError, UsageError
+from orchestrator.common.errors import EXIT_DONE, EXIT_NODE, OrchestratorError
 from orchestrator.config.launch import LaunchArguments
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
@@ -20,10 +20,8 @@ from orchestrator.head.start.claims.turn import obstacles
 from orchestrator.head.start.nodes import try_all
 from orchestrator.head.start.request import resolve
 from orchestrator.protocol.requests.claims import WAITING, Entry, in_words
-from orchestrator.protocol.requests.start import LeaveQueue, Page, ReadBook
+from orchestrator.protocol.requests.start import Page, ReadBook
 from orchestrator.protocol.timing import QUICK_ANSWER_SECONDS
-
-SHORTEST_ID = 4  # characters of an id that may be typed for it
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,6 @@ def why(line: Line) -> str:
 
 LINES: Table[Line] = Table(
     (
-        Column("ID", lambda line: line.entry.id[:8] if line.waits else "-"),
         Column("STATE", state),
         Column("USER", lambda line: line.entry.user),
         Column("JOB", lambda line: line.entry.job),
@@ -98,29 +95,6 @@ def queue(arguments: LaunchArguments) -> int:
     }
     output.result(data, partial(to_text, lines, lost))
     return EXIT_NODE if lost else EXIT_DONE
-
-
-def remove(arguments: LaunchArguments, id: str) -> int:
-    """Take a launch of this user's out of the queue: it sees that, and ends."""
-    answered = try_all(resolve(arguments))
-    books = fleet.ask_all(
-        answered.reached, [ReadBook()] * len(answered.reached), QUICK_ANSWER_SECONDS, ""
-    )
-    waiting = {one.id: one for book in books for one in book.entries if one.state == WAITING}
-    meant = [known for known in waiting if len(id) >= SHORTEST_ID and known.startswith(id)]
-    if len(meant) != 1:
-        raise UsageError(
-            f"no launch that waits has the id {id}" if not meant else f"{id} is not one id alone",
-            "orchestrator queue shows them",
-        )
-    there = [
-        node
-        for node, book in zip(answered.reached, books, strict=True)
-        if any(one.id == meant[0] for one in book.entries)
-    ]
-    fleet.ask_all(there, [LeaveQueue(entry=meant[0])] * len(there), QUICK_ANSWER_SECONDS, "")
-    output.say(f"{waiting[meant[0]].job} is out of the queue")
-    return EXIT_DONE
 
 
 def lines_of(read: Iterable[tuple[Reached, Page]], now: float) -> Iterator[Line]:

@@ -7,22 +7,15 @@ file, tries it, and keeps what is better.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import re
-import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.common.errors import EXIT_DONE, EXIT_FAILED, nearest
-from orchestrator.config.launch import LaunchArguments, View
-from orchestrator.head.commands.diff import first_files, read_curves
+from orchestrator.common.errors import nearest
 from orchestrator.head.follow.streams.node_logs import log_files
-from orchestrator.head.screen.output import write_out
-from orchestrator.head.start import launch as starting
-from orchestrator.head.start.request import resolve
+from orchestrator.head.status.comparison import first_files, read_curves
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.metrics.names import better
 from orchestrator.records.metrics.step_lines import GAP
@@ -32,31 +25,6 @@ NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)"
 LONGEST_LINE = 1 << 16
 Readings = list[tuple[int, float]]  # a step, and the value there
 TIME_LIMIT = "(--time-limit)"  # in the reason of such an end
-
-
-def attempt(arguments: LaunchArguments, metric: str, minutes: float | None) -> int:
-    """Run it to its end, or to the end of its time, and print what came of it."""
-    from orchestrator.head.commands import follow, launch
-
-    arguments.refuse(
-        {"detach": "leaves nobody who prints the number", "as_json": "is as it prints"}
-    )
-    limit = {} if minutes is None else {"time_limit": f"{minutes * 60:g}s"}
-    options = {**DEFAULTS, **limit, **arguments.launch}
-    arguments = replace(arguments, launch=options, view=View(quiet=True))
-    if arguments.dry_run:
-        return launch.launch(arguments)
-    with contextlib.redirect_stdout(sys.stderr):  # whoever called reads the number alone
-        launched = starting.launch(resolve(arguments))
-        code = follow.follow_launched(launched, arguments.view, where=arguments.where)
-    record = launched.experiment.read_record()
-    found = result(launched.experiment, record, metric)
-    if found["time_limit"]:  # which was wanted
-        code = EXIT_DONE
-    if code == EXIT_DONE and found["value"] is None:
-        code = EXIT_FAILED
-    write_out(json.dumps({**found, "exit_code": code}, allow_nan=False) + "\n")
-    return code
 
 
 def result(experiment: Experiment, record: JobRecord, metric: str) -> dict[str, Any]:

@@ -58,4 +58,4 @@ class Monitors:
             job.failed(hang)
         elif hang is not None:
             self.left_hanging = True
-            job.warn(f"{hang.message}; left as it is (--on-hang leave)")
+            job.warn(f"{hang.message}; left as it is (on_hang: leave)")

@@ -116,7 +116,7 @@ def too_few(candidates: Sequence[Candidate], count: int, least: int) -> Choice:
     needs = f"at least {plural(least, 'node')}"
     problem = f"the job needs {needs}, and {count} can be used: {'; '.join(missing)}"
     fixes = [
-        f"orchestrator node uncordon {node.name}"
+        f"orchestrator nodes --uncordon {node.name}"
         for node in candidates
         if node.cordoned and not node.problem
     ]

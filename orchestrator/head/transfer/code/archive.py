@@ -94,17 +94,6 @@ def restore(path: Path, digest: str, directory: Path) -> Tree:
     return Tree.of(root, (entry for entry, _ in members))
 
 
-def digests(path: Path) -> dict[str, str]:
-    """Return what is at each path: the beginning of its hash, or where a link leads; its mode."""
-    return {
-        text(entry.path): {FILE: text(entry.value)[:12], LINK: f"-> {text(entry.value)}"}.get(
-            entry.kind, "a directory"
-        )
-        + (", executable" if entry.kind == FILE and entry.mode & 0o100 else "")
-        for entry, _ in readable(path)
-    }
-
-
 def readable(path: Path) -> list[tuple[Entry, bytes]]:
     try:
         return contents(path)

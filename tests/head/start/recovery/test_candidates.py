@@ -116,7 +116,7 @@ def test_too_few_are_named_with_what_to_type() -> None:
         f"the job needs at least 2 nodes, and 1 can be used: b {GONE};"
         " c is cordoned (a bad fan, since 12:00)"
     )
-    assert choice.fix.startswith("orchestrator node uncordon c; or ")
+    assert choice.fix.startswith("orchestrator nodes --uncordon c; or ")
 
 
 NODES = some.lists(

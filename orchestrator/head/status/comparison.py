@@ -1,71 +1,38 @@
-"""`orchestrator diff`: show what differs between two experiments, from their records alone."""
+"""Compares experiments by their records: code, config, versions, nodes and results."""
 
 from __future__ import annotations
 
 import hashlib
-import itertools
-import json
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from orchestrator.common.errors import EXIT_DONE, CheckFailed, UsageError
+from orchestrator.common.errors import UsageError
 from orchestrator.config import resolved
-from orchestrator.config.launch import Where
-from orchestrator.head.screen import output, styles
-from orchestrator.head.screen.output import Cell, Terminal
 from orchestrator.head.status import settings
 from orchestrator.head.status.settings import Section, flat, mapping
-from orchestrator.head.transfer.code import archive
-from orchestrator.records import experiments, manifest
+from orchestrator.records import manifest
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.metrics import trainers
 from orchestrator.records.metrics.curves import CACHE, POINTS, Curve, curves, median
-from orchestrator.records.metrics.names import WORDS, better, unit_of, written
+from orchestrator.records.metrics.names import unit_of
 from orchestrator.records.outcome import Verdict
 
 Differences = dict[str, dict[str, list[Any]]]  # section -> key -> a value of each
 
-NOTHING = "-"
 NAN = "NaN"
 UNREAD = "not read"
 MOST_TRAINERS = 8  # of a program: its last ones
-MOST_FILES = 30  # of the code
 SNAPSHOT = re.compile(r"/code/snapshots/[^/]+/")  # another for each launch
 SAME = "/code/snapshots/.../"
-SHORTEST_COLUMNS = 12  # of a value
-WIDEST = 160  # columns of what is no terminal
-LONGEST_KEY, CHANGE_COLUMNS = 40, 22
 OF_THE_RUN = ("ORCHESTRATOR_EXPERIMENT", "ORCHESTRATOR_JOB", "ORCHESTRATOR_RUN")  # never equal
-WORDED = {**WORDS, "seconds": "time", "rank_peak_bytes": "memory of a rank"}
-NUMBERED = ("exit code",)  # no measure
-NEITHER = ("seconds", "steps")  # more of it is neither better nor worse
 VERSIONS = ("python_version", "torch", "software", "kernel", "accelerate")
 MACHINE = ("hostname", "user", "cpus", "gpus", "memory_kb", "python", "workdir", "cards", "limits")
-MEASURED = re.compile(r"(.+?)(, median|, most|, last| at step [0-9]+)?( \(Trainer [0-9]+\))?")
 # Metrics that say where a line stands, or are sums of others.
 APART = ("time", "left_s", "steps", "tokens", "saved_step", "saved_bytes", "saved_s")
 FILE = re.compile(r'^diff --git "?a/(.*?)"? "?b/.*$', re.MULTILINE)
-
-
-def diff(where: Where, first: str, second: str) -> int:
-    root, trusted = where.experiments, where.trust_record
-    pair = [experiments.known(root, name, trusted=trusted) for name in (first, second)]
-    found = compared(pair)
-    found["code"] |= differing_files(*pair)
-    names = [experiment.name for experiment in pair]
-    data = {
-        "experiments": names,
-        "differences": found,
-        "changes": {
-            key: changed for key, row in found["results"].items() if (changed := change(key, row))
-        },
-    }
-    output.result(data, partial(to_text, names, found))
-    return EXIT_DONE
 
 
 def compared(experiments: Sequence[Experiment]) -> Differences:
@@ -129,25 +96,6 @@ def known(read: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
         return dict(read())
     except UsageError as error:
         return {UNREAD: error.what}
-
-
-def differing_files(*experiments: Experiment) -> dict[str, list[Any]]:
-    """Name the files whose contents are not equal in the code that was kept of each."""
-    trees = [known(partial(manifest.read, each)).get("tree") for each in experiments]
-    if None in trees or len({*map(str, trees)}) == 1:
-        return {}
-    rows: dict[str, list[Any]] = {"tree": [str(tree)[:12] for tree in trees]}
-    try:
-        kept = [archive.digests(experiment.path / archive.NAME) for experiment in experiments]
-    except CheckFailed:  # it was not kept, and the git revision has to do
-        return rows
-    names = sorted({name for each in kept for name in each})
-    differ = [name for name in names if len({each.get(name) for each in kept}) > 1]
-    for name in differ[:MOST_FILES]:
-        rows[f"file {name}"] = [each.get(name) for each in kept]
-    if len(differ) > MOST_FILES:
-        rows["more files that differ"] = [len(differ) - MOST_FILES] * len(kept)
-    return rows
 
 
 def changed_files(diff: str) -> dict[str, str]:
@@ -246,25 +194,6 @@ def at_one_step(name: str, of_name: Sequence[Curve]) -> tuple[str, list[Any]]:
     return f"{name} at step {step}", values
 
 
-def change(key: str, values: Sequence[Any]) -> dict[str, Any] | None:
-    """Return by how much the second of two numbers is more, and whether that is better."""
-    name = measured(key)
-    first, second = values[0], values[1]
-    if name in NUMBERED or not all(type(value) in (int, float) for value in values):
-        return None
-    more = second - first
-    better_is = "" if name in NEITHER else better(name)
-    good = None if not better_is or not more else (more < 0) == (better_is == "least")
-    share = more / abs(first) if first else None
-    return {"unit": unit_of(name), "difference": more, "ratio": share, "better": good}
-
-
-def measured(key: str) -> str:
-    """Return the metric that a row is about."""
-    match = MEASURED.fullmatch(key)
-    return match[1] if match else key
-
-
 # -- some of them ---------------------------------------------------------------------------------
 
 
@@ -281,71 +210,7 @@ def differences(*described: Mapping[str, Section]) -> Differences:
     return found
 
 
-def to_text(names: Sequence[str], found: Differences, terminal: Terminal) -> str:
-    """Return a table of each section with a difference, no wider than the terminal."""
-    same = [name for name, section in found.items() if not section]
-    parts = ["\n".join(f"{letter}  {name}" for letter, name in zip("AB", names, strict=True))]
-    parts += [section_text(name, rows, terminal) for name, rows in found.items() if rows]
-    return "\n\n".join([*parts, *([f"the same: {', '.join(same)}"] if same else [])])
-
-
-def section_text(name: str, rows: Mapping[str, Sequence[Any]], terminal: Terminal) -> str:
-    """Return a table, and below it the values that are too long for one."""
-    results = name == "results"
-    changes = {key: known for key, row in rows.items() if results and (known := change(key, row))}
-    keys = {key: worded(key)[:LONGEST_KEY] for key in rows}
-    width = terminal.width or WIDEST
-    used = max(map(len, (name, *keys.values()))) + 4 + (CHANGE_COLUMNS if changes else 0)
-    room = max(SHORTEST_COLUMNS, (width - used) // 2)
-    drawn: list[list[Cell]] = [[name.upper(), "A", "B", *["B - A"] * bool(changes)]]
-    long = ""
-    for key, row in rows.items():
-        cells = [in_words(value, unit_of(measured(key)) if results else "") for value in row]
-        if max(map(len, cells)) > room:
-            pair = zip("AB", around_difference(cells, width - 5), strict=True)
-            long += "".join(
-                [f"\n{keys[key]}", *(f"\n  {letter}  {value}" for letter, value in pair)]
-            )
-        else:
-            last = [changed(changes[key]) if key in changes else ""] if changes else []
-            drawn.append([keys[key], *cells, *last])
-    return output.table(drawn, terminal, headed=True) + output.printable(long)
-
-
-def worded(key: str) -> str:
-    """Return a row's name in words."""
-    name = measured(key)
-    return WORDED.get(name, name) + key.removeprefix(name)
-
-
-def changed(known: Mapping[str, Any]) -> Cell:
-    """Write a change as a number and in percent, green where it is better."""
-    share = "" if known["ratio"] is None else f" ({known['ratio']:+.1%})"
-    sign = "+" if known["difference"] > 0 else ""
-    style = {True: styles.DONE, False: styles.WARNING, None: ""}[known["better"]]
-    return f"{sign}{written(known['difference'], known['unit'])}{share}", style
-
-
-def around_difference(texts: Sequence[str], room: int) -> list[str]:
-    """Cut two long values to what is around their first difference."""
-    equal = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False))
-    common = sum(1 for _ in equal)
-    begin = max(0, common - room // 3) if max(map(len, texts)) > room else 0
-    cut = [f"...{text[begin:]}" if begin else text for text in texts]
-    return [text if len(text) <= room else f"{text[: room - 3]}..." for text in cut]
-
-
-def in_words(value: Any, unit: str) -> str:
-    if value is None:
-        return NOTHING
-    if type(value) in (int, float):
-        return written(value, unit)
-    if isinstance(value, str) and value:
-        return " ".join(value.split())
-    return json.dumps(value, ensure_ascii=False)
-
-
-# -- data that nobody has checked -----------------------------------------------------------------
+# -- unchecked data -----------------------------------------------------------------
 
 
 def sequence(data: Any) -> list[Any]:

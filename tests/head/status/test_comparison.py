@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.config.launch import Where
-from orchestrator.head.commands import diff
-from orchestrator.head.screen import styles
-from orchestrator.head.screen.output import PLAIN, Terminal, printable
-from orchestrator.head.transfer.code import archive, git_info
-from orchestrator.head.transfer.code.listing import Rules
-from orchestrator.head.transfer.code.scan import Limits, Scan
+from orchestrator.head.status import comparison
+from orchestrator.head.transfer.code import git_info
 from orchestrator.protocol.events import RankState
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.metrics.trainers import file_name
@@ -54,8 +48,8 @@ def experiment(path: Path, torch: str = "2.9.0", lr: float = 0.1, **manifest: An
     return made
 
 
-def found(first: Experiment, second: Experiment) -> diff.Differences:
-    return diff.compared([first, second])
+def found(first: Experiment, second: Experiment) -> comparison.Differences:
+    return comparison.compared([first, second])
 
 
 def write_metrics(made: Experiment, trainer: int, *lines: dict[str, Any]) -> None:
@@ -82,38 +76,13 @@ def test_metrics_are_compared_at_the_same_step(tmp_path: Path) -> None:
         "loss at step 3 (Trainer 2)": [None, 0.5],
         f"{'x' * 60}...{'x' * 37} at step 3 (Trainer 2)": [None, 1],
     }
-    changes = {key: diff.change(key, row) for key, row in results.items()}
-    assert changes["step_ms, median"] == {
-        "unit": "ms", "difference": -10.0, "ratio": -0.1, "better": True,
-    }  # fmt: skip
-    speed = changes["tokens_per_s, median"]
-    assert speed is not None and speed["better"] is False
-    assert changes["steps (Trainer 2)"] is None
-
-
-def test_a_difference_has_its_unit_and_fits_a_small_terminal(tmp_path: Path) -> None:
-    one, two = experiment(tmp_path / "one"), experiment(tmp_path / "two", lr=0.25)
-    environment = {"NODE_RANK": "0", "EPOCHS": "40", "A_LONG_NAME": "word " * 40}
-    two.write("manifest.json", json.dumps({"nodes": [{"name": "a", "environment": environment}]}))
-    write_metrics(one, 1, {"step": 9, "loss": 0.1, "step_ms": 1210.0})
-    write_metrics(two, 1, {"step": 9, "loss": 0.25, "step_ms": 980.0, "tokens_per_s": 1234.5})
-    text = diff.to_text(["one", "two"], found(one, two), Terminal(80, color=True))
-    assert max(map(len, printable(text).splitlines())) <= 80
-    lines = [" ".join(line.split()) for line in printable(text).splitlines()]
-    assert lines[:2] == ["A one", "B two"]
-    assert "EPOCHS - 40" in lines and "optimizer.lr 0.1 0.25" in lines
-    assert "A_LONG_NAME" in lines and f"B {('word ' * 40)[:72]}..." in lines
-    assert "step time, median 1.21 s 980 ms -230 ms (-19.0%)" in lines
-    assert "loss at step 9 0.1 0.25 +0.15 (+150.0%)" in lines
-    worse, better = (f"\x1b[{styles.CODES[style]}m" for style in (styles.WARNING, styles.DONE))
-    assert f"{worse}+0.15" in text and f"{better}-230 ms" in text
 
 
 def test_a_loss_that_was_lost_differs_from_one_that_was_not(tmp_path: Path) -> None:
     one, two = experiment(tmp_path / "one"), experiment(tmp_path / "two")
     write_metrics(one, 1, {"step": 4, "loss": 0.5}, {"step": 9, "loss": 0.4, "lr": 0.1})
     write_metrics(two, 1, {"step": 4, "loss": 0.5}, {"step": 9, "loss": None, "lr": 0.1})
-    assert found(one, two)["results"] == {"loss, last": [None, diff.NAN]}
+    assert found(one, two)["results"] == {"loss, last": [None, comparison.NAN]}
 
 
 def test_equal_ones_do_not_differ(tmp_path: Path) -> None:
@@ -143,38 +112,6 @@ def test_each_section_names_what_differs(tmp_path: Path) -> None:
     assert sections["results"] == {
         "state": ["done", "failed"], "exit code": [None, 1], "loss at step 9": [0.1, 0.2],
     }  # fmt: skip
-    text = diff.to_text(["one", "two"], sections, PLAIN)
-    assert "the same: nodes" in text
-    assert "optimizer.lr=0.1" in text and "optimizer.lr=0.2" in text  # at the end of a long line
-
-
-def test_files_that_git_does_not_know_differ_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    pair = []
-    for name, texts in (("one", {"a.py": "1", "b.py": "1"}), ("two", {"b.py": "2", "a.py": "1"})):
-        code = tmp_path / f"code of {name}"
-        code.mkdir()
-        for file, content in texts.items():
-            (code / file).write_text(content)
-        tree = Scan(os.fsencode(code), Rules(everything=True), Limits()).tree()
-        workdir = f"/root/.orchestrator/code/snapshots/{name}-0/project"
-        facts = [{"name": "a", "facts": {**FACTS, "workdir": workdir}}]
-        made = experiment(tmp_path / name, code={"commit": "abc"}, tree=tree.digest)
-        assert archive.write(tree, made.path / archive.NAME)
-        data = json.loads((made.path / "manifest.json").read_text())
-        made.write("manifest.json", json.dumps({**data, "nodes": facts}))
-        pair.append(made)
-    rows = diff.differing_files(*pair)
-    assert list(rows) == ["tree", "file b.py"] and len({*rows["file b.py"]}) == 2
-    assert diff.differing_files(pair[0], pair[0]) == {}
-    where = Where(experiments=tmp_path, trust_record=True)
-    assert diff.diff(where, "one", "two") == 0
-    assert "file b.py" in capsys.readouterr().out
-    assert found(*pair)["nodes"] == {}  # a snapshot has another name for each launch
-    (pair[1].path / archive.NAME).unlink()
-    assert list(diff.differing_files(*pair)) == ["tree"]
 
 
 def test_a_record_of_an_earlier_version_lacks_what_it_lacks(tmp_path: Path) -> None:
@@ -202,13 +139,16 @@ def test_the_manifest_has_the_diff_of_a_dirty_tree(
     (tmp_path / "ä.py").write_text("new\n")
     dirty = git_info.of(tmp_path)
     assert dirty is not None and "-old\n+new" in dirty["diff"]
-    assert list(diff.changed_files(dirty["diff"])) == ["ä.py"]
+    assert list(comparison.changed_files(dirty["diff"])) == ["ä.py"]
     for name in (".env", "variables", "sub/b.py", "sub/experiments/a/job.json"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"{name}: what is secret\n")
     git("add", "--intent-to-add", ".")
     below = git_info.of(tmp_path / "sub", [tmp_path / "variables"], [b"experiments"])
-    assert below is not None and list(diff.changed_files(below["diff"])) == ["sub/b.py", "ä.py"]
+    assert below is not None and list(comparison.changed_files(below["diff"])) == [
+        "sub/b.py",
+        "ä.py",
+    ]
     assert not any("experiments" in name for name in below["changed_files"])
     (tmp_path / "ä.py").write_text("x" * 100 + "\n" + "line\n" * git_info.LARGEST_DIFF_CHARACTERS)
     large = git_info.of(tmp_path)
