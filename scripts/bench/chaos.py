@@ -16,10 +16,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from chaos_faults import Chaos, as_data, told
 from ground import progress, require_root
 
 from tests.clusters.netns import NetnsCluster
-from tests.end_to_end.chaos import Chaos, as_data, told
 
 
 def main() -> None:

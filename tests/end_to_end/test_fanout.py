@@ -169,13 +169,3 @@ def test_a_push(hosts: NetnsCluster, work: Path) -> None:
     assert {(tuple(each.files), each.kept, each.size) for each in again} == {
         (("0",), 21, SIZE // 20)
     }
-
-
-def test_a_push_past_a_firewall_and_a_host_that_refuses(hosts: NetnsCluster, work: Path) -> None:
-    """Who cannot take from the host before it gets it from the head; who fails is named alone."""
-    (hosts.home(1) / "other").touch()
-    with walled(hosts, 0):
-        done, said = push(hosts, work, "other")
-    assert [each.error is None for each in done] == [host != 1 for host in range(HOSTS)]
-    assert all(not each.failed and len(each.files) == 20 for each in done if each.error is None)
-    assert 1 <= len(said) <= 2 and "cannot take files from node0 (" in said[0]

@@ -15,27 +15,12 @@ pytestmark = pytest.mark.cluster
 GROUP = (
     "import os, signal, time, torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
 )
-NEVER_COMES = """
-def read():
-    time.sleep(1000)
-for step in range(100):
-    if step == 5 and dist.get_rank() == 3:
-        read()
-    dist.all_reduce(torch.ones(4))
-"""
-ELSEWHERE = """
-for step in range(100):
-    if step == 7 and dist.get_rank() == 1:
-        dist.barrier()
-    dist.all_reduce(torch.ones(4))
-"""
 STOPPED = """
 for step in range(100):
     if step == 7 and dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     dist.all_reduce(torch.ones(4))
 """
-TOGETHER = "def wait():\n    time.sleep(1000)\nwait()\n"
 # It spins, as NCCL does: the processors are busy, nothing is printed, and the wait is old.
 SPINNING = """
 if dist.get_rank() == 1:
@@ -49,29 +34,20 @@ while not work.is_completed():
 @pytest.mark.parametrize(
     ("text", "rank", "words"),
     [
-        (NEVER_COMES, 3, r"it never entered all_reduce #6; it is in \S+/hangs.py:5 read\(\)"),
-        (
-            ELSEWHERE,
-            None,
-            r"rank 0 in all_reduce at \S+:7 <module>\(\), rank 1 in barrier at \S+:6 ",
-        ),
         (STOPPED, 1, r"it is stopped \(SIGSTOP, or a debugger\), and the others wait for it"),
-        (TOGETHER, None, r"all ranks are at the same place: \S+/hangs.py:4 wait\(\)"),
         (SPINNING, 1, r"it never entered all_reduce #1; it is in \S+/hangs.py:5 <module>\(\)"),
     ],
-    ids=["never comes", "elsewhere", "stopped", "together", "spinning"],
+    ids=["stopped", "spinning"],
 )
-def test_who_keeps_the_others_waiting(head: Head, text: str, rank: int | None, words: str) -> None:
+def test_who_keeps_the_others_waiting(head: Head, text: str, rank: int, words: str) -> None:
     script = head.script("hangs.py", GROUP + text)
-    nodes, each = (2, 2) if text == NEVER_COMES else (1, 2)
-    counts = ["--nnodes", str(nodes), "--nproc", str(each)]
-    command = head.launch(*counts, "--hang-timeout", "4", script)
+    command = head.launch("--nnodes", "1", "--nproc", "2", "--hang-timeout", "4", script)
     command.wait_for(r"no progress for \d+ s: .*" + words)
     assert command.finish() == 1
     verdict = head.record["verdict"]
     assert (verdict["kind"], verdict["rank"]) == ("hang", rank)
     kept = {path.name for path in (head.experiment / "hang").iterdir()}
-    assert {f"node_{n // each}_rank_{n}_stacks.txt" for n in range(nodes * each)} <= kept
+    assert {f"node_0_rank_{n}_stacks.txt" for n in range(2)} <= kept
     assert head.nothing_left()
 
 
@@ -154,18 +130,4 @@ def test_ranks_that_never_start(netns_cluster: Callable[..., NetnsCluster], tmp_
     assert "no rank has started" in verdict["message"]
     assert verdict["fix"].startswith("orchestrator doctor")
     assert not (head.experiment / "hang").exists()
-    assert head.nothing_left()
-
-
-def test_a_master_port_that_is_closed(
-    netns_cluster: Callable[..., NetnsCluster], tmp_path: Path
-) -> None:
-    """The nodes call it, long before anything counts as a hang."""
-    head = walled(netns_cluster, tmp_path)
-    command = head.launch(head.script("x.py", "print('never')"))
-    assert command.finish() == 1, command.text
-    verdict, name = head.record["verdict"], head.record["nodes"][1]["name"]
-    assert verdict["kind"] == "communication"
-    assert f"node 1 ({name}): no answer in 3 s" in verdict["message"]
-    assert "orchestrator doctor" in verdict["fix"]
     assert head.nothing_left()

@@ -187,13 +187,6 @@ def test_what_cannot_be_forked_starts_plainly_and_says_so(head: Head) -> None:
     assert told(head)["args"] == ["it's"]
 
 
-def test_a_module_gets_all_that_follows_it_and_is_forked(head: Head) -> None:
-    head.script("a_module.py", TELL)
-    module = head.run("-m", "a_module", "--name", "x", "-m", "--help")
-    assert ", fork start" in module.text
-    assert told(head)["args"] == ["--name", "x", "-m", "--help"]
-
-
 def test_the_record_of_a_job_and_a_secret_that_is_in_none_of_it(head: Head) -> None:
     """It is in no file of the head, in no dry run, and on the node in the spec alone."""
     (head.directory / "c.yaml").write_text("env: {COPY: see-hunter2-here}\n")

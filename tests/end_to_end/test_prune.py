@@ -6,10 +6,7 @@ import json
 import os
 import secrets
 import shutil
-import signal
 import subprocess
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -134,25 +131,6 @@ def test_what_runs_is_never_removed(head: Head) -> None:
     assert not [name for node in (0, 1) for name in runs(head, node) if running in name]
 
 
-def test_what_is_followed_is_in_use(head: Head) -> None:
-    command = head.launch("--no-torchrun", head.script("wait.py", WAIT))
-    command.wait_for("ready")
-    code, text = prune(head, "--keep", "0", "--yes", "--on-nodes")
-    assert code == 0 and f"in use by process {command.process.pid}" in text
-    # Its head dies, the job goes on; then that ends, and the record still says running.
-    command.process.kill()
-    command.finish()
-    assert "it runs, on node" in prune(head, "--keep", "0", "--yes")[1]
-    emergency = head.command("emergency_stop")
-    assert emergency.finish() == 0
-    assert head.record["state"] == "running"
-    assert (
-        "how it ended is not known" in prune(head, "--keep", "0", "--keep-failed", "--yes", "-v")[1]
-    )
-    assert prune(head, "--keep", "0", "--yes")[0] == 0
-    assert names(head) == []
-
-
 def test_a_copy_goes_and_the_original_keeps_what_it_has_on_the_nodes(
     head: Head, over: Path
 ) -> None:
@@ -162,25 +140,6 @@ def test_a_copy_goes_and_the_original_keeps_what_it_has_on_the_nodes(
     assert code == 0, text
     assert [name[0] for name in names(head)] == ["a"]
     assert original in runs(head, 0) and original in runs(head, 1)
-
-
-def test_a_node_that_is_down_is_named_and_cleaned_the_next_time(head: Head, over: Path) -> None:
-    one, _ = jobs_like(over, head, "a", "b")
-    head.cluster.kill_sshd(1)
-    try:
-        code, text = prune(head, "--keep", "1", "--yes", "--on-nodes", "--json")
-        told = json.loads(text)
-        assert code == 4
-        assert list(told["nodes_not_cleaned"]) == [head.cluster.addresses[1]]
-        assert told["experiments"][1]["action"] == "failed"
-        assert len(names(head)) == 2
-        assert one not in runs(head, 0) and one in runs(head, 1)
-    finally:
-        head.cluster.start_sshd(1)
-    code, text = prune(head, "--keep", "1", "--yes", "--on-nodes")
-    assert code == 0, text
-    assert [name[0] for name in names(head)] == ["b"]
-    assert one not in runs(head, 1)
 
 
 def test_symlinks_on_a_node(head: Head, over: Path) -> None:
@@ -204,47 +163,3 @@ def test_symlinks_on_a_node(head: Head, over: Path) -> None:
     first.unlink()
     old.unlink()
     assert prune(head, "--keep", "0", "--yes", "--on-nodes")[0] == 0
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
-def test_cut_short_at_any_moment(head: Head, over: Path, number: signal.Signals) -> None:
-    (one,) = jobs_like(over, head, "a")
-    places = [head.cluster.run_home(node) / "runs" / one for node in (0, 1)]
-    places += [head.experiment.with_name(f"x{day}_2025010{day}_000000") for day in range(1, 6)]
-    aside = [head.directory / str(number) for number in range(len(places))]
-    for node in (0, 1):
-        for piece in range(300):
-            (places[node] / str(node) / str(piece)).write_text("x")
-        subprocess.run(["mv", str(places[node]), str(aside[node])], check=True)
-    for copy in aside[2:]:
-        shutil.copytree(head.experiment, copy)
-    shutil.rmtree(head.experiment)
-    whole = {path.name for path in aside[2].iterdir()}
-    codes = set()
-    took = 0.0
-    for tenth in range(10):
-        for place, copy in zip(places, aside, strict=True):
-            subprocess.run(["cp", "-a", str(copy), str(place)], check=True)
-        began = time.monotonic()
-        command = head.command("orchestrator", "prune", "--keep", "0", "--yes", "--on-nodes")
-        if took:
-            time.sleep(tenth / 10 * took)  # the moment itself is what is tested
-            command.process.send_signal(number)
-        codes.add(command.finish())
-        took = took or time.monotonic() - began  # of the first, which nobody interrupts
-        for path in (head.directory / "experiments").glob("[!.]*"):
-            assert {inner.name for inner in path.iterdir()} - {".head"} == whole - {".head"}
-        code, text = prune(head, "--keep", "0", "--yes", "--on-nodes")
-        assert code == 0, text
-        assert names(head) == []
-        for node in (0, 1):
-            # What a link was deleting when its head went away, it may still be deleting.
-            assert wait_until(lambda node=node: not [n for n in runs(head, node) if one in n])
-    assert codes <= {0, -number, 130} and len(codes) > 1
-
-
-def wait_until(condition: Callable[[], bool], patience: float = 5.0) -> bool:
-    deadline = time.monotonic() + patience
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return condition()

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
-import importlib
 import os
 import re
 import signal
-import stat
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -136,30 +131,6 @@ def test_results_come_by_rank(cluster: Cluster) -> None:
     assert job.name.startswith("work_") and job.results() == four.attach(job.name).results()
 
 
-class Picky(Exception):
-    """Comes out of no pickle: it wants two words and keeps one."""
-
-    def __init__(self, one: str, two: str) -> None:
-        super().__init__(f"{one} {two}")
-
-
-def test_what_comes_out_of_no_pickle_is_told(cluster: Cluster) -> None:
-    def picky() -> None:
-        raise Picky("no", "way")
-
-    import cloudpickle
-
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    try:
-        with pytest.raises(JobFailed, match="Picky: no way") as raised:
-            cluster.run(picky)
-    finally:
-        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-    assert "in picky" in str(raised.value) and "call.py" not in str(raised.value)
-    with pytest.raises(TypeError, match=r"its result cannot be sent back: .*generator"):
-        cluster.run(lambda: (one for one in "ab"))
-
-
 def test_what_cannot_travel_starts_nothing(cluster: Cluster) -> None:
     lock = threading.Lock()
     with pytest.raises(UsageError, match=r"cannot be sent to the nodes: .*lock"):
@@ -195,19 +166,6 @@ def test_a_function_that_hangs(cluster: Cluster, head: Head) -> None:
     assert head.nothing_left()
 
 
-def test_several_at_once_beside_a_running_loop(cluster: Cluster) -> None:
-    def where(name: str) -> tuple[str, int]:
-        return name, int(os.environ["RANK"])
-
-    async def main() -> tuple[list[Any], list[Any]]:
-        here = cluster.submit(where, "here")  # blocks the loop, and nothing worse
-        there = await asyncio.to_thread(cluster.run, functools.partial(where, name="there"))
-        return here.results(), there
-
-    assert asyncio.run(main()) == tuple([(name, 0), (name, 1)] for name in ("here", "there"))
-    assert len({job.name for job in cluster.jobs()}) == 2
-
-
 # -- interrupts and deaths ------------------------------------------------------------------------
 
 
@@ -232,15 +190,6 @@ def test_ctrl_c_between_the_start_and_the_answer_stops_what_has_started(
         cluster.launch("sleeps.py").wait()  # where it has answered already
     assert [job.status for job in cluster.jobs()] == ["stopped"]
     assert head.nothing_left()
-
-
-def test_an_exception_leaves_no_job_behind_in_its_block(cluster: Cluster, head: Head) -> None:
-    head.script("sleeps.py", SLEEPS)
-    with pytest.raises(ZeroDivisionError), cluster:
-        job = cluster.launch("sleeps.py")
-        begun(job)
-        raise ZeroDivisionError
-    assert job.status == "stopped" and head.nothing_left()
 
 
 def while_followed(job: Job) -> None:
@@ -285,49 +234,6 @@ def test_a_killed_program_and_a_killed_head_are_no_end(cluster: Cluster, head: H
     assert head.nothing_left()
 
 
-NOTEBOOK = """
-import sys, traceback
-from orchestrator import Cluster
-cluster = Cluster(sys.argv[1], ssh_config=sys.argv[2])
-class Own(LookupError): pass
-
-def work(x):
-    import os, time
-    if os.environ["RANK"] == "1": raise Own(x, 3)
-    time.sleep(60)
-
-try: cluster.run(work, 2)
-except Own as error: print("caught", error.args); print(error.__cause__)
-
-print(sorted({"torch", "paramiko", "yaml", "click"} & set(sys.modules)))
-"""
-CAUGHT = r"""caught \(2, 3\)
-
-
-rank 1 on node 1 \(.+\):
-Traceback \(most recent call last\):
-  File "<stdin>", line 3, in work
-Own: \(2, 3\)
-
-\[\]
-"""
-
-
-def test_typed_at_an_interpreter(head: Head) -> None:
-    """What is defined in __main__ has no module that a node could import."""
-    (head.directory / "empty").touch()
-    words = [str(head.node_list), str(head.cluster.ssh_config)]
-    done = subprocess.run(
-        [sys.executable, "-q", "-i", "empty", *words],
-        cwd=head.directory,
-        input=NOTEBOOK,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert re.fullmatch(CAUGHT, done.stdout), done.stdout
-
-
 # -- what is wrong is said by type ----------------------------------------------------------------
 
 
@@ -344,32 +250,6 @@ def test_errors_have_their_types(cluster: Cluster, head: Head) -> None:
     with pytest.raises(UsageError, match="no experiment 'x'"):
         Cluster("no list").attach("x")
     assert cluster.jobs() == []
-
-
-def test_large_ones_travel_and_do_not_stay(
-    netns_cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nodes that share no disk with the head, nor its directory."""
-    hosts = netns_cluster(2, tmpfs=[str(tmp_path)], tmpfs_size="256m")
-    project = tmp_path / "project"
-    project.mkdir()
-    (project / "of_the_user.py").write_text("FIRST = 9")
-    monkeypatch.chdir(project)
-    monkeypatch.syspath_prepend(project)
-    of_the_user = importlib.import_module("of_the_user")
-    data = os.urandom(3 << 20)
-
-    def work(sent: bytes) -> tuple[bytes, int, bytes]:
-        parcel = Path(os.environ["ORCHESTRATOR_RUN"], "parcel")
-        mode = (parcel / "call.pkl").stat().st_mode | parcel.stat().st_mode
-        first = sent[: of_the_user.FIRST]
-        return first, stat.S_IMODE(mode), bytes(65 << 20) if os.environ["RANK"] == "1" else b""
-
-    one, two = Cluster(hosts.node_list, ssh_config=hosts.ssh_config).run(work, data)
-    assert one == (data[:9], 0o700, b"") and two == (data[:9], 0o700, bytes(65 << 20))
-    for node in range(2):
-        (run,) = (hosts.run_home(node) / "runs").glob("*/*")
-        assert not (run / "parcel").exists() and (run / "log").exists()
 
 
 # -- the page -------------------------------------------------------------------------------------

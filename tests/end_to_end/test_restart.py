@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -118,16 +117,6 @@ def test_a_stop_ends_what_was_started_again(head: Head) -> None:
     assert stop.finish() == 0, stop.text
     assert command.finish() == 130, command.text
     assert head.record["state"] == "stopped" and len(head.record["attempts"]) == 2
-    assert head.nothing_left() and not resume_dirs(head)
-
-
-def test_the_head_is_asked_to_stop_by_its_user(head: Head) -> None:
-    head.script("program.py", PROGRAM)
-    command = head.launch("--nproc", "2", "--max-restarts", "9", "program.py", "stays")
-    command.wait_for("ending the job everywhere")
-    command.interrupt(signal.SIGINT)
-    assert command.finish() == 130, command.text
-    assert head.record["state"] == "stopped"
     assert head.nothing_left() and not resume_dirs(head)
 
 

@@ -56,37 +56,6 @@ def together(text: str) -> str:
 
 
 TABLE = {
-    "raise": Planted(
-        together("raise ValueError('bad batch')  # HERE"),
-        "exception", "^ValueError: bad batch$", r"fix \S+:\d+$",
-    ),
-    "wrapped": Planted(
-        together("""
-try:
-    {}['lr']
-except KeyError as error:
-    raise RuntimeError('no such option') from error  # HERE
-"""),
-        "exception", "RuntimeError: no such option", r"fix \S+:\d+$",
-    ),
-    "slow to leave, so that the echo is heard first": Planted(
-        together("""
-import atexit
-atexit.register(time.sleep, 5)
-dist.destroy_process_group()
-raise ValueError('bad batch')  # HERE
-"""),
-        "exception", "^ValueError: bad batch$", r"fix \S+:\d+$", 2,
-    ),
-    "its keeper slow, so that its end is heard of last": Planted(
-        together("""
-keeper = os.getppid()
-subprocess.Popen(['sh', '-c', f'sleep 0.6; kill -CONT {keeper}'])
-os.kill(keeper, signal.SIGSTOP)
-os._exit(7)
-"""),
-        "exit", "^ended with exit code 7$", "the program's own", 2,
-    ),
     "in a DataLoader worker": Planted(
         """
 class Rows(torch.utils.data.Dataset):
@@ -99,14 +68,6 @@ if rank == 1:
 dist.all_reduce(torch.ones(1))
 """,
         "exception", r"^IndexError: index 5 .*\(in DataLoader worker process 0\)", r"fix \S+:\d+$",
-    ),
-    "MemoryError": Planted(
-        together("""
-size = int(open('/proc/self/statm').read().split()[0]) * 4096
-resource.setrlimit(resource.RLIMIT_AS, (size + 2**28, size + 2**28))
-rows = bytearray(2**31)  # HERE
-"""),
-        "out_of_memory", "^MemoryError", "ulimit -v",
     ),
     "no more processes": Planted(
         together("""
@@ -131,91 +92,12 @@ raise torch.OutOfMemoryError(  # HERE
         together("ctypes.string_at(0)  # HERE"),
         "signal", r"killed by signal 11 \(SIGSEGV\)", "native code crashed",
     ),
-    "bus error": Planted(
-        together("""
-file = open('short', 'wb+')
-file.truncate(4096)
-view = mmap.mmap(file.fileno(), 4096)
-file.truncate(0)
-view[0]  # HERE
-"""),
-        "signal", r"killed by signal 7 \(SIGBUS\)", "df -h /dev/shm",
-    ),
-    "abort": Planted(
-        together("ctypes.CDLL(None).abort()  # HERE"),
-        "signal", r"killed by signal 6 \(SIGABRT\)", "native library gave up",
-    ),
     "killed by somebody": Planted(
         together("os.kill(os.getpid(), signal.SIGKILL)"),
         "signal", r"^killed by signal 9 \(SIGKILL\)$", "something killed it",
     ),
-    "asked to end by somebody": Planted(
-        together("os.kill(os.getpid(), signal.SIGTERM); time.sleep(9)"),
-        "signal", r"^killed by signal 15 \(SIGTERM\)$", "a scheduler",
-    ),
     "sys.exit(3)": Planted(
         together("sys.exit(3)"), "exit", "^ended with exit code 3$", "the program's own"
-    ),
-    "logged, then exit": Planted(
-        together("""
-import logging
-try:
-    {}['lr']  # HERE
-except KeyError:
-    logging.exception('giving up')
-    sys.exit(1)
-"""),
-        "exit", "^ended with exit code 1, after KeyError: 'lr'$", "last lines of",
-    ),
-    "an assertion in a thread": Planted(
-        """
-def check():
-    assert rank == 0, 'rows differ'  # HERE
-join()
-thread = threading.Thread(target=check)
-thread.start()
-thread.join()
-if rank == 1: sys.exit(2)
-dist.all_reduce(torch.ones(1))
-""",
-        "exit", "^ended with exit code 2, after AssertionError: rows differ", "last lines of",
-    ),
-    "words at the end, as the engine's": Planted(
-        together("sys.exit('3 steps in a row had NaN or inf\\n  try a smaller optimizer.lr')"),
-        "exit", "^3 steps in a row had NaN or inf$", "^try a smaller optimizer.lr$",
-    ),
-    "no such module": Planted(
-        "if rank == 1:\n    import flash_attention_4  # HERE\njoin()",
-        "environment", "^ModuleNotFoundError: No module named 'flash_attention_4'",
-        "bootstrap torch numpy flash-attention-4",
-    ),
-    "a syntax error": Planted(
-        "if rank == 1:\n    exec(compile('a = (\\n', 'model.py', 'exec'))\njoin()",
-        "exception", "^SyntaxError: ", r"fix \S+:\d+$",
-    ),
-    "no such file": Planted(
-        together("open('/data/config.yaml')  # HERE"),
-        "exception", "^FileNotFoundError: .*'/data/config.yaml'", "on that node too",
-    ),
-    "a full disk": Planted(
-        together("os.write(os.open('/dev/full', os.O_WRONLY), b'weights')  # HERE"),
-        "disk_full", r"^OSError: \[Errno 28\] No space left on device", "free some space",
-    ),
-    "torch.save on a full disk": Planted(
-        together("torch.save(torch.ones(10**6), '/dev/full')  # HERE"),
-        "disk_full", "PytorchStreamWriter|unexpected pos", "free some space",
-    ),
-    "too deep": Planted(
-        "def deeper(n):\n    return deeper(n + 1)  # HERE\n" + together("deeper(0)"),
-        "exception", "^RecursionError: maximum recursion depth", r"fix \S+:\d+$",
-    ),
-    "KeyboardInterrupt in code": Planted(
-        together("raise KeyboardInterrupt  # HERE"),
-        "exception", "^KeyboardInterrupt$", r"fix \S+:\d+$",
-    ),
-    "a child that fails": Planted(
-        together("subprocess.run(['sh', '-c', 'echo no data; exit 4'], check=True)  # HERE"),
-        "exception", "^CalledProcessError: .*returned non-zero exit status 4", r"fix \S+:\d+$",
     ),
     "one rank never joins": Planted(
         "if rank == 1: sys.exit(0)\njoin(2)",
@@ -293,13 +175,6 @@ def assert_it_ends_with_the_verdict(command: Command, verdict: dict[str, Any]) -
 # -- several ranks ----------------------------------------------------------------------------
 
 
-def test_the_same_failure_on_every_rank_is_told_once(head: Head) -> None:
-    command, verdict = launch(head, "import flash_attention_4", 2)
-    assert verdict["kind"] == "exception", "what no node has is no machine's fault"
-    assert verdict["same"] == [1 - verdict["rank"]] and verdict["others"] == 0
-    assert f"  the same on rank {1 - verdict['rank']}" in command.lines
-
-
 def test_two_that_fail_in_the_same_millisecond_are_both_told(head: Head) -> None:
     text = """
 at = [float(int(time.time()) + 1)]
@@ -336,20 +211,19 @@ else:
 """
 
 
-@pytest.mark.parametrize(("shift", "first"), [(3600, 1), (-3600, 0)])
-def test_clocks_that_disagree(head: Head, shift: int, first: int) -> None:
+def test_clocks_that_disagree(head: Head) -> None:
     """Node 1 lives in another hour. One rank fails 0.2 s before the other, and is heard of last."""
     wrapper, python = head.directory / "python", head.directory / "skewed.py"
-    python.write_text(SKEWED.format(shift=shift, wrapper=str(wrapper)))
+    python.write_text(SKEWED.format(shift=3600, wrapper=str(wrapper)))
     words = shlex.join([sys.executable, str(python)])
     wrapper.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
     wrapper.chmod(0o755)
     zero, one = head.cluster.addresses
     head.node_list = head.cluster.write_list([zero, f"{one} python={wrapper}"])
-    text = f"""
+    text = """
 import atexit
 join()
-if rank == {first}:
+if rank == 1:
     open("failed", "w").close()
     atexit.register(time.sleep, 0.5)
     raise ValueError("first")
@@ -358,13 +232,10 @@ time.sleep(0.2)
 raise ValueError("second")
 """
     command, verdict = launch(head, text, 2)
-    assert (verdict["rank"], verdict["message"]) == (first, "ValueError: first")
+    assert (verdict["rank"], verdict["message"]) == (1, "ValueError: first")
     assert [told["message"] for told in verdict["also"]] == ["ValueError: second"]
     assert abs(head.record["ended"] - verdict["time"]) < 30, "by the head's own clock"
-    assert (
-        f"the clock of node 1 is {abs(shift)} s {'ahead' if shift > 0 else 'behind'}"
-        in command.text
-    )
+    assert "the clock of node 1 is 3600 s ahead" in command.text
 
 
 # -- a machine that lacks something -------------------------------------------------------------

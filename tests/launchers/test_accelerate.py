@@ -155,28 +155,6 @@ def test_what_does_not_fit_is_named_before_anything_starts(
     assert not head.experiments
 
 
-@pytest.mark.slow
-def test_the_files_for_each_node_serve_accelerate_itself(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(TRAIN)
-    where = ["--nnodes", "2", "--main-process-ip", "127.0.0.1"]
-    file = config(tmp_path, num_processes=2)
-    words = ["generate", "accelerate", *where, "--accelerate-config", file]
-    made = Command([str(BIN / "orchestrator"), *words, "train.py", "two words"], tmp_path, {})
-    assert made.finish() == 0, made.text
-    typed = [line for line in made.lines if not line.startswith("#")]
-    assert typed[1] == "accelerate launch --config_file accelerate_node1.yaml train.py 'two words'"
-    shell = {"PATH": f"{BIN}:/usr/bin:/bin", "ACCELERATE_USE_CPU": "true"}
-    running = [Command(["sh", "-c", line], tmp_path, shell) for line in typed]
-    assert [one.finish() for one in running] == [0, 0], running[0].text + running[1].text
-    assert "Training on 2 in bf16" in running[0].text
-    ends = {line for one in running for line in one.lines if line.startswith("batches")}
-    assert len(ends) == 1, "all ranks have the same weights"
-    assert "['two words']" in ends.pop()
-    again = Command([str(BIN / "orchestrator"), *words], tmp_path, {})
-    assert again.finish() == 2
-    assert "accelerate_node0.yaml is there already" in again.text
-
-
 def test_its_node_list_may_be_that_of_the_shell(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_text("127.0.0.7\n")
     words = ["generate", "accelerate", "--nproc", "1", "train.py"]

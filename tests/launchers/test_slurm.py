@@ -188,21 +188,6 @@ def test_a_limit_that_is_reached_is_the_reason_of_the_end(login: Login) -> None:
 
 
 @pytest.mark.cluster
-def test_a_job_that_slurm_takes_back_is_queued_and_not_over(login: Login) -> None:
-    """As where one of higher priority needs its nodes, or an administrator requeues it."""
-    command = login.typed("submit", "slurm", "--nnodes", "2", login.script(TICKS))
-    wait_until(lambda: login.log(1), "the job")
-    job = login.record["slurm_job"]
-    login.slurm.run("scontrol", "requeue", job)
-    command.wait_for("goes back into the queue")
-    wait_until(lambda: f"{job} PENDING" in login.slurm.queue(), "the queue")
-    assert login.record["state"] == "queued" and login.record["exit_code"] is None
-    assert login.typed("stop").finish() == 0
-    assert command.finish() == 130, command.text
-    assert login.record["state"] == "stopped" and login.slurm.queue() == ""
-
-
-@pytest.mark.cluster
 def test_the_batch_file_runs_as_it_is_and_scancel_is_a_stop(login: Login) -> None:
     words = ["two words", 'it\'s "quoted" $HOME `id`', "é\\n"]
     name = login.script(TICKS, "a script.py")

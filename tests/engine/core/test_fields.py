@@ -11,10 +11,7 @@ import dataclasses
 import gzip
 import json
 import re
-import signal
-import socket
 import sys
-import time
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -34,7 +31,6 @@ from orchestrator.engine.data import dataset, sources, tokens
 from orchestrator.engine.models.losses import Sums
 from orchestrator.engine.ranks.ranks import Ranks
 from tests.conftest import Cluster
-from tests.end_to_end.test_doctor import other_torch
 from tests.engine.programs import configured as own
 from tests.engine.worlds import Job, run
 from tests.launching import BIN, Command, Head
@@ -45,7 +41,10 @@ Sections = dict[str, Any]
 
 
 def every_field() -> Iterator[str]:
+    """Keys of launch: and sync: have tests where their options have them."""
     for section, kind in typing.get_type_hints(Config).items():
+        if section in ("launch", "sync"):
+            continue
         if dataclasses.is_dataclass(kind):
             yield from (f"{section}.{field.name}" for field in dataclasses.fields(kind))
         else:
@@ -53,7 +52,8 @@ def every_field() -> Iterator[str]:
 
 
 def test_no_field_is_forgotten() -> None:
-    assert sorted([*ENGINE, *DRY_RUN, *BY_ITSELF]) == sorted(every_field())
+    planned = [name for name in DRY_RUN if not name.startswith("launch.")]
+    assert sorted([*ENGINE, *planned, *BY_ITSELF]) == sorted(every_field())
 
 
 BY_ITSELF: list[str] = []
@@ -527,225 +527,3 @@ def test_the_launch_honours(name: str, planned: dict[str, Any]) -> None:
     one = DRY_RUN[name]
     assert one.find(planned[name if name in ALONE else "together"]) == one.expected
     assert one.find(planned[""]) != one.expected
-
-
-@shows("launch.strict_host_keys")
-def test_a_launch_that_wants_to_know_its_hosts(head: Head) -> None:
-    kept = head.cluster.ssh_config.read_text().splitlines()
-    other = [line for line in kept if "UserKnownHostsFile" not in line]
-    own_config = head.directory / "ssh_config"
-    own_config.write_text("\n".join([*other, f"    UserKnownHostsFile {head.directory}/known\n"]))
-    words = ("--dry-run", "--ssh-config", str(own_config))
-    wary = head.launch(*words, "--set", "launch.strict_host_keys=true")
-    assert wary.finish() == 4
-    assert "host key is not known" in wary.text
-    head.run(*words)
-
-
-@shows("launch.check")
-def test_a_launch_that_looks_at_its_nodes(head: Head, tmp_path: Path) -> None:
-    python = other_torch(tmp_path / "other", "2.12.1")
-    one, two = head.cluster.addresses
-    head.node_list = head.cluster.write_list([one, f"{two} python={python}"])
-    command = head.launch("--set", "launch.check=quick", head.script("x.py", ""))
-    assert command.finish() == 3
-    assert "torch: 2.12.1" in command.text
-    head.run("--no-torchrun", "--set", "launch.check=none", "x.py")
-
-
-@shows("launch.connect_timeout")
-def test_a_launch_that_does_not_wait_for_long(head: Head) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as mute:
-        head.node_list = head.cluster.write_list([f"127.0.0.1:{mute.getsockname()[1]}"])
-        began = time.monotonic()
-        command = head.launch("--dry-run", "--set", "launch.connect_timeout=2")
-        assert command.finish() == 4
-        assert "hangs in the SSH handshake" in command.text
-        assert time.monotonic() - began < Config().launch.connect_timeout - 2
-
-
-@shows("launch.after")
-def test_a_launch_that_comes_later(head: Head) -> None:
-    head.run(*(quick := ("--no-torchrun", "--check", "none")), head.script("x.py", ""))
-    (name,) = [path.name for path in head.experiments]
-    head.run(*quick, "--set", f"launch.after=[{name}]", "--set", "launch.queue=true", "x.py")
-    command = head.launch(*quick, "--set", "launch.after=[nothing]", "x.py")
-    assert command.finish() == 2 and "no experiment 'nothing'" in command.text
-
-
-BINDS = """
-import json, os
-with open(os.path.join(os.environ["ORCHESTRATOR_RUN"], "spec.json")) as file:
-    spec = json.load(file)
-print("binds:", spec["numa_binding"], "limit:", spec["lease"]["limit"])
-"""
-
-
-@shows("launch.numa_binding")
-@shows("launch.time_limit")
-def test_what_supervisors_are_told(head: Head) -> None:
-    """What a node makes of it is tested where hosts have GPUs, and where a job is ended."""
-    words = ("--no-torchrun", "--check", "none", head.script("x.py", BINDS))
-    assert "binds: True limit: 0.0" in head.run(*words).text
-    keys = ("--set", "launch.numa_binding=none", "--set", "launch.time_limit=3h")
-    assert "binds: False limit: 10800.0" in head.run(*keys, *words).text
-
-
-WAIT = "import time; print('ready', flush=True); time.sleep(1000)"
-
-
-LOOKS = """
-import os
-print("links:", [name for name in ("dist", "notes", "runs") if os.path.islink(name)])
-open("runs/made", "w").close()
-"""
-
-
-@shows("launch.sync")
-@shows("launch.warm")
-@shows("sync.include")
-@shows("sync.exclude")
-@shows("sync.link")
-@shows("sync.outputs")
-@shows("sync.keep")
-def test_a_launch_that_sends_its_code(head: Head) -> None:
-    """An input does not travel: it is a link to the node's own, which is the head's here."""
-    for name in ("dist", "notes"):
-        (head.directory / name).mkdir()
-        (head.directory / name / "x").touch()
-    own = ["launch.sync=always", "sync.include=[dist]", "sync.exclude=[notes]", "sync.link=[notes]"]
-    own += ["sync.outputs=[runs]", "sync.keep=0", "launch.warm=30m"]
-    options = [word for value in own for word in ("--set", value)]
-    command = head.run(*options, head.script("looks.py", LOOKS))
-    assert command.text.count("links: ['notes', 'runs']") == 2, command.text
-    assert (head.directory / "runs/made").exists()
-    assert not (head.experiment / "code.tar.gz").exists()
-    status = head.command("orchestrator", "status")
-    assert status.finish() == 0 and "warm" in status.text, status.text
-    off = head.command("orchestrator", "nodes", "--warm", "off")
-    assert off.finish() == 0, off.text
-
-
-@shows("launch.rank_env")
-@shows("launch.no_torchrun")
-def test_a_launch_that_leaves_the_ranks_to_the_program(head: Head) -> None:
-    variables = ("NODE_RANK", "SLURM_NODEID", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")
-    program = f"import os; print('sees', *[os.environ.get(n) for n in {variables}])"
-    own = ["--set", "launch.no_torchrun=true", "--set", "launch.rank_env=slurm"]
-    command = head.run(*own, head.script("sees.py", program))
-    for node in ("0", "1"):
-        assert f"sees {node} {node} None None" in command.text, command.text
-
-
-@shows("sync.largest_file")
-@shows("sync.largest_tree")
-def test_a_launch_that_refuses_what_is_too_large(head: Head) -> None:
-    (head.directory / "large").write_bytes(bytes(2_000_000))
-    for key in ("largest_file", "largest_tree"):
-        own = ["--set", "launch.sync=always", "--set", f"sync.{key}=1"]
-        command = head.launch("--dry-run", *own, head.script("x.py", ""))
-        assert command.finish() == 3
-        assert "does not travel with the code" in command.text
-
-
-@shows("sync.fanout")
-def test_a_launch_that_says_how_its_code_spreads(head: Head) -> None:
-    """What it does takes more hosts: tests/end_to_end/test_fanout.py."""
-    command = head.launch("--dry-run", "--set", "sync.fanout=-2", head.script("x.py", ""))
-    assert command.finish() == 2
-    assert "sync.fanout" in command.text
-
-
-ONCE = """
-import os, sys
-if os.environ["ORCHESTRATOR_ATTEMPT"] == "1":
-    sys.exit("not yet")
-"""
-
-
-@shows("launch.max_restarts")
-@shows("launch.note")
-@shows("launch.tag")
-def test_a_launch_that_is_started_again(head: Head) -> None:
-    keys = ["launch.max_restarts=1", "launch.note=a try", "launch.tag=[base]"]
-    head.run(*(word for key in keys for word in ("--set", key)), head.script("once.py", ONCE))
-    assert (head.record["launch"]["note"], head.record["launch"]["tag"]) == ("a try", ["base"])
-    assert [attempt["state"] for attempt in head.record["attempts"]] == ["failed", "done"]
-
-
-@shows("launch.notify")
-def test_what_other_tests_launch_with_is_read(head: Head) -> None:
-    """Notices take a command: test_notifier.py."""
-    command = head.launch("--dry-run", "--set", "launch.notify=[mail:me]", head.script("x.py", ""))
-    assert command.finish() == 2 and "--notify takes a shell command" in command.text
-
-
-@shows("launch.grace")
-def test_a_launch_that_gives_its_ranks_some_time(head: Head) -> None:
-    command = head.launch("--set", "launch.grace=7", head.script("wait.py", WAIT))
-    for _ in range(2):
-        command.wait_for("ready")
-    command.interrupt(signal.SIGINT)
-    command.wait_for(r"asking all ranks to save and stop \(7 s\)")
-    assert command.finish() == 130
-    assert head.nothing_left()
-
-
-@shows("launch.node_loss_timeout")
-def test_a_launch_that_gives_up_a_node(head: Head) -> None:
-    command = head.launch("--set", "launch.node_loss_timeout=1", head.script("wait.py", WAIT))
-    try:
-        for _ in range(2):
-            command.wait_for("ready")
-        head.cluster.kill_sshd(1)
-        command.wait_for(r"node 1 .*: no connection for [1-4] s .*; ending the job everywhere")
-        assert command.finish() == 4
-    finally:
-        head.cluster.start_sshd(1)
-        stop = head.command("orchestrator", "emergency-stop")
-        assert stop.finish() == 0, stop.text
-    assert head.nothing_left()
-
-
-@shows("launch.on_node_loss")
-def test_a_launch_that_waits_for_a_node(head: Head) -> None:
-    own = ["launch.node_loss_timeout=1", "launch.on_node_loss=wait"]
-    options = [word for value in own for word in ("--set", value)]
-    command = head.launch(*options, head.script("wait.py", WAIT))
-    for _ in range(2):
-        command.wait_for("ready")
-    head.cluster.kill_sshd(1)
-    try:
-        command.wait_for(r"node 1 .*: no connection for [1-4] s .*; still waiting")
-        command.wait_for(r"node 1 .*: no connection for [2-9] s .*; still waiting")
-    finally:
-        head.cluster.start_sshd(1)
-    command.wait_for("node 1 .* is back")
-    command.interrupt(signal.SIGINT)
-    assert command.finish() == 130
-    assert head.nothing_left()
-
-
-@shows("launch.on_head_loss")
-def test_a_launch_that_needs_its_head(head: Head) -> None:
-    own = ["launch.node_loss_timeout=1", "launch.on_head_loss=stop"]
-    options = [word for value in own for word in ("--set", value)]
-    command = head.launch(*options, head.script("wait.py", WAIT))
-    for _ in range(2):
-        command.wait_for("ready")
-    command.interrupt(signal.SIGKILL)
-    command.finish()
-    assert head.left(0) and head.left(1)
-    assert head.nothing_left(10)
-
-
-@shows("launch.hang_timeout")
-@shows("launch.on_hang")
-def test_a_launch_that_stands_still(head: Head) -> None:
-    own = ["launch.hang_timeout=1.5", "launch.on_hang=leave"]
-    options = [word for value in own for word in ("--set", value)]
-    command = head.launch(*options, head.script("wait.py", WAIT))
-    command.wait_for(r"no progress for [2-5] s: .*; left as it is")
-    command.interrupt(signal.SIGINT)
-    assert command.finish() == 130
-    assert head.nothing_left()

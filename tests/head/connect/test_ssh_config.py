@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
 
 from orchestrator.common.errors import UsageError
 from orchestrator.head.connect import ssh_config
@@ -214,68 +212,6 @@ def test_without_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # -- one question for all nodes ---------------------------------------------------------------
-
-
-def without_shortcut(
-    there: SshConfig, host: str, user: str | None, port: int | None
-) -> Destination:
-    answers = ssh_config.ask(there.file, host, user, port)
-    return ssh_config._destination(host, user, port, answers)
-
-
-LINES = [
-    *("User bob", "Port 2222", "IdentitiesOnly yes", "BindAddress 10.0.0.9", "HostKeyAlias one"),
-    *("IdentityFile /keys/id", "IdentityFile ~/.ssh/%h", "IdentityFile=/keys/%r", "# Host 50%"),
-    *("CertificateFile /certs/%n", "UserKnownHostsFile /known/%h /b", "HashKnownHosts yes"),
-    *("ProxyJump jump", "ProxyCommand nc %h %p", "ProxyCommand nc relay", "IdentityAgent /a/%h"),
-    *("HostName 10.0.0.7", "HostName %h.lan", "StrictHostKeyChecking yes", "ServerAliveInterval 5"),
-    *("Host *", "Host gpu01", "Host gpu*", "Host * !gpu01", "Match all", "Match host gpu01"),
-    *("Match user bob", "Match exec true", "HOST  *", "host=*", "  User alice", "Include {inner}"),
-    *("Include {plain}", 'Include "{quoted}"', "Include {none}", "CanonicalizeHostname yes"),
-    *("CanonicalDomains localdomain", "LocalForward 1 %h:2", "SendEnv *"),
-]
-
-
-@pytest.mark.slow
-@given(
-    st.lists(st.sampled_from(LINES), max_size=6),
-    st.sampled_from(["gpu01", "other", "2001:db8::1"]),
-    st.sampled_from([(None, None), ("bob", 2200)]),
-)
-@example(["HostName 10.0.0.7"], "gpu01", (None, None))
-@example(["CertificateFile /certs/%n"], "gpu01", (None, None))
-@example(["UserKnownHostsFile /known/%h /b"], "gpu01", (None, None))
-@example(["Match user bob", "Port 2222"], "gpu01", ("bob", 2200))
-@example(['Include "{quoted}"'], "gpu01", (None, None))
-@example(["Include {inner}"], "gpu01", (None, None))
-@settings(
-    max_examples=30,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-def test_the_shortcut_gives_what_ssh_gives(
-    tmp_path: Path, lines: list[str], host: str, who: tuple[str | None, int | None]
-) -> None:
-    """Where no line depends on the host, one question is asked; the answers are the same."""
-    included = {"inner": "Host gpu01\n  User inner\n", "plain": "User plain\n"}
-    included["with space"] = included["inner"]
-    for name, text in included.items():
-        (tmp_path / name).write_text(text)
-    names = {name: tmp_path / name for name in included}
-    names.update(quoted=tmp_path / "with space", none=tmp_path / "none")
-    text = "".join(f"{line}\n" for line in lines).format(**names)
-    there = config(tmp_path, text)
-    try:
-        slowly = without_shortcut(there, host, *who)
-    except UsageError:
-        return  # ssh does not take it
-    found = there.destination(host, *who)
-    assert found == slowly
-    own = {"host", "hostname", "user", "port"}
-    both = [
-        {key: each.settings[key] for key in each.settings.keys() - own} for each in (found, slowly)
-    ]
-    assert both[0] == both[1]
 
 
 def test_many_nodes_need_one_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

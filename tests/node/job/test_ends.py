@@ -14,7 +14,7 @@ import pytest
 from orchestrator.node.follow import stop_job
 from orchestrator.node.job import processes
 from orchestrator.node.job.job_processes import JobProcesses
-from tests.node.job.ends import Ending, random_end
+from tests.node.job.ends import Ending
 from tests.node.running import wait_until
 
 NO_PROCESS = 2**22 - 7
@@ -37,14 +37,6 @@ def test_a_proof_is_true(home: Path, kind: str, way: str, is_ended: bool) -> Non
     played = Ending(home, 0, kind, way, random.Random(1)).play()
     assert not played.is_false, played.in_words
     assert not (is_ended and played.alive), played.in_words
-
-
-@pytest.mark.slow
-def test_random_proofs_are_true(home: Path) -> None:
-    """scripts/bench/ends.py plays as many as one likes."""
-    home.mkdir()
-    played = [random_end(home, seed) for seed in range(20)]
-    assert not [one.in_words for one in played if one.is_false]
 
 
 def test_what_ends_before_it_is_read_may_have_left_a_child(

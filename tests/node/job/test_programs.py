@@ -70,18 +70,6 @@ def test_a_program_does_what_it_does_under_torchrun(
     compare(home, tmp_path / str(next(numbers)), program)
 
 
-@pytest.mark.timeout(1800)
-@given(program=programs())
-@settings(
-    max_examples=60,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-def test_many_programs_do_what_they_do_under_torchrun(
-    home: Path, tmp_path: Path, program: Program
-) -> None:
-    compare(home, tmp_path / str(next(numbers)), program)
-
-
 def compare(home: Path, directory: Path, program: Program) -> None:
     directory.mkdir()
     (directory / "program.py").write_text(program.text)

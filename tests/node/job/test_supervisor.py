@@ -772,7 +772,7 @@ if sys.argv[1] == "raise" and os.environ["RANK"] == "1":
 """
 
 
-@pytest.mark.parametrize(("start", "how"), [("fork", "_exit"), ("fork", "end"), ("plain", "raise")])
+@pytest.mark.parametrize(("start", "how"), [("fork", "_exit"), ("plain", "raise")])
 def test_with_the_real_torchrun(
     new_job: NewJob, tmp_path: Path, port: int, start: str, how: str
 ) -> None:

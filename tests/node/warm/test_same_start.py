@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from tests.node.warm.conftest import WarmNode
@@ -11,7 +9,6 @@ from tests.node.warm.same_start import a_round
 
 pytestmark = pytest.mark.slow
 
-MANY = int(os.environ.get("DRAWS", "40"))
 FEW = 1
 
 
@@ -27,10 +24,4 @@ def check(node: WarmNode, seed: int) -> list[bool]:
 
 @pytest.mark.parametrize("seed", range(FEW))
 def test_what_a_rank_sees(node: WarmNode, seed: int) -> None:
-    check(node, seed)
-
-
-@pytest.mark.parametrize("seed", range(FEW, MANY))
-def test_what_a_rank_sees_in_many_draws(node: WarmNode, seed: int) -> None:
-    """As many as DRAWS says."""
     check(node, seed)

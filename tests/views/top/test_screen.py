@@ -79,7 +79,7 @@ def cells(app: Top, name: str) -> list[list[str]]:
     return app.nodes.rows if name == "nodes" else app.jobs.rows
 
 
-@pytest.mark.parametrize("size", [(110, 30), (80, 24), (30, 8)])
+@pytest.mark.parametrize("size", [(110, 30)])
 def test_nodes_and_jobs_are_shown_and_change(size: tuple[int, int]) -> None:
     async def walk(app: Top, pilot: Pilot[None]) -> None:
         assert [row[0] for row in cells(app, "nodes")] == ["one", "two", "gone"]
