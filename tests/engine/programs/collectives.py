@@ -89,10 +89,6 @@ def add_up(rank: int, world_size: int, start: float) -> tuple[int, float]:
     return rank, all_reduce_tensor(torch.tensor(start + rank)).item()
 
 
-def odd() -> None:
-    raise Odd(7, more="lost")
-
-
 def fails() -> None:
     if setup_distributed()["rank"] == 1:
         raise KeyError("the dog ate it")
