@@ -11,10 +11,6 @@ if TYPE_CHECKING:
     from orchestrator.api.cluster import Cluster
     from orchestrator.api.job import Job, Line, Receipt, Verdict
     from orchestrator.common.errors import JobFailed, NoRestart, OrchestratorError
-    from orchestrator.engine.saving.memory import (
-        load_memory_checkpoint,
-        memory_checkpoint,
-    )
     from orchestrator.engine.trainer import Trainer
 
 __all__ = [
@@ -28,8 +24,6 @@ __all__ = [
     "Trainer",
     "Verdict",
     "__version__",
-    "load_memory_checkpoint",
-    "memory_checkpoint",
 ]
 
 # Imported when somebody asks for it: the head must not load torch, nor a command what it needs not.
@@ -43,12 +37,15 @@ LATER = {
     "Receipt": "orchestrator.api.job",
     "Trainer": "orchestrator.engine.trainer",
     "Verdict": "orchestrator.api.job",
-    "load_memory_checkpoint": "orchestrator.engine.saving.memory",
-    "memory_checkpoint": "orchestrator.engine.saving.memory",
 }
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("memory_checkpoint", "load_memory_checkpoint"):
+        raise AttributeError(
+            f"orchestrator.{name} was removed: the Trainer keeps its state in memory by itself;"
+            " another loop saves to disk, and copies by orchestrator.distributed.copy_to_nodes()"
+        )
     if name not in LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(LATER[name]), name)

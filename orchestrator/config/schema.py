@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from orchestrator.common.errors import UsageError, nearest
@@ -138,7 +139,7 @@ TEXT = only("dataset.kind", "library", "tokens", "synthetic")
 OWN_DATA = only("dataset.kind", "target")
 WITH_ARGS = only("dataset.kind", "target", "huggingface")
 KINDS = ("library", "synthetic", "tokens", "records", "huggingface", "target")
-SUFFIXES = (".jsonl", ".csv", ".parquet")  # of files of records
+LINES = ".jsonl"  # the suffix of a file of records
 
 
 @dataclass(frozen=True)
@@ -146,8 +147,8 @@ class Dataset:
     """The data to train on. Every sample is seen once per epoch, for any number of ranks.
 
     library: Python's own sources, as bytes. synthetic. tokens: a file of scripts/make_tokens.py.
-    records: a file, or a directory of files, of JSON lines, CSV or Parquet. huggingface: a dataset
-    of the hub, or a directory of save_to_disk. target: your own.
+    records: a file, or a directory of files, of JSON lines. huggingface: a dataset of the hub, or
+    a directory of save_to_disk, or csv or parquet with args {data_files: FILES}. target: your own.
     """
 
     kind: str = "library"  # one of the above; path and target imply it
@@ -171,6 +172,13 @@ class Dataset:
                 raise UsageError(f"dataset.kind is {self.kind!r}, but dataset.{key} is set too")
             object.__setattr__(self, "kind", implied)
         one_of("dataset.kind", self.kind, KINDS)
+        suffix = Path(self.path or "").suffix
+        if self.kind != "huggingface" and suffix in (".csv", ".parquet"):
+            raise UsageError(
+                f"dataset.path: {suffix} files are not read as records any more",
+                f"dataset.kind=huggingface, dataset.path={suffix[1:]}, and"
+                f" dataset.args={{data_files: {self.path}}}",
+            )
         if self.kind == "target" and self.target is None:
             raise UsageError("dataset.kind is 'target', but dataset.target names no function")
         if self.kind in ("tokens", "records", "huggingface") and self.path is None:
@@ -185,7 +193,7 @@ class Dataset:
             return "target"
         if self.path is None or self.kind in ("records", "huggingface"):
             return self.kind
-        return "records" if self.path.endswith(SUFFIXES) else "tokens"
+        return "records" if self.path.endswith(LINES) else "tokens"
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from tests.launching import Head
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "scripts" / "examples"
 PAGES = {
-    "memory_checkpoint_example.py": "torchrun",
     "multi_node_example.py": "torchrun",
     "test_multinode.py": "accelerate",
     "distributed_training_example.py": "ddp-trainer",
@@ -27,7 +26,6 @@ PAGES = {
             *("multi_node_example.py", [], ["--min-period", "1s", "--max-period", "2s"]),
             "Gathered 2 tensors, their mean is 0.5",
         ),
-        (*("memory_checkpoint_example.py", [], []), "step 200  loss "),
         (
             *("test_multinode.py", ["--accelerate-config", "accelerate.yaml"], []),
             "Multi-node setup successful!",

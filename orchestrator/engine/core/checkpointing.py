@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from orchestrator.common.errors import CheckFailed, OrchestratorError, UsageError
 from orchestrator.common.text import Say
 from orchestrator.engine.core import average
-from orchestrator.engine.core.kept import WHAT_IS_DRAWN, WHAT_TRAINS, ExtraState, Snapshot
+from orchestrator.engine.core.kept import WHAT_IS_DRAWN, ExtraState, Snapshot
 from orchestrator.engine.core.optimizer_state import HOW, by_name, of_name
 from orchestrator.engine.core.parts import Parts, as_path
 from orchestrator.engine.core.settings import Request
@@ -29,8 +29,6 @@ from orchestrator.engine.saving import loading, memory, ownership, search, weigh
 from orchestrator.engine.saving.checkpoint import Checkpoints
 from orchestrator.engine.saving.memory import Memory
 from orchestrator.engine.saving.nodes import holds_all
-from orchestrator.engine.saving.reader import several
-from orchestrator.engine.saving.state import frozen_of
 from orchestrator.engine.saving.state import state_of as state_of_model
 from orchestrator.engine.sharding import mesh
 from orchestrator.records import checkpoint_manifest, checkpoint_store
@@ -58,8 +56,6 @@ class Checkpointing:
         self.at_end = False
         # A checkpoint has all of the optimizer's state.
         self.savable = False
-        # What a resume could not read, as it was reported last.
-        self.unreadable: list[str] = []
         self.drawn = DataPlace()
         self._keep_what_is_known()
 
@@ -73,7 +69,6 @@ class Checkpointing:
             )
         if extra:
             self.keep("extra state of modules", extra)
-        self.keep(WHAT_TRAINS, self.parts.what_trains)
         for stepper in self.parts.steppers:
             if stepper.average is not None:
                 self.keep(average.name_of(stepper.name), stepper.average)
@@ -156,7 +151,7 @@ class Checkpointing:
 
     def begin(self, asked: Request, training: Batches) -> None:
         """Resume, if asked or restarted; open the stores that the training saves into."""
-        self.at_end, self.savable, self.unreadable = asked.at_end, False, []
+        self.at_end, self.savable = asked.at_end, False
         self.checkpoints = self._resumed(asked)
         if self.state.position < 0:  # an earlier version counted batches
             self.state.position = self.state.batch * training.round_size
@@ -307,7 +302,6 @@ class Checkpointing:
         if self.checkpoints is None:
             yield
             return
-        self.checkpoints.step_in_memory = self._step_in_memory
         with contextlib.closing(self.checkpoints):
             yield
 
@@ -325,21 +319,10 @@ class Checkpointing:
         for stepper in steppers:
             refuse_unsaved(stepper.optimizer, stepper.state.content().unsaved)
 
-    def _warn_of_unreadable(self, names: list[str]) -> None:
-        """Say at a save, and not after a resume, what this program could not read as it begins."""
-        if names == self.unreadable:
-            return
-        self.unreadable = names
-        if names:
-            self.say(
-                f"WARNING: a resume will refuse what is saved now: {several(names)} is not as"
-                " this program begins; have it so before train()"
-            )
-
     def save(self) -> None:
         """Save into the store of this training."""
         assert self.checkpoints is not None
-        self._warn_of_unreadable(self._save_into(self.checkpoints))
+        self._save_into(self.checkpoints)
 
     def save_last(self) -> None:
         """Save the last state, and try again if that fails: this checkpoint is all that is left."""
@@ -368,12 +351,7 @@ class Checkpointing:
             return
         self._save_into(memory)
 
-    def _step_in_memory(self) -> int | None:
-        memory = self.memory
-        return None if memory is None or memory.off else memory.newest
-
-    def _save_into(self, checkpoints: Checkpoints) -> list[str]:
-        """Save, and name what a program that begins anew could not read of it."""
+    def _save_into(self, checkpoints: Checkpoints) -> None:
         parts, state, in_memory = self.parts, self.state, checkpoints.in_memory
         if not in_memory:  # how often that happens depends on the time it takes
             agreement.take_buffers_of_first(parts.bare)
@@ -388,9 +366,8 @@ class Checkpointing:
                 "aliases": aliases_of(parts.bare),
                 "configs": configs_of(parts.bare) if described else {},
             }
-            tensors, frozen = state_of_model(parts.bare, snapshot.tensors), frozen_of(parts.bare)
-            checkpoints.save(state.step, tensors, progress, frozen=frozen, best=best)
-        return [*parts.what_trains.unreadable(), *snapshot.unreadable]
+            tensors = state_of_model(parts.bare, snapshot.tensors)
+            checkpoints.save(state.step, tensors, progress, best=best)
 
     def _progress(self, snapshot: Snapshot, run: ownership.Run) -> dict[str, Any]:
         """Return all of the state that is no tensor, as JSON keeps it."""

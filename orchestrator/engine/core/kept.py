@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import io
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +26,8 @@ from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.saving.state import decoded
 from orchestrator.engine.sharding.mesh import plain_class
 
-# By these names it is kept; earlier checkpoints have none.
-WHAT_TRAINS, WHAT_IS_DRAWN = "what trains", "what is drawn"
+# By this name the place in the data is kept.
+WHAT_IS_DRAWN = "what is drawn"
 # What torch and pickle raise for what is no data, or not safe to be read again.
 NOT_READ = (pickle.PickleError, AttributeError, RuntimeError, TypeError, ValueError)
 
@@ -39,7 +38,6 @@ class Snapshot:
 
     tensors: Mapping[str, Tensor]
     progress: Mapping[str, Any]
-    unreadable: list[str]  # what this program could not read when it began
 
 
 class AuxiliaryState:
@@ -48,7 +46,6 @@ class AuxiliaryState:
     def __init__(self, steppers: Steppers) -> None:
         self.steppers = steppers
         self.holders: dict[str, Any] = {}
-        self.began: dict[str, set[str]] = {}  # the tensors of dicts, which a resume fills
         self.primed: dict[str, Tensor] | None = None  # what a resume is to fill
 
     def add(self, name: str, holder: Any) -> None:
@@ -66,10 +63,8 @@ class AuxiliaryState:
                 "make all of it first, with the weights as the Trainer has spread them:"
                 " {n: w.detach().clone() for n, w in trainer.bare.named_parameters()}",
             )
-        content = content_of(name, holder)
+        content_of(name, holder)  # it raises for what no checkpoint can hold
         self.holders[name] = holder
-        if isinstance(holder, dict):
-            self.began[name] = set(content.tensors)
 
     def _kept(self) -> dict[str, Content]:
         return {name: content_of(name, holder) for name, holder in self.holders.items()}
@@ -89,7 +84,7 @@ class AuxiliaryState:
         forms = {path: form for content in kept.values() for path, form in content.forms.items()}
         texts = {"kept": {name: content.text for name, content in kept.items()}, "forms": forms}
         progress = {**by_name(optimizers), **(texts if kept else {})}
-        return Snapshot(tensors, progress, self._unreadable(kept))
+        return Snapshot(tensors, progress)
 
     def prime(self, progress: Mapping[str, Any]) -> Mapping[str, Tensor]:
         """Give the tensors that a checkpoint is to be read into."""
@@ -155,20 +150,13 @@ class AuxiliaryState:
             *(
                 name
                 for name in self.holders
-                if name not in saved.get("kept", {}) and name not in (WHAT_TRAINS, WHAT_IS_DRAWN)
+                if name not in saved.get("kept", {}) and name != WHAT_IS_DRAWN
             ),
         ]
 
     def unread(self, progress: Mapping[str, Any]) -> list[str]:
         """Name what a checkpoint has, and this program does not keep."""
         return [name for name in progress["stepper"].get("kept", {}) if name not in self.holders]
-
-    def _unreadable(self, kept: Mapping[str, Content]) -> list[str]:
-        return [
-            f"{path} (kept as {name!r})"
-            for name, began in self.began.items()
-            for path in sorted(began ^ kept[name].tensors.keys())
-        ]
 
 
 def place_of(stepper: Stepper) -> str:
@@ -190,70 +178,6 @@ def content_of(name: str, holder: Any) -> Content:
     content = Content()
     content.text = content.write(holder if isinstance(holder, dict) else holder.state_dict(), name)
     return content
-
-
-class WhatTrains:
-    """Holds which weights and modules train where hooks have changed that, so that a resume, which
-    begins as the program is written, goes on as it was."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.shapes = {name: w.shape for name, w in plain_names.parameters(model)}
-        self.frozen = self._frozen()
-        self.began = hashlib.sha256("\n".join(sorted(self.frozen)).encode()).hexdigest()
-        self.has_modes = False  # a training has set them
-        self.evaluated: list[str] | None = None  # as a resume will set them
-
-    def _frozen(self) -> frozenset[str]:
-        named = plain_names.parameters(self.model)
-        return frozenset(name for name, weight in named if not weight.requires_grad)
-
-    def unreadable(self) -> list[str]:
-        """Name the weights that are not as in a program that begins anew."""
-        now = {name: w.shape for name, w in plain_names.parameters(self.model)}
-        return sorted(
-            name
-            for name in self.shapes.keys() | now.keys()
-            if self.shapes.get(name) != now.get(name)
-        )
-
-    def state_dict(self) -> dict[str, Any]:
-        frozen = self._frozen()
-        changes = {
-            "frozen": sorted(frozen - self.frozen),
-            "unfrozen": sorted(self.frozen - frozen),
-        }
-        modes = self.has_modes and self.model.training
-        evaluated = {"evaluated": list(outermost_evaluated(self.model))} if modes else {}
-        return {"began": self.began, **changes, **evaluated}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take it from the same program; another one has a choice of its own."""
-        if state["began"] != self.began:
-            return
-        for name, weight in plain_names.parameters(self.model):
-            if name in state["frozen"] or name in state["unfrozen"]:
-                weight.requires_grad_(name in state["unfrozen"])
-        self.evaluated = state.get("evaluated")
-
-    def restore_modes(self) -> None:
-        """Set the modes that were saved, after those that a training begins with."""
-        self.has_modes = True
-        if self.evaluated is not None:
-            self.model.train()
-            for name, module in self.model.named_modules():
-                if plain_names.plain(name) in self.evaluated:
-                    module.eval()
-        self.evaluated = None
-
-
-def outermost_evaluated(module: nn.Module, prefix: str = "") -> Iterator[str]:
-    """Name the modules in evaluation mode inside of one that trains."""
-    for name, child in module.named_children():
-        if child.training:
-            yield from outermost_evaluated(child, f"{prefix}{name}.")
-        else:
-            yield plain_names.plain(f"{prefix}{name}")
 
 
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

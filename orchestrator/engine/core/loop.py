@@ -91,7 +91,6 @@ class Loop:
             after.callback(self._restore_randomness)
             after.enter_context(self.saving.open())
             to_train(self.parts.model, self.parts.bare)
-            self.parts.what_trains.restore_modes()
             after.enter_context(self.parts.steppers.training_mode())
             # A hook is heard after its step, so all vote after it; else while the step computes.
             self.votes_late = any(gather(ranks.world == 1 or self.hooks.on_step_end is not None))

@@ -17,7 +17,7 @@ from orchestrator.common.errors import UsageError, nearest
 from orchestrator.common.files import expanded
 from orchestrator.config.schema import Config, Training
 from orchestrator.engine.core import settings
-from orchestrator.engine.core.kept import AuxiliaryState, WhatTrains
+from orchestrator.engine.core.kept import AuxiliaryState
 from orchestrator.engine.core.optimizer import LrScheduler, Schedulers, configured, schedule
 from orchestrator.engine.core.settings import Arguments, Each
 from orchestrator.engine.core.step import Steppers, names_of
@@ -69,11 +69,6 @@ class Parts:
             return None
         alike = mesh.waits_for_copies(self.bare, self.mesh, self.config)
         return UsedParts(self.bare, alike=alike)
-
-    @functools.cached_property
-    def what_trains(self) -> WhatTrains:
-        """Which of the weights and modules train, beside what the program began with."""
-        return WhatTrains(self.bare)
 
     @property
     def unit(self) -> str:

@@ -1,17 +1,16 @@
-"""Files of records as a list of samples: JSON lines, CSV, Parquet, and Hugging Face datasets.
+"""Files of records as a list of samples: JSON lines, and Hugging Face datasets.
 
 A sample is a dict of its columns: numbers, lists of numbers (tensors), text. JSON lines are mapped
-into memory, and 8 bytes are kept for each line. CSV and Parquet are read whole.
+into memory, and 8 bytes are kept for each line.
 """
 
 from __future__ import annotations
 
-import csv
 import json
 import mmap
 import re
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,7 +18,7 @@ import torch
 from torch.utils.data import ConcatDataset, default_collate
 
 from orchestrator.common.errors import CheckFailed, import_optional
-from orchestrator.config.schema import SUFFIXES
+from orchestrator.config.schema import LINES
 
 # A line that is not blank.
 LINE = re.compile(rb".*\S.*")
@@ -75,20 +74,17 @@ def is_numbers(value: Any) -> bool:
 
 
 def open_table(path: Path) -> Records:
-    """Open a file by its suffix, or all such files of a directory in the order of their names."""
+    """Open a file of JSON lines, or all of a directory in the order of their names."""
     if path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
+        files = sorted(path.glob(f"*{LINES}"))
         if not files:
-            raise CheckFailed(f"{path} has no file that ends in {', '.join(SUFFIXES)}")
+            raise CheckFailed(f"{path} has no file that ends in {LINES}")
         parts: list[Any] = [open_table(file) for file in files]
         return ConcatDataset(parts)
     try:
-        if path.suffix == ".parquet":
-            return Parquet(path)
-        return read_csv(path) if path.suffix == ".csv" else JsonLines(path)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise CheckFailed(f"{path} cannot be read: {reason}") from None
+        return JsonLines(path)
+    except OSError as error:
+        raise CheckFailed(f"{path} cannot be read: {error.strerror}") from None
 
 
 class JsonLines:
@@ -125,49 +121,11 @@ class JsonLines:
         return type(self), (self.path,)
 
 
-def read_csv(path: Path) -> list[dict[str, Any]]:
-    """Read a file with a line of names; a column is of whole numbers, of numbers or of text."""
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.reader(file)
-        rows = []
-        for row in filter(None, reader):
-            rows.append(row)
-            if len(row) != len(rows[0]):
-                problem = f"{len(row)} values for {len(rows[0])} columns"
-                raise CheckFailed(f"line {reader.line_num} of {path}: {problem}")
-    if not rows:
-        raise CheckFailed(f"{path} has not even a line of names")
-    names, *values = rows
-    columns = [typed(column) for column in zip(*values, strict=True)]
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-
-
-def typed(column: Iterable[str]) -> list[Any]:
-    for kind in (int, float):
-        try:
-            return [kind(value) for value in column]
-        except ValueError:
-            continue
-    return [*column]
-
-
-class Parquet:
-    """Columns in memory."""
-
-    def __init__(self, path: Path) -> None:
-        self.table: Any = package("pyarrow.parquet", "pyarrow").read_table(path)
-
-    def __len__(self) -> int:
-        return int(self.table.num_rows)
-
-    def __getitem__(self, index: int) -> Mapping[str, Any]:
-        record: Mapping[str, Any] = self.table.slice(index, 1).to_pylist()[0]
-        return record
-
-
 def hugging_face(name: str, options: Mapping[str, Any]) -> Records:
     """Open a dataset of the hub, or what save_to_disk has written; mapped into memory."""
-    datasets = package("datasets", "datasets")
+    datasets = import_optional(
+        "datasets", "datasets", "these data need the package datasets, which"
+    )
     if Path(name, "dataset_info.json").exists() or Path(name, "dataset_dict.json").exists():
         dataset = datasets.load_from_disk(name)
     else:
@@ -181,7 +139,3 @@ def hugging_face(name: str, options: Mapping[str, Any]) -> Records:
         dataset = dataset[split]
     records: Records = dataset
     return records
-
-
-def package(module: str, name: str) -> Any:
-    return import_optional(module, name, f"these data need the package {name}, which")

@@ -1,7 +1,7 @@
 """Trainer.launch: run a function in several processes on this machine and return its results.
 
-torch.multiprocessing starts fresh Pythons, so a program that has used CUDA may launch. Functions are
-sent with cloudpickle. A process ends when its parent does.
+torch.multiprocessing starts fresh Pythons, so a program that has used CUDA may launch. Functions
+are sent with cloudpickle. A process ends when its parent does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.multiprocessing import (
+from torch.multiprocessing.spawn import (
     ProcessExitedException,
     ProcessRaisedException,
     start_processes,
@@ -44,7 +44,9 @@ def launch(fn: Callable[..., Any], args: Sequence[Any], nprocs: int | None) -> l
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
         try:
-            start_processes(run_rank, (count, store.port, blob, place), count, start_method="spawn")
+            start_processes(  # type: ignore[no-untyped-call]
+                run_rank, (count, store.port, blob, place), count, start_method="spawn"
+            )
         except ProcessRaisedException as error:
             rank = error.error_index
             raise pickle.loads(result_of(place, rank).read_bytes()) from RankError(error.msg)

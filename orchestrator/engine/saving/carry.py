@@ -21,12 +21,11 @@ from orchestrator.common.errors import JobFailed, UsageError
 from orchestrator.common.files import AS_USUAL, replacing, sync_directory
 from orchestrator.engine.ranks.collectives import has_others
 from orchestrator.engine.ranks.ranks import gather, host_group
-from orchestrator.engine.saving.weights import memory
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_manifest import FileRecord
 
 PIECE_BYTES = 4 << 20
-FILES_AT_ONCE = 4  # files that a rank sends, and as many that it receives
+ERRANDS_AT_ONCE = 64  # of all ranks: they bound the files and the pieces of one
 DAMAGED = "it arrived damaged"
 
 
@@ -52,9 +51,10 @@ def carry(
     send are, there() where those go that it receives.
     """
     problems: dict[Errand, str] = {}
-    for wave in waves(errands):
-        out = [Outgoing(tag, errand, here) for tag, errand in wave if errand.source == rank]
-        into = [Incoming(tag, errand, there) for tag, errand in wave if errand.target == rank]
+    for first in range(0, len(errands), ERRANDS_AT_ONCE):
+        some = list(enumerate(errands))[first : first + ERRANDS_AT_ONCE]
+        out = [Outgoing(tag, errand, here) for tag, errand in some if errand.source == rank]
+        into = [Incoming(tag, errand, there) for tag, errand in some if errand.target == rank]
         ends: list[Outgoing | Incoming] = [*out, *into]
         longest = max((end.errand.record.size for end in ends), default=0)
         for at in range(0, longest, PIECE_BYTES):
@@ -66,25 +66,6 @@ def carry(
                 incoming.write(at)
         problems |= {end.errand: problem for end in into if (problem := end.finish())}
     return problems
-
-
-def waves(errands: Sequence[Errand]) -> list[list[tuple[int, Errand]]]:
-    """Divide them so that no rank has too many files open; every rank divides them alike."""
-    busy: dict[tuple[tuple[str, int], int], int] = {}
-    wave_of: list[list[tuple[int, Errand]]] = []
-    first: dict[tuple[str, int], int] = {}  # the first wave in which this end has room
-    for tag, errand in enumerate(errands):
-        ends = ("from", errand.source), ("to", errand.target)
-        number = max(first.get(end, 0) for end in ends)
-        while any(busy.get((end, number), 0) >= FILES_AT_ONCE for end in ends):
-            number += 1
-        for end in ends:
-            busy[end, number] = busy.get((end, number), 0) + 1
-            if busy[end, number] == FILES_AT_ONCE and first.get(end, 0) == number:
-                first[end] = number + 1
-        wave_of += [[] for _ in range(number + 1 - len(wave_of))]
-        wave_of[number].append((tag, errand))
-    return wave_of
 
 
 class Outgoing:
@@ -108,7 +89,7 @@ class Incoming:
 
     def __init__(self, tag: int, errand: Errand, there: Place) -> None:
         self.tag, self.errand, self.path = tag, errand, there(errand)
-        self.piece = torch.empty(min(PIECE_BYTES, errand.record.size), dtype=torch.uint8)
+        self.buffer = bytearray(min(PIECE_BYTES, errand.record.size))
         self.sum, self.problem = hashlib.sha256(), ""
         self.file: BinaryIO | None = None
         self.opened = contextlib.ExitStack()
@@ -124,13 +105,14 @@ class Incoming:
             self.problem = self.problem or f"{error.strerror or error} ({self.path.parent})"
 
     def post(self, at: int, group: dist.ProcessGroup | None) -> dist.Work | None:
-        piece = self.piece[: self.errand.record.size - at]
+        left = memoryview(self.buffer)[: self.errand.record.size - at]
+        piece = torch.frombuffer(left, dtype=torch.uint8)
         return dist.irecv(piece, self.errand.source, group, self.tag)
 
     def write(self, at: int) -> None:
         left = self.errand.record.size - at
         if left > 0 and self.file is not None and not self.problem:
-            data = memory(self.piece[:left])
+            data = memoryview(self.buffer)[:left]
             self.sum.update(data)
             with self._noted():
                 self.file.write(data)

@@ -15,7 +15,7 @@ import functools
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -33,15 +33,12 @@ from orchestrator.common.files import replace as write_file
 from orchestrator.common.text import Say
 from orchestrator.config import schema
 from orchestrator.engine.ranks import supervisor
-from orchestrator.engine.ranks.agreement import Copies
 from orchestrator.engine.ranks.ranks import Ranks, gather, say_once
 from orchestrator.engine.saving import nodes
 from orchestrator.engine.saving.nodes import writers
 from orchestrator.engine.saving.ownership import Run, WriterLock, is_of, later_than
 from orchestrator.engine.saving.reader import METADATA
 from orchestrator.engine.saving.writer import (
-    CONSTANT,
-    Saved,
     StagedPlanner,
     Trouble,
     Writer,
@@ -58,7 +55,6 @@ class Checkpoints:
 
     _writing: ClassVar[dict[str, Checkpoints]] = {}  # by purpose: the last one that saved
     in_memory = False
-    alike = True  # what is not sharded is the same on all ranks
 
     def __init__(
         self,
@@ -84,12 +80,8 @@ class Checkpoints:
         self.reason = self.failed = ""  # why the last save failed, if it did
         self.culprit = -1  # the rank that could not write then
         self.newest: int | None = None  # the last step of this run that is on the disk
-        self.step_in_memory: Callable[[], int | None] = lambda: None  # and in the nodes' memory
         self.stalled = 0.0  # seconds for which it held up the training
         self.staged: dict[str, Tensor] = {}
-        self.constant: set[str] | None = None  # of those: what has not changed since the first save
-        self.unchanged = Copies()
-        self.before: list[Saved] = []  # the last two
         self.last_saved = -1  # or tried to
         self.unprotected = ""  # why there are no copies of the last one
         self.known_whole = -1  # the step that was resumed from: parts up to there are of use
@@ -132,7 +124,6 @@ class Checkpoints:
     def close(self) -> None:
         """Release the directory and the memory of the copy."""
         self.staged.clear()
-        self.constant, self.unchanged, self.before = None, Copies(), []
         self.lock.release()
 
     def leave(self) -> None:
@@ -148,7 +139,6 @@ class Checkpoints:
         state: Mapping[str, Tensor],
         progress: Any,
         *,
-        frozen: Collection[str] = (),
         best: bool = False,
     ) -> None:
         """Copy the state to host memory and write it; the one before has to be done first."""
@@ -158,7 +148,7 @@ class Checkpoints:
                 other.wait()
         Checkpoints._writing[self.purpose] = self
         values = {name: local_tensor(value) for name, value in state.items()}
-        staged = self._stage(values, frozen) if self.config.asynchronous else values
+        staged = self._stage(values) if self.config.asynchronous else values
         self.last_saved = step
         self.stalled = time.perf_counter() - began
         self.thread = threading.Thread(
@@ -169,27 +159,14 @@ class Checkpoints:
             self.thread.join()
             self.stalled = time.perf_counter() - began
 
-    def _stage(self, values: Mapping[str, Tensor], frozen: Collection[str]) -> dict[str, Tensor]:
-        """Copy to host memory that is kept between saves: a fresh page costs more than a copy.
-
-        What was frozen at the first save stays there for as long as it is to the bit what it was.
-        """
-        unchanged: set[str] = set()
-        if self.constant is not None:
-            there = {name: values[name] for name in self.constant & values.keys()}
-            unchanged = self.constant = self.unchanged.equal(there)
+    def _stage(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Copy to host memory that is kept between saves: a fresh page costs more than a copy."""
         for name, value in values.items():
-            if name in unchanged:
-                continue
             before = self.staged.get(name)
             if before is None or (before.shape, before.dtype) != (value.shape, value.dtype):
                 pinned = value.device.type == "cuda"
                 self.staged[name] = torch.empty_like(value, device="cpu", pin_memory=pinned)
             self.staged[name].copy_(value, non_blocking=True)
-        if self.constant is None:
-            self.constant = set(frozen) & values.keys()
-            kept = {name: self.staged[name] for name in self.constant}
-            self.unchanged.note({name: values[name] for name in kept}, kept)
         if torch.cuda.is_available():
             torch.cuda.current_stream().synchronize()
         return dict(self.staged)
@@ -232,30 +209,11 @@ class Checkpoints:
         """
         if not self.writers.first:
             return
-        words = f"NOT SAVED: {problem}; {self._at_stake()}"
+        newest = "nothing of this run" if self.newest is None else f"step {self.newest}"
+        words = f"NOT SAVED: {problem}; {newest} is on the disk"
         say_once(f"WARNING: {words}; training continues, and the next save tries again")
         if self.in_a_row == 1:
             supervisor.tell(self.ranks, UNSAVED, self.culprit, self.last_saved, words)
-
-    def _at_stake(self) -> str:
-        """Describe what is left if the job ends now.
-
-        A job is not ended for a full disk, not even where a spare stands by: as long as it runs
-        nothing is lost, and there may be room again. Where the last save fails, the attempt does,
-        and its verdict names the node to replace.
-        """
-        newest, memory = self.newest, self.step_in_memory()
-        disk = "nothing of this run is on a disk" if newest is None else ""
-        if len(self.writers.members) < self.ranks.world:
-            return (
-                f"{disk or f'the newest on this node is of step {newest}'}; others keep their own"
-            )
-        if memory is not None:
-            rest = disk or f"the disk has step {newest}"
-            return f"a restart continues from step {memory}, in the nodes' memory; {rest}"
-        if disk:
-            return f"{disk}, and a restart starts from the beginning"
-        return f"a restart goes back to step {newest}"
 
     def finish(self) -> None:
         """Wait for a save that was asked for by hand, and raise what went wrong: on all ranks."""
@@ -283,9 +241,8 @@ class Checkpoints:
         best: bool,
     ) -> None:
         directory = checkpoint_store.partial(self.directory, step, self.token)
-        group, linkable = self.writers.group, self._linkable
-        constant, apart = frozenset(self.constant or ()), self.writers.apart
-        writer = Writer(directory, constant, linkable, apart=apart and self.alike)
+        group, apart = self.writers.group, self.writers.apart
+        writer = Writer(directory, apart=apart)
         try:
             save(
                 state,
@@ -294,11 +251,11 @@ class Checkpoints:
                 process_group=group,
                 no_dist=group is None,
             )
-            saved = self._publish(writer, step, progress, best=best)
+            files = self._publish(writer, step, progress, best=best)
             trouble = Trouble()
         except (Exception, CheckpointException) as error:  # noqa: BLE001 (a BaseException)
             index = self.writers.members.index(self.ranks.rank)
-            trouble = trouble_of(error, directory, index, state)
+            trouble = trouble_of(error, directory, index)
         try:
             troubles = gather(trouble, group)
         except RuntimeError:  # the training ends over that
@@ -312,14 +269,10 @@ class Checkpoints:
             self.problem = f"step {step}: {self.reason}"
             return
         self.in_a_row, self.newest = 0, step
-        self.before = [*self.before, saved][-2:]
         seconds = time.perf_counter() - began
-        size = sum(record.size for record in saved.files.values())
-        old = linkable.files if linkable is not None else {}
-        same = sum(r.size for n, r in saved.files.items() if CONSTANT in n and old.get(n) == r)
-        linked = f", {text.size(same)} of it linked" if same else ""
+        size = sum(record.size for record in files.values())
         self.this_save = step, size, seconds
-        self.written = f"saved step {step}: {text.size(size)} in {seconds:.2f} s{linked}"
+        self.written = f"saved step {step}: {text.size(size)} in {seconds:.2f} s"
 
     def _blame(self, troubles: Sequence[Trouble]) -> None:
         """Name the first rank whose own fault it is, if there is one."""
@@ -329,12 +282,14 @@ class Checkpoints:
         who = f"rank {self.culprit} on node {node} ({host}): " if first.own else ""
         self.reason = f"{who}{first.text}"
 
-    def _publish(self, writer: Writer, step: int, progress: Any, *, best: bool) -> Saved:
+    def _publish(
+        self, writer: Writer, step: int, progress: Any, *, best: bool
+    ) -> Mapping[str, FileRecord]:
         """Publish what all have written, and prune."""
         ranks, group = self.ranks, self.writers.group
         final = checkpoint_store.final(self.directory, step)
-        # Once all have answered, the first may publish: then no file is here any more.
-        identities, files = self._digests(writer)
+        records = gather(writer.fs.records, group)
+        files = {name: record for own in records for name, record in own.items()}
         hosts = {}
         if self.writers.apart:
             hosts = {n: ranks.nodes[nodes.writer_of(n)][1] for n in files if n != METADATA}
@@ -348,35 +303,14 @@ class Checkpoints:
         self._on_publishers(functools.partial(checkpoint_store.describe, *place, manifest, names))
         self._on_publishers(functools.partial(checkpoint_store.put_in_place, *place, step))
         if self.writers.apart:
-            more, problem = nodes.keep_copies(
-                final, files, ranks, group, copies=self.config.copies, before=self._linkable
-            )
-            identities |= more
+            problem = nodes.keep_copies(final, files, ranks, group, self.config.copies)
             if problem:
                 self.unprotected = f"step {step} is saved, but not all of its copies: {problem}"
         if self.writers.publishes:
             if best:
                 checkpoint_store.mark_best(self.directory, step)
             self.prune(self.config.keep)
-        return Saved(final, files, identities, writer.results)
-
-    def _digests(
-        self, writer: Writer
-    ) -> tuple[dict[str, tuple[int, ...]], Mapping[str, FileRecord]]:
-        """Return what later checkpoints may link of this rank's files, and the digests of all."""
-        index = self.writers.members.index(self.ranks.rank)
-        names = sorted(path.name for path in writer.directory.glob(f"__{index}_*"))
-        names += [METADATA] if self.writers.first else []
-        records: Mapping[str, FileRecord] = {}
-        identities, problem = dict[str, tuple[int, ...]](), ""
-        try:
-            records, identities = writer.digests(names), writer.identities()
-        except OSError as error:
-            problem = str(error)
-        answers = gather((problem, records), self.writers.group)
-        if problem := next((problem for problem, _ in answers if problem), ""):
-            raise OSError(problem)
-        return identities, {name: each for _, some in answers for name, each in some.items()}
+        return files
 
     def _broadcast(self, partial: Path, manifest: Manifest) -> Manifest:
         """Send the metadata, and the manifest of the first rank, to each node."""
@@ -399,14 +333,6 @@ class Checkpoints:
             problem = error.what if isinstance(error, OrchestratorError) else str(error)
         if trouble := next(filter(None, gather(problem, self.writers.group)), ""):
             raise JobFailed(trouble)
-
-    @property
-    def _linkable(self) -> Saved | None:
-        """Return the checkpoint before the last one, if two are kept: so no two that follow each
-        other share a file, and where one is damaged, the one before it is not."""
-        if max(self.config.keep, 1) > 1:
-            return self.before[0] if len(self.before) == 2 else None
-        return self.before[-1] if self.before else None
 
     def prune(self, keep: int) -> None:
         """Remove older checkpoints of this run; those of other runs stay."""

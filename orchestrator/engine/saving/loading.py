@@ -26,7 +26,7 @@ from orchestrator.engine.saving.carry import Errand
 from orchestrator.engine.saving.ownership import Run, saved_by
 from orchestrator.engine.saving.reader import METADATA, several
 from orchestrator.engine.saving.search import Accept, Find
-from orchestrator.engine.saving.state import MODEL, state_of, take_shapes
+from orchestrator.engine.saving.state import MODEL, state_of
 from orchestrator.engine.saving.writer import first_cause
 from orchestrator.records import checkpoint_manifest, checkpoint_parts, checkpoint_store
 from orchestrator.records.checkpoint_parts import Candidate, Version
@@ -61,8 +61,6 @@ class Target:
         self.accept(progress)
         primed = self.auxiliary.prime(progress["stepper"])
         saved = metadata.state_dict_metadata
-        if changed := take_shapes(self.model, saved, self.ranks.device):
-            self.say(f"{several(changed)}: with the shape that was saved, not that of this model")
         state = state_of(self.model, primed)
         problem = reader.misfit(state, metadata)
         if problem := next(filter(None, gather(problem)), ""):

@@ -14,9 +14,9 @@ import torch.distributed as dist
 from orchestrator.common.errors import CheckFailed, JobFailed
 from orchestrator.engine.ranks.ranks import Ranks, gather
 from orchestrator.engine.saving import carry
-from orchestrator.engine.saving.carry import Errand, identity_of
+from orchestrator.engine.saving.carry import Errand
 from orchestrator.engine.saving.reader import METADATA
-from orchestrator.engine.saving.writer import ALIKE, CONSTANT, Saved
+from orchestrator.engine.saving.writer import ALIKE
 from orchestrator.engine.sharding.mesh import Mesh
 from orchestrator.records.checkpoint_store import FileRecord
 
@@ -126,35 +126,17 @@ def keep_copies(
     ranks: Ranks,
     group: dist.ProcessGroup | None,
     copies: int,
-    before: Saved | None,
-) -> tuple[dict[str, tuple[int, ...]], str]:
-    """Copy the files of each node to the nodes after it; return why one could not be kept.
-
-    What is the same in an earlier checkpoint is linked there. Returns the identities of the files
-    that the next checkpoints may link.
-    """
-    errands = errands_of(files, ranks.nodes, copies)
-    constant = {
-        errand.name for errand in errands if errand.target == ranks.rank and CONSTANT in errand.name
-    }
-    linked = {
-        name
-        for name in constant
-        if before is not None
-        and before.files.get(name) == files[name]
-        and before.link(name, final / name)
-    }
-    there = gather(linked, group)
-    errands = [errand for errand in errands if errand.name not in there[errand.target]]
+) -> str:
+    """Copy the files of each node to the nodes after it; return why one could not be kept."""
 
     def path(errand: Errand) -> Path:
         return final / errand.name
 
+    errands = errands_of(files, ranks.nodes, copies)
     problems = carry.carry(errands, ranks.rank, group, path, path)
     host = ranks.nodes[ranks.rank][1]
     trouble = next((f"{errand.name} on {host}: {text}" for errand, text in problems.items()), "")
-    identities = {n: identity_of(final / n) for n in constant if (final / n).exists()}
-    return identities, next(filter(None, gather(trouble, group)), "")
+    return next(filter(None, gather(trouble, group)), "")
 
 
 def errands_of(

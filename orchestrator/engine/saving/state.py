@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
 from orchestrator.common.errors import UsageError
@@ -50,50 +48,6 @@ def made_of(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         )
     for inner, value in plain_names.made_of(name, plain):
         yield inner, value.detach()
-
-
-def frozen_of(model: nn.Module) -> set[str]:
-    """Name what nothing trains: frozen weights, and buffers of integers, as quantised weights are.
-
-    It may change all the same, and is saved as it is then.
-    """
-    return {
-        inner
-        for name, tensor in saved_of(model)
-        if (
-            not tensor.requires_grad
-            if isinstance(tensor, nn.Parameter)
-            else tensor.dim() and not (tensor.is_floating_point() or tensor.is_complex())
-        )
-        for inner, _ in made_of(MODEL + name, tensor)
-    }
-
-
-def take_shapes(model: nn.Module, saved: Mapping[str, object], device: torch.device) -> list[str]:
-    """Resize buffers to the shapes that they were saved with: some grow, and some come to be in the
-    first forward. Return the names of those that had another one."""
-    stored = {
-        name.removeprefix(MODEL): entry
-        for name, entry in saved.items()
-        if isinstance(entry, TensorStorageMetadata) and name.startswith(MODEL)
-    }
-    changed = []
-    for name, buffer in dict(saved_of(model)).items():
-        entry = stored.pop(name, None)
-        if entry is None or isinstance(buffer, nn.Parameter) or buffer.shape == entry.size:
-            continue
-        buffer.data = torch.zeros(entry.size, dtype=buffer.dtype, device=buffer.device)
-        changed.append(MODEL + name)
-    modules = {plain_names.plain(name): module for name, module in model.named_modules()}
-    for name, entry in stored.items():
-        prefix, _, leaf = name.rpartition(".")
-        module = modules.get(prefix)
-        empty = module is not None and leaf not in vars(module) and getattr(module, leaf, 0) is None
-        with contextlib.suppress(TypeError):  # of a parameter that this model does without
-            if empty:
-                new = torch.zeros(entry.size, dtype=entry.properties.dtype, device=device)
-                setattr(module, leaf, new)
-    return changed
 
 
 # -- values as JSON that names its tensors; reading them runs no code ------------------------------

@@ -1,35 +1,38 @@
-"""Write a rank's part of a checkpoint by torch's own writer, and what never changes only once."""
+"""Write a rank's part of a checkpoint by torch's own writer, and sum its files up on the way."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import io
 import os
 import re
+import shutil
 import warnings
-from collections.abc import Container, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future as Pending
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
-from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from orchestrator.common import text
 from orchestrator.common.errors import OrchestratorError
-from orchestrator.engine.saving.carry import identity_of
-from orchestrator.records import checkpoint_store
-from orchestrator.records.checkpoint_store import FileRecord
+from orchestrator.records.checkpoint_manifest import FileRecord
 
 CHANGING = ""  # in the name of a rank's file with everything else
 ALIKE = "alike_"  # in the name of the file with what all ranks have alike
-CONSTANT = "constant_"  # and of that with what does not change from one checkpoint to the next
+PIECE_BYTES = 4 << 20  # copied for the thread that sums up
+MOST_PENDING = 8  # pieces that wait for it
 # Code of torch 2.8 and 2.9 says so at each rank's first checkpoint. catch_warnings() would change
 # what other threads say, and a thread writes: the filter stays.
 warnings.filterwarnings(
@@ -48,101 +51,78 @@ class StagedPlanner(DefaultSavePlanner):
         return self.staged[write_item.index.fqn]
 
 
-@dataclass(frozen=True)
-class Saved:
-    """A published checkpoint of this run, whose constant files the next ones may link."""
+class SummedFile(io.FileIO):
+    """A new file, whose sha256 a thread computes while torch prepares and writes what follows."""
 
-    path: Path
-    files: Mapping[str, FileRecord]  # of all ranks
-    identities: dict[str, tuple[int, ...]]  # of the constant files that this rank has put there
-    results: Sequence[WriteResult] = field(default_factory=list)  # of its own one
+    def __init__(self, path: Path, pool: ThreadPoolExecutor) -> None:
+        super().__init__(path, "w")
+        self.pool, self.sum, self.size = pool, sha256(), 0
+        self.pending: deque[Pending[None]] = deque()
 
-    def link(self, name: str, to: Path) -> bool:
-        """Link a file under another name, unless it was changed or the disk has no such names."""
-        try:
-            os.link(self.path / name, to, follow_symlinks=False)
-            if identity_of(to) == self.identities.get(name):
-                return True
-            to.unlink()
-        except OSError:
-            pass
-        return False
+    def write(self, data: Any) -> int:
+        whole = memoryview(data).cast("B")
+        for start in range(0, len(whole), PIECE_BYTES):
+            piece = bytes(whole[start : start + PIECE_BYTES])
+            self.pending.append(self.pool.submit(self.sum.update, piece))
+            if len(self.pending) > MOST_PENDING:
+                self.pending.popleft().result()
+            rest = memoryview(piece)
+            while rest:
+                rest = rest[super().write(rest) :]
+        self.size += len(whole)
+        return len(whole)
+
+    def record(self) -> FileRecord:
+        while self.pending:
+            self.pending.popleft().result()
+        return FileRecord(self.size, self.sum.hexdigest())
+
+
+class SummingFileSystem(FileSystem):
+    """Remembers the size and checksum of each file that is written through it."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, FileRecord] = {}
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
+        with ThreadPoolExecutor(1) as pool, SummedFile(Path(path), pool) as stream:
+            yield stream
+            self.records[Path(path).name] = stream.record()
+
+    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+        super().rename(path, new_path)
+        self.records[Path(new_path).name] = self.records.pop(Path(path).name)
 
 
 class Writer(FileSystemWriter):
-    """Writes some tensors into files of their own.
+    """Sums up what it writes.
 
-    Those that did not change since an earlier checkpoint: their file there is linked.
-    Where nodes share no disk, what all ranks have alike (buffers, counters): it is small, every
-    node needs it, and none then needs the shards of another for it.
+    With `apart`, where nodes share no disk, what all ranks have alike (buffers, counters) has a
+    file of its own: it is small, every node needs it, and none then needs another's shards for it.
     """
 
-    def __init__(
-        self, path: Path, constant: Container[str], before: Saved | None, *, apart: bool
-    ) -> None:
-        super().__init__(path, single_file_per_rank=True, sync_files=False)
-        self.directory, self.constant, self.before, self.apart = path, constant, before, apart
-        self.results: list[WriteResult] = []  # of what did not change
-        self.linked: dict[str, FileRecord] = {}
+    def __init__(self, path: Path, *, apart: bool) -> None:
+        super().__init__(path, single_file_per_rank=True)
+        self.directory, self.apart = path, apart
+        self.fs: SummingFileSystem = SummingFileSystem()
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[Any]]:
-        items: dict[str, list[WriteItem]] = {CHANGING: [], ALIKE: [], CONSTANT: []}
+        parts: dict[str, list[WriteItem]] = {CHANGING: [], ALIKE: []}
         for item in plan.items:
             alike = self.apart and item.type != WriteItemType.SHARD
-            constant = CONSTANT if item.index.fqn in self.constant else CHANGING
-            items[ALIKE if alike else constant].append(item)
-        results: list[WriteResult] = []
-        for word, own in items.items():
+            parts[ALIKE if alike else CHANGING].append(item)
+        results: list[Any] = []
+        for word, items in parts.items():
             prefix = type(plan.storage_data)(plan.storage_data.prefix + word)
-            part = dataclasses.replace(plan, items=own, storage_data=prefix)
-            for left in self.directory.glob(f"{prefix.prefix}*") if word else ():
-                left.unlink()  # to write into a link would be to write into an earlier checkpoint
-            if not own:
-                continue
-            if word == CONSTANT:
-                self.results = self._link(own) or list(super().write_data(part, planner).wait())
-                results += self.results
-            else:
-                results += super().write_data(part, planner).wait()
+            part = dataclasses.replace(plan, items=items, storage_data=prefix)
+            results += super().write_data(part, planner).wait() if items else []
         done: Future[list[Any]] = Future()
         done.set_result(results)
         return done
 
-    def _link(self, items: Sequence[WriteItem]) -> list[WriteResult]:
-        """Return the results of an earlier checkpoint that holds exactly these, linked here."""
-        before = self.before
-        if before is None or {r.index for r in before.results} != {item.index for item in items}:
-            return []
-        for name in {result.storage_data.relative_path for result in before.results}:
-            if not before.link(name, self.directory / name):
-                return []
-            self.linked[name] = before.files[name]
-        return list(before.results)
-
-    def digests(self, names: Sequence[str]) -> dict[str, FileRecord]:
-        """Sum all files up but the one that is linked, while the disk takes them."""
-        new = [name for name in names if name not in self.linked]
-        with ThreadPoolExecutor(1) as pool:
-            synced = pool.map(sync, [self.directory / name for name in new])
-            found = {name: checkpoint_store.digest(self.directory / name) for name in new}
-            list(synced)
-        return {**self.linked, **found}
-
-    def identities(self) -> dict[str, tuple[int, ...]]:
-        """Return what shows later on that the file of what did not change is as it was written."""
-        names = {result.storage_data.relative_path for result in self.results}
-        return {name: identity_of(self.directory / name) for name in names}
-
-
-def sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
 
 # -- why a save failed -----------------------------------------------------------------------------
-
-
-PROBE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -153,43 +133,14 @@ class Trouble:
     own: bool = False
 
 
-def trouble_of(
-    error: BaseException, directory: Path, index: int, state: Mapping[str, Tensor]
-) -> Trouble:
+def trouble_of(error: BaseException, directory: Path, index: int) -> Trouble:
     """Return why a save failed, and whether this rank, the one with this index, was the cause."""
-    if problem := disk_problem(directory):
-        need = sum(value.numel() * value.element_size() for value in state.values())
-        return Trouble(f"{problem}; a checkpoint takes {text.size(need)} in all", own=True)
-    own = isinstance(error, CheckpointException) and index in error.failures
-    return Trouble(first_cause(error), own)
-
-
-def disk_problem(directory: Path) -> str:
-    """Return what the disk says when it is written to.
-
-    What this save has written is removed with it, so its size counts as free.
-    """
-    probe = directory / f".probe_{os.getpid()}"
-    try:
-        descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            os.write(descriptor, bytes(PROBE_BYTES))
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-            probe.unlink()
-    except FileNotFoundError:
-        return ""
-    except OSError as error:
-        problem = f"{error.strerror or error} ({directory.parent})"
-        with contextlib.suppress(OSError):
-            disk = os.statvfs(directory)
-            written = sum(512 * path.stat().st_blocks for path in directory.iterdir())
-            free, whole = disk.f_bavail * disk.f_frsize + written, disk.f_blocks * disk.f_frsize
-            problem += f", {text.size(free)} of {text.size(whole)} free"
-            problem += ", no room for another file" if disk.f_files and not disk.f_favail else ""
-        return problem
-    return ""
+    own = not isinstance(error, CheckpointException) or index in error.failures
+    cause = first_cause(error)
+    if own and directory.parent.is_dir():
+        free = shutil.disk_usage(directory.parent).free
+        cause += f" ({directory.parent}), {text.size(free)} free"
+    return Trouble(cause, own)
 
 
 def first_cause(error: BaseException) -> str:
@@ -197,7 +148,9 @@ def first_cause(error: BaseException) -> str:
     if isinstance(error, CheckpointException) and error.failures:
         inner = next(iter(error.failures.values()))
         error = inner[0] if isinstance(inner, tuple) else inner
-    lines = str(error).strip().splitlines()
     if isinstance(error, OrchestratorError):
         return error.what
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -262,8 +262,7 @@ FIXES: tuple[tuple[tuple[str, ...], str, str], ...] = (
         ("exception",),
         r"^CheckpointException: .*No such file or directory",
         "torch.distributed.checkpoint wants one directory on a disk that all nodes share: write to"
-        " one; without one, orchestrator.memory_checkpoint(state) and the Trainer keep what a"
-        " restart needs",
+        " one; without one, the Trainer keeps what a restart needs",
     ),
     (
         ("exception",),

@@ -418,8 +418,8 @@ def test_a_run_begins_with_the_weights_of_another(tmp_path: Path) -> None:
 
 @shows("dataset.columns")
 def test_columns_of_records(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text("a,b\n1,2\n3,4\n")
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"a": 1, "b": 2}\n{"a": 3, "b": 4}\n')
     keys = {"dataset": {"path": str(path), "columns": {"x": "b"}}, "model": OWN["model"]}
     train, _ = sources.sources(parse.build(Config, keys))
     assert train.batch([0], 0)["x"].tolist() == [2]

@@ -22,7 +22,6 @@ from tests.engine.worlds import Job, run
 pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
-CSV = 'id,score,text\n1,0.5,"a ""quoted"" word, and\na second line"\n2,7,\n\n3,1e-3,last'
 
 
 def records(path: Path, text: str | bytes) -> list[dict[str, Any]]:
@@ -31,16 +30,6 @@ def records(path: Path, text: str | bytes) -> list[dict[str, Any]]:
     again = pickle.loads(pickle.dumps(found))
     assert [again[index] for index in range(len(again))] == [found[i] for i in range(len(found))]
     return [dict(found[index]) for index in range(len(found))]
-
-
-def test_a_csv_file(tmp_path: Path) -> None:
-    assert records(tmp_path / "a.csv", CSV) == [
-        {"id": 1, "score": 0.5, "text": 'a "quoted" word, and\na second line'},
-        {"id": 2, "score": 7.0, "text": ""},
-        {"id": 3, "score": 1e-3, "text": "last"},
-    ]
-    mixed = records(tmp_path / "b.csv", "x\n" + "1\n" * 200 + "1.5\n")
-    assert {type(record["x"]) for record in mixed} == {float}
 
 
 def test_json_lines(tmp_path: Path) -> None:
@@ -56,9 +45,6 @@ def test_json_lines(tmp_path: Path) -> None:
     [
         ("a.jsonl", '{"a": 1}\n\n{"a": 2]\n', "line 3 of .*a.jsonl: Expecting"),
         ("a.jsonl", '{"a": 1}\n[2]\n', "line 2 .*: this is not an object"),
-        ("a.csv", "x,y\n1,2\n3\n", "line 3 .*: 1 values for 2 columns"),
-        ("a.csv", "", "not even a line of names"),
-        ("b.csv", b"x\n\xff\n", "b.csv cannot be read: 'utf-8' codec"),
         ("b.jsonl", b'{"x": "\xff"}\n', "line 1 of .*b.jsonl: 'utf-8' codec"),
     ],
 )
@@ -69,13 +55,12 @@ def test_a_broken_line_is_named(tmp_path: Path, name: str, text: str | bytes, wo
 
 def test_a_directory_is_its_files_in_order(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_text('{"x": 2}\n{"x": 3}\n')
-    (tmp_path / "a.csv").write_text("x\n0\n1\n")
+    (tmp_path / "a.jsonl").write_text('{"x": 0}\n{"x": 1}\n')
     (tmp_path / "c.jsonl").write_text("")
-    (tmp_path / "d.csv").write_text("x\n4\n")
     (tmp_path / "README").touch()
     found = tables.open_table(tmp_path)
-    assert [found[index]["x"] for index in range(len(found))] == [0, 1, 2, 3, 4]
-    with pytest.raises(CheckFailed, match=r"has no file that ends in .jsonl, .csv, .parquet"):
+    assert [found[index]["x"] for index in range(len(found))] == [0, 1, 2, 3]
+    with pytest.raises(CheckFailed, match=r"has no file that ends in .jsonl"):
         tables.open_table(tmp_path.parent / "none") if (tmp_path.parent / "none").mkdir() else None
         tables.open_table(tmp_path.parent / "none")
 
@@ -110,7 +95,9 @@ def test_columns_lists_and_the_part_that_is_held_out(tmp_path: Path) -> None:
 
 
 def test_what_the_config_says_of_them(tmp_path: Path) -> None:
-    assert parse.build(Config, {"dataset": {"path": "a.parquet"}}).dataset.kind == "records"
+    assert parse.build(Config, {"dataset": {"path": "a.jsonl"}}).dataset.kind == "records"
+    with pytest.raises(UsageError, match=r"parquet files are not read as records any more"):
+        parse.build(Config, {"dataset": {"path": "a.parquet"}})
     assert parse.build(Config, {"dataset": {"path": "a.bin"}}).dataset.kind == "tokens"
     with pytest.raises(UsageError, match=r"'huggingface', but dataset.path names no dataset"):
         parse.build(Config, {"dataset": {"kind": "huggingface"}})
@@ -121,41 +108,21 @@ def test_what_the_config_says_of_them(tmp_path: Path) -> None:
 # -- packages that are not installed here, with the signatures of the real ones --------------------
 
 
-class Arrow:
-    """A table of pyarrow's, as far as it is used."""
-
-    def __init__(self, rows: list[dict[str, Any]]) -> None:
-        self.rows, self.num_rows = rows, len(rows)
-
-    def slice(self, offset: int = 0, length: int | None = None) -> Arrow:
-        return Arrow(self.rows[offset:][:length])
-
-    def to_pylist(self) -> list[dict[str, Any]]:
-        return self.rows
-
-
-def test_parquet_and_hugging_face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.parquet"
-    path.touch()
-    for module in ("pyarrow.parquet", "datasets"):
-        monkeypatch.setitem(sys.modules, module, None)
-    for keys in ({"path": str(path)}, {"kind": "huggingface", "path": "squad"}):
-        with pytest.raises(CheckFailed, match=r"-m pip install (pyarrow|datasets)"):
-            built(keys.pop("path"), **keys)
+def test_hugging_face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(CheckFailed, match=r"-m pip install datasets"):
+        built("squad", kind="huggingface")
     rows = [{"x": [1, 2]}, {"x": [3, 4]}, {"x": [5, 6]}]
-    parquet, hub, asked = types.ModuleType("parquet"), types.ModuleType("datasets"), []
+    hub, asked = types.ModuleType("datasets"), []
 
     def load_dataset(path: str, name: str | None = None, *, split: str | None = None) -> Any:
         asked.append((path, name, split))
         return rows
 
-    vars(parquet).update(read_table=lambda source: Arrow(rows))
     vars(hub).update(load_dataset=load_dataset, load_from_disk=lambda path: {"train": rows})
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", parquet)
     monkeypatch.setitem(sys.modules, "datasets", hub)
-    hub_keys = {"kind": "huggingface", "args": {"name": "small"}}
-    for train, _ in (built(path), built("squad", **hub_keys)):
-        assert train.batch([0, 1], 0)["x"].tolist() == [[1, 2], [3, 4]]
+    train, _ = built("squad", kind="huggingface", args={"name": "small"})
+    assert train.batch([0, 1], 0)["x"].tolist() == [[1, 2], [3, 4]]
     assert asked == [("squad", "small", "train")]
     (tmp_path / "dataset_dict.json").touch()
     assert len(built(tmp_path, kind="huggingface")[0]) == 2
@@ -178,8 +145,9 @@ class Line(nn.Module):
 
 def test_a_run_learns_from_records(tmp_path: Path) -> None:
     """The same on one rank and on two, with workers that open the file by themselves."""
-    path = tmp_path / "line.csv"
-    path.write_text("x,y\n" + "".join(f"{i / 50},{2 * i / 50 + 1}\n" for i in range(100)))
+    path = tmp_path / "line.jsonl"
+    lines = ({"x": i / 50, "y": 2 * i / 50 + 1} for i in range(100))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     losses = []
     for nodes, size in (([1], 8), ([2], 4)):
         config = {

@@ -94,25 +94,6 @@ def with_buffers(dim: int = 8) -> Bag:
     return Counting(dim)
 
 
-class Adapted(Bag):
-    """All is frozen but the head. One frozen weight follows it, past torch's version counter."""
-
-    def __init__(self, dim: int, *, drifts: bool) -> None:
-        super().__init__(dim)
-        self.requires_grad_(False)
-        self.head.requires_grad_(True)
-        self.drifts = drifts
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        if self.drifts and self.training:
-            self.layers[0].weight.data.mul_(0.9).add_(self.head.weight.data[:8], alpha=0.1)
-        return super().forward(tokens)
-
-
-def frozen(dim: int = 8, drifts: bool = False) -> Bag:
-    return Adapted(dim, drifts=drifts)
-
-
 def without_memory(dim: int = 8) -> Bag:
     with torch.device("meta"):
         return Bag(dim)

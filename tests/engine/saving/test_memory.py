@@ -189,46 +189,6 @@ def test_other_ranks_put_the_state_together_from_memory(tmp_path: Path, name: st
 
 
 # By name: the nodes whose memory is lost, the nodes after it, the harm, and what is said.
-FROZEN_CASES: dict[str, tuple[list[int], list[int], Callable[[Path], None], str]] = {
-    "the same ranks": ([], [1, 1], lambda memory: None, "verified and read"),
-    "a node is replaced": ([0], [1, 1], lambda memory: None, "came from other nodes"),
-    "a node is lost": ([0], [1], lambda memory: None, "verified and read"),
-    "more ranks": ([], [2, 2], lambda memory: None, "verified and read"),
-    "damaged": ([], [1, 1], own_one, "came from other nodes"),
-}
-
-
-def test_frozen_weights_are_found_by_all(tmp_path: Path) -> None:
-    frozen = {"model": {"target": f"{CONFIGURED}:frozen"}}
-    whole = job(tmp_path, "whole", TWO_NODES, SHARDED, frozen, memory="")
-    first = job(tmp_path, "first", TWO_NODES, SHARDED, frozen, until(7))
-    assert run(whole, first) == [[0, 0]] * 2, first.output()
-    for name, (lost, nodes, harm, words) in FROZEN_CASES.items():
-        memory = tmp_path / f"memory of {name}"
-        shutil.copytree(tmp_path / "memory", memory)
-        for node in lost:
-            shutil.rmtree(memory / f"node{node}")
-            (memory / "node1").rename(memory / "node0" if len(nodes) == 1 else memory / "node1")
-        harm(memory)
-        again = job(tmp_path, name, nodes, SHARDED, frozen, memory=str(memory))
-        assert run(again) == [[0] * sum(nodes)], again.output()
-        assert words in again.output(), f"{name}: {again.output()}"
-        exact = {} if sum(nodes) == 2 else {"abs": 1e-5}
-        wanted = after(7, whole)
-        assert losses(again) == (pytest.approx(wanted, **exact) if exact else wanted), name
-
-
-def test_a_frozen_weight_that_the_model_changes_goes_on_as_it_is(tmp_path: Path) -> None:
-    drifting = {"model": {"target": f"{CONFIGURED}:frozen", "args": {"drifts": True}}}
-    ddp = fsdp("ddp")
-    whole = job(tmp_path, "whole", TWO_NODES, ddp, drifting, memory="")
-    first = job(tmp_path, "first", TWO_NODES, ddp, drifting, until(7))
-    again = job(tmp_path, "again", TWO_NODES, ddp, drifting)
-    assert run(whole, first, again) == [[0, 0]] * 3, again.output()
-    assert "resuming after step 7, from memory" in again.output()
-    assert losses(again) == after(7, whole)
-
-
 def test_killed_at_any_moment_at_most_a_step_is_lost(tmp_path: Path) -> None:
     """Eight times SIGKILL of all ranks, also while a state is written, sent or counted."""
     unending = {"training": {"max_steps": 10**6}, "scheduler": {"total_steps": 10**6}}

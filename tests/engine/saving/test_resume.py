@@ -298,26 +298,6 @@ def test_auto_takes_the_newest_run_of_the_same_name(tmp_path: Path) -> None:
     assert f"nothing to resume from in {directory}: starting from the beginning" in new.output()
 
 
-def test_a_clock_that_was_ahead_does_not_make_a_checkpoint_the_newest(tmp_path: Path) -> None:
-    """Node 1 was ahead of node 0, and has lost what both saved last."""
-    first = job(tmp_path, "a", [1, 1], saving(), own_disks=True)
-    assert run(first) == [[0] * 2]
-    ahead = first.experiment(1) / "outputs/checkpoints"
-    shutil.rmtree(ahead / "step_00000012")
-    for path in ahead.glob("step_*/manifest.json"):
-        manifest = json.loads(path.read_text())
-        path.write_text(json.dumps({**manifest, "created": manifest["created"] + 3600}))
-    more = {"training": {"max_steps": 16}}
-    second = job(tmp_path, "a", [1, 1], resumed(), more, own_disks=True)
-    assert run(second) == [[0] * 2]
-    assert "resuming after step 12" in second.output()
-    saved = {
-        step: json.loads((ahead / f"step_{step:08d}/manifest.json").read_text())["progress"]
-        for step in (8, 16)
-    }
-    assert saved[16]["run"]["generation"] == saved[8]["run"]["generation"] + 1
-
-
 @pytest.mark.parametrize("world", [[1], [2]])
 def test_what_does_not_fit_is_refused_in_words(tmp_path: Path, world: list[int]) -> None:
     first = job(tmp_path, "a", world, saving())
