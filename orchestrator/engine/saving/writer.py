@@ -6,7 +6,6 @@ import dataclasses
 import io
 import os
 import re
-import shutil
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -25,7 +24,6 @@ from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.futures import Future
 
-from orchestrator.common import text
 from orchestrator.common.errors import OrchestratorError
 from orchestrator.records.checkpoint_manifest import FileRecord
 
@@ -58,6 +56,7 @@ class SummedFile(io.FileIO):
         super().__init__(path, "w")
         self.pool, self.sum, self.size = pool, sha256(), 0
         self.pending: deque[Pending[None]] = deque()
+        self.problem: OSError | None = None  # torch loses it, and raises another error
 
     def write(self, data: Any) -> int:
         whole = memoryview(data).cast("B")
@@ -66,11 +65,17 @@ class SummedFile(io.FileIO):
             self.pending.append(self.pool.submit(self.sum.update, piece))
             if len(self.pending) > MOST_PENDING:
                 self.pending.popleft().result()
-            rest = memoryview(piece)
-            while rest:
-                rest = rest[super().write(rest) :]
+            self._write_all(memoryview(piece))
         self.size += len(whole)
         return len(whole)
+
+    def _write_all(self, rest: memoryview) -> None:
+        try:
+            while rest:
+                rest = rest[super().write(rest) :]
+        except OSError as error:
+            self.problem = error
+            raise
 
     def record(self) -> FileRecord:
         while self.pending:
@@ -87,7 +92,10 @@ class SummingFileSystem(FileSystem):
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
         with ThreadPoolExecutor(1) as pool, SummedFile(Path(path), pool) as stream:
-            yield stream
+            try:
+                yield stream
+            except RuntimeError as error:
+                raise stream.problem or error from None
             self.records[Path(path).name] = stream.record()
 
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
@@ -136,11 +144,8 @@ class Trouble:
 def trouble_of(error: BaseException, directory: Path, index: int) -> Trouble:
     """Return why a save failed, and whether this rank, the one with this index, was the cause."""
     own = not isinstance(error, CheckpointException) or index in error.failures
-    cause = first_cause(error)
-    if own and directory.parent.is_dir():
-        free = shutil.disk_usage(directory.parent).free
-        cause += f" ({directory.parent}), {text.size(free)} free"
-    return Trouble(cause, own)
+    where = f" ({directory.parent})" if own else ""
+    return Trouble(f"{first_cause(error)}{where}", own)
 
 
 def first_cause(error: BaseException) -> str:

@@ -12,7 +12,6 @@ import pytest
 
 from orchestrator import distributed
 from orchestrator.engine.saving import carry
-from orchestrator.engine.saving.carry import FILES_AT_ONCE, Errand, waves
 from orchestrator.engine.saving.nodes import errands_of
 from orchestrator.records.checkpoint_manifest import FileRecord
 from tests.engine.programs.trainings import message
@@ -37,18 +36,6 @@ def test_each_part_goes_to_the_next_node_and_what_is_alike_to_all() -> None:
     assert sent(names, 2) == ring
     assert len(sent(names, 3)) == len(sent(names, 9)) == 8  # no node keeps a file twice
     assert sent(["__0_alike_0.distcp"], 1) == ["__0_alike_0.distcp 0>2", "__0_alike_0.distcp 0>3"]
-
-
-def test_no_rank_has_more_files_open_than_it_should() -> None:
-    errands = [Errand(n % 3, 3 + n % 2, str(n), FILE) for n in range(40)]
-    divided = waves(errands)
-    assert sorted(tag for wave in divided for tag, _ in wave) == list(range(40))
-    for wave in divided:
-        for rank in range(5):
-            assert len([1 for _, each in wave if each.source == rank]) <= FILES_AT_ONCE
-            assert len([1 for _, each in wave if each.target == rank]) <= FILES_AT_ONCE
-    ring = [Errand(n, (n + 1) % 8, str(n), FILE) for n in range(8)]
-    assert len(waves(ring)) == 1  # all at the same time
 
 
 # -- a script that saves on rank 0 alone ----------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -168,21 +167,17 @@ def test_a_node_without_room_is_named_at_once_and_at_the_end(
     (small_disk / "filler").write_bytes(bytes(shutil.disk_usage(small_disk).free - 8192))
     (tight.path / "reports").touch()
     assert run(tight) == [[1, 1] if apart else [0, 0]], tight.output(1)
-    why = f"rank 1 on node 1 ({os.uname().nodename}): No space left on device ({place}), "
+    why = f"rank 1 on node 1 ({os.uname().nodename}): No space left on device ({place})"
     first, second = (tight.output(rank) for rank in (0, 1))
     said, silent = (first, second) if apart else (second, first)
     assert "NOT SAVED" not in silent
     line = next(line for line in said.splitlines() if f"NOT SAVED: step 4: {why}" in line)
-    assert "kB of 4.19 MB free; a checkpoint takes " in line
+    assert "; nothing of this run is on the disk; training continues" in line
     if apart:
-        goes_on = "a restart continues from step [345], in the nodes' memory"
-        nothing = "nothing of this run is on a disk; training continues"
-        assert re.search(f"{goes_on}; {nothing}", line), line
         last = "the last checkpoint, of step 6, could not be saved"
         assert f"{last}: {why}" in second
         assert f"ended because of another rank: {last} by rank 1" in first
     else:  # the other node has it all
-        assert "nothing of this run is on a disk; others keep their own" in line
         assert on_disk(tight, 0, 6) == [".metadata", "__0_0.distcp", "manifest.json"]
     event = from_report(parse((tight.path / "reports").read_bytes().splitlines()[0]))
     assert isinstance(event, RankSlow) and why in event.text

@@ -242,7 +242,7 @@ def test_a_full_disk_costs_a_checkpoint_and_nothing_else(tmp_path: Path, small_d
                 {"scheduler": {"total_steps": 4}})  # fmt: skip
     assert run(again) == [[1, 1]]
     assert again.output().count("WARNING: NOT SAVED: step 8: rank ") == 1
-    assert "; a restart goes back to step 4; training continues" in again.output()
+    assert "; step 4 is on the disk; training continues" in again.output()
     why = r"the last checkpoint, of step 12, could not be saved: rank \d on .*: No space left"
     assert [rank for rank in (0, 1) if re.search(why, again.output(rank))]
     assert max(losses(again)) == STEPS
