@@ -147,8 +147,8 @@ class Dataset:
     """The data to train on. Every sample is seen once per epoch, for any number of ranks.
 
     library: Python's own sources, as bytes. synthetic. tokens: a file of scripts/make_tokens.py.
-    records: a file, or a directory of files, of JSON lines. huggingface: a dataset of the hub, or
-    a directory of save_to_disk, or csv or parquet with args {data_files: FILES}. target: your own.
+    records: a file, or a directory of files, of JSON lines. huggingface: a dataset of the hub, a
+    directory of save_to_disk, or csv or parquet. target: your own.
     """
 
     kind: str = "library"  # one of the above; path and target imply it
