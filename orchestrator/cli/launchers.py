@@ -192,7 +192,6 @@ def generate_compose(**asked: Any) -> int:
 
 @command("kubernetes", context_settings=THROUGH)
 @container_options
-@click.option("--namespace", help="The namespace. [default: kubectl's]")
 @click.option(
     "--volume", metavar="CLAIM", help="A volume claim that all pods share, for experiments."
 )
@@ -207,5 +206,5 @@ def generate_kubernetes(**asked: Any) -> int:
     """Print an Indexed Job and its Service: a pod per node."""
     from orchestrator.launchers import container
 
-    options = container.PodOptions(**asked)
+    options = container.ContainerOptions(**asked)
     return container.generate_kubernetes(options, launch_arguments(options.arguments))

@@ -12,7 +12,7 @@ from orchestrator.common.errors import EXIT_CHECK, EXIT_DONE, EXIT_FAILED, EXIT_
 from orchestrator.common.text import parse_size
 from orchestrator.config.launch import LaunchArguments
 from orchestrator.head.plan.plan import DEFAULT_PORT
-from orchestrator.head.screen.output import complain, write_out
+from orchestrator.head.screen.output import write_out
 from orchestrator.head.start.request import resolve
 from orchestrator.head.start.variables.user_env import matching
 
@@ -41,6 +41,8 @@ class ContainerOptions:
     name: str | None  # of the whole; else that of the experiments
     arguments: tuple[str, ...]  # of run-node in each container
     gpu_kind: str = "nvidia"  # or amd
+    volume: str | None = None  # Kubernetes: a claim that all pods share
+    retries: int = 3  # Kubernetes: after a lost node
 
 
 @dataclass(frozen=True)
@@ -54,13 +56,8 @@ class ContainerCommand:
     stop_seconds: int
 
 
-def command_of(
-    asked: ContainerOptions, launch: LaunchArguments, *, again: bool = False
-) -> ContainerCommand:
-    """Write the command of every container; a wrong option is an error now.
-
-    With `again`, a container may be restarted and finds the files of its last start.
-    """
+def command_of(asked: ContainerOptions, launch: LaunchArguments) -> ContainerCommand:
+    """Write the command of every container; a wrong option is an error now."""
     launch.refuse(NOT_HERE)
     passed = [word for word in launch.env if "=" not in word]  # need not be set here
     assignments = tuple(word for word in launch.env if "=" in word)
@@ -76,19 +73,15 @@ def command_of(
         "--experiments",
         EXPERIMENTS,
     ]
-    if request.config_file is not None:
-        if str(request.config_file) not in asked.arguments:
-            command += ["--config", str(request.config_file)]  # from CONFIG_FILE, or the default
-        if request.config_file.is_absolute():
-            complain(f"note: {request.config_file} has to be in the image, too")
+    if request.config_file is not None and str(request.config_file) not in asked.arguments:
+        command += ["--config", str(request.config_file)]  # from CONFIG_FILE, or the default
     name = asked.name or chosen.name
     if "name" not in launch.launch:
         command += ["--name", name]
     engine = request.target.kind == "engine"
-    if again and engine and request.config.checkpoint.resume == "never":
+    # On a volume, a pod that is started again finds what its last start has saved.
+    if asked.volume and engine and request.config.checkpoint.resume == "never":
         command += ["--set", "checkpoint.resume=auto"]  # from experiments of this name alone
-    for word in (*asked.arguments, asked.image):
-        check_text(word)
     env: dict[str, str | None] = {"MASTER_PORT": str(chosen.master_port or DEFAULT_PORT)}
     env["NNODES"] = str(asked.nnodes)
     nproc = chosen.nproc or asked.gpus
@@ -102,16 +95,6 @@ def command_of(
         name=name,
         stop_seconds=round(chosen.grace) + MARGIN_SECONDS,
     )
-
-
-def check_text(word: str) -> None:
-    try:
-        word.encode()
-    except UnicodeEncodeError as error:
-        raise UsageError(
-            f"{word!r} is not UTF-8, and YAML allows nothing else",
-            "put it into a file in the image",
-        ) from error
 
 
 def size(shm_size: str) -> tuple[int, str]:
@@ -131,28 +114,13 @@ def dumped(document: Mapping[str, Any]) -> str:
     """Return YAML with every text quoted: other readers take some unquoted texts for numbers."""
     import yaml
 
-    class Dumper(yaml.SafeDumper):
-        def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
-            super().increase_indent(flow, False)
-
-    class Quoted(str):
+    class Quoted(yaml.SafeDumper):
         pass
 
-    def quote(node: Any) -> Any:
-        if isinstance(node, Mapping):
-            return {key: quote(inner) for key, inner in node.items()}
-        if isinstance(node, (list, tuple)):
-            return [quote(inner) for inner in node]
-        return Quoted(node) if isinstance(node, str) else node
-
-    def as_quoted(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-        return dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style='"')
-
-    Dumper.add_representer(Quoted, as_quoted)
+    tag = "tag:yaml.org,2002:str"
+    Quoted.add_representer(str, lambda dumper, text: dumper.represent_scalar(tag, text, style='"'))
     return str(
-        yaml.dump(
-            quote(document), Dumper=Dumper, sort_keys=False, width=float("inf"), allow_unicode=True
-        )
+        yaml.dump(document, Dumper=Quoted, sort_keys=False, width=float("inf"), allow_unicode=True)
     )
 
 
@@ -164,11 +132,7 @@ NETWORK = "training"
 
 
 def generate_compose(options: ContainerOptions, launch: LaunchArguments) -> int:
-    write_out(compose_file(options, command_of(options, launch)))
-    return EXIT_DONE
-
-
-def compose_file(options: ContainerOptions, command: ContainerCommand) -> str:
+    command = command_of(options, launch)
     if not NAME.fullmatch(command.name):
         raise UsageError(
             f"{command.name!r} cannot name a Compose project",
@@ -177,30 +141,27 @@ def compose_file(options: ContainerOptions, command: ContainerCommand) -> str:
     document = {
         "name": command.name,
         "services": {
-            host(rank): compose_service(options, command, rank) for rank in range(options.nnodes)
+            f"node{rank}": compose_service(options, command, rank) for rank in range(options.nnodes)
         },
         "networks": {NETWORK: {}},
     }
-    return (
+    write_out(
         f"# {options.nnodes} nodes on this machine; save it as compose.yaml.\n"
         "#   docker compose up --abort-on-container-exit --exit-code-from node0\n"
         "# Ctrl-C asks the ranks to save and stop. What they write is in ./experiments.\n"
         + dumped(document)
     )
-
-
-def host(rank: int) -> str:
-    return f"node{rank}"
+    return EXIT_DONE
 
 
 def compose_service(
     options: ContainerOptions, command: ContainerCommand, rank: int
 ) -> dict[str, Any]:
     number, unit = size(options.shm_size)
-    own = {"MASTER_ADDR": host(0), "NODE_RANK": str(rank), **command.env}
+    own = {"MASTER_ADDR": "node0", "NODE_RANK": str(rank), **command.env}
     service: dict[str, Any] = {
         "image": literal(options.image),
-        "hostname": host(rank),
+        "hostname": f"node{rank}",
         # Replaces the entrypoint of the image.
         "entrypoint": [literal(word) for word in command.argv],
         "init": True,  # a process 1 that reaps ended processes
@@ -226,7 +187,7 @@ def compose_service(
         },
     }
     if rank:
-        service["depends_on"] = {host(0): {"condition": "service_started"}}
+        service["depends_on"] = {"node0": {"condition": "service_started"}}
     if options.gpus:
         # By number: `count` would give every service the same first ones.
         ids = [str(rank * options.gpus + gpu) for gpu in range(options.gpus)]
@@ -244,23 +205,13 @@ def compose_service(
 # An Indexed Job, a pod per node, and the Service that gives them names.
 
 LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
-NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 LONGEST = 63  # of a pod's host name: <name>-<index>
 CONTAINER = "node"
 OURS = "orchestrator/job"
 
 
-@dataclass(frozen=True)
-class PodOptions(ContainerOptions):
-    """The options of a container, and those that only Kubernetes has."""
-
-    namespace: str | None = None
-    volume: str | None = None  # a claim that all pods share
-    retries: int = 3  # after a lost node
-
-
-def generate_kubernetes(options: PodOptions, launch: LaunchArguments) -> int:
-    command = command_of(options, launch, again=options.volume is not None)
+def generate_kubernetes(options: ContainerOptions, launch: LaunchArguments) -> int:
+    command = command_of(options, launch)
     unset = [name for name, value in command.env.items() if value is None]
     if unset:
         raise UsageError(
@@ -268,11 +219,6 @@ def generate_kubernetes(options: PodOptions, launch: LaunchArguments) -> int:
             f"--env {unset[0]}=VALUE; or a secret: kubectl set env --local -f FILE"
             " --from=secret/NAME -o yaml",
         )
-    write_out(kubernetes_file(options, command))
-    return EXIT_DONE
-
-
-def kubernetes_file(options: PodOptions, command: ContainerCommand) -> str:
     name = command.name
     if not LABEL.fullmatch(name) or len(f"{name}-{options.nnodes - 1}") > LONGEST:
         raise UsageError(
@@ -280,17 +226,10 @@ def kubernetes_file(options: PodOptions, command: ContainerCommand) -> str:
             f"lower-case letters, digits and -, at most {LONGEST} with the pod's number:"
             " --name my-run before the launch options",
         )
-    if options.namespace and not NAMESPACE.fullmatch(options.namespace):
-        raise UsageError(
-            f"{options.namespace!r} cannot name a namespace", "lower-case letters, digits and -"
-        )
-    where = {"namespace": options.namespace} if options.namespace else {}
-    space = f" -n {options.namespace}" if options.namespace else ""
-    documents = (pod_names(command, where), job(options, command, where))
     lines = [
         f"# {options.nnodes} nodes; save it as job.yaml.",
         "#   kubectl apply -f job.yaml",
-        f"#   kubectl logs{space} -f -l {OURS}={name} --prefix --max-log-requests {options.nnodes}",
+        f"#   kubectl logs -f -l {OURS}={name} --prefix --max-log-requests {options.nnodes}",
         "#   kubectl delete -f job.yaml     (the ranks save and stop first)",
         *(
             []
@@ -298,14 +237,16 @@ def kubernetes_file(options: PodOptions, command: ContainerCommand) -> str:
             else ["# Without --volume all that it writes is lost with the pods."]
         ),
     ]
-    return "\n".join(lines) + "\n" + "---\n".join(dumped(document) for document in documents)
+    documents = map(dumped, (pod_names(command), job(options, command)))
+    write_out("\n".join(lines) + "\n" + "---\n".join(documents))
+    return EXIT_DONE
 
 
-def pod_names(command: ContainerCommand, where: dict[str, str]) -> dict[str, Any]:
+def pod_names(command: ContainerCommand) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": command.name, **where},
+        "metadata": {"name": command.name},
         "spec": {
             "clusterIP": "None",  # no balancing: a name for each pod
             "publishNotReadyAddresses": True,  # they meet before they are ready
@@ -315,18 +256,26 @@ def pod_names(command: ContainerCommand, where: dict[str, str]) -> dict[str, Any
     }
 
 
-def job(options: PodOptions, command: ContainerCommand, where: dict[str, str]) -> dict[str, Any]:
+def job(options: ContainerOptions, command: ContainerCommand) -> dict[str, Any]:
+    """Return a Job that begins again after a lost node, not after a failure of check or program."""
+    lost = [{"type": "DisruptionTarget", "status": "True"}]
+    codes = sorted((EXIT_FAILED, EXIT_USAGE, EXIT_CHECK))
+    final = {"containerName": CONTAINER, "operator": "In", "values": codes}
+    rules = [
+        {"action": "Ignore", "onPodConditions": lost},
+        {"action": "FailJob", "onExitCodes": final},
+    ]
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": command.name, **where},
+        "metadata": {"name": command.name},
         "spec": {
             "completionMode": "Indexed",  # JOB_COMPLETION_INDEX, and a name with it for each pod
             "completions": options.nnodes,
             "parallelism": options.nnodes,
             # When a node is lost, all pods end and are made again: each end counts.
             "backoffLimit": options.retries * options.nnodes,
-            "podFailurePolicy": {"rules": rules()},
+            "podFailurePolicy": {"rules": rules},
             "template": {
                 "metadata": {"labels": {OURS: command.name}},
                 "spec": pod(options, command),
@@ -335,18 +284,7 @@ def job(options: PodOptions, command: ContainerCommand, where: dict[str, str]) -
     }
 
 
-def rules() -> list[dict[str, Any]]:
-    """Start again after a lost node, but not after a failed check or a failure of the program."""
-    again = [{"type": "DisruptionTarget", "status": "True"}]
-    codes = sorted((EXIT_FAILED, EXIT_USAGE, EXIT_CHECK))
-    final = {"containerName": CONTAINER, "operator": "In", "values": codes}
-    return [
-        {"action": "Ignore", "onPodConditions": again},
-        {"action": "FailJob", "onExitCodes": final},
-    ]
-
-
-def pod(options: PodOptions, command: ContainerCommand) -> dict[str, Any]:
+def pod(options: ContainerOptions, command: ContainerCommand) -> dict[str, Any]:
     number, unit = size(options.shm_size)
     own = {"MASTER_ADDR": f"{command.name}-0.{command.name}", **command.env}
     node: dict[str, Any] = {

@@ -1,19 +1,16 @@
 """Check that all machines are there and agree, before a job by hand starts on any of them.
 
-Node 0 listens at the master port, which torchrun gets afterwards; every other node says who it is
-and waits for the answer. Nothing is authenticated, as with torchrun itself. A stranger that says
-hello as a missing node would do can spoil the start; it also hears the token by which the
-supervisors know each other, and could end the job, unless all nodes share a secret.
+Node 0 listens at the master port, which torchrun gets afterwards; every other node sends a line
+that describes it, and waits for the answer. Nothing is authenticated, as with torchrun itself.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
-import selectors
+import select
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError
 from orchestrator.head.screen.output import say
@@ -29,10 +26,9 @@ from orchestrator.protocol.control import (
 )
 from orchestrator.protocol.message import Nonsense
 
-SECRET = "ORCHESTRATOR_SECRET"
-STRANGERS = 64  # connections that have not said hello yet
+HELLO_SECONDS = 5.0  # a caller that has not described itself by then is not of this job
 RETRY_SECONDS = 0.2  # between two attempts to reach node 0
-REMIND_SECONDS = 15.0  # between two messages about who is missing
+REMIND_SECONDS = 15.0  # between two messages about what is missing
 
 
 def disagreement(nodes: Sequence[Hello]) -> str:
@@ -42,12 +38,6 @@ def disagreement(nodes: Sequence[Hello]) -> str:
     for node in nodes:
         if node.nnodes != first.nnodes:
             return f"NNODES is {first.nnodes} on {first.who} and {node.nnodes} on {node.who}"
-        if node.secret != first.secret:
-            return f"{SECRET} is set on {(first if first.secret else node).who} alone"
-        if node.nproc < 1:
-            return f"{node.who} says that it starts {node.nproc} ranks"
-        if not 0 <= node.rank < node.nnodes:
-            return f"NODE_RANK is {node.rank} on {node.host}; it must be below NNODES={node.nnodes}"
         if node.rank in seen:
             return f"NODE_RANK is {node.rank} twice: on {seen[node.rank].host} and on {node.host}"
         if node.program != first.program:
@@ -75,19 +65,14 @@ class Master:
                 "set MASTER_PORT to another one, the same on all nodes",
             ) from error
         self.there: dict[socket.socket, Hello] = {}
-        self.unread: dict[socket.socket, bytes] = {}  # in the order in which they came
-        self.refused = False
-        self.selector = selectors.DefaultSelector()
-        self.selector.register(self.server, selectors.EVENT_READ)
 
     def __enter__(self) -> Master:
         return self
 
     def __exit__(self, _: object, error: object, *__: object) -> None:
-        if isinstance(error, OrchestratorError) and not self.refused:
+        if isinstance(error, OrchestratorError):
             self.send(Reply(failed=f"{self.own.who} starts nothing: {error.what}"))
-        self.selector.close()
-        for connection in (self.server, *self.there, *self.unread):
+        for connection in (self.server, *self.there):
             connection.close()
 
     @property
@@ -97,68 +82,38 @@ class Master:
     def gather(self, patience: float) -> list[Hello]:
         """Wait for all nodes and return them in their order."""
         deadline = time.monotonic() + patience
-        remind = time.monotonic() + 1
-        while len(self.there) + 1 < self.own.nnodes:
-            now = time.monotonic()
-            missing = sorted(set(range(self.own.nnodes)) - {node.rank for node in self.nodes})
+        self.check()  # of a job of one node
+        while missing := sorted(set(range(self.own.nnodes)) - {node.rank for node in self.nodes}):
             names = f"NODE_RANK {', '.join(map(str, missing))}"
-            if now > deadline:
-                raise self.refuse(f"{names} did not arrive within {patience:.0f} s")
-            if now > remind:
-                remind = now + REMIND_SECONDS
-                say(f"waiting for {names}")
-                self.send(Reply(waiting=names))
-            for key, _ in self.selector.select(max(0.0, min(1.0, deadline - now))):
-                if key.fileobj is self.server:
-                    self.admit()
-                elif isinstance(key.fileobj, socket.socket) and key.fileobj.fileno() != -1:
-                    self.hear(key.fileobj)
+            say(f"waiting for {names}")
+            if not select.select([self.server], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise refusal(f"{names} did not arrive within {patience:.0f} s")
+            self.admit()
         return self.nodes
 
     def admit(self) -> None:
-        """Accept a connection; of too many that say nothing, the oldest has to go."""
+        """Hear one caller; a caller that is no node of this kind of job is sent away."""
+        connection, _ = self.server.accept()
+        connection.settimeout(HELLO_SECONDS)
         try:
-            client, _ = self.server.accept()
-        except OSError:  # it left again; or no descriptor is left, and one is closed
-            client = None
-        if client is not None:
-            client.settimeout(5)
-            self.unread[client] = b""
-            self.selector.register(client, selectors.EVENT_READ)
-        if self.unread and (client is None or len(self.unread) > STRANGERS):
-            self.drop(next(iter(self.unread)))
+            with connection.makefile("rb") as lines:
+                hello = read_hello(lines.readline(LONGEST_LINE_BYTES))
+        except (OSError, Nonsense):
+            connection.close()
+            return
+        # A node whose command was interrupted has left, and may be there again.
+        left = [one for one in select.select(list(self.there), [], [], 0)[0] if not one.recv(1)]
+        for one in left:
+            del self.there[one]
+            one.close()
+        self.there[connection] = hello
+        self.check()
 
-    def hear(self, connection: socket.socket) -> None:
-        try:
-            data = connection.recv(LONGEST_LINE_BYTES)
-        except OSError:
-            data = b""
-        known = self.unread.get(connection, b"") + data
-        if not data or connection in self.there or len(known) > LONGEST_LINE_BYTES:
-            self.drop(connection)  # it has left, or is not of this job
-        elif known.endswith(b"\n"):
-            try:
-                self.there[connection] = read_hello(known)
-            except Nonsense:
-                self.drop(connection)
-                return
-            del self.unread[connection]
-            reason = disagreement([self.own, *self.there.values()])
-            if reason:
-                raise self.refuse(reason)
-        else:
-            self.unread[connection] = known
-
-    def drop(self, connection: socket.socket) -> None:
-        self.there.pop(connection, None)
-        self.unread.pop(connection, None)
-        self.selector.unregister(connection)
-        connection.close()
-
-    def refuse(self, reason: str) -> CheckFailed:
-        self.refused = True
-        self.send(Reply(error=reason))
-        return refusal(reason)
+    def check(self) -> None:
+        """Refuse, here and on the nodes that are there, what cannot be one job."""
+        if reason := disagreement([self.own, *self.there.values()]):
+            self.send(Reply(error=reason))
+            raise refusal(reason)
 
     def go(self, agreed: Agreed) -> None:
         self.send(Reply(go=agreed))
@@ -167,14 +122,6 @@ class Master:
         for connection in self.there:
             with contextlib.suppress(OSError):
                 connection.sendall(to_line(reply))
-
-
-def token_of(agreed: Agreed, environ: Mapping[str, str]) -> str:
-    """Return the supervisors' token: what was agreed on, made unusable without the secret."""
-    secret = environ.get(SECRET, "")
-    if not secret:
-        return agreed.token
-    return hmac.digest(secret.encode(), agreed.token.encode(), "sha256").hex()
 
 
 def refusal(reason: str) -> CheckFailed:
@@ -191,14 +138,13 @@ def join(hello: Hello, address: tuple[str, int], patience: float) -> Agreed:
     reason = ""
     while time.monotonic() < deadline:
         try:
-            with socket.create_connection(address, timeout=5) as master:
+            with socket.create_connection(address, timeout=HELLO_SECONDS) as master:
                 master.sendall(hello_line(hello))
-                agreed = answer(master, hello, deadline)
-            if agreed is not None:
-                return agreed
-            reason = "it hangs up: does something else listen there?"
+                master.settimeout(max(0.01, deadline - time.monotonic()))
+                with master.makefile("rb") as lines:
+                    return decision(read_reply(lines.readline(LONGEST_LINE_BYTES)))
         except Nonsense:
-            reason = "it speaks another language: does something else listen there?"
+            reason = "does something else listen there?"
         except OSError as error:
             reason = error.strerror or str(error)
         if time.monotonic() > remind:
@@ -213,27 +159,10 @@ def join(hello: Hello, address: tuple[str, int], patience: float) -> Agreed:
     )
 
 
-def answer(master: socket.socket, hello: Hello, deadline: float) -> Agreed | None:
-    """Wait for node 0's decision; None where it hangs up."""
-    with master.makefile("rb") as lines:
-        while True:
-            master.settimeout(max(0.01, deadline - time.monotonic()))
-            line = lines.readline(LONGEST_LINE_BYTES)
-            if not line:
-                return None
-            reply = read_reply(line)
-            if reply.error:
-                raise refusal(reply.error)
-            if reply.failed:
-                raise CheckFailed(reply.failed, "its terminal says what to do")
-            if reply.go is not None:
-                return checked(reply.go, hello)
-            say(f"waiting for {reply.waiting}")
-
-
-def checked(agreed: Agreed, hello: Hello) -> Agreed:
-    """Refuse a decision that is none for this node."""
-    counts = agreed.counts
-    if len(counts) != hello.nnodes or min(counts) < 1 or counts[hello.rank] != hello.nproc:
-        raise Nonsense(f"the counts {counts} are not those of {hello.nnodes} nodes")
-    return agreed
+def decision(reply: Reply) -> Agreed:
+    """Return what node 0 decided, or raise its reason for starting nothing."""
+    if reply.error:
+        raise refusal(reply.error)
+    if reply.go is None:
+        raise CheckFailed(reply.failed, "its terminal says what to do")
+    return reply.go

@@ -5,7 +5,6 @@ It is the head of this one node: the same supervisor, log, events, verdict and e
 
 from __future__ import annotations
 
-import difflib
 import os
 import secrets
 import socket
@@ -15,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.common import interrupt
-from orchestrator.common.errors import CheckFailed, OrchestratorError, UsageError
+from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.common.hosts import out_of_url
 from orchestrator.config.launch import LaunchArguments
 from orchestrator.config.parse import waiting_time
@@ -45,7 +44,6 @@ from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord
 
 INDEX = "JOB_COMPLETION_INDEX"  # the same from Kubernetes, in an Indexed Job
-NAMES = ("MASTER_ADDR", "MASTER_PORT", "NNODES", "NODE_RANK", "NPROC_PER_NODE", "WORLD_SIZE")
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ def part(environ: Mapping[str, str]) -> Part:
         if text:
             wrong.append(f"{name} is {text!r}; it must be a number from {least} up")
         elif default is None:
-            wrong.append(f"{name} is not set{misspelt(name, environ)}")
+            wrong.append(f"{name} is not set")
         return default or 0
 
     nnodes = number("NNODES", 1)
@@ -104,7 +102,7 @@ def part(environ: Mapping[str, str]) -> Part:
     master = environ.get("MASTER_ADDR", "").strip() or ("127.0.0.1" if nnodes == 1 else "")
     master = out_of_url(master)  # torch and the resolver take an IPv6 address without brackets
     if not master:
-        wrong.append(f"MASTER_ADDR is not set{misspelt('MASTER_ADDR', environ)}")
+        wrong.append("MASTER_ADDR is not set")
     if nnodes and rank >= nnodes:
         name = INDEX if indexed else "NODE_RANK"
         wrong.append(f"{name} is {rank}, but with NNODES={nnodes} the last is {nnodes - 1}")
@@ -116,14 +114,6 @@ def part(environ: Mapping[str, str]) -> Part:
             "   (NODE_RANK=1 on the other)",
         )
     return Part(master, port, nnodes, rank, world or None)
-
-
-def misspelt(name: str, environ: Mapping[str, str]) -> str:
-    """Suggest a variable that may have been meant for this one."""
-    near = difflib.get_close_matches(
-        name, [variable for variable in environ if variable not in NAMES], 1, 0.8
-    )
-    return f", but {near[0]} is" if near else ""
 
 
 def run(mine: Part, patience: float, arguments: LaunchArguments) -> int:
@@ -145,11 +135,7 @@ def run(mine: Part, patience: float, arguments: LaunchArguments) -> int:
         host=socket.gethostname(),
         program=program,
         world=mine.world,
-        secret=bool(os.environ.get(rendezvous.SECRET)),
     )
-    problem = rendezvous.disagreement([hello])
-    if problem:
-        raise rendezvous.refusal(problem)
     if mine.rank:
         agreed = rendezvous.join(hello, (mine.master, mine.port), patience)
         launched = follow_lead(request, mine, reached, agreed)
@@ -208,21 +194,14 @@ def reach(request: Request, mine: Part, patience: float) -> Reached:
 
 
 def check_master(mine: Part, reached: Reached, address: str) -> None:
-    """Check that NODE_RANK=0 is at MASTER_ADDR, and only once."""
+    """Check that MASTER_ADDR is this machine, and its port free."""
     addresses = [entry.address for entry in reached.facts.addresses]
     here = address in addresses or is_loopback(address)
     if here and reached.facts.port:
         return
-    hello = Hello(rank=0, nnodes=mine.nnodes, nproc=1, host=socket.gethostname())
-    try:
-        rendezvous.join(hello, (mine.master, mine.port), 2.0)
-    except CheckFailed:
-        raise
-    except OrchestratorError:
-        pass  # no other node 0 is there
     if here:
         raise CheckFailed(
-            f"port {mine.port} is taken on this machine, the master",
+            f"port {mine.port} is taken on this machine, the master: by another NODE_RANK=0?",
             "set MASTER_PORT to another one, the same on all nodes",
         )
     say(
@@ -277,8 +256,7 @@ def begin(prepared: Prepared, mine: Part, record: JobRecord, agreed: Agreed) -> 
     address = queue.resolved(mine.master) or mine.master
     planned = prepared.plan
     ports = TakenPorts(port=planned.master_port, peers_port=agreed.peers_port)
-    token = rendezvous.token_of(agreed, os.environ)
-    meeting = Meeting(planned.master_address, address, ports, token)
+    meeting = Meeting(planned.master_address, address, ports, agreed.token)
     return start(prepared, record, meeting)
 
 

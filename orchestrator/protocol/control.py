@@ -60,7 +60,6 @@ class Hello(Message):
     host: str
     program: str = ""
     world: Optional[int] = None  # WORLD_SIZE, if it is set
-    secret: bool = False  # whether ORCHESTRATOR_SECRET is set there
 
     @property
     def who(self) -> str:
@@ -80,7 +79,6 @@ class Agreed(Message):
 class Reply(Message):
     """Node 0's answer: one of these."""
 
-    waiting: str = ""  # for whom it waits
     error: str = ""  # why the nodes cannot be one job
     failed: str = ""  # why node 0 starts nothing
     go: Optional[Agreed] = None

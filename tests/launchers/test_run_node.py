@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from orchestrator.common.errors import UsageError
-from orchestrator.launchers import rendezvous
 from orchestrator.launchers import run_node as by_hand
-from orchestrator.launchers.rendezvous import Master, disagreement, join, token_of
+from orchestrator.launchers.rendezvous import Master, disagreement, join
 from orchestrator.protocol.control import Agreed, Hello, Reply, hello_line, to_line
 from tests.clusters.slurm import free_ports
 from tests.launching import BIN, Command
@@ -139,10 +138,10 @@ def test_ctrl_c_on_one_of_them_stops_all(machines: Machines) -> None:
 def test_nodes_that_disagree_are_told_before_anything_starts(machines: Machines) -> None:
     """Both of them; what else may disagree is below."""
     name = machines.script(ENDLESS)
-    both = [machines.node(0, name), machines.node(0, name)]
+    both = [machines.node(0, name), machines.node(1, name, NNODES="3")]
     assert [command.finish() for command in both] == [3, 3], both[0].text + both[1].text
     for command in both:
-        assert "NODE_RANK is 0 twice" in command.text
+        assert "NNODES is 2 on node 0" in command.text
     assert not (machines.directory / "experiments").exists()
 
 
@@ -197,8 +196,7 @@ def test_a_part_of_a_job() -> None:
     ("change", "words"),
     [
         ({"NODE_RANK": None}, "NODE_RANK is not set"),
-        ({"NODE_RANK": None, "NODE_RNAK": "1"}, "NODE_RANK is not set, but NODE_RNAK is"),
-        ({"MASTER_ADDR": None, "MASTER_ADDRESS": "x"}, "not set, but MASTER_ADDRESS is"),
+        ({"MASTER_ADDR": None}, "MASTER_ADDR is not set"),
         ({"NNODES": None}, "NNODES is not set"),
         ({"NODE_RANK": "two"}, "NODE_RANK is 'two'; it must be a number from 0 up"),
         ({"NODE_RANK": "2"}, "NODE_RANK is 2, but with NNODES=2 the last is 1"),
@@ -229,10 +227,7 @@ def hello(rank: int, **changes: Any) -> Hello:
         ([hello(0), hello(1, world=4)], ""),
         ([hello(0), hello(1, world=2)], "WORLD_SIZE is 2 on node 1 (h1), but all nodes together"),
         ([hello(0), hello(1, nnodes=3)], "NNODES is 2 on node 0 (h0) and 3 on node 1 (h1)"),
-        ([hello(0), hello(2)], "NODE_RANK is 2 on h2"),
         ([hello(0), hello(0, host="x")], "NODE_RANK is 0 twice: on h0 and on x"),
-        ([hello(0), hello(1, secret=True)], "ORCHESTRATOR_SECRET is set on node 1 (h1) alone"),
-        ([hello(0), hello(1, nproc=-5)], "node 1 (h1) says that it starts -5 ranks"),
         ([hello(0, program="a.py"), hello(1, program="b.py")], "node 0 (h0) starts a.py, and"),
     ],
 )
@@ -255,49 +250,43 @@ def dial(port: int, says: bytes) -> socket.socket:
 
 
 STRANGERS = [
-    *(b"", b"\n", b"SSH-2.0-OpenSSH_9.2\r\n", b"GET / HTTP/1.0\r\n\r\n", b"null\n", b"\xff\n"),
+    *(b"\n", b"SSH-2.0-OpenSSH_9.2\r\n", b"GET / HTTP/1.0\r\n\r\n", b"null\n", b"\xff\n"),
     b"[" * 30_000 + b"\n",
     b'{"orchestrator": 1}\n',
     b'{"orchestrator": {"rank": "one", "nnodes": 2, "nproc": 2, "host": "h"}}\n',
-    b'{"orchestrator": {"rank": 1, "nnodes": 2, "nproc": "x", "host": "h"}}\n',
-    b'{"orchestrator": {"rank": 1, "nnodes": 2, "nproc": 1e400, "host": "h"}}\n',
 ]
 
 
 def test_strangers_at_node_0_are_sent_away() -> None:
-    """Whatever they say, and however many there are: the node that belongs to the job is heard."""
+    """The node that belongs to the job is heard, also where it has been there before."""
     (port,) = free_ports(1)
     with Master(hello(0), port) as master:
-        silent = [dial(port, b"") for _ in range(rendezvous.STRANGERS + 10)]
         strangers = [dial(port, says) for says in STRANGERS]
         found: list[list[Hello]] = []
         gathering = threading.Thread(target=lambda: found.append(master.gather(300)))
         gathering.start()
-        for client in [*silent[:10], *strangers[1:]]:
+        for client in strangers:
             with contextlib.suppress(ConnectionError):
                 assert client.recv(1) == b"", "it was not sent away"
+            client.close()
         with dial(port, hello_line(hello(1))) as second:
             gathering.join()
             master.go(good())
             assert second.makefile("rb").readline() == to_line(Reply(go=good()))
         assert found == [[hello(0), hello(1)]]
-        for client in [*silent, *strangers]:
-            client.close()
 
 
-@pytest.mark.parametrize(
-    "says",
-    [
-        *STRANGERS[1:8],
-        b"x" * 100_000,
-        b'{"go": {"job": 5}}\n',
-        b'{"go": {}}\n',
-        b'{"waiting": 7}\n',
-        to_line(Reply(go=good().replace(counts=()))),
-        to_line(Reply(go=good().replace(counts=(2, 3)))),
-        to_line(Reply(go=good().replace(peers_port=-1))),
-    ],
-)
+def test_a_node_that_left_may_come_again() -> None:
+    (port,) = free_ports(1)
+    with Master(hello(0, nnodes=3), port) as master:
+        dial(port, hello_line(hello(1, nnodes=3))).close()
+        master.admit()
+        with dial(port, hello_line(hello(1, nnodes=3, host="x"))):
+            master.admit()
+            assert [node.host for node in master.nodes] == ["h0", "x"]
+
+
+@pytest.mark.parametrize("says", [*STRANGERS[:2], b"x" * 100_000, b'{"go": {"job": 5}}\n'])
 def test_something_else_in_the_place_of_node_0_is_named(says: bytes) -> None:
     """Nothing it says is believed; it may give way to node 0, which is then found."""
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -311,10 +300,3 @@ def test_something_else_in_the_place_of_node_0_is_named(says: bytes) -> None:
 
         threading.Thread(target=serve, daemon=True).start()
         assert join(hello(1), server.getsockname(), 300) == good()
-
-
-def test_a_secret_makes_another_token() -> None:
-    """Whoever hears what the nodes agree on cannot sign as a supervisor without it."""
-    tokens = [token_of(good(), {rendezvous.SECRET: secret}) for secret in ("", "a", "a", "b")]
-    assert tokens[0] == "ab" and tokens[1] == tokens[2]
-    assert len(set(tokens)) == 3
