@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 from orchestrator.common.errors import UsageError
-from orchestrator.config.arguments import checked
 from orchestrator.config.schema import Config
 from orchestrator.engine.core import evaluation, parts, settings
 from orchestrator.engine.core.checkpointing import Checkpointing
@@ -108,7 +107,6 @@ class Trainer:
     _hooks = Hooks()
     _policy: StopPolicy | None = None  # while train() runs
 
-    @checked(optimizer=None)
     def __init__(
         self,
         model: nn.Module | None = None,
@@ -182,7 +180,6 @@ class Trainer:
         return self._saving.state
 
     @staticmethod
-    @checked()
     def launch(
         fn: Callable[..., Any], args: Sequence[Any] = (), nprocs: int | None = None
     ) -> list[Any]:
@@ -194,10 +191,6 @@ class Trainer:
 
     # -- training -----------------------------------------------------------------------------
 
-    @checked(
-        resume="resume=True with save_to=DIR goes on from the newest there; config={'checkpoint':"
-        " {'resume': PATH}} begins with the one that it names"
-    )
     def train(
         self,
         train_loader: Any = None,
@@ -266,7 +259,6 @@ class Trainer:
         assert metrics is not None
         return metrics
 
-    @checked()
     def predict(self, loader: Any, output: evaluation.Forward = evaluation.forward) -> Any:
         """Return the outputs for all samples, in the loader's order, on the CPU of every rank.
 
@@ -281,7 +273,6 @@ class Trainer:
         with randomness_kept():
             return evaluation.predict(self.parts, self._shared(loader, "loader"), output)
 
-    @checked()
     def state_dict(self, *, model: str = "", ema: bool | None = None) -> dict[str, Any]:
         """Return the whole weights, on the CPU of rank 0; {} on the others. Every rank calls it.
 
@@ -291,7 +282,6 @@ class Trainer:
         with self._shown(ema):
             return whole_weights.state_dict(self._named(model))
 
-    @checked()
     def save(self, path: str | Path, *, model: str = "", ema: bool | None = None) -> None:
         """Write the whole weights, and nothing else, from rank 0. Every rank calls it.
 
@@ -354,7 +344,6 @@ class Trainer:
 
     # -- checkpoints --------------------------------------------------------------------------
 
-    @checked()
     def keep(self, name: str, holder: Any) -> None:
         """Save something of yours in checkpoints and in states in memory.
 
@@ -364,12 +353,10 @@ class Trainer:
         """
         self._saving.keep(name, holder)
 
-    @checked()
     def save_checkpoint(self, directory: str | Path) -> Path:
         """Save into directory/step_NNNNNNNN and wait for it. Every rank calls it."""
         return self._saving.save_to(as_path(directory))
 
-    @checked()
     def load_checkpoint(self, directory: str | Path) -> Path:
         """Load what was saved last into a directory and verifies, or one step. Every rank calls it.
 

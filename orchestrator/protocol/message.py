@@ -28,7 +28,8 @@ LARGEST_NUMBER = 1 << 128
 UNIONS = (typing.Union, getattr(types, "UnionType", typing.Union))  # X | None is 3.10's
 MAPPINGS = (dict, collections.abc.Mapping)
 NONE = type(None)
-PLAIN = {str, int, float, bool, NONE}  # types that JSON has as well
+PLAIN = {str, int, float, bool, bytes}
+AS_IN_JSON = {str, int, float, bool, NONE}
 
 
 class Nonsense(ValueError):
@@ -121,7 +122,7 @@ def encode(value: Any, *, nones: bool = False) -> Any:
     All fields of a dataclass are in it; with `nones`, those of messages, too.
     """
     # Most values are: a launch on 32 nodes encodes 24,000.
-    if type(value) in PLAIN:
+    if type(value) in AS_IN_JSON:
         return value
     if isinstance(value, Message):
         defaults = value._defaults
@@ -164,185 +165,103 @@ def decode(kind: type[T], data: Any, *, newer: bool = False, where: str = "") ->
     Every key must be a field and every value of its field's type. `newer` passes over unknown keys:
     it is for what a process of another version may have written.
     """
-    value: T = _reader(kind)(data, newer, where or kind.__name__)
+    value: T = _read(kind, data, newer, where or kind.__name__)
     return value
 
 
-Reader = typing.Callable[[Any, bool, str], Any]  # of the data, newer and where
-_readers: dict[Any, Reader] = {}
+@functools.cache
+def _form(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    return typing.get_origin(kind), typing.get_args(kind)
 
 
-def _reader(kind: Any) -> Reader:
-    """Return what reads data as a type: looking at a type takes longer than reading."""
-    try:
-        return _readers[kind]
-    except KeyError:
-        made = _readers[kind] = _reader_of(kind)
-        return made
+def _read(kind: Any, data: Any, newer: bool, where: str) -> Any:
+    if kind in PLAIN:
+        return _plain(kind, data, where)
+    if kind is Any:
+        return data
+    origin, inner = _form(kind)
+    if origin is typing.Annotated:
+        value = _read(inner[0], data, newer, where)
+        if not inner[1].fits(value):
+            raise Nonsense(f"{where} must be {inner[1].what}, not {shown(data)}")
+        return value
+    if origin in UNIONS:
+        return _one_of(inner, data, newer, where)
+    if origin in (tuple, list):
+        many = origin is list or inner[-1] is Ellipsis
+        if not isinstance(data, list) or not (many or len(data) == len(inner)):
+            raise Nonsense(f"{where} must be a list{'' if many else f' of {len(inner)}'}")
+        kinds = [inner[0]] * len(data) if many else inner
+        values = (_read(kinds[i], item, newer, f"{where}[{i}]") for i, item in enumerate(data))
+        return origin(values)
+    if origin in MAPPINGS:
+        return _mapping(inner, data, newer, where)
+    return _record(kind, data, newer, where)
 
 
-def _record(kind: Any) -> Reader:
-    hints = _hints(kind)
-    readers: dict[str, Reader] = {}  # of those fields that came once: a type may hold itself
+def _plain(kind: Any, data: Any, where: str) -> Any:
+    if kind is bytes and isinstance(data, str):
+        import base64
 
-    def read(data: Any, newer: bool, where: str) -> Any:
-        if not isinstance(data, dict):
-            raise Nonsense(f"{where} must hold keys, not {shown(data)}")
-        values = {}
-        for key, value in data.items():
-            if key in hints:
-                reader = readers.get(key) or readers.setdefault(key, _reader(hints[key]))
-                values[key] = reader(value, newer, f"{where}.{key}")
-            elif not newer:
-                raise Nonsense(f"{where} has an unknown key {shown(key)}")
         try:
-            return kind(**values)
-        except TypeError:
-            missing = [name for name in hints if name not in data and _required(kind, name)]
-            raise Nonsense(f"{where} lacks {', '.join(missing)}") from None
+            return base64.b64decode(data, validate=True)
+        except ValueError:
+            raise Nonsense(f"{where} is not base64") from None
+    number = type(data) in (int, float) and abs(data) < LARGEST_NUMBER  # no NaN, no infinity
+    if kind is float and number:
+        return float(data)
+    if type(data) is not kind or (kind is int and not number):
+        raise Nonsense(f"{where} must be of type {kind.__name__}, not {shown(data)}")
+    return data
 
-    return read
+
+def _one_of(kinds: tuple[Any, ...], data: Any, newer: bool, where: str) -> Any:
+    if data is None and NONE in kinds:
+        return None
+    *others, last = (kind for kind in kinds if kind is not NONE)
+    for other in others:  # text or a number, as --nnodes is
+        try:
+            return _read(other, data, newer, where)
+        except Nonsense:
+            pass
+    return _read(last, data, newer, where)
 
 
+def _mapping(kinds: tuple[Any, ...], data: Any, newer: bool, where: str) -> dict[Any, Any]:
+    if not isinstance(data, dict):
+        raise Nonsense(f"{where} must hold keys, not {shown(data)}")
+    items = {}
+    for key, item in data.items():
+        if kinds[0] is int:  # JSON has no other keys than text
+            if not (key.isascii() and key.lstrip("-").isdigit() and len(key) < 40):
+                raise Nonsense(f"{where} has a key that is not a number: {shown(key)}")
+            key = int(key)  # noqa: PLW2901
+        items[key] = _read(kinds[1], item, newer, f"{where}.{key}")
+    return items
+
+
+def _record(kind: Any, data: Any, newer: bool, where: str) -> Any:
+    hints = _hints(kind)
+    if not isinstance(data, dict):
+        raise Nonsense(f"{where} must hold keys, not {shown(data)}")
+    values = {}
+    for key, value in data.items():
+        if key in hints:
+            values[key] = _read(hints[key], value, newer, f"{where}.{key}")
+        elif not newer:
+            raise Nonsense(f"{where} has an unknown key {shown(key)}")
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise Nonsense(f"{where} is incomplete: {error}") from None
+
+
+@functools.cache
 def _hints(kind: Any) -> dict[str, Any]:
     """Return field -> type of a message class or a dataclass."""
     hints = typing.get_type_hints(kind, include_extras=True)
     fields = kind._defaults if issubclass(kind, Message) else kind.__dataclass_fields__
     return {name: hints[name] for name in fields}
-
-
-def _required(kind: Any, name: str) -> bool:
-    if issubclass(kind, Message):
-        return name in kind._required
-    field = kind.__dataclass_fields__[name]
-    return repr(field.default) == repr(field.default_factory)  # both MISSING
-
-
-def _reader_of(kind: Any) -> Reader:
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin is None:
-        return _single(kind)
-    if origin is typing.Annotated:
-        return _narrowed(_reader(inner[0]), inner[1])
-    if origin in UNIONS:
-        return _union(inner)
-    if origin is tuple:
-        return _tuple(inner)
-    if origin is list:  # a record on the head's disk has some
-        return _list(_tuple((*inner, Ellipsis)))
-    if origin in MAPPINGS:
-        return _dict(inner)
-    raise TypeError(f"no message may have a field of type {kind}")
-
-
-def _narrowed(read: Reader, check: Check) -> Reader:
-    def read_it(data: Any, newer: bool, where: str) -> Any:
-        value = read(data, newer, where)
-        if not check.fits(value):
-            raise Nonsense(f"{where} must be {check.what}, not {shown(data)}")
-        return value
-
-    return read_it
-
-
-def _union(kinds: tuple[Any, ...]) -> Reader:
-    may_be_none = NONE in kinds
-    *others, last = (_reader(kind) for kind in kinds if kind is not NONE)
-
-    def read(data: Any, newer: bool, where: str) -> Any:
-        if data is None and may_be_none:
-            return None
-        for other in others:  # text or a number, as --nnodes is
-            try:
-                return other(data, newer, where)
-            except Nonsense:
-                pass
-        return last(data, newer, where)
-
-    return read
-
-
-def _single(kind: Any) -> Reader:
-    if kind is Any:
-        return lambda data, newer, where: data
-    if kind is bytes:
-        return _bytes
-    if kind is float:
-        return _float
-    if kind is int:
-        return _int
-    if kind in (str, bool):
-
-        def read(data: Any, newer: bool, where: str) -> Any:
-            if type(data) is not kind:
-                raise _of_other_type(kind, data, where)
-            return data
-
-        return read
-    return _record(kind)
-
-
-def _of_other_type(kind: Any, data: Any, where: str) -> Nonsense:
-    return Nonsense(f"{where} must be of type {kind.__name__}, not {shown(data)}")
-
-
-def _bytes(data: Any, newer: bool, where: str) -> bytes:
-    import base64
-
-    if not isinstance(data, str):
-        raise _of_other_type(bytes, data, where)
-    try:
-        return base64.b64decode(data, validate=True)
-    except ValueError:
-        raise Nonsense(f"{where} is not base64") from None
-
-
-def _float(data: Any, newer: bool, where: str) -> float:
-    if type(data) in (int, float) and abs(data) < LARGEST_NUMBER:  # no NaN, no infinity
-        return float(data)
-    raise _of_other_type(float, data, where)
-
-
-def _int(data: Any, newer: bool, where: str) -> int:
-    if type(data) is int and abs(data) < LARGEST_NUMBER:
-        return data
-    raise _of_other_type(int, data, where)
-
-
-def _tuple(kinds: tuple[Any, ...]) -> Reader:
-    many = kinds[-1] is Ellipsis
-    readers = [_reader(kind) for kind in kinds if kind is not Ellipsis]
-
-    def read(data: Any, newer: bool, where: str) -> tuple[Any, ...]:
-        if not isinstance(data, list) or not (many or len(data) == len(readers)):
-            raise Nonsense(f"{where} must be a list{'' if many else f' of {len(readers)}'}")
-        return tuple(
-            readers[0 if many else i](item, newer, f"{where}[{i}]") for i, item in enumerate(data)
-        )
-
-    return read
-
-
-def _list(read: Reader) -> Reader:
-    return lambda data, newer, where: list(read(data, newer, where))
-
-
-def _dict(kinds: tuple[Any, ...]) -> Reader:
-    numbered, read = kinds[0] is int, _reader(kinds[1])
-
-    def read_it(data: Any, newer: bool, where: str) -> dict[Any, Any]:
-        if not isinstance(data, dict):
-            raise Nonsense(f"{where} must hold keys, not {shown(data)}")
-        items = {}
-        for key, item in data.items():
-            if numbered:
-                if not (key.isascii() and key.lstrip("-").isdigit() and len(key) < 40):
-                    raise Nonsense(f"{where} has a key that is not a number: {shown(key)}")
-                key = int(key)  # noqa: PLW2901  JSON has no other keys than text
-            items[key] = read(item, newer, f"{where}.{key}")
-        return items
-
-    return read_it
 
 
 def shown(data: Any) -> str:

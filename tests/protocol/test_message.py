@@ -172,7 +172,7 @@ def test_each_field_of_a_wrong_type_is_nonsense() -> None:
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        ({}, "Stop lacks job, node, why, grace, wait"),
+        ({}, "Stop is incomplete: Stop needs job, node, why, grace, wait"),
         ({"job": 1}, "Stop.job must be of type str, not 1"),
         ({"node": True}, "Stop.node must be of type int, not True"),
         ({"node": 10**40}, "Stop.node must be of type int, not 1000"),
