@@ -210,7 +210,7 @@ def _plain(kind: Any, data: Any, where: str) -> Any:
     number = type(data) in (int, float) and abs(data) < LARGEST_NUMBER  # no NaN, no infinity
     if kind is float and number:
         return float(data)
-    if type(data) is not kind or (kind is int and not number):
+    if type(data) is not kind or (kind in (int, float) and not number):
         raise Nonsense(f"{where} must be of type {kind.__name__}, not {shown(data)}")
     return data
 

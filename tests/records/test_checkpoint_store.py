@@ -403,7 +403,7 @@ RECORD = {"size": 1, "sha256": "0" * 64}
         ({"files": {}}, "manifest.json is invalid: it lists no files"),
         ({"files": []}, "Manifest.files must hold keys"),
         ({"files": {"a": None}}, "Manifest.files.a must hold keys"),
-        ({"files": {"a\nb": {}}}, r"cannot be read: 'Manifest.files.a\nb is incomplete"),
+        ({"files": {"a\nb": {}}}, r"Manifest.files.a\nb is incomplete"),
         (
             {"files": {"a": {**RECORD, "sha256": "0" * 63}}},
             "Manifest.files.a.sha256 must be a checksum",
