@@ -43,28 +43,6 @@ def packed(entries: Iterable[Entry]) -> bytes:
     )
 
 
-GONE = b"-"  # the kind of a path that a difference takes away
-
-
-def difference(before: bytes, after: bytes) -> bytes:
-    """Return what makes one packed list of another: the entries that come, the paths that go."""
-    old, new = set(_rows(before)), set(_rows(after))
-    gone = {path for path, *_ in old} - {path for path, *_ in new}
-    come = [*(new - old), *((path, GONE, b"", b"", b"") for path in gone)]
-    return _joined(come)
-
-
-def applied(before: bytes, change: bytes) -> bytes:
-    """Return the packed list that a difference makes of another; its digest is to be compared."""
-    rows = {row[0]: row for row in _rows(before)}
-    for row in _rows(change):
-        if row[1] == GONE:
-            rows.pop(row[0], None)
-        else:
-            rows[row[0]] = row
-    return _joined(rows.values())
-
-
 def _rows(listing: bytes) -> Iterator[tuple[bytes, ...]]:
     fields = listing.split(b"\0")
     if fields.pop() or len(fields) % FIELDS:

@@ -32,7 +32,6 @@ from orchestrator.head.screen.output import say
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.start.nodes import Nodes, reach_all
 from orchestrator.head.start.request import Request
-from orchestrator.head.transfer.code import former, shared
 from orchestrator.head.transfer.code.listing import Rules
 from orchestrator.head.transfer.code.scan import TRIES, Limits, Scan, changing
 from orchestrator.head.transfer.send import Sent
@@ -46,10 +45,8 @@ from orchestrator.records import experiments as experiments_on_disk
 
 log = logging.getLogger(__name__)
 
-NAMED = 5
 # What nodes have of their own beside the code, and ranks read: with sync.link, it is linked.
 INPUTS = ("data", "datasets", ".venv", "venv", "env")
-COMPARE_SECONDS = 1.0  # for a directory that nodes share: a comparison is not worth more
 HOME = "~/.orchestrator/code/snapshots"  # on a node, as it is shown
 
 R = TypeVar("R")
@@ -63,14 +60,9 @@ def reach_with_code(request: Request) -> tuple[Request, Nodes]:
     try:
         nodes = reach_all(request)
         wanted = [node for node in nodes.reached if gets_snapshot(request, node)]
-        others = [node for node in nodes.reached if node not in wanted]
-        same = [node for node in others if not is_placed(request, node)]
-        if same:
-            compare(same, scan)
-        if not wanted and not scan.states_known.is_set():
-            scan.cancel()  # a directory such as / or a whole home
         if not wanted:
-            return request, replace(nodes, scan=scan if same else None)
+            named = all(is_placed(request, node) for node in nodes.reached)
+            return request, replace(nodes, scan=None if named else scan)
         request = relative(request, nodes.reached, wanted)
         check_spelling(request, wanted)
         log.info("brings the code to %s", [node.node.name for node in wanted])
@@ -102,16 +94,21 @@ def expect_code(request: Request, nodes: Nodes) -> tuple[Request, Nodes]:
 
 def expected(request: Request, node: Reached) -> CheckedOut:
     """Return what a node would answer that made a snapshot; its name is not known yet."""
-    target, disk = seen_here(request, node), node.facts.disk
+    target, here = request.target, ProbeTarget(kind=request.target.kind, name=request.target.name)
+    if target.kind == "auto" and not (request.directory / target.name).exists():
+        here = node.facts.target  # a command of the node
+    elif target.kind == "auto":
+        kind, name = program_at(target.name, str(request.directory))
+        here = ProbeTarget(kind=kind, name=name)
     workdir = f"{HOME}/NAME/{tree_title(str(request.directory))}"
-    return CheckedOut(workdir=workdir, tree="", differ=(), own=(), target=target, disk=disk)
+    return CheckedOut(workdir=workdir, own=(), target=here, disk=node.facts.disk)
 
 
 # -- who gets it ------------------------------------------------------------------------------
 
 
 def needs_code(request: Request) -> bool:
-    """Tell whether a launch uses files of this directory on the nodes."""
+    """Return True if a launch uses files of this directory on the nodes."""
     config = request.config
     if request.origin:
         return True
@@ -124,7 +121,7 @@ def needs_code(request: Request) -> bool:
 
 
 def is_placed(request: Request, node: Reached) -> bool:
-    """Tell whether the user named the directory where this node finds its code."""
+    """Return True if the user named the directory where this node finds its code."""
     return bool(node.node.workdir or request.config.launch.workdir)
 
 
@@ -189,23 +186,14 @@ def outside(path: Path) -> CheckFailed:
     )
 
 
-def seen_here(request: Request, node: Reached) -> ProbeTarget:
-    """Tell what the program is in this directory; a command is what it is on the node."""
-    target = request.target
-    if target.kind != "auto":
-        return ProbeTarget(kind=target.kind, name=target.name)
-    if not (request.directory / target.name).exists():
-        return node.facts.target
-    kind, name = program_at(target.name, str(request.directory))
-    return ProbeTarget(kind=kind, name=name)
-
-
 # -- the tree ---------------------------------------------------------------------------------
 
 
-def begin_scan(request: Request, without: Sequence[bytes] = ()) -> Scan:
-    """Start to read the working tree."""
-    sync, target = request.config.sync, request.target
+def begin_scan(request: Request) -> Scan:
+    """Start to read the working tree; the program travels in any case."""
+    sync, path = request.config.sync, Path(request.target.name)
+    below = not path.is_absolute() and ".." not in path.parts
+    is_file = below and request.target.kind in ("auto", "script", "program")
     rules = Rules(
         include=sync.include,
         exclude=sync.exclude,
@@ -213,21 +201,19 @@ def begin_scan(request: Request, without: Sequence[bytes] = ()) -> Scan:
             *experiments(request),
             *(os.fsencode(name) for name in outputs(request) if not name.startswith("..")),
             *secret_files(request),
-            *without,
         ),
         everything=request.origin is not None,
-        always=(os.fsencode(os.path.normpath(target.name)),) if is_file_below(request) else (),
+        always=(os.fsencode(path),) if is_file and (request.directory / path).is_file() else (),
     )
-    limits = Limits(sync.largest_file, sync.largest_tree, leave_out=request.payload is not None)
-    return Scan(os.fsencode(request.directory), rules, limits)
+    scan = Scan(os.fsencode(request.directory), rules, Limits(sync.largest_file, sync.largest_tree))
+    if is_of_user(request):
+        scan.cancel()
+    return scan
 
 
-def is_file_below(request: Request) -> bool:
-    """Tell whether the program is a file of this directory: then it travels in any case."""
-    path = Path(request.target.name)
-    relative = not path.is_absolute() and ".." not in path.parts
-    of_a_file = request.target.kind in ("auto", "script", "program")
-    return of_a_file and relative and (request.directory / path).is_file()
+def is_of_user(request: Request) -> bool:
+    """Return True for a function in a directory that has more of the user's than code."""
+    return request.payload is not None and request.directory in (Path("/"), Path.home())
 
 
 def experiments(request: Request) -> Iterator[bytes]:
@@ -261,52 +247,39 @@ def secret_files(request: Request) -> Iterator[bytes]:
 # -- to the nodes -----------------------------------------------------------------------------
 
 
-def compare(same: Sequence[Reached], scan: Scan) -> None:
-    """See that the nodes which share this directory see the same code in it."""
-    if scan.states_known.wait(COMPARE_SECONDS) and scan.states:
-        shared.check_same(same, scan.directory, scan.states)
-    elif not scan.states_known.is_set():
-        say(f"{os.fsdecode(scan.directory)} is too large to compare what the nodes see of it")
-
-
 def bring(
     request: Request, wanted: Sequence[Reached], total: int, scan: Scan
 ) -> tuple[Scan, list[CheckedOut]]:
-    """Send the tree, and let each node make its snapshot; prove that all have the same.
-
-    A function leaves behind a file that changes again and again; for a script it is an error.
-    """
-    tries = TRIES if request.payload is None else 3 * TRIES
-    changes: list[bytes] = []
-    for attempt in range(tries):
+    """Send the tree, and let each node make its snapshot."""
+    for attempt in range(TRIES):
         tree = tree_for(request, scan)
         try:
             checked, sent = deliver(request, wanted, tree, total, shown=True)
         except Changed as changed:
-            if attempt == tries - 1:
+            if attempt == TRIES - 1:
                 raise changing(changed.path) from None
-            changes.append(changed.path)
-            left = {path for path in changes if request.payload and changes.count(path) > 1}
-            if changed.path in left:
-                say(f"warning: {os.fsdecode(changed.path)} is written to, and so is not sent")
-            scan = begin_scan(request, sorted(left))
+            scan = begin_scan(request)
             continue
         break
-    prove(wanted, checked, tree)
-    first = not experiments_on_disk.every(request.where.experiments)
-    report(wanted, checked, tree, sent, first=first)
+    report(wanted, checked, tree, sent)
+    if not experiments_on_disk.every(request.where.experiments):
+        where = checked[0].workdir
+        say(f"it runs there in a copy, {where}; what it writes in it comes home at the end")
     return scan, checked
 
 
 def tree_for(request: Request, scan: Scan) -> Tree:
     """Wait for the tree. A function goes alone where its directory is no place for code."""
+    why: CheckFailed | str = f"{request.directory} holds more of yours than code"
     try:
-        return scan.tree()
+        if not is_of_user(request):
+            return scan.tree()
     except CheckFailed as error:
         if request.payload is None:
             raise
-        note = f"warning: the function goes without its directory: {error}"
-        return Tree.of(scan.directory, (), (note,))
+        why = error
+    note = f"warning: the function goes without its directory: {why}"
+    return Tree.of(scan.directory, (), (note,))
 
 
 def bring_late(request: Request, node: Reached, tree: Tree) -> Reached:
@@ -317,7 +290,6 @@ def bring_late(request: Request, node: Reached, tree: Tree) -> Reached:
         raise CheckFailed(
             f"the code here is no more what the job runs: {os.fsdecode(changed.path)} was changed"
         ) from None
-    prove([node], checked, tree)
     return at_snapshot(node, checked[0])
 
 
@@ -346,7 +318,9 @@ def deliver(
         sent = all_of(served, send(request, served, tree, shown=shown), total)
         again = iter(fleet.ask(served, [question] * len(served), FILES_ANSWER_SECONDS))
         answers = [next(again) if is_lacking(answer) else answer for answer in answers]
-    return all_of(wanted, answers, total), sent
+    checked = all_of(wanted, answers, total)
+    refuse_strange(wanted, checked, beside)
+    return checked, sent
 
 
 def send(
@@ -355,14 +329,13 @@ def send(
     progress = Progress("sending the code", tree.size * len(nodes))
     seen = progress.add if shown else lambda _: None
     passing_on = PassingOn.of(request.config.sync.fanout)
-    places, before = [Place(kind=STORE)] * len(nodes), former.read(tree.directory)
+    places = [Place(kind=STORE)] * len(nodes)
     try:
-        results = send_to_all(peers(nodes), places, tree, seen, passing_on, before)
+        results = send_to_all(peers(nodes), places, tree, seen, passing_on)
     finally:
         progress.clear()
     if changed := first_failed(results):
         raise Changed(changed)
-    former.keep(tree)
     return results
 
 
@@ -378,65 +351,34 @@ def is_lacking(answer: CheckedOut | OrchestratorError) -> bool:
     return isinstance(answer, Declined) and answer.kind == LACKING
 
 
-def prove(wanted: Sequence[Reached], checked: Sequence[CheckedOut], tree: Tree) -> None:
-    """Raise CheckFailed where what a node has read in its snapshot is not what was sent."""
-    wrong = [
-        f"{node.node.name}: {', '.join(answer.differ[:5]) or 'its list of files'}"
-        for node, answer in zip(wanted, checked, strict=True)
-        if answer.tree != tree.digest
-    ]
+def refuse_strange(wanted: Sequence[Reached], checked: Sequence[CheckedOut], where: str) -> None:
+    """Refuse nodes whose Python imports other code than is sent, whatever comes first in a path."""
     strange = dict.fromkeys(name for answer in checked for name in answer.strange)
     if strange:
         who = listed([n.node.name for n, a in zip(wanted, checked, strict=True) if a.strange])
-        where = os.fsdecode(tree.directory)
         raise CheckFailed(
             f"the Python of {who} imports {listed([*strange])} from its own {where} (an editable"
             " install), whatever is sent there",
             f"remove it: orchestrator exec -- pip uninstall -y {next(iter(strange))}; or run the"
             " nodes' own code: --sync off",
         )
-    if wrong:
-        raise CheckFailed(
-            "nodes have other code than was sent to them; nothing was started\n    "
-            + "\n    ".join(wrong),
-            "launch again; if that does not help, delete ~/.orchestrator/code there",
-        )
 
 
 def report(
-    wanted: Sequence[Reached],
-    checked: Sequence[CheckedOut],
-    tree: Tree,
-    sent: Sequence[Sent],
-    *,
-    first: bool,
+    wanted: Sequence[Reached], checked: Sequence[CheckedOut], tree: Tree, sent: Sequence[Sent]
 ) -> None:
     """Say what was sent to whom, and what of the nodes' own is linked in."""
     files = max((each.files for each in sent), default=0)
-    news = (
-        f"; {plural(files, 'file')} sent, {size(max(each.size for each in sent))}" if files else ""
-    )
+    news = f"; {plural(files, 'file')} sent, {size(max(s.size for s in sent))}" if files else ""
     about = f"code {tree.digest[:12]} ({plural(tree.files, 'file')}, {size(tree.size)})"
     say(f"{about} on {listed([node.node.name for node in wanted])}{news}")
-    if first:
-        where = checked[0].workdir
-        say(f"it runs there in a copy, {where}; what it writes in it comes home at the end")
     for note in tree.notes:
         say(note)
-    linked = zip(
-        (node.node.name for node in wanted), (answer.own for answer in checked), strict=True
-    )
-    where = os.fsdecode(tree.directory)
-    for names, nodes in by_value(linked).items():
-        if names:
-            say(f"beside it, from their own {where}: {listed(names)} (on {listed(nodes)})")
-    left = dict.fromkeys(name for answer in checked for name in answer.left)
-    if left:
-        more = f" and {len(left) - NAMED} more" if len(left) > NAMED else ""
-        say(
-            f"not read from their own {where}: {', '.join([*left][:NAMED])}{more}; --set"
-            f" 'sync.link=[{next(iter(left))}]' links an input"
-        )
+    where, names = os.fsdecode(tree.directory), [node.node.name for node in wanted]
+    linked = by_value(zip(names, (answer.own for answer in checked), strict=True))
+    for own, nodes in linked.items():
+        if own:
+            say(f"beside it, from their own {where}: {listed(own)} (on {listed(nodes)})")
     if any(answer.installed for answer in checked):
         say(f"{where} is installed in the nodes' Python: ranks import the copy, and not that")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
@@ -13,14 +12,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from orchestrator.common.errors import NodeError
-from orchestrator.head.connect.channel import Declined
 from orchestrator.head.transfer.contents import SharedBatches, Starts
 from orchestrator.head.transfer.peer import Peer
 from orchestrator.head.transfer.tree import Tree, TreeSums
-from orchestrator.protocol.manifest import FILE, difference, digest_of, numbers_in
+from orchestrator.protocol.manifest import FILE, numbers_in
 from orchestrator.protocol.message import Nonsense
 from orchestrator.protocol.requests import transfer
-from orchestrator.protocol.requests.request import LACKING
 from orchestrator.protocol.requests.transfer import Lacking, Offer, PartlyThere, Place
 from orchestrator.protocol.timing import (
     FILE_ANSWER_SECONDS,
@@ -54,14 +51,9 @@ class Sent:
 class Outbox:
     """Holds what several nodes are sent: those that lack the same share its batches."""
 
-    def __init__(self, tree: Tree, before: bytes = b"") -> None:
-        """Hold a tree; `before` is the list that the stores of the nodes may have already."""
+    def __init__(self, tree: Tree) -> None:
         self.tree, self.sums = tree, TreeSums(tree)
         self.packed = zlib.compress(tree.listing, 1)
-        self.before, self.change = "", b""
-        with contextlib.suppress(Nonsense):  # the list of another version
-            self.change = zlib.compress(difference(before, tree.listing), 1) if before else b""
-            self.before = digest_of(before) if before else ""
         self.lock = threading.Lock()  # of the contents
         self.contents: dict[tuple[tuple[int, int], ...], SharedBatches] = {}
         self.pool: ThreadPoolExecutor | None = None
@@ -109,7 +101,8 @@ class Sender:
 
     def offer(self, *, dry_run: bool = False, seconds: float = WORK_ANSWER_SECONDS) -> Lacking:
         """Send the list, and return the checked answer about what is lacking."""
-        lacking = self.ask_lacking(Offer(into=self.into, dry_run=dry_run), seconds)
+        self.peer.open.put(self.outbox.packed, FILE_ANSWER_SECONDS)
+        lacking = self.peer.open.ask(Offer(into=self.into, dry_run=dry_run), seconds)
         try:
             self.numbers = list(numbers_in(lacking.ranges, len(self.entries)))
             if not {begun.number for begun in lacking.begun} <= set(self.numbers):
@@ -120,20 +113,6 @@ class Sender:
         self.lacking = lacking
         self.lacked = self.lacked or set(self.numbers)
         return lacking
-
-    def ask_lacking(self, offer: Offer, seconds: float) -> Lacking:
-        """Offer what differs from the list before, or all where the node does not have that one."""
-        outbox = self.outbox
-        if outbox.before:
-            self.peer.open.put(outbox.change, FILE_ANSWER_SECONDS)
-            change = offer.replace(before=outbox.before, after=outbox.tree.digest)
-            try:
-                return self.peer.open.ask(change, seconds)
-            except Declined as error:
-                if error.kind != LACKING:
-                    raise
-        self.peer.open.put(outbox.packed, FILE_ANSWER_SECONDS)
-        return self.peer.open.ask(offer, seconds)
 
     def note_failed(self, failed: Mapping[int, str]) -> None:
         """Note why files cannot be on the node, by their numbers; the first reason counts."""

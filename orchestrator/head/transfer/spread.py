@@ -87,16 +87,14 @@ def send_to_all(
     tree: Tree,
     seen: Seen = lambda _: None,
     passing_on: PassingOn = NEVER,
-    before: bytes = b"",
     stopped: Callable[[], None] = lambda: None,
 ) -> list[Sent | OrchestratorError]:
     """Send a tree to nodes; return what each lacked, or its error. `seen` hears of the bytes.
 
     Nodes pass on only a tree with all checksums; one that a node has is given by that node.
-    `before` is the list of a tree that their stores may have; `stopped` raises an error once the
-    files are no longer wanted.
+    `stopped` raises an error once the files are no longer wanted.
     """
-    outbox = Outbox(tree, before)
+    outbox = Outbox(tree)
     pairs = zip(peers, places, strict=True)
     senders = [Sender(outbox, peer, into, seen) for peer, into in pairs]
     origin = tree.peer if isinstance(tree, NodeTree) else None

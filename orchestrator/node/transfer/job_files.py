@@ -19,8 +19,8 @@ from orchestrator.common import files
 from orchestrator.node.job import resume_dir
 from orchestrator.node.job.run_directory import RunDir, home
 from orchestrator.node.transfer.code import snapshot
-from orchestrator.node.transfer.code.store import Incomplete, Store, is_as_kept
-from orchestrator.protocol.manifest import Entry, is_inside
+from orchestrator.node.transfer.code.store import Store
+from orchestrator.protocol.manifest import is_inside
 from orchestrator.protocol.requests.transfer import (
     AskJobFiles,
     AskLacking,
@@ -60,16 +60,16 @@ class Root(NamedTuple):
 def written(run: RunDir, request: AskJobFiles) -> JobFiles:
     """List what was written in the job's directories since the job began."""
     spec = run.read_spec()
-    roots, since, sent = roots_of(run, spec, request.outputs), began(run, spec), sent_of(spec)
+    roots, since = roots_of(run, spec, request.outputs), began(run, spec)
     inner = home(), os.path.dirname(experiment(run, spec)), spec.workdir
     apart = set(map(os.path.realpath, inner))
     until, found, whole = time.monotonic() + SEARCH_SECONDS, list[OutputFile](), True
     for name, root in roots.items():
-        known = sent if name == WORK else {}
+        after = max(since, whole_at(roots)) if name in (WORK, ABOVE) else since
         try:
             for path in walk(name, os.path.realpath(root.path), apart, until):
                 with contextlib.suppress(OSError):  # it was removed while we looked
-                    found += described(name, root.path, path, since, known)
+                    found += described(name, root.path, path, after)
         except TimeoutError:
             whole = False
     return JobFiles(
@@ -154,14 +154,11 @@ def began(run: RunDir, spec: Spec) -> float:
     return os.stat(noted if os.path.exists(noted) else run.spec).st_mtime - CLOCK_SECONDS
 
 
-def sent_of(spec: Spec) -> dict[bytes, Entry]:
-    """Return what a snapshot was made of; nothing of a directory that is none."""
-    store = Store()
-    try:
-        entries = snapshot.sent(store, snapshot.snapshot_of(store, spec.workdir))
-        return {entry.path: entry for entry in entries}
-    except (OSError, ValueError, Incomplete):
-        return {}
+def whole_at(roots: Mapping[str, Root]) -> float:
+    """Return when the job's snapshot was whole; 0 where it runs in another directory."""
+    if ABOVE not in roots:
+        return 0.0
+    return os.stat(os.path.join(roots[ABOVE].path, os.fsdecode(snapshot.WHOLE))).st_mtime
 
 
 # -- what is in it -------------------------------------------------------------------------------
@@ -196,19 +193,16 @@ def is_saved(ours: re.Pattern[str] | None, path: str) -> bool:
     return not known and path.encode("utf-8", "replace") == os.fsencode(path)
 
 
-def described(
-    name: str, root: str, path: str, since: float, sent: Mapping[bytes, Entry]
-) -> Iterator[OutputFile]:
+def described(name: str, root: str, path: str, since: float) -> Iterator[OutputFile]:
     """Yield what a file or a link is that was written since then; not one that leads elsewhere."""
     status = os.lstat(os.path.join(root, path))
-    entry = sent.get(os.fsencode(path))
-    if max(status.st_mtime, status.st_ctime) < since:
+    if not snapshot.is_since(status, int(since * 1e9)):
         return
     if stat.S_ISLNK(status.st_mode):
         target = inner_target(root, path)
-        if target and (entry is None or entry.value != os.fsencode(target)):
+        if target:
             yield OutputFile(path=path, kind="link", target=target, place=name)
-    elif stat.S_ISREG(status.st_mode) and not (entry and is_as_kept(status, entry)):
+    elif stat.S_ISREG(status.st_mode):
         mode, changed = stat.S_IMODE(status.st_mode), max(0, status.st_mtime_ns)
         yield OutputFile(path=path, size=status.st_size, mode=mode, changed=changed, place=name)
 

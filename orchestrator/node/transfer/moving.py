@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +14,6 @@ from orchestrator.node.transfer.directory import TargetDirectory
 from orchestrator.node.transfer.receive import FileTarget, IncomingFiles, unzip
 from orchestrator.protocol import manifest
 from orchestrator.protocol.manifest import LARGEST_LIST_BYTES
-from orchestrator.protocol.requests.request import LACKING
 from orchestrator.protocol.requests.transfer import (
     HANDED,
     LARGEST_BATCH_BYTES,
@@ -92,23 +90,8 @@ class Moving(RoomState):
         """Say what is lacking of the files that are offered."""
         self.end_taking()
         listing = unzip(packed, LARGEST_LIST_BYTES)
-        if request.before:
-            listing = self.changed(request, listing)
         self.offered = IncomingFiles(self.target(request.into, listing))
         return self.offered.compare(dry_run=request.dry_run)
-
-    def changed(self, request: Offer, change: bytes) -> bytes:
-        """Return the list that a difference makes of the one that the store has."""
-        from orchestrator.node.transfer.code.checkout import CodeVisit
-        from orchestrator.node.transfer.code.store import Incomplete
-
-        with contextlib.suppress(Incomplete):
-            listing = manifest.applied(
-                self.visit.of(CodeVisit).store.listing(request.before), change
-            )
-            if manifest.digest_of(listing) == request.after:
-                return listing
-        raise Refusal("the list before is not here", LACKING)
 
     def contents(self, request: Contents, packed: bytes | bytearray) -> FailedWrites:
         """Write what came; the answer to the last request says that all is written."""

@@ -70,24 +70,23 @@ def add_outputs_beside_code(whole: Listing, run: RunDir, until: float) -> None:
     What they wrote above its tree has a path below the snapshot: none is below the tree as well.
     """
     from orchestrator.node.transfer.code import snapshot
-    from orchestrator.node.transfer.code.store import Incomplete, Store
+    from orchestrator.node.transfer.code.store import Store
 
-    store = Store()
     beside, above = Listing("", hidden=False), Listing("", hidden=False)
     try:
         beside.root = whole.workdir = run.read_spec().workdir
-        above.root = os.fsdecode(snapshot.snapshot_of(store, whole.workdir))
+        above.root = os.fsdecode(snapshot.snapshot_of(Store(), whole.workdir))
         if above.root:
-            for name in snapshot.written(store, os.fsencode(whole.workdir), until):
-                path = os.path.normpath(os.path.join(whole.workdir, os.fsdecode(name)))
-                names = os.fsdecode(name).split("/")
-                if not any(map(STAY_HIDDEN.fullmatch, names)):
-                    listing = above if names[0] == ".." else beside
-                    listing.add(os.path.relpath(path, listing.root), os.lstat(path))
+            for path in map(os.fsdecode, snapshot.written(os.fsencode(above.root), until)):
+                inside = path.startswith(os.path.join(beside.root, ""))
+                listing = beside if inside else above
+                name = os.path.relpath(path, listing.root)
+                if not any(map(STAY_HIDDEN.fullmatch, name.split("/"))):
+                    listing.add(name, os.lstat(path))
     except TimeoutError:
         whole.left_out.append(f"{whole.workdir} (it takes too long to look through)")
         return
-    except (OSError, ValueError, Incomplete):  # it was pruned meanwhile
+    except (OSError, ValueError):  # it was pruned
         pass
     for listing in (beside, above):
         whole.files += [file.replace(place=listing.root) for file in listing.files]

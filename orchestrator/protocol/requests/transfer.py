@@ -57,14 +57,11 @@ class Lacking(Message):
 class Offer(Request[Lacking], do="offer"):
     """Compare what is here with the manifest, packed in the pieces before, and say what is lacking.
 
-    Directories and links are made at once. With `before`, the pieces say how the manifest differs
-    from one that a store has; refused as LACKING where it has not, or another one comes of it.
+    Directories and links are made at once.
     """
 
     into: Place
     dry_run: bool = False  # make nothing
-    before: str = ""  # the digest of the former manifest,
-    after: str = ""  # and of this one
 
 
 class FailedWrites(Message):
@@ -174,14 +171,11 @@ class AskTaken(Request[TakeProgress], do="ask_taken"):
 
 
 class CheckedOut(Message):
-    """A snapshot that is ready: what is there, as the node reads it."""
+    """A snapshot that is ready."""
 
     workdir: str
-    tree: str  # the digest of what is there
-    differ: tuple[str, ...]  # paths that are not as they were sent
     own: tuple[str, ...]  # the node's own names that are linked into the snapshot
     target: ProbeTarget
-    left: tuple[str, ...] = ()  # other names of its own, which are not looked at
     installed: tuple[str, ...] = ()  # directories that its Python has installed from its own copy
     strange: tuple[str, ...] = ()  # installs from there that the snapshot cannot answer for
     disk: Optional[Disk] = None

@@ -22,10 +22,10 @@ from orchestrator.protocol.requests.machine import ProbeTarget
 def test_a_function_goes_alone_where_its_directory_is_no_place_for_code(tmp_path: Path) -> None:
     (tmp_path / "data.bin").write_bytes(bytes(2_000_000))
     scan = Scan(os.fsencode(tmp_path), Rules(), Limits(largest_tree=1.0))
-    script: Any = SimpleNamespace(payload=None)
+    script: Any = SimpleNamespace(payload=None, directory=tmp_path)
     with pytest.raises(CheckFailed, match="more than 1 MB does not travel"):
         tree_for(script, scan)
-    function: Any = SimpleNamespace(payload=tmp_path)
+    function: Any = SimpleNamespace(payload=tmp_path, directory=tmp_path)
     tree = tree_for(function, scan)
     assert tree.files == 0 and tree.digest
     (note,) = tree.notes
@@ -39,21 +39,11 @@ def test_a_function_does_not_take_a_home_along(
     """It is where a notebook begins, and has keys and letters in it."""
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "letter.txt").touch()
-    (tmp_path / "project").mkdir()
-    (tmp_path / "project" / "module.py").touch()
     home = tmp_path if place == "home" else Path(place)
-    with pytest.raises(CheckFailed, match="more of yours than code"):
-        Scan(os.fsencode(home), Rules(), Limits(leave_out=True)).tree()
-    project = Scan(os.fsencode(tmp_path / "project"), Rules(), Limits(leave_out=True)).tree()
-    assert project.files == 1
-
-
-def test_a_function_leaves_large_files_behind(tmp_path: Path) -> None:
-    (tmp_path / "data.bin").write_bytes(bytes(2_000_000))
-    (tmp_path / "module.py").touch()
-    tree = Scan(os.fsencode(tmp_path), Rules(), Limits(1.0, leave_out=True)).tree()
-    assert [entry.path for entry in tree.entries] == [b"module.py"]
-    assert tree.notes == ("warning: larger than code, and so not sent: data.bin (2 MB)",)
+    function: Any = SimpleNamespace(payload=tmp_path, directory=home)
+    tree = tree_for(function, Scan(os.fsencode(tmp_path), Rules(), Limits()))
+    assert tree.files == 0
+    assert f"{home} holds more of yours than code" in tree.notes[0]
 
 
 @pytest.mark.parametrize("include", [(), ("conf", "v*")])

@@ -28,36 +28,27 @@ LARGEST_BYTES = 1 << 31
 
 
 def write(tree: Tree, path: Path) -> bool:
-    """Write a tree as it was read; False where files have changed since."""
-    packed = io.BytesIO()
-    with tarfile.open(
-        fileobj=packed,
-        mode="w:gz",
-        compresslevel=LEVEL,
-        format=tarfile.GNU_FORMAT,
-        encoding="utf-8",
-        errors="surrogateescape",
-    ) as archive:
-        for entry in tree.entries:
-            info = tarfile.TarInfo(text(entry.path))
-            info.type, info.mode = TYPES[entry.kind], entry.mode
-            content = b""
-            if entry.kind == FILE:
-                try:
-                    content = tree.content(entry)
-                except Changed:
-                    return False
-            elif entry.kind == LINK:
-                info.linkname = text(entry.value)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    files.replace(path, packed.getvalue())
+    """Write a tree as it was read; return False where files have changed since."""
+    try:
+        with (
+            files.replacing(path) as packed,
+            tarfile.open(fileobj=packed, mode="w:gz", compresslevel=LEVEL) as archive,
+        ):
+            for entry in tree.entries:
+                info = tarfile.TarInfo(os.fsdecode(entry.path))
+                info.type, info.mode = TYPES[entry.kind], entry.mode
+                content = tree.content(entry) if entry.kind == FILE else b""
+                info.linkname = os.fsdecode(entry.value) if entry.kind == LINK else ""
+                info.size = len(content)
+                archive.addfile(info, io.BytesIO(content))
+    except Changed:
+        return False
     return True
 
 
 @contextlib.contextmanager
 def unpacked(path: Path, digest: str, title: str) -> Iterator[Tree]:
-    """Give a directory of this name with the tree of that digest, for as long as it is sent."""
+    """Yield a directory of this name with the tree of that digest, for as long as it is sent."""
     parent = index.cache()
     parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(prefix="code-", dir=parent))
@@ -71,56 +62,38 @@ def unpacked(path: Path, digest: str, title: str) -> Iterator[Tree]:
 
 def restore(path: Path, digest: str, directory: Path) -> Tree:
     """Write the tree of that digest into an empty directory; CheckFailed where it is another."""
-    members = readable(path)
-    try:
-        listing = trees.packed(entry for entry, _ in members)
-        trees.unpacked(listing)  # no path leads out of the directory, or through a link
-    except Nonsense as error:
-        raise CheckFailed(f"{path} cannot be read: {error}") from error
-    if trees.digest_of(listing) != digest:
-        raise CheckFailed(f"{path} is not the code that this run had: somebody has changed it")
-    root = os.fsencode(directory)
+    members = contents(path)
+    tree = Tree.of(os.fsencode(directory), (entry for entry, _ in members))
+    if tree.digest != digest:
+        raise CheckFailed(f"{path} is not the code that this run had: it was changed")
     for entry, content in members:
-        where = os.path.join(root, entry.path)
+        where = os.path.join(tree.directory, entry.path)
         parent = where if entry.kind == DIRECTORY else os.path.dirname(where)
         os.makedirs(parent, mode=0o700, exist_ok=True)
         if entry.kind == LINK:
             os.symlink(entry.value, where)
         elif entry.kind == FILE:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-            with open(os.open(where, flags, 0o600), "wb") as file:
+            with open(where, "xb") as file:
                 file.write(content)
                 os.fchmod(file.fileno(), entry.mode)
-    return Tree.of(root, (entry for entry, _ in members))
-
-
-def readable(path: Path) -> list[tuple[Entry, bytes]]:
-    try:
-        return contents(path)
-    except (OSError, tarfile.TarError, EOFError, Nonsense) as error:
-        raise CheckFailed(f"{path} cannot be read: {error}") from error
+    return tree
 
 
 def contents(path: Path) -> list[tuple[Entry, bytes]]:
-    """Read every member of an archive."""
-    members = []
-    total = 0
-    with tarfile.open(
-        path, mode="r:gz", format=tarfile.GNU_FORMAT, encoding="utf-8", errors="surrogateescape"
-    ) as archive:
-        for info in archive:
-            kind = KINDS.get(info.type)
-            total += info.size
-            if kind is None or total > LARGEST_BYTES:
-                raise Nonsense(f"{info.name} is of no kind that is kept")
-            file = archive.extractfile(info) if kind == FILE else None
-            content = file.read() if file else b""
-            value = hashlib.sha256(content).hexdigest().encode() if kind == FILE else b""
-            value = info.linkname.encode("utf-8", "surrogateescape") if kind == LINK else value
-            name = info.name.encode("utf-8", "surrogateescape")
-            members.append((Entry(name, kind, info.mode, len(content), value), content))
+    """Read every member of an archive; no path leads out of the directory, or through a link."""
+    members = list[tuple[Entry, bytes]]()
+    try:
+        with tarfile.open(path, mode="r:gz") as archive:
+            for info in archive:
+                kind, value, content = KINDS[info.type], b"", b""
+                if kind == FILE and (file := archive.extractfile(info)):
+                    content = file.read(LARGEST_BYTES)
+                    value = hashlib.sha256(content).hexdigest().encode()
+                elif kind == LINK:
+                    value = os.fsencode(info.linkname)
+                name = os.fsencode(info.name)
+                members.append((Entry(name, kind, info.mode, len(content), value), content))
+        trees.unpacked(trees.packed(entry for entry, _ in members))
+    except (OSError, tarfile.TarError, EOFError, KeyError, Nonsense) as error:
+        raise CheckFailed(f"{path} cannot be read: {error}") from error
     return members
-
-
-def text(name: bytes) -> str:
-    return name.decode("utf-8", "surrogateescape")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.head.transfer.code.listing import NO_PROGRAMS, is_private
+from orchestrator.head.transfer.code.listing import NO_PROGRAMS, private_part
 
 LARGEST_DIFF_CHARACTERS = 1 << 20  # that are kept
 SECONDS = 5.0  # of a launch, for each question; a large tree on a network disk takes long
@@ -48,7 +48,7 @@ def edits(
     private = [
         f":(top,exclude,literal){name}"
         for name in names.split("\0")
-        if is_private(os.fsencode(name)) or top / name in secret_files
+        if private_part(os.fsencode(name)) or top / name in secret_files
     ]
     return _git(directory, *question, "--no-textconv", "--", *paths, *private)
 

@@ -11,15 +11,9 @@ from collections.abc import Iterable
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server.visit import RoomState, Visit
 from orchestrator.node.transfer.code import installs, snapshot
-from orchestrator.node.transfer.code.store import Incomplete, Store
+from orchestrator.node.transfer.code.store import Store
 from orchestrator.protocol.requests.transfer import CheckedOut, CheckOut
 from orchestrator.protocol.spec import Spec
-
-MOST_NAMED = 100
-
-
-def readable(name: str) -> str:
-    return name.encode("utf-8", "replace").decode()
 
 
 class CodeVisit(RoomState):
@@ -29,35 +23,27 @@ class CodeVisit(RoomState):
         super().__init__(visit)
         self.store = Store()
         self.store.prepare()
-        self.unused: dict[bytes, str] = {}  # snapshot -> its tree
-        self.tidied = False
+        self.unused: set[bytes] = set()
 
     def check_out(self, request: CheckOut) -> CheckedOut:
         """Make a snapshot; Incomplete where contents have to come first."""
         from orchestrator.node.machine.disks import disk
         from orchestrator.node.machine.probe import resolve_target
 
-        if not self.tidied:
-            self.tidied = True
-            snapshot.remove_unused(self.store, time.time())
         entries = self.store.tree(request.tree)
         with self.store.writing():
             made = snapshot.make(self.store, request.snapshot, request.title, entries)
-            root = made.root
-            self.unused[made.path] = request.tree
-            linked = snapshot.link_inputs(root, request.beside, request.inputs)
+            self.unused.add(made.path)
+            linked = snapshot.link_inputs(made.root, request.beside, request.inputs)
             snapshot.link_outputs(made, request.beside, request.outputs)
             installed = installs.installs_from(request.beside)
             installs.note(made.path, installed.first)
-        workdir = os.fsdecode(root)
+        workdir = os.fsdecode(made.root)
         return CheckedOut(
             workdir=workdir,
-            tree=made.digest,
-            differ=tuple(map(readable, made.differ[:MOST_NAMED])),
             own=tuple(linked),
-            left=tuple(map(readable, snapshot.left_alone(root, request.beside)[:MOST_NAMED])),
-            installed=tuple(map(readable, installed.first)),
-            strange=tuple(map(readable, installed.strange)),
+            installed=tuple(installed.first),
+            strange=tuple(installed.strange),
             target=resolve_target(request.target, workdir),
             disk=disk(workdir),
         )
@@ -66,31 +52,29 @@ class CodeVisit(RoomState):
         """Leave the snapshot to the job that runs in it."""
         path = snapshot.snapshot_of(self.store, spec.workdir)
         if path in self.unused:
-            snapshot.keep(self.store, spec.workdir, run, self.unused.pop(path))
-            threading.Thread(target=self.tidy, daemon=True).start()  # nobody waits for it
+            self.unused.remove(path)
+            snapshot.keep(path, run)
+            # The job does not wait for it.
+            threading.Thread(target=self.tidy, daemon=True).start()
 
     def tidy(self) -> None:
-        with contextlib.suppress(OSError):  # another head may do the same
-            snapshot.remove_old(self.store)
+        with contextlib.suppress(OSError):
+            snapshot.tidy(self.store, time.time())
 
     def leave(self) -> None:
-        """Remove what nobody will use: snapshots without a job."""
-        for path, tree in self.unused.items():
-            with contextlib.suppress(OSError, ValueError, Incomplete):
-                self.remove(path, tree)
-
-    def remove(self, path: bytes, tree: str) -> None:
-        with self.store.unlinking(self.store.tree(tree)):
-            snapshot.remove(path)
+        """Remove snapshots without a job."""
+        for path in self.unused:
+            with contextlib.suppress(OSError):
+                snapshot.remove(path)
 
 
-# Removes the snapshots of jobs whose run directories go, and contents that nobody needs.
+# Removes the snapshots of jobs whose run directories go, and contents that no tree needs.
 
 Run = tuple[str, int]  # a job, and the index of a node in it
 
 
 def snapshots_of(runs: Iterable[Run]) -> dict[Run, bytes]:
-    """Return the snapshots in which these jobs ran; their specs say which."""
+    """Return the snapshots in which these jobs ran; their specs name them."""
     store = Store()
     held = {}
     for job, node in runs:
@@ -110,6 +94,6 @@ def remove(held: dict[Run, bytes], gone: Iterable[Run]) -> int:
                 freed += snapshot.remove(held[run])
     with contextlib.suppress(OSError):  # nothing was ever sent here
         if os.path.isdir(store.snapshots):
-            snapshot.remove_unused(store, time.time())
+            snapshot.tidy(store, time.time())
             freed += store.collect(time.time())
     return freed

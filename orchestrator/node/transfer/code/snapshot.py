@@ -1,7 +1,7 @@
-"""Makes a directory for each launch from the contents that are kept, and tells what is in it.
+"""Makes a directory for each launch from the contents that are kept, and lists what is new in it.
 
-A job that runs keeps its snapshot, whatever is edited or sent meanwhile. It goes with the job's
-run directory; one whose job never started goes when its head leaves, or at a later launch.
+A job that runs keeps its snapshot, whatever is edited or sent later. It goes with the job's run
+directory; one whose job never started goes when its head leaves, or at a later launch.
 The tree lies some directories deep in it, in snapshots/NAME/TITLE, so that what a program writes
 to `../outputs` has a place of its own there.
 """
@@ -9,54 +9,35 @@ to `../outputs` has a place of its own there.
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
-import hashlib
 import itertools
 import math
 import os
 import re
+import shutil
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from orchestrator.common import files
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.transfer.code.store import (
-    READ_BYTES,
-    Checked,
-    Incomplete,
-    Store,
-    hash_of,
-    is_as_kept,
-    key_of,
-    moment,
-)
-from orchestrator.protocol import manifest as tree
+from orchestrator.node.transfer.code.store import Incomplete, Store, is_kept, settle
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry, is_inside
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
-OWNER = b".run"  # in snapshots/NAME: whose it is,
-TREE = b".tree"  # and the digest of what was sent
-FIRST = b".first"  # and what its ranks search first: see installs.py
+# Notes in snapshots/NAME: whose it is, when it was whole, what its ranks search first (installs).
+OWNER, WHOLE, FIRST = b".run", b".whole", b".first"
 KEPT = 8  # of the newest
-FICLONE = 0x40049409
 COPIED_BYTES = 16 << 20  # a tree up to here is copied, so that a job may even write into its files
-Put = Callable[[bytes, bytes, Entry], None]
-NO_LINK = (errno.EMLINK, errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP)
-# What is not worth naming in a node's own directory: code, and what is made of code.
-CODE = re.compile(rb".*\.(py|pyc|pyi|so|pth|egg-info)|__pycache__|experiments")
+UNUSED_SECONDS = 3600.0  # after which a snapshot without a job is taken for one that has none
 
 
 class Made(NamedTuple):
-    """A snapshot, and what was then read in it."""
+    """A snapshot, and the directory of its tree."""
 
     path: bytes
-    root: bytes  # of its tree
-    digest: str
-    differ: list[str]  # paths that are not as the tree has them
+    root: bytes
 
 
 def make(store: Store, name: str, title: str, entries: Iterable[Entry]) -> Made:
@@ -65,33 +46,22 @@ def make(store: Store, name: str, title: str, entries: Iterable[Entry]) -> Made:
         raise ValueError(f"not the name of a snapshot: {name!r}, {title!r}")
     place = new_directory(os.path.join(store.snapshots, name.encode()))
     root = os.path.join(place, os.fsencode(title))
-    entries = list(entries)
-    known = {place}
+    entries, known = list(entries), {place}
+    put = copy if sum(entry.size for entry in entries) <= COPIED_BYTES else link
     try:
         make_directories(root, known)
-        put = way_to_put(store, place, entries)
-        contents = {key_of(entry): entry for entry in entries if entry.kind == FILE}.values()
-        if put is not copy:  # which reads every byte itself
-            for entry in contents:
-                store.check(entry)
         for entry in entries:
             path = root + b"/" + entry.path
-            make_directories(path if entry.kind == DIRECTORY else path.rpartition(b"/")[0], known)
+            make_directories(path if entry.kind == DIRECTORY else os.path.dirname(path), known)
             if entry.kind == FILE:
                 put(store.path_of(entry), path, entry)
             elif entry.kind == LINK:
                 os.symlink(entry.value, path)
-        digest, differ = compare(root, entries, store.checked if put is link else None)
-        if differ:
-            discard(store, entries, differ)
-        store.checked.save()
-    except FileNotFoundError as error:
-        remove(place)
-        raise Incomplete(name) from error
+        files.replace(os.fsdecode(os.path.join(place, WHOLE)), "")
     except BaseException:
         remove(place)
         raise
-    return Made(place, root, digest, differ)
+    return Made(place, root)
 
 
 def new_directory(name: bytes) -> bytes:
@@ -104,16 +74,6 @@ def new_directory(name: bytes) -> bytes:
     raise AssertionError
 
 
-def discard(store: Store, entries: Iterable[Entry], differ: Iterable[str]) -> None:
-    """Throw contents away that somebody changed where they are kept; they have to come again."""
-    changed = set(map(os.fsencode, differ))
-    wrong = [entry for entry in entries if entry.kind == FILE and entry.path in changed]
-    for entry in wrong:
-        store.discard(entry)
-    if wrong:
-        raise Incomplete(os.fsdecode(wrong[0].path))
-
-
 def make_directories(path: bytes, known: set[bytes]) -> None:
     if path not in known:
         make_directories(os.path.dirname(path), known)
@@ -121,107 +81,31 @@ def make_directories(path: bytes, known: set[bytes]) -> None:
         known.add(path)
 
 
-def copy(kept: bytes, path: bytes, entry: Entry) -> None:
-    """Copy a content, and look at every byte of it on the way."""
-    digest = hashlib.sha256()
-    with files.open_plain(os.fsdecode(kept)) as source:
-        new = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        with open(new, "wb") as target:
-            while data := source.read(READ_BYTES):
-                digest.update(data)
-                target.write(data)
-            target.flush()
-            settle(target.fileno(), entry)
-    if digest.hexdigest().encode() != entry.value:
-        os.unlink(kept)
-        raise Incomplete(os.fsdecode(entry.path))
-
-
-def settle(descriptor: int, entry: Entry) -> None:
-    os.fchmod(descriptor, entry.mode)
-    os.utime(descriptor, (moment(entry.value), moment(entry.value)))
-
-
 def link(kept: bytes, path: bytes, entry: Entry) -> None:
-    """Link a content, unseen: `compare` reads what it is."""
+    """Link a content, or copy it where the file system has no room for a link."""
+    refuse_changed(kept, entry)
     try:
-        os.link(kept, path, follow_symlinks=False)
-    except OSError as error:
-        if error.errno not in NO_LINK:
-            raise
+        os.link(kept, path)
+    except OSError:
         copy(kept, path, entry)
 
 
-def clone(kept: bytes, path: bytes, entry: Entry) -> None:
-    """Share the blocks of a content that is as it was kept."""
-    with files.open_plain(os.fsdecode(kept)) as source:
-        if not is_as_kept(os.fstat(source.fileno()), entry):
-            os.unlink(kept)
-            raise Incomplete(os.fsdecode(entry.path))
-        new = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.ioctl(new, FICLONE, source.fileno())
-            settle(new, entry)
-        finally:
-            os.close(new)
+def copy(kept: bytes, path: bytes, entry: Entry) -> None:
+    refuse_changed(kept, entry)
+    shutil.copyfile(kept, path)
+    with open(path, "rb+") as file:
+        settle(file.fileno(), entry)
 
 
-def way_to_put(store: Store, path: bytes, entries: Sequence[Entry]) -> Put:
-    """Copy what is small, else clone where the file system can, else link."""
-    if sum(entry.size for entry in entries) <= COPIED_BYTES:
-        return copy
-    first = next(entry for entry in entries if entry.kind == FILE)
-    trial = os.path.join(path, b".trial")
-    try:
-        clone(store.path_of(first), trial, first)
-    except FileNotFoundError:
-        raise
-    except OSError:
-        return link
-    finally:
+def refuse_changed(kept: bytes, entry: Entry) -> None:
+    """Throw a content away that was changed where it is kept: it has to come again."""
+    if not is_kept(kept, entry):
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(trial)
-    return clone
+            os.unlink(kept)
+        raise Incomplete(os.fsdecode(entry.path))
 
 
-# -- what is there ----------------------------------------------------------------------------
-
-
-def compare(
-    root: bytes, entries: Iterable[Entry], checked: Checked | None
-) -> tuple[str, list[str]]:
-    """Return the digest of what a directory holds, and the paths that are not as in the list.
-
-    `checked` hears what contents are like now that they have another name here.
-    """
-    expected = {entry.path: entry for entry in entries}
-    seen = dict(walk(root, expected, checked))
-    differ = [path for path in expected if seen.get(path) != expected[path]]
-    differ += [path for path in seen if path not in expected]
-    return tree.digest_of(tree.packed(seen.values())), sorted(map(os.fsdecode, differ))
-
-
-def walk(
-    root: bytes, expected: dict[bytes, Entry], checked: Checked | None
-) -> Iterable[tuple[bytes, Entry]]:
-    """Yield what is there. The digest of a file that is as the store wrote it is known."""
-    for directory, names, others in os.walk(root):
-        for name in (*names, *others):
-            where = directory + b"/" + name
-            path = where[len(root) + 1 :]
-            status = os.lstat(where)
-            mode = stat.S_IMODE(status.st_mode)
-            if stat.S_ISLNK(status.st_mode):
-                yield path, Entry(path, LINK, 0, 0, os.readlink(where))
-            elif stat.S_ISREG(status.st_mode):
-                entry = expected.get(path)
-                known = entry is not None and is_as_kept(status, entry)
-                value = entry.value if known and entry else hash_of(where)
-                if known and entry and checked is not None:
-                    checked.linked(key_of(entry), status)
-                yield path, Entry(path, FILE, mode, status.st_size, value)
-            elif path in expected:  # an empty directory has an entry, others have none
-                yield path, Entry(path, DIRECTORY, expected[path].mode, 0, b"")
+# -- what the node has beside it ------------------------------------------------------------------
 
 
 def link_inputs(root: bytes, directory: str, names: Iterable[str]) -> list[str]:
@@ -238,22 +122,9 @@ def link_inputs(root: bytes, directory: str, names: Iterable[str]) -> list[str]:
     return linked
 
 
-def left_alone(root: bytes, directory: str) -> list[str]:
-    """Name what else the node has in its own directory, and neither the tree has nor is code."""
-    source = os.fsencode(os.path.expanduser(directory))
-    names = os.listdir(source) if os.path.isdir(source) else []
-    return [
-        os.fsdecode(name)
-        for name in sorted(names)
-        if not (name.startswith(b".") or CODE.fullmatch(name))
-        and not os.path.exists(os.path.join(source, name, b"__init__.py"))
-        and not os.path.lexists(os.path.join(root, name))
-    ]
-
-
 def link_outputs(made: Made, directory: str, outputs: Iterable[str]) -> None:
     """Make the directories that the program writes, by the node's own directory; link them."""
-    path, root = made.path, made.root
+    path, root = made
     for name in map(os.fsencode, outputs):
         link = os.path.normpath(os.path.join(root, name))
         if not link.startswith(path + b"/") or (root + b"/").startswith(link + b"/"):
@@ -265,15 +136,12 @@ def link_outputs(made: Made, directory: str, outputs: Iterable[str]) -> None:
             os.symlink(own, link)
 
 
-# -- whose it is, and its end -----------------------------------------------------------------
+# -- whose it is, and its end ---------------------------------------------------------------------
 
 
-def keep(store: Store, directory: str, run: RunDir, digest: str) -> None:
-    """Note which job runs in a snapshot; nothing where the directory is none."""
-    path = snapshot_of(store, directory)
-    if path:
-        files.replace(os.fsdecode(os.path.join(path, TREE)), digest)
-        files.replace(os.fsdecode(os.path.join(path, OWNER)), f"{run.job}\n{run.node}\n")
+def keep(path: bytes, run: RunDir) -> None:
+    """Note which job runs in a snapshot."""
+    files.replace(os.fsdecode(os.path.join(path, OWNER)), f"{run.job}\n{run.node}\n")
 
 
 def snapshot_of(store: Store, directory: str) -> bytes:
@@ -295,36 +163,28 @@ def of_run(store: Store, run: RunDir) -> bytes:
 
 def remove(path: bytes) -> int:
     """Remove a snapshot, whole or gone; return how many bytes that freed."""
-    directory, name = os.path.split(path)
-    hidden = os.path.join(directory, os.fsencode(files.hidden_name(os.fsdecode(name))))
     freed: list[int] = []
     with contextlib.suppress(FileNotFoundError):
         if files.mounts_below(os.fsdecode(path)):
             raise OSError(f"something is mounted in {os.fsdecode(path)}")
-        os.rename(path, hidden)
-        files.delete(os.fsdecode(hidden), freed.append)
+        files.delete(os.fsdecode(path), freed.append)
     return sum(freed)
 
 
-UNUSED_SECONDS = 3600.0  # after which a snapshot without a job is nobody's
-
-
-def remove_unused(store: Store, now: float) -> None:
-    """Remove the snapshots of jobs that never started or that are gone."""
-    for entry in list(os.scandir(store.snapshots)):
-        name = os.fsdecode(entry.name)
-        with contextlib.suppress(OSError, ValueError):
-            if name.startswith(".") and files.GONE in name:
-                files.delete(os.fsdecode(entry.path))
-            elif NAME.fullmatch(name):
-                age = now - entry.stat(follow_symlinks=False).st_mtime
-                if age > UNUSED_SECONDS and not has_job(entry.path):
-                    remove(entry.path)
-
-
-def has_job(path: bytes) -> bool:
-    run = owner(path)
-    return run is not None and os.path.isdir(run.path)
+def tidy(store: Store, now: float) -> None:
+    """Remove snapshots whose jobs never started or are gone, and old ones with nothing new."""
+    times = {entry.path: entry.stat().st_mtime for entry in os.scandir(store.snapshots)}
+    newest = sorted(times, key=times.__getitem__)[-KEPT:]
+    for path, changed in times.items():
+        with contextlib.suppress(OSError, ValueError):  # another head may do the same
+            run = owner(path)
+            if run is None or not os.path.isdir(run.path):
+                is_over = now - changed > UNUSED_SECONDS
+            else:
+                ended = run.last(Ended) is not None and of_run(store, run) == path
+                is_over = ended and path not in newest and next(written(path), None) is None
+            if is_over:
+                remove(path)
 
 
 def owner(path: bytes) -> RunDir | None:
@@ -337,44 +197,27 @@ def owner(path: bytes) -> RunDir | None:
     return RunDir(job, int(node))
 
 
-def remove_old(store: Store) -> None:
-    """Remove snapshots of jobs that are over, but for the newest, and those with files in them.
+def written(path: bytes, until: float = math.inf) -> Iterator[bytes]:
+    """Yield the files below a snapshot that changed since it was whole, but Python's bytecode.
 
-    What a program left beside its sources goes with its job only.
+    A TimeoutError ends a look that takes longer. Files that were sent have times of the past.
     """
-    times = {entry.path: entry.stat().st_mtime for entry in os.scandir(store.snapshots)}
-    for path in sorted(times, key=times.__getitem__)[:-KEPT]:
-        with contextlib.suppress(OSError, ValueError, Incomplete):
-            run = owner(path)
-            if run is None or run.last(Ended) is None or of_run(store, run) != path:
-                continue
-            if next(written(store, os.fsencode(run.read_spec().workdir)), None) is None:
-                with store.unlinking(sent(store, path)):
-                    remove(path)
-
-
-def sent(store: Store, path: bytes) -> tuple[Entry, ...]:
-    """Return the list of what was sent for a snapshot."""
-    with files.open_plain(os.fsdecode(os.path.join(path, TREE))) as file:
-        return store.tree(file.read(64).decode())
-
-
-def written(store: Store, root: bytes, until: float = math.inf) -> Iterator[bytes]:
-    """Yield what is in a snapshot besides what was sent, links, and Python's bytecode.
-
-    These are paths below its tree; those above it begin with `..`. A TimeoutError ends a look that
-    takes longer.
-    """
-    whole = snapshot_of(store, os.fsdecode(root))
-    expected = {entry.path: entry for entry in sent(store, whole)}
-    for directory, names, others in os.walk(whole):
+    whole = os.stat(os.path.join(path, WHOLE)).st_mtime_ns
+    for directory, names, others in os.walk(path):
         names[:] = sorted(name for name in names if name != b"__pycache__")
         if time.monotonic() > until:
             raise TimeoutError
         for name in sorted(others):
-            path = os.path.relpath(os.path.join(directory, name), root)
             status = os.lstat(os.path.join(directory, name))
-            known = path in expected and is_as_kept(status, expected[path])
-            own = directory == whole and name in (OWNER, TREE, FIRST)
-            if not known and not own and not stat.S_ISLNK(status.st_mode):
-                yield path
+            own = directory == path and name in (OWNER, WHOLE, FIRST)
+            if not own and not stat.S_ISLNK(status.st_mode) and is_since(status, whole):
+                yield os.path.join(directory, name)
+
+
+def is_since(status: os.stat_result, nanoseconds: int) -> bool:
+    """Return True if a file was written, moved or changed since then.
+
+    A file with several names is a content of the store: each launch that links it changes it.
+    """
+    moved = status.st_ctime_ns > nanoseconds and status.st_nlink == 1
+    return moved or status.st_mtime_ns >= nanoseconds
