@@ -409,10 +409,8 @@ PRIVATE = {
     "_orig_mod",
     # The timeout of groups that a DeviceMesh makes; public as set_timeout() from 2.14 on.
     "_set_pg_timeout",
-    # Any nesting of an optimizer's state, as torch itself sees it.
-    "torch.utils._pytree",
-    # A DTensor over memory that is there already, of shards that are not equal.
-    "torch.distributed.tensor._dtensor_spec",
+    # The wrapper of activation checkpointing, which torch documents by this path.
+    "torch.distributed.algorithms._checkpoint",
 }
 # Documented in spite of the underscore, operators by name, and Python's own.
 DOCUMENTED = ("torch._foreach_", "torch.ops.aten.", "os._exit", "sys._getframe")

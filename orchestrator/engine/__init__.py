@@ -1,1 +1,9 @@
-"""Runs in every rank: the built-in training run and the Trainer."""
+"""What runs on every rank: the training engine and the Trainer."""
+
+import torch
+
+from orchestrator.common.errors import CheckFailed
+
+# Before any room imports what an older torch does not have.
+if [int(number) for number in torch.__version__.split(".")[:2]] < [2, 8]:
+    raise CheckFailed(f"the engine needs torch 2.8, here is {torch.__version__}")

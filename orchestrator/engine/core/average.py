@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from orchestrator.common.errors import UsageError
-from orchestrator.engine.ranks.plain_names import is_traceable_wrapper_subclass
 from orchestrator.engine.sharding.mesh import local_tensor
 
 KEPT = "ema"  # by this name a checkpoint has it
@@ -32,7 +31,11 @@ class Average:
 
     def __init__(self, decay: float, named: Sequence[tuple[str, nn.Parameter]]) -> None:
         for name, parameter in named:
-            refuse_odd(name, parameter)
+            if not (parameter.is_floating_point() or parameter.is_complex()):
+                raise UsageError(
+                    f"ema= averages weights, and {name} is of {parameter.dtype}",
+                    "leave it out of the optimizer, or leave out ema= (training.ema)",
+                )
         self.decay, self.parameters = decay, dict(named)
         self.weights = {name: parameter.detach().clone() for name, parameter in named}
         device = local_tensor(named[0][1]).device if named else None
@@ -92,17 +95,6 @@ class Average:
         for name, weight in self.weights.items():
             if (saved := state[WEIGHTS].get(name)) is not None and saved is not weight:
                 weight.copy_(saved)
-
-
-def refuse_odd(name: str, parameter: Tensor) -> None:
-    """Refuse weights of which torch has no average."""
-    local = local_tensor(parameter)
-    numbers = local.is_floating_point() or local.is_complex()
-    if not numbers or is_traceable_wrapper_subclass(local):
-        raise UsageError(
-            f"ema= averages weights, and {name} is a {type(local).__name__} of {local.dtype}",
-            "leave it out of the optimizer, or leave out ema= (training.ema)",
-        )
 
 
 def refuse_two_averages(optimizer: Optimizer) -> None:

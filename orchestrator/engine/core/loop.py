@@ -63,7 +63,6 @@ class Loop:
     names: tuple[str, ...] = ()  # of the losses and metrics
     given: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)  # by who is due
     sums: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # this step's, this rank's
-    used: int | None = None  # stands for the parts of the model that this rank used in this step
     modes: dict[nn.Module, bool] = field(default_factory=dict)  # of its parts: do they train?
     votes_late: bool = False  # after the step, not at its beginning
     untrained: list[str] | None = None  # weights that want gradients, and are in no optimizer
@@ -95,8 +94,7 @@ class Loop:
             # A hook is heard after its step, so all vote after it; else while the step computes.
             self.votes_late = any(gather(ranks.world == 1 or self.hooks.on_step_end is not None))
             self._warn_of_untrained()
-            if self.parts.used is not None:
-                self.parts.used.find()
+            self.parts.steppers.find_whole()
             self.saving.refuse_unheld()
             self._call(self.hooks.on_train_begin)
             self.policy.before_first_step()
@@ -165,7 +163,7 @@ class Loop:
     def _micro(self, micro: Micro, index: int, *, complete: bool) -> None:
         """Forward and backward; gradients are summed over the ranks when the step is complete."""
         parts, phases = self.parts, self.reporter.phases
-        config, ranks, used = parts.config, parts.ranks, parts.used
+        config, ranks = parts.config, parts.ranks
         alone = parts.steppers.sums_itself
         seed_all(config.training.seed, self.state.step + 1, index, ranks.rank)
         with (
@@ -174,12 +172,7 @@ class Loop:
         ):
             with low_precision.computing(config.training.mixed_precision, ranks.device):
                 totals = mesh.as_forward(parts.model, lambda model: parts.totals(model, micro))
-            with mesh.backward_explained():
-                parts.steppers.backward(totals, phases.backward, used, real=micro.real)
-        if used is not None:
-            used.close_micro_batch()
-            if complete:
-                self.used = used.close_step(ranks.rank)
+            parts.steppers.backward(totals, phases.backward, real=micro.real)
         if micro.real:
             self.reporter.ledger.add(micro.ids, totals["loss"][0].detach())
         add(self.sums, totals, real=micro.real)
@@ -190,7 +183,7 @@ class Loop:
         self._check_names()
         state.step += 1
         with phases("exposed_comm"):
-            total, apart = steppers.add_up(self.sums, self.used)
+            total, apart = steppers.add_up(self.sums)
         with phases("optimizer"):
             report = steppers.step(state.step, self.names, total, apart)
         self.reporter.ledger.close(report)

@@ -26,7 +26,6 @@ from torch.optim import (
     RAdam,
     RMSprop,
 )
-from torch.utils import _pytree as tree
 
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.schema import Config, Scheduler
@@ -35,6 +34,7 @@ from orchestrator.engine.core.stopping import Metrics
 from orchestrator.engine.core.together import one_of_several, parts_of
 from orchestrator.engine.models.import_by_name import kind
 from orchestrator.engine.models.losses import loss_of
+from orchestrator.engine.models.nested import mapped
 from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.sharding import muon
 from orchestrator.engine.sharding.blocks import blocks_of, hidden_matrices
@@ -174,7 +174,7 @@ def move(
     for index, old in enumerate(group["params"]):
         new = group["params"][index] = now[names[id(old)]]
         if old is not new and (state := optimizer.state.pop(old, None)):
-            optimizer.state[new] = tree.tree_map(functools.partial(placed, old, new), state)
+            optimizer.state[new] = mapped(state, functools.partial(placed, old, new))
 
 
 def placed(old: Tensor, new: Tensor, value: Any) -> Any:

@@ -19,7 +19,6 @@ from torch.optim import Optimizer
 
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.engine.saving.state import decoded, encoded
-from orchestrator.engine.sharding.mesh import plain_of
 
 HOW = ("fused", "foreach", "capturable", "differentiable")  # how it is computed, not what
 DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
@@ -51,10 +50,9 @@ class Content:
         """Write the values that can be kept, and name those that cannot."""
         written = {}
         for key, value in values.items():
-            plain = plain_of(value) if isinstance(value, Tensor) else value
             if isinstance(key, str):
                 with contextlib.suppress(UsageError):
-                    written[key] = self.write(plain, f"{path}{key}", parameter)
+                    written[key] = self.write(value, f"{path}{key}", parameter)
             if key not in written:
                 self.unsaved.append(f"{key} ({type(value).__name__})")
         return written
@@ -75,7 +73,7 @@ def target(
     if now is not None and [now.dtype, list(now.shape)] == [dtype, shape]:
         return now
     if like is not None and shape and shape == list(like.shape):
-        return torch.empty_like(plain_of(like).detach(), dtype=dtype)
+        return torch.empty_like(like.detach(), dtype=dtype)
     return torch.empty(shape, dtype=dtype, device="cpu" if kind == "cpu" else device)
 
 

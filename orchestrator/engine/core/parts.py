@@ -33,7 +33,6 @@ from orchestrator.engine.saving import pretrained
 from orchestrator.engine.sharding import mesh, refusals, several
 from orchestrator.engine.sharding.blocks import described
 from orchestrator.engine.sharding.mesh import Mesh
-from orchestrator.engine.sharding.used_parts import UsedParts
 
 FOR_EXAMPLE = 'Trainer(models={"G": g, "D": d}, optimizers={"G": o1, "D": o2}, step=step)'
 
@@ -62,14 +61,6 @@ class Parts:
         """The optimizer's state, and what the program keeps beside it."""
         return AuxiliaryState(self.steppers)
 
-    @functools.cached_property
-    def used(self) -> UsedParts | None:
-        """The parts of a sharded model that a step uses; ddp looks after its own."""
-        if self.mesh.mesh is None:
-            return None
-        alike = mesh.waits_for_copies(self.bare, self.mesh, self.config)
-        return UsedParts(self.bare, alike=alike)
-
     @property
     def unit(self) -> str:
         """The name of the things that the loss is the mean of."""
@@ -85,8 +76,7 @@ class Parts:
                 ' nprocs=N) or torchrun, and strategy="ddp"'
             )
         else:
-            for line in mesh.picture(self.mesh, everyone):
-                tell(line)
+            tell(mesh.in_words(self.mesh, everyone))
         here = everyone.neighbours
         if everyone.world > 1 and everyone.rank == here[0]:
             host = f"{everyone.nodes[everyone.rank][1]}, {device_name(everyone.device)}"

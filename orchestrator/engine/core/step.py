@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -40,8 +41,7 @@ from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.ranks.randomness import seed_all
 from orchestrator.engine.ranks.ranks import from_rank_0
 from orchestrator.engine.sharding.blocks import has_sparse, sum_whole
-from orchestrator.engine.sharding.mesh import Mesh, local_tensor
-from orchestrator.engine.sharding.used_parts import UsedParts
+from orchestrator.engine.sharding.mesh import Mesh, local_tensor, whole_parameters
 
 Sums = Mapping[str, tuple[Tensor, Tensor]]
 
@@ -304,6 +304,7 @@ class Steppers:
         self.first = next(iter(self.by_name.values()))
         self.parameters, self.device = self.first.parameters, self.first.device
         self.left = [p for p in self.parameters.values() if not is_summed(p, mesh)]
+        self.gathered: dict[int, nn.Parameter] = {}  # whole parameters, by the ids of sharded ones
         self.in_training = False  # else an evaluation need not end
 
     def __iter__(self) -> Iterator[Stepper]:
@@ -349,11 +350,14 @@ class Steppers:
 
     # -- a step -------------------------------------------------------------------------------
 
-    def backward(
-        self, totals: Totals, run: Callable[..., None], used: UsedParts | None, *, real: bool
-    ) -> None:
+    def find_whole(self) -> None:
+        """Gather each block once: several losses go back to its whole parameters, and FSDP trips
+        over a block that no step has gathered yet. Every rank calls it."""
+        if self.mesh.mesh is not None and not self.gathered:
+            self.gathered = whole_parameters(self.model)
+
+    def backward(self, totals: Totals, run: Callable[..., None], *, real: bool) -> None:
         """Compute the gradients of a micro-batch: of each loss those that its optimizer takes."""
-        whole = {} if used is None else used.whole
         for stepper in self.due:
             loss, count = totals[stepper.loss]
             refuse_detached(loss, stepper.name)
@@ -361,17 +365,17 @@ class Steppers:
             if not self.several:
                 run(scaled)
                 continue
-            inputs = [whole.get(id(p), p) for _, p in stepper.named if p.requires_grad]
+            inputs = [self.gathered.get(id(p), p) for _, p in stepper.named if p.requires_grad]
             if isinstance(self.model, FSDPModule):
                 self.model.set_is_last_backward(last)
             if inputs:
                 run(scaled, inputs=inputs, retain_graph=not last)
 
-    def add_up(self, sums: Sums, used: int | None = None) -> tuple[Tensor, Tensor | None]:
+    def add_up(self, sums: Sums) -> tuple[Tensor, Tensor | None]:
         """Add up over all ranks: squares of the gradients, then a sum and a count per name.
 
-        Besides, where ranks could use other parts of the model: 1.0 if they did, so that these
-        were summed with each other.
+        Besides, of a sharded model: 1.0 if ranks used other parts of it, for FSDP has summed these
+        with each other.
         """
         whole = self.whole
         for stepper in self:
@@ -379,14 +383,16 @@ class Steppers:
         sum_whole(whole)
         self._refuse_unreached()
         flat = [value.to(self.device) for pair in sums.values() for value in pair]
-        if used is not None:
+        sharded = self.mesh.mesh is not None
+        if sharded:
+            used = zlib.crc32(bytes(p.grad is not None for p in self.parameters.values())) & 0x3FFF
             flat += torch.tensor([used, used**2], dtype=torch.float64).to(self.device)
         known = {id(parameter) for parameter in whole}
         squares = [stepper.squares(known) for stepper in self]
         total, world = torch.stack([*squares, *flat]), dist.get_world_size()
         if world > 1:
             dist.all_reduce(total)
-        if used is None:
+        if not sharded:
             return total, None
         # Equal numbers alone have the mean of their squares for the square of their mean.
         return total[:-2], (total[-1] * world != total[-2] ** 2).float()

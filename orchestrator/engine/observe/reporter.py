@@ -19,7 +19,7 @@ from orchestrator.engine.observe import metrics, speed
 from orchestrator.engine.observe.phases import Phases
 from orchestrator.engine.observe.trackers import Trackers
 from orchestrator.engine.ranks.ranks import Ranks, device_name, say_once
-from orchestrator.engine.sharding import used_parts
+from orchestrator.engine.sharding.refusals import OTHER_PARTS
 
 # -- the results of steps --------------------------------------------------------------------------
 
@@ -212,8 +212,9 @@ class Reporter:
             self.seen |= {n: p for n, p in result.sums.items() if p[1] or not several}
             if result.apart:
                 raise JobFailed(
-                    f"{used_parts.APART}, in step {result.step}, which was not taken",
-                    used_parts.FIX,
+                    "the ranks used other parts of the model than each other in step"
+                    f" {result.step}, which was not taken",
+                    OTHER_PARTS,
                 )
             self.tokens += int(result.sums["loss"][1])
             if result.skipped:

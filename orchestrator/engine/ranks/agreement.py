@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from orchestrator.common.errors import CheckFailed
-from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.ranks.ranks import from_rank_0, gather, host_group
 
 NUMBERS_AT_ONCE = 1 << 20  # numbers that are hashed at a time: they stay in the cache
@@ -59,8 +58,7 @@ def refuse_differences(model: nn.Module) -> None:
 
 
 def tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
-    named = (*model.named_parameters(), *model.named_buffers())
-    return [inner for pair in named for inner in plain_names.made_of(*pair)]
+    return [*model.named_parameters(), *model.named_buffers()]
 
 
 def refuse_other_shapes(values: Sequence[tuple[str, Tensor]]) -> None:
@@ -100,24 +98,16 @@ def same(numbers: Tensor) -> Tensor:
 
 
 def hash_of(value: Tensor) -> int:
-    return int(hash_there(value))
+    """Sum the numbers that its bits are, each times an odd number of its place, modulo 2**64.
 
-
-def hash_there(value: Tensor) -> Tensor:
-    """Sum of the numbers that its bits are, each times an odd number of its place, modulo 2**64.
-
-    The result is still on the device: nobody waits for it. No single bit can change unseen, because
-    an odd number times a power of two is never zero.
+    No single bit can change unseen, because an odd number times a power of two is never zero.
     """
-    inside = [tensor for _, tensor in plain_names.made_of("", value)]
-    if inside[0] is not value:
-        return torch.stack([hash_there(tensor) for tensor in inside]).cumsum(0).sum()
     data = value.detach().contiguous().reshape(-1).view(torch.uint8)
     total = torch.zeros((), dtype=torch.int64, device=data.device)
     for piece in numbers_of(data):
         odd = odd_numbers(piece.device, 1 << max(piece.numel() - 1, 1023).bit_length())
         total = total * BETWEEN_PIECES + (piece * odd[: piece.numel()]).sum()
-    return total
+    return int(total)
 
 
 def numbers_of(data: Tensor) -> Sequence[Tensor]:

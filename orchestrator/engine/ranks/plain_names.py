@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 WORDS = ("_orig_mod.", "_checkpoint_wrapped_module.")  # of torch's own modules around others
 
@@ -35,16 +34,6 @@ def buffers(model: nn.Module, *, every: bool = False) -> Iterator[tuple[str, Ten
 def is_traceable_wrapper_subclass(value: Any) -> bool:
     """Return True for a tensor that is made of others, by torch's protocol for such classes."""
     return isinstance(value, Tensor) and hasattr(type(value), "__tensor_flatten__")
-
-
-def made_of(name: str, tensor: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield a tensor, or those that it is made of, as quantised weights are."""
-    if isinstance(tensor, DTensor) or not is_traceable_wrapper_subclass(tensor):
-        yield name, tensor
-        return
-    attributes, _ = tensor.__tensor_flatten__()
-    for attribute in attributes:
-        yield from made_of(f"{name}.{attribute}", getattr(tensor, attribute))
 
 
 def state_dict(model: nn.Module) -> dict[str, Any]:

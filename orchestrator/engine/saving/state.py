@@ -14,9 +14,7 @@ from torch.distributed.tensor import DTensor
 from orchestrator.common.errors import UsageError
 from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.ranks.plain_names import is_traceable_wrapper_subclass
-from orchestrator.engine.sharding.mesh import plain_of
-from orchestrator.engine.sharding.refusals import WHOLE
-from orchestrator.engine.sharding.used_parts import reshard
+from orchestrator.engine.sharding.mesh import reshard
 
 MODEL = "model."  # before the names of parameters and buffers in a checkpoint
 
@@ -24,10 +22,7 @@ MODEL = "model."  # before the names of parameters and buffers in a checkpoint
 def state_of(model: nn.Module, auxiliary: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return all that is saved, by name: the very tensors that train, and what is beside them."""
     reshard(model)
-    state: dict[str, Tensor] = {}
-    for name, tensor in saved_of(model):
-        state.update(made_of(MODEL + name, tensor))
-    return state | dict(auxiliary)
+    return {MODEL + name: tensor.detach() for name, tensor in saved_of(model)} | dict(auxiliary)
 
 
 def saved_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -35,19 +30,6 @@ def saved_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from plain_names.parameters(model)
     kept = plain_names.state_dict(model).keys()
     yield from ((name, buffer) for name, buffer in plain_names.buffers(model) if name in kept)
-
-
-def made_of(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield a tensor of the model, or those that it is made of."""
-    plain = plain_of(tensor)
-    if isinstance(plain, DTensor) and is_traceable_wrapper_subclass(plain.to_local()):
-        raise UsageError(
-            f"no checkpoint can hold {name.removeprefix(MODEL)}, a"
-            f" {type(plain.to_local()).__name__} in shards",
-            f"{WHOLE}; or train without save_to=, save_every= and --max-restarts",
-        )
-    for inner, value in plain_names.made_of(name, plain):
-        yield inner, value.detach()
 
 
 # -- values as JSON that names its tensors; reading them runs no code ------------------------------

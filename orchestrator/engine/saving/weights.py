@@ -23,10 +23,8 @@ from torch.distributed.tensor import DTensor
 from orchestrator.common import files
 from orchestrator.common.errors import JobFailed, OrchestratorError, UsageError
 from orchestrator.engine.ranks import plain_names
-from orchestrator.engine.ranks.plain_names import is_traceable_wrapper_subclass
 from orchestrator.engine.ranks.ranks import gather, is_first
-from orchestrator.engine.sharding.mesh import plain_class, plain_of
-from orchestrator.engine.sharding.used_parts import reshard
+from orchestrator.engine.sharding.mesh import plain_class, reshard
 
 TORCH = (".pt", ".pth", ".bin")
 
@@ -72,7 +70,7 @@ def _gathered(local: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def whole_tensor(value: Tensor) -> Tensor:
-    value = plain_of(value.detach())
+    value = value.detach()
     if not isinstance(value, DTensor):
         return value
     device = value.device_mesh.device_type  # offloaded shards are not there, and NCCL needs them
@@ -166,12 +164,9 @@ def entries_of(model: nn.Module) -> list[Entry]:
     state = plain_names.state_dict(model)
     tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
     for name, value in tensors.items():
-        plain = plain_of(value)
-        composite = is_traceable_wrapper_subclass(plain) and not isinstance(plain, DTensor)
-        if composite or value.dtype not in NAMES:
-            what = f"a {type(plain).__name__}" if composite else value.dtype
+        if value.dtype not in NAMES:
             raise UsageError(
-                f"{name} is {what}, which safetensors files cannot hold",
+                f"{name} is {value.dtype}, which safetensors files cannot hold",
                 'save("NAME.pt") can',
             )
     return in_order(Entry(name, v.dtype, tuple(v.shape)) for name, v in tensors.items())

@@ -17,7 +17,6 @@ from torch.distributed.fsdp import FSDPModule
 
 from orchestrator.common.errors import UsageError, nearest
 from orchestrator.engine.ranks import plain_names
-from orchestrator.engine.ranks.plain_names import is_traceable_wrapper_subclass
 
 
 def blocks_of(model: nn.Module, wrap: Sequence[str]) -> list[nn.Module]:
@@ -108,7 +107,7 @@ def kept_whole(modules: Sequence[nn.Module]) -> set[nn.Parameter]:
     for module in modules:
         parameters = [parameter for parameter in module.parameters() if parameter not in seen]
         seen.update(parameters)
-        fit = [p for p in parameters if p.numel() and can_be_cut(p)]
+        fit = [p for p in parameters if p.numel() and p.dim() and p.is_floating_point()]
         sizes: Counter[torch.dtype] = Counter()
         for parameter in fit:
             sizes[parameter.dtype] += parameter.numel() * parameter.requires_grad
@@ -117,13 +116,6 @@ def kept_whole(modules: Sequence[nn.Module]) -> set[nn.Parameter]:
         usual_ones = {p for p in fit if p.dtype == usual or not p.requires_grad}
         whole.update(parameter for parameter in parameters if parameter not in usual_ones)
     return whole
-
-
-def can_be_cut(parameter: nn.Parameter) -> bool:
-    """Return True if it has rows and, if made of other tensors, knows what FSDP does."""
-    composite = is_traceable_wrapper_subclass(parameter)
-    knows = not composite or hasattr(parameter, "fsdp_pre_all_gather")
-    return bool(parameter.dim()) and parameter.is_floating_point() and knows
 
 
 def has_sparse(model: nn.Module) -> bool:

@@ -14,9 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from orchestrator.common.errors import UsageError
 from orchestrator.config.schema import Config
-from orchestrator.engine.ranks.plain_names import is_traceable_wrapper_subclass
 from orchestrator.engine.ranks.ranks import Ranks
-from orchestrator.engine.sharding.used_parts import FIX
+from orchestrator.engine.sharding.refusals import OTHER_PARTS
 
 
 class Called(nn.Module):
@@ -53,8 +52,6 @@ class Copies(DistributedDataParallel):
                 static_graph=static,
                 find_unused_parameters=looks or keys.static_graph != static,
                 broadcast_buffers=keys.broadcast_buffers,
-                # All have rank 0's values by now; ddp cannot send what is made of other tensors.
-                init_sync=not any(map(is_traceable_wrapper_subclass, model.parameters())),
             )
         self.summed_all = self.begun = False
         self.register_comm_hook(self, summed)
@@ -89,7 +86,9 @@ class Copies(DistributedDataParallel):
             named = self.module.model.named_parameters()
             without = [name for name, parameter in named if parameter.grad is None]
             example = f", such as {without[0]}" if without else ""
-            raise UsageError(f"the step did not use all parameters of the model{example}", FIX)
+            raise UsageError(
+                f"the step did not use all parameters of the model{example}", OTHER_PARTS
+            )
 
 
 def summed(copies, bucket):  # type: ignore[no-untyped-def]  # ddp compares annotations

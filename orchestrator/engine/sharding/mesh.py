@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -24,24 +25,22 @@ from torch.distributed.fsdp import (
     register_fsdp_forward_method,
 )
 from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils import checkpoint
-from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from orchestrator.common.errors import UsageError
+from orchestrator.common.text import plural
 from orchestrator.config.schema import COPIED, Config
 from orchestrator.config.sharding import check_offload, group_size
 from orchestrator.engine.ranks import agreement, plain_names
 from orchestrator.engine.ranks.ranks import Ranks, device_name, wait_as_long
-from orchestrator.engine.sharding import low_precision, refusals, used_parts
+from orchestrator.engine.sharding import low_precision, refusals
 from orchestrator.engine.sharding.blocks import blocks_of, kept_whole, to_shard
 from orchestrator.engine.sharding.copies import Copies
 from orchestrator.engine.sharding.several import parts_of
 
 COMPUTED = "computed_by_orchestrator"  # a method that FSDP treats like a forward
 T = TypeVar("T")
-SHOWN = 8  # rows and columns of the picture
 
 
 @dataclass(frozen=True)
@@ -79,30 +78,16 @@ def make(config: Config, ranks: Ranks) -> Mesh:
     return Mesh(strategy, copies, mesh)
 
 
-def picture(mesh: Mesh, ranks: Ranks) -> list[str]:
-    """Draw which ranks share what: a row per copy, a column per shard."""
+def in_words(mesh: Mesh, ranks: Ranks) -> str:
+    """Describe which ranks share what."""
     if mesh.strategy == "single":
-        return [f"one process on {device_name(ranks.device)}: nothing is shared"]
+        return f"one process on {device_name(ranks.device)}: nothing is shared"
     if mesh.strategy == "ddp":
-        return [f"ddp: a whole copy of the parameters on each of {ranks.world} ranks"]
+        return f"ddp: a whole copy of the parameters on each of {ranks.world} ranks"
     size = ranks.world // mesh.copies
-    many = f"{mesh.copies} copies" if mesh.copies > 1 else "one copy"
-    lines = [f"{mesh.strategy}: {many} of the parameters, {'each ' * (mesh.copies > 1)}in {size}"
-             f" shard{'s' * (size > 1)}"]  # fmt: skip
-    width = len(str(ranks.world - 1))
-    for copy in range(min(mesh.copies, SHOWN)):
-        members = range(copy * size, (copy + 1) * size)
-        shown = [f"{rank:>{width}}" for rank in members[:SHOWN]]
-        if size > SHOWN:
-            shown[-1:] = ["..", str(members[-1])]
-        hosts = list(dict.fromkeys(f"node {ranks.nodes[rank][0]}" for rank in members))
-        where = hosts[0] if len(hosts) == 1 else f"{hosts[0]} to {hosts[-1].removeprefix('node ')}"
-        lines.append(f"  copy {copy}: ranks {' '.join(shown)}  ({where})")
-    if mesh.copies > SHOWN:
-        lines.append(f"  ... {mesh.copies - SHOWN} more copies")
-    if mesh.copies > 1:
-        lines.append("  gathered and summed along a row; summed over the rows once per step")
-    return lines
+    copies = "one copy" if mesh.copies == 1 else f"{mesh.copies} copies"
+    each = "" if mesh.copies == 1 else "each "
+    return f"{mesh.strategy}: {copies} of the parameters, {each}in {plural(size, 'shard')}"
 
 
 # -- the model on it ------------------------------------------------------------------------------
@@ -121,16 +106,9 @@ def spread(
     """
     if mesh.mesh is None and not is_empty(model):
         model.to(ranks.device)  # else a group of parameters at a time, when it is sharded
-    blocks = blocks_of(model, config.fsdp.wrap)
-    how = config.training.activation_checkpointing
-    if how != "none" and not blocks:
-        raise UsageError(
-            f"training.activation_checkpointing is {how}, but the model has no repeated blocks:"
-            " neither a ModuleList nor a Sequential of one class",
-            "name the classes whose forward is to be computed again: fsdp.wrap",
-        )
-    for block in blocks:
-        recompute(block, how)
+    blocks = recomputed(
+        model, blocks_of(model, config.fsdp.wrap), config.training.activation_checkpointing
+    )
     if config.compile.enabled:
         compile_config = config.compile
         for block in blocks or parts_of(model) or [model]:
@@ -203,8 +181,6 @@ def shard(
     whole = kept_whole(modules)
     make_shardable(model, whole, ranks.device)
     for module in modules:
-        if refusals.has_no_forward(module):
-            give_forward(module)
         with left_where_they_were(module):
             fully_shard(
                 [module],  # torch 2.8 and 2.9 refuse containers that come alone
@@ -218,24 +194,13 @@ def shard(
     for rest in (model, *apart):
         # A step may use it by a method that FSDP does not see: backward() frees it at its end.
         cast(FSDPModule, rest).set_reshard_after_backward(False, recurse=False)
-    parts = list(used_parts.blocks(model))
+    parts = sharded_parts(model)
     for part in parts:
         # The loss is a sum over all tokens of all ranks: gradients are summed and never averaged.
         # A plain SUM, because gloo has no PREMUL_SUM.
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
     prefetch(parts[1:], config)  # the first is the model itself
-
-
-def give_forward(container: nn.Module) -> None:
-    """Make a class for a container as FSDP takes it: it looks for a forward, and wraps that."""
-    kind = type(container)
-    named = {"forward": without_forward, "__module__": kind.__module__}
-    container.__class__ = type(kind.__name__, (kind,), named)
-
-
-def without_forward(self: nn.Module, *_: object, **__: object) -> None:
-    raise NotImplementedError(f"a {type(self).__name__} has no forward: call the modules in it")
 
 
 def make_shardable(model: nn.Module, whole: set[nn.Parameter], device: torch.device) -> None:
@@ -295,16 +260,24 @@ COSTLY = (
 )
 
 
-def recompute(block: nn.Module, how: str) -> None:
-    """Trade memory for time: run the block's forward again in backward, in parts or whole."""
+def recomputed(model: nn.Module, blocks: list[nn.Module], how: str) -> list[nn.Module]:
+    """Wrap blocks whose forward runs again in backward, in parts or whole; return them wrapped."""
     if how == "none":
-        return
-    kept = functools.partial(checkpoint.create_selective_checkpoint_contexts, list(COSTLY))
+        return blocks
+    if not blocks:
+        raise UsageError(
+            f"training.activation_checkpointing is {how}, but the model has no repeated blocks:"
+            " neither a ModuleList nor a Sequential of one class",
+            "name the classes whose forward is to be computed again: fsdp.wrap",
+        )
+    kept = functools.partial(create_selective_checkpoint_contexts, list(COSTLY))
     more: dict[str, Any] = {"context_fn": kept} if how == "selective" else {}
-    # The forward itself is replaced, not wrapped: the names of the parameters stay as they are.
-    block.forward = functools.partial(
-        checkpoint.checkpoint, block.forward, use_reentrant=False, **more
-    )
+    wrapped = {block: checkpoint_wrapper(block, **more) for block in blocks}
+    # Inner blocks first, and a block that is used twice under both of its names.
+    for name, module in reversed(list(model.named_modules(remove_duplicate=False))):
+        if module in wrapped:
+            model.set_submodule(name, wrapped[module])
+    return list(wrapped.values())
 
 
 # -- one step on it -------------------------------------------------------------------------------
@@ -361,45 +334,33 @@ def as_forward(model: nn.Module, compute: Callable[[nn.Module], T]) -> T:
                 setattr(part, COMPUTED, lambda call: call())
                 register_fsdp_forward_method(part, COMPUTED)
             call = functools.partial(getattr(part, COMPUTED), call)
-    with explained("the model's forward"):
-        result = call()
-    if any(isinstance(leaf, DTensor) for leaf in tree_leaves(result)):
-        raise UsageError(
-            "the step uses parameters of a block outside its forward, where they are in shards",
-            used_parts.OUTSIDE,
-        )
-    return result
+    return call()
 
 
-@contextlib.contextmanager
-def explained(what: str) -> Iterator[None]:
-    """Raise with a fix where torch finds that sharded and whole tensors do not go together."""
-    try:
-        yield
-    except (RuntimeError, NotImplementedError) as error:
-        lines = str(error).splitlines() or [""]
-        if not any(word in str(error) for word in ("DTensor", "harding")):
-            raise
-        raise UsageError(
-            f"torch cannot compute {what} with sharded parameters: {lines[0]}", used_parts.OUTSIDE
-        ) from error
+def sharded_parts(model: nn.Module) -> list[FSDPModule]:
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
-@contextlib.contextmanager
-def backward_explained() -> Iterator[None]:
-    """Raise with a fix where FSDP finds parameters freed, or sums of other parameters."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "storage of size 0" in str(error):
-            raise UsageError(
-                "the backward needs parameters of a block that it has freed: what the block"
-                " computed comes to the loss by something else than its output, such as a cache",
-                used_parts.OUTSIDE,
-            ) from error
-        if "must match the size of tensor" in str(error):
-            raise UsageError(used_parts.APART, used_parts.FIX) from error
-        raise
+def reshard(model: nn.Module) -> None:
+    """Free the whole parameters that a forward without a backward has left gathered."""
+    for part in sharded_parts(model):
+        part.reshard()
+
+
+def whole_parameters(model: nn.Module) -> dict[int, nn.Parameter]:
+    """Gather each block once; map the ids of its sharded parameters to the whole ones.
+
+    Backward fills the gradients of those. Every rank calls it.
+    """
+    whole: dict[int, nn.Parameter] = {}
+    for part in sharded_parts(model):
+        module = cast(nn.Module, part)
+        sharded = list(module.parameters())
+        part.unshard()
+        pairs = zip(sharded, module.parameters(), strict=True)
+        whole |= {id(shard): own for shard, own in pairs if own is not shard}
+        part.reshard()
+    return whole
 
 
 @contextlib.contextmanager
@@ -411,7 +372,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        used_parts.reshard(model)
+        reshard(model)
         set_modes(modes)
 
 
@@ -439,25 +400,6 @@ def local_tensor(tensor: Tensor) -> Tensor:
         return tensor.detach()
     with torch.no_grad():
         return tensor.to_local()
-
-
-def sharded_like(parameter: Tensor, value: Tensor) -> Tensor:
-    """Wrap a local tensor as a DTensor that is placed like its parameter: the very tensor, wherever
-    its memory is. DTensor.from_local would move a copy in host memory back to the mesh's GPU."""
-    if not isinstance(parameter, DTensor) or value.dim() == 0:
-        return value
-    meta = TensorMeta(parameter.shape, parameter.stride(), value.dtype)
-    spec = DTensorSpec(parameter.device_mesh, parameter.placements, tensor_meta=meta)
-    return DTensor(value, spec, requires_grad=False)  # type: ignore[no-untyped-call]
-
-
-def plain_of(tensor: Tensor) -> Tensor:
-    """Return the one tensor that this one is made of, if it is, spread over the ranks as it is."""
-    local = local_tensor(tensor) if isinstance(tensor, DTensor) else tensor
-    inside = [inner for _, inner in plain_names.made_of("", local)]
-    if len(inside) != 1 or inside[0] is local or inside[0].shape != local.shape:
-        return tensor
-    return sharded_like(tensor, inside[0]) if isinstance(tensor, DTensor) else inside[0]
 
 
 def is_empty(model: nn.Module) -> bool:

@@ -7,12 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from orchestrator.engine.sharding import used_parts
 from tests.engine.worlds import PROGRAMS, Job, run
 
 pytestmark = pytest.mark.slow
-
-WORLDS = {1: ([2, 2],), 6: ([2], [1, 1], [2, 2])}  # by the number of cases
 
 
 def job(directory: Path, nodes: list[int], function: str, **env: str) -> Job:
@@ -26,30 +23,25 @@ def job(directory: Path, nodes: list[int], function: str, **env: str) -> Job:
     )
 
 
-@pytest.mark.parametrize("cases", WORLDS)
-def test_random_parts_in_random_micro_batches(tmp_path: Path, cases: int) -> None:
+def test_random_parts_in_random_micro_batches(tmp_path: Path) -> None:
     """Weights equal those of one process, or the step is refused before it is taken."""
-    worlds = WORLDS[cases]
-    env = {"CASES": str(cases)}
-    jobs = [job(tmp_path / f"{nodes}", nodes, "every_case", **env) for nodes in ([1], *worlds)]
+    cases, nodes = 2, [2, 2]
+    jobs = [job(tmp_path / f"{n}", n, "every_case", CASES=str(cases)) for n in ([1], nodes)]
     codes = run(*jobs)
     assert codes == [[0] * sum(one.nodes) for one in jobs], [one.output() for one in jobs]
-    alone, *found = (torch.load(one.path / "found") for one in jobs)
+    alone, found = (torch.load(one.path / "found") for one in jobs)
     refused = 0
-    for nodes, kept in zip(worlds, found, strict=True):
-        for case, weights in kept.items():
-            if isinstance(weights, str):
-                # Copies of shards are summed once per step, as flat tensors.
-                waits = case[2:] == ("hybrid_shard", False) and len(nodes) > 1
-                assert waits or case[2:4] == ("ddp", False), (nodes, case, weights)
-                assert "find_unused_parameters=True" in weights
-                refused += 1
-                continue
-            for name, value in alone[case[:2]].items():
-                torch.testing.assert_close(
-                    weights[name], value, atol=1e-5, rtol=0, msg=f"{nodes} {case} {name}"
-                )
-    assert refused >= cases * len(worlds)
+    for case, weights in found.items():
+        if isinstance(weights, str):
+            assert case[2:4] == ("ddp", False), (case, weights)
+            assert "find_unused_parameters=True" in weights
+            refused += 1
+            continue
+        for name, value in alone[case[:2]].items():
+            torch.testing.assert_close(
+                weights[name], value, atol=1e-5, rtol=0, msg=f"{case} {name}"
+            )
+    assert refused == cases
 
 
 @pytest.mark.parametrize("inside", ["0", "1"])
@@ -61,7 +53,7 @@ def test_ranks_that_use_other_parts_are_refused(tmp_path: Path, inside: str) -> 
         ]
         for rank in range(2):
             words = (directory / f"refused_{rank}").read_text()
-            assert used_parts.APART in words
+            assert "the ranks used other parts of the model than each other" in words
             assert "find_unused_parameters=True" in words
 
 

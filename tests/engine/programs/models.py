@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
 from orchestrator import Trainer, distributed
@@ -169,41 +168,6 @@ class Masked(Base):
             parameter.register_hook(lambda gradient, some=some: gradient * some)
 
 
-class Aside(Base):
-    """Reads the parameters of a block outside the forward of that block."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x @ self.layers[0].weight)
-
-
-class Result:
-    def __init__(self, value: Tensor) -> None:
-        self.value = value
-
-
-class Wrapping(nn.Linear):
-    def forward(self, x: Any) -> Any:
-        return Result(super().forward(getattr(x, "value", x)))
-
-
-class Hidden(Base):
-    """Its blocks give objects whose tensors torch does not find."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Wrapping(6, 6) for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Any = x
-        for block in self.blocks:
-            result = block(result)
-        return super().forward(result.value)
-
-
 def shortened() -> nn.Module:
     return nn.Sequential(nn.Embedding(5, 6, max_norm=1.0), nn.Flatten(), nn.Linear(36, 3))
 
@@ -238,7 +202,7 @@ MODELS: dict[type[Base], int] = {
 
 
 REFUSED: dict[str, Callable[[], nn.Module]] = {
-    "hook": Masked, "late hook": LateHook, "hidden": Hidden, "scripted": scripted,
+    "hook": Masked, "late hook": LateHook, "scripted": scripted,
 }  # fmt: skip
 
 
@@ -297,7 +261,6 @@ def hybrid_shard(directory: Path) -> None:
         raised = message(lambda make=make, kept=kept: kept.append(furthest(make, directory)))
         results[make.__name__] = kept[0] if kept else raised
     results["recomputed"] = recomputed()
-    results["aside"] = message(furthest, Aside, directory)
     for name, make in REFUSED.items():
         results[name] = message(trained, make(), torch.optim.SGD)
     results["shortened"] = message(trained, shortened(), torch.optim.SGD, "ddp")
@@ -305,70 +268,6 @@ def hybrid_shard(directory: Path) -> None:
     results["sparse far"] = [sparse(torch.optim.SGD), sparse(torch.optim.SparseAdam)]
     results["nothing to recompute"] = message(recomputed, Clip)
     tell(directory, results)
-
-
-# -- steps that use parameters of blocks outside their forwards -----------------------------------
-
-
-def of_logits_and(penalty: Callable[[nn.Module], Tensor]) -> Callable[[nn.Module, Any], Tensor]:
-    def step(model: nn.Module, batch: Any) -> Tensor:
-        return nn.functional.cross_entropy(model(batch[0]), batch[1]) + 0.1 * penalty(model)
-
-    return step
-
-
-def decayed(model: nn.Module) -> Tensor:
-    """All weights, as they are there."""
-    return torch.stack([p.square().sum() for p in model.parameters()]).sum()
-
-
-def gathered(model: nn.Module) -> Tensor:
-    """All weights, which the program itself gathers where they are in shards."""
-    parameters = (p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters())
-    return torch.stack([p.square().sum() for p in parameters]).sum()
-
-
-def added(model: nn.Module, batch: Any) -> Tensor:
-    """A loss to which a weight of each parameter is added."""
-    loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
-    return loss + sum(p.abs().sum() for p in model.parameters())
-
-
-class Aware(nn.Linear):
-    """Remembers what it computed, as attention does in a cache."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen = super().forward(torch.tanh(super().forward(x)))
-        return x + self.seen.detach()
-
-
-def cached(model: nn.Module, batch: Any) -> Tensor:
-    """What the blocks remember is used after them."""
-    outputs = model(batch[0]) + sum(layer.seen for layer in model.layers)[:, :3]
-    return nn.functional.cross_entropy(outputs, batch[1])
-
-
-STEPS: dict[str, Callable[[nn.Module, Any], Tensor]] = {
-    "decayed": of_logits_and(decayed),
-    "gathered": of_logits_and(gathered),
-    "added": added,
-    "cached": cached,
-}
-
-
-def stepped(step: Any) -> None:
-    torch.manual_seed(0)
-    model = Universal()
-    model.layers = nn.ModuleList(Aware(6, 6) for _ in range(2))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    trainer = Trainer(model, optimizer, step=step, strategy=SHARDED)
-    trainer.train(DataLoader(data(2 * BATCH), BATCH // world()), epochs=1, verbose=False)
-
-
-def outside(directory: Path) -> None:
-    """What comes of each step: it is refused."""
-    distributed.setup_distributed()
-    tell(directory, {name: message(stepped, step) for name, step in STEPS.items()})
 
 
 def recomputed(make: type[Base] = Stacked) -> list[int]:

@@ -102,11 +102,8 @@ def cases() -> Iterator[tuple[int, bool, str, bool, dict[str, Any]]]:
     """Seed, whether ranks differ, strategy, find_unused_parameters, keys of fsdp."""
     count = int(os.environ["CASES"])
     for seed in range(count):
-        yield seed, False, "hybrid_shard", False, {}
         yield seed, False, "ddp", False, {}
         yield seed, True, "ddp", True, {}
-        if count == 1:
-            continue
         yield seed, False, "ddp", True, {}
         yield seed, False, "full_shard", False, {}
         yield seed, False, "hybrid_shard", False, {"accumulate": "whole"}

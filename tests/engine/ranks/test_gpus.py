@@ -4,29 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from orchestrator.common.errors import CheckFailed
 from orchestrator.engine.core import parts
 from orchestrator.engine.ranks import ranks
 from orchestrator.engine.ranks.ranks import Ranks
-from orchestrator.engine.sharding.mesh import sharded_like
-
-
-def test_a_tensor_in_host_memory_is_wrapped_where_it_is() -> None:
-    """A copy for a checkpoint, or the moments of an offloaded optimizer: never back on the GPU."""
-    gpu = DeviceMesh("meta", torch.arange(1), _init_backend=False, _rank=0)  # stands for cuda
-    meta = TensorMeta(torch.Size((4, 4)), (4, 1), torch.float32)
-    spec = DTensorSpec(gpu, (Shard(0),), tensor_meta=meta)
-    parameter = DTensor(torch.empty(4, 4, device="meta"), spec, requires_grad=False)
-    moment = torch.ones(4, 4, dtype=torch.bfloat16)
-    wrapped = sharded_like(parameter, moment)
-    assert isinstance(wrapped, DTensor)
-    assert wrapped.shape == (4, 4)
-    assert wrapped.dtype == torch.bfloat16
-    assert wrapped._local_tensor.data_ptr() == moment.data_ptr()
 
 
 @pytest.mark.parametrize(
