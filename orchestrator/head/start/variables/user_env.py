@@ -14,20 +14,19 @@ from orchestrator.config.launch import LaunchArguments
 from orchestrator.head.plan import redact
 from orchestrator.head.plan.model import EnvSetting
 
-LARGEST_FILE_BYTES = 1 << 20
 # A pattern passes over what describes this machine and login; a name in full takes these, too.
 OF_THIS_LOGIN = re.compile(
     r"HOME|PATH|PWD|OLDPWD|SHELL|SHLVL|USER|LOGNAME|HOSTNAME|MAIL|TERM|COLORTERM|COLUMNS|LINES|_"
     r"|TMPDIR|DISPLAY|WAYLAND_DISPLAY|VIRTUAL_ENV|PS[0-9]|LD_\w+|(SSH|XDG|DBUS|CONDA|BASH)_\w+"
     r"|BASH_FUNC_.*"
 )
+
 ESCAPES = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "$": "$", "'": "'"}
-ASSIGNMENT = re.compile(r"[ \t]*(?:export[ \t]+)?([^\s=#'\"]+)[ \t]*(=?)[ \t]*")
-QUOTED = {
-    '"': re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL),
-    "'": re.compile(r"'([^']*)'"),
-}
-REST = re.compile(r"[ \t]*(?:#[^\n]*)?(?:\n|\Z)")
+# NAME, NAME=VALUE, and a value in single or double quotes; a # behind a space begins a comment.
+ASSIGNMENT = re.compile(
+    r"""(?:export\s+)?([A-Za-z_]\w*)\s*(?:(=)\s*(?:'([^']*)'|"((?:[^"\\]|\\.)*)"|([^'"\0][^\0]*?|)))?"""
+    r"""(?:\s+\#.*)?"""
+)
 
 
 def read(arguments: LaunchArguments, environ: Mapping[str, str]) -> tuple[EnvSetting, ...]:
@@ -135,71 +134,34 @@ def secret_value(name: str, environ: Mapping[str, str]) -> str:
 def read_file(path: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Read a file of NAME=VALUE lines; a wrong line is an error that names it."""
     try:
-        with Path(path).open("rb") as file:
-            data = file.read(LARGEST_FILE_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"--env-file {path} cannot be read: {error.strerror}") from error
-    if len(data) > LARGEST_FILE_BYTES:
-        raise UsageError(f"--env-file {path} is larger than 1 MiB: these are no variables")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise wrong(path, data[: error.start].count(b"\n") + 1, "this is not UTF-8") from None
-    return parse(text.replace("\r\n", "\n"), path, environ)
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise UsageError(f"--env-file {path} cannot be read: {reason}") from error
+    return parse(text, path, environ)
 
 
 def parse(text: str, path: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Parse the text of such a file; a name alone has the value that it has here."""
+    """Parse such lines; a name alone has the value that it has here."""
     env: dict[str, str] = {}
-    at, number = 0, 1
-    while at < len(text):
-        end = text.find("\n", at) + 1 or len(text)
-        line = text[at:end].strip()
-        after = end
-        if line and not line.startswith("#"):
-            start = ASSIGNMENT.match(text, at, end)
-            if start is None or not is_name(start[1]):
-                raise wrong(path, number, "a line is NAME=VALUE or a # comment")
-            name = start[1]
-            if start[2]:
-                env[name], after = value_at(text, start.end(), end, path, number)
-            elif text[start.end() : end].strip():
-                raise wrong(path, number, f"'=' is missing after {name}")
-            elif name not in environ:
-                raise wrong(path, number, f"{name} has no value, and is not set here")
-            else:
-                env[name] = environ[name]
-            if "\0" in env[name]:
-                raise wrong(path, number, f"the value of {name} holds a NUL, which none can")
-        number += text.count("\n", at, after)
-        at = after
+    for number, line in enumerate(map(str.strip, text.splitlines()), 1):
+        if not line or line.startswith("#"):
+            continue
+        found = ASSIGNMENT.fullmatch(line)
+        if found is None:
+            raise wrong(path, number, "a line is NAME=VALUE, NAME='VALUE', NAME or a # comment")
+        name, equals, literal, double, plain = found.groups()
+        if not equals and name not in environ:
+            raise wrong(path, number, f"{name} has no value, and is not set here")
+        if re.search(r"(?<!\\)\$\{", double or plain or ""):  # some programs replace it
+            raise wrong(
+                path, number, "${...} is not replaced here: write the value, or quote it by ''"
+            )
+        if double is not None:
+            double = re.sub(r"\\(.)", lambda match: ESCAPES.get(match[1], match[0]), double)
+        value = next((one for one in (literal, double, plain) if one is not None), "")
+        env[name] = value if equals else environ[name]
     return env
-
-
-def value_at(text: str, at: int, end: int, path: str, number: int) -> tuple[str, int]:
-    """Return the value that begins there, and the position behind its line."""
-    mark = text[at : at + 1]
-    if mark not in QUOTED:
-        value = re.split(r"(?:^|[ \t])#", text[at:end].rstrip("\n"), maxsplit=1)[0].strip(" \t")
-        refuse_expansion(value, path, number)
-        return value, end
-    quoted = QUOTED[mark].match(text, at)
-    if quoted is None:
-        raise wrong(path, number, f"nothing closes this {mark}")
-    after = REST.match(text, quoted.end())
-    if after is None:
-        raise wrong(path, number, f"something follows the closing {mark}")
-    value = quoted[1]
-    if mark == '"':
-        refuse_expansion(value.replace("\\$", ""), path, number)
-        value = re.sub(r"\\(.)", lambda m: ESCAPES.get(m[1], m[0]), value, flags=re.DOTALL)
-    return value, max(after.end(), end)
-
-
-def refuse_expansion(value: str, path: str, number: int) -> None:
-    """Refuse ${NAME}, which some programs replace and others take literally."""
-    if "${" in value:
-        raise wrong(path, number, "${...} is not replaced here: write the value, or quote it by ''")
 
 
 def wrong(path: str, number: int, what: str) -> UsageError:

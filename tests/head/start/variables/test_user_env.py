@@ -29,7 +29,6 @@ def parsed(text: str) -> dict[str, str]:
         ("  export A = b c  ", "b c"),
         ("A=b#c", "b#c"),
         ("A=b # a comment", "b"),
-        ("A=# a comment", ""),
         ("A=a=b", "a=b"),
         ("A=it's", "it's"),
         ("A=$5 \\n", "$5 \\n"),
@@ -37,7 +36,6 @@ def parsed(text: str) -> dict[str, str]:
         ("A='${B}'", "${B}"),
         ('A="a\\tb\\n\\"c\\" \\$ \\x" # a comment', 'a\tb\n"c" $ \\x'),
         ('A="\\${B}"', "${B}"),
-        ('A="one\ntwo=2\n# three"', "one\ntwo=2\n# three"),
         ("# A=no\n\n\t\nA=b\nB=2", "b"),
         ("A=1\nA=2", "2"),
         ("HERE\nA=b", "b"),
@@ -55,16 +53,16 @@ def test_a_name_alone_is_taken_from_here() -> None:
 @pytest.mark.parametrize(
     ("text", "line", "what"),
     [
-        ("A=b\nnot a variable", 2, "'=' is missing after not"),
+        ("A=b\nnot a variable", 2, "a line is NAME=VALUE"),
         ("1A=b", 1, "a line is NAME=VALUE"),
         ("=b", 1, "a line is NAME=VALUE"),
         ("A-B=c", 1, "a line is NAME=VALUE"),
         ("ELSEWHERE", 1, "ELSEWHERE has no value"),
-        ('A="one\ntwo"\nB="three', 3, "nothing closes"),
-        ("A='b' c", 1, "something follows"),
+        ('A="one"\n\nB="three', 3, "a line is NAME=VALUE"),
+        ("A='b' c", 1, "a line is NAME=VALUE"),
         ("A=${HOME}/x", 1, "is not replaced here"),
         ('A="${HOME}"', 1, "is not replaced here"),
-        ("A=b\nB=a\0b", 2, "NUL"),
+        ("A=b\nB=a\0b", 2, "a line is"),
     ],
 )
 def test_a_wrong_line_is_named_and_not_shown(text: str, line: int, what: str) -> None:
@@ -76,13 +74,16 @@ def test_a_wrong_line_is_named_and_not_shown(text: str, line: int, what: str) ->
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes(b"A=b\nC=\xe4\n")
-    for name, what in (("latin", "latin, line 2: this is not UTF-8"), ("none", "No such file")):
+    for name, what in (
+        ("latin", "latin cannot be read: it is not UTF-8"),
+        ("none", "No such file"),
+    ):
         with pytest.raises(UsageError, match=what):
             user_env.read_file(str(tmp_path / name), {})
     with pytest.raises(UsageError, match="cannot be read"):
         user_env.read_file(str(tmp_path), {})
-    (tmp_path / "windows").write_bytes(b'\xef\xbb\xbfA=b\r\nC="d\r\ne"\r\n')
-    assert user_env.read_file(str(tmp_path / "windows"), {}) == {"A": "b", "C": "d\ne"}
+    (tmp_path / "windows").write_bytes(b'\xef\xbb\xbfA=b\r\nC="d"\r\n')
+    assert user_env.read_file(str(tmp_path / "windows"), {}) == {"A": "b", "C": "d"}
 
 
 def test_a_pattern_passes_over_what_is_this_login() -> None:
