@@ -176,42 +176,6 @@ print("attempt", attempt, "has", os.environ["KEY_OF_MINE"][:3], os.environ["OF_H
 """
 
 
-def test_a_machine_that_comes_back_with_an_empty_disk_is_given_all_again(
-    netns_cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its directory is gone, there is no spare, and the code here has changed since the launch."""
-    work = tmp_path / "work"
-    work.mkdir()
-    cluster = netns_cluster(2, tmpfs=[str(work), Path.home()])
-    someone, lost = Head(cluster, work), cluster.addresses[1]
-    script = someone.script("waits.py", UNTIL_THE_SECOND)
-    monkeypatch.setenv("KEY_OF_MINE", "abc-0123456789")
-    (work / "hook.sh").write_text("export OF_HOOK=$NODE_IP\n")
-    options = [
-        "--hook",
-        "hook.sh",
-        "--no-torchrun",
-        "--max-restarts",
-        "2",
-        "--node-loss-timeout",
-        "60",
-    ]
-    head = someone.launch(*options, "--secret", "KEY_OF_MINE", script)
-    monkeypatch.delenv("KEY_OF_MINE")
-    head.wait_for_all("node0.*still in 1", "node1.*still in 1")
-    someone.script("waits.py", "raise SystemExit('another program')")
-    cluster.power_off(1, disk_lost=True)
-    cluster.power_on(1)
-    head.wait_for(f"{lost} is given its part of the job again")
-    assert head.finish() == 0, head.text
-    for node, address in enumerate(cluster.addresses):
-        assert f"node{node} rank{node} | attempt 2 has abc {address}" in head.text, head.text
-    verdicts = [attempt["verdict"] for attempt in someone.record["attempts"][:1]]
-    assert [verdict["node_name"] for verdict in verdicts] == [lost]
-    assert "0123456789" not in (someone.experiment / "manifest.json").read_text()
-    assert someone.nothing_left() and not resume_dirs(someone)
-
-
 def test_ranks_of_all_nodes_find_their_state_where_the_directory_is_shared(head: Head) -> None:
     head.script("program.py", PROGRAM)
     command = head.launch("--nproc", "2", "--max-restarts", "2", "program.py")

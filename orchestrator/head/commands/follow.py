@@ -59,7 +59,6 @@ def follow_launched(
         *(launched.experiment, launched.prepared.nodes.transport, backend_of),
         *(notifier_of(launched.experiment, running.record, say), view, say),
         keys=keys,
-        parts=launched.parts,
     )
     screen = make_screen(launched.experiment, running.record, view, folds=True)
     return report(stay, stay.follow(running, screen), where)

@@ -45,6 +45,7 @@ UNABLE = {
 }
 # Which node's snapshot of the code a path is in; two nodes may report one failure.
 SNAPSHOT = re.compile(r"/\S*?/code/snapshots/[^/\s]+/")
+MOST_FAILURES = 3  # a node that verdicts named so often gives its place to a spare
 MOST_WORDS = 150  # of the reason why an attempt could not be started
 MOST_IDLE = 3  # attempts in a row without progress
 ALIVE_SECONDS = 120.0  # an attempt whose steps are unknown has got somewhere when it ran so long,
@@ -61,39 +62,28 @@ class Decision:
     verdict: Verdict | None
 
 
-@dataclass(frozen=True)
-class Restarts:
-    """Says whether a job may go on, by its options and the attempts that it has had."""
+def bounds(record: JobRecord) -> tuple[int, int]:
+    """Return how few and how many nodes the job may have."""
+    count = len(record.attempts[0].nodes if record.attempts else record.nodes)
+    least, most = record.launch.node_counts or (count, count)
+    return min(least, count), most
 
-    record: JobRecord
 
-    @property
-    def bounds(self) -> tuple[int, int]:
-        """Return how few and how many nodes the job may have."""
-        record = self.record
-        count = len(record.attempts[0].nodes if record.attempts else record.nodes)
-        least, most = record.launch.node_counts or (count, count)
-        return min(least, count), most
-
-    def blamed(self, name: str) -> int:
-        """Count the attempts whose verdict names this node, and not the program that it ran."""
-        return sum(
-            verdict.node_name == name and of_a_machine(verdict.kind, verdict.message)
-            for verdict in (attempt.verdict for attempt in self.record.attempts)
-            if verdict is not None
-        )
-
-    def unable(self, node: NodeRecord) -> str:
-        """Return what a node could not do for the latest attempts, in words after its name."""
-        for attempt in self.record.latest:
-            verdict = attempt.verdict or Verdict()
-            others = [attempt.nodes[one.node] for one in verdict.also if one.node is not None]
-            if verdict.kind in UNABLE and verdict.node_name == node.name:
-                return UNABLE[verdict.kind]
-            never = attempt.never_began and node.state == NOT_STARTED
-            if never and node.name in (verdict.node_name, *others):
-                return "could not do its part of the start"
-        return ""
+def against(record: JobRecord, node: NodeRecord) -> str:
+    """Return what the attempts so far say against a node, in words after its name."""
+    for attempt in record.latest:
+        verdict = attempt.verdict or Verdict()
+        others = [attempt.nodes[one.node] for one in verdict.also if one.node is not None]
+        if verdict.kind in UNABLE and verdict.node_name == node.name:
+            return UNABLE[verdict.kind]
+        never = attempt.never_began and node.state == NOT_STARTED
+        if never and node.name in (verdict.node_name, *others):
+            return "could not do its part of the start"
+    blamed = sum(
+        verdict.node_name == node.name and of_a_machine(verdict.kind, verdict.message)
+        for verdict in (attempt.verdict or Verdict() for attempt in record.attempts)
+    )
+    return f"was named as the cause of {blamed} failures" if blamed >= MOST_FAILURES else ""
 
 
 def after(record: JobRecord, attempt: Attempt, *, stopped: bool = False) -> JobRecord:

@@ -282,17 +282,6 @@ def tree_for(request: Request, scan: Scan) -> Tree:
     return Tree.of(scan.directory, (), (note,))
 
 
-def bring_late(request: Request, node: Reached, tree: Tree) -> Reached:
-    """Give a node that comes when the job runs already the code that the others have."""
-    try:
-        checked, _ = deliver(request, [node], tree, 1, shown=False)
-    except Changed as changed:
-        raise CheckFailed(
-            f"the code here is no more what the job runs: {os.fsdecode(changed.path)} was changed"
-        ) from None
-    return at_snapshot(node, checked[0])
-
-
 def deliver(
     request: Request, wanted: Sequence[Reached], tree: Tree, total: int, *, shown: bool
 ) -> tuple[list[CheckedOut], list[Sent]]:

@@ -28,7 +28,6 @@ from orchestrator.head.screen import styles
 from orchestrator.head.screen.keyboard import Keys
 from orchestrator.head.screen.screen import Display, Screen
 from orchestrator.head.start.record import Running
-from orchestrator.head.start.recovery.spares import Parts
 from orchestrator.head.transfer.fetch import gaps
 from orchestrator.protocol.requests.start import Release
 from orchestrator.protocol.timing import ANSWER_SECONDS
@@ -64,7 +63,6 @@ class Stay:
     keys: Keys | None = None
     left_behind: bool = False  # in the background, by a head that has left
     looks_on: bool = False  # the job does not miss it when it is gone
-    parts: Parts | None = None  # for nodes that lost theirs
 
     def join(self, record: JobRecord) -> Ending:
         """Follow a job that runs already; lines that were shown are not shown again."""
@@ -95,10 +93,9 @@ class Stay:
         self, record: JobRecord, channels: Mapping[int, NodeChannel]
     ) -> Running | JobRecord:
         """Start the next attempt of a job; return the record of one that is over instead."""
-        from orchestrator.head.start.recovery.again import Again, launch_again  # not for every job
+        from orchestrator.head.start.recovery.again import launch_again  # not for every job
 
-        job = Again(self.experiment, record, self.transport, channels, self.parts)
-        return launch_again(job)
+        return launch_again(self.experiment, record, self.transport, channels)
 
     def screen_after(self, record: JobRecord) -> Screen:
         """Return a screen for a further attempt: it begins where the one before has ended."""

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -32,7 +32,7 @@ from orchestrator.head.start.code import expect_code, reach_with_code
 from orchestrator.head.start.nodes import ListedNodes, Nodes, reach_all
 from orchestrator.head.start.parts import Meeting, Prepared, make_plan, part, patience, places
 from orchestrator.head.start.record import Running
-from orchestrator.head.start.recovery.spares import Parts
+from orchestrator.head.start.recovery.spares import stand_by
 from orchestrator.head.start.request import Request, without_claims
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.follow import End
@@ -43,6 +43,11 @@ from orchestrator.records.experiments import check_name
 
 log = logging.getLogger(__name__)
 
+IN_DOUBT = (
+    "what it may have started there ends by itself: when it answers again, `orchestrator stop`"
+    " proves that"
+)
+
 
 @dataclass(frozen=True)
 class Launched:
@@ -50,7 +55,6 @@ class Launched:
 
     prepared: Prepared
     running: Running
-    parts: Parts | None = None
 
     @property
     def experiment(self) -> Experiment:
@@ -162,7 +166,6 @@ def start(prepared: Prepared, starting: JobRecord, meeting: Meeting) -> Launched
     log.info("job %s is recorded in %s", planned.job, prepared.experiment.path)
     announce(planned)
     say(f"logs in {output.path(prepared.experiment.logs)}")
-    parts = Parts(prepared)
     try:
         logs = open_logs(prepared.experiment, starting.nodes)  # after the start it is too late
         if request.payload is not None:
@@ -174,25 +177,26 @@ def start(prepared: Prepared, starting: JobRecord, meeting: Meeting) -> Launched
                 planned.nodes, places(starting, meeting, planned.world_size), strict=True
             )
         ]
-        results = start_all(starting, channels, orders)
-        starting = replace(starting, nodes=with_doubts(starting.nodes, results))
-        then = "; the others were ended again"
-        started = failures.all_or_table([node.node for node in nodes.reached], results, then)
+        start_all(starting, channels, orders)
         prepared.times["started"] = time.time()
         job_log.let_go()
-        log.info("all %d supervisors have started torchrun", len(started))
-        say_how_warm(starting.nodes, started)
-        starting = replace(starting, spares=parts.keep(nodes.spares))
+        log.info("all %d supervisors have started torchrun", len(orders))
+        starting = replace(starting, spares=stand_by(prepared, nodes.spares))
+    except NotStarted as error:
+        log.info("the job could not be started: %s", error)
+        record.record_failure(prepared.experiment, replace(starting, nodes=error.nodes), error)
+        raise NodeError(error.table) from error
     except OrchestratorError as error:
         log.info("the job could not be started: %s", error)
         record.record_failure(prepared.experiment, starting, error)
         raise
     finally:  # not before the start: YAML takes 20 ms, git 10 ms, and seconds in a large tree
-        problem = record.describe(prepared)
-        if problem:
+        for spare in nodes.spares:
+            spare.channel.connection.close()
+        if problem := record.describe(prepared):
             say(problem)
     running = Running(record.has_started(prepared.experiment, starting), channels, logs)
-    return Launched(prepared, running, parts if parts.may_be_needed else None)
+    return Launched(prepared, running)
 
 
 def announce(plan: Plan) -> None:
@@ -216,58 +220,57 @@ def announce(plan: Plan) -> None:
 # -- of all attempts --------------------------------------------------------------------------
 
 
+class NotStarted(NodeError):
+    """Raised where a node has not started its part; `nodes` are as the start has left them."""
+
+    def __init__(
+        self,
+        nodes: Sequence[NodeRecord],
+        failed: Sequence[tuple[NodeRecord, OrchestratorError]],
+        lost: Collection[str],
+    ) -> None:
+        what = "; ".join(f"{node.name}: {error.what}" for node, error in failed)
+        super().__init__(what, names=[node.name for node, _ in failed])
+        # A node that may have started is recorded as lost: `stop` asks it as well.
+        self.nodes = [replace(n, state="lost") if n.name in lost else n for n in nodes]
+        self.table = failures.failure_table(failed, len(nodes), "; the others were ended again")
+
+
 def start_all(
     starting: JobRecord, channels: Sequence[NodeChannel], orders: Sequence[Start]
-) -> list[StartedHere | OrchestratorError]:
-    """Start all parts at once; if one cannot start, end the others again."""
-    pairs = list(zip(channels, orders, strict=True))
+) -> None:
+    """Start all parts at once; if one cannot start, end the others again, and raise."""
+    parts = list(zip(channels, orders, starting.nodes, strict=True))
     log.info("starts the supervisors of %s", starting.job)
 
-    def ask(pair: tuple[NodeChannel, Start]) -> StartedHere:
-        return pair[0].ask(pair[1], patience(starting.launch))
+    def ask(part: tuple[NodeChannel, Start, NodeRecord]) -> StartedHere:
+        return part[0].ask(part[1], patience(starting.launch))
 
-    with counted("starting", ask, pairs) as counting:
-        results = fleet.everywhere(pairs, counting)
+    def end(part: tuple[NodeChannel, Start, NodeRecord]) -> Message:
+        order = End(job=starting.job, node=part[2].index, why="not started", grace=0.0)
+        return part[0].ask(order, QUICK_ANSWER_SECONDS)
+
+    with counted("starting", ask, parts) as counting:
+        results = fleet.everywhere(parts, counting)
     if any(isinstance(result, OrchestratorError) for result in results):
-        reason = "not started"
         log.info("a node has not started its part: ends the others again")
-        ends = [End(job=starting.job, node=n.index, why=reason, grace=0.0) for n in starting.nodes]
-        ended = fleet.everywhere(
-            list(zip(channels, ends, strict=True)),
-            lambda pair: pair[0].ask(pair[1], QUICK_ANSWER_SECONDS),
-        )
+        ended = fleet.everywhere(parts, end)
         payload.raise_if_stopped(results)
-        results = list(map(in_doubt, results, ended))
-    return results
+        failed, lost = list[tuple[NodeRecord, OrchestratorError]](), set[str]()
+        for node, result, answer in zip(starting.nodes, results, ended, strict=True):
+            if isinstance(answer, OrchestratorError) and may_have_started(result):
+                lost.add(node.name)
+                failed.append((node, NodeError(answer.what, IN_DOUBT)))
+            elif isinstance(result, OrchestratorError):
+                failed.append((node, result))
+        raise NotStarted(starting.nodes, failed, lost)
+    say_how_warm(starting.nodes, [r for r in results if isinstance(r, StartedHere)])
 
 
-class InDoubt(NodeError):
-    """Raised for a node that has started or may have, and that did not answer its end."""
-
-
-def in_doubt(
-    started: StartedHere | OrchestratorError, ended: Message | OrchestratorError
-) -> StartedHere | OrchestratorError:
-    """Say so where a node may have started its part of a job that did not start."""
-    if not isinstance(ended, OrchestratorError) or isinstance(started, Declined):
-        return started  # its end was heard there, or nothing has begun
-    if isinstance(started, OrchestratorError) and not isinstance(started, NodeError):
-        return started
-    return InDoubt(
-        started.what if isinstance(started, NodeError) else ended.what,
-        "what it may have started there ends by itself: when it answers again, `orchestrator stop`"
-        " proves that",
-    )
-
-
-def with_doubts(
-    nodes: Sequence[NodeRecord], results: Sequence[StartedHere | OrchestratorError]
-) -> list[NodeRecord]:
-    """Record the nodes that may have started as lost: `stop` asks them, too."""
-    return [
-        replace(node, state="lost") if isinstance(result, InDoubt) else node
-        for node, result in zip(nodes, results, strict=True)
-    ]
+def may_have_started(result: StartedHere | OrchestratorError) -> bool:
+    """Return True unless a node has said that it did not start its part."""
+    unknown = isinstance(result, NodeError) and not isinstance(result, Declined)
+    return isinstance(result, StartedHere) or unknown
 
 
 def say_how_warm(nodes: Sequence[NodeRecord], started: Sequence[StartedHere]) -> None:
@@ -276,6 +279,5 @@ def say_how_warm(nodes: Sequence[NodeRecord], started: Sequence[StartedHere]) ->
     warm = [node.name for node, answer in pairs if answer.warm.warm]
     if warm:
         say(f"warm start on {'all nodes' if len(warm) == len(nodes) else ', '.join(warm)}")
-    whys = [(node.name, answer.warm.why) for node, answer in pairs]
-    for line in said_of(whys):
+    for line in said_of([(node.name, answer.warm.why) for node, answer in pairs]):
         say(line)

@@ -249,14 +249,15 @@ def given_up(record: JobRecord, error: OrchestratorError) -> JobRecord:
 
 def failed_to_start(
     record: JobRecord,
-    gathered: tuple[Sequence[NodeRecord], Sequence[NodeRecord]] | None,
+    nodes: Sequence[NodeRecord],
+    spares: Sequence[NodeRecord],
     error: OrchestratorError,
 ) -> JobRecord:
     """Return the record of an attempt that came to nothing, on the nodes that it was to have."""
-    nodes, spares = gathered or (record.nodes, record.spares)
     nodes = [replace(node, ranks={}, times={}) for node in nodes]
-    job, spares = next_job(record), list(spares)
-    return not_started(replace(record, job=job, nodes=nodes, spares=spares), error)
+    return not_started(
+        replace(record, job=next_job(record), nodes=nodes, spares=list(spares)), error
+    )
 
 
 # -- the manifest -----------------------------------------------------------------------------

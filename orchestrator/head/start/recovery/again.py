@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
 
-from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError, StoppedEarly
+from orchestrator.common.errors import CheckFailed, OrchestratorError, StoppedEarly
 from orchestrator.config import resolved
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
@@ -25,17 +24,15 @@ from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.head.screen.output import say
 from orchestrator.head.screen.styles import WARNING, styled
 from orchestrator.head.start import record
-from orchestrator.head.start.launch import say_how_warm, start_all, with_doubts
+from orchestrator.head.start.launch import NotStarted, start_all
 from orchestrator.head.start.parts import Meeting, places
 from orchestrator.head.start.record import Running
 from orchestrator.head.start.recovery.gather import (
     Gathered,
     Gathering,
     NotBack,
-    all_answers,
     refuse_if_stopped,
 )
-from orchestrator.head.start.recovery.spares import Parts
 from orchestrator.head.transfer.fetch import gaps
 from orchestrator.head.transfer.job_files import JobPeer, bring_job_files
 from orchestrator.protocol.requests.machine import PortWish
@@ -48,39 +45,30 @@ log = logging.getLogger(__name__)
 LAST_PORT = 60_000
 
 
-@dataclass(frozen=True)
-class Again:
-    """A job of which an attempt has ended, and what its head still has of it."""
-
-    experiment: Experiment
-    record: JobRecord
-    transport: Transport
-    channels: Mapping[int, NodeChannel]
-    parts: Parts | None = None
-
-
-def launch_again(job: Again) -> Running | JobRecord:
+def launch_again(
+    experiment: Experiment,
+    ended: JobRecord,
+    transport: Transport,
+    channels: Mapping[int, NodeChannel],
+) -> Running | JobRecord:
     """Start attempts until one runs, and return it; or the record of a job that is over."""
-    experiment, ended = job.experiment, job.record
-    gathering = Gathering(experiment, ended, job.transport, job.channels, job.parts)
+    gathering = Gathering(experiment, ended, transport, channels)
     while True:
-        gathered = None
+        gathered = Gathered(ended.nodes, (), ended.spares)
         log.info("attempt %d has ended; gathers the nodes of the next one", ended.attempt)
         try:
             gathered = gathering.run()
             log.info("the next attempt has %s", [node.name for node in gathered.nodes])
             bring_what_is_lacking(experiment, ended, gathered)
-            bring_saved(job, ended, gathered)
+            bring_saved(experiment, transport, ended, gathered)
             return start_again(experiment, ended, gathered)
         except NotBack as error:
             final = record.given_up(ended, error)
             say(f"{error.what}; the job is given up")
         except OrchestratorError as error:
             log.info("the next attempt could not be started: %s", error)
-            nodes = None if gathered is None else (gathered.nodes, gathered.spares)
-            if gathered is not None and isinstance(error, NotAllStarted):
-                nodes = error.nodes, gathered.spares
-            failed = record.failed_to_start(ended, nodes, error)
+            nodes = error.nodes if isinstance(error, NotStarted) else gathered.nodes
+            failed = record.failed_to_start(ended, nodes, gathered.spares, error)
             final = after_attempt(experiment, failed)
             if not isinstance(error, StoppedEarly):
                 say(f"attempt {ended.attempt} could not be started: {error}")
@@ -110,7 +98,9 @@ def bring_what_is_lacking(experiment: Experiment, ended: JobRecord, gathered: Ga
     fleet.everywhere(back, bring_metrics)
 
 
-def bring_saved(job: Again, ended: JobRecord, gathered: Gathered) -> None:
+def bring_saved(
+    experiment: Experiment, transport: Transport, ended: JobRecord, gathered: Gathered
+) -> None:
     """Give the nodes what they lack of what the job's master wrote."""
     if ended.engine:  # its ranks bring each other their checkpoints
         return
@@ -122,18 +112,14 @@ def bring_saved(job: Again, ended: JobRecord, gathered: Gathered) -> None:
         if name not in spares:
             return None
         with contextlib.suppress(OrchestratorError):
-            opened.append(peer_of(ended, spares[name], serving(job.transport, spares[name])))
+            opened.append(peer_of(ended, spares[name], serving(transport, spares[name])))
             return opened[-1]
         return None
 
-    peers = [
-        peer_of(ended, node, channel)
-        for node, channel in zip(gathered.nodes, gathered.channels, strict=True)
-    ]
-    last, stopped = ended.latest[0].nodes, partial(refuse_if_stopped, job.experiment)
-    outputs = resolved.outputs(job.experiment.path)
+    peers = list(map(partial(peer_of, ended), gathered.nodes, gathered.channels))
+    last, stopped = ended.latest[0].nodes, partial(refuse_if_stopped, experiment)
     try:
-        bring_job_files(peers, last, reach, outputs, stopped)
+        bring_job_files(peers, last, reach, resolved.outputs(experiment.path), stopped)
     finally:
         for peer in opened:
             peer.open.connection.close()
@@ -149,23 +135,19 @@ def start_again(experiment: Experiment, ended: JobRecord, gathered: Gathered) ->
     line = f"attempt {number} of at most {most} ({ended.attempts[-1].why})"
     say(styled(line, WARNING))
     ports = take_ports(ended, gathered)
-    nodes, others = gathered.nodes, gathered.spares
-    starting = record.record_again(experiment, ended, nodes, others, ports.port, line)
+    nodes, spares = gathered.nodes, gathered.spares
+    starting = record.record_again(experiment, ended, nodes, spares, ports.port, line)
     logs = open_logs(experiment, starting.nodes)
     refuse_if_stopped(experiment)
-    address = starting.nodes[0].address
-    nproc = {node.name: node.nproc for node in (*starting.nodes, *starting.spares)}
     # With how many ranks the job began: those that it has now keep its batch.
+    nproc = {node.name: node.nproc for node in (*starting.nodes, *starting.spares)}
     ranks = sum(nproc[name] for name in starting.attempts[0].nodes)
-    meeting = Meeting(address, address, ports)
-    orders = [Start(place=place) for place in places(starting, meeting, ranks)]
-    results = start_all(starting, gathered.channels, orders)
-    try:
-        started = all_answers(starting.nodes, results)
-    except NodeError as error:
-        raise NotAllStarted(error, with_doubts(starting.nodes, results)) from error
+    address = starting.nodes[0].address
+    orders = [
+        Start(place=place) for place in places(starting, Meeting(address, address, ports), ranks)
+    ]
+    start_all(starting, gathered.channels, orders)
     log.info("attempt %d runs as job %s", number, starting.job)
-    say_how_warm(starting.nodes, started)
     running = record.has_started(experiment, starting)
     return Running(running, gathered.channels, logs)
 
@@ -184,11 +166,3 @@ def take_ports(ended: JobRecord, gathered: Gathered) -> TakenPorts:
     if not ports.port:
         raise CheckFailed(f"no port from {wanted.wanted} on is free on {gathered.nodes[0].name}")
     return ports
-
-
-class NotAllStarted(NodeError):
-    """Raised for a further attempt; its nodes are as the start has left them."""
-
-    def __init__(self, error: NodeError, nodes: Sequence[NodeRecord]) -> None:
-        super().__init__(error.what, error.fix, names=error.names)
-        self.nodes = nodes

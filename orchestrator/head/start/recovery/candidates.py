@@ -8,42 +8,21 @@ from dataclasses import dataclass
 
 from orchestrator.common.text import plural
 
-MOST_FAILURES = 3  # a node that verdicts named so often gives its place to a spare
-
-
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A node that the next attempt could run on, and what speaks against it."""
+    """A node that the next attempt could run on, and what speaks against it, as words after it."""
 
     name: str  # as the node list has it
     place: int | None = None  # its number in the last attempt; None: it stood by
-    problem: str = ""  # why it cannot be used, as words after its name: "cannot be reached: ..."
-    failures: int = 0  # of this job, with this node named as the cause
-    cordoned: str = ""  # why, and since when
+    problem: str = ""  # why it cannot be used: "cannot be reached: ..."
     rests: str = ""  # why it is taken only where the job could not go on without it
-    unable: bool = False  # that is what it could not do before: the last choice of all
 
     @property
-    def fit(self) -> bool:
-        return not self.problem and not self.cordoned
-
-    @property
-    def suspect(self) -> bool:
-        return self.failures >= MOST_FAILURES or bool(self.rests)
-
-    @property
-    def against(self) -> str:
-        """Say what speaks against this node, in words after its name."""
-        if self.cordoned:
-            return f"is cordoned ({self.cordoned})"
-        if self.problem:
-            return self.problem
-        if self.rests:
-            return self.rests
-        return f"was named as the cause of {plural(self.failures, 'failure')}"
+    def good(self) -> bool:
+        return not self.problem and not self.rests
 
 
 @dataclass(frozen=True)
@@ -53,7 +32,6 @@ class Choice:
     nodes: tuple[str, ...]
     words: tuple[str, ...] = ()  # one line for each change; none if the nodes stay the same
     problem: str = ""  # why there can be no next attempt; then `nodes` is empty
-    fix: str = ""
 
 
 def choose(candidates: Sequence[Candidate], least: int, most: int) -> Choice:
@@ -63,24 +41,20 @@ def choose(candidates: Sequence[Candidate], least: int, most: int) -> Choice:
     their order, and a spare gets the place of the node that it replaces: then the ranks of those
     that stay find their shards and memory copies where they left them.
     """
-    seats: dict[int, Candidate | None] = {}
     last = {node.place: node for node in candidates if node.place is not None}
-    for place in sorted(last):
-        seats[place] = last[place] if last[place].fit and not last[place].suspect else None
-    fit = [node for node in candidates if node.fit]
-    for node in (node for node in fit if node.place is None and not node.suspect):
-        seat(node, seats, most)
-    suspects = [node for node in fit if node.suspect]
-    for node in sorted(suspects, key=lambda node: (node.unable, node.place is None)):
-        seat(node, seats, least)  # only where the job could not go on without it
-    chosen = [seats[place] for place in sorted(seats)]
-    nodes = tuple(node.name for node in chosen if node is not None)
-    if len(nodes) < max(least, 1):
-        return too_few(candidates, len(nodes), least)
-    log.info("chosen among %d candidates: %s", len(candidates), nodes)
+    seats = {place: node if node.good else None for place, node in sorted(last.items())}
     for node in candidates:
-        if not node.fit or node.suspect:
-            log.debug("against %s: it %s", node.name, node.against)
+        if node.good and node.place is None:
+            seat(node, seats, most)
+    resting = [node for node in candidates if node.rests and not node.problem]
+    for node in sorted(resting, key=lambda node: node.place is None):
+        seat(node, seats, least)  # only where the job could not go on without it
+    nodes = tuple(node.name for _, node in sorted(seats.items()) if node is not None)
+    if len(nodes) < max(least, 1):
+        missing = [f"{node.name} {node.problem}" for node in candidates if node.problem]
+        needs = f"the job needs at least {plural(least, 'node')}, and {len(nodes)} can be used"
+        return Choice((), problem=f"{needs}: {'; '.join(missing)}")
+    log.info("chosen among %d candidates: %s", len(candidates), nodes)
     return Choice(nodes, tuple(changes(last, seats)))
 
 
@@ -97,28 +71,15 @@ def changes(last: Mapping[int, Candidate], seats: Mapping[int, Candidate | None]
     """Yield a line for each place that changes hands, and why."""
     for place, node in sorted(seats.items()):
         before = last.get(place)
-        if node is before and node is not None and node.suspect:
-            yield f"{node.name} {node.against}; it stays, as there is no other node"
-        elif before is None and node is not None:
+        against = f"{before.name} {before.problem or before.rests}" if before else ""
+        if before is None and node is not None:
             yield f"{node.name} joins"
-        elif before is not None and node is None:
-            yield f"{before.name} {before.against}: on without it, as there is no other node"
-        elif before is not None and node is not None and node is not before:
-            yield f"{before.name} {before.against}: {node.name} takes its place"
+        elif node is None:
+            yield f"{against}: on without it, as there is no other node"
+        elif node is not before:
+            yield f"{against}: {node.name} takes its place"
+        elif node.rests:
+            yield f"{against}; it stays, as there is no other node"
     count = sum(node is not None for node in seats.values())
     if count < len(last):
         yield f"the job continues with {count} of {plural(len(last), 'node')}"
-
-
-def too_few(candidates: Sequence[Candidate], count: int, least: int) -> Choice:
-    """Say which nodes are missing, and what to do about each of them."""
-    missing = [f"{node.name} {node.against}" for node in candidates if not node.fit]
-    needs = f"at least {plural(least, 'node')}"
-    problem = f"the job needs {needs}, and {count} can be used: {'; '.join(missing)}"
-    fixes = [
-        f"orchestrator nodes --uncordon {node.name}"
-        for node in candidates
-        if node.cordoned and not node.problem
-    ]
-    fixes.append("bring the nodes back, or add a line with 'spare' to the node list")
-    return Choice((), problem=problem, fix="; or ".join(fixes))

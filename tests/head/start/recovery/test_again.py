@@ -56,7 +56,7 @@ def place(tmp_path: Path) -> Experiment:
 
 def after(place: Experiment, job: JobRecord, gathered: Gathered, error: NodeError) -> JobRecord:
     """What follows an attempt that could not be started on these nodes."""
-    failed = failed_to_start(job, (gathered.nodes, gathered.spares), error)
+    failed = failed_to_start(job, gathered.nodes, gathered.spares, error)
     return after_attempt(place, failed)
 
 
@@ -81,12 +81,6 @@ def test_a_node_that_is_back_and_cannot_do_its_part_makes_way(tmp_path: Path) ->
     assert [one.name for one in gathering(tmp_path, final)[0].run().nodes] == ["a", "s"]
 
 
-def test_where_no_nodes_were_gathered_it_has_those_of_the_attempt_before(tmp_path: Path) -> None:
-    job = record("ac", spares="b")
-    failed = failed_to_start(job, None, NodeError("gone"))
-    assert [one.name for one in failed.nodes] == ["a", "c"] and failed.spares == job.spares
-
-
 class Unwilling(Asking):
     """Nodes that are there, and then are not."""
 
@@ -106,7 +100,7 @@ def test_its_record_is_still_that_of_this_login(
     assert place.is_launched_here(place.read_record())
     said: list[str] = []
     with output.heard_by(said.append):
-        final = again.launch_again(again.Again(place, job, cast(Any, None), {}))
+        final = again.launch_again(place, job, cast(Any, None), {})
     assert isinstance(final, JobRecord) and final.over and len(final.attempts) == 3
     assert place.is_launched_here(place.read_record()), said
 
@@ -197,9 +191,9 @@ def test_who_does_not_answer_its_end_may_have_started(started: Any, ended: Any, 
 
     job = record("ab")
     channels: Any = [Failing(), Channel()]
-    results = launch.start_all(job, channels, [Start(), Start()])
-    marked = replace(job, nodes=launch.with_doubts(job.nodes, results))
-    failed = not_started(marked, NodeError("1 of 2 nodes cannot be used"))
+    with pytest.raises(launch.NotStarted) as raised:
+        launch.start_all(job, channels, [Start(), Start()])
+    failed = not_started(replace(job, nodes=raised.value.nodes), raised.value)
     assert [node.state for node in failed.nodes] == [NOT_STARTED, state]
 
 
@@ -251,7 +245,7 @@ def test_who_may_have_started_a_further_attempt_is_asked_by_a_stop(
     place = experiments.create(tmp_path / "experiments", "other")
     place.logs.mkdir(exist_ok=True)
     job = record("ab", lost="b")
-    final = again.launch_again(again.Again(place, job, cast(Any, None), {}))
+    final = again.launch_again(place, job, cast(Any, None), {})
     assert isinstance(final, JobRecord) and final.over
     assert [node.state for node in final.nodes] == [NOT_STARTED, "lost"]
 

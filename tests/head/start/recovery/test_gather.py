@@ -13,9 +13,10 @@ from orchestrator.common.errors import NodeError
 from orchestrator.config.launch import Launch
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.screen import output
+from orchestrator.head.start.launch import NotStarted
 from orchestrator.head.start.record import not_started
 from orchestrator.head.start.recovery import gather
-from orchestrator.head.start.recovery.gather import Gathering, NotBack, all_answers
+from orchestrator.head.start.recovery.gather import Gathering, NotBack
 from orchestrator.protocol.requests.claims import Taken
 from orchestrator.protocol.requests.follow import LivingRuns
 from orchestrator.protocol.requests.start import Claim, Claimed
@@ -58,14 +59,13 @@ def lost_before(nodes: str, spare: str, nnodes: str | None = None) -> JobRecord:
 class Asking(Gathering):
     """Nodes of which some do not answer."""
 
-    silent = wiped = doubtful = taken = ""
+    silent = wiped = taken = ""
 
     def reach(self, node: NodeRecord) -> NodeChannel:
         self.asked = [*getattr(self, "asked", []), node.name]
         if node.name in self.silent:
             raise NodeError("it does not answer")
-        doubt = {7: "sh"} if node.name in self.doubtful else {}
-        answer = LivingRuns(living=(), has_part=node.name not in self.wiped, doubtful=doubt)
+        answer = LivingRuns(living=(), has_part=node.name not in self.wiped)
 
         def ask(request: object, _: float) -> object:
             if isinstance(request, Claim):
@@ -166,81 +166,30 @@ def test_a_node_that_was_named_three_times_is_swapped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spares", "nodes", "then"),
-    [("s", "asc", ": s takes its place"), ("", "abc", "; it stays, as there is no other node")],
-)
-def test_a_node_that_may_still_run_something_gives_its_place_to_a_spare(
-    tmp_path: Path, spares: str, nodes: str, then: str
-) -> None:
-    """That may hold its GPU, port and files; without a spare the job goes on, and says so."""
-    asking, said = gathering(tmp_path, record("abc", spares=spares))
-    asking.doubtful = "b"
-    assert "".join(one.name for one in asking.run().nodes) == nodes
-    doubt = "b may still run processes of an earlier attempt, which is not certain: 7 (sh)"
-    assert said == [doubt + then]
-
-
-class Given:
-    """Gives nodes their part of the job anew, as the ninth node that ever had one."""
-
-    def renew(self, node: NodeRecord) -> NodeRecord:
-        output.say(f"{node.name} is given its part")
-        return replace(node, index=9, state="standing by")
-
-
-@pytest.mark.parametrize(
-    ("job", "given", "nodes", "said"),
+    ("job", "nodes", "said"),
     [
-        (record("abc", spares="s"), False, "asc", f"b {gather.NOTHING_LEFT}: s takes its place"),
-        (record("abc", spares="s"), True, "asc", f"b {gather.NOTHING_LEFT}: s takes its place"),
-        (record("abc", nnodes="2:3"), False, "ac", "the job continues with 2 of 3 nodes"),
-        (record("abc"), True, "abc", "b is given its part"),
+        (record("abc", spares="s"), "asc", f"b {gather.NOTHING_LEFT}: s takes its place"),
+        (record("abc", nnodes="2:3"), "ac", "the job continues with 2 of 3 nodes"),
     ],
 )
-def test_a_node_that_comes_back_with_an_empty_disk(
-    job: JobRecord, given: bool, nodes: str, said: str, tmp_path: Path
+def test_a_node_that_comes_back_with_an_empty_disk_makes_way(
+    job: JobRecord, nodes: str, said: str, tmp_path: Path
 ) -> None:
-    """A spare takes its place at once; or the head that launched the job sends all again."""
     asking, heard = gathering(tmp_path, job)
-    asking.wiped, asking.parts = "b", Given() if given else None
-    gathered = asking.run()
-    assert "".join(one.name for one in gathered.nodes) == nodes
+    asking.wiped = "b"
+    assert "".join(one.name for one in asking.run().nodes) == nodes
     assert said in heard
-    known = {one.name: (one.first_job, one.first_node) for one in gathered.nodes}
-    assert known.get("b", ("run-1", 9)) == ("run-1", 9)
-
-
-class GivenLate:
-    """Cannot give some nodes their part, at first."""
-
-    def __init__(self, failing: dict[str, int]) -> None:
-        self.failing = failing
-
-    def renew(self, node: NodeRecord) -> NodeRecord:
-        if self.failing.get(node.name, 0):
-            self.failing[node.name] -= 1
-            raise NodeError("its disk is read-only")
-        return replace(node, index=9, state="standing by")
-
-
-def test_a_node_that_cannot_be_given_its_part_gives_its_place_to_any_other(tmp_path: Path) -> None:
-    """Also to one that was named three times; and the attempt is none that failed."""
-    job = record("abc", spares="s")
-    verdict = Verdict(node=3, node_name="s", kind="signal", message="killed by signal 9")
-    job = replace(job, attempts=[replace(job.attempts[0], verdict=verdict)] * 3)
-    asking, said = gathering(tmp_path, job)
-    asking.wiped, asking.parts = "b", GivenLate({"b": 1})
-    assert "".join(one.name for one in asking.run().nodes) == "asc"
-    words = "b cannot be given its part of the job again: its disk is read-only"
-    assert said == [f"{words}: s takes its place"]
+    asking, _ = gathering(tmp_path, record("abc"))
+    asking.wiped = "b"
+    with pytest.raises(NotBack, match="b has lost its part of the job"):
+        asking.run()
 
 
 def test_a_node_on_which_an_attempt_could_not_begin_makes_way_at_once(tmp_path: Path) -> None:
     """Three such attempts in a row would be the end of the job, with a spare that stands by."""
     job = record("abc", spares="s")
-    with pytest.raises(NodeError, match="b: its disk is full") as full:
-        all_answers(job.nodes, [None, NodeError("its disk is full"), None])
-    failed = not_started(replace(job, attempts=[]), full.value)
+    full = NotStarted(job.nodes, [(job.nodes[1], NodeError("its disk is full"))], ())
+    failed = not_started(replace(job, attempts=[]), full)
     assert failed.verdict is not None and failed.verdict.node_name == "b"
     attempt = replace(job.attempts[0], state="failed", verdict=failed.verdict, ran=0.0)
     asking, said = gathering(tmp_path, replace(failed, attempts=[attempt]))
@@ -269,20 +218,6 @@ def test_of_nodes_that_cannot_do_their_part_none_comes_back_before_another(tmp_p
     assert said == ["s could not do its part of the start: u takes its place"]
 
 
-def test_without_another_node_there_is_time_to_mend_it(tmp_path: Path) -> None:
-    failed = never_began(record("abc"), "b")
-    failed = replace(failed, launch=replace(failed.launch, node_loss_timeout=0.01))
-    asking, said = gathering(tmp_path, failed)
-    assert "".join(one.name for one in asking.run().nodes) == "abc"
-    words = "b could not do its part of the start"
-    assert said == [
-        f"{words}, and there is no other node: waiting, for 0 s at most",
-        f"{words}; it stays, as there is no other node",
-    ]
-    asking, said = gathering(tmp_path, never_began(record("abc", nnodes="2:3"), "b"))
-    assert "".join(one.name for one in asking.run().nodes) == "ac"
-
-
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
@@ -299,19 +234,3 @@ def test_a_node_that_will_fail_again_makes_way_at_once(
     asking, said = gathering(tmp_path, job)
     assert "".join(one.name for one in asking.run().nodes) == "asc"
     assert said == [f"b {words}: s takes its place"]
-
-
-def test_a_node_that_is_needed_is_asked_again(tmp_path: Path) -> None:
-    job = record("abc")
-    job = replace(job, launch=replace(job.launch, node_loss_timeout=60.0))
-    asking, _ = gathering(tmp_path, job)
-    asking.wiped, asking.parts = "b", GivenLate({"b": 2})
-    gathered = asking.run()
-    assert [(one.name, one.first_node) for one in gathered.nodes] == [("a", 0), ("b", 9), ("c", 2)]
-
-
-def test_without_another_node_the_job_says_what_it_lacks(tmp_path: Path) -> None:
-    asking, _ = gathering(tmp_path, record("abc"))
-    asking.wiped = "b"
-    with pytest.raises(NotBack, match="b has lost its part of the job"):
-        asking.run()
