@@ -60,7 +60,7 @@ class Gathering:
         self.open = {node.name: channels[node.index] for node in nodes}
         self.answers: dict[str, LivingRuns | OrchestratorError] = {}  # by the node's name
         self.cordoned: cordons.Cordons = {}
-        self.occupied: dict[str, str] = {}  # why others cannot hold GPUs, in words after their names
+        self.occupied: dict[str, str] = {}  # by name, who has its GPUs
 
     def run(self) -> Gathered:
         """Return the nodes with open channels; NotBack says which are missing."""
