@@ -497,7 +497,7 @@ BUDGETS = {
     "head/follow": 2613,
     "head/background": 143,
     "head/plan": 1079,
-    "head/start": 2204,
+    "head/start": 2175,
     "head/transfer": 2207,
     "node/job": 3104,
     "node/peers": 511,
