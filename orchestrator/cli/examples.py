@@ -59,8 +59,8 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "sweep": (
         ("orchestrator sweep --gpus 1 --grid lr=1e-4,3e-4 seed=0..3 -- train.py", "on a GPU each"),
         (
-            "orchestrator sweep --random 20 'lr=log(1e-5,1e-2)' --metric acc train.py",
-            "twenty values at random, and the best so far",
+            "orchestrator sweep --optuna 20 'lr=log(1e-5,1e-2)' --metric acc train.py",
+            "twenty values that Optuna chooses",
         ),
         ("orchestrator sweep --jobs 4 - < commands.txt", "a launch for each line, four at once"),
     ),

@@ -263,9 +263,6 @@ def profile(where: Where, experiment: str | None, steps: int, timeout: float) ->
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--pin", is_flag=True, help="Never remove these.")
 @click.option("--unpin", is_flag=True, help="Allow these to be removed again.")
-@click.option(
-    "--list", "list_all", is_flag=True, help="List all experiments with their sizes and pins."
-)
 @click.option("-v", "--verbose", is_flag=True, help="Also name what stays, and why.")
 @json_option
 def prune(where: Where, **options: Any) -> int:

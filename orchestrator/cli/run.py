@@ -81,6 +81,8 @@ GONE_OPTIONS = {
     "--on-node-loss": "--set launch.on_node_loss=wait",
     "--rank-env": "--set launch.rank_env=slurm",
     "--start": "--set launch.start=plain",
+    "--array": "--as env --grid ORCHESTRATOR_ARRAY_INDEX=0..9",
+    "--random": "--optuna N draws from ranges",
     "--relays": "leave it out: the head connects to every node",
 }
 

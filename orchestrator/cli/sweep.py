@@ -19,19 +19,18 @@ from orchestrator.cli.options import (
 )
 from orchestrator.common.errors import UsageError
 
-YAML, COMMANDS = (".yaml", ".yml"), (".txt", "-")
-CHOOSERS = ("--random", "--optuna")
+COMMANDS = (".txt", "-")
 
 
 class SweepCommand(GroupedCommand):
-    """A command whose --grid takes all NAME=VALUES that follow it, and which may be in a file."""
+    """A command whose --grid takes all NAME=VALUES that follow it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, args if ctx.resilient_parsing else spread(self, args))
 
 
 def spread(command: click.Command, args: Sequence[str]) -> list[str]:
-    """Write --grid before each variable, and what a file says in its place."""
+    """Write --grid before each variable."""
     from orchestrator.head.commands.sweep.space import VARIABLE
 
     options = [option for option in command.params if isinstance(option, click.Option)]
@@ -45,12 +44,8 @@ def spread(command: click.Command, args: Sequence[str]) -> list[str]:
             words.append(word)
             if word in valued and rest:
                 words.append(rest.pop(0))
-        while word in ("--grid", *CHOOSERS) and rest and VARIABLE.fullmatch(rest[0]):
+        while word in ("--grid", "--optuna") and rest and VARIABLE.fullmatch(rest[0]):
             words += ["--grid", rest.pop(0)]
-    if len(rest) == 1 and rest[0].endswith(YAML):
-        from orchestrator.config import sweep as file
-
-        return [*words, *file.words(Path(rest[0]))]
     return [*words, *rest]
 
 
@@ -61,10 +56,8 @@ def spread(command: click.Command, args: Sequence[str]) -> list[str]:
     context_settings={**TAKES_PROGRAM, **HELP},
 )
 @click.option("--grid", multiple=True, metavar="NAME=VALUES...", help="Run all combinations.")
-@click.option("--random", type=int, metavar="N", help="Draw N members from the values and ranges.")
-@click.option("--optuna", type=int, metavar="N", help="Let Optuna choose N members one by one.")
 @click.option(
-    "--array", default="", metavar="NUMBERS", help="Set ORCHESTRATOR_ARRAY_INDEX to each: 0-9, 1,5."
+    "--optuna", type=click.IntRange(1), metavar="N", help="Let Optuna choose N members one by one."
 )
 @click.option(
     "--as",
@@ -86,14 +79,14 @@ def sweep_command(**params: Any) -> int:
     """Run SCRIPT many times with other values, where there is room.
 
     --grid lr=1e-4,3e-4 seed=0..3 is a grid; ranges such as 'lr=log(1e-5,1e-2)' and
-    'p=uniform(0,0.5)' are drawn from by --random and --optuna. {NAME} in the command is replaced by
-    a value. A file has a command line for each member (.txt, or - for the standard input), or
-    options as keys (.yaml). Each member is a launch: on one node, in the queue, started again once
-    if it fails, unless options say otherwise. Exit code 1 if one has failed.
+    'p=uniform(0,0.5)' are for --optuna. {NAME} in the command is replaced by a value. A file has a
+    command line for each member (.txt, or - for the standard input). Each member is a launch: on
+    one node, in the queue, started again once if it fails, unless options say otherwise. Exit code
+    1 if one has failed.
     """
     from orchestrator.head.commands.sweep import space, start
 
-    names = ("grid", "random", "optuna", "array", "way", "jobs", "metric", "best")
+    names = ("grid", "optuna", "way", "jobs", "metric", "best")
     own = {name: params.pop(name) for name in names}
     arguments = arguments_from(params)
     if arguments.detach and not arguments.dry_run:
@@ -105,7 +98,7 @@ def sweep_command(**params: Any) -> int:
     program = arguments.program
     members = None
     if len(program) == 1 and program[0].endswith(COMMANDS) and arguments.module is None:
-        if terms.variables or terms.array:
+        if terms.variables:
             raise UsageError("a file of command lines has all values itself", "leave --grid out")
         members = space.of_lines(text_of(program[0]))
     return start.begin(arguments, terms, members)

@@ -235,10 +235,11 @@ def hide(path: Name, hidden: Name, dir_fd: int | None = None) -> None:
 def delete(
     path: Name, seen: Callable[[int], None] = lambda _: None, dir_fd: int | None = None
 ) -> list[str]:
-    """Delete a directory that was hidden; seen() hears how many bytes went. What could not go.
+    """Delete a directory that was hidden, and return what could not go.
 
-    By names in directories that are held open: no symbolic link is followed, whoever puts one
-    where. What somebody else deletes at the same time is no problem.
+    seen() hears how many bytes went. All is done by names in directories that are held open: no
+    symbolic link is followed, and no mount is crossed. What another process deletes at the same
+    time is no problem.
     """
     problems: list[str] = []
 
@@ -248,9 +249,14 @@ def delete(
             problems.append(f"{name or where}: {error.strerror}")
 
     try:
+        with opened(path, dir_fd) as top:
+            here = mount_of(top)
         for where, inner, files, directory in os.fwalk(
             path, topdown=False, onerror=note, dir_fd=dir_fd
         ):
+            if mount_of(directory) != here:
+                problems.append(f"{where}: it is mounted there")
+                continue
             for name in (*files, *inner):
                 before = len(problems)
                 try:
@@ -268,6 +274,13 @@ def delete(
     except OSError as error:
         note(error)
     return problems
+
+
+def mount_of(descriptor: int) -> bytes:
+    """Return the number of the mount that an open directory is on, as the kernel writes it."""
+    with contextlib.suppress(OSError), open(f"/proc/self/fdinfo/{descriptor}", "rb") as file:
+        return next((line for line in file if line.startswith(b"mnt_id:")), b"")
+    return b""
 
 
 def delete_abandoned(directory: Name, prefix: str) -> None:

@@ -11,6 +11,7 @@ has to be touched but the code that honours it: `request.config.launch.NAME` bef
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -620,9 +621,11 @@ def typed(kind: type[Any], values: Mapping[str, Any]) -> list[str]:
     words: list[str] = []
     for name, option in options_of(kind).items():
         flag = option.flags[-1] if option.flags else f"--{name.replace('_', '-')}"
-        flag = flag if option.commands else f"--set=launch.{name}"
         value = values.get(name)
         for one in value if isinstance(value, tuple) else (value,):
             if name != "module" and one is not None and one is not False:
-                words.append(flag if one is True else f"{flag}={one}")
+                if not option.commands:
+                    words.append(f"--set=launch.{name}={json.dumps(one)}")
+                else:
+                    words.append(flag if one is True else f"{flag}={one}")
     return words

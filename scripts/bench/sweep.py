@@ -59,12 +59,12 @@ def swept(cluster: ground.Cluster, options: argparse.Namespace) -> dict[str, flo
     orchestrator = [*our("orchestrator"), "sweep", "--json", "--nodes", cluster.node_list]
     how = [] if options.torchrun else ["--no-torchrun"]
     how += ["--max-restarts", str(options.restarts)]
-    words = [*orchestrator, "--warm", "--nproc", "1", *how, "--array"]
+    words = [*orchestrator, "--warm", "--nproc", "1", *how, "--as", "env"]
     program = ["--", "notes.py", f"{options.lasts:g}", str(notes)]
-    run(cluster, [*words, f"0-{2 * options.hosts - 1}", *program])  # after which they are warm
+    run(cluster, [*words, "--grid", f"INDEX=0..{2 * options.hosts - 1}", *program])
     notes.unlink()
     began = time.monotonic()
-    ran = run(cluster, [*words, f"0-{options.members - 1}", *program])
+    ran = run(cluster, [*words, "--grid", f"INDEX=0..{options.members - 1}", *program])
     whole = time.monotonic() - began
     said = json.JSONDecoder().raw_decode(ran.said[ran.said.index("{\n") :])[0]
     states = {member["state"] for member in said["members"]}

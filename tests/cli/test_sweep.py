@@ -16,7 +16,7 @@ TWO = ["--grid", "a=1", "--grid", "b=2"]
         (["--metric", "loss", "--grid", "a=1", "b=2", "x.py"], ["--metric", "loss", *TWO, "x.py"]),
         (["--warm", "--grid", "a=1", "b=2", "x.py"], ["--warm=30m", *TWO, "x.py"]),
         (["--warm", "5m", "--grid", "a=1", "b=2", "x.py"], ["--warm=5m", *TWO, "x.py"]),
-        (["--random", "3", "a=1", "b=2", "x.py"], ["--random", "3", *TWO, "x.py"]),
+        (["--optuna", "3", "a=1", "b=2", "x.py"], ["--optuna", "3", *TWO, "x.py"]),
         (["--detach", "--grid", "a=1", "--jobs", "2"], ["--detach", *TWO[:2], "--jobs", "2"]),
     ],
 )

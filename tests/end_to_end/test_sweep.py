@@ -22,7 +22,7 @@ NOTES = """
 import json, os, sys, time
 notes = os.environ["NOTES"]
 with open(os.path.join(notes, "starts"), "a") as file:
-    file.write(json.dumps([sys.argv[1:], os.environ.get("ORCHESTRATOR_ARRAY_INDEX")]) + "\\n")
+    file.write(json.dumps([sys.argv[1:], os.environ.get("INDEX")]) + "\\n")
 print("acc=0." + sys.argv[1][-1:], flush=True)
 while not os.path.exists(os.path.join(notes, "end")):
     time.sleep(0.01)
@@ -81,7 +81,7 @@ def sweeps(head: Head) -> Iterator[Sweeps]:
 def test_values_of_any_kind_reach_the_program_and_the_result_is_json(sweeps: Sweeps) -> None:
     sweeps.end()
     odd = json.dumps(["-1", "a b'\"$c,9"])
-    options = ("--json", "--metric", "acc", "--note", "odd", "--tag", "mine")
+    options = ("--json", "--metric", "acc", "--set", "launch.note=odd", "--tag", "mine")
     what = ("--grid", f"x={odd}", "fail=0,1", "--", "notes.py", "{x}")
     shown = sweeps.sweep("--json", "--dry-run", *what)
     assert shown.finish() == 0, shown.text
@@ -112,7 +112,7 @@ def test_values_of_any_kind_reach_the_program_and_the_result_is_json(sweeps: Swe
 
 
 def test_members_that_run_go_on_without_their_head_and_stop_ends_them(sweeps: Sweeps) -> None:
-    first = sweeps.sweep("--array", "0-5", "notes.py", "x")
+    first = sweeps.sweep("--as", "env", "--grid", "INDEX=0..5", "--", "notes.py", "x")
     sweeps.until(lambda: len(sweeps.starts()) == 2)
     sweeps.until(lambda: len(sweeps.journal()) == 4)  # Two more wait in the queue.
     first.interrupt(signal.SIGKILL)
@@ -139,9 +139,9 @@ def test_ctrl_c_and_stop_end_all_members(sweeps: Sweeps, how: str) -> None:
 
 
 def test_a_sweep_may_leave_the_terminal(sweeps: Sweeps) -> None:
-    refused = sweeps.sweep("--detach", "--json", "--array", "0", "notes.py", "x")
+    refused = sweeps.sweep("--detach", "--json", "--grid", "x=0", "--", "notes.py")
     assert refused.finish() == 2 and "leave --detach out" in refused.text
-    left = sweeps.sweep("--detach", "--array", "0-2", "notes.py", "x")
+    left = sweeps.sweep("--detach", "--grid", "x=0..2", "--", "notes.py", "x")
     assert left.finish() == 0 and "leads it" in left.text
     sweeps.until(lambda: len(sweeps.starts()) == 2)
     sweeps.end()

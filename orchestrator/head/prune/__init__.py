@@ -1,1 +1,1 @@
-"""Choose old experiments, and remove them."""
+"""Old experiments: which go, which stay and why, and their removal."""

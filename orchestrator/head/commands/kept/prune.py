@@ -1,6 +1,6 @@
-"""`orchestrator prune`: remove old experiments; list, pin or unpin some.
+"""`orchestrator prune`: remove old experiments; pin or unpin some.
 
-The choice is head/prune/plan.py, the removal head/prune/remove.py; here are the words and the
+The choice is head/prune/entries.py, the removal head/prune/remove.py; here are the words and the
 question.
 """
 
@@ -11,10 +11,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from orchestrator.common.errors import (
     EXIT_DONE,
@@ -26,18 +25,20 @@ from orchestrator.common.errors import (
 )
 from orchestrator.common.text import parse_seconds, plural, size
 from orchestrator.config.launch import Where
-from orchestrator.head.prune.plan import (
+from orchestrator.head.prune.entries import (
+    FAILED,
+    KEPT,
+    REMOVED,
+    SELECTED,
     Entry,
-    Plan,
-    Rules,
-    Scan,
+    Removable,
     choose,
-    decide,
+    keep_busy,
     measure,
     pin,
     scan,
 )
-from orchestrator.head.prune.remove import FAILED, KEPT, REMOVED, Removal
+from orchestrator.head.prune.remove import Removal
 from orchestrator.head.screen import output
 from orchestrator.head.screen.progress import Progress
 from orchestrator.records.checkpoint_store import shown
@@ -59,89 +60,74 @@ class PruneOptions:
     yes: bool = False
     pin: bool = False
     unpin: bool = False
-    list_all: bool = False
     verbose: bool = False
-
-    @property
-    def directory(self) -> Path:
-        return self.where.experiments.absolute()
-
-    @property
-    def rules(self) -> Rules:
-        if self.keep is None:
-            raise UsageError(
-                "say how many experiments to keep",
-                "orchestrator prune --keep N; --keep 0 --older-than 14d removes by age alone",
-            )
-        age = self.older_than
-        seconds = parse_seconds("--older-than", age) if age else 0.0
-        return Rules(self.keep, seconds, self.keep_failed)
 
 
 def prune(options: PruneOptions) -> int:
-    """Remove the experiments that the options select, or list, pin or unpin some."""
-    if options.pin or options.unpin:
-        return pins(options)
-    if options.names:
+    """Remove the experiments that the options select, or pin or unpin some."""
+    if options.pin and options.unpin:
+        raise UsageError("--pin and --unpin cannot go together")
+    changes_pins = options.pin or options.unpin
+    if options.names and not changes_pins:
         raise UsageError(f"{options.names[0]!r}: names go with --pin or --unpin")
-    if options.list_all:
-        return listed(options)
-    where, rules = options.where, options.rules
-    with opened(where.experiments) as root:
-        if root is None:
-            report(options, f"nothing to remove: there is no directory {where.experiments}")
-            return concluded(options, Removal(-1, Plan(options.directory)))
-        plan = decide(
-            root,
-            options.directory,
-            rules,
-            trusted=where.trust_record,
-            ssh_config=where.ssh_config,
-            on_nodes=options.on_nodes,
+    if options.keep is None and not changes_pins:
+        raise UsageError(
+            "say how many experiments to keep",
+            "orchestrator prune --keep N; --keep 0 --older-than 14d removes by age alone",
         )
-        removal = Removal(root, plan, where.ssh_config)
-        if not output.as_json():
-            show(plan, verbose=options.verbose)
-        if options.dry_run or not plan.measured:
-            return concluded(options, removal)
-        if not (options.yes or agreed(on_nodes=options.on_nodes)):
-            report(options, "nothing was removed")
-            return EXIT_STOPPED
-        with Progress("removing", total(plan)) as progress:
-            removal.go(progress.add)
-    report(options, conclusion(removal))
-    return concluded(options, removal)
-
-
-def concluded(options: PruneOptions, removal: Removal) -> int:
-    if output.as_json():
-        output.write_out(to_json(removal, dry_run=options.dry_run))
-    if not removal.outcomes:
+    age = parse_seconds("--older-than", options.older_than) if options.older_than else 0.0
+    path = options.where.experiments
+    if not path.exists() and not changes_pins:
+        say(f"nothing to remove: there is no directory {path}")
         return EXIT_DONE
-    if removal.unreached or removal.plan.unreached:
-        return EXIT_NODE
-    return EXIT_FAILED if removal.ended(FAILED) else EXIT_DONE
-
-
-def report(options: PruneOptions, message: str) -> None:
-    if not output.as_json():
-        output.write_out(message)
+    with opened(path) as root:
+        return pins(options, root) if changes_pins else remove(options, root, age)
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[int | None]:
+def opened(path: Path) -> Iterator[int]:
     """Open the experiments directory, which may be a link, because the user named it."""
     try:
         root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        yield None
-        return
     except OSError as error:
         raise UsageError(f"{shown(path)} cannot be read: {error.strerror}") from error
     try:
         yield root
     finally:
         os.close(root)
+
+
+def remove(options: PruneOptions, root: int, age: float) -> int:
+    """Show what goes by the options, ask, and remove it."""
+    where, directory = options.where, options.where.experiments.absolute()
+    entries, foreign, hidden = scan(root, trusted=where.trust_record)
+    removal = Removal(root, directory, where.ssh_config, options.on_nodes)
+    leftovers = [Removable(name) for name in hidden]
+    choose(entries, time.time(), options.keep or 0, age, keep_failed=options.keep_failed)
+    removal.unreached = keep_busy(root, entries, where.ssh_config, on_nodes=options.on_nodes)
+    going: list[Removable] = [*leftovers, *(one for one in entries if one.action == SELECTED)]
+    for one in going:
+        measure(root, one, directory / one.name)
+    if not output.as_json():
+        show(options, entries, leftovers, foreign, removal)
+    only_shown = options.dry_run or not going
+    if not only_shown:
+        if not (options.yes or agreed(on_nodes=options.on_nodes)):
+            say("nothing was removed")
+            return EXIT_STOPPED
+        with Progress("removing", sum(one.size for one in going)) as progress:
+            removal.seen = progress.add
+            removal.go(entries, leftovers)
+        if not output.as_json():
+            conclude(going, removal)
+    if output.as_json():
+        data = to_json(directory, entries, leftovers, foreign, removal)
+        output.write_out(json.dumps({**data, "dry_run": options.dry_run}, indent=1))
+    if only_shown:
+        return EXIT_DONE
+    if removal.unreached:
+        return EXIT_NODE
+    return EXIT_FAILED if any(one.action == FAILED for one in going) else EXIT_DONE
 
 
 def agreed(*, on_nodes: bool) -> bool:
@@ -154,159 +140,125 @@ def agreed(*, on_nodes: bool) -> bool:
     return output.agreed(f"remove them{where}?")
 
 
-# -- pins, and the list -----------------------------------------------------------------------
-
-
-def pins(options: PruneOptions) -> int:
+def pins(options: PruneOptions, root: int) -> int:
     """Pin or unpin all of the names, or none: an unknown one is refused before anything is done."""
-    if options.pin and options.unpin:
-        raise UsageError("--pin and --unpin cannot go together")
     if not options.names:
         raise UsageError("which experiments?", "orchestrator prune --pin NAME...")
-    with opened(options.where.experiments) as root:
-        known = [entry.name for entry in content_of(root, options).entries]
-        names = [name.rstrip("/") for name in options.names]
-        for name in names:
-            if name not in known:
-                there = f"there is no experiment {name!r} in {shown(options.where.experiments)}"
-                raise UsageError(there + nearest(name, known))
-        for name in names:
-            assert root is not None
-            try:
-                pin(root, name, wanted=options.pin)
-            except OSError as error:
-                raise UsageError(f"{shown(name)}: {error.strerror}") from error
-    change = "pinned" if options.pin else "not pinned any more"
+    known = [entry.name for entry in scan(root, trusted=options.where.trust_record)[0]]
+    names = [name.rstrip("/") for name in options.names]
+    for name in names:
+        if name not in known:
+            there = f"there is no experiment {name!r} in {shown(options.where.experiments)}"
+            raise UsageError(there + nearest(name, known))
+    for name in names:
+        try:
+            pin(root, name, wanted=options.pin)
+        except OSError as error:
+            raise UsageError(f"{shown(name)}: {error.strerror}") from error
     if output.as_json():
         output.write_out(json.dumps({"pinned" if options.pin else "unpinned": names}, indent=1))
     for name in names:
-        report(options, f"{shown(name)}: {change}")
+        say(f"{shown(name)}: {'pinned' if options.pin else 'not pinned any more'}")
     return EXIT_DONE
-
-
-def listed(options: PruneOptions) -> int:
-    """List all experiments, the newest first, without asking a node or removing anything."""
-    with opened(options.where.experiments) as root:
-        content, directory = content_of(root, options), options.directory
-        decided = choose(content.entries, 0.0, Rules(len(content.entries)))
-        measured = {
-            entry.name: measure(root, entry.name, directory / entry.name)
-            for entry, _ in decided
-            if root is not None
-        }
-    plan = Plan(directory, decided, content, measured=measured)
-    if not output.as_json():
-        table(plan, [entry for entry, _ in decided])
-        foreign(plan, verbose=options.verbose)
-    return concluded(options, Removal(-1, plan))
-
-
-def content_of(root: int | None, options: PruneOptions) -> Scan:
-    return Scan() if root is None else scan(root, trusted=options.where.trust_record)
 
 
 # -- words ------------------------------------------------------------------------------------
 
 
-def show(plan: Plan, *, verbose: bool) -> None:
+def say(message: str) -> None:
+    if not output.as_json():
+        output.write_out(message)
+
+
+def show(
+    options: PruneOptions,
+    entries: Sequence[Entry],
+    leftovers: Sequence[Removable],
+    foreign: Mapping[str, str],
+    removal: Removal,
+) -> None:
     """Print what would be removed, and what stays although the rules select it."""
-    going, hidden = plan.going, plan.scan.hidden
+    going = [entry for entry in entries if entry.action != KEPT]
     if going:
-        table(plan, going)
-    for name in hidden:
-        left = size(plan.measured[name].size)
-        output.write_out(f"{shown(name)}: left by a prune that was interrupted, {left}")
-    for entry in going:
-        if obstacle := plan.measured[entry.name].obstacle:
-            output.write_out(f"cannot be removed: {shown(entry.name)}: {obstacle}")
-    for entry, reason in plan.decided:
-        if reason is not None and (verbose or entry.name in plan.busy):
-            output.write_out(f"kept: {shown(entry.name)}: {reason}")
-    foreign(plan, verbose=verbose)
-    for node, reason in plan.unreached.items():
-        output.write_out(f"not reached: {shown(node)}: {reason}")
-    if going or hidden:
-        output.write_out(f"{plural(len(going), 'experiment')}, {size(total(plan))}")
-    else:
-        count = plural(len(plan.decided), "experiment")
-        output.write_out(f"nothing to remove: {count} in {shown(plan.directory)}")
-
-
-def total(plan: Plan) -> int:
-    return sum(measured.size for measured in plan.measured.values())
-
-
-def foreign(plan: Plan, *, verbose: bool) -> None:
-    for name, reason in plan.scan.foreign.items() if verbose else ():
-        output.write_out(f"not ours: {shown(name)}: {reason}")
-
-
-def table(plan: Plan, entries: Sequence[Entry]) -> None:
-    rows: list[list[output.Cell]] = [["experiment", "state", "when", "size", ""]]
+        rows: list[list[output.Cell]] = [["experiment", "state", "when", "size", ""]]
+        for entry in going:
+            state = shown(entry.record.state)
+            cell, pin = (state, STATES.get(state, "")), "pinned" if entry.pinned else ""
+            rows.append([shown(entry.name), cell, clock(entry)[:16], size(entry.size), pin])
+        say(output.table(rows, output.terminal(), right={3}, headed=True))
+    for one in leftovers:
+        say(f"{shown(one.name)}: left by a prune that was interrupted, {size(one.size)}")
     for entry in entries:
-        state, pin = shown(entry.record.state), "pinned" if entry.pinned else ""
-        cell = (state, STATES.get(state, ""))
-        measured = size(plan.measured[entry.name].size)
-        rows.append([shown(entry.name), cell, clock(entry)[:16], measured, pin])
-    output.write_out(output.table(rows, output.terminal(), right={3}, headed=True))
+        if entry.action == FAILED:
+            say(f"cannot be removed: {shown(entry.name)}: {entry.reason}")
+        elif entry.action == KEPT and (options.verbose or entry.busy):
+            say(f"kept: {shown(entry.name)}: {entry.reason}")
+    for name, reason in foreign.items() if options.verbose else ():
+        say(f"not ours: {shown(name)}: {reason}")
+    for node, reason in removal.unreached.items():
+        say(f"not reached: {shown(node)}: {reason}")
+    if going or leftovers:
+        total = sum(one.size for one in (*going, *leftovers))
+        say(f"{plural(len(going), 'experiment')}, {size(total)}")
+    else:
+        count = plural(len(entries), "experiment")
+        say(f"nothing to remove: {count} in {shown(removal.directory)}")
 
 
 def clock(entry: Entry) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.when))
 
 
-def conclusion(removal: Removal) -> str:
-    """Return the outcome."""
-    lines = [f"kept: {shown(name)}: {reason}" for name, reason in removal.ended(KEPT).items()]
-    lines += [
-        f"NOT REMOVED: {shown(name)}: {reason}" for name, reason in removal.ended(FAILED).items()
-    ]
-    gone = len([entry for entry in removal.plan.going if entry.name in removal.ended(REMOVED)])
-    summary = f"removed {plural(gone, 'experiment')}, {size(removal.freed)} freed"
-    if removal.plan.on_nodes:
+def conclude(going: Sequence[Removable], removal: Removal) -> None:
+    """Print the outcome."""
+    for one in going:
+        if one.action in (KEPT, FAILED):
+            word = "kept" if one.action == KEPT else "NOT REMOVED"
+            say(f"{word}: {shown(one.name)}: {one.reason}")
+    gone = sum(isinstance(one, Entry) and one.action == REMOVED for one in going)
+    summary = f"removed {plural(gone, 'experiment')}, {size(freed(going))} freed"
+    if removal.on_nodes:
         summary += f" here and {size(removal.freed_on_nodes)} on their nodes"
     elif gone:
         summary += "; what they left on their nodes stays there (--on-nodes removes that too)"
-    return "\n".join([*lines, summary])
+    say(summary)
 
 
-def to_json(removal: Removal, *, dry_run: bool) -> str:
+def freed(going: Sequence[Removable]) -> int:
+    return sum(one.size for one in going if one.action == REMOVED)
+
+
+def to_json(
+    directory: Path,
+    entries: Sequence[Entry],
+    leftovers: Sequence[Removable],
+    foreign: Mapping[str, str],
+    removal: Removal,
+) -> dict[str, object]:
     """Return all that is known of the experiments, and what became of each."""
-    plan = removal.plan
-    whole = {
-        "directory": str(plan.directory),
-        "dry_run": dry_run,
-        "experiments": [about(removal, entry, reason) for entry, reason in plan.decided],
-        "left_over": [
-            {"name": name, "size": plan.measured[name].size, **outcome(removal, name)}
-            for name in plan.scan.hidden
+    return {
+        "directory": str(directory),
+        "experiments": [
+            {
+                **of(entry),
+                "state": entry.record.state,
+                "when": clock(entry),
+                "pinned": entry.pinned,
+            }
+            for entry in entries
         ],
-        "not_ours": [
-            {"name": name, "reason": reason} for name, reason in plan.scan.foreign.items()
-        ],
-        "nodes_not_cleaned": {**plan.unreached, **removal.unreached},
-        "freed": removal.freed,
+        "left_over": [of(one) for one in leftovers],
+        "not_ours": [{"name": name, "reason": reason} for name, reason in foreign.items()],
+        "nodes_not_cleaned": removal.unreached,
+        "freed": freed([*entries, *leftovers]),
         "freed_on_nodes": removal.freed_on_nodes,
     }
-    return json.dumps(whole, indent=1)
 
 
-def about(removal: Removal, entry: Entry, reason: str | None) -> dict[str, Any]:
-    measured = removal.plan.measured.get(entry.name)
-    kept = {"action": KEPT, "reason": reason}
+def of(one: Removable) -> dict[str, object]:
     return {
-        "name": entry.name,
-        "state": entry.record.state,
-        "when": clock(entry),
-        "size": measured.size if measured else None,
-        "pinned": entry.pinned,
-        **(outcome(removal, entry.name) if reason is None else kept),
-    }
-
-
-def outcome(removal: Removal, name: str) -> dict[str, Any]:
-    action, reason = removal.outcomes.get(name, ("", removal.plan.measured[name].obstacle))
-    return {
-        "action": action or (FAILED if reason else "would be removed"),
-        "reason": reason or None,
+        "name": one.name,
+        "size": one.size or None,
+        "action": one.action,
+        "reason": one.reason or None,
     }

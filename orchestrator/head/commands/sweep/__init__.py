@@ -1,1 +1,1 @@
-"""Run a program many times with other values, or once for one number."""
+"""Run a program many times with other values."""

@@ -102,15 +102,9 @@ class Journal:
 def create(root: Path, name: str, about: About) -> Journal:
     """Make the directory of a new sweep, among those of the experiments."""
     experiment = experiments.create(root, name)
-    try:
-        for inner in (experiment.logs, experiment.path / "outputs"):
-            inner.rmdir()
-        experiment.write(SWEEP, json.dumps(asdict(about)) + "\n")
-    except OSError as error:
-        raise UsageError(
-            f"{experiment.path} cannot be written: {error.strerror}; nothing was started",
-            "free some space or name another directory with --experiments DIR",
-        ) from error
+    for inner in (experiment.logs, experiment.path / "outputs"):
+        inner.rmdir()
+    experiment.write(SWEEP, json.dumps(asdict(about)) + "\n")
     return Journal(experiment.path)
 
 

@@ -1,8 +1,4 @@
-"""Let Optuna choose the values of members: it is asked for each, and told how each has ended.
-
-Its study is a journal file in the directory of the sweep; no database is needed. Trial N is member
-N.
-"""
+"""Lets Optuna choose the values of members: it is asked for each, and told how each has ended."""
 
 from __future__ import annotations
 
@@ -11,9 +7,9 @@ from typing import Any
 
 from orchestrator.common.errors import import_optional
 from orchestrator.head.commands.sweep.space import Member, Variable
-from orchestrator.head.commands.sweep.sweep import LEAST_WAITING, MemberEnd
+from orchestrator.head.commands.sweep.sweep import MemberEnd
 
-FILE = "optuna.log"
+FILE = "optuna.log"  # the study, in the directory of the sweep; trial N is member N
 
 
 class Optimizer:
@@ -31,31 +27,20 @@ class Optimizer:
             study_name=place.name,
             direction="minimize" if best == "least" else "maximize",
         )
-        self.some, self.trials = some, trials
-        self.asked: list[Any] = []
-
-    @property
-    def most_waiting(self) -> int:
-        """Choose late: each end tells it more."""
-        return LEAST_WAITING
+        self.space = {one.name: self.distribution_of(one) for one in some}
+        self.trials = trials
 
     def __len__(self) -> int:
         return self.trials
 
     def member(self, number: int) -> Member:
-        while len(self.asked) <= number:
-            self.asked.append(self.study.ask({one.name: self.range_of(one) for one in self.some}))
-        params = self.asked[number].params
-        values = {one.name: str(params[one.name]) for one in self.some}
-        return Member(number, values)
+        params = self.study.ask(self.space).params
+        return Member(number, {name: str(params[name]) for name in self.space})
 
-    def range_of(self, one: Variable) -> Any:
-        kinds = self.optuna.distributions
-        if one.whole:
-            return kinds.IntDistribution(int(one.values[0]), int(one.values[-1]))
+    def distribution_of(self, one: Variable) -> Any:
         if one.values:
-            return kinds.CategoricalDistribution(one.values)
-        return kinds.FloatDistribution(one.low, one.high, log=one.log)
+            return self.optuna.distributions.CategoricalDistribution(one.values)
+        return self.optuna.distributions.FloatDistribution(one.low, one.high, log=one.log)
 
     def ended(self, end: MemberEnd) -> None:
         """Tell Optuna how a member has ended."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import random
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from orchestrator.common.errors import UsageError
 VARIABLE = re.compile(r"([A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
 WHOLE = re.compile(r"(-?\d{1,15})\.\.(-?\d{1,15})")
 BETWEEN = re.compile(r"(uniform|log)\(([^,]+),([^,]+)\)")
-MOST_MEMBERS = 1_000_000
+MOST_MEMBERS = 100_000
 
 
 @dataclass(frozen=True)
@@ -32,37 +31,6 @@ class Variable:
     high: float = 0.0
     log: bool = False
 
-    @property
-    def whole(self) -> bool:
-        """Tell whether its values are all whole numbers of a range, which is not written out."""
-        return isinstance(self.values, Numbers)
-
-    def draw(self, dice: random.Random) -> str:
-        if self.values:
-            return self.values[dice.randrange(len(self.values))]
-        if self.log:
-            drawn = math.exp(dice.uniform(math.log(self.low), math.log(self.high)))
-        else:
-            drawn = dice.uniform(self.low, self.high)
-        return written(min(max(drawn, self.low), self.high))
-
-
-class Numbers(Sequence[str]):
-    """Whole numbers as texts; a range of any length takes no memory."""
-
-    def __init__(self, first: int, last: int) -> None:
-        self.range = range(first, last + 1)
-
-    def __len__(self) -> int:
-        return len(self.range)
-
-    def __getitem__(self, at: int) -> str:  # type: ignore[override]
-        return str(self.range[at])
-
-
-def written(value: float) -> str:
-    return f"{value:.6g}"
-
 
 @dataclass(frozen=True)
 class Member:
@@ -74,7 +42,7 @@ class Member:
 
     @property
     def words(self) -> str:
-        """Say in one line what is special about it."""
+        """Describe in one line how it differs from the others."""
         return " ".join(f"{name}={value}" for name, value in self.values.items()) or shlex.join(
             self.program
         )
@@ -103,24 +71,21 @@ def variable_of(text: str) -> Variable:
         return range_of(name, *between.groups())
     if whole := WHOLE.fullmatch(values):
         first, last = map(int, whole.groups())
-        if first > last:
-            raise UsageError(f"{text}: the range is empty", f"write {name}={last}..{first}")
-        return Variable(name, Numbers(first, last))
+        if not first <= last < first + MOST_MEMBERS:
+            raise UsageError(f"{text}: the range is empty, or longer than {MOST_MEMBERS:,}")
+        return Variable(name, tuple(map(str, range(first, last + 1))))
+    listed = values.split(",") if values else []
     if values.startswith("["):
         try:
-            listed = json.loads(values)
+            found = json.loads(values)
         except ValueError as error:
             raise UsageError(f"{text}: this is no list of JSON: {error}") from None
-        if not all(isinstance(value, (str, int, float)) for value in listed):
-            raise UsageError(f"{text}: a list has texts and numbers")
-        values = [value if isinstance(value, str) else json.dumps(value) for value in listed]
-    else:
-        values = values.split(",")
-    if not values or values == [""]:
+        listed = [one if isinstance(one, str) else json.dumps(one) for one in found]
+    if not listed:
         raise UsageError(f"{name} has no values", f"write {name}=1,2,3, or {name}=0..9")
-    if len(set(values)) < len(values):
+    if len(set(listed)) < len(listed):
         raise UsageError(f"{text}: a value is given twice", "name each once")
-    return Variable(name, tuple(values))
+    return Variable(name, tuple(listed))
 
 
 def range_of(name: str, kind: str, low: str, high: str) -> Variable:
@@ -147,27 +112,14 @@ def grid(some: Sequence[Variable]) -> list[Member]:
         if not variable.values:
             raise UsageError(
                 f"{variable.name} is a range without steps, which no grid has",
-                "name its values; or draw from it: --random N, or --optuna N",
+                "name its values, or let Optuna draw from it: --optuna N",
             )
     count = math.prod(len(variable.values) for variable in some)
-    check_count(count)
+    if not 0 < count <= MOST_MEMBERS:
+        raise UsageError(f"the sweep would have {count:,} members", f"it takes {MOST_MEMBERS:,}")
     names = [variable.name for variable in some]
     every = itertools.product(*(variable.values for variable in some))
     return [Member(at, dict(zip(names, values, strict=True))) for at, values in enumerate(every)]
-
-
-def drawn(some: Sequence[Variable], count: int) -> list[Member]:
-    """Return members with values that are drawn at random."""
-    check_count(count)
-    dice = random.Random()
-    return [Member(at, {one.name: one.draw(dice) for one in some}) for at in range(count)]
-
-
-def check_count(count: int) -> None:
-    if not 0 < count <= MOST_MEMBERS:
-        raise UsageError(
-            f"the sweep would have {count:,} members", f"it takes 1 to {MOST_MEMBERS:,}"
-        )
 
 
 def of_lines(text: str) -> list[Member]:
@@ -183,25 +135,6 @@ def of_lines(text: str) -> list[Member]:
     if not members:
         raise UsageError("there is no command line", "write one for each member: train.py --lr 1")
     return members
-
-
-def array(text: str) -> Variable:
-    """Read the numbers of an array: 0-9, 1,3,5, or 0-15:4."""
-    numbers: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9})(?::([1-9]\d{0,8}))?)?", part)
-        if match is None:
-            raise UsageError(f"--array {text}: {part!r} are no numbers", "write 0-9, or 1,3,5")
-        first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
-        check_count(len(range(first, last + 1, step)))
-        numbers += range(first, last + 1, step)
-    if len(set(numbers)) < len(numbers):
-        raise UsageError(f"--array {text}: a number is given twice")
-    return Variable(INDEX, tuple(map(str, numbers)))
-
-
-INDEX = "ORCHESTRATOR_ARRAY_INDEX"
-SLURM_INDEX = "SLURM_ARRAY_TASK_ID"
 
 
 def command_of(

@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,10 +34,8 @@ from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment
 from orchestrator.records.metrics.names import better
 
-NAME = "sweep"
-# One node each, held whole or in part, whoever comes first; a failure that may pass is no end.
+# One node each, held whole or in part, first come first served; started again once.
 DEFAULTS = {"nnodes": 1, "claim": "all", "queue": True, "sync": "always", "max_restarts": 1}
-
 STOP_SECONDS = 600.0
 
 
@@ -46,9 +44,7 @@ class Terms:
     """The options of a sweep itself, beside those of its launches."""
 
     variables: tuple[str, ...] = ()  # NAME=VALUES
-    random: int | None = None
     optuna: int | None = None
-    array: str = ""
     way: str = "args"
     jobs: int | None = None
     metric: str = ""
@@ -56,44 +52,26 @@ class Terms:
 
     @property
     def checked(self) -> Terms:
-        """Refuse what contradicts itself; say what the best value of the metric is."""
-        asked = [
-            name
-            for name, value in (("--random", self.random), ("--optuna", self.optuna))
-            if value is not None
-        ]
-        if self.array and (self.variables or asked):
-            raise UsageError("--array is a sweep of its own", "leave --grid out, or --array")
-        if len(asked) > 1:
-            raise UsageError(
-                "--random and --optuna both choose the values", "leave one of them out"
-            )
-        if self.best and not self.metric:
-            raise UsageError("--minimize and --maximize are said of a metric", "add --metric NAME")
+        """Refuse what contradicts itself; decide which value of the metric is the best."""
         best = self.best or better(self.metric)
-        if self.optuna is not None and not self.metric:
-            raise UsageError("--optuna needs a number to go by", "add --metric NAME")
+        if (self.best or self.optuna is not None) and not self.metric:
+            raise UsageError("there is no number to compare members by", "add --metric NAME")
         if self.metric and not best:
             raise UsageError(
-                f"nobody knows whether more or less {self.metric} is better",
+                f"it is not known whether more or less {self.metric} is better",
                 "add --minimize or --maximize",
             )
         return replace(self, best=best)
 
     def members(self) -> list[Member] | None:
-        """Return all members; None where an optimizer chooses them one by one."""
+        """Return all members; None where Optuna chooses them one by one."""
         some = space.variables(self.variables)
-        if not some and not self.array:
+        if not some:
             raise UsageError(
                 "nothing varies",
                 "--grid lr=1e-4,3e-4, or a file with a command line for each member",
             )
-        if self.array:
-            return space.grid([space.array(self.array)])
-        if self.optuna is not None:
-            space.check_count(self.optuna)
-            return None
-        return space.drawn(some, self.random) if self.random is not None else space.grid(some)
+        return None if self.optuna is not None else space.grid(some)
 
 
 def begin(base: LaunchArguments, terms: Terms, members: Sequence[Member] | None) -> int:
@@ -101,27 +79,25 @@ def begin(base: LaunchArguments, terms: Terms, members: Sequence[Member] | None)
     terms = terms.checked
     listed = terms.members() if members is None else list(members)
     detach, base = base.detach, replace(base, detach=False)
-    base = replace(base, launch={"name": NAME, **with_defaults(base, terms)})
-    first = listed[0] if listed else Member(0, dict.fromkeys(map(name_of, terms.variables), "1"))
-    request = resolve(*launch_of(base, terms, "SWEEP", first))
-    check(request, words_of(base))
+    options = {"name": "sweep", **DEFAULTS, **base.launch}
+    if options["claim"] == "none":  # such members hold nothing that a queue could wait for
+        options["queue"] = False
+        if terms.jobs is None:
+            raise UsageError("--claim none goes with a number of members at once", "add --jobs N")
+    base = replace(base, launch=options)
+    names = [text.partition("=")[0] for text in terms.variables]
+    first = listed[0] if listed else Member(0, dict.fromkeys(names, "1"))
+    check(resolve(*launch_of(base, terms, "SWEEP", first)), words_of(base))
     if base.dry_run:
         return show(base, terms, listed or [])
     count = len(listed) if listed is not None else terms.optuna or 0
     about = About(terms.metric, terms.best, count)
-    journal = journals.create(base.where.experiments, str(base.launch["name"]), about)
+    journal = journals.create(base.where.experiments, str(options["name"]), about)
     say(f"{journal.name} is in {output.path(journal.path)}")
-    restarts = request.config.launch.max_restarts
-    plan: dict[str, Any] = {"base": base, "terms": terms, "members": listed, "restarts": restarts}
-    if detach:
-        return leave(journal, plan)
-    Experiment(journal.path).lock()
-    return lead(journal, **plan)
-
-
-def leave(journal: Journal, plan: dict[str, Any]) -> int:
-    """Leave a sweep to a process in the background, which leads it to its end."""
-    head = Background(sweep_leader, path=journal.path, plan=plan)
+    if not detach:
+        Experiment(journal.path).lock()
+        return lead(journal, base, terms, listed)
+    head = Background(sweep_leader, path=journal.path, plan=(base, terms, listed))
     answer = head.answer(say)
     head.hang_up()
     said = output.path(journal.path / follow.SAID)
@@ -130,44 +106,40 @@ def leave(journal: Journal, plan: dict[str, Any]) -> int:
     return EXIT_DONE
 
 
-def sweep_leader(answers: Answers, path: Path, plan: dict[str, Any]) -> None:
+def sweep_leader(answers: Answers, path: Path, plan: tuple[Any, Any, Any]) -> None:
     """Lead a sweep without a terminal."""
     experiment = Experiment(path)
     follow.speak_into(experiment, "leads this sweep")
     experiment.lock()
     answers.send(pid=os.getpid())
-    lead(Journal(path), **plan)
+    lead(Journal(path), *plan)
 
 
 def lead(
-    journal: Journal,
-    base: LaunchArguments,
-    terms: Terms,
-    members: Sequence[Member] | None,
-    restarts: int,
+    journal: Journal, base: LaunchArguments, terms: Terms, members: Sequence[Member] | None
 ) -> int:
-    on_terminal = output.terminal().width is not None and not base.as_json
-    board = table.Board(terms.metric, terms.best, on_terminal)
     sweep = Sweep(
         journal,
-        supply_of(journal, terms, members),
+        ListedMembers(members) if members is not None else optimizer_of(journal, terms),
         lambda member: launch_of(base, terms, journal.name, member),
-        restarts=restarts,
         jobs=terms.jobs,
         metric=terms.metric,
-        measures=on_terminal,
-        show=board,
+        show=table.line,
     )
     with contextlib.redirect_stdout(sys.stderr) if base.as_json else contextlib.nullcontext():
         code = sweep.run()
-        if board.live:
-            output.clear()
-        write_out(board.text(sweep, output.terminal()))
-        for line in board.closing(sweep):
-            say(line)
+        write_out(table.text(sweep, terms.best, output.terminal()))
+        say(f"compare: orchestrator report {journal.name}; ls --all --tag {journal.name}")
     if base.as_json:
-        write_out(json.dumps(table.to_json(sweep, board, code), indent=1))
+        write_out(json.dumps(table.to_json(sweep, terms.best, code), indent=1))
     return code
+
+
+def optimizer_of(journal: Journal, terms: Terms) -> Supply:
+    from orchestrator.head.commands.sweep.optimizer import Optimizer  # it takes a second to load
+
+    some = space.variables(terms.variables)
+    return Optimizer(journal.path, some, terms.optuna or 0, terms.best)
 
 
 def stop(where: Where, journal: Journal, grace: float | None) -> int:
@@ -197,28 +169,7 @@ def runs_in(journal: Journal, experiment: Experiment) -> bool:
     return False
 
 
-def supply_of(journal: Journal, terms: Terms, members: Sequence[Member] | None) -> Supply:
-    if members is not None:
-        return ListedMembers(members)
-    from orchestrator.head.commands.sweep.optimizer import Optimizer  # it takes a second to load
-
-    some = space.variables(terms.variables)
-    return Optimizer(journal.path, some, terms.optuna or 0, terms.best)
-
-
 # -- launches ---------------------------------------------------------------------------------
-
-
-def with_defaults(base: LaunchArguments, terms: Terms) -> Mapping[str, Any]:
-    """Return the options of all members; they wait in the queue where they hold anything."""
-    options = {**DEFAULTS, **base.launch}
-    if options["claim"] == "none":
-        options["queue"] = False
-        if terms.jobs is None:
-            raise UsageError(
-                "with --claim none nobody knows how many members fit", "say it: --jobs N"
-            )
-    return options
 
 
 def launch_of(
@@ -226,18 +177,17 @@ def launch_of(
 ) -> tuple[LaunchArguments, list[str]]:
     """Return the launch of a member, and the command line that would start it."""
     engine = not (base.program or member.program or base.module)
-    way = "env" if terms.array else "hydra" if engine and terms.way == "args" else terms.way
+    way = "hydra" if engine and terms.way == "args" else terms.way
     program, env = space.command_of(member.program or base.program, member.values, way)
     overrides = (*base.overrides, *(program if engine else ()))  # of its config
-    program = () if engine else program
-    if terms.array and "slurm" in str(base.launch.get("rank_env", "")):
-        env = (*env, f"{space.SLURM_INDEX}={member.values[space.INDEX]}")
-    launch = base.launch
+    launch = {"note": shown(member.words)[:LONGEST_NOTE], **base.launch}
+    if any(word.startswith("launch.note=") for word in base.overrides):
+        del launch["note"]
     arguments = replace(
         base,
         as_json=False,
         dry_run=False,
-        program=program,
+        program=() if engine else program,
         overrides=overrides,
         env=(*base.env, *env, f"ORCHESTRATOR_SWEEP={sweep}"),
         view=View(quiet=True),
@@ -245,7 +195,6 @@ def launch_of(
             **launch,
             "name": f"{launch['name']}-{member.number}",
             "tag": (*launch.get("tag", ()), sweep),
-            "note": launch.get("note") or shown(member.words)[:LONGEST_NOTE],
         },
     )
     return arguments, ["master_launch", *words_of(arguments)]
@@ -279,7 +228,3 @@ def show(base: LaunchArguments, terms: Terms, members: Sequence[Member]) -> int:
     else:
         write_out(f"{terms.optuna} members, whose values Optuna chooses")
     return EXIT_DONE
-
-
-def name_of(text: str) -> str:
-    return text.partition("=")[0]

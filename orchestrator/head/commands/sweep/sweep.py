@@ -1,4 +1,4 @@
-"""Lead a sweep: start members as long as there is room, and note how each has ended.
+"""Leads a sweep: starts members as long as there is room, and notes how each has ended.
 
 A member is a launch of its own in a background process, which goes on if this one is killed. With
 --queue the machines themselves say when there is room: a few members wait there, so that one of
@@ -12,24 +12,18 @@ import queue
 import signal
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from orchestrator.common import interrupt
-from orchestrator.common.errors import (
-    EXIT_DONE,
-    EXIT_FAILED,
-    EXIT_NODE,
-    EXIT_STOPPED,
-    OrchestratorError,
-)
+from orchestrator.common.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, OrchestratorError
 from orchestrator.config.launch import LaunchArguments
 from orchestrator.head.background.process import INTERRUPT, Background
-from orchestrator.head.commands import follow, launching
-from orchestrator.head.commands.sweep import trial
+from orchestrator.head.commands import launching
+from orchestrator.head.commands.sweep import result
 from orchestrator.head.commands.sweep.journal import Journal
 from orchestrator.head.commands.sweep.space import Member
 from orchestrator.records.experiment import Experiment, JobRecord
@@ -38,11 +32,10 @@ from orchestrator.records.experiment import Experiment, JobRecord
 # members that began together end together.
 LEAST_WAITING, MOST_WAITING = 2, 8
 LOOK_SECONDS = 0.1
-# Between two looks at what members measure, or PAUSES times as long as a look takes.
-MEASURE_SECONDS, PAUSES = 1.0, 4
+ALONE_SECONDS = 10.0  # until a job that no process follows is given up
 MOST_VAIN = 3  # members that could not start, before any could
-MOST_HEADS = 3  # for one job
 NOT_STARTED, INTERRUPTED = "not started", "interrupted"
+TIME_LIMIT = "(--time-limit)"  # in the reason of such an end
 
 
 @dataclass(frozen=True)
@@ -62,11 +55,6 @@ class MemberEnd:
 class Supply(Protocol):
     """Where members come from: a list, or an optimizer that hears how each has ended."""
 
-    @property
-    def most_waiting(self) -> int:
-        """Return how many members may be chosen before they can start."""
-        ...
-
     def __len__(self) -> int: ...
 
     def member(self, number: int) -> Member: ...
@@ -79,7 +67,6 @@ class ListedMembers:
     """Members that are known from the start."""
 
     members: Sequence[Member]
-    most_waiting: int = MOST_WAITING
 
     def __len__(self) -> int:
         return len(self.members)
@@ -95,13 +82,10 @@ class StartedMember:
     """A member that was started: it waits in the queue until it has a place."""
 
     member: Member
-    process: Background | None = None  # its head; None while another process follows its job
-    began: float = field(default_factory=time.time)
+    process: Background | None  # its head; None while another process follows its job
     place: Path | None = None
     pressed: int = 0  # times that it was sent Ctrl-C
-    heads: int = 1
-    step: int | None = None  # of the newest value that it has measured
-    value: float | None = None
+    followed: float = 0.0  # monotonic: when its job was last seen to have a head
 
 
 @dataclass
@@ -111,20 +95,15 @@ class Sweep:
     journal: Journal
     supply: Supply
     arguments: Callable[[Member], tuple[LaunchArguments, list[str]]]
-    restarts: int = 0
     jobs: int | None = None
     metric: str = ""
-    measures: bool = True  # while members run, for a table that is shown
-    show: Callable[[Sweep, MemberEnd | None], None] = lambda *_: None
+    show: Callable[[Sweep, MemberEnd], None] = lambda *_: None
     started: dict[int, StartedMember] = field(default_factory=dict)
     ends: dict[int, MemberEnd] = field(default_factory=dict)
-    tries: Counter[int] = field(default_factory=Counter)
     answers: queue.SimpleQueue[tuple[StartedMember, dict[str, Any] | OrchestratorError]] = field(
         default_factory=queue.SimpleQueue
     )
     interrupts: int = 0
-    vain: int = 0
-    measures_at: float = 0.0
 
     def __post_init__(self) -> None:
         self.left = deque(range(len(self.supply)))
@@ -137,12 +116,13 @@ class Sweep:
                 self.start()
                 self.hear()
                 self.press()
-                self.measure()
-                self.show(self, None)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-        return self.exit_code
+        if self.interrupts:
+            return EXIT_STOPPED
+        done = all(end.state == "done" for end in self.ends.values())
+        return EXIT_DONE if done and not self.left else EXIT_FAILED
 
     def interrupted(self, *_: object) -> None:
         self.interrupts += 1
@@ -150,38 +130,8 @@ class Sweep:
     @property
     def over(self) -> bool:
         """Return True if no further member is started."""
-        return bool(self.interrupts) or self.vain >= MOST_VAIN
-
-    @property
-    def exit_code(self) -> int:
-        if self.interrupts:
-            return EXIT_STOPPED
-        done = all(end.state == "done" for end in self.ends.values())
-        return EXIT_DONE if done and not self.left else EXIT_FAILED
-
-    # -- starting ----------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Start members as long as there is room for them."""
-        while self.left and not self.over and self.has_room:
-            member = self.supply.member(self.left.popleft())
-            one = self.started[member.number] = StartedMember(member)
-            self.journal.add(member=member.number, words=member.words, values=member.values)
-            arguments, command = self.arguments(member)
-            self.lead(one, Background(launching.sweep_member, arguments=arguments, command=command))
-
-    def lead(self, one: StartedMember, process: Background) -> None:
-        """Take what a member's process answers from now on."""
-        one.process, one.pressed = process, 0
-
-        def listen() -> None:
-            try:
-                while True:
-                    self.answers.put((one, process.answer(lambda _: None)))
-            except OrchestratorError as error:
-                self.answers.put((one, error))
-
-        threading.Thread(target=listen, daemon=True).start()
+        vain = [end.state == NOT_STARTED for end in self.ends.values()]
+        return bool(self.interrupts) or (all(vain) and len(vain) >= MOST_VAIN)
 
     @property
     def has_room(self) -> bool:
@@ -189,76 +139,74 @@ class Sweep:
             return len(self.started) < self.jobs
         waiting = sum(one.place is None for one in self.started.values())
         running = len(self.started) - waiting
-        return waiting < min(max(LEAST_WAITING, running), self.supply.most_waiting)
+        return waiting < min(max(LEAST_WAITING, running), MOST_WAITING)
 
-    # -- what becomes of them ----------------------------------------------------------------
+    def start(self) -> None:
+        """Start members as long as there is room for them."""
+        while self.left and not self.over and self.has_room:
+            member = self.supply.member(self.left.popleft())
+            self.journal.add(member=member.number, words=member.words, values=member.values)
+            arguments, command = self.arguments(member)
+            process = Background(launching.sweep_member, arguments=arguments, command=command)
+            one = self.started[member.number] = StartedMember(member, process)
+            threading.Thread(target=self.listen, args=(one, process), daemon=True).start()
+
+    def listen(self, one: StartedMember, process: Background) -> None:
+        """Pass on what a member's process answers: the place of its job, and its own end."""
+        try:
+            while True:
+                self.answers.put((one, process.answer(lambda _: None)))
+        except OrchestratorError as error:
+            self.answers.put((one, error))
 
     def hear(self) -> None:
         """Wait a moment for what a member's process says, and take it."""
         with contextlib.suppress(queue.Empty):
             one, answer = self.answers.get(timeout=LOOK_SECONDS)
-            if isinstance(answer, OrchestratorError):
-                self.process_ended(one, answer)
-            elif "place" in answer:
+            if not isinstance(answer, OrchestratorError):
                 one.place = Path(answer["place"])
+            elif one.place is None:
+                state = INTERRUPTED if self.interrupts else NOT_STARTED
+                self.end(one, state, problem=answer.what)
+            else:
+                one.process, one.followed = None, time.monotonic()
         for one in list(self.started.values()):
             if one.process is None and one.place is not None:
                 self.look_at_job(one, Experiment(one.place))
 
-    def process_ended(self, one: StartedMember, error: OrchestratorError) -> None:
-        """Take the end of a member's process; `error` is why, if it has no job."""
-        one.process, number = None, one.member.number
-        if one.place is not None:
-            return
-        self.tries[number] += 1
-        unreachable = error.exit_code == EXIT_NODE and self.tries[number] <= self.restarts
-        if self.interrupts or (unreachable and not self.over):
-            del self.started[number]
-            self.left.appendleft(number)
-            return
-        self.vain += not any(end.experiment for end in self.ends.values())
-        self.end(one, NOT_STARTED, error.what)
-
     def look_at_job(self, one: StartedMember, experiment: Experiment) -> None:
-        """Take the result of a job that is over; give one that nothing follows a head again."""
+        """Take the result of a job that is over, or that no process has followed for a while."""
         record = experiment.read_record()
         if record.over:
             self.end_of_job(one, experiment, record)
-        elif not experiment.followed:
-            one.heads += 1
-            if one.heads > MOST_HEADS:
-                self.end(one, "lost", "its head ends as soon as it starts", experiment.name)
-                return
-            where = self.arguments(one.member)[0].where
-            take_up = Background(follow.take_up, where=where, experiment=str(experiment.path))
-            self.lead(one, take_up)
+        elif experiment.followed:
+            one.followed = time.monotonic()
+        elif time.monotonic() > one.followed + ALONE_SECONDS:
+            problem = f"no process follows it: orchestrator attach {experiment.name}"
+            self.end(one, "lost", experiment=experiment.name, problem=problem)
 
     def end_of_job(self, one: StartedMember, experiment: Experiment, record: JobRecord) -> None:
-        found = trial.result(experiment, record, self.metric)
+        message = record.verdict.message if record.verdict else ""
         state = record.state
-        if found["time_limit"]:
-            state = "done"  # A time limit is an end that was wanted.
+        if TIME_LIMIT in message:
+            state, message = "done", ""  # an end that was wanted
         elif state == "stopped" and self.interrupts:
-            state = INTERRUPTED
-        as_wanted = state in ("done", INTERRUPTED)
-        problem = record.verdict.message if record.verdict and not as_wanted else ""
-        measured = {"value": found["value"]} if self.metric else {}
-        problem = problem or (found["problem"] if self.metric else "")
-        self.end(one, state, problem, experiment.name, seconds=found["seconds"], **measured)
-
-    def end(
-        self, one: StartedMember, state: str, problem: str, experiment: str = "", **found: Any
-    ) -> None:
-        member = one.member
-        end = MemberEnd(
-            member.number,
-            member.words,
+            state, message = INTERRUPTED, ""
+        value, problem = None, ""
+        if self.metric:
+            value, problem = result.last_value(experiment, record, self.metric)
+        self.end(
+            one,
             state,
-            member.values,
-            experiment=experiment,
-            problem=problem,
-            **found,
+            value=value,
+            seconds=round((record.ended or record.started) - record.started, 1),
+            experiment=experiment.name,
+            problem=message or problem,
         )
+
+    def end(self, one: StartedMember, state: str, **found: Any) -> None:
+        member = one.member
+        end = MemberEnd(member.number, member.words, state, member.values, **found)
         self.journal.add(**vars(end))
         self.ends[member.number] = end
         del self.started[member.number]
@@ -273,19 +221,3 @@ class Sweep:
             if one.process is not None and one.pressed < self.interrupts:
                 one.process.press(INTERRUPT)
                 one.pressed += 1
-
-    def measure(self) -> None:
-        """Read what the members have measured so far."""
-        began = time.monotonic()
-        if not (self.metric and self.measures and began > self.measures_at):
-            return
-        for one in self.started.values():
-            if one.place is not None:
-                experiment = Experiment(one.place)
-                record = experiment.read_record()
-                steps, readings = trial.readings(experiment, record, self.metric, [])
-                if readings:
-                    step, one.value = readings[-1]
-                    one.step = None if steps is None else step  # else it is only counted
-        now = time.monotonic()
-        self.measures_at = now + max(MEASURE_SECONDS, PAUSES * (now - began))

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import math
-import random
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from orchestrator.common.errors import UsageError
 from orchestrator.head.commands.sweep import space
-from orchestrator.head.commands.sweep.space import command_of, grid, variable_of, variables
+from orchestrator.head.commands.sweep.space import command_of, grid, variables
 
 
 def test_a_grid_has_each_combination_once_and_the_last_variable_changes_first() -> None:
@@ -29,7 +24,6 @@ def test_a_grid_has_each_combination_once_and_the_last_variable_changes_first() 
         (["lr=1", "lr=2"], "lr is given twice"),
         (["lr="], "lr has no values"),
         (["lr=[]"], "lr has no values"),
-        (["lr=[{}]"], "a list has texts and numbers"),
         (["lr=[1"], "this is no list of JSON"),
         (["lr=1,1"], "a value is given twice"),
         (["seed=3..1"], "the range is empty"),
@@ -38,30 +32,12 @@ def test_a_grid_has_each_combination_once_and_the_last_variable_changes_first() 
         (["lr=uniform(0,inf)"], "is no range"),
         (["lr=uniform(0,x)"], "is no range"),
         (["lr=uniform(0,1)"], "is a range without steps"),
-        (["a=0..9999", "b=0..9999"], "would have 100,000,000 members"),
+        (["a=0..999", "b=0..999"], "would have 1,000,000 members"),
     ],
 )
 def test_what_is_no_grid_is_refused(texts: list[str], why: str) -> None:
     with pytest.raises(UsageError, match=why):
         grid(variables(texts))
-
-
-@given(st.integers(0, 1 << 32))
-def test_what_is_drawn_is_in_its_range(seed: int) -> None:
-    dice = random.Random(seed)
-    for text, low, high in (
-        ("x=uniform(-1,1e-3)", -1.0, 1e-3),
-        ("x=log(1e-5,1e-2)", 1e-5, 1e-2),
-        ("x=3..4", 3.0, 4.0),
-    ):
-        assert low <= float(variable_of(text).draw(dice)) <= high
-    assert variable_of("x=a,b").draw(dice) in ("a", "b")
-
-
-def test_a_log_range_has_as_much_in_each_power_of_ten() -> None:
-    dice, one = random.Random(1), variable_of("x=log(1e-4,1)")
-    powers = [math.floor(math.log10(float(one.draw(dice)))) for _ in range(4000)]
-    assert all(900 < powers.count(power) < 1100 for power in range(-4, 0))
 
 
 def test_how_a_value_reaches_a_program() -> None:
@@ -73,14 +49,10 @@ def test_how_a_value_reaches_a_program() -> None:
     assert command_of(words, values, "args") == (("t.py", "{lr}--1 '", "{other}"), ())
 
 
-def test_command_lines_and_arrays() -> None:
+def test_command_lines() -> None:
     lines = space.of_lines("# no\ntrain.py --name 'a b' # yes\n\nb.sh\n")
     assert [one.program for one in lines] == [("train.py", "--name", "a b"), ("b.sh",)]
     with pytest.raises(UsageError, match=r"line 2: .*No closing quotation"):
         space.of_lines("a\nb 'c")
     with pytest.raises(UsageError, match="no command line"):
         space.of_lines("# nothing\n")
-    assert space.array("0-8:4,9").values == ("0", "4", "8", "9")
-    for wrong in ("", "3-1", "1,1", "a", "0-9999999"):
-        with pytest.raises(UsageError):
-            space.array(wrong)

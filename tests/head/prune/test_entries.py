@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.head.prune.plan import Entry, Rules, choose, stamp
+from orchestrator.head.prune.entries import KEPT, Entry, choose, stamp
 from orchestrator.records.experiment import JobRecord
 
 RECORD = JobRecord("job-1", "experiments/x", "done", ["master_launch"], [], 1000.0)
@@ -18,16 +18,20 @@ NOW = time.mktime((2026, 2, 1, 0, 0, 0, 0, 0, -1))
 
 
 def found(name: str, state: str = "done", **more: Any) -> Entry:
-    return Entry(name, dataclasses.replace(RECORD, state=state), **more)
+    return Entry(name, record=dataclasses.replace(RECORD, state=state), **more)
 
 
 THREE = [found(f"m_2026010{day}_000000") for day in (1, 2, 3)]
 
 
-def going(experiments: list[Entry], *rules: Any, **more: Any) -> str:
-    """The days of those that go."""
-    chosen = choose(experiments, NOW, Rules(*rules, **more))
-    return "".join(one.name[9] for one, why in chosen if why is None)
+def chosen(
+    experiments: list[Entry], keep: int, older_than: float = 0.0, *, keep_failed: bool = False
+) -> list[Entry]:
+    """Those that go."""
+    copies = [dataclasses.replace(one) for one in experiments]
+    copies.sort(key=lambda one: (one.when, one.name), reverse=True)
+    choose(copies, NOW, keep, older_than, keep_failed=keep_failed)
+    return [one for one in copies if one.action != KEPT]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +63,7 @@ def going(experiments: list[Entry], *rules: Any, **more: Any) -> str:
     ],
 )
 def test_which_go(experiments: list[Entry], rules: dict[str, Any], days: str) -> None:
-    assert going(experiments, **rules) == days
+    assert "".join(one.name[9] for one in chosen(experiments, **rules)) == days
 
 
 @given(st.dictionaries(st.integers(1, 28), st.booleans()), st.integers(0, 30), st.booleans())
@@ -68,9 +72,7 @@ def test_what_never_goes(days: dict[int, bool], keep: int, keep_failed: bool) ->
         found(f"m_202601{day:02}_000000", "failed" if day % 2 else "done", pinned=pin)
         for day, pin in days.items()
     ]
-    chosen = choose(experiments, NOW, Rules(keep, 0.0, keep_failed))
-    assert {one.name for one, _ in chosen} == {one.name for one in experiments}
-    gone = [one for one, why in chosen if why is None]
+    gone = chosen(experiments, keep, keep_failed=keep_failed)
     assert not [one for one in gone if one.pinned]
     newest = sorted((one.name for one in experiments), reverse=True)[:keep]
     assert not {one.name for one in gone} & set(newest)
