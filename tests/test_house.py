@@ -18,8 +18,10 @@ FILES = sorted(HOUSE.rglob("*.py"))
 
 TOP = {
     *("orchestrator", "config", "scripts", "experiments", "tests", "docs", ".ci"),
-    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile"),
+    *("README.md", "AGENTS.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE"),
     *(
+        "Makefile",
+        ".github",
         "node_ip_list.txt",
         "pyproject.toml",
         "setup.py",
