@@ -42,7 +42,6 @@ class Options(TypedDict, total=False):
     warm: str
     node_loss_timeout: float
     on_node_loss: str
-    on_head_loss: str
     hang_timeout: float
     on_hang: str
     max_restarts: int

@@ -77,7 +77,7 @@ GONE_OPTIONS = {
     "--note": "--set launch.note=TEXT",
     "--numa-binding": "--set launch.numa_binding=none",
     "--on-hang": "--set launch.on_hang=leave",
-    "--on-head-loss": "--set launch.on_head_loss=stop",
+    "--on-head-loss": "a job continues without its head; orchestrator stop ends it",
     "--on-node-loss": "--set launch.on_node_loss=wait",
     "--rank-env": "--set launch.rank_env=slurm",
     "--start": "--set launch.start=plain",

@@ -268,13 +268,6 @@ class Launch:
         commands=KEY_ONLY,
         choices=("stop", "wait"),
     )
-    on_head_loss: str = option(
-        "continue",
-        "If this machine is unreachable for node_loss_timeout, continue the job, or stop it.",
-        FAILURE,
-        commands=KEY_ONLY,
-        choices=("continue", "stop"),
-    )
     hang_timeout: float = option(
         600.0,
         "Find out where the ranks hang after this many seconds without progress; 0 never does.",

@@ -11,21 +11,20 @@ import json
 from typing import Any, Optional, Union
 
 from orchestrator.protocol.events import EndOrder
-from orchestrator.protocol.message import Message, Moment, Nonsense, Port, decode, encode, parse
+from orchestrator.protocol.message import Message, Nonsense, Port, decode, encode, parse
 
 
 class HeadNews(Message):
-    """A head is attached to this connection, or left on purpose."""
+    """A head follows the job."""
 
-    head: str  # "here" or "left"
-    at: Moment  # by the head's clock
+    head: str = "here"
 
 
 class PeerWord(Message):
     """One beat of a supervisor: all it knows, as this may be the first that arrives."""
 
     node: int
-    head: tuple[bool, float, float]  # is there one; when did one last come, and leave on purpose?
+    followed: bool  # a head has followed the job
     end: Optional[EndOrder] = None
     done: bool = False  # this node's part is over
 

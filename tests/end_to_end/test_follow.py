@@ -169,7 +169,7 @@ def test_the_key_that_leaves_it_running(head: Head) -> None:
     terminal, theirs = pty.openpty()
     words = [str(BIN / "master_launch"), "--nodes", str(head.node_list)]
     words += ["--ssh-config", str(head.cluster.ssh_config), "--node-loss-timeout", "2"]
-    words += ["--set", "launch.on_head_loss=stop", "--nnodes", "1", "--no-torchrun"]
+    words += ["--nnodes", "1", "--no-torchrun"]
     words += [head.script("bar.py", bar)]
     process = subprocess.Popen(
         ["setsid", "--ctty", *words], cwd=head.directory, stdin=theirs, stdout=theirs, stderr=theirs

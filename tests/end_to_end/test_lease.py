@@ -126,35 +126,6 @@ def test_a_cut_shorter_than_the_lease_does_no_harm_and_a_longer_one_ends_the_job
 # -- heads ------------------------------------------------------------------------------------
 
 
-def test_a_job_that_needs_its_head(head: Head) -> None:
-    options = ("--node-loss-timeout", "6", "--set", "launch.on_head_loss=stop", "--grace", "1")
-    killed(launch(head, *options))
-    attached = head.command("orchestrator", "attach")
-    attached.wait_for("d leaves it running")
-    time.sleep(6.5)
-    assert head.left(0) and head.left(1), "another head came in time"
-    killed(attached)
-    assert wait_until(lambda: not head.left(0) and not head.left(1), PATIENCE) > 1
-    for node in (0, 1):
-        (ending,) = events(head, node, "ending")
-        assert "no head was attached" in ending["why"] and ending["headless"]
-    again = head.command("orchestrator", "attach")
-    assert again.finish() == 130
-    assert "on_head_loss: stop" in again.text and head.record["state"] == "stopped"
-
-
-def test_a_head_that_leaves_on_purpose_is_no_loss(head: Head) -> None:
-    words = ["--no-torchrun", "--node-loss-timeout", "2", "--set", "launch.on_head_loss=stop"]
-    script = head.script("wait.py", WAIT)
-    command = head.launch("--detach", *words, script, str(head.directory))
-    assert command.finish() == 0
-    time.sleep(4)
-    assert head.left(0) and head.left(1)
-    (head.directory / "end").touch()
-    attached = head.command("orchestrator", "attach")
-    assert attached.finish() == 0, attached.text
-
-
 # Prints without an end: a byte that two heads wrote would be seen.
 LINES = """
 import os, sys, time

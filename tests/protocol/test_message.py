@@ -23,7 +23,7 @@ from orchestrator.protocol.events import RankEnded, RankError
 from orchestrator.protocol.frames import HEADER, JSON, LARGEST, SMALLEST, STREAMS, Splitter
 from orchestrator.protocol.message import Message, Nonsense, decode, encode, parse
 from orchestrator.protocol.requests import request
-from orchestrator.protocol.requests.follow import Leave, Stop
+from orchestrator.protocol.requests.follow import Stop
 from orchestrator.protocol.requests.machine import Probed
 from orchestrator.protocol.requests.request import (
     REQUESTS,
@@ -219,7 +219,7 @@ def test_what_is_no_json_object_is_nonsense(text: bytes) -> None:
 
 def test_what_is_huge_is_shown_short() -> None:
     with pytest.raises(Nonsense) as error:
-        decode(Leave, {"at": "x" * 10_000_000})
+        decode(Stop, {"job": "x" * 10_000_000})
     assert len(str(error.value)) < 200
 
 
@@ -362,7 +362,7 @@ def test_events_of_the_first_version_are_understood() -> None:
     )
     line = b'{"why": "enough", "grace": 1.0}'
     assert control.from_line(line) == events.EndOrder(why="enough", grace=1.0)
-    assert control.from_line(b'{"head": "here", "at": 5.0}') == control.HeadNews(head="here", at=5)
+    assert control.from_line(b'{"head": "here"}') == control.HeadNews()
 
 
 def test_who_understands_whom() -> None:

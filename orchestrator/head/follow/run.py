@@ -31,7 +31,6 @@ from orchestrator.records.outcome import Head, SlowRank
 log = logging.getLogger(__name__)
 
 SUCCESSOR_SECONDS = 0.5  # between two looks whether another head wants to take over
-LEAVE_SECONDS = 3.0
 CUT_OFF_SECONDS = 600.0
 SAME_SIGNAL_SECONDS = 1.0  # between the ends of the ranks and the signal to their head
 
@@ -79,7 +78,6 @@ class Run:
         self.terminated = False  # by SIGTERM: by Slurm, too, which may have taken the job back
         self.taken_back = False
         self.out_of_time = False  # the reason of a stop: Slurm may start the job again
-        self.since = time.time()
         self.successor: Head | None = None  # another head, which takes over
         self.successor_sought_at = 0.0
 
@@ -247,15 +245,9 @@ class Run:
             self.end.left = self.end.left or self.successor is not None
 
     def leave(self) -> None:
-        """Leave the job running, as the user wants: no node must take that for a lost head."""
+        """Leave the job running, as the user wants."""
         log.info("leaves the job running, as the user wants")
         self.end.left = self.left_on_purpose = True
-        if self.record.launch.on_head_loss == "stop":
-            deadline = time.monotonic() + LEAVE_SECONDS
-            for follower in self.job.followers:
-                follower.leave()
-            for follower in self.job.followers:
-                follower.left.wait(max(0.0, deadline - time.monotonic()))
 
     def open_channels(self) -> dict[int, NodeChannel]:
         """Take over the channels to the nodes that have ended, if there may be more to ask."""

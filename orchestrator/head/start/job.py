@@ -33,7 +33,6 @@ from orchestrator.protocol.requests.start import Release
 from orchestrator.protocol.timing import ANSWER_SECONDS
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
-SHORTEST_SILENCE_SECONDS = 4.0  # a busy machine may need it: it beats once a second at most
 AWAY_SECONDS = 5.0  # that the end of a job may wait for nodes that were lost
 
 
@@ -127,16 +126,13 @@ class Stay:
         return run
 
     def followers_of(self, run: Run, attempt: Running) -> list[NodeFollower]:
-        record, launch = run.record, run.record.launch
-        needed = not self.looks_on and launch.on_head_loss == "stop"
-        patience = max(SHORTEST_SILENCE_SECONDS, launch.node_loss_timeout) if needed else None
+        record = run.record
         parts = zip(record.nodes, attempt.channels, attempt.logs, strict=True)
         return [
             NodeFollower(
                 *(self.transport, record.job, node, self.experiment, run.post, channel),
                 logs=opened,
-                head=None if self.looks_on else run.since,
-                patience=patience,
+                looks_on=self.looks_on,
                 former_end=record.former_end,
                 among=len(record.nodes),
             )

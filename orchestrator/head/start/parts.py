@@ -114,7 +114,6 @@ def part(request: Request, plan: Plan, node: NodePlan) -> Spec:
         lease=LeaseTerms(
             seconds=launch.node_loss_timeout,
             wait=launch.on_node_loss == "wait",
-            head=launch.on_head_loss,
             attached=not request.detached,
             grace=launch.grace,
         ),

@@ -24,8 +24,6 @@ from orchestrator.protocol.requests.follow import (
     Following,
     Jobs,
     JobStates,
-    Leave,
-    Left,
     Living,
     LivingRuns,
     ProfileState,
@@ -40,7 +38,6 @@ from orchestrator.protocol.requests.follow import (
     SystemLines,
 )
 from orchestrator.protocol.requests.request import OTHER_VERSION, UNKNOWN_JOB, Nothing
-from orchestrator.protocol.timing import SERVER_PATIENCE
 from orchestrator.protocol.version import OWN, conflict
 
 
@@ -57,17 +54,9 @@ def follow(visit: Visit, request: Follow) -> Following:
     )
     visit.activity = Activity(run)
     visit.of(WarmVisit).follow(run)
-    visit.patience = min(SERVER_PATIENCE, request.patience or SERVER_PATIENCE)
-    if request.head is not None:
-        visit.streamer.send_news("here", request.head)
+    if request.head:
+        visit.streamer.tell_of_head()
     return Following(time=time.time())
-
-
-@answers(Leave)
-def leave(visit: Visit, request: Leave) -> Left:
-    if visit.streamer is not None:
-        visit.streamer.send_news("left", request.at)
-    return Left()
 
 
 # -- its state --------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ class Supervisor:
         self.evidence = Evidence()
         self.events = EventFile(run.events, secrets, self.system)
         self.lease = Lease(self, self.spec)
-        self.listeners = Listeners(self, self.system, self.hear, self.lease.head_hung_up)
+        self.listeners = Listeners(self, self.system, self.hear)
         self.outputs = Outputs(self, self.log, self.stream_of, self.listeners.ring)
         self.grace = self.spec.lease.grace if self.spec.lease else GRACE_SECONDS
         self.end = PartEnd(self.grace)
@@ -224,9 +224,9 @@ class Supervisor:
             self.event(events.FirstOutput(time=time.time()))
         return stream
 
-    def hear(self, listener: int, message: EndOrder | HeadNews) -> None:
+    def hear(self, message: EndOrder | HeadNews) -> None:
         if isinstance(message, HeadNews):
-            self.lease.head_says(listener, message)
+            self.lease.followed = True
         else:
             self.ask(message)
 

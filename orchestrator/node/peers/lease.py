@@ -6,14 +6,13 @@ of node 0 for as long as its lease lasts ends its part by itself: it may be the 
 
 from __future__ import annotations
 
-import math
 import socket
 import time
 from typing import Protocol
 
 from orchestrator.node.peers.peers import Hub, Peers, Spoke
 from orchestrator.node.peers.peers import Loop as PeersLoop
-from orchestrator.protocol.control import HeadNews, PeerWord
+from orchestrator.protocol.control import PeerWord
 from orchestrator.protocol.events import EndOrder, Event, LeaseFormed
 from orchestrator.protocol.spec import LeaseTerms, Spec
 from orchestrator.protocol.timing import (
@@ -43,18 +42,14 @@ class Lease:
         self.seconds = max(terms.seconds, SHORTEST_LEASE)
         self.beat = min(PEER_BEAT, self.seconds / BEATS_IN_A_LEASE)
         self.waits = terms.wait
-        self.needs_head = terms.head == "stop"
         self.grace = terms.grace
         self.unfollowed_seconds = spec.patience + UNFOLLOWED_SECONDS
         self.limit, self.over_at = terms.limit, float("inf")
         if terms.limit:  # the ranks have their grace within it
             ahead = min(terms.grace, terms.limit / 2)
             self.over_at = time.monotonic() + terms.limit - ahead
-        self.here: dict[int, float] = {}  # the heads' connections, and when each came
-        self.heads_elsewhere: dict[int, bool] = {}  # other node -> is there a head, as it says
-        self.attached_at = 0.0  # the last time that a head came, or left on purpose
-        self.left_at = -1.0 if terms.attached else 0.0
-        self.head_at = self.turned = time.monotonic()
+        self.followed = not terms.attached  # by a head, here or on another node
+        self.began = self.turned = time.monotonic()
         self.stood_still = 0.0  # the longest time in which this process itself did not run
         self.order: EndOrder | None = None  # the end, once there is one
         self.due = float("inf")  # when an end that others announced is carried out here
@@ -89,7 +84,7 @@ class Lease:
             self.speak(now)
             if not self.order:
                 self.judge_peers(now)
-                self.judge_heads(now)
+                self.judge_head(now)
         if now >= self.due:
             self.due = float("inf")
             assert self.order is not None
@@ -100,7 +95,7 @@ class Lease:
     @property
     def beats(self) -> bool:
         """Return True if a word is awaited here: else there may be a minute between two turns."""
-        return self.peers is not None or self.needs_head or self.is_unfollowed
+        return self.peers is not None or self.is_unfollowed
 
     def wake(self, now: float) -> None:
         """Count no time as silence of others in which this process itself did not run."""
@@ -108,7 +103,7 @@ class Lease:
         self.turned = now
         if stood_still > 0 and self.beats:
             self.stood_still = max(self.stood_still, stood_still)
-            self.head_at += stood_still
+            self.began += stood_still
             if self.peers is not None:
                 self.peers.shift(stood_still)
 
@@ -126,16 +121,13 @@ class Lease:
     # -- the others --------------------------------------------------------------------------
 
     def hear(self, node: int, word: PeerWord) -> None:
-        self.heads_elsewhere[node], attached_at, left_at = word.head
-        self.attached_at = max(self.attached_at, attached_at)
-        self.left_at = max(self.left_at, left_at)
+        self.followed = self.followed or word.followed
         if word.end and self.hurries(word.end.grace):
             self.pass_on(word.end, but=node)
             others_speak = word.end.failed and not word.end.certain
             self.due = min(self.due, time.monotonic() + (HEARSAY_SECONDS if others_speak else 0.0))
         if word.done:
             assert self.peers is not None
-            del self.heads_elsewhere[node]
             self.peers.leave(node)
 
     def hurries(self, grace: float) -> bool:
@@ -179,39 +171,14 @@ class Lease:
             self.peers.goodbye(self.word().replace(done=True))
 
     def word(self) -> PeerWord:
-        return PeerWord(node=self.node, head=self.heads(), end=self.order)
+        return PeerWord(node=self.node, followed=self.followed, end=self.order)
 
-    # -- heads -------------------------------------------------------------------------------
+    # -- its head ----------------------------------------------------------------------------
 
-    def head_says(self, connection: int, news: HeadNews) -> None:
-        # Clocks go back, and the next head has another one: what is heard later is later.
-        if news.head == "here":
-            before = max(self.left_at, self.attached_at)
-            self.here[connection] = max(news.at, math.nextafter(before, math.inf))
-            self.attached_at = self.here[connection]
-        else:
-            self.left_at = max(self.left_at, news.at, self.here.pop(connection, 0.0))
-
-    def head_hung_up(self, connection: int) -> None:
-        self.here.pop(connection, None)
-
-    def heads(self) -> tuple[bool, float, float]:
-        """Return what the others should know. Node 0 knows it of all, and tells all."""
-        wires = self.peers.wires if self.peers and not self.node else {}
-        here = bool(self.here) or any(self.heads_elsewhere.get(node) for node in wires)
-        return here, self.attached_at, self.left_at
-
-    def judge_heads(self, now: float) -> None:
-        here = self.heads()[0] or (self.node and self.heads_elsewhere.get(0))
-        if here or self.left_at >= self.attached_at:
-            self.head_at = now
-            return
-        away = now - self.head_at
-        if self.needs_head and away > self.seconds:
-            reason = f"no head was attached for {away:.0f} s (on_head_loss: stop)"
-            self.job.ask(EndOrder(why=reason, grace=self.grace, headless=True))
-        elif self.is_unfollowed and away > self.unfollowed_seconds:
-            reason = f"no head has followed the job in the {away:.0f} s since its start"
+    def judge_head(self, now: float) -> None:
+        waited = now - self.began
+        if self.is_unfollowed and waited > self.unfollowed_seconds:
+            reason = f"no head has followed the job in the {waited:.0f} s since its start"
             self.job.ask(EndOrder(why=reason, grace=0.0, headless=True))
 
     @property
@@ -221,5 +188,4 @@ class Lease:
         A head whose link is cut while it starts a job hears no answer and gives the job up, so a
         part that has started all the same, and hears of no other, is unknown to all heads.
         """
-        heard = self.peers is not None and self.peers.heard
-        return self.left_at < 0 and not self.attached_at and not heard
+        return not self.followed and not (self.peers is not None and self.peers.heard)

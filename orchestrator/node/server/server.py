@@ -72,7 +72,7 @@ class ChannelServer:
         self.visit.input = 0
         os.set_blocking(0, False)
         os.set_blocking(1, False)
-        while time.monotonic() - self.heard < self.patience:
+        while time.monotonic() - self.heard < SERVER_PATIENCE:
             self.flush()
             self.stream()
             for fd, events in self.ready():
@@ -106,13 +106,6 @@ class ChannelServer:
         if streamer is not None and not self.waiting:
             left = min(left, streamer.left)
         return poll.poll(left * 1000)
-
-    @property
-    def patience(self) -> float:
-        """Return for how long the head may be silent: as it wants, while its job runs here."""
-        streamer = self.visit.streamer
-        over = streamer is not None and streamer.end_announced
-        return SERVER_PATIENCE if over else self.visit.patience
 
     def beat(self) -> None:
         if time.monotonic() >= self.next_beat:

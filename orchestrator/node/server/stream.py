@@ -42,11 +42,11 @@ class FileStreamer:
     def bell(self) -> int | None:
         return self.supervisor.fileno() if self.supervisor else None
 
-    def send_news(self, news: str, at: float) -> None:
-        """Tell the supervisor. One short line fits, or there is no supervisor any more."""
+    def tell_of_head(self) -> None:
+        """Tell the supervisor that a head follows. A short line fits, or the supervisor is gone."""
         if self.supervisor is not None:
             with contextlib.suppress(OSError):
-                self.supervisor.send(control.to_line(control.HeadNews(head=news, at=at)))
+                self.supervisor.send(control.to_line(control.HeadNews()))
 
     def drain_bell(self) -> None:
         assert self.supervisor is not None

@@ -18,7 +18,6 @@ from orchestrator.node.job.run_directory import RunDir, stop_of_all
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.request import STOPPED, Beat, Clock, Request
 from orchestrator.protocol.spec import Spec
-from orchestrator.protocol.timing import SERVER_PATIENCE
 
 if TYPE_CHECKING:
     import subprocess
@@ -91,7 +90,6 @@ class Visit:
         self.states: dict[type[RoomState], RoomState] = {}
         self.stop_of_all = stop_of_all()  # the last one before this visit
         self.waits = False  # for its head, which comes later
-        self.patience = SERVER_PATIENCE
         self.streamer: FileStreamer | None = None
         self.activity: Activity | None = None  # of the job that is followed
         self.supervisor: subprocess.Popen[bytes] | None = None  # started in this visit

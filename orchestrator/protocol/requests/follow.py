@@ -24,21 +24,8 @@ class Follow(Request[Following], do="follow"):
     log: int
     ranks: int
     events: int
-    head: Optional[Moment] = None  # when this head came, by its clock; None for one that looks on
-    patience: Optional[float] = None  # a head that is silent for so long is lost
+    head: bool = False  # False: it only looks on
     gather: Optional[float] = None  # seconds for which lines that come fast may be held back
-
-
-class Left(Message):
-    """The supervisor knows that the head left."""
-
-    left: bool = True
-
-
-class Leave(Request[Left], do="leave"):
-    """The head leaves on purpose: its absence is not to be taken for a loss."""
-
-    at: Moment
 
 
 NOBODY: dict[int, str] = {}

@@ -11,14 +11,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from orchestrator.node.peers import lease as leases
 from orchestrator.node.peers import peers
 from orchestrator.node.peers.lease import Lease
 from orchestrator.node.peers.peers import Hub, Spoke
-from orchestrator.protocol.control import HeadNews, PeerWord
+from orchestrator.protocol.control import PeerWord
 from orchestrator.protocol.events import EndOrder, Event, LeaseFormed
 from orchestrator.protocol.spec import LeaseTerms
 from orchestrator.protocol.timing import (
@@ -31,10 +29,6 @@ from orchestrator.protocol.timing import (
 from tests.node.running import bare_spec
 
 SECONDS = 5.0
-# What may happen: a head comes, leaves on purpose or is lost; its clock may say anything.
-STEPS = st.lists(
-    st.tuples(st.sampled_from(["here", "left", "lost"]), st.floats(0, 2e9)), min_size=1, max_size=12
-)
 
 
 class Supervisor:
@@ -58,46 +52,15 @@ class Supervisor:
         del self.watched[fd]
 
 
-@given(STEPS)
-@example([("here", 1.0), ("lost", 0.0), ("here", 0.0), ("left", 0.0)])
-@settings(derandomize=True, max_examples=40)
-def test_only_a_head_that_did_not_take_its_leave_is_missed(steps: list[tuple[str, float]]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        now = 1000.0
-        patch.setattr(leases.time, "monotonic", lambda: now)
-        terms = LeaseTerms(seconds=SECONDS, head="stop", attached=False)
-        supervisor = Supervisor()
-        lease = Lease(supervisor, bare_spec().replace(lease=terms))
-        connection, last = 0, "left"
-        for what, clock in steps:
-            if what == "here" and last != "here":  # a job has one head at most
-                connection += 1
-                lease.head_says(connection, HeadNews(head="here", at=clock))
-            elif what == "left" and last == "here":
-                lease.head_says(connection, HeadNews(head="left", at=clock))
-                lease.head_hung_up(connection)
-            elif what == "lost" and last == "here":
-                lease.head_hung_up(connection)
-            else:
-                continue
-            last = what
-        for _ in range(30):
-            now += lease.beat
-            lease.turn()
-        assert bool(supervisor.orders) is (last == "lost")
-        assert all(order.headless for order in supervisor.orders)
-
-
 @pytest.mark.parametrize(("grace", "ahead"), [(30.0, 30.0), (500.0, 100.0), (0.0, 0.0)])
-@pytest.mark.parametrize("head", ["continue", "stop"])
 def test_a_time_limit_leaves_the_ranks_their_grace(
-    monkeypatch: pytest.MonkeyPatch, grace: float, ahead: float, head: str
+    monkeypatch: pytest.MonkeyPatch, grace: float, ahead: float
 ) -> None:
     now = 1000.0
     monkeypatch.setattr(leases.time, "monotonic", lambda: now)
-    supervisor, terms = Supervisor(), LeaseTerms(limit=200.0, grace=grace, head=head)
+    supervisor, terms = Supervisor(), LeaseTerms(limit=200.0, grace=grace)
     lease = Lease(supervisor, bare_spec().replace(lease=terms))
-    lease.head_says(1, HeadNews(head="here", at=1.0))
+    lease.followed = True
     while now < 1200.0 - ahead:
         assert not supervisor.orders
         now += max(0.001, lease.turn())
@@ -109,7 +72,7 @@ def test_a_time_limit_leaves_the_ranks_their_grace(
 
 
 @pytest.mark.parametrize("node", [0, 1])
-@pytest.mark.parametrize("what", ["nobody came", "detached", "followed", "left again"])
+@pytest.mark.parametrize("what", ["nobody came", "detached", "followed"])
 def test_a_part_that_no_head_has_followed_and_no_other_was_heard_of_ends(
     monkeypatch: pytest.MonkeyPatch, node: int, what: str
 ) -> None:
@@ -120,10 +83,8 @@ def test_a_part_that_no_head_has_followed_and_no_other_was_heard_of_ends(
     nowhere = {"address": "127.0.0.1", "port": 1} if node else {}
     terms = LeaseTerms(token="00", wait=True, attached=what != "detached", **nowhere)  # type: ignore[arg-type]
     lease = Lease(supervisor, bare_spec().replace(node=node, lease=terms))
-    if what in ("followed", "left again"):
-        lease.head_says(1, HeadNews(head="here", at=1.0))
-    if what == "left again":
-        lease.head_hung_up(1)
+    if what == "followed":
+        lease.followed = True
     until = now + START_PATIENCE_SECONDS + UNFOLLOWED_SECONDS
     for late in (-2.0, 2.0):
         assert not supervisor.orders
@@ -147,7 +108,7 @@ def test_others_may_speak_first_unless_the_cause_is_certain(certain: bool, waits
         terms = LeaseTerms(address="127.0.0.1", port=1, token="00")
         lease = Lease(supervisor, bare_spec().replace(node=1, lease=terms))
         lease.next_beat = math.inf  # there is nobody to call
-        lease.hear(0, PeerWord(node=0, head=(True, 0.0, 0.0), end=order))
+        lease.hear(0, PeerWord(node=0, followed=True, end=order))
         if waits:
             now += waits - 0.001
             lease.turn()

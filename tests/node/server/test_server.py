@@ -40,7 +40,6 @@ from orchestrator.protocol.requests.follow import (
 from orchestrator.protocol.requests.machine import PortWish, Probe, ProbeTarget
 from orchestrator.protocol.requests.request import Beat
 from orchestrator.protocol.requests.start import Hook, Hooked, Start
-from orchestrator.protocol.timing import SERVER_PATIENCE
 from tests.node.running import (
     PATIENCE,
     PYTHON,
@@ -294,34 +293,6 @@ def test_the_link_leaves_with_the_head(new_link: NewLink) -> None:
     link = new_link()
     link.close()
     assert link.process.wait(PATIENCE) == 0
-
-
-@pytest.mark.slow
-def test_a_head_that_stands_still_is_left_as_soon_as_it_allows(
-    new_link: NewLink, new_job: NewJob, tmp_path: Path
-) -> None:
-    """With on_head_loss: stop a frozen head is lost after --node-loss-timeout, not a minute."""
-    job = new_job()
-    job.start(job.spec(script(tmp_path, "import time; time.sleep(600)")))
-    link = new_link()
-    words = Follow(job=job.run.job, node=0, log=0, ranks=0, events=0, patience=0.5)
-    link.ask(words, PATIENCE)
-    assert PATIENCE < SERVER_PATIENCE
-    link.process.wait(PATIENCE)
-
-
-@pytest.mark.slow
-def test_a_head_may_take_its_time_between_two_attempts(new_link: NewLink, new_job: NewJob) -> None:
-    """It asks other nodes for a checkpoint; nobody's end hangs on it any more."""
-    job = new_job()
-    job.run.create()
-    link = new_link()
-    words = Follow(job=job.run.job, node=0, log=0, ranks=0, events=0, patience=0.5)
-    link.ask(words, PATIENCE)
-    beats = link.beats()
-    for _ in range(3):  # they come every second
-        next(beats)
-    link.ask(Beat(), PATIENCE)
 
 
 @pytest.mark.slow

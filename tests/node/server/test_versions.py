@@ -111,7 +111,7 @@ def test_a_supervisor_that_is_understood(
     (state,) = link.ask(Jobs(), PATIENCE).jobs
     assert (state.state, state.nproc) == ("running", 1)
     assert state.ranks == {0: RankState(state="started", pid=99999999)}
-    request = Follow(job="job-1", node=0, log=0, ranks=0, events=0, head=5.0)
+    request = Follow(job="job-1", node=0, log=0, ranks=0, events=0, head=True)
     link.ask(request, PATIENCE)
     copy = Copy()
     for kind, content in link.frames():

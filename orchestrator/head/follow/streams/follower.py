@@ -52,8 +52,6 @@ from orchestrator.protocol.requests import request
 from orchestrator.protocol.requests.follow import (
     End,
     Follow,
-    Leave,
-    Left,
     Stop,
     Stuck,
 )
@@ -71,7 +69,6 @@ from orchestrator.protocol.requests.request import (
 from orchestrator.protocol.timing import (
     HEAD_BEAT_SECONDS,
     HEAD_PATIENCE_SECONDS,
-    SERVER_PATIENCE,
     SWEEP_PATIENCE_SECONDS,
 )
 from orchestrator.records.experiment import Experiment, NodeRecord
@@ -85,7 +82,6 @@ RETRY_SECONDS = 5.0  # for the first try to reach a node again; the next has twi
 PAUSE_SECONDS = 0.5  # between two tries to reach a node
 LONGEST_PAUSE_SECONDS = 5.0  # of one that was not heard of for long: there may be hundreds
 PART = 20  # of the silence so far, a pause is one
-BEATS_IN_PATIENCE = 4
 GIVE_SECONDS = 2.0
 LONGEST_EVENT_BYTES = 1 << 24
 LONGEST_TEXT, MOST_PARTS = 1 << 15, 1 << 12  # characters, or what is listed, in an event
@@ -108,8 +104,7 @@ class NodeFollower:
         channel: NodeChannel | None = None,
         *,
         logs: NodeLogs | None = None,
-        head: float | None = None,
-        patience: float | None = None,
+        looks_on: bool = True,
         former_end: float = 0.0,
         among: int = 1,
     ) -> None:
@@ -125,11 +120,9 @@ class NodeFollower:
         self.printed = Printed(log, experiment.path, node.numbers, most)
         self.post = post
         self.channel = channel
-        self.head = head  # when this head came; None for one that only looks on
-        self.patience = patience  # after which the node takes us for lost; None: the usual
+        self.looks_on = looks_on  # The job does not count this head as its own.
         self.former_end = former_end  # of the attempt before; 0 for the first
         self.gather = min((among - 1) / FRAMES_PER_SECOND, LONGEST_GATHER_SECONDS)
-        self.left = threading.Event()
         self.writing = threading.Lock()
         self.ended = self.over = False
         self.event_rest = b""
@@ -159,13 +152,6 @@ class NodeFollower:
         if channel is not None and request is not None:
             with contextlib.suppress(NodeError):  # the stream notices too
                 channel.post(request)
-
-    def leave(self) -> None:
-        """Tell the node that this head goes on purpose; `left` is set when it has heard it."""
-        if self.channel is None:
-            self.left.set()  # it cannot be reached now, and will hear it from the others
-        else:
-            self.ask(Leave(at=time.time()))
 
     def close(self) -> None:
         """Stop following; the job goes on. Once this returns, no byte is written any more."""
@@ -303,8 +289,7 @@ class NodeFollower:
             log=self.text.size,
             ranks=self.ranks.size,
             events=0,
-            head=self.head,
-            patience=self.patience,
+            head=not self.looks_on,
             gather=self.gather,
         )
         channel.ask(request, HEAD_PATIENCE_SECONDS)
@@ -352,16 +337,13 @@ class NodeFollower:
         """Send a sign of life, as a server leaves a silent head, and ask what has grown."""
         now = time.monotonic()
         if now >= self.next_beat:
-            patience = self.patience or SERVER_PATIENCE
-            self.next_beat = now + min(HEAD_BEAT_SECONDS, patience / BEATS_IN_PATIENCE)
+            self.next_beat = now + HEAD_BEAT_SECONDS
             self.beats[channel.post(Beat())] = now
         if news and (question := self.growing.question()) is not None:
             channel.post(question)
 
     def _answered(self, number: int, answer: Message) -> None:
-        if isinstance(answer, Left):
-            self.left.set()
-        elif isinstance(answer, (Stuck, Dialed)):
+        if isinstance(answer, (Stuck, Dialed)):
             self.post(Answer(self.node.index, answer))
         elif isinstance(answer, request.Clock):
             # Clocks drift apart: a good exchange is better than one of an hour ago.

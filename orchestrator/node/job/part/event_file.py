@@ -53,11 +53,9 @@ class Listeners:
         self,
         loop: Loop,
         system: SystemLog,
-        hear: Callable[[int, EndOrder | HeadNews], None],
-        hung_up: Callable[[int], None],
+        hear: Callable[[EndOrder | HeadNews], None],
     ) -> None:
-        """`hear` gets each request, and `hung_up` who leaves, by the number of the connection."""
-        self.loop, self.system, self.hear, self.hung_up = loop, system, hear, hung_up
+        self.loop, self.system, self.hear = loop, system, hear
         self.connections: list[socket.socket] = []
 
     def listen(self, server: socket.socket) -> None:
@@ -85,14 +83,13 @@ class Listeners:
             data = b""
         if not data:
             self.system.line("a server hangs up")
-            self.hung_up(listener.fileno())
             self.loop.unwatch(listener.fileno())
             self.connections.remove(listener)
             listener.close()
             return
         for line in data.splitlines():  # requests are single short lines, sent whole
             with contextlib.suppress(Nonsense):
-                self.hear(listener.fileno(), control.from_line(line))
+                self.hear(control.from_line(line))
 
     def ring(self) -> None:
         """Tell all listeners that there is something new in the files."""

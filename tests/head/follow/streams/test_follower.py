@@ -19,7 +19,6 @@ from orchestrator.head.follow.streams.node_logs import open_logs
 from orchestrator.protocol.requests.follow import Stop
 from orchestrator.protocol.requests.request import Beat
 from orchestrator.protocol.requests.transfer import Outputs
-from orchestrator.protocol.timing import HEAD_BEAT_SECONDS
 from orchestrator.records import experiments
 from orchestrator.records.experiment import NodeRecord
 
@@ -37,25 +36,6 @@ def test_logs_that_cannot_be_kept_open_are_refused_in_words(
     monkeypatch.setattr(fleet.resource, "setrlimit", lambda *_: None)
     with pytest.raises(UsageError, match="the logs of 3 nodes cannot be kept open"):
         open_logs(experiments.create(tmp_path, "run"), NODES)
-
-
-def test_a_head_beats_as_often_as_the_node_expects(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 1000.0
-    monkeypatch.setattr(following.time, "monotonic", lambda: now)
-    directory, transport, channel = experiments.create(tmp_path, "run"), Any, Beats()
-    for patience, beat in ((None, HEAD_BEAT_SECONDS), (4.0, 1.0), (600.0, HEAD_BEAT_SECONDS)):
-        follower = NodeFollower(
-            transport,
-            "run-1",
-            NODES[0],
-            directory,
-            print,
-            patience=patience,  # type: ignore[arg-type]
-        )
-        follower._ask_what_is_due(channel)  # type: ignore[arg-type]
-        assert follower.next_beat == now + beat
 
 
 class Quiet:
