@@ -138,7 +138,7 @@ class JobRecord:
     verdict: Verdict | None = None
     slow: list[SlowRank] = field(default_factory=list)  # who held the others up
     goodput: dict[str, float] = field(default_factory=dict)  # seconds by what they went into
-    receipts: dict[str, Receipt] = field(default_factory=dict)  # by node: of `stop`, or doubtful
+    receipts: dict[str, Receipt] = field(default_factory=dict)  # by node, of `stop`
     slurm_job: str | None = None  # the Slurm job that has these nodes
     batch: bool = False  # its head is that job's batch script
     part_of: int = 0  # run-node: the number of nodes of the job; this record is of one of them

@@ -69,7 +69,6 @@ class Receipt:
     ended: dict[int, str] = field(default_factory=dict)  # PID -> name: what lived before
     killed: dict[int, str] = field(default_factory=dict)  # of these, what did not go when asked
     left: tuple[int, ...] = ()
-    doubtful: dict[int, str] = field(default_factory=dict)  # may be of it, and nobody can tell
     gpu_memory: dict[int, str] = field(default_factory=dict)  # what dead processes still hold
     gpu_unknown: str = ""
     port: PortState | None = None  # the master's
@@ -84,7 +83,7 @@ class Receipt:
     @property
     def proved(self) -> bool:
         told = self.known or not self.began
-        return told and not (self.error or self.left or self.doubtful or self.gpu_memory)
+        return told and not (self.error or self.left or self.gpu_memory)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -10,11 +9,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from orchestrator.node.job import job_processes, processes, register
+from orchestrator.node.job import job_processes, processes
 from orchestrator.node.job.run_directory import RunDir, connect
 from orchestrator.protocol.message import decode
 from orchestrator.protocol.spec import Spec
@@ -178,17 +177,6 @@ class Job:
             self.supervisor.stdout.close()
         for process in job_processes.of_job(self.run.job, self.run.node):
             processes.send(process, signal.SIGKILL)
-
-
-@contextlib.contextmanager
-def no_group(job: Job) -> Iterator[None]:
-    """As where its login may make no control group: there is one of that name."""
-    path = register.make_group(job.run)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            Path(path).rmdir()
 
 
 def script(directory: Path, text: str, name: str = "program.py") -> dict[str, Any]:

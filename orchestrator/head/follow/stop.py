@@ -176,12 +176,6 @@ def described(receipt: Receipt) -> str:
         )
     if receipt.left:
         return f"{whose}: STILL ALIVE: {', '.join(map(str, receipt.left))}"
-    if receipt.doubtful:
-        names = ", ".join(f"{pid} ({name})" for pid, name in receipt.doubtful.items())
-        return (
-            f"{whose}: CANNOT BE TOLD whether anything is left: its supervisor was killed, and"
-            f" {names} began after that, or just before; `kill` there what is yours of these"
-        )
     if receipt.gpu_memory:
         held = ", ".join(f"{pid} ({much})" for pid, much in receipt.gpu_memory.items())
         return f"{whose}: GPU MEMORY STILL HELD by dead processes: {held}; it may need a GPU reset"

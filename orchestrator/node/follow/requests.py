@@ -101,9 +101,8 @@ def profile(visit: Visit, request: AskProfile) -> ProfileState:
 @answers(Living)
 def living(visit: Visit, request: Living) -> LivingRuns:
     has_part = request.part is None or os.path.exists(RunDir(*request.part).spec)
-    in_doubt = {p.pid: p.name for run in request.runs for p in stop_job.in_doubt(RunDir(*run))}
     alive = tuple(job_processes.living(request.runs))
-    return LivingRuns(living=alive, has_part=has_part, doubtful=in_doubt)
+    return LivingRuns(living=alive, has_part=has_part)
 
 
 # -- its end ----------------------------------------------------------------------------------

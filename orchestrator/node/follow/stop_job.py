@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from orchestrator.node.job import job_processes, processes, register, resume_dir
+from orchestrator.node.job import job_processes, processes, resume_dir
 from orchestrator.node.job.job_processes import JobProcesses, Looks, Tagged
 from orchestrator.node.job.processes import Process
 from orchestrator.node.job.run_directory import (
@@ -61,55 +61,19 @@ def stop(run: RunDir, request: Stop | StopAll, looks: Looks | None = None) -> St
         ask_and_wait(supervisor, request)
     if run.last(Ended) is not None:
         ours.wait(SWEEP_PATIENCE_SECONDS)  # its last word comes before its own end
-    killed, alone = sweep(ours)
+    killed = sweep(ours)
     ended = run.last(Ended)
     if ended is None and problem is not None and run.last(Started) is None:
         raise problem  # it could still start
     left = ours.living()
-    doubtful = [] if alone or left else may_be_of(run, ours, ended)
     if ended is None and not left and os.path.isdir(run.path):
-        run.append_event(last_event(run, request.why, killed, doubtful))
+        run.append_event(last_event(run, request.why, killed))
     if first is not None and not left:
         resume_dir.remove(first)
-    if not left and not doubtful:
-        register.remove(run, ours.group)
     memory = ours.segments.remove()
     ours.close()
-    stopped = Stopped(request.why, began, known, before, killed, left, memory, doubtful)
+    stopped = Stopped(request.why, began, known, before, killed, left, memory)
     return receipt(run, stopped, ended)
-
-
-def may_be_of(run: RunDir, ours: JobProcesses, ended: Ended | None) -> list[Process]:
-    """Return what a supervisor that was killed may have left, which cannot be known.
-
-    Where an earlier stop has proved that nothing is, there is no register any more.
-    """
-    started, known = run.last(Started), ours.known
-    if known is not None and known.own_group:
-        return []  # the kernel can tell
-    if started is None or (ended is not None and not (ended.left or (ended.swept and known))):
-        return []
-    if register.is_of_another_boot(run):
-        return []
-    if known is None:  # there was no room for it; the time is by a clock that may be set
-        since = started.time - time.time() + register.since_boot()
-        return register.orphans(since, register.group(), os.getuid())
-    return register.orphans(known.read_at, known.group, os.getuid())
-
-
-def in_doubt(run: RunDir) -> list[Process]:
-    """Return what lives and may be of a run whose supervisor was killed, which cannot be known."""
-    ended = run.last(Ended)
-    if run.last(Started) is None or (ended is not None and not (ended.left or ended.swept)):
-        return []
-    ours = JobProcesses(run.job, run.node)
-    try:
-        ours.living()
-        if ours.supervisors:
-            return []
-        return [p for p in may_be_of(run, ours, ended) if p.key not in ours.seen]
-    finally:
-        ours.close()
 
 
 def forbid_start(run: RunDir) -> OSError | None:
@@ -121,14 +85,10 @@ def forbid_start(run: RunDir) -> OSError | None:
     return None
 
 
-def last_event(
-    run: RunDir, reason: str, killed: dict[int, str], doubtful: Sequence[Process]
-) -> Ended:
+def last_event(run: RunDir, reason: str, killed: dict[int, str]) -> Ended:
     """Return what a supervisor that was killed can no longer say."""
     begun = run.last(Started) is not None
-    names = ", ".join(f"{process.pid} ({process.name})" for process in doubtful)
-    doubt = f"nobody can tell whether these are of the job, and they live: {names}" if names else ""
-    words = (GONE, last_words(run), doubt) if begun else ("not started", reason)
+    words = (GONE, last_words(run)) if begun else ("not started", reason)
     return Ended(
         time=time.time(),
         agent=None,
@@ -163,7 +123,7 @@ def stop_all(request: StopAll) -> list[StopReceipt]:
 def jobs_here(request: StopAll) -> list[Tagged]:
     """Return the jobs that an order is about, those of this user first."""
     us = os.getuid()
-    unfinished = job_processes.here(run for run in all_runs() if is_unfinished(run))
+    unfinished = job_processes.here(run for run in all_runs() if run.last(Ended) is None)
     jobs = {(run.job, run.node): Tagged(run.job, run.node, us, run.path) for run in unfinished}
     others = {}
     for job in job_processes.tagged_jobs():
@@ -201,11 +161,6 @@ def show(job: Tagged, looks: Looks) -> StopReceipt:
     )
 
 
-def is_unfinished(run: RunDir) -> bool:
-    """Return True if a run may have something left; where that is proved it has no register."""
-    return os.path.exists(run.register) or run.last(Ended) is None
-
-
 def stop_of_another(job: Tagged, request: StopAll) -> StopReceipt:
     """End another user's job, as root, without touching their files: links could lead anywhere."""
     began = time.monotonic()
@@ -216,7 +171,7 @@ def stop_of_another(job: Tagged, request: StopAll) -> StopReceipt:
         if processes.peer(supervisor).uid == job.owner:
             ask_and_wait(supervisor, request)
             ours.wait(SWEEP_PATIENCE_SECONDS)
-    killed, _ = sweep(ours)
+    killed = sweep(ours)
     left = ours.living()
     ours.close()
     memory = ours.segments.remove()
@@ -243,13 +198,9 @@ def name_of(uid: int) -> str:
         return str(uid)
 
 
-def sweep(ours: JobProcesses) -> tuple[dict[int, str], bool]:
-    """Kill what lives of a job, at once, and wait until it is gone.
-
-    Return PID -> name, and whether its supervisor was there until nothing else was.
-    """
+def sweep(ours: JobProcesses) -> dict[int, str]:
+    """Kill what lives of a job, at once, and wait until it is gone; return PID -> name."""
     killed: dict[int, str] = {}
-    alone = False
     began: float | None = None  # a look is long on a busy machine; in the first nothing could die
     while alive := ours.living():
         now = time.monotonic()
@@ -258,14 +209,11 @@ def sweep(ours: JobProcesses) -> tuple[dict[int, str], bool]:
         others = [process for process in alive if process.key not in ours.supervisors]
         spared = SWEEP_PATIENCE_SECONDS / 2 if others else last_word_seconds(alive)
         last = now - began >= spared
-        wanted = alive if last else others
-        keys = {process.key for process in wanted}
-        alone = alone or (last and bool(keys) and keys <= ours.supervisors)
-        killed.update(ours.kill(wanted))
+        killed.update(ours.kill(alive if last else others))
         if last and now - began >= SWEEP_PATIENCE_SECONDS:
             break
         ours.wait(KILL_SECONDS)
-    return killed, alone
+    return killed
 
 
 def last_word_seconds(supervisors: Sequence[Process]) -> float:
@@ -299,7 +247,6 @@ class Stopped(NamedTuple):
     killed: dict[int, str]
     left: Sequence[Process]
     shared_memory: Sequence[str] = ()  # that its killed processes have left
-    doubtful: Sequence[Process] = ()  # may be the job's, which cannot be known
 
 
 def receipt(run: RunDir, stopped: Stopped, ended: Ended | None) -> StopReceipt:
@@ -324,7 +271,6 @@ def receipt(run: RunDir, stopped: Stopped, ended: Ended | None) -> StopReceipt:
         ended=names,
         killed=killed,
         left=tuple(sorted(left)),
-        doubtful={process.pid: process.name for process in stopped.doubtful},
         gpu_memory=held,
         gpu_unknown=unknown,
         shared_memory=tuple(sorted(filter(os.path.lexists, memory))),

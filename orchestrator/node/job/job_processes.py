@@ -1,9 +1,9 @@
 """Finds the processes of a job on this node.
 
-A process is a job's when its environment carries the job's tag, when it is in the job's control
-group, when it descends from the job's supervisor or from another process of the job (it may have an
-environment of its own), or when the supervisor has written it down. The tag counts only beside
-ORCHESTRATOR_RUN, which supervisors alone set: a shell with the variables of a dry run is no job.
+A process is a job's when its environment carries the job's tag, or when it descends from the job's
+supervisor or from another process of the job (it may have an environment of its own). The tag
+counts only beside ORCHESTRATOR_RUN, which supervisors alone set: a shell with the variables of a
+dry run is no job.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from orchestrator.node.job import processes, register
+from orchestrator.node.job import processes
 from orchestrator.node.job.processes import Process, ProcessSet
 from orchestrator.node.job.run_directory import JOB_NAME, RunDir, machine
 from orchestrator.node.job.shared_memory import Segments
 
 CHASE_SECONDS = 1.0  # in which processes that fork all the time are run after
-CATCHES = 20  # of the newest process, before each look
 TRACKER = "resource_tracker"  # Python's, which removes what the processes of a rank shared
 TRACKER_SECONDS = 0.2  # for it to do so, once they are killed
+NO_TAG = ("", "", "")
 
 
 def of_job(job: str, node: int) -> list[Process]:
@@ -39,7 +39,7 @@ def of_job(job: str, node: int) -> list[Process]:
 def tag(variables: set[bytes]) -> tuple[str, str, str]:
     """Return the job, the node and the directory that an environment names, or empty words."""
     if not any(variable.startswith(b"ORCHESTRATOR_RUN=") for variable in variables):
-        return "", "", ""
+        return NO_TAG
     values = dict(variable.partition(b"=")[::2] for variable in variables)
     names = (b"ORCHESTRATOR_JOB", b"NODE_RANK", b"ORCHESTRATOR_RUN")
     job, node, directory = (os.fsdecode(values.get(name, b"")) for name in names)
@@ -59,23 +59,20 @@ class Look:
     """All processes of this machine, and of which jobs each is by itself."""
 
     def __init__(self, before: Look | None = None) -> None:
-        self.tags: dict[int, set[tuple[str, str, str]]] = dict(before.tags) if before else {}
+        self.tags: dict[int, tuple[str, str, str]] = dict(before.tags) if before else {}
         known: Mapping[int, Process] = before.running if before else {}
         self.running: dict[int, Process] = processes.everyone(self.examine, known)
 
     def examine(self, process: Process) -> bool:
-        """Note its job; return whether that could be read."""
+        """Note its job; return whether its environment could be read."""
         variables = processes.environment(process.pid)
-        groups = register.group(str(process.pid))
-        tags = {tag(variables), *((*names, "") for names in register.jobs_in(groups))}
-        tags.discard(("", "", ""))
-        if tags:
-            self.tags[process.pid] = tags
-        return bool(groups)
+        if (found := tag(variables)) != NO_TAG:
+            self.tags[process.pid] = found
+        return bool(variables)
 
     def of(self, names: tuple[str, str]) -> set[int]:
         """Return the processes that say that they are of this run."""
-        return {pid for pid, tags in self.tags.items() if any(tag[:2] == names for tag in tags)}
+        return {pid for pid, found in self.tags.items() if found[:2] == names}
 
     @functools.cached_property
     def supervisors(self) -> dict[int, tuple[str, str]]:
@@ -107,18 +104,11 @@ def living(wanted: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
     The command line of a supervisor counts only with its owner: any user can write such a line.
     """
     look = Look()
-    alive = {tag[:2] for pid, tags in look.tags.items() if pid != os.getpid() for tag in tags}
+    alive = {found[:2] for pid, found in look.tags.items() if pid != os.getpid()}
     alive |= {
         names for pid, names in look.supervisors.items() if processes.owner_of(pid) == os.getuid()
     }
-    return [(job, node) for job, node in wanted if (job, str(node)) in alive or noted(job, node)]
-
-
-def noted(job: str, node: int) -> bool:
-    """Return True if anything lives that this run's supervisor has written down."""
-    is_name = JOB_NAME.fullmatch(job) is not None and node >= 0
-    known = register.read(RunDir(job, node)) if is_name else None
-    return known is not None and bool(known.living())
+    return [(job, node) for job, node in wanted if (job, str(node)) in alive]
 
 
 def here(runs: Iterable[RunDir]) -> list[RunDir]:
@@ -160,13 +150,7 @@ class JobProcesses(ProcessSet):
         self.owner = os.getuid() if owner is None else owner
         self.looks = looks or Looks()
         self.supervisors: set[tuple[int, int]] = set()
-        self.known = None
-        self.group = ""  # the directory of the job's own control group
         self.segments = Segments()
-        if not supervisor and owner is None:
-            self.known = register.read(RunDir(job, node))
-            self.group = self.known.own_group if self.known else ""
-            self.add(self.known.living() if self.known else ())
 
     def find(self) -> list[Process]:
         look = self.looks.new()
@@ -192,7 +176,6 @@ class JobProcesses(ProcessSet):
                 processes.send(process, signal.SIGSTOP)
                 still.append(process)
                 tried.add(process.key)
-            self.stop_newest()
             look = Look(look)
             found = self.family(look, supervisors)
             self.add(found)
@@ -206,8 +189,6 @@ class JobProcesses(ProcessSet):
                 processes.send(process, signal.SIGCONT)
             processes.wait_for(trackers, TRACKER_SECONDS)
             killed.update(kill_all(trackers))
-        if self.group:
-            register.kill_group(self.group)
         return killed
 
     def kill_some(self, doomed: Iterable[Process]) -> dict[int, str]:
@@ -215,20 +196,6 @@ class JobProcesses(ProcessSet):
         doomed = list(doomed)
         self.segments.note(doomed)
         return kill_all(doomed)
-
-    def stop_newest(self) -> None:
-        """Stop the newest process of the machine while it is a child of this job.
-
-        What forks all the time has ended before a list of all processes is read to its end.
-        """
-        for _ in range(CATCHES):
-            process = processes.newest()
-            parent = processes.find(process.parent) if process is not None else None
-            if process is not None and parent is not None and self.is_known(parent.key):
-                processes.send(process, signal.SIGSTOP)
-
-    def is_known(self, key: tuple[int, int]) -> bool:
-        return key in self.seen or key in self.supervisors
 
     def find_supervisors(self, look: Look) -> list[Process]:
         """Return its supervisor, also one that has only just been started."""
@@ -243,7 +210,7 @@ class JobProcesses(ProcessSet):
     def family(self, look: Look, supervisors: set[int]) -> list[Process]:
         """Return what has the job's tag, and what descends from that or from a known process."""
         supervising = supervisors | ({self.supervisor} if self.supervisor else set())
-        running = register.without_samplers(look.running, supervising)
+        running = without_samplers(look.running, supervising)
         roots = {process.pid for process in running.values() if process.key in self.seen}
         roots |= look.of(self.names) & running.keys()
         ours = (
@@ -252,6 +219,15 @@ class JobProcesses(ProcessSet):
             - {os.getpid()}
         )
         return [running[pid] for pid in ours if not running[pid].is_dead]
+
+
+def without_samplers(running: Mapping[int, Process], supervisors: set[int]) -> dict[int, Process]:
+    """Leave out the children of supervisors that sample the machine, and are no part of the job."""
+    return {
+        pid: process
+        for pid, process in running.items()
+        if process.parent not in supervisors or processes.words_of(pid)[-3:-2] != ["sample"]
+    }
 
 
 def kill_all(doomed: Iterable[Process]) -> dict[int, str]:
@@ -270,8 +246,8 @@ class Tagged(NamedTuple):
 def tagged_jobs() -> set[Tagged]:
     """Find the jobs of all processes that we may look into, wherever their files are."""
     jobs, look = set(), Look()
-    tags = {**{pid: {(*names, "")} for pid, names in look.supervisors.items()}, **look.tags}
-    for pid, (job, node, directory) in ((of, tag) for of, its in tags.items() for tag in its):
+    tags = {**{pid: (*names, "") for pid, names in look.supervisors.items()}, **look.tags}
+    for pid, (job, node, directory) in tags.items():
         owner = processes.owner_of(pid)
         if JOB_NAME.fullmatch(job) and node.isascii() and node.isdigit() and owner >= 0:
             jobs.add(Tagged(job, int(node), owner, directory))

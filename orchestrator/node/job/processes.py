@@ -69,12 +69,6 @@ def find(pid: int) -> Process | None:
     return Process(pid, int(fields[19]), int(fields[1]), state, name, own, waited, memory, flags)
 
 
-def newest() -> Process | None:
-    """Return the process that was started last, if it lives."""
-    last = contents("/proc/loadavg").split()[-1:]
-    return find(int(last[0])) if last else None
-
-
 def stat_of(pid: int) -> tuple[str, list[str]] | None:
     """Return the name of a process and the fields of its stat that follow, from the state on."""
     try:
@@ -137,7 +131,7 @@ def environment(pid: int) -> set[bytes]:
             threads = os.listdir(f"/proc/{pid}/task")
             texts = (contents(f"/proc/{pid}/task/{thread}/environ") for thread in threads)
             text = next(filter(None, texts), b"")
-    return set(text.split(b"\0"))
+    return set(text.split(b"\0")) - {b""}
 
 
 def contents(path: str) -> bytes:

@@ -46,7 +46,6 @@ class RunDir:
         self.ranks = os.path.join(self.path, "ranks")
         self.events = os.path.join(self.path, "events.jsonl")
         self.system = os.path.join(self.path, "supervisor.log")  # what it did, for a person
-        self.register = os.path.join(self.path, "processes.json")
         self.socket = os.path.join(self.path, "socket")
         self.reports = os.path.join(self.path, "reports")
         self.torch_ready = os.path.join(self.path, "torch_ready")  # its time is what matters

@@ -23,7 +23,7 @@ from typing import Any
 
 from orchestrator.common import files, hiding
 from orchestrator.common.program import path_with
-from orchestrator.node.job import processes, register, resume_dir
+from orchestrator.node.job import processes, resume_dir
 from orchestrator.node.job.job_processes import JobProcesses
 from orchestrator.node.job.part.event_file import EventFile, Listeners
 from orchestrator.node.job.part.job_log import NO_RANK, JobLog
@@ -79,7 +79,6 @@ class Supervisor:
         self.agent: subprocess.Popen[bytes] | None = None
         self.agent_code: int | None = None
         self.processes = JobProcesses(run.job, run.node, os.getpid())
-        self.register = register.Register(run)
         self.limits = limits()  # of the login
         if not self.spec.node:
             self.limits = with_room(self.limits, self.spec.nnodes, self.spec.nproc)
@@ -111,8 +110,6 @@ class Supervisor:
         self.listen()
         if self.run.start_is_forbidden:  # a later stop finds us listening
             raise Forbidden(f"job {self.run.job} was stopped before it had started")
-        self.register.group = self.processes.group = register.make_group(self.run)
-        self.register.check()  # there is one as soon as there is anything to be found
         self.start_agent()
 
     def catch_signals(self) -> None:
@@ -143,7 +140,6 @@ class Supervisor:
             limits=self.limits,
             directory=self.run.path,
             supervisor=os.getpid(),
-            group=self.register.group,
         )
         try:
             self.agent = self.spawn_agent(start, writing)
@@ -173,7 +169,7 @@ class Supervisor:
         self.finish()
 
     def turn(self) -> None:
-        waits = (self.outputs.flush(), self.lease.turn(), self.sample(), self.register.turn())
+        waits = (self.outputs.flush(), self.lease.turn(), self.sample())
         sweeping = self.end.phase is Phase.SWEEPING
         due = SWEEPING_TURN_SECONDS if sweeping else self.end.wait(time.monotonic())
         for key, _ in self.selector.select(min(*waits, due)):
@@ -238,7 +234,6 @@ class Supervisor:
 
     def read_reports(self) -> None:
         for report in self.ranks.read():
-            self.register.due = 0.0  # there is a rank more, or what one has left
             self.reported(report)
 
     def reported(self, report: RankEvent) -> None:
@@ -394,8 +389,6 @@ class Supervisor:
         left = [] if self.processes.wait(SWEEP_SECONDS) else self.living()
         if self.spec.attempt is not None and ended_well:
             resume_dir.remove(self.run)
-        if not left:
-            register.remove(self.run, self.register.group)
         self.event(self.last_event(left, ended_well=ended_well))
         self.events.release_room()
         self.lease.goodbye()

@@ -28,9 +28,6 @@ class Follow(Request[Following], do="follow"):
     gather: Optional[float] = None  # seconds for which lines that come fast may be held back
 
 
-NOBODY: dict[int, str] = {}
-
-
 class PortState(Message):
     """The master's port after the end of the job."""
 
@@ -51,8 +48,6 @@ class StopReceipt(Message):
     took: float
     port: Optional[PortState] = None
     user: str = ""  # another's job
-    # PID -> name: orphans that began when nobody could tell any more what the job starts.
-    doubtful: dict[int, str] = NOBODY
     shared_memory: tuple[str, ...] = ()  # in /dev/shm: the job's, and not removed
     experiment: str = ""  # its directory, where that was only shown which must end
     known: bool = True  # else this login has neither files nor processes of it: no proof at all
@@ -203,7 +198,6 @@ class LivingRuns(Message):
 
     living: tuple[tuple[str, int], ...]
     has_part: bool = True  # what a later attempt begins with is here
-    doubtful: dict[int, str] = NOBODY  # PID -> name: may be of these runs, and nobody can tell
 
 
 class Living(Request[LivingRuns], do="living"):

@@ -56,13 +56,6 @@ def test_an_emergency_stop_looks_into_containers_first(
     assert capsys.readouterr().out.count("NOT ENDED") == 2
 
 
-def test_what_nobody_can_tell_is_no_proof(capsys: pytest.CaptureFixture[str]) -> None:
-    receipt = Receipt("a", "job", ended={"7": "python"}, doubtful={"9": "sh"})
-    assert stop.show_receipts([receipt]) == 1
-    assert "CANNOT BE TOLD" in (said := capsys.readouterr().out) and "9 (sh)" in said
-    assert stop.show_receipts([replace(receipt, doubtful={})]) == 0
-
-
 @pytest.mark.parametrize(
     ("node", "proved"),
     [

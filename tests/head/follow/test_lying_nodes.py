@@ -231,8 +231,8 @@ def test_stop_asks_again_where_an_end_was_not_proved_whatever_failed_first(tmp_p
     )
     first = events.RankEnded(time=1.0, rank=0, local=0, pid=1, code=1, error=full)
     run.reports.handle(Happened(0, first))
-    swept = StopReceipt(job="another's", node=7, ended={}, killed={}, left=(), gpu_memory={},
-                        gpu_unknown="", took=1.0, doubtful={77: "sleep"})  # fmt: skip
+    swept = StopReceipt(job="another's", node=7, ended={}, killed={}, left=(77,), gpu_memory={},
+                        gpu_unknown="", took=1.0)  # fmt: skip
     run.reports.handle(Warned(1, "they live", swept))
     for node in run.job.nodes:
         run.reports.handle(Over(node.record.index))
@@ -240,7 +240,7 @@ def test_stop_asks_again_where_an_end_was_not_proved_whatever_failed_first(tmp_p
     written = place.read_record()
     assert written.over and written.verdict is not None and written.verdict.kind == "disk_full"
     assert [may_run_on(written, node) for node in written.nodes] == [False, True]
-    assert written.receipts["n1"].doubtful == {77: "sleep"}
+    assert written.receipts["n1"].left == (77,)
 
 
 def test_of_a_very_long_text_the_middle_is_left_out(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import subprocess
 from collections.abc import Callable
@@ -13,30 +12,48 @@ import pytest
 
 from orchestrator.node.follow import stop_job
 from orchestrator.node.job import processes
-from orchestrator.node.job.job_processes import JobProcesses
-from tests.node.job.ends import Ending
-from tests.node.running import wait_until
+from orchestrator.protocol.requests.follow import Stop
+from tests.node.job import leftovers
+from tests.node.running import Job, wait_until
 
 NO_PROCESS = 2**22 - 7
 
 
-@pytest.mark.slow
+def marked(mark: Path) -> list[int]:
+    lines = {pid: " ".join(processes.words_of(pid)) for pid in processes.everyone()}
+    return [pid for pid, line in lines.items() if str(mark) in line and pid != os.getpid()]
+
+
 @pytest.mark.parametrize(
-    ("kind", "way", "is_ended"),
+    ("kind", "signum"),
     [
-        ("storm", "kill_all_known", True),  # it forks anew each millisecond
-        ("storm_apart", "freeze_supervisor", True),
-        ("storm_apart", "freeze_and_kill", False),
-        ("pid_namespace_daemon", "kill_with_look", True),
-        ("traced", "kill_supervisor_and_rank", False),
-        ("overwritten", "freeze_supervisor", True),
+        ("daemon_without", None),
+        ("namespace", None),
+        ("overwritten", signal.SIGSTOP),
+        ("stopped", signal.SIGSTOP),
+        ("many", signal.SIGKILL),
+        ("daemon_with_tag", signal.SIGKILL),
     ],
 )
-def test_a_proof_is_true(home: Path, kind: str, way: str, is_ended: bool) -> None:
-    home.mkdir()
-    played = Ending(home, 0, kind, way, random.Random(1)).play()
-    assert not played.is_false, played.in_words
-    assert not (is_ended and played.alive), played.in_words
+def test_a_stop_ends_all_leftovers(
+    new_job: Callable[..., Job], tmp_path: Path, kind: str, signum: signal.Signals | None
+) -> None:
+    """Also of a supervisor that was stopped or killed; then the tag alone shows whose they are."""
+    mark = tmp_path / "mark"
+    mark.touch()
+    job = new_job()
+    target = {"kind": "script", "name": leftovers.__file__, "args": [kind, str(mark)]}
+    job.start(job.spec(target))
+    wait_until(lambda: job.said("ready"))
+    assert job.supervisor is not None
+    if signum is not None:
+        job.supervisor.send_signal(signum)
+    wait = 0.5 if signum == signal.SIGSTOP else 3.0
+    order = Stop(job=job.run.job, node=0, why="test", grace=0.2, wait=wait)
+    receipt = stop_job.stop(job.run, order)
+    left = marked(mark)
+    mark.unlink()
+    assert receipt.known and (receipt.left, left) == ((), [])
 
 
 def test_what_ends_before_it_is_read_may_have_left_a_child(
@@ -48,18 +65,6 @@ def test_what_ends_before_it_is_read_may_have_left_a_child(
     monkeypatch.setattr(processes, "find", living.get)
     assert set(processes.everyone()) == {1, 9}
     assert next(lists, None), "a list in which all could be read is the last"
-
-
-def test_what_ends_while_it_is_examined_may_have_left_a_child(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    lists = iter([["8"], ["8", "9"], []])
-    monkeypatch.setattr(processes.os, "listdir", lambda _: next(lists))
-    living = {pid: processes.Process(pid, 1, 1, "S", "sh") for pid in (8, 9)}
-    monkeypatch.setattr(processes, "find", living.get)
-    monkeypatch.setattr(processes, "alive", lambda process: process.pid == 9)
-    examine: Callable[[processes.Process], bool] = lambda process: process.pid == 9  # noqa: E731
-    assert set(processes.everyone(examine)) == {8, 9}
 
 
 def test_what_is_gone_before_it_can_be_held_is_no_proof() -> None:
@@ -76,25 +81,6 @@ def test_what_is_gone_before_it_can_be_held_is_no_proof() -> None:
     assert [process.name for process in chain.living()] == ["hops"]
     chain.length = 0
     assert chain.living() == []
-
-
-def test_the_newest_child_is_stopped_before_it_forks_once_more() -> None:
-    """Others may start processes meanwhile: another child is the newest, then."""
-    ours = JobProcesses("job", 0)
-    here = processes.find(os.getpid())
-    assert here is not None
-    ours.add([here])
-
-    def is_caught() -> bool:
-        with subprocess.Popen(["sleep", "100"]) as child:
-            try:
-                ours.stop_newest()
-                return (processes.find(child.pid) or here).state == "T"
-            finally:
-                child.kill()
-
-    wait_until(is_caught)
-    ours.close()
 
 
 def test_a_stopped_supervisor_is_not_waited_for() -> None:

@@ -261,25 +261,6 @@ def test_jobs_of_others_are_theirs(job: str, start: Start) -> None:
     assert {one.owner for one in tagged_jobs() if one.job == job} == {65534}
 
 
-def test_a_process_that_ends_meanwhile_disturbs_nothing(
-    job: str, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pid = start(job, 0)
-    gone = subprocess.Popen(["true"])
-    known = process(gone.pid)
-    gone.wait()
-
-    def everyone(examine: Callable[[Process], bool], _: object) -> dict[int, Process]:
-        found = {gone.pid: known, pid: process(pid)}
-        assert list(map(examine, found.values())) == [False, True]
-        return found
-
-    monkeypatch.setattr(processes, "everyone", everyone)
-    tags = {b"ORCHESTRATOR_JOB=" + job.encode(), b"NODE_RANK=0", b"ORCHESTRATOR_RUN=/run"}
-    monkeypatch.setattr(processes, "environment", lambda _: tags)
-    assert tagged_jobs() == {Tagged(job, 0, os.getuid(), "/run")}
-
-
 @pytest.mark.parametrize(
     ("error", "said"),
     [

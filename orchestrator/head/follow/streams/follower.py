@@ -255,13 +255,9 @@ class NodeFollower:
             for_good=False,  # the job may be started again
         )
         receipt = channel.ask(order, 3 * SWEEP_PATIENCE_SECONDS)
-        found = [f"processes {list(receipt.left)} do not end"] * bool(receipt.left)
-        if there := receipt.doubtful:
-            names = ", ".join(f"{pid} ({name})" for pid, name in there.items())
-            what = "nobody can tell whether these are of the job, and they live"
-            found.append(f"{what}: {names}; `kill` there what is yours")
-        if found:
-            self.post(Warned(self.node.index, f"{order.why}: {'; '.join(found)}", receipt))
+        if receipt.left:
+            found = f"processes {list(receipt.left)} do not end"
+            self.post(Warned(self.node.index, f"{order.why}: {found}", receipt))
 
     def _reopen(self) -> NodeChannel:
         """Connect; after a cut soon again, and where a login is slow, with time for it."""

@@ -29,7 +29,6 @@ class AgentStart(TypedDict):
     # `-m` puts it on torchrun's path; the ranks go to the workdir.
     directory: str
     supervisor: int  # PID
-    group: str  # the directory of the job's own control group, or nothing
 
 
 def prctl(option: int, value: int) -> None:
@@ -69,19 +68,8 @@ def set_limits(wanted: list[tuple[int, int, int]]) -> None:
             resource.setrlimit(kind, (soft, hard))
 
 
-def enter(group: str) -> None:
-    """Enter a control group, with all that will be started from here; stay, where that fails."""
-    try:
-        with open(os.path.join(group, "cgroup.procs"), "w", encoding="ascii") as file:
-            file.write("0")
-    except OSError:
-        pass  # this login may make a group here, and not move into it
-
-
 def settle(start: AgentStart) -> None:
     """Set in this process what it keeps when it becomes torchrun."""
-    if start["group"]:
-        enter(start["group"])  # before there is any limit of open files
     set_limits(start["limits"])
     if start["umask"] >= 0:
         os.umask(start["umask"])

@@ -82,7 +82,7 @@ def test_what_a_killed_supervisor_left_is_ended_and_the_job_may_start_again(tmp_
     class Channel:
         def ask(self, request: Stop, timeout: float) -> Any:
             asked.append(request)
-            return SimpleNamespace(left=(40,), doubtful={41: "helper"})
+            return SimpleNamespace(left=(40,))
 
     said: list[News] = []
     directory = experiments.create(tmp_path, "run")
@@ -93,7 +93,7 @@ def test_what_a_killed_supervisor_left_is_ended_and_the_job_may_start_again(tmp_
     ]
     [warned] = said
     assert isinstance(warned, Warned) and warned.receipt is not None
-    assert "[40] do not end" in warned.what and "41 (helper)" in warned.what
+    assert "[40] do not end" in warned.what
 
 
 def test_who_is_closed_while_it_comes_back_hangs_up(
