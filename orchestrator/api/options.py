@@ -26,7 +26,6 @@ class Options(TypedDict, total=False):
     nnodes: str | int
     gpus: int
     claim: str
-    numa_binding: str
     queue: bool
     after: tuple[str, ...]
     check: str

@@ -144,14 +144,6 @@ class Launch:
         choices=("gpus", "all", "none"),
         commands=("launch", "verify"),
     )
-    numa_binding: str = option(
-        "node",
-        "Run each rank on the CPUs at the NUMA node of its GPU, where each has one GPU; none:"
-        " anywhere.",
-        NODES,
-        choices=("node", "none"),
-        commands=KEY_ONLY,
-    )
     queue: bool = option(
         False,
         "Wait until the nodes are free: first come, first served.",
@@ -230,8 +222,7 @@ class Launch:
     )
     rank_env: str = option(
         "",
-        "Give each rank also what srun or mpirun would set (SLURM_PROCID, OMPI_COMM_WORLD_RANK and"
-        " so on): slurm, mpi, or both with a comma.",
+        "Set for each rank also what srun would set (SLURM_PROCID and so on): slurm.",
         PROGRAM,
         commands=KEY_ONLY,
         shown="torchrun's alone",
@@ -366,8 +357,7 @@ class Launch:
             parse_seconds("--time-limit", self.time_limit)
         if self.queue and self.claim == "none":
             raise UsageError("--queue waits for GPUs to hold, and --claim none holds none", FREE)
-        for kind in filter(None, self.rank_env.split(",")):
-            one_of("launch.rank_env", kind.strip(), ("slurm", "mpi"))
+        one_of("launch.rank_env", self.rank_env, ("", "slurm"))
         if self.no_torchrun and self.nproc not in (None, 1):
             raise UsageError(
                 "--no-torchrun runs the program once on each node, and --nproc more often",
@@ -377,7 +367,7 @@ class Launch:
     @property
     def variables_of_ranks(self) -> tuple[str, ...]:
         """Return the kinds of variables that ranks get beside torchrun's, or in their place."""
-        kinds = tuple(kind.strip() for kind in self.rank_env.split(",") if kind.strip())
+        kinds = (self.rank_env,) if self.rank_env else ()
         return (*kinds, "own") if self.no_torchrun else kinds
 
     @property

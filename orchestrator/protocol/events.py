@@ -116,12 +116,6 @@ class RankEvent(Event):
     local: int
 
 
-class RankAfresh(RankEvent, event="rank_afresh"):
-    """The rank is a new process and no fork of torchrun, for the reason `why`."""
-
-    why: str
-
-
 class RankStarted(RankEvent, event="rank_started"):
     """The rank runs."""
 

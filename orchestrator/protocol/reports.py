@@ -10,11 +10,6 @@ from __future__ import annotations
 from typing import Literal, Optional, TypedDict, Union
 
 
-class Afresh(TypedDict):
-    event: Literal["afresh"]
-    why: str
-
-
 class Started(TypedDict):
     event: Literal["started"]
     pid: int
@@ -69,7 +64,7 @@ class Ended(TypedDict):
     peak_kb: Optional[int]
 
 
-Report = Union[Afresh, Started, Exit, Raised, Slow, Finished, Ended]
+Report = Union[Started, Exit, Raised, Slow, Finished, Ended]
 
 
 class TargetRecord(TypedDict):
@@ -89,7 +84,6 @@ class RankSpec(TypedDict):
 
     attempt: Optional[AttemptRecord]
     rank_env: list[str]
-    cpus: list[str]
     hosts: list[str]
     job: str
     experiment: str

@@ -93,13 +93,11 @@ class Spec(Message):
     umask: int = -1  # of the login, for the ranks; -1: as the supervisor's own
     attempt: Optional[Attempt] = None
     version: Version = Version()  # of the supervisor
-    rank_env: tuple[str, ...] = ()  # variables of ranks beside torchrun's: slurm, mpi, own
+    rank_env: tuple[str, ...] = ()  # variables of ranks beside torchrun's: slurm, own
     hosts: tuple[str, ...] = ()  # addresses of all nodes, in order, if ranks are told them
     machine: str = ""  # that it was started on: others may share its home
     wish: Optional[Wish] = None  # the GPUs or slots to be held for it; None: it asks for none
     claim: str = ""  # the path of its entry in the machine's book; nothing: it holds nothing
-    numa_binding: bool = False  # each rank runs beside its GPU,
-    cpus: tuple[str, ...] = ()  # on these, as cpulist has them; nothing: wherever it may
     patience: float = START_PATIENCE_SECONDS  # of the head, until this part has started
 
     @property

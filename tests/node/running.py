@@ -95,7 +95,7 @@ class Job:
         unset: tuple[str, ...] = (),
     ) -> dict[str, Any]:
         fork = ["--fork"] if start == "fork" else []
-        stand_in = [PYTHON, str(STAND_IN), *fork, f"--nproc={nproc}", f"--first={first}"]
+        stand_in = [PYTHON, "-u", str(STAND_IN), *fork, f"--nproc={nproc}", f"--first={first}"]
         tags = {"ORCHESTRATOR_JOB": self.run.job, "NODE_RANK": str(self.run.node)}
         return {
             "job": self.run.job,

@@ -241,7 +241,7 @@ FIXES: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (
         ("exception",),
         r"^KeyError: '(OMPI_|PMI_|MPI_)",
-        "the program reads what mpirun sets: --set launch.rank_env=mpi sets it for each rank here",
+        "the program reads what mpirun sets: read RANK, WORLD_SIZE and LOCAL_RANK in its place",
     ),
     (
         ("exception",),

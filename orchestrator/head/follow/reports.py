@@ -51,7 +51,6 @@ class Reports:
     def __init__(self, job: FollowedJob, *, has_other_heads: bool = False) -> None:
         self.job, self.has_other_heads = job, has_other_heads
         self.nodes = {state.record.index: state for state in job.nodes}
-        self.not_forked: set[str] = set()  # reasons that were said
         self.loss_lost_at: int | None = None  # the earliest step that was said
         self.code_outputs: dict[int, CodeOutputs] = {}  # node -> what was written beside the code
         self.own_disks = False  # a node has outputs of its own, which came home
@@ -195,13 +194,6 @@ class Reports:
                 self.job.failed(failure)
             elif event.agent == -signal.SIGKILL:  # no failure elsewhere kills it
                 self.job.failures.append(failure)
-
-    @take_event.register(events.RankAfresh)
-    def _(self, event: events.RankAfresh, node: NodeState, when: float) -> None:
-        """Warn of ranks that were not forked, once for each reason."""
-        if event.why not in self.not_forked:
-            self.not_forked.add(event.why)
-            self.warn_of(node, f"rank {event.rank} is started afresh, not forked: {event.why}")
 
     @take_event.register(events.RankEnded)
     def _(self, event: events.RankEnded, node: NodeState, when: float) -> None:

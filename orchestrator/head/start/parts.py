@@ -98,7 +98,6 @@ def part(request: Request, plan: Plan, node: NodePlan) -> Spec:
         start=plan.start,
         warm=parse_seconds("--warm", launch.warm) if launch.warm else 0.0,
         rank_env=launch.variables_of_ranks,
-        numa_binding=launch.numa_binding == "node",
         agent=node.agent,
         placed=node.placed,
         master=plan.master_address,

@@ -5,22 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.node.job import job_processes, processes
-from orchestrator.node.job.processes import Process, descendants
+from orchestrator.node.job.processes import Process
 from orchestrator.node.job.run_directory import RunDir, all_runs
 from orchestrator.protocol.events import RankStarted, Started
 from orchestrator.protocol.requests.follow import RankStacks, has_ended
 from orchestrator.protocol.timing import STACKS_SIGNAL
 
 PATIENCE_SECONDS = 3.0  # for all ranks of a node to write down where they are
-SEEN_IN_SECONDS = 3.0  # in which py-spy has to tell it of the others
 LARGEST_CHARACTERS = 1 << 20  # of stacks and of collectives, per rank
 LONGEST_DUMP = 1 << 23  # characters of what its recorders hold
 LAST = 50  # collectives of a group that are told of
@@ -94,22 +90,13 @@ def ticks_of(pid: int) -> int:
 
 
 def of_process(pid: int) -> RankStacks:
-    """Ask one process: a rank of a job of this login as `collect` does, another through py-spy."""
+    """Ask one process of this machine; a stack is known of a rank of a job of this login alone."""
     for run in job_processes.here(all_runs()):
         if (rank := rank_pids(run).get(pid)) is not None and (found := collect(run, pid)):
             return found[rank]
     process = processes.find(pid)
-    if process is None:
-        return RankStacks(state="", stacks="", collectives="", program="it has ended")
-    py_spy = py_spy_of(sys.executable) if is_python(pid) else None
-    stacks = py_spy_stacks(py_spy, [process], SEEN_IN_SECONDS).get(pid, "") if py_spy else ""
-    program = program_of(pid, [process])
-    return RankStacks(
-        state=process.state,
-        stacks=stacks[:LARGEST_CHARACTERS],
-        collectives="",
-        program=program,
-    )
+    state, program = (process.state, process.name) if process else ("", "it has ended")
+    return RankStacks(state=state, stacks="", collectives="", program=program)
 
 
 def collect(run: RunDir, only: int | None = None) -> dict[int, RankStacks]:
@@ -117,7 +104,7 @@ def collect(run: RunDir, only: int | None = None) -> dict[int, RankStacks]:
 
     Waits for none longer than a moment: one that is stopped, or stuck in the kernel, says nothing.
     One that does not catch the signal, such as a shell script, would be killed by it: it is not
-    asked. Of those that say nothing, its state is known, and what py-spy sees where there is one.
+    asked. Of those that say nothing, the state and the program are known.
     """
     ours = {process.pid: process for process in job_processes.of_job(run.job, run.node)}
     first = run.read_spec().first_rank
@@ -128,9 +115,8 @@ def collect(run: RunDir, only: int | None = None) -> dict[int, RankStacks]:
             local = rank - first
             who = asked[rank] = (pid, local, size_of(file_of(run, "stacks", local)))
             if processes.catches(pid, STACKS_SIGNAL):
-                for earlier in (file_of(run, "threads", local), collectives(run, local)):
-                    with contextlib.suppress(OSError):
-                        os.unlink(earlier)
+                with contextlib.suppress(OSError):
+                    os.unlink(collectives(run, local))
                 processes.send(ours[pid], STACKS_SIGNAL)
                 knock(file_of(run, "ask", local))
                 awaited.append(who)
@@ -143,17 +129,15 @@ def collect(run: RunDir, only: int | None = None) -> dict[int, RankStacks]:
     answers = {
         rank: RankStacks(
             state=ours[pid].state,
-            stacks=all_stacks(run, pid, local, main[rank]),
+            stacks=main[rank].replace("Stack", f"Current thread 0x{pid:016x}", 1),
             collectives=shortened(read(collectives(run, local), 0, LONGEST_DUMP)),
         )
         for rank, (pid, local, _) in asked.items()
     }
-    silent = {rank: asked[rank][0] for rank, stack in main.items() if not stack}
-    for rank, text in seen(run, silent, list(ours.values())).items():
-        answers[rank] = answers[rank].replace(stacks=text[:LARGEST_CHARACTERS])
-    for rank, pid in silent.items():
-        if not answers[rank].stacks:
-            answers[rank] = answers[rank].replace(program=program_of(pid, list(ours.values())))
+    for rank, answer in answers.items():
+        if not answer.stacks:
+            program = program_of(asked[rank][0], list(ours.values()))
+            answers[rank] = answer.replace(program=program)
     return answers
 
 
@@ -166,22 +150,6 @@ def program_of(rank: int, ours: Sequence[Process]) -> str:
     return f"the program {at.name}" + (f", in the kernel's {place}()" if place.strip("0") else "")
 
 
-def seen(run: RunDir, silent: dict[int, int], ours: list[Process]) -> dict[int, str]:
-    """Return what py-spy sees of the Pythons of ranks that say nothing: rank -> PID."""
-    asked = py_spy_of(run.read_spec().agent[0]) if silent else None
-    if asked is None:
-        return {}
-    of_rank = {rank: pythons(pid, ours) for rank, pid in silent.items()}
-    found = py_spy_stacks(
-        asked, [one for some in of_rank.values() for one in some], SEEN_IN_SECONDS
-    )
-    # The oldest comes last, as the main thread does: it is the program, others work for it.
-    return {
-        rank: "\n".join(found[one.pid] for one in reversed(some) if one.pid in found)
-        for rank, some in of_rank.items()
-    }
-
-
 def answered(run: RunDir, pid: int, local: int, before: int) -> bool:
     wrote = size_of(file_of(run, "stacks", local)) > before
     remembers = os.path.exists(file_of(run, "ask", local))
@@ -189,14 +157,8 @@ def answered(run: RunDir, pid: int, local: int, before: int) -> bool:
 
 
 def file_of(run: RunDir, what: str, local: int) -> str:
-    """Return where a rank writes its "stacks" or "threads", or is asked for them ("ask")."""
+    """Return where a rank writes its "stacks", or is asked for its collectives ("ask")."""
     return os.path.join(run.path, f"{what}_{local}")
-
-
-def all_stacks(run: RunDir, pid: int, local: int, main: str) -> str:
-    """Return the stacks of a rank's threads; that of the main one is last, headed as the others."""
-    headed = main.replace("Stack", f"Current thread 0x{pid:016x}", 1)
-    return (read(file_of(run, "threads", local), 0) + headed)[-LARGEST_CHARACTERS:]
 
 
 def collectives(run: RunDir, local: int) -> str:
@@ -251,58 +213,3 @@ def read(path: str, start: int, most: int = LARGEST_CHARACTERS) -> str:
             return file.read(most)
     except OSError:
         return ""
-
-
-PY_SPY = "py-spy"
-MOST_PYTHONS = 4  # Pythons of one rank, the oldest first
-
-
-def py_spy_of(python: str) -> str | None:
-    """Return py-spy of the job's environment, or else the one on the path."""
-    return shutil.which(PY_SPY, path=os.path.dirname(python)) or shutil.which(PY_SPY)
-
-
-def pythons(rank: int, ours: Sequence[Process]) -> list[Process]:
-    """Return the process of a rank and those below it, as far as they are Pythons."""
-    below = descendants({process.pid: process for process in ours}, [rank])
-    found = [one for one in ours if one.pid in {rank, *below} and is_python(one.pid)]
-    return sorted(found, key=lambda process: process.started)[:MOST_PYTHONS]
-
-
-def is_python(pid: int) -> bool:
-    try:
-        return os.path.basename(os.readlink(f"/proc/{pid}/exe")).startswith("python")
-    except OSError:
-        return False
-
-
-def py_spy_stacks(asked: str, wanted: Sequence[Process], seconds: float) -> dict[int, str]:
-    """Return the stacks of these processes that py-spy can tell within so many seconds."""
-    running = {
-        process: subprocess.Popen(
-            [asked, "dump", "--nonblocking", "--json", "--pid", str(process.pid)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-        for process in wanted
-    }
-    deadline = time.monotonic() + seconds
-    found = {}
-    for process, dump in running.items():
-        try:
-            said, _ = dump.communicate(timeout=max(0.0, deadline - time.monotonic()))
-            found[process.pid] = "".join(lines_of_threads(process, json.loads(said)))
-        except (subprocess.TimeoutExpired, ValueError, LookupError, TypeError):
-            dump.kill()
-            dump.communicate()
-    return found
-
-
-def lines_of_threads(process: Process, threads: list[dict[str, Any]]) -> Iterator[str]:
-    """Write py_spy_stacks as faulthandler does, the main thread last."""
-    yield f"Process {process.pid} ({process.name}), as {PY_SPY} sees it:\n"
-    for thread in sorted(threads, key=lambda thread: thread["os_thread_id"] == process.pid):
-        yield f"Thread 0x{int(thread['thread_id']):016x} (most recent call first):\n"
-        for frame in thread["frames"]:
-            yield f'  File "{frame["filename"]}", line {int(frame["line"])} in {frame["name"]}\n'

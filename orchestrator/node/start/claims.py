@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from orchestrator.node.job.run_directory import RunDir
@@ -45,7 +45,6 @@ class Claims(RoomState):
         self.entry: Entry | None = None
         self.held: list[Device] = []
         self.of: list[Device] = []  # that it could have
-        self.linked: Mapping[tuple[int, int], int] | None = None
 
     @property
     def files(self) -> list[int]:
@@ -115,8 +114,7 @@ class Claims(RoomState):
                 if before:
                     return Claimed(taken=before, unsure=unsure)
             most = count if wish.needed else min(count, len(unused))
-            links = self.links() if 0 < most < len(unused) else {}
-            if len(unused) >= most and self.lock(devices.nearest(unused, most, links), wish):
+            if len(unused) >= most and self.lock(devices.nearest(unused, most), wish):
                 return self.claimed().replace(unsure=unsure)
             if len(unused) >= most:
                 continue  # one of them has just been taken: there may be others
@@ -124,16 +122,6 @@ class Claims(RoomState):
             if not any(each.state == STARTING for each in taken) or time.monotonic() > deadline:
                 return Claimed(taken=taken, unsure=unsure)
             time.sleep(LOOK_SECONDS)
-
-    def links(self) -> Mapping[tuple[int, int], int]:
-        """Return the NVLinks between this machine's GPUs; they are asked for once."""
-        if self.linked is None:
-            self.linked = {}
-            if any(one.vendor == "nvidia" for one in self.of):
-                from orchestrator.node.machine.gpus import nvidia
-
-                self.linked = nvidia.links(told_by(nvidia.TOPOLOGY).out)
-        return self.linked
 
     def lock(self, chosen: Sequence[Device], wish: Wish) -> bool:
         """Take all of these, and say so in the book; or none."""

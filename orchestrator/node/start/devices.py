@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from orchestrator.node.machine import sysfs
 from orchestrator.node.machine.gpus import amd, nvidia
 from orchestrator.protocol.facts import Card
 from orchestrator.protocol.requests.claims import SLOT, VISIBLE
 
-MOST_CHOICES = 16  # GPUs of which all ways to choose are compared
-NOWHERE = -1  # the NUMA node of what is known of none
 OF_VENDOR = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES"}
 
 
@@ -26,7 +21,6 @@ class Device(NamedTuple):
     value: str = ""  # its name in the variable that hides the others from a process
     vendor: str = ""
     uuid: str = ""
-    group: int = 0  # the NUMA node that it is at
 
 
 def gpus(root: str = "") -> list[Device]:
@@ -39,34 +33,9 @@ def gpus(root: str = "") -> list[Device]:
             value=card.uuid if card.vendor == "nvidia" and card.uuid else str(index),
             vendor=card.vendor,
             uuid=card.uuid,
-            group=numa(card.pci, root),
         )
         for index, card in enumerate(found)
     ]
-
-
-def numa(pci: str, root: str) -> int:
-    """Return the number of the NUMA node that a card is connected to; -1 where nobody knows."""
-    node = sysfs.number(f"{root}/sys/bus/pci/devices/{pci}/numa_node")
-    return NOWHERE if node is None else node
-
-
-def cpus_of_ranks(ranks: int, environ: Mapping[str, str], root: str = "") -> tuple[str, ...]:
-    """Return for each rank the CPUs of its GPU's NUMA node; nothing where that says nothing.
-
-    That is a machine with one node, or ranks of which each has not one GPU.
-    """
-    everything = gpus(root)
-    named = next(filter(None, (environ.get(name) for name in VISIBLE)), "")
-    seen = visible(everything, named) if named else everything
-    nodes = {device.group for device in seen}
-    if len(seen) != ranks or NOWHERE in nodes:
-        return ()
-    place = f"{root}/sys/devices/system/node"
-    if sum(name[4:].isdigit() for name in sysfs.names(place) if name.startswith("node")) < 2:
-        return ()
-    cpus = {node: sysfs.text(f"{place}/node{node}/cpulist").strip() for node in nodes}
-    return tuple(cpus[device.group] for device in seen) if all(cpus.values()) else ()
 
 
 def slots(count: int) -> list[Device]:
@@ -81,7 +50,7 @@ def visible(devices: Sequence[Device], named: str) -> list[Device]:
     chosen: list[Device] = []
     for word in filter(None, (part.strip() for part in named.split(","))):
         if word.startswith("MIG-"):
-            chosen.append(Device(f"mig-{word}", word, word, "nvidia", group=NOWHERE))
+            chosen.append(Device(f"mig-{word}", word, word, "nvidia"))
             continue
         if word.isdigit():
             fits = devices[int(word) : int(word) + 1]
@@ -93,40 +62,10 @@ def visible(devices: Sequence[Device], named: str) -> list[Device]:
     return chosen
 
 
-def nearest(
-    free: Sequence[Device], count: int, links: Mapping[tuple[int, int], int] | None = None
-) -> list[Device]:
-    """Choose so many that are near each other, and leave large groups to those who need them.
-
-    First count the NVLinks between them (by their numbers), then how few lead to others that are
-    free, then how few NUMA nodes they are at, and how few are free there. Among equals it is
-    neighbours on the bus, and pairs that may have a bridge.
-    """
-    every = sorted(map(number, free))
-    links = links or {}
-    between = {pair: links.get(pair, 0) for pair in itertools.product(every, every)}
-    at_node = Counter(device.group for device in free)
-
-    def cost(chosen: Iterable[Device]) -> tuple[int, ...]:
-        numbers = [number(device) for device in chosen]
-        linked = sum(between[pair] for pair in itertools.combinations(numbers, 2))
-        cut = sum(between[pair] for pair in itertools.product(numbers, every)) - 2 * linked
-        nodes = {device.group for device in chosen}
-        others = sum(at_node[node] for node in nodes)
-        return -linked, cut, len(nodes), others, numbers[-1] - numbers[0], numbers[0] % count
-
-    if not count:
-        return []
-    return list(min(choices(free, count), key=cost, default=()))
-
-
-def choices(free: Sequence[Device], count: int) -> Iterator[Sequence[Device]]:
-    """Yield all ways to choose so many GPUs; of slots, and of very many, those in a row alone."""
-    if len(free) <= MOST_CHOICES and any(device.vendor for device in free):
-        yield from itertools.combinations(free, count)
-        return
-    for start in range(len(free) - count + 1):
-        yield free[start : start + count]
+def nearest(free: Sequence[Device], count: int) -> Sequence[Device]:
+    """Choose so many that are near each other on the bus; of equal choices the first."""
+    rows = [free[start : start + count] for start in range(len(free) - count + 1)]
+    return min(rows, key=lambda row: number(row[-1]) - number(row[0])) if count else []
 
 
 def number(device: Device) -> int:

@@ -16,7 +16,6 @@ from orchestrator.node.job.processes import OPTIONS
 from orchestrator.node.job.run_directory import RunDir, machine
 from orchestrator.node.server.ports import Ports
 from orchestrator.node.server.visit import LIBRARY, Refusal, Visit
-from orchestrator.node.start import devices
 from orchestrator.node.start.claims import Claims
 from orchestrator.node.transfer import payload
 from orchestrator.node.transfer.code import installs
@@ -44,8 +43,6 @@ def start(visit: Visit, spec: Spec) -> StartedHere:
         there = with_resume_directory(there, first)
     claims = visit.of(Claims)
     there = there.replace(env={**there.env, **claims.environment(spec)}, claim=claims.place)
-    if spec.numa_binding:
-        there = there.replace(cpus=devices.cpus_of_ranks(spec.nproc, {**os.environ, **there.env}))
     ports = visit.of(Ports)
     if ports.peers and there.lease:
         there = there.replace(lease=there.lease.replace(fd=ports.peers.fileno()))

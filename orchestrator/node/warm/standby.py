@@ -1,4 +1,4 @@
-"""The process that waits on a node with torch imported: `python -u standby.py DIRECTORY FD ...`.
+"""The process that waits on a node with torch imported: `python -u standby.py DIRECTORY FD ROOM`.
 
 For a job it forks. The child becomes the job's torchrun, and the process itself executes the
 supervisor, whose child torchrun is, as after a cold start. What a cold start would have set before
@@ -31,14 +31,15 @@ MOST_FILES = 253  # that Linux lets one message carry
 
 
 def main() -> None:
-    directory, listening, run = sys.argv[1:4]
+    directory, listening = sys.argv[1:3]
     server = socket.socket(fileno=int(listening))
     ranks = [os.path.dirname(os.path.abspath(__file__)), os.pardir, "job", "ranks"]
     agent_start = load("agent_start", *ranks)
     fast_torchrun = load("fast_torchrun", *ranks)
     process_title = load("process_title", *ranks)
     fast_torchrun.begin_path_here()  # not with this file's directory, which is ours
-    torchrun = fast_torchrun.import_torch(run)
+    # An optimizer imports torch._dynamo when it is made: 1.5 s in each rank.
+    torchrun = fast_torchrun.import_torch("torch._dynamo")
     files = files_it_came_from()
     with open("ready", "w"):  # its own directory is the current one, whatever its name is
         pass

@@ -25,7 +25,6 @@ from typing import IO, NamedTuple
 from orchestrator.common import hiding
 from orchestrator.node.job import processes
 from orchestrator.node.job.processes import LOOK_SECONDS, OPTIONS, Process
-from orchestrator.node.job.ranks import torch_env
 from orchestrator.node.job.ranks.agent_start import limits
 from orchestrator.node.job.run_directory import RunDir, connect_in, home, listen_in
 from orchestrator.node.job.supervisor import agent_environment
@@ -115,12 +114,9 @@ def variables_of(spec: Spec, environ: Mapping[str, str]) -> dict[str, str]:
 def started_with(spec: Spec, environ: Mapping[str, str], umask: int) -> dict[str, str]:
     """Return what a standby for this job is started with: words for users -> a digest."""
     python = os.path.realpath(spec.agent[0])
-    target = {"kind": spec.target.kind, "name": spec.target.name}
-    variables = {**environ, **spec.env}
     found = {
         "the version of orchestrator": LIBRARY,
         "the Python": f"{spec.agent[0]} {python} {modified(python)}",
-        "whether the program trains": str(torch_env.will_train(target, spec.workdir, variables)),
         "a limit, priority or right of the login": login(umask),
         **variables_of(spec, environ),
     }
@@ -252,7 +248,7 @@ def spawn(
         with listen_in(new) as server:
             room = " " * (COMMAND_ROOM_BYTES + sum(map(len, spec.command)))
             more = " " * (ROOM_BYTES + sum(len(n) + len(v) for n, v in spec.env.items()))
-            words = [path, str(server.fileno()), run.path, room]
+            words = [path, str(server.fileno()), room]
             process = subprocess.Popen(
                 [spec.agent[0], "-u", os.path.join(LIBRARY, PROGRAM), *words],
                 env={**variables_of(spec, environ), ROOM_VARIABLE: more[:100_000]},

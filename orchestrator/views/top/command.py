@@ -172,10 +172,7 @@ def stack_lines(
     stuck = ask_once(transport, node, question, STACK_SECONDS).stuck.get(rank.rank)
     if stuck is None or not stuck.stacks.strip():
         reason = "it does not run, it is no Python program, or it hangs in the kernel"
-        return [
-            f"rank {rank.rank} has not answered: {reason}",
-            "where py-spy is installed on the node, what such a rank runs is seen all the same",
-        ]
+        return [f"rank {rank.rank} has not answered: {reason}"]
     return users_frames(stuck.stacks, manifest.working_tree(found))
 
 
@@ -188,7 +185,7 @@ def process_lines(watch: Watch, name: str, pid: int) -> Sequence[str]:
     state = f", state {found.state}" if found.state else ""
     return [
         f"process {pid}: {found.program}{state}",
-        "a stack is known of each rank, and of any Python where py-spy is installed there",
+        "a stack is known of each rank of yours, and of no other process",
     ]
 
 

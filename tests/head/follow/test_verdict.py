@@ -724,7 +724,7 @@ def test_a_library_that_may_not_be_mapped_is_told_from_one_that_is_not_there() -
     ("name", "option"),
     [
         ("SLURM_PROCID", "launch.rank_env=slurm"),
-        ("OMPI_COMM_WORLD_RANK", "launch.rank_env=mpi"),
+        ("OMPI_COMM_WORLD_RANK", "read RANK"),
         ("LOCAL_RANK", "--no-torchrun"),
         ("SLURM", "the line that is named"),
     ],

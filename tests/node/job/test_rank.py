@@ -8,9 +8,7 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import traceback
-import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +18,6 @@ import pytest
 
 import orchestrator
 from orchestrator.node.job.ranks import rank
-from tests.node.job import no_torch
 from tests.node.running import PATIENCE, PYTHON, STAND_IN, alive, wait_until
 
 pytestmark = pytest.mark.slow
@@ -89,7 +86,7 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
             fds.append(os.open(run / fifo, os.O_RDWR | os.O_NONBLOCK))
         words = [*(["--fork"] if how == "fork" else []), *options.get("agent", ())]
         agent = subprocess.Popen(
-            [PYTHON, str(STAND_IN), *words, f"--nproc={nproc}",
+            [PYTHON, "-u", str(STAND_IN), *words, f"--nproc={nproc}",
              f"--log-dir={run}", str(RANK_PROGRAM)],
             env={**os.environ, "ORCHESTRATOR_RUN": str(run), **options.get("env", {})},
             stdin=subprocess.DEVNULL,
@@ -110,54 +107,29 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
 
 both = pytest.mark.parametrize("start", ["fork", "plain"])
 
-SEES = '''"""Its docstring."""
-import json, logging, multiprocessing, os, signal, sys, threading
+SEES = """
+import json, multiprocessing, os, signal, sys
 import __main__
-number: int = 1
-def function(x: number): pass
 try:
     import sibling
 except ImportError:
     sibling = None
-try:
-    multiprocessing.set_start_method("spawn")
-    spawn = "can be set"
-except RuntimeError as error:
-    spawn = str(error)
-process = multiprocessing.current_process()
-def link_of(fd):
-    try:
-        return os.readlink("/proc/self/fd/" + fd) if int(fd) > 2 else ""
-    except OSError:
-        return ""
+multiprocessing.set_start_method("spawn")
 sees = dict(
-    argv=sys.argv, path=sys.path, name=__name__, file=__file__, doc=__doc__, cwd=os.getcwd(),
-    package=__package__, spec=str(__spec__), loader=__loader__ is not None,
-    cached=__cached__, builtins=str(__builtins__), annotations=str(__annotations__),
-    main=__main__.__dict__ is globals(), names=sorted(globals()),
-    as_workers_name_it=sys.modules["__mp_main__"] is __main__,
-    no_future=function.__annotations__["x"] == 1,
-    sibling=getattr(sibling, "here", None), stdin=sys.stdin.read(),
+    argv=sys.argv[1:], path=sys.path, name=__name__, file=__file__, cwd=os.getcwd(),
+    main=__main__.__dict__ is globals(), sibling=getattr(sibling, "here", None),
     signals=[str(signal.getsignal(n)) for n in signal.valid_signals() if n not in (9, 19)],
     mask=list(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
-    process=[process.name, process.daemon, spawn],
-    threads=[thread.name for thread in threading.enumerate()],
-    log=[logging.getLogger().level, str(logging.getLogger().handlers)],
+    process=multiprocessing.current_process().name, stdin=sys.stdin.read(),
     hooks=[sys.excepthook is sys.__excepthook__, sys.displayhook is sys.__displayhook__],
-    executable=sys.executable, prefix=sys.prefix, limit=sys.getrecursionlimit(),
-    flags=str(sys.flags), trace=str(sys.gettrace()), warn=sys.warnoptions,
-    command=getattr(sys, "orig_argv", None), shells=os.environ["PWD"],
+    executable=sys.executable, limit=sys.getrecursionlimit(), flags=str(sys.flags),
+    shells=os.environ["PWD"], streams=[sys.stdout.write_through, repr(sys.stdout.buffer)],
     shown=ascii(open("/proc/self/cmdline", "rb").read().rstrip(b"\\0")),
     session=os.getpid() == os.getsid(0) == os.getpgrp(),
-    streams=[[repr(file), repr(file.buffer), file.line_buffering, file.write_through,
-              file is known] for file, known in ((sys.stdout, sys.__stdout__),
-                                                 (sys.stderr, sys.__stderr__))],
-    pipes=[link for link in map(link_of, os.listdir("/proc/self/fd"))
-           if link.startswith(("pipe", "socket"))],
 )
 with open(os.environ["SEES"], "w") as file:
     json.dump(sees, file, default=str)
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -170,18 +142,14 @@ def program_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (tree / "real" / "train.py").write_text(SEES)
     (tree / "link.py").symlink_to("real/train.py")
     (tree / "odd näme, $x.py").write_text(SEES)
-    with zipfile.ZipFile(tree / "app.pyz", "w") as zipped:
-        zipped.writestr("__main__.py", SEES)
-        zipped.writestr("sibling.py", "here = 'zip'")
     return tree
 
 
 @both
 @pytest.mark.parametrize(
     "name",
-    ["real/train.py", "./real/../link.py", "odd näme, $x.py",
-     "directory", "app.pyz", "-m package", "-m package.__main__", "/real/train.py"],
-)  # fmt: skip
+    ["./real/../link.py", "odd näme, $x.py", "directory", "-m package", "/real/train.py"],
+)
 def test_a_program_sees_what_python_would_show_it(
     begin: Begin, program_tree: Path, tmp_path: Path, start: str, name: str
 ) -> None:
@@ -191,7 +159,7 @@ def test_a_program_sees_what_python_would_show_it(
 
 
 @both
-@pytest.mark.parametrize("name", ["real/train.py", "directory", "app.pyz", "-m package"])
+@pytest.mark.parametrize("name", ["real/train.py", "-m package"])
 def test_a_program_sees_what_a_safe_path_leaves_it(
     begin: Begin, program_tree: Path, tmp_path: Path, start: str, name: str
 ) -> None:
@@ -219,16 +187,13 @@ def compare_with_python(
     )
     # In the room that the command line of its parent had
     assert python.pop("shown").startswith(seen.pop("shown")[:-1])
-    if start == "fork":  # of a Python that the stand-in started without -u
-        seen["flags"] = seen["flags"].replace("unbuffered=0", "unbuffered=1")
     assert seen == python
 
 
 ENDS = """
 import atexit, ctypes, logging.handlers, os, signal, sys, tempfile, threading, time, weakref
 how = sys.argv[1]
-class Thing:
-    def __del__(self): print("deleted")
+class Thing: pass
 thing = Thing()
 weakref.finalize(thing, print, "finalized")
 atexit.register(print, "atexit: registered first, called last")
@@ -246,25 +211,14 @@ def deeper(depth):
 def later():
     time.sleep(0.2)
     print("the thread's last word")
-class Silent(Exception):
-    def __str__(self): raise RuntimeError
 if how == "exit 3": sys.exit(3)
-if how == "exit 259": sys.exit(259)
 if how == "exit words": sys.exit("these words")
-if how == "exit None": sys.exit()
-if how == "exit True": sys.exit(True)
 if how == "raise": deeper(3)
 if how == "raise a chain":
     try: deeper(0)
     except IndexError as error: raise ValueError("two\\nlines") from error
-if how == "raise without words": raise Silent
-if how == "raise BaseException": raise BaseException("rare")
-if how == "import": import there_is_no_such_module
-if how == "compile": exec("1 +", {})
 if how == "_exit 5": os._exit(5)
-if how == "_exit 0": os._exit(0)
 if how == "kill": os.kill(os.getpid(), signal.SIGKILL)
-if how == "terminate": os.kill(os.getpid(), signal.SIGTERM)
 if how == "abort": os.abort()
 if how == "thread": threading.Thread(target=later).start()
 if how == "daemon": threading.Thread(target=time.sleep, args=[99], daemon=True).start()
@@ -294,13 +248,11 @@ def test_a_program_ends_as_under_python(begin: Begin, tmp_path: Path, start: str
     wanted = python.stdout
     if how == "abort":  # ours shows the Python stack too
         said = said.partition("Fatal Python error")[0]
-    if how in ("daemon", "excepthook"):  # what still lives is deleted or not, as it happens
-        said, wanted = said.replace("deleted\n", ""), wanted.replace("deleted\n", "")
     said, wanted = (re.sub(" at 0x[0-9a-f]+", "", text) for text in (said, wanted))
     assert (code, said) == (python.returncode, wanted)
     assert (tmp_path / "unclosed.txt").read_text() == left
     assert Path((tmp_path / "kept.txt").read_text()).exists() == kept
-    assert bool(ranks.reports("finished")) == (code == 0 and how != "_exit 0")
+    assert bool(ranks.reports("finished")) == (code == 0)
 
 
 @both
@@ -332,30 +284,6 @@ def test_multiprocessing_works_inside(begin: Begin, tmp_path: Path, start: str) 
     assert sorted(ranks.output.splitlines()) == [
         "fork [1, 4, 9]", "joined at exit", "spawn [1, 4, 9]"
     ]  # fmt: skip
-
-
-@both
-@pytest.mark.parametrize("kind", ["script", "module"])
-def test_a_programs_own_files_win_over_what_is_imported_already(
-    begin: Begin, tmp_path: Path, start: str, kind: str
-) -> None:
-    """`resource` is imported by a rank itself, a stand-in for torch by the agent alone."""
-    (tmp_path / "resource.py").write_text("WORD = 'my resource'\n")
-    (tmp_path / "tokenize").mkdir()  # as Python, it takes no directory without __init__.py
-    (tmp_path / "tarfile").mkdir()
-    (tmp_path / "tarfile" / "__init__.py").write_text("from .inner import WORD\n")
-    (tmp_path / "tarfile" / "inner.py").write_text("WORD = 'my tarfile'\n")
-    (tmp_path / "os.py").write_text("1 / 0\n")  # every Python has its own before a program begins
-    lines = ["import os, resource, tarfile, tokenize", "print(resource.WORD, tarfile.WORD)",
-             "print(tokenize.__name__, os.getpid() > 0, flush=True)"]  # fmt: skip
-    (tmp_path / "own.py").write_text("\n".join(lines))
-    agent = ["--import=tarfile"] if start == "fork" else []
-    name = "own.py" if kind == "script" else "own"
-    ranks = begin(start, name, kind=kind, agent=agent)
-    assert ranks.end() == 0, ranks.output
-    words = [PYTHON, "own.py"] if kind == "script" else [PYTHON, "-m", "own"]
-    by_hand = subprocess.run(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True, check=True)
-    assert ranks.output == by_hand.stdout == "my resource my tarfile\ntokenize True\n"
 
 
 @both
@@ -435,7 +363,7 @@ def test_a_program_that_failed_ends_though_a_part_of_it_never_does(
         if how == "process":
             (tmp_path / "go").write_text("")
     assert "ValueError: boom" in ranks.output
-    assert "the program has failed, and prefetch did not end within 0.1 s" in ranks.output
+    assert "the program has failed, and its threads" in ranks.output
 
 
 @both
@@ -575,41 +503,6 @@ def test_peak_memory_is_the_ranks_own(begin: Begin, tmp_path: Path, start: str) 
     assert ranks.end() == 0
     (ended,) = ranks.reports("ended")
     assert 200 << 10 < ended["peak_kb"] < 300 << 10
-
-
-# -- forks that a GPU would not survive -------------------------------------------------------
-
-
-def test_a_variable_that_a_fork_would_be_too_late_for_starts_it_afresh(
-    begin: Begin, tmp_path: Path
-) -> None:
-    text = (
-        "import os, sys\nos.environ['OMP_NUM_THREADS'] = '7'\n"
-        "print('torch' in sys.modules, *sys.argv[1:])\nos._exit(0)"
-    )
-    (tmp_path / "fresh.py").write_text(text)
-    (tmp_path / "package").mkdir()
-    (tmp_path / "package" / "__main__.py").write_text(text)
-    for name, kind in (("fresh.py", "script"), ("package", "script"), ("package", "module")):
-        ranks = begin("fork", name, "a b", kind=kind, agent=["--broken-fork"])
-        assert ranks.end() == 0
-        assert ranks.agent.returncode == 0
-        assert ranks.output == "False a b\n"
-        kinds = [report["event"] for report in ranks.reports()]
-        assert kinds == ["afresh", "started", "ended"]
-        why = ranks.reports()[0]["why"]  # with a GPU, this agent is in a state that spoils forks
-        assert re.search("(fresh|__main__).py sets OMP_NUM_THREADS before it|CUDA", why)
-
-
-def test_a_torch_that_could_use_gpus_is_forked_where_there_are_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "torch", no_torch.broken_by_a_fork())
-    device = tmp_path / "nvidiactl"
-    monkeypatch.setattr(rank, "DEVICES", (str(device),))
-    assert rank.touched_device() == ""
-    device.touch()
-    assert "CUDA" in rank.touched_device()
 
 
 def test_rank_imports_nothing_of_ours() -> None:

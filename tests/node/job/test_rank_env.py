@@ -56,13 +56,6 @@ def test_what_a_user_or_an_allocation_has_set_of_the_job_stays(
     assert env["SLURM_PROCID"] == "5" and env["SLURM_JOB_NAME"] == "e"
 
 
-def test_what_mpirun_sets() -> None:
-    env = seen("mpi", "slurm")
-    assert (env["OMPI_COMM_WORLD_RANK"], env["OMPI_COMM_WORLD_SIZE"]) == ("5", "6")
-    assert (env["OMPI_COMM_WORLD_LOCAL_RANK"], env["PMI_RANK"]) == ("1", "5")
-    assert env["SLURM_PROCID"] == "5"
-
-
 def test_a_program_that_starts_its_ranks_has_nothing_of_torchrun() -> None:
     kept = {"RANK": "5", "WORLD_SIZE": "6", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
     assert seen("own") == {**kept, "NODE_RANK": "2", "HOME": "/home/u"}

@@ -351,16 +351,6 @@ def test_a_keeper_that_is_killed_is_its_ranks_end(new_job: NewJob, tmp_path: Pat
     assert job.of_kind("rank_ended")[0]["asked"] == ""
 
 
-def test_a_keeper_that_is_killed_before_its_report_hides_no_exit_code(
-    new_job: NewJob, tmp_path: Path
-) -> None:
-    job = new_job()
-    spec = job.spec(script(tmp_path, "import os; os._exit(7)"), start="fork")
-    job.start({**spec, "agent": [*spec["agent"], "--mute"]}).wait()
-    assert job.ended() == {0: 7}
-    assert job.of_kind("rank_ended")[0]["asked"] == ""
-
-
 TEARS_DOWN = """
 import atexit, sys, time
 atexit.register(time.sleep, 1000)
@@ -757,12 +747,10 @@ def test_torchrun_that_is_not_there(new_job: NewJob, tmp_path: Path) -> None:
 
 REAL = """
 import os, sys, torch, torch.distributed as dist
-from torch import optim
-has = "torch._dynamo" in sys.modules  # what an optimizer imports when it is made
 dist.init_process_group("gloo")
 total = torch.ones(1)
 dist.all_reduce(total)
-print("total", int(total), has)
+print("total", int(total))
 dist.barrier()
 if sys.argv[1] == "_exit":
     os._exit(0)
@@ -780,14 +768,13 @@ def test_with_the_real_torchrun(
     target = {**script(tmp_path, REAL), "args": [how]}
     spec = job.spec(target, start=start, nproc=2, agent=torchrun(start, port, 2))
     ended = job.start(spec).wait(60)
-    total = f"total 2 {start == 'fork'}"
     # Before it gloo of torch 2.8 and 2.9 says how many are connected.
-    assert job.output["0"].splitlines()[-1] == total
-    assert total in job.output["1"].splitlines()
+    assert job.output["0"].splitlines()[-1] == "total 2"
+    assert "total 2" in job.output["1"].splitlines()
     if how == "raise":
         assert job.ended()[1] == 1
         (failed,) = [event for event in job.of_kind("rank_ended") if event["rank"] == 1]
-        assert failed["error"]["line"] == 14
+        assert failed["error"]["line"] == 12
         assert ended["why"] == "rank 1 failed"
     else:
         assert job.ended() == {0: 0, 1: 0}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import atexit
 import ctypes
-import functools
 import importlib
 import multiprocessing.connection
 import os
@@ -29,10 +28,8 @@ PR_SET_PDEATHSIG = 1
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fork", action="store_true")
-    parser.add_argument("--broken-fork", action="store_true")
     parser.add_argument("--import", dest="module")
     parser.add_argument("--talks", action="store_true")
-    parser.add_argument("--mute", action="store_true")
     parser.add_argument("--nproc", type=int, default=1)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--log-dir")
@@ -51,11 +48,6 @@ def environment(given: argparse.Namespace, local: int) -> dict[str, str]:
     }
 
 
-def die_before_a_report(keeper: int, event: str, arguments: tuple[Any, ...]) -> None:
-    if event == "open" and os.getpid() == keeper and str(arguments[0]).endswith("/reports"):
-        os.kill(keeper, signal.SIGKILL)
-
-
 class Forked:
     """A rank as `--start-method fork` makes it: done when its return value came."""
 
@@ -68,8 +60,6 @@ class Forked:
 
     def run(self, given: argparse.Namespace, local: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0)
-        if given.mute:
-            sys.addaudithook(functools.partial(die_before_a_report, os.getpid()))
         os.environ.update(environment(given, local))
         sys.argv = [given.program]
         runpy.run_path(given.program, run_name="__main__")
@@ -106,9 +96,6 @@ def main() -> int:
     given = options()
     own = tempfile.TemporaryDirectory()
     signal.signal(signal.SIGTERM, told)
-    if given.broken_fork:
-        torch = importlib.import_module("no_torch").broken_by_a_fork()
-        sys.modules["torch"] = torch
     if given.module:
         importlib.import_module(given.module)
     if given.talks:

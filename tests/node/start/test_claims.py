@@ -51,15 +51,12 @@ def visits() -> Iterator[list[Visit]]:
 
 @pytest.fixture
 def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Device]:
-    """Eight GPUs in two groups, as the driver's files tell of them; nobody computes there."""
+    """Eight GPUs, as the driver's files tell of them; nobody computes there."""
     for index in range(8):
         top = tmp_path / f"proc/driver/nvidia/gpus/0000:{index + 1:02x}:00.0"
         top.mkdir(parents=True)
         words = f"Model: \t NVIDIA H100\nGPU UUID: \t GPU-{index}\nDevice Minor: \t {index}\n"
         (top / "information").write_text(words)
-        near = tmp_path / f"sys/bus/pci/devices/0000:{index + 1:02x}:00.0"
-        near.mkdir(parents=True)
-        (near / "numa_node").write_text(str(index // 4))
         (tmp_path / "dev").mkdir(exist_ok=True)
         (tmp_path / f"dev/nvidia{index}").touch()
     found = partial(devices.gpus, str(tmp_path))
@@ -424,12 +421,12 @@ def test_users_of_one_machine_share_its_book(
 def test_the_gpus_of_a_launch_are_near_each_other(visits: list[Visit], gpus: list[Device]) -> None:
     first, second, third = visits
     assert first.answer(Claim(wish=wish(gpus=2))).words == "GPU 0-1 of 8"
-    assert second.answer(Claim(wish=wish(gpus=4))).words == "GPU 4-7 of 8"
+    assert second.answer(Claim(wish=wish(gpus=4))).words == "GPU 2-5 of 8"
     spec = bare_spec().replace(wish=wish(gpus=2))
-    assert third.of(Claims).environment(spec) == {"CUDA_VISIBLE_DEVICES": "GPU-2,GPU-3"}
+    assert third.of(Claims).environment(spec) == {"CUDA_VISIBLE_DEVICES": "GPU-6,GPU-7"}
     second.answer(Unclaim())
     assert second.answer(Claim(wish=wish())).taken  # all eight, of which four are free
-    with pytest.raises(Refusal, match=r"GPU 0-1: .*train.*; GPU 2-3: "):
+    with pytest.raises(Refusal, match=r"GPU 0-1: .*train.*; GPU 6-7: "):
         second.of(Claims).environment(bare_spec().replace(wish=wish()))
 
 
@@ -498,67 +495,7 @@ def test_a_container_has_the_gpus_whose_files_it_has(tmp_path: Path, gpus: list[
     ]
 
 
-def test_small_groups_are_used_up_first() -> None:
-    free = [
-        Device(f"gpu-{i}", f"GPU {i}", vendor="nvidia", group=i // 4) for i in (0, 2, 3, 4, 5, 6, 7)
-    ]
-
-    def chosen(count: int) -> list[int]:
-        return [int(one.name[4:]) for one in devices.nearest(free, count)]
-
-    assert [chosen(count) for count in (1, 2, 3, 4, 6)] == [
-        *([0], [2, 3], [0, 2, 3], [4, 5, 6, 7]),
-        [2, 3, 4, 5, 6, 7],
-    ]
-
-
-# As a machine with four GPUs and two bridges says it; newer drivers underline the header.
-TOPOLOGY = """
-\t\x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
-GPU0\t X \tPIX\tNV4\tSYS\tNODE\t0-15\t0\t\tN/A
-GPU1\tPIX\t X \tSYS\tNV4\tNODE\t0-15\t0\t\tN/A
-GPU2\tNV4\tSYS\t X \tPIX\tSYS\t16-31\t1\t\tN/A
-GPU3\tSYS\tNV4\tPIX\t X \tSYS\t16-31\t1\t\tN/A
-NIC0\tNODE\tNODE\tSYS\tSYS\t X
-
-Legend:
-
-  X    = Self
-  NV#  = Connection traversing a bonded set of # NVLinks
-"""
-
-
-def test_gpus_with_a_bridge_between_them_are_near(
-    visits: list[Visit], gpus: list[Device], tmp_path: Path
-) -> None:
-    assert nvidia.links(TOPOLOGY) == {(0, 2): 4, (1, 3): 4, (2, 0): 4, (3, 1): 4}
-    assert nvidia.links("nvidia-smi: command not found") == {}
-    script = f'#!/bin/sh\n[ "$1" = topo ] || exit 0\ncat <<END\n{TOPOLOGY}END\n'
-    (tmp_path / "tools/nvidia-smi").write_text(script)
-    assert visits[0].answer(Claim(wish=wish(gpus=2))).words == "GPU 0,2 of 8"
-    assert visits[1].answer(Claim(wish=wish(gpus=1))).words == "GPU 4 of 8"  # leaves a pair
-    assert visits[2].answer(Claim(wish=wish(gpus=2))).words == "GPU 1,3 of 8"
-
-
-def test_ranks_run_beside_their_gpus(tmp_path: Path, gpus: list[Device]) -> None:
-    nodes = tmp_path / "sys/devices/system/node"
-    for node in (0, 1):
-        (nodes / f"node{node}").mkdir(parents=True)
-        (nodes / f"node{node}/cpulist").write_text(f"{node},{node + 2}-{node + 3}\n")
-
-    def cpus(ranks: int, **environ: str) -> tuple[str, ...]:
-        return devices.cpus_of_ranks(ranks, environ, str(tmp_path))
-
-    assert cpus(8) == ("0,2-3",) * 4 + ("1,3-4",) * 4
-    assert cpus(2, CUDA_VISIBLE_DEVICES="GPU-5,GPU-1") == ("1,3-4", "0,2-3")
-    assert cpus(1) == cpus(2, CUDA_VISIBLE_DEVICES="0,1,2") == ()  # a rank may have several
-    assert cpus(2, CUDA_VISIBLE_DEVICES="MIG-1,MIG-2") == ()
-    near = tmp_path / "sys/bus/pci/devices/0000:01:00.0/numa_node"
-    near.write_text("-1")
-    assert cpus(8) == ()
-    near.write_text("0")
-    (nodes / "node1/cpulist").write_text("\n")
-    assert cpus(8) == ()
-    (nodes / "node1/cpulist").unlink()
-    (nodes / "node1").rmdir()
-    assert cpus(4, CUDA_VISIBLE_DEVICES="0,1,2,3") == ()  # it is all one node
+def test_gpus_of_one_launch_are_neighbours() -> None:
+    free = [Device(f"gpu-{i}", f"GPU {i}", vendor="nvidia") for i in (0, 2, 3, 5, 6, 7)]
+    chosen = [[one.name[4:] for one in devices.nearest(free, count)] for count in (0, 1, 2, 3)]
+    assert chosen == [[], ["0"], ["2", "3"], ["5", "6", "7"]]

@@ -67,27 +67,11 @@ Frame = tuple[str, str, str]  # file, line, function
 
 
 def where(answer: RankStacks) -> str:
-    """Return the innermost line that is no package's: of the main thread, which is listed last, or
-    of another one, for which the main thread may be waiting. Of what is no Python, its program."""
-    threads: list[list[Frame]] = []
-    for line in answer.stacks.splitlines():
-        if THREAD.match(line):
-            threads.append([])
-        elif threads and (match := FRAME.match(line)):
-            threads[-1].append((match[1], match[2], match[3]))
-    frames = [frame for thread in reversed(threads) for frame in thread]
-    main = threads[-1] if threads else []
-    # A program that has run to its end may wait for threads that it has started.
-    at_its_end = any(function in ("_shutdown", "_python_exit") for _, _, function in main)
+    """Return the innermost line of the main thread that is no package's; else its program."""
+    frames = [match.groups() for match in map(FRAME.match, answer.stacks.splitlines()) if match]
     outside = [frame for frame in frames if not PACKAGES.search(frame[0])]
-    if not outside and at_its_end:
-        # What the main thread waits for runs nothing but packages; one of ours never keeps it.
-        theirs = (each for each in threads[:-1] if not any(OURS.search(f[0]) for f in each))
-        outside = next(theirs, [])
-    for place in (outside or main)[:1]:
-        late = at_its_end and place not in main
-        file, line, function = place
-        return f"{file}:{line} {function}()" + ", a thread that outlives the program" * late
+    for file, line, function in (outside or frames)[:1]:
+        return f"{file}:{line} {function}()"
     return answer.program
 
 

@@ -5,18 +5,13 @@ Stands alone: the ranks are forked from this process, so it imports nothing of o
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import datetime
 import gc
-import importlib.machinery
-import json
+import importlib
 import os
 import socket
 import sys
-import threading
 import time
-import types
 from typing import Any
 
 # To wait for the master; after that torchrun itself goes on waiting.
@@ -24,19 +19,19 @@ PATIENCE_SECONDS = 60.0
 # Between two tries, at least and at most: 1,024 nodes are 200,000 packets a second at the least.
 TRY_SECONDS = (0.005, 0.25)
 SHARE_OF_WAIT = 0.05  # of the time waited so far, until the next try
-LAST_WORDS = datetime.timedelta(seconds=2)  # the master waits so long for others that leave
 
 
 def main() -> None:
     begin_path_here()
-    run(import_torch(os.environ.get("ORCHESTRATOR_RUN", "")))
+    run(import_torch())
 
 
-def import_torch(run: str) -> Any:
-    """Return torchrun's module, imported with what the ranks of this run would import."""
+def import_torch(*others: str) -> Any:
+    """Return torchrun's module, imported with others that the ranks would import."""
     gc.disable()  # importing torch makes a million objects, none of them garbage: 0.1 s of 0.9
     torchrun = importlib.import_module("torch.distributed.run")
-    import_ahead(run)
+    for name in others:
+        importlib.import_module(name)
     gc.freeze()  # forked ranks share these pages until one of them writes to them
     gc.enable()
     return torchrun
@@ -48,73 +43,17 @@ def begin_path_here() -> None:
         sys.path[0] = os.getcwd()
 
 
-def import_ahead(run: str) -> None:
-    """Import here what each rank of a program that trains would import for itself."""
-    name = "torch_env"
-    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), name + ".py")
-    torch_env: Any = types.ModuleType(name)  # without a trace in sys.modules: ranks would see it
-    importlib.machinery.SourceFileLoader(name, path).exec_module(torch_env)
-    with contextlib.suppress(Exception):  # whoever needs it will hear what is wrong with it
-        with open(os.path.join(run, "spec.json"), "rb") as file:
-            spec = json.load(file)
-        if torch_env.will_train(spec["target"], spec["workdir"], os.environ):
-            importlib.import_module(torch_env.OF_OPTIMIZERS)
-
-
 def run(torchrun: Any) -> None:
     """Run torchrun, whose module this is, with sys.argv."""
     begin_path_here()
     note_the_time()
-    ask_no_name_server()
     given = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
-    is_master = given["--node-rank"] == "0"
-    leave_in_order(is_master)
-    if not is_master:
+    if given["--node-rank"] != "0":
         wait_for(given["--master-addr"], int(given["--master-port"]))
     torchrun.main()
-    leave()
-
-
-def leave() -> None:
-    """End as the interpreter does, but for freeing what torch has made: 0.1 s and more."""
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    os._exit(0)
-
-
-def ask_no_name_server() -> None:
-    """Let torchrun's events, which nobody reads, name this machine without its domain.
-
-    It asks for that at each: where no name server answers, six times 10 s in the smallest job.
-    """
-    api: Any = sys.modules.get("torch.distributed.elastic.agent.server.api")
-    if hasattr(api, "_get_fq_hostname"):
-        api._get_fq_hostname = socket.gethostname
-
-
-def leave_in_order(is_master: bool) -> None:
-    """Let the master's agent leave last when the job has ended well: the store ends with it.
-
-    Whoever still waits there for the answer that all have ended would write a page of C++ frames
-    instead, for which it looks for a second.
-    """
-    api: Any = sys.modules.get("torch.distributed.elastic.agent.server.api")
-    wait_for_the_end = getattr(getattr(api, "SimpleElasticAgent", None), "_exit_barrier", None)
-    if wait_for_the_end is None:
-        return
-
-    def and_leave(agent: Any) -> None:
-        wait_for_the_end(agent)
-        with contextlib.suppress(Exception):  # it has ended well, whoever cannot be waited for
-            store, nodes = agent._store, agent._worker_group.group_world_size
-            if store.add("orchestrator/left", 1) == nodes:
-                store.set("orchestrator/all left", "")
-            if is_master:
-                store.wait(["orchestrator/all left"], LAST_WORDS)
-
-    api.SimpleElasticAgent._exit_barrier = and_leave
+    os._exit(0)  # To free what torch has made would take 0.1 s.
 
 
 def note_the_time() -> None:

@@ -4,22 +4,19 @@ torchrun's own child (the keeper) forks the real rank and waits for it, so that 
 is known exactly (exit code, signal, peak memory) whatever killed it; to torchrun the keeper ends
 the same way. The rank sends its output down its own FIFO, so every line is known to be its own, and
 runs the program as `python program args` would. It shares a process with the user's code, so at run
-time it imports nothing of ours; interpreter.py, process_title.py, rank_env.py and torch_env.py, in
-the same directory, are loaded by their paths.
+time it imports nothing of ours; interpreter.py, process_title.py and rank_env.py, in the same
+directory, are loaded by their paths.
 """
 
 from __future__ import annotations
 
 import _thread
-import builtins
 import contextlib
 import ctypes
 import importlib.machinery
 import importlib.util
-import itertools
 import json
 import os
-import pkgutil
 import re
 import resource
 import runpy
@@ -51,12 +48,8 @@ PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 HELD = (*FORWARDED, signal.SIGQUIT)
-# Without any of these there is no GPU that a fork could harm (dxg: Windows, nvmap: Jetson).
-DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg", "/dev/nvmap")
-WAITID = {"x86_64": 247, "aarch64": 95, "riscv64": 95, "ppc64le": 272}  # this system call's number
 STACKS_SIGNAL = signal.SIGRTMIN + 9  # as in protocol/timing.py
 NO_RESTART = 93  # as in common/errors.py
-MOST_THREADS = MOST_FRAMES = 100  # as faulthandler writes
 LEAVING_SECONDS = 60.0  # that a program which has failed takes to end: a tracker may still send
 # In which a supervisor that runs has seen that a rank failed, and ends the others.
 SUPERVISOR_SECONDS = 1.0
@@ -85,13 +78,7 @@ class Rank:
             os.close(fd)
 
     def main(self) -> None:
-        if os.environ.pop("ORCHESTRATOR_AFRESH", None):
-            interpreter.unbuffer()
-            self.run_program()
         self.forked = self.spec["start"] == "fork"
-        touched = (touched_device() or self.too_late_for_torch()) if self.forked else ""
-        if touched:
-            self.report({"event": "afresh", "why": touched})
         self.take_output()
         # Until both have their own answers to signals: torchrun's would raise in the wrong place,
         # and a rank that was just forked would go on as if nobody had asked it to stop.
@@ -103,22 +90,7 @@ class Rank:
         os.setsid()  # a signal that it sends to its own group is for it and its children alone
         # Before it says anything: whoever hears of it knows whom to signal.
         self.report({"event": "started", "pid": os.getpid(), "keeper": os.getppid()})
-        if touched:
-            answer_by_default()
-            os.environ["ORCHESTRATOR_AFRESH"] = "1"
-            os.execv(sys.executable, [sys.executable, "-u", os.path.abspath(__file__)])
-        else:
-            self.run_program()
-
-    def too_late_for_torch(self) -> str:
-        """Return a sentence on a variable that is set before torch is imported, or nothing."""
-        target = self.spec["target"]
-        if target["kind"] not in ("script", "module") or "torch" not in sys.modules:
-            return ""
-        torch_env = loaded("torch_env")
-        path = torch_env.file_of(target, self.spec["workdir"])
-        name = torch_env.set_early(path, os.environ)
-        return f"{os.path.basename(path)} sets {name} before it imports torch" if name else ""
+        self.run_program()
 
     def take_output(self) -> None:
         fifo = os.open(os.path.join(self.run, f"out_{self.local}"), os.O_WRONLY)
@@ -127,13 +99,11 @@ class Rank:
         os.dup2(fifo, 1)
         os.dup2(fifo, 2)
         os.close(fifo)
-        interpreter.unbuffer()
 
     def keep(self, child: int) -> None:
         """Wait for the rank, report its end, end the same way: by returning where it went well.
 
         A process that torchrun forked has to return: torchrun would wait for its value forever.
-        The rank is reaped after the report: should we be killed before, the supervisor reaps it.
         """
         # torch has its children interrupted when torchrun dies; the supervisor ends them, and first
         # knows why.
@@ -149,11 +119,11 @@ class Rank:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         os.dup2(null, 2)
-        code, peak_kb = end_of(child)
+        _, status, usage = os.wait4(child, 0)
+        code = os.waitstatus_to_exitcode(status)
         for signum in FORWARDED:
             signal.signal(signum, signal.SIG_DFL)
-        self.report({"event": "ended", "pid": child, "code": code, "peak_kb": peak_kb})
-        os.waitpid(child, 0)
+        self.report({"event": "ended", "pid": child, "code": code, "peak_kb": usage.ru_maxrss})
         # If torchrun saw it now, it would hurry ranks that still save: the supervisor ends them.
         ending, until = os.path.join(self.run, "ending"), time.monotonic() + SUPERVISOR_SECONDS
         while code and (os.path.exists(ending) or time.monotonic() < until):
@@ -171,7 +141,6 @@ class Rank:
         answer_by_default()
         code = 0
         rank_env.complete(os.environ, self.spec)
-        rank_env.bind(self.spec, self.local)
         try:
             if self.forked:
                 interpreter.forget_the_parent()
@@ -191,15 +160,12 @@ class Rank:
         """End as the interpreter does. A forked rank cannot: torchrun's code is beneath us."""
         if code:
             _thread.start_new_thread(end_in_time, (code,))
-        try:
-            interpreter.end_threads_and_exit_functions()
-            if code == 0:
-                self.report({"event": "finished"})
-            if self.forked:
-                interpreter.finalize_objects()
-        finally:
-            if self.forked:
-                os._exit(code)
+        interpreter.end_threads_and_exit_functions()
+        if code == 0:
+            self.report({"event": "finished"})
+        interpreter.write_files()
+        if self.forked:
+            os._exit(code)
         sys.exit(code)
 
     def run_target(self) -> None:
@@ -221,11 +187,11 @@ class Rank:
 
         On a signal, write the main thread's stack, even while C code holds the interpreter: of no
         other one, as reading the stack of a thread that runs can crash the process. On a word, a
-        thread (which `threading` does not count) writes those of the others, and what torch
-        remembers of its collectives: the main one may never come back.
+        thread (which `threading` does not count) writes what torch remembers of its collectives:
+        the main one may never come back.
         """
-        rank_env.remember_collectives(os.environ)
-        self.main_thread = _thread.get_ident()
+        # torch 2.8 and 2.9 remember none by themselves.
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
         with contextlib.suppress(OSError):
             path = os.path.join(self.run, f"stacks_{self.local}")
             self.stacks = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -236,23 +202,10 @@ class Rank:
             _thread.start_new_thread(self.answer_questions, (os.open(questions, os.O_RDWR),))
 
     def answer_questions(self, questions: int) -> None:
-        threads = os.path.join(self.run, f"threads_{self.local}")
         path = os.path.join(self.run, f"collectives_{self.local}.json")
         while True:
             os.read(questions, 4096)
-            write_whole(threads, "".join(self.other_threads()))
             write_whole(path, "\n".join(recorded()))
-
-    def other_threads(self) -> Iterator[str]:
-        """Yield the stacks of all threads but the main one and this one, as faulthandler does."""
-        known = (self.main_thread, _thread.get_ident())
-        frames = [each for each in sys._current_frames().items() if each[0] not in known]
-        for thread, innermost in frames[:MOST_THREADS]:
-            yield f"Thread 0x{thread:016x} (most recent call first):\n"
-            for frame, line in itertools.islice(traceback.walk_stack(innermost), MOST_FRAMES):
-                code = frame.f_code
-                yield f'  File "{code.co_filename}", line {line} in {code.co_name}\n'
-            yield "\n"
 
     def exit_code(self, leaving: SystemExit) -> int:
         """Return the exit code: a number is the code itself, text is an error message."""
@@ -305,21 +258,14 @@ class Rank:
 def end_in_time(code: int) -> None:
     """End a program that has failed, also where a thread or a process of its own never ends.
 
-    Other ranks wait for this one, and nobody is told before it has ended.
+    Other ranks wait for this one, and its failure is reported once it has ended.
     """
     time.sleep(LEAVING_SECONDS)
-    try:
-        threads = list(getattr(sys.modules.get("threading"), "_active", {}).values())
-        helpers = list(getattr(sys.modules.get("multiprocessing.process"), "_children", ()))
-        waits = [each.name for each in (*threads, *helpers) if not each.daemon]
-        waits = [name for name in waits if name != "MainThread"] or ["an exit function"]
-        sys.stderr.write(
-            f"orchestrator: the program has failed, and {', '.join(waits)} did not end within"
-            f" {LEAVING_SECONDS:g} s: its process is ended\n"
-        )
-        sys.stderr.flush()
-    finally:
-        os._exit(code)
+    sys.stderr.write(
+        "orchestrator: the program has failed, and its threads, processes and exit functions did"
+        f" not end within {LEAVING_SECONDS:g} s: its process is ended\n"
+    )
+    os._exit(code)
 
 
 def shortened(record: ErrorRecord) -> ErrorRecord:
@@ -331,20 +277,6 @@ def shortened(record: ErrorRecord) -> ErrorRecord:
         "file": record["file"][:150],
         "function": record["function"][:150],
     }
-
-
-def end_of(child: int) -> tuple[int, int | None]:
-    """Wait for a child, and leave it to be reaped; return its exit code and peak memory in kB."""
-    options = os.WEXITED | os.WNOWAIT
-    ended = os.waitid(os.P_PID, child, options)
-    assert ended is not None
-    code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
-    usage = (ctypes.c_long * 18)()  # struct rusage
-    number = WAITID.get(os.uname().machine)
-    # What it has used, the system call tells, and no function.
-    if number is None or ctypes.CDLL(None).syscall(number, os.P_PID, child, None, options, usage):
-        return code, None
-    return code, usage[4]
 
 
 def recorded() -> Iterator[str]:
@@ -362,45 +294,26 @@ def answer_by_default() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
 
 
-def touched_device() -> str:
-    """Return why a process forked from this one may not use the GPU, or nothing."""
-    torch = sys.modules.get("torch")
-    bad_fork = getattr(getattr(torch, "_C", None), "_cuda_isInBadFork", None)
-    # A build for CUDA that looked for devices calls forks bad, even where there is none.
-    if bad_fork is not None and bad_fork() and any(map(os.path.exists, DEVICES)):
-        return "the torchrun agent had initialised CUDA"
-    return ""
-
-
 def run_python(kind: str, name: str, args: list[str]) -> None:
     """Run as `python name args` (kind "script") or `python -m name args` (a module) would."""
     sys.argv = [name, *args]
-    # As torchrun starts it: a program that executes itself again takes its command from here.
     flag = ["-m"] if kind in ("module", "engine") else []
-    command = [sys.executable, "-u", *flag, *sys.argv]
-    process_title.show_command(command)  # else `ps` shows torchrun's agent, and no script
-    if hasattr(sys, "orig_argv"):  # since Python 3.10
-        sys.orig_argv = command
-    path = os.path.join(os.getcwd(), name)
-    main = sys.modules["__main__"] = types.ModuleType("__main__")
-    vars(main).update(__builtins__=builtins, __annotations__={})
-    if "__mp_main__" in sys.modules:  # what workers that multiprocessing has spawned call it
-        sys.modules["__mp_main__"] = main
+    # Else `ps` shows torchrun's agent, and no script.
+    process_title.show_command([sys.executable, "-u", *flag, *sys.argv])
+    if not getattr(sys.flags, "safe_path", False):
+        del sys.path[0]  # the directory of our own program
     library = os.path.abspath(__file__).rsplit(os.sep, 5)[0]
     if importlib.util.find_spec("orchestrator") is None:  # for `from orchestrator import Trainer`
         sys.path.append(library)
-    if kind in ("module", "engine"):
-        engine = kind == "engine"
-        interpreter.search_first(library if engine else os.getcwd(), always=engine)
-        interpreter.run_module(name, alter_argv=True)
-    elif pkgutil.get_importer(path) is not None:  # a directory or a zip file with a __main__.py
-        interpreter.search_first(path, always=True)
-        interpreter.run_module("__main__", alter_argv=False)
-    else:
-        interpreter.search_first(os.path.dirname(os.path.realpath(path)))
-        loader = importlib.machinery.SourceFileLoader("__main__", path)
-        vars(main).update(__file__=path, __loader__=loader, __cached__=None)
-        exec(loader.source_to_code(loader.get_data(path), path), vars(main))
+    path = os.path.join(os.getcwd(), name)
+    if kind == "engine":
+        sys.path.insert(0, library)
+    elif not getattr(sys.flags, "safe_path", False) and (flag or os.path.isfile(path)):
+        sys.path.insert(0, os.getcwd() if flag else os.path.dirname(os.path.realpath(path)))
+    if flag:
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+    else:  # This searches a directory by itself.
+        runpy.run_path(path, run_name="__main__")
 
 
 def users_frames(frames: TracebackType | None) -> TracebackType | None:

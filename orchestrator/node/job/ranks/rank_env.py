@@ -1,4 +1,4 @@
-"""The environment of a rank beside torchrun's: what Slurm, mpirun or nobody would have set.
+"""The environment of a rank beside torchrun's: what Slurm would set, or less than torchrun sets.
 
 Imports nothing of ours: rank.py loads it by its path, into the process of the user's program.
 """
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from orchestrator.protocol.reports import RankSpec
 
-SLURM, MPI, OWN = "slurm", "mpi", "own"  # OWN: the program starts its ranks by itself
+SLURM, OWN = "slurm", "own"  # OWN: the program starts its ranks by itself
 OF_TORCHRUN = re.compile(
     r"TORCHELASTIC_.*|(LOCAL|GROUP|ROLE)_.*|TORCH_NCCL_ASYNC_ERROR_HANDLING|NPROC_PER_NODE"
 )
@@ -22,9 +22,6 @@ OF_TORCHRUN = re.compile(
 OF_A_JOB = tuple(
     f"SLURM_{name}" for name in ("JOB_ID", "JOBID", "JOB_NAME", "CPUS_PER_TASK", "GPUS_ON_NODE")
 )
-
-# How many collectives torch's flight recorders hold; the second is the name before torch 2.8.
-RECORDED = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 
 def complete(environ: MutableMapping[str, str], spec: RankSpec) -> None:
@@ -36,31 +33,9 @@ def complete(environ: MutableMapping[str, str], spec: RankSpec) -> None:
     if SLURM in wanted:
         of_job = {name: environ[name] for name in OF_A_JOB if name in environ}
         environ.update({**of_slurm(environ, spec), **of_job})
-    if MPI in wanted:
-        environ.update(of_mpi(environ))
     if OWN in wanted:  # what says where the nodes meet stays
         for name in [name for name in environ if OF_TORCHRUN.fullmatch(name)]:
             del environ[name]
-
-
-def bind(spec: RankSpec, local: int) -> None:
-    """Run beside this rank's GPU, on those CPUs there that the job may have."""
-    for listed in spec.get("cpus", [])[local : local + 1]:
-        beside = cpus_in(listed) & os.sched_getaffinity(0)
-        if beside:
-            os.sched_setaffinity(0, beside)
-
-
-def remember_collectives(environ: MutableMapping[str, str]) -> None:
-    """Let torch 2.8 and 2.9 remember the last collectives as later ones do, if nobody chose."""
-    if not any(name in environ for name in RECORDED):
-        environ[RECORDED[0]] = "2000"
-
-
-def cpus_in(listed: str) -> set[int]:
-    """Read the numbers of CPUs as the kernel lists them: 0-3,8-11."""
-    parts = (part.partition("-")[::2] for part in listed.split(","))
-    return {cpu for first, last in parts for cpu in range(int(first), int(last or first) + 1)}
 
 
 def of_slurm(environ: Mapping[str, str], spec: RankSpec) -> dict[str, str]:
@@ -80,15 +55,3 @@ def of_slurm(environ: Mapping[str, str], spec: RankSpec) -> dict[str, str]:
     own = {"SLURMD_NODENAME": hosts[node]} if node < len(hosts) else {}
     launcher = {"SLURM_LAUNCH_NODE_IPADDR": environ["MASTER_ADDR"]}
     return {**{f"SLURM_{name}": value for name, value in found.items()}, **launcher, **own}
-
-
-def of_mpi(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what the mpirun of Open MPI sets for a rank, and what MPICH and Intel MPI set."""
-    rank, size = environ["RANK"], environ["WORLD_SIZE"]
-    local, per_node = environ["LOCAL_RANK"], environ["LOCAL_WORLD_SIZE"]
-    return {
-        **{"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_SIZE": size},
-        **{"OMPI_COMM_WORLD_LOCAL_RANK": local, "OMPI_COMM_WORLD_LOCAL_SIZE": per_node},
-        **{"OMPI_COMM_WORLD_NODE_RANK": local, "PMI_RANK": rank, "PMI_SIZE": size},
-        **{"MPI_LOCALRANKID": local, "MPI_LOCALNRANKS": per_node},
-    }

@@ -42,21 +42,6 @@ def rows(text: str, fields: tuple[str, ...]) -> list[dict[str, str]]:
     return complete
 
 
-TOPOLOGY = ["nvidia-smi", "topo", "-m"]
-
-
-def links(text: str) -> dict[tuple[int, int], int]:
-    """Return how many NVLinks are between two GPUs, by their numbers, from `topo -m`."""
-    found = {}
-    for line in text.splitlines():
-        first, *others = line.split() or [""]
-        if re.fullmatch(r"GPU\d+", first):
-            for other, word in enumerate(others):
-                if match := re.fullmatch(r"NV(\d+)", word):
-                    found[int(first[3:]), other] = int(match[1])
-    return found
-
-
 def value(word: str) -> str:
     """Return a value, or nothing where nvidia-smi writes that there is none."""
     empty = word.startswith("[") or word in ("", "N/A", "ERR!", "Unknown Error", "Not Supported")

@@ -69,44 +69,6 @@ def test_the_parts_of_a_coalesced_collective_are_no_waits() -> None:
         assert len(found.waits) == waits
 
 
-def test_a_rank_that_waits_for_a_thread_of_its_own() -> None:
-    """The main thread is in the interpreter's own code; the cause is where the other one is."""
-    stacks = (
-        "Thread 0x01 (most recent call first):\n"
-        '  File "/home/me/train.py", line 5 in load\n'
-        '  File "/usr/lib/python3.11/threading.py", line 975 in run\n'
-        "Current thread 0x02 (most recent call first):\n"
-        '  File "/usr/lib/python3.11/threading.py", line 1590 in _shutdown\n'
-        '  File "/x/orchestrator/node/job/ranks/rank.py", line 190 in leave\n'
-    )
-    found = of_rank(2, 1, RankStacks(state="S", stacks=stacks, collectives=""))
-    place = "/home/me/train.py:5 load(), a thread that outlives the program"
-    assert found.where == place
-    assert culprit([found], ended=3) == found and culprit([found]) is None
-    sentence = f"it has not ended, and the other ranks have; it is in {place}"
-    assert reading([found], ended=3) == sentence
-    assert reading([found, replace(found, rank=3)]) == f"all ranks are at the same place: {place}"
-    assert reading([rank(0), rank(1)], ended=1).startswith("ranks 0, 1 have not ended, and the")
-
-
-def test_a_thread_that_runs_nothing_but_packages_is_named_and_none_of_ours() -> None:
-    stacks = (
-        "Thread 0x01 (most recent call first):\n"
-        '  File "/n0/lib/orchestrator/node/job/ranks/rank.py", line 190 in tell_collectives\n'
-        '  File "/usr/lib/python3.11/threading.py", line 982 in run\n'
-        "Thread 0x02 (most recent call first):\n"
-        '  File "/usr/lib/python3.11/queue.py", line 171 in get\n'
-        '  File "/venv/lib/python3.11/site-packages/loader.py", line 4 in feed\n'
-        "Current thread 0x03 (most recent call first):\n"
-        '  File "/usr/lib/python3.11/threading.py", line 1590 in _shutdown\n'
-        '  File "/n0/lib/orchestrator/node/job/ranks/interpreter.py", line 34 in end_threads\n'
-    )
-    found = of_rank(0, 0, RankStacks(state="S", stacks=stacks, collectives=""))
-    assert (
-        found.where == "/usr/lib/python3.11/queue.py:171 get(), a thread that outlives the program"
-    )
-
-
 def test_ranks_at_one_line_are_so_wherever_each_node_has_its_copy() -> None:
     ranks = [replace(rank(n), where=f"/node{n}/code/train.py:7 nap()") for n in (0, 1)]
     assert reading(ranks) == "all ranks are at the same place: /node0/code/train.py:7 nap()"

@@ -105,7 +105,7 @@ def test_its_record_is_still_that_of_this_login(
     assert place.is_launched_here(place.read_record()), said
 
 
-@pytest.mark.parametrize(("rank_env", "told"), [("", ()), ("slurm", ("a", "c")), ("mpi", ())])
+@pytest.mark.parametrize(("rank_env", "told"), [("", ()), ("slurm", ("a", "c"))])
 def test_only_ranks_that_are_told_all_nodes_cost_a_line_for_each(
     rank_env: str, told: tuple[str, ...]
 ) -> None:
