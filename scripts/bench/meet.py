@@ -188,9 +188,6 @@ def fork(nodes: range, about: Meeting, gates: Gates, tell: int) -> int:
         return pid
     for gate in gates:
         os.close(gate[1])
-    if about.way == "ours":
-        fast_torchrun.ask_no_name_server()
-        fast_torchrun.leave_in_order(0 in nodes)
     threads = [threading.Thread(target=agent, args=(n, about, gates, tell)) for n in nodes]
     for thread in threads:
         thread.start()

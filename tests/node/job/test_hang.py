@@ -126,8 +126,8 @@ def test_an_earlier_answer_is_not_the_answer(new_job: Callable[..., Job], tmp_pa
     os.mkfifo(tmp_path / "never")
     job = new_job()
     spec = job.spec(script(tmp_path, SUMS), workdir=tmp_path, start="fork")
-    python, *words = spec["agent"]
-    job.start({**spec, "agent": [python, "-c", TORCH_FIRST, *words]})
+    python, _, *words = spec["agent"]
+    job.start({**spec, "agent": [python, "-u", "-c", TORCH_FIRST, *words]})
     wait_until(lambda: job.said("ready", "0"))
     assert '"collective_seq_id"' in hang.collect(job.run)[0].collectives
     (pid,) = hang.rank_pids(job.run)
