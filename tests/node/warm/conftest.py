@@ -105,6 +105,7 @@ def node(
     made = WarmNode(tmp_path, new_job, "")
     shutil.copytree(compiled(), made.library)
     made.package("torch.__init__", TORCH)
+    made.package("torch._dynamo", "")
     made.package("torch.distributed.__init__", "")
     made.package("torch.distributed.run", RUN)
     monkeypatch.setattr(standbys, "LIBRARY", str(made.library))
