@@ -75,7 +75,7 @@ GONE_OPTIONS = {
     "--no-activate": "--activate none",
     "--no-check": "--check none",
     "--note": "--set launch.note=TEXT",
-    "--numa-binding": "--set launch.numa_binding=none",
+    "--numa-binding": "bind in the program, or --wrap numactl on the node",
     "--on-hang": "--set launch.on_hang=leave",
     "--on-head-loss": "a job continues without its head; orchestrator stop ends it",
     "--on-node-loss": "--set launch.on_node_loss=wait",
