@@ -500,11 +500,11 @@ BUDGETS = {
     "head/background": 143,
     "head/plan": 1079,
     "head/start": 2172,
-    "head/transfer": 2207,
+    "head/transfer": 1982,
     "node/job": 3104,
     "node/peers": 511,
     "node/start": 730,
-    "node/transfer": 1586,
+    "node/transfer": 1588,
     "node/warm": 513,
 }
 

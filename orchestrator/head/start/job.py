@@ -10,7 +10,6 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from orchestrator.common.errors import OrchestratorError
 from orchestrator.common.text import Say
@@ -28,7 +27,6 @@ from orchestrator.head.screen import styles
 from orchestrator.head.screen.keyboard import Keys
 from orchestrator.head.screen.screen import Display, Screen
 from orchestrator.head.start.record import Running
-from orchestrator.head.transfer.fetch import gaps
 from orchestrator.protocol.requests.start import Release
 from orchestrator.protocol.timing import ANSWER_SECONDS
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
@@ -155,12 +153,9 @@ class Stay:
 def release(record: JobRecord, channels: Mapping[int, NodeChannel], transport: Transport) -> None:
     """Let the nodes remove what the attempts of a job shared there; who misses it forgets it.
 
-    That is every node which the job has had: one that was lost may be back, and have measured what
-    is missing here. One that is away keeps its state for an hour
-    (node/job/resume_dir.py).
+    That is every node which the job has had: one that was lost may be back. One that is away keeps
+    its state for an hour (node/job/resume_dir.py).
     """
-    outputs = Path(record.experiment) / "outputs"
-    wanted = gaps.lacking(outputs) if record.attempts else ()
     every = (*record.nodes, *record.spares)
     held = {node.name: channels[node.index] for node in record.nodes if node.index in channels}
     away = [node for node in every if node.state == "lost" and node.name not in held]
@@ -173,8 +168,6 @@ def release(record: JobRecord, channels: Mapping[int, NodeChannel], transport: T
         ours = held.get(node.name)
         opened = contextlib.nullcontext(ours) if ours else for_now(transport, node)
         with contextlib.suppress(OrchestratorError), opened as channel:
-            if wanted:
-                gaps.fill(channel, record.first_part(node), outputs, wanted)
             channel.ask(order(node), ANSWER_SECONDS)
 
     telling = threading.Thread(target=fleet.everywhere, args=(away, tell), daemon=True)

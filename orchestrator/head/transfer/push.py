@@ -15,14 +15,15 @@ from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes.node_list import NumberedNode
 from orchestrator.head.screen.progress import Progress
-from orchestrator.head.transfer.fetch.fetch import entry_of
 from orchestrator.head.transfer.peer import Moved, Peer
 from orchestrator.head.transfer.send import Outbox, Sender
 from orchestrator.head.transfer.spread import PassingOn, deliver
 from orchestrator.head.transfer.tree import Tree, TreeSums
 from orchestrator.node.transfer.outputs import Listing
-from orchestrator.protocol.manifest import FILE, MOST_ENTRIES
-from orchestrator.protocol.requests.transfer import Place
+from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, MOST_ENTRIES, Entry
+from orchestrator.protocol.requests.transfer import OutputFile, Place
+
+KINDS = {"file": FILE, "directory": DIRECTORY, "link": LINK}
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,11 @@ def load(source: Path, destination: str | None) -> Cargo:
         raise UsageError(f"{source}: {error.strerror}") from None
     tree = Tree.of(os.fsencode(source), map(entry_of, listing.files))
     return Cargo(tree, where, tuple(listing.left_out))
+
+
+def entry_of(file: OutputFile) -> Entry:
+    path, target = os.fsencode(file.path), os.fsencode(file.target)
+    return Entry(path, KINDS[file.kind], file.mode & 0o777, file.size, target, file.changed)
 
 
 def push(

@@ -200,6 +200,8 @@ class Reader:
         """Return a piece of a file, and the checksum of all up to its end if that is asked for."""
         with opened(request.place, request.path) as file:
             descriptor = file.fileno()
+            if request.changed and os.fstat(descriptor).st_mtime_ns != request.changed:
+                raise ValueError("it changed while it was read: fetch it again")
             known = self.sum_of(request, state_of(os.fstat(descriptor)))
             data = os.pread(descriptor, min(request.size, PIECE_BYTES), request.offset)
             if known.at == request.offset:

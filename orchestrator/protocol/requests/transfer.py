@@ -253,6 +253,7 @@ class ReadFile(Request[FilePiece], do="read_file"):
     # At most PIECE_BYTES; 0 with a sum asks for that of the bytes before the offset.
     size: Count = PIECE_BYTES
     with_sum: bool = False
+    changed: Count = 0  # nanoseconds: when the file was listed as changed last
 
 
 # -- what the master of a job wrote ---------------------------------------------------------------

@@ -14,7 +14,6 @@ from functools import partial
 
 from orchestrator.common.errors import CheckFailed, OrchestratorError, StoppedEarly
 from orchestrator.config import resolved
-from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import serving
 from orchestrator.head.connect.transport import Transport
@@ -33,7 +32,6 @@ from orchestrator.head.start.recovery.gather import (
     NotBack,
     refuse_if_stopped,
 )
-from orchestrator.head.transfer.fetch import gaps
 from orchestrator.head.transfer.job_files import JobPeer, bring_job_files
 from orchestrator.protocol.requests.machine import PortWish
 from orchestrator.protocol.requests.start import Start, TakenPorts, TakePorts
@@ -59,7 +57,6 @@ def launch_again(
         try:
             gathered = gathering.run()
             log.info("the next attempt has %s", [node.name for node in gathered.nodes])
-            bring_what_is_lacking(experiment, ended, gathered)
             bring_saved(experiment, transport, ended, gathered)
             return start_again(experiment, ended, gathered)
         except NotBack as error:
@@ -79,23 +76,6 @@ def launch_again(
         if final.over:
             return final
         ended = gathering.record = final
-
-
-def bring_what_is_lacking(experiment: Experiment, ended: JobRecord, gathered: Gathered) -> None:
-    """Let metrics here be as those of nodes that are back, before more is written."""
-    there = {node.name: gathered.channels[node.index] for node in gathered.nodes}
-    back = [node for node in ended.lost if node.name in there]
-    outputs = experiment.path / "outputs"
-    wanted = gaps.lacking(outputs) if back else ()
-
-    def bring_metrics(node: NodeRecord) -> None:
-        channel, part = there[node.name], ended.first_part(node)
-        if any(node.name in one.nodes and one.log_before for one in ended.latest):
-            gaps.extend(channel, part, outputs)
-        elif wanted:
-            gaps.fill(channel, part, outputs, wanted)
-
-    fleet.everywhere(back, bring_metrics)
 
 
 def bring_saved(

@@ -22,7 +22,7 @@ from orchestrator.protocol.timing import ANSWER_SECONDS
 log = logging.getLogger(__name__)
 
 SEARCH_SECONDS = 5.0  # for what was written beside the code
-RESULTS = "results/"  # of Cluster.run: somebody waits for them, of whatever size
+RESULTS = "results/"  # of Cluster.run: its caller waits for them, of whatever size
 LARGEST_BYTES = 64 << 20  # of one file; what is larger stays where it is, and is named
 MOST_BYTES, MOST_FILES = 64 << 20, 1000  # of a node, beside its code, that come unasked
 NAMED = 3
@@ -51,39 +51,46 @@ def bring(
     """
     listing = channel.ask(growing.listing.replace(beside=SEARCH_SECONDS), ANSWER_SECONDS)
     growing.finish(channel, listing, ANSWER_SECONDS)
-    joined, grown = growing.joined, growing.ours
     beside_code = [file for file in listing.files if file.place]
     much = is_much(beside_code)
-    places = {file.path: file.place or listing.place for file in listing.files}
     stays: dict[str, list[str]] = defaultdict(list)  # place -> what stays there
     taken: list[OutputFile] = []
     for file in listing.files:
-        if (file.place and much) or file.path in joined:
+        if (file.place and much) or growing.is_continued(file.path) or has_grown(growing, file):
             continue
         whole = file.path.startswith(RESULTS) or GROWS.fullmatch(file.path)
         if file.size > LARGEST_BYTES and not whole:
-            stays[places[file.path]].append(f"{file.path} ({text.size(file.size)})")
+            stays[file.place or listing.place].append(f"{file.path} ({text.size(file.size)})")
         elif file.kind == "file":
             taken.append(file)
-    label = f"node{growing.listing.node}"
     fetch = Fetch(
         *(channel, listing.place, growing.folder),
-        label=label,
-        replace=grown.__contains__,
+        label=f"node{growing.listing.node}",
+        replace=growing.ahead.__contains__,
         since=since,
     )
-    log.debug("%s: fetches %d files of %d", label, len(taken), len(listing.files))
+    log.debug("%s: fetches %d files of %d", fetch.label, len(taken), len(listing.files))
     result = fetch.go(taken)
+    places = {file.path: file.place or listing.place for file in taken}
     for path, reason in result.failed.items():
         stays[places[path]].append(f"{path} ({reason})")
     if listing.checkpoints:
         stays[listing.place].append("its checkpoints")
-    news = much or any(file.path in set(result.files) for file in beside_code)
     said = [f"{', '.join(each)} stay on the node, in {place}" for place, each in stays.items()]
     if listing.left_out:
         said.append(f"left out there: {', '.join(listing.left_out)}")
+    news = much or any(file.path in set(result.files) for file in beside_code)
     with_code = CodeOutputs(beside_code, listing.workdir, has_come=not much) if news else None
     return Brought(said, with_code, listing.own_disk)
+
+
+def has_grown(growing: GrowingFiles, file: OutputFile) -> bool:
+    """Return True for a file that is here, as it has grown, and give it its time on the node."""
+    path = growing.outputs / file.path
+    if file.path not in growing.ahead or path.lstat().st_size != file.size:
+        return False
+    os.utime(path, ns=(file.changed, file.changed), follow_symlinks=False)
+    return True
 
 
 # -- what a program wrote beside its code, on nodes that were sent it -----------------------------
@@ -103,17 +110,17 @@ class CodeOutputs:
 
 
 def is_much(files: Sequence[OutputFile]) -> bool:
-    """Tell whether it is more than anybody would wait for unasked."""
+    """Return True for more than a user would wait for unasked."""
     return len(files) > MOST_FILES or sum(file.size for file in files) > MOST_BYTES
 
 
 def where_it_is(found: Mapping[int, CodeOutputs], home: Path) -> list[str]:
-    """Say where it is now, and how the next launch finds it: in two sentences for all nodes."""
+    """Return where it is now, and how the next launch finds it: in two sentences for all nodes."""
     come = {node: outputs for node, outputs in found.items() if outputs.has_come}
     stays = {node: outputs for node, outputs in found.items() if not outputs.has_come}
     said = []
     if come:
-        said.append(f"{written(come)}: now in {home}{above(come, home)}{kept(come)}")
+        said.append(f"{written(come)}: now in {home}{kept(come)}")
     if stays:
         pull = f"orchestrator pull {home.parent.name}"
         said.append(f"{written(stays)}, which is left there: {pull} fetches it{kept(stays)}")
@@ -133,19 +140,6 @@ def first_part(path: str) -> str:
     """Return the part of a path that is in the program's directory, or in one above that."""
     parts = path.split("/")
     return "/".join(parts[: parts.count("..") + 1])
-
-
-def above(found: Mapping[int, CodeOutputs], home: Path) -> str:
-    """Say where that is which was written above the directory, as in `../outputs`."""
-    places = {}
-    for outputs in found.values():
-        for file in outputs.files:
-            shown = outputs.shown(file)
-            name = first_part(shown)
-            if name != shown.partition("/")[0]:
-                inside = shown.removeprefix(name)
-                places[name] = home / file.path.removesuffix(inside)
-    return "".join(f", {name} in {place}" for name, place in sorted(places.items())[:NAMED])
 
 
 def kept(found: Mapping[int, CodeOutputs]) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from orchestrator.common.errors import OrchestratorError, UsageError
-from orchestrator.common.folder import Folder, hidden
+from orchestrator.common.folder import Folder
 from orchestrator.common.text import size
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
@@ -18,14 +20,19 @@ from orchestrator.head.connect.reach import attending, kept_if_well
 from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.screen.progress import Progress
-from orchestrator.head.transfer.fetch import gathered
-from orchestrator.head.transfer.fetch.fetch import Fetch, plain, read_bytes
+from orchestrator.head.transfer.fetch.fetch import Fetch, plain
 from orchestrator.head.transfer.peer import Moved
 from orchestrator.protocol.requests.request import Request
-from orchestrator.protocol.requests.transfer import OutputFile, OutputFiles, Outputs
-from orchestrator.protocol.timing import FILES_ANSWER_SECONDS
+from orchestrator.protocol.requests.transfer import OutputFile, OutputFiles, Outputs, ReadFile
+from orchestrator.protocol.timing import FILE_ANSWER_SECONDS, FILES_ANSWER_SECONDS
+from orchestrator.records import checkpoint_manifest, checkpoint_parts
+from orchestrator.records.checkpoint_parts import Holding
 
 log = logging.getLogger(__name__)
+
+STEP = re.compile(r"(checkpoints/step_[0-9]+)(?:/(.+))?")
+MOST_MANIFEST_BYTES = 64 << 20
+HERE = -1  # this machine, among the nodes
 
 
 @dataclass(frozen=True)
@@ -40,10 +47,6 @@ class PullSource:
     # Files of the node take the place of what has their names here.
     replace: bool
 
-    @property
-    def label(self) -> str:
-        return f"node{self.index}"
-
 
 @dataclass
 class PulledNode:
@@ -51,9 +54,7 @@ class PulledNode:
 
     source: PullSource
     channel: NodeChannel
-    place: str
-    files: tuple[OutputFile, ...]
-    left_out: tuple[str, ...] = ()
+    listing: OutputFiles
     # Of checkpoints, by their directories.
     manifests: Mapping[str, bytes] = field(default_factory=dict)
     first: list[OutputFile] = field(default_factory=list)
@@ -72,30 +73,53 @@ def pull(
     with contextlib.ExitStack() as opened:
         for node in nodes:
             opened.callback(node.channel.connection.close)
-        share_out(nodes)
+        for folder in dict.fromkeys(node.source.into for node in nodes):
+            share_out([node for node in nodes if node.source.into is folder])
         progress.size = sum(file.size for node in nodes for file in (*node.first, *node.then))
         progress.nodes = len(nodes)
         fetched: Iterator[Moved | OrchestratorError]
-        if not dry_run:
+        if dry_run:
+            fetched = iter([Moved(files=[f.path for f in (*n.first, *n.then)]) for n in nodes])
+        else:
             check_room(nodes)
             fetched = iter(fetch(nodes, progress))
-        else:
-            fetched = iter(map(to_come, nodes))
     moved = []
     for source, answer in zip(sources, answers, strict=True):
         result = next(fetched) if isinstance(answer, PulledNode) else answer
         if isinstance(result, OrchestratorError):
             result = Moved(error=result)
+        elif isinstance(answer, PulledNode):
+            result.failed |= answer.short
+            result.left_out += answer.listing.left_out
         moved.append(
             replace(result, node=source.index, name=source.name, into=str(source.into.root))
         )
     return moved
 
 
-def to_come(node: PulledNode) -> Moved:
-    """Return what would come from a node."""
-    files = [file.path for file in (*node.first, *node.then)]
-    return Moved(files=files, failed=node.short, left_out=list(node.left_out))
+def ask(transport: Transport, source: PullSource) -> PulledNode:
+    """Reach a node, and ask it what there is to fetch."""
+    channel = attending(transport, source.login)
+    with kept_if_well(channel):
+        listing = channel.ask(source.question, FILES_ANSWER_SECONDS)
+    manifests = {
+        file.path.rpartition("/")[0]: read_manifest(channel, listing.place, file)
+        for file in listing.files
+        if isinstance(source.question, Outputs) and is_manifest(file.path)
+    }
+    log.debug("%s: lists %d files", source.name, len(listing.files))
+    return PulledNode(source, channel, listing, manifests)
+
+
+def read_manifest(channel: NodeChannel, place: str, file: OutputFile) -> bytes:
+    data = bytearray()
+    while len(data) < min(file.size, MOST_MANIFEST_BYTES):
+        request = ReadFile(place=place, path=file.path, offset=len(data))
+        piece = channel.ask(request, FILE_ANSWER_SECONDS).data
+        if not piece:
+            break
+        data += piece
+    return bytes(data)
 
 
 def fetch(nodes: Sequence[PulledNode], progress: Progress) -> list[Moved | OrchestratorError]:
@@ -103,9 +127,9 @@ def fetch(nodes: Sequence[PulledNode], progress: Progress) -> list[Moved | Orche
     fetches = [
         Fetch(
             node.channel,
-            node.place,
+            node.listing.place,
             node.source.into,
-            label=node.source.label,
+            label=f"node{node.source.index}",
             replace=lambda _, node=node: node.source.replace,  # type: ignore[misc]
             progress=progress.add,
         )
@@ -117,16 +141,12 @@ def fetch(nodes: Sequence[PulledNode], progress: Progress) -> list[Moved | Orche
         fetches[at].go(nodes[at].first)
         progress.node_done()
 
-    first = fleet.everywhere(range(len(nodes)), fetch_first)
-
     def fetch_then(at: int) -> Moved:
         if isinstance(error := first[at], OrchestratorError):
             raise error
-        moved = fetches[at].go(nodes[at].then)
-        moved.failed |= nodes[at].short
-        moved.left_out += nodes[at].left_out
-        return moved
+        return fetches[at].go(nodes[at].then)
 
+    first = fleet.everywhere(range(len(nodes)), fetch_first)
     return fleet.everywhere(range(len(nodes)), fetch_then)
 
 
@@ -141,7 +161,7 @@ def check_room(nodes: Sequence[PulledNode]) -> None:
             disk = place.stat().st_dev
         except OSError:
             continue  # what it is for tells why
-        needs[disk] = needs.get(disk, 0) + sum(lacking(node, file) for file in node.first)
+        needs[disk] = needs.get(disk, 0) + sum(lacking(root, file) for file in node.first)
         places[disk] = place
     for disk, need in needs.items():
         if (free := shutil.disk_usage(places[disk]).free) < need:
@@ -151,16 +171,11 @@ def check_room(nodes: Sequence[PulledNode]) -> None:
             )
 
 
-def lacking(node: PulledNode, file: OutputFile) -> int:
-    """Return how many bytes of a file are not here, by its size and that of a broken fetch."""
-    if file.kind != "file":
-        return 0
-    path = node.source.into.root / file.path
-    have = 0
-    for known in (path, path.with_name(hidden(node.source.label, path.name))):
-        with contextlib.suppress(OSError):
-            have = max(have, known.lstat().st_size)
-    return max(0, file.size - have)
+def lacking(root: Path, file: OutputFile) -> int:
+    """Return how many bytes of a file are not here, by its size."""
+    with contextlib.suppress(OSError):
+        return max(0, file.size - (root / file.path).lstat().st_size)
+    return file.size
 
 
 def make_place(folder: Folder) -> None:
@@ -175,41 +190,70 @@ def make_place(folder: Folder) -> None:
         ) from None
 
 
-def ask(transport: Transport, source: PullSource) -> PulledNode:
-    """Reach a node, and ask it what there is to fetch."""
-    channel = attending(transport, source.login)
-    with kept_if_well(channel):
-        listing = channel.ask(source.question, FILES_ANSWER_SECONDS)
-    files = [file for file in listing.files if plain(file.path)]
-    manifests = {
-        file.path.rpartition("/")[0]: read_bytes(channel, listing.place, file.path, file.size)
-        for file in files
-        if isinstance(source.question, Outputs) and gathered.is_manifest(file.path)
-    }
-    log.debug("%s: lists %d files", source.name, len(files))
-    left_out = listing.left_out
-    return PulledNode(source, channel, listing.place, tuple(files), left_out, manifests)
+# -- which node gives which file --------------------------------------------------------------
 
 
 def share_out(nodes: Sequence[PulledNode]) -> None:
-    """Let the first node that has a file provide it, where several go into one directory.
+    """Let the first of these nodes that has a file provide it: all go into one directory.
 
     Files of a checkpoint come from the nodes that have them, and the manifest last: one that is
     being fetched is not taken for a whole one.
     """
-    for folder in dict.fromkeys(node.source.into for node in nodes):
-        of_folder = [node for node in nodes if node.source.into is folder]
-        offers = [
-            gathered.NodeOffer(node.source.index, node.files, node.manifests) for node in of_folder
-        ]
-        gathering = gathered.gather(offers, folder.root)
-        of_folder[0].short = dict(sorted(gathering.short.items()))
-        owners: dict[str, int] = {}
-        for node in of_folder:
-            for file in node.files:
-                of_step = node.manifests and gathered.STEP.fullmatch(file.path)
-                if of_step and gathering.givers.get(file.path) != node.source.index:
-                    continue
-                owner = owners.setdefault(file.path, node.source.index)
-                later = gathered.is_manifest(file.path) if of_step else owner != node.source.index
-                (node.then if later and file.kind != "directory" else node.first).append(file)
+    givers, nodes[0].short = gather(nodes)
+    owners: dict[str, int] = {}
+    for node in nodes:
+        for file in filter(lambda file: plain(file.path), node.listing.files):
+            of_step = node.manifests and STEP.fullmatch(file.path)
+            if of_step and givers.get(file.path) != node.source.index:
+                continue
+            owner = owners.setdefault(file.path, node.source.index)
+            later = is_manifest(file.path) if of_step else owner != node.source.index
+            (node.then if later and file.kind != "directory" else node.first).append(file)
+
+
+def is_manifest(path: str) -> bool:
+    match = STEP.fullmatch(path)
+    return match is not None and match[2] == checkpoint_manifest.NAME
+
+
+def gather(nodes: Sequence[PulledNode]) -> tuple[dict[str, int], dict[str, str]]:
+    """Return who gives each file of a checkpoint, and why some checkpoints do not come."""
+    found: dict[str, list[Holding]] = {}
+    givers, short = dict[str, int](), dict[str, str]()
+    for node in nodes:
+        sizes = {file.path: file.size for file in node.listing.files if file.kind == "file"}
+        for directory, text in node.manifests.items():
+            try:
+                holding = holding_of(node.source.index, directory, text, sizes)
+                found.setdefault(directory, []).append(holding)
+            except (ValueError, RecursionError) as error:
+                short[directory] = f"its manifest {error}"
+    for directory, holdings in found.items():
+        candidates = checkpoint_parts.candidates(holdings)
+        candidate = next((each for each in candidates if each.whole), None)
+        if candidate is None:
+            short[directory] = candidates[0].shortage()
+            continue
+        short.pop(directory, None)
+        version = candidate.versions[candidate.version_for(HERE)]
+        for each in checkpoint_parts.deliveries(candidate, {HERE: version.files}):
+            givers[f"{directory}/{each.name}"] = each.source
+        givers[f"{directory}/{checkpoint_manifest.NAME}"] = version.holdings[0].node
+    return givers, dict(sorted(short.items()))
+
+
+def holding_of(node: int, directory: str, text: bytes, sizes: Mapping[str, int]) -> Holding:
+    """Return what a node has of the checkpoint in one of its directories."""
+    manifest = checkpoint_manifest.parse(text)
+    files = manifest.files
+    return Holding(
+        node=node,
+        step=manifest.step,
+        save=manifest.save,
+        created=manifest.created,
+        manifest=hashlib.sha256(text).hexdigest(),
+        files=files,
+        here=frozenset(n for n in files if sizes.get(f"{directory}/{n}") == files[n].size),
+        hosts=manifest.hosts,
+        generation=checkpoint_manifest.generation(manifest.progress),
+    )

@@ -11,7 +11,6 @@ import pytest
 from orchestrator.common.errors import NodeError
 from orchestrator.head.connect.channel import Declined
 from orchestrator.head.follow.conclusion import after_attempt
-from orchestrator.head.follow.restarts import ended
 from orchestrator.head.follow.streams.node_logs import NodeLogs
 from orchestrator.head.screen import output
 from orchestrator.head.screen.log_reader import LogFile, LogReader
@@ -20,7 +19,6 @@ from orchestrator.head.start.parts import Meeting, places
 from orchestrator.head.start.record import failed_to_start, not_started, with_line
 from orchestrator.head.start.recovery import again
 from orchestrator.head.start.recovery.gather import Gathered, parts_of
-from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol.requests.request import Nothing
 from orchestrator.protocol.requests.start import (
     Start,
@@ -29,12 +27,9 @@ from orchestrator.protocol.requests.start import (
     TakePorts,
     WarmStart,
 )
-from orchestrator.protocol.version import OWN
 from orchestrator.records import experiments
 from orchestrator.records.experiment import NOT_STARTED, Experiment, JobRecord, NodeRecord
 from tests.head.start.recovery.test_gather import Asking, gathering, record
-from tests.head.transfer.nodes import Channel as VisitChannel
-from tests.node.start.test_next_spec import FIRST
 from tests.records.one_node import NODE
 
 NODES = [
@@ -248,32 +243,3 @@ def test_who_may_have_started_a_further_attempt_is_asked_by_a_stop(
     final = again.launch_again(place, job, cast(Any, None), {})
     assert isinstance(final, JobRecord) and final.over
     assert [node.state for node in final.nodes] == [NOT_STARTED, "lost"]
-
-
-@pytest.mark.parametrize("away_for", [1, 2])  # attempts
-def test_what_a_node_alone_measured_is_here_before_it_goes_on(
-    place: Experiment, away_for: int
-) -> None:
-    """It comes back as another rank; by the end of the job its disk may be lost."""
-    run = RunDir("run-1", 1)
-    run.create()
-    run.write_spec(FIRST.replace(job="run-1", node=1, version=OWN))
-    outputs, its_own = place.path / "outputs", Path(run.path, "experiment/outputs")
-    for directory, steps in ((outputs, (1, 2)), (its_own, (1, 2, 3, 4))):
-        directory.mkdir(parents=True, exist_ok=True)
-        text = "".join(f'{{"step": {step}}}\n' for step in steps)
-        (directory / "rank_01_metrics.jsonl").write_text(text)
-    job = JobRecord("run-1", str(place.path), "lost", ["x"], NODES, 0.0, ended=1.0)
-    lost = [NODES[0], replace(NODES[1], state="lost")]
-    job = replace(job, attempts=[replace(ended(job, None, None), ran=9.0)], nodes=lost)
-    if away_for == 2:  # another has taken the steps that were taken again
-        with (outputs / "rank_01_metrics.jsonl").open("a") as file:
-            file.write('{"step": 4, "new": 1}\n')
-        only = replace(job.attempts[0], job="run-1.2", nodes=["a"], log_before=[0])
-        job = replace(job, attempts=[*job.attempts, only], nodes=NODES[:1], spares=lost[1:])
-    back = replace(NODES[1], index=0, first_job="run-1", first_node=1)
-    gathered = Gathered([back], [cast("Any", VisitChannel())])
-    again.bring_what_is_lacking(place, job, gathered)
-    lines = (outputs / "rank_01_metrics.jsonl").read_text().splitlines()
-    new = ', "new": 1' * (away_for == 2)
-    assert lines == [*(f'{{"step": {step}}}' for step in (1, 2, 3)), f'{{"step": 4{new}}}']

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.common.folder import Folder, Partial
+from orchestrator.common.folder import Folder
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.subprocess_transport import LocalTransport
@@ -95,26 +95,6 @@ def test_a_tree_with_odd_names(bring: Bring, tmp_path: Path) -> None:
     assert again.kept == 5
 
 
-@pytest.mark.parametrize("damaged", [False, True])
-def test_a_half_file_is_continued_after_a_look_at_it(
-    bring: Bring, tmp_path: Path, damaged: bool
-) -> None:
-    data = os.urandom((3 << 20) + 7)
-    (tmp_path / "node/here/large").write_bytes(data)
-    folder = Folder(tmp_path / "here", private=False)
-    folder.make()
-    part = Partial(folder, ["large"], "x")
-    half = bytearray(data[: 2 << 20])
-    if damaged:
-        half[(1 << 20) + 5] ^= 1
-    (tmp_path / "here" / part.hidden).write_bytes(half)
-    part.close()
-    result = bring()
-    assert result.size == len(data) - (0 if damaged else 2 << 20)
-    assert (tmp_path / "here/large").read_bytes() == data
-    assert [path.name for path in (tmp_path / "here").iterdir()] == ["large"]
-
-
 def test_what_grew_or_changed_there(bring: Bring, tmp_path: Path) -> None:
     grows, changes = tmp_path / "node/here/grows", tmp_path / "node/here/changes"
     grows.write_bytes(b"a" * 1000)
@@ -124,7 +104,7 @@ def test_what_grew_or_changed_there(bring: Bring, tmp_path: Path) -> None:
     changes.write_bytes(b"c" * 1000)
     os.utime(changes, (1, 1))
     result = bring()
-    assert result.size == 1500  # 500 more of one, the other anew
+    assert result.size == 2500
     assert (tmp_path / "here/grows").read_bytes() == b"a" * 1500
     assert (tmp_path / "here/changes").read_bytes() == b"c" * 1000
     (tmp_path / "here/grows").write_bytes(b"mine")
@@ -148,19 +128,6 @@ def test_a_later_attempt_replaces_what_came_with_one_before(
         assert result.failed == {"here/last.pt": "another file has this name here"}
     os.utime(there, (over + 2, over + 2))
     assert not bring(replace=False, since=(over, over)).failed and here.read_text() == text
-
-
-def test_a_file_of_the_same_size_and_moment_may_be_another_nodes(
-    bring: Bring, tmp_path: Path
-) -> None:
-    there = tmp_path / "node/here/file"
-    there.write_text("a")
-    bring()
-    moment = there.stat().st_mtime_ns
-    there.write_text("b")
-    os.utime(there, ns=(moment, moment))
-    assert bring(replace=False).failed == {"here/file": "another file has this name here"}
-    assert (tmp_path / "here/file").read_text() == "a"
 
 
 @pytest.mark.parametrize(("other", "failed"), [("b", True), ("a", False)])

@@ -88,7 +88,7 @@ def test_a_new_head_continues_what_is_the_nodes_and_nothing_else(node: Node, her
         node.serve(files)
     assert (here / "own.jsonl").read_text() == "one\nthree\n"
     assert (here / "other.jsonl").read_text() == "two\n"
-    assert set(files.ours) == {"own.jsonl"}
+    assert set(files.ahead) == {"own.jsonl"}
 
 
 def test_a_broken_connection_leaves_no_question_open(node: Node, here: Path) -> None:
@@ -161,92 +161,58 @@ LATER = replace(NODE, first_job=JOB)
 
 def steps(first: int, last: int, attempt: int) -> str:
     return "".join(
-        json.dumps({"time": 0, "step": step, "by": attempt}) + "\n"
-        for step in range(first, last + 1)
+        json.dumps({"time": attempt, "step": step}) + "\n" for step in range(first, last + 1)
     )
 
 
+def joining(here: Path, attempt: int) -> GrowingFiles:
+    files = GrowingFiles(JOB, LATER, here)
+    files.began = lambda: attempt - 0.5
+    return files
+
+
 @pytest.mark.parametrize(
-    ("kept", "again"),
+    ("kept", "again", "expected"),
     [
-        pytest.param(steps(1, 7, 1), steps(8, 12, 2), id="its node has cut its own file"),
-        pytest.param(steps(1, 7, 1), "", id="and has not done a step yet"),
-        pytest.param("", steps(8, 12, 2), id="a spare never had the earlier steps"),
-        pytest.param("", steps(1, 3, 2), id="it began anew"),
-        pytest.param(steps(1, 4, 1), steps(8, 30, 3), id="it was away for an attempt"),
+        pytest.param(steps(1, 7, 1), steps(8, 12, 3), steps(1, 7, 1), id="it has cut its file"),
+        pytest.param(steps(1, 7, 1), "", steps(1, 10, 1), id="and has not done a step yet"),
+        pytest.param("", steps(8, 12, 3), steps(1, 7, 1), id="it never had the earlier steps"),
+        pytest.param("", steps(1, 3, 3), "", id="it began from the start"),
+        pytest.param(steps(1, 4, 1), steps(8, 30, 3), steps(1, 7, 1), id="it was away"),
+        pytest.param(steps(1, 12, 1), steps(13, 15, 3), steps(1, 12, 1), id="not all had come"),
     ],
 )
 def test_lines_before_the_step_from_which_an_attempt_goes_on_stay(
-    node: Node, here: Path, kept: str, again: str
+    node: Node, here: Path, kept: str, again: str, expected: str
 ) -> None:
     """Also for a head that comes later, and for one that was ended in the middle of a line."""
-    before = steps(1, 10, 1) + '{"time": 0, "st' * bool(again)
     here.mkdir()
-    (here / METRICS).write_text(before)
+    (here / METRICS).write_text(steps(1, 10, 1) + '{"time": 0, "st' * bool(again))
     node.write(METRICS, kept)
-    files = GrowingFiles(JOB, LATER, here)
+    files = joining(here, 3)
     node.serve(files)
     for line in again.splitlines(keepends=True):
         node.write(METRICS, line[:9])
         node.serve(files)
         node.write(METRICS, line[9:])
         node.serve(files)
-    first = json.loads(again.partition("\n")[0])["step"] if again else 11
-    expected = steps(1, min(first - 1, 10), 1) + again
-    assert (here / METRICS).read_text() == expected
-    assert files.joined == {METRICS}
-    node.serve(GrowingFiles(JOB, LATER, here))
-    assert (here / METRICS).read_text() == expected
+    for _ in range(2):
+        assert (here / METRICS).read_text() == expected + again
+        node.serve(joining(here, 3))
 
 
-def test_a_node_that_comes_back_takes_nothing_of_what_others_have_measured_since(
-    node: Node, here: Path
-) -> None:
-    """Its last line there was of a step that another node has done again."""
-
-    def timed(first: int, last: int, attempt: int) -> str:
-        return steps(first, last, attempt).replace('"time": 0', f'"time": {attempt}')
-
-    before = timed(1, 4, 1) + timed(5, 35, 2)
-    here.mkdir()
-    (here / METRICS).write_text(before)
-    node.write(METRICS, timed(1, 6, 1))
-    files = GrowingFiles(JOB, LATER, here)
-    files.began = lambda: 3.0
-    node.serve(files)
-    assert (here / METRICS).read_text() == before
-    node.write(METRICS, timed(34, 40, 3))  # it goes on from a state of two steps before
-    node.serve(files)
-    expected = timed(1, 4, 1) + timed(5, 33, 2) + timed(34, 40, 3)
-    assert (here / METRICS).read_text() == expected
-    files = GrowingFiles(JOB, LATER, here)  # of the next attempt
-    files.began = lambda: 4.0
-    node.serve(files)
-    assert (here / METRICS).read_text() == expected
-    node.write(METRICS, timed(41, 42, 4))
-    node.serve(files)
-    assert (here / METRICS).read_text() == expected + timed(41, 42, 4)
-
-
-@pytest.mark.parametrize("known", [10, 12, 7], ids=["all was here", "some was not", "part"])
-@pytest.mark.parametrize("again", [9, 30], ids=["it is shorter then", "it is longer"])
-def test_a_rank_may_cut_its_file_after_it_was_looked_at(
-    node: Node, here: Path, known: int, again: int
-) -> None:
+def test_a_rank_may_cut_its_file_after_it_was_looked_at(node: Node, here: Path) -> None:
     """Its start takes seconds, and longer on a busy machine."""
     here.mkdir()
-    (here / METRICS).write_text(steps(1, min(known, 10), 1))
-    node.write(METRICS, steps(1, known, 1))
-    files = GrowingFiles(JOB, LATER, here)
+    (here / METRICS).write_text(steps(1, 10, 1))
+    node.write(METRICS, steps(1, 10, 1))
+    files = joining(here, 2)
     node.serve(files)
-    assert (here / METRICS).read_text() == steps(1, max(known, 7), 1)
-    (node.outputs / METRICS).write_text(steps(1, 7, 1) + steps(8, again, 2))
-    for _ in range(2):
+    (node.outputs / METRICS).write_text(steps(1, 7, 1) + steps(8, 10, 2))
+    for last in (10, 13):
         node.serve(files)
-        assert (here / METRICS).read_text() == steps(1, 7, 1) + steps(8, again, 2)
-    node.write(METRICS, steps(again + 1, again + 3, 2))
-    node.serve(files)
-    assert (here / METRICS).read_text() == steps(1, 7, 1) + steps(8, again + 3, 2)
+        assert (here / METRICS).read_text() == steps(1, 7, 1) + steps(8, last, 2)
+        node.write(METRICS, steps(11, 13, 2) * (last == 10))
 
 
 def test_the_end_of_a_job_leaves_joined_metrics_as_they_are(node: Node, here: Path) -> None:
@@ -254,7 +220,7 @@ def test_the_end_of_a_job_leaves_joined_metrics_as_they_are(node: Node, here: Pa
     (here / METRICS).write_text(steps(1, 10, 1))
     node.write(METRICS, steps(8, 12, 2))
     channel = cast("Any", SimpleNamespace(ask=lambda request, _: node.visit.answer(request)))
-    said, *_ = home.bring(channel, GrowingFiles(JOB, LATER, here))
+    said, *_ = home.bring(channel, joining(here, 2))
     assert not said
     assert (here / METRICS).read_text() == steps(1, 7, 1) + steps(8, 12, 2)
 
@@ -266,4 +232,4 @@ def test_metrics_of_another_nodes_rank_are_left_alone(node: Node, here: Path) ->
     node.write(name, steps(8, 30, 2))
     files = GrowingFiles(JOB, LATER, here)
     node.serve(files)
-    assert not files.joined and (here / name).read_text() == steps(1, 10, 1)
+    assert not files.ahead and (here / name).read_text() == steps(1, 10, 1)

@@ -40,8 +40,7 @@ def wrote(*paths: str, place: str = "/s/x-0/u/proj", has_come: bool = True) -> C
             {0: wrote("u/outputs/run1/model.pt", "log.txt", place="/s/x-0")},
             [
                 "the program wrote ../../log.txt, ../outputs beside its code on node 0 (2 files,"
-                " 2 kB): now in /e/train_1/outputs, ../../log.txt in /e/train_1/outputs/log.txt,"
-                " ../outputs in /e/train_1/outputs/u/outputs;"
+                " 2 kB): now in /e/train_1/outputs;"
                 " for the next launch to find it there: --set 'sync.outputs=[../outputs]'"
             ],
         ),

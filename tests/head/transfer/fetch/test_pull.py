@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,13 +11,15 @@ from typing import Any, cast
 import pytest
 
 from orchestrator.common.errors import EXIT_FAILED, EXIT_NODE, NodeError, UsageError
-from orchestrator.common.folder import Folder, hidden
+from orchestrator.common.folder import Folder
 from orchestrator.head.commands.machines.transfer import exit_code
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.transfer.fetch import pull
 from orchestrator.head.transfer.fetch.pull import PulledNode, PullSource
 from orchestrator.head.transfer.peer import Moved
-from orchestrator.protocol.requests.transfer import ListPath, OutputFile
+from orchestrator.protocol.requests.transfer import ListPath, OutputFile, OutputFiles
+from orchestrator.records import checkpoint_manifest
+from orchestrator.records.checkpoint_manifest import FileRecord, Manifest
 
 
 def offered(root: Path, index: int, *files: tuple[str, int]) -> PulledNode:
@@ -27,7 +30,8 @@ def offered(root: Path, index: int, *files: tuple[str, int]) -> PulledNode:
         OutputFile(path=path, kind="file", size=size, mode=0o600, changed=0, target="")
         for path, size in files
     )
-    return PulledNode(source, cast(Any, None), "/x", listed, first=list(listed))
+    listing = OutputFiles(files=listed, place="/x")
+    return PulledNode(source, cast(Any, None), listing, first=list(listed))
 
 
 @pytest.fixture
@@ -53,13 +57,11 @@ def test_what_has_no_room_does_not_begin_to_come(tmp_path: Path, free: SimpleNam
 
 def test_what_is_here_needs_no_room(tmp_path: Path, free: SimpleNamespace) -> None:
     (tmp_path / "whole").write_bytes(b"x" * 500)
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / hidden("node0", "begun")).write_bytes(b"x" * 60)
-    free.free = 40
-    pull.check_room([offered(tmp_path, 0, ("whole", 500), ("a/begun", 100))])
-    free.free = 39
+    free.free = 100
+    pull.check_room([offered(tmp_path, 0, ("whole", 500), ("a/new", 100))])
+    free.free = 99
     with pytest.raises(UsageError):
-        pull.check_room([offered(tmp_path, 0, ("whole", 500), ("a/begun", 100))])
+        pull.check_room([offered(tmp_path, 0, ("whole", 500), ("a/new", 100))])
 
 
 def test_a_place_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
@@ -71,3 +73,33 @@ def test_a_place_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
     assert exit_code([refused, Moved(1, "b", "", error=NodeError("lost"))]) == EXIT_NODE
     pull.make_place(Folder(tmp_path / "new/node_0", private=False))
     assert (tmp_path / "new/node_0").is_dir()
+
+
+# -- which node gives which file of a checkpoint --------------------------------------------------
+
+STEP = "checkpoints/step_00000008"
+FILES = {name: FileRecord(3, name * 64) for name in "abc"}
+
+
+def manifest() -> bytes:
+    hosts = {name: f"n{name}" for name in FILES}
+    return checkpoint_manifest.to_json(Manifest(8, 8.0, None, 3, FILES, "s", hosts)).encode()
+
+
+def with_step(root: Path, index: int, names: str, size: int = 3) -> PulledNode:
+    files = [(f"{STEP}/{name}", size) for name in (*names, "manifest.json")]
+    return replace(offered(root, index, *files), manifests={STEP: manifest()})
+
+
+def test_parts_and_copies_come_once_each(tmp_path: Path) -> None:
+    givers, short = pull.gather([with_step(tmp_path, 0, "ab"), with_step(tmp_path, 2, "bc")])
+    given = {"a": 0, "b": 2, "c": 2, "manifest.json": 0}
+    assert givers == {f"{STEP}/{name}": node for name, node in given.items()}
+    assert short == {}
+
+
+def test_what_is_nowhere_or_of_another_size_is_named(tmp_path: Path) -> None:
+    nodes = [with_step(tmp_path, 0, "ab"), with_step(tmp_path, 1, "c", size=2)]
+    assert pull.gather(nodes) == ({}, {STEP: "step 8 lacks c (written by nc)"})
+    broken = replace(offered(tmp_path, 0), manifests={STEP: b"{"})
+    assert "no JSON" in pull.gather([broken])[1][STEP]
