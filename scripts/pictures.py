@@ -96,11 +96,6 @@ def take(head: Head, browser: Browser, steps: int, out: Path) -> None:
     site = url.partition("/?")[0]
     browser.open(url)  # which has the token that all pages need
     browser.until("document.documentElement.dataset.rows == 2")
-    browser.open(f"{site}/cluster")
-    browser.until("document.getElementById('summary').textContent.startsWith('2 of 2 nodes, 1 ')")
-    picture(browser, out / "cluster.png", HEIGHT)
-    browser.open(url)
-    browser.until("document.documentElement.dataset.rows == 2")
     picture(browser, out / "dashboard.png", HEIGHT)
     browser.open(f"{site}/experiment/{head.experiment.name}")
     browser.until("document.documentElement.dataset.drawn > 6")

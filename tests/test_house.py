@@ -61,8 +61,10 @@ ENGINE = ("ranks", "sharding", "models", "data", "saving", "observe", "core", "v
 OTHERS = {
     "head/connect": {"fabric", "paramiko"},
     "head/commands": {"click"},
-    "views/dashboard": {"starlette", "uvicorn"},
-    "views/templates.py": {"jinja2"},
+    "views/dashboard": {"starlette"},
+    "views/track/exposition.py": {"starlette"},
+    "views/serve.py": {"starlette", "uvicorn"},
+    "views/report/page.py": {"jinja2"},
     "views/top": {"rich", "textual"},
     "head/start": {"click"},
     "head/follow": {"click"},

@@ -110,19 +110,13 @@ def checkpoint(where: Where, action: str, names: tuple[str, ...], **options: Any
     help="Write the page here. [default: report.html in the experiment's directory]",
 )
 @click.option("--open", "opened", is_flag=True, help="Open it in the browser of this machine.")
-@click.option(
-    "--scaling", is_flag=True, help="Compare runs of different sizes with the smallest of them."
-)
-def report(
-    where: Where, names: tuple[str, ...], out: Path | None, opened: bool, scaling: bool
-) -> int:
+def report(where: Where, names: tuple[str, ...], out: Path | None, opened: bool) -> int:
     """Write one HTML page of experiments, or of a sweep.
 
     Curves, a map of all ranks, what happened, nodes, config, the last lines of the logs. It
     needs nothing else and can be sent to anybody.
     """
-    report = view("report")
-    code: int = report.report(where, names, out=out, opened=opened, scaling=scaling)
+    code: int = view("report").report(where, names, out=out, opened=opened)
     return code
 
 
@@ -202,11 +196,10 @@ def dashboard(
 ) -> int:
     """Show all experiments live in a browser, until Ctrl-C.
 
-    How far each is, its curves, its logs and their search, several side by side, and a stop that
-    asks. The address that is printed has a token: whoever has it sees and may do all that.
+    How far each is, the page that `report` writes of each, several side by side, and a stop that
+    asks. The address that is printed has a token: with it anyone sees and may do all that.
     """
-    dashboard = view("dashboard")
-    code: int = dashboard.dashboard(where, host, port, names, opened=opened)
+    code: int = view("dashboard").dashboard(where, host, port, names, opened=opened)
     return code
 
 

@@ -83,6 +83,7 @@ GONE_OPTIONS = {
     "--start": "--set launch.start=plain",
     "--array": "--as env --grid ORCHESTRATOR_ARRAY_INDEX=0..9",
     "--random": "--optuna N draws from ranges",
+    "--scaling": "a report of several runs has what each rank contributes in its table",
     "--relays": "leave it out: the head connects to every node",
 }
 

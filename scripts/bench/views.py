@@ -3,8 +3,6 @@
     python scripts/bench/views.py [--steps 1000000] [--ranks 64]
     python scripts/bench/views.py --hosts 64     the first screen of top, and its processor time
     python scripts/bench/views.py --sampler      what a node's sampler costs
-    python scripts/bench/views.py --open --steps 200000      an open page, while the job goes on
-    python scripts/bench/views.py --clients 10   the memory of the dashboard while so many look on
 
 The metrics are lines as the engine writes them. The files of the ranks are one file under many
 names, so that the disk of a laptop holds them; each is read as if it were its own.
@@ -14,12 +12,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import http.client
 import json
 import math
 import os
 import pty
-import re
 import shutil
 import signal
 import subprocess
@@ -40,17 +36,11 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--hosts", type=int, default=0)
     parser.add_argument("--sampler", action="store_true")
-    parser.add_argument("--open", action="store_true")
-    parser.add_argument("--clients", type=int, default=0)
     options = parser.parse_args()
     if options.sampler:
         sampler()
-    elif options.open:
-        open_page(options.steps, options.ranks)
     elif options.hosts:
         top(options.hosts)
-    elif options.clients:
-        dashboard(options.clients, options.ranks)
     else:
         report(options)
 
@@ -173,92 +163,6 @@ def top(hosts: int, seconds: float = 30.0) -> None:
         print(
             f"{tool}: {'to be timed by hand' if there else 'needs a GPU of NVIDIA: not measured'}"
         )
-
-
-def dashboard(clients: int, nodes: int) -> None:
-    """Let clients look at a job of many nodes that prints and trains, each at another log."""
-    with tempfile.TemporaryDirectory() as name:
-        path = Path(name) / "wide_20260101_000000"
-        make(path, 20_000, nodes * PER_NODE)
-        sample_machines(path, nodes, 20_000)
-        command = [sys.executable, "-u", "-m", "orchestrator", "dashboard", "--port", "0"]
-        with subprocess.Popen(
-            [*command, "--experiments", name],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        ) as server:
-            assert server.stdout is not None
-            found = re.search(r"http://([^/]+)/.*token=(\S+)", server.stdout.readline())
-            assert found is not None
-            begun, over = time.perf_counter(), threading.Event()
-            try:
-                for at in range(clients):
-                    given = (*found.groups(), path.name, at, over)
-                    threading.Thread(target=look_on, args=given, daemon=True).start()
-                go_on(path)
-                status = Path(f"/proc/{server.pid}/status").read_text()
-                used = ticks(server.pid)
-            finally:
-                over.set()
-                server.terminate()
-    peak = int(status.partition("VmHWM:")[2].split()[0]) / 1000
-    share = used / (time.perf_counter() - begun)
-    print(f"{clients} clients, {nodes} nodes: at most {peak:.0f} MB, {share:.0%} of a core")
-
-
-def go_on(path: Path, seconds: int = 60) -> None:
-    """Train and print, as many lines a second on each node as a chatty program does."""
-    experiment = Experiment(path)
-    logs = [experiment.log(node) for node in experiment.read_record().nodes]
-    logs[0].parent.mkdir(exist_ok=True)
-    metrics = path / "outputs" / "rank_00_metrics.jsonl"
-    last = json.loads(metrics.read_text().splitlines()[-1])
-    for second in range(seconds):
-        for log in logs:
-            with log.open("a") as file:
-                file.writelines(f"step {second} of a line that says much {n}\n" for n in range(100))
-        with metrics.open("a") as file:  # every rank's: they are one file
-            file.write(json.dumps({**last, "step": last["step"] + second + 1}) + "\n")
-        time.sleep(1.0)
-
-
-def open_page(steps: int, ranks: int) -> None:
-    """Look at a page as the dashboard does: once, and again each time that all ranks went on."""
-    from orchestrator.views.dashboard.pages import Page
-
-    with tempfile.TemporaryDirectory() as name:
-        path = Path(name) / "long_20260101_000000"
-        make(path, steps, ranks)
-        sample_machines(path, ranks // PER_NODE, steps)
-        metrics = path / "outputs" / "rank_00_metrics.jsonl"
-        page = Page([Experiment(path)], lambda _: {})
-        for look in range(4):
-            began = time.process_time()
-            parts = page.render() or b""
-            took = time.process_time() - began
-            print(f"look {look}: {took:6.3f} s of a processor, {len(parts) / 1e6:.2f} MB, packed")
-            with metrics.open("r+b") as file:
-                file.seek(-(1 << 12), os.SEEK_END)
-                last = json.loads(file.read().splitlines()[-1])
-                file.write(json.dumps({**last, "step": steps + look + 1}).encode() + b"\n")
-        print(f"load {os.getloadavg()[0]:.0f}")
-
-
-def look_on(where: str, token: str, name: str, node: int, over: threading.Event) -> None:
-    """Be a browser: follow the events of a job and one log, and get the page when it changes."""
-    headers = {"Authorization": f"Bearer {token}"}
-    stream = http.client.HTTPConnection(where, timeout=30)
-    stream.request("GET", f"/api/experiments/{name}/events?node={node}", headers=headers)
-    answer = stream.getresponse()
-    while not over.is_set() and (line := answer.readline()):
-        if line.startswith(b"event: page"):
-            page = http.client.HTTPConnection(where, timeout=60)
-            packed = {**headers, "Accept-Encoding": "gzip"}  # as browsers do
-            page.request("GET", f"/api/page?e={name}", headers=packed)
-            page.getresponse().read()
-            page.close()
-    stream.close()
 
 
 def drain(terminal: int) -> None:

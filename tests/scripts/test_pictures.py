@@ -27,7 +27,6 @@ def check(directory: Path) -> None:
         "dashboard.png",
         "experiment.png",
         "report.png",
-        "cluster.png",
     }
     top = "\n".join(ElementTree.parse(directory / "top.svg").getroot().itertext())
     for shown in ("127.0.0.3", "gpt-small_", "LEFT", "quit"):

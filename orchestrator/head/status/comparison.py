@@ -16,7 +16,7 @@ from orchestrator.head.status.settings import Section, flat, mapping
 from orchestrator.records import manifest
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.metrics import trainers
-from orchestrator.records.metrics.curves import CACHE, POINTS, Curve, curves, median
+from orchestrator.records.metrics.curves import POINTS, Curve, curves, median
 from orchestrator.records.metrics.names import unit_of
 from orchestrator.records.outcome import Verdict
 
@@ -151,7 +151,7 @@ def metrics(experiments: Sequence[Experiment]) -> dict[str, list[Any]]:
     """Return the metrics of each Trainer's first rank: medians, peaks, or values at one step."""
     outputs = [experiment.path / "outputs" for experiment in experiments]
     files = [first_files(each) for each in outputs]
-    every = [read_curves(*pair) for pair in zip(outputs, files, strict=True)]
+    every = [read_curves(each) for each in files]
     # A loss that is NaN or infinite is in no curve.
     lost = [{t for t, path in each.items() if trainers.last(path).loss_is_lost} for each in files]
     rows: dict[str, list[Any]] = {}
@@ -174,9 +174,8 @@ def first_files(outputs: Path) -> dict[int, Path]:
     return {trainer: files[min(files)] for trainer, files in trainers.every(outputs).items()}
 
 
-def read_curves(outputs: Path, files: Mapping[int, Path]) -> dict[int, dict[str, Curve]]:
-    with CACHE.alone(outputs):
-        return {trainer: curves(path, POINTS) for trainer, path in files.items()}
+def read_curves(files: Mapping[int, Path]) -> dict[int, dict[str, Curve]]:
+    return {trainer: curves(path, POINTS) for trainer, path in files.items()}
 
 
 def at_one_step(name: str, of_name: Sequence[Curve]) -> tuple[str, list[Any]]:

@@ -1,27 +1,21 @@
 """Make curves and maps of ranks of metrics files that grow: a mean and a range for each point.
 
-Only what was added is read, and what is kept of a file is bounded: sums over columns of steps. The
-lines may be of any length and content, half written, or of a program of the user's own.
+Of a curve only what was added is read, and what is kept of it is bounded: sums over columns of
+2**n steps, of which each two become one where there are too many. The lines may be of any length
+and content, half written, or of a program of the user's own.
 """
 
 from __future__ import annotations
 
-import contextlib
-import operator
-import os
 import statistics
-import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
 
-from orchestrator.common import files
-from orchestrator.records.metrics.columns import Columns
-from orchestrator.records.metrics.lines import GrowingFile, Line, parsed
-from orchestrator.records.metrics.trainers import LARGEST_STEP, Point, shortened
+from orchestrator.records.metrics.lines import GrowingFile, Line, number, sampled
+from orchestrator.records.metrics.trainers import Point, shortened
 
 POINTS = 1000  # of each curve, as many as a wide screen has room for
 MAP_COLUMNS = 240  # of a map of ranks
@@ -29,12 +23,11 @@ PLACES = 4  # of each column of a map: of a large file, the lines there are read
 MOST_CELLS = 256 * MAP_COLUMNS  # of a map: one of very many ranks has fewer columns
 MOST_NAMES = 64
 PIECE_BYTES = 1 << 20  # that are in memory at once
-WHOLE_BYTES = 1 << 19  # that are read from end to end where a sample would do
-LINE_BYTES = 1 << 20  # of the longest line that is sampled
-CACHE_BYTES = 16 << 20  # of sums: of the files that were read last
+MOST_FILES = 32  # whose sums are kept
 PLACE_OF_LINE = ("rank", "step")  # where a line belongs; all else is measured
 
-Measured = tuple[int, Mapping[str, Any]]  # a step, and what a line says of it
+# What a line says of an x (a step, a time): the values there by their names.
+Measured = tuple[int, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -47,6 +40,126 @@ class Curve:
     highs: list[float] = field(default_factory=list)
 
 
+class Sums:
+    """What is known of one metric in one column of steps."""
+
+    __slots__ = ("count", "high", "low", "step", "total")
+
+    def __init__(self, step: int, low: float, high: float, total: float, count: int = 1) -> None:
+        self.step, self.low, self.high, self.total, self.count = step, low, high, total, count
+
+    def add(self, step: int, low: float, high: float, total: float, count: int = 1) -> None:
+        self.step = max(self.step, step)
+        self.low, self.high = min(self.low, low), max(self.high, high)
+        self.total += total
+        self.count += count
+
+
+Columns = dict[int, Sums]
+
+
+class FileSums:
+    """The sums of one file, in at most so many columns of steps."""
+
+    def __init__(self, path: Path, most: int = POINTS) -> None:
+        self.most = most
+        self.file = GrowingFile(path, piece=PIECE_BYTES)
+        self._forget()
+
+    def _forget(self) -> None:
+        self.replaced = self.file.replaced
+        self.metrics: dict[str, Columns] = {}
+        self.shift = 0  # a column has 2**shift steps
+        self.first = self.last = -1  # columns
+
+    def read(self) -> None:
+        """Read what is new; a file that was cut off is read from its beginning."""
+        while lines := self.file.read():
+            if self.replaced != self.file.replaced:
+                self._forget()
+            for line in lines:
+                if (measured := measured_in(line)) is not None:
+                    self._add(*measured)
+
+    def _add(self, step: int, values: Mapping[str, Any]) -> None:
+        at = self._column_of(step)
+        for name, value in values.items():
+            short = shortened(name)
+            if number(value) is not None and (
+                short in self.metrics or len(self.metrics) < MOST_NAMES
+            ):
+                add(self.metrics.setdefault(short, {}), at, step, value, value, value)
+
+    def _column_of(self, step: int) -> int:
+        """Return the column of a step, which may need more steps in each to have room."""
+        at = step >> self.shift
+        self.first = at if self.first < 0 else min(self.first, at)
+        self.last = max(self.last, at)
+        while self.last - self.first >= self.most:
+            self.metrics = {name: halved(columns) for name, columns in self.metrics.items()}
+            self.shift += 1
+            self.first, self.last, at = self.first >> 1, self.last >> 1, at >> 1
+        return at
+
+    def curves(self, points: int) -> dict[str, Curve]:
+        shift = 0
+        while (self.last >> shift) - (self.first >> shift) >= points:
+            shift += 1
+        return {name: curve_of(halved(of, shift)) for name, of in self.metrics.items()}
+
+
+def halved(columns: Columns, times: int = 1) -> Columns:
+    """Return the same in columns of 2**times as many steps."""
+    if not times:
+        return columns
+    joined: Columns = {}
+    for at, sums in columns.items():
+        add(joined, at >> times, sums.step, sums.low, sums.high, sums.total, sums.count)
+    return joined
+
+
+def add(columns: Columns, at: int, *sums: Any) -> None:
+    if at in columns:
+        columns[at].add(*sums)
+    else:
+        columns[at] = Sums(*sums)
+
+
+def curve_of(columns: Columns) -> Curve:
+    known = [columns[at] for at in sorted(columns)]
+    return Curve(
+        [sums.step for sums in known],
+        [sums.total / sums.count for sums in known],
+        [sums.low for sums in known],
+        [sums.high for sums in known],
+    )
+
+
+def measured_in(line: Line) -> Measured | None:
+    """Return what a line says of its step; None for half a line, or one of another program."""
+    step = Point(line).step
+    if step is None:
+        return None
+    return step, {name: value for name, value in line.items() if name not in PLACE_OF_LINE}
+
+
+# The sums of the files that were read last. A report reads each once, an open page again and again.
+KEPT: OrderedDict[Path, FileSums] = OrderedDict()
+
+
+def curves(path: Path, points: int) -> dict[str, Curve]:
+    """Read one rank's file into at most `points` points of each metric, and of the time."""
+    sums = KEPT.pop(path, None) or FileSums(path)
+    KEPT[path] = sums
+    if len(KEPT) > MOST_FILES:
+        KEPT.popitem(last=False)
+    sums.read()
+    return sums.curves(points)
+
+
+# -- many files side by side ----------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class RankMap:
     """One metric of every rank over the steps: a row for each rank, None where nothing is known."""
@@ -56,250 +169,60 @@ class RankMap:
     rows: list[list[float | None]]
 
 
-# -- one file ---------------------------------------------------------------------------------
-
-
-class FileSums:
-    """The sums of one file, in at most so many columns of steps.
-
-    With `places`, of what has grown by much only lines at so many places are read, for their means.
-    """
-
-    def __init__(
-        self, path: Path, measured: Callable[[Line], Measured | None], columns: int, places: int = 0
-    ) -> None:
-        self.measured, self.most, self.places = measured, columns, places
-        self.file = GrowingFile(path, piece=PIECE_BYTES)
-        self.forget()
-
-    def forget(self) -> None:
-        self.replaced = self.file.replaced
-        self.metrics: dict[str, Columns] = {}
-        self.shift = 0  # a column has 2**shift steps
-        self.columns: tuple[int, int] | None = None  # the first, and the last
-
-    @property
-    def steps(self) -> tuple[int, int] | None:
-        """Return the first step of the first column, and the last step of the last one."""
-        if self.columns is None:
-            return None
-        return self.columns[0] << self.shift, (self.columns[1] + 1 << self.shift) - 1
-
-    @property
-    def size(self) -> int:
-        return sum(columns.size for columns in self.metrics.values())
-
-    def read(self) -> None:
-        """Read what is new; a file that was cut off or written anew is read from its beginning."""
-        if self.places and self.file.unread() > WHOLE_BYTES:
-            self.feed(self.sampled())
-            self.file.skip()
-        while lines := self.file.read():
-            self.feed(lines)
-
-    def sampled(self) -> Iterator[Line]:
-        """Yield lines from places that lie evenly in what is new."""
-        begin = self.file.at
-        try:
-            with files.open_plain(self.file.path) as file:
-                new = os.fstat(file.fileno()).st_size - begin
-                # The last one soon: from then on it is known how many steps a column has.
-                for place in (0, self.places - 1, *range(1, self.places - 1)):
-                    file.seek(begin + new * place // self.places)
-                    if place:
-                        file.readline(LINE_BYTES)  # the rest of a line
-                    if (line := parsed(file.readline(LINE_BYTES))) is not None:
-                        yield line
-        except OSError:  # it has gone meanwhile
-            return
-
-    def feed(self, lines: Iterable[Line]) -> None:
-        if self.replaced != self.file.replaced:
-            self.forget()
-        waiting: dict[str, list[float]] = {}  # of the column that is being read
-        here, last = -1, 0
-        for line in lines:
-            if (measured := self.measured(line)) is None:
-                continue
-            step, values = measured
-            if step >> self.shift != here:
-                self.settle(waiting, here, last)
-                here, last = self.column_of(step), step
-            last = max(last, step)
-            for name, value in values.items():
-                if type(value) is float or type(value) is int:
-                    if name in waiting:
-                        waiting[name].append(value)
-                    elif (short := shortened(name)) in self.metrics or (
-                        len(self.metrics) < MOST_NAMES
-                    ):
-                        self.metrics.setdefault(short, Columns(ranges=not self.places))
-                        waiting[name] = [value]
-        self.settle(waiting, here, last)
-
-    def settle(self, waiting: dict[str, list[float]], column: int, step: int) -> None:
-        """Add the values that wait; a file may come back to a column later."""
-        for name, values in waiting.items():
-            if values:
-                self.metrics[shortened(name)].add(column, step, values)
-                values.clear()
-
-    def column_of(self, step: int) -> int:
-        """Return the column of a step, which may need more steps in each to have room."""
-        at = step >> self.shift
-        first, last = self.columns or (at, at)
-        first, last, more = min(first, at), max(last, at), 0
-        while (last >> more) - (first >> more) >= self.most:
-            more += 1
-        if more:
-            self.shift += more
-            self.metrics = {name: sums.halved(more) for name, sums in self.metrics.items()}
-        self.columns = first >> more, last >> more
-        return at >> more
-
-    def means(self, name: str, shift: int, first: int, last: int) -> list[float | None]:
-        """Return the mean of each of these columns, where there is one."""
-        return self.metrics.get(name, Columns()).halved(shift - self.shift).means(first, last)
-
-
-class Cache:
-    """The sums of the files that were read last, as many as there is room for."""
-
-    def __init__(self, most: int = CACHE_BYTES) -> None:
-        self.most = most
-        self.sums: OrderedDict[Hashable, FileSums] = OrderedDict()
-        self.lock = threading.Lock()  # of the two maps; files have the lock of their directory
-        self.in_use: WeakValueDictionary[Path, threading.Lock] = WeakValueDictionary()
-
-    @contextlib.contextmanager
-    def alone(self, directory: Path) -> Iterator[None]:
-        """Be the only one that reads these files: two pages may show the same experiment."""
-        with self.lock:
-            lock = self.in_use.setdefault(directory, threading.Lock())
-        with lock:
-            yield
-
-    def read(
-        self,
-        path: Path,
-        what: Hashable,
-        measured: Callable[[Line], Measured | None],
-        columns: int,
-        places: int = 0,
-    ) -> FileSums:
-        """Return the sums of what is measured in a file, with what is new in it."""
-        key = path, what, columns
-        with self.lock:
-            known = self.sums.pop(key, None) or FileSums(path, measured, columns, places)
-            self.sums[key] = known
-        known.read()
-        return known
-
-    def make_room(self) -> None:
-        """Forget those that nobody has read for the longest."""
-        with self.lock:
-            size = sum(sums.size for sums in self.sums.values())
-            while size > self.most:
-                size -= self.sums.popitem(last=False)[1].size
-
-
-CACHE = Cache()
-
-
-# -- curves and maps --------------------------------------------------------------------------
-
-
-def curves(path: Path, points: int) -> dict[str, Curve]:
-    """Read one rank's file into at most `points` points of each metric, and of the time."""
-    sums = CACHE.read(path, "curves", measured, POINTS)
-    halvings = 0
-    if sums.columns is not None:
-        first, last = sums.columns
-        while (last >> halvings) - (first >> halvings) >= points:
-            halvings += 1
-    every = {name: curve_of(columns.halved(halvings)) for name, columns in sums.metrics.items()}
-    return {name: curve for name, curve in every.items() if curve.steps}
-
-
-def measured(line: Line) -> Measured | None:
-    """Return what a line says of its step; None for half a line, or somebody else's."""
-    step = line.get("step")
-    if type(step) is not int or not 0 <= step < LARGEST_STEP:  # of a million lines, nearly none
-        step = Point(line).step
-        if step is None:
-            return None
-    for name in PLACE_OF_LINE:
-        line.pop(name, None)
-    return step, line
-
-
-def curve_of(columns: Columns) -> Curve:
-    kept = [at for at, count in enumerate(columns.counts) if count]
-    return Curve(
-        [columns.steps[at] for at in kept],
-        [columns.totals[at] / columns.counts[at] for at in kept],
-        [columns.lows[at] for at in kept],
-        [columns.highs[at] for at in kept],
-    )
-
-
 def rank_maps(
     paths: Mapping[int, Path], names: Sequence[str], columns: int = MAP_COLUMNS
 ) -> dict[str, RankMap]:
     """Read metrics of all ranks; of large files a few lines for each column."""
     columns = max(2, min(columns, MOST_CELLS // max(1, len(paths))))
-    wanted = tuple(names)
+    lines = {rank: sampled(paths[rank], columns * PLACES) for rank in sorted(paths)}
+    measured = {rank: filter(None, map(measured_in, of)) for rank, of in lines.items()}
+    return side_by_side(measured, names, columns)
 
-    def of_map(line: Line) -> Measured | None:
-        known = measured(line)
-        return known and (known[0], {name: line[name] for name in wanted if name in line})
 
-    files_of_ranks = [
-        CACHE.read(paths[rank], wanted, of_map, columns, columns * PLACES) for rank in sorted(paths)
-    ]
-    shift, first, last = shared_columns(files_of_ranks, columns)
-    rows = {
-        name: [sums.means(name, shift, first, last) for sums in files_of_ranks] for name in names
+def side_by_side(
+    every: Mapping[Any, Iterable[Measured]], names: Sequence[str], columns: int
+) -> dict[str, RankMap]:
+    """Return a map of each name: a row for each key, with the mean of its values in each column."""
+    read = {
+        key: [(x, {name: values[name] for name in names if name in values}) for x, values in of]
+        for key, of in every.items()
     }
-    known = [
-        at
-        for at in range(last - first + 1)
-        if any(row[at] is not None for of_name in rows.values() for row in of_name)
-    ]
-    starts = [first + at << shift for at in known]
-    return {
-        name: RankMap(starts, sorted(paths), [[row[at] for at in known] for row in of_name])
-        for name, of_name in rows.items()
-        if known
-    }
-
-
-def shared_columns(
-    every: Sequence[FileSums], columns: int, begin: int | None = None
-) -> tuple[int, int, int]:
-    """Return columns in which all have room: their shift, the first, and the last."""
-    spans = [steps for sums in every if (steps := sums.steps) is not None]
-    if not spans:
-        return 0, 0, -1
-    shift = max(sums.shift for sums in every)
-    first = min(steps[0] for steps in spans) if begin is None else begin
-    last = max(steps[1] for steps in spans)
-    while (last >> shift) - (first >> shift) >= columns:
+    places = [x for of in read.values() for x, _ in of]
+    shift = 0
+    while places and (max(places) >> shift) - (min(places) >> shift) >= columns:
         shift += 1
-    return shift, first >> shift, last >> shift
+    cells: dict[str, dict[Hashable, list[float]]] = {name: {} for name in names}
+    for key, of in read.items():
+        for x, values in of:
+            for name, value in values.items():
+                if number(value) is not None:
+                    cells[name].setdefault((key, x >> shift), []).append(value)
+    known = sorted({x >> shift for x in places})
+    return {
+        name: RankMap(
+            [at << shift for at in known],
+            list(read),
+            [[mean_of(of_name.get((key, at))) for at in known] for key in read],
+        )
+        for name, of_name in cells.items()
+        if of_name
+    }
+
+
+def mean_of(values: Sequence[float] | None) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def ahead(of_ranks: RankMap) -> tuple[int, float] | None:
     """Return the rank whose values are the highest, and its usual distance from the median rank."""
-    distances: list[list[float]] = [[] for _ in of_ranks.ranks]
-    for column in range(len(of_ranks.steps)):
-        known = [(i, v) for i, row in enumerate(of_ranks.rows) if (v := row[column]) is not None]
-        middle = median([value for _, value in known])
-        for i, value in known:
-            distances[i].append(value - middle)
-    pairs = zip(distances, of_ranks.ranks, strict=True)
-    usual = ((rank, statistics.median_low(each)) for each, rank in pairs if each)
-    return max(usual, key=operator.itemgetter(1), default=None)
+    distances: dict[int, list[float]] = {rank: [] for rank in of_ranks.ranks}
+    for column in zip(*of_ranks.rows, strict=True):
+        middle = median([value for value in column if value is not None])
+        for rank, value in zip(of_ranks.ranks, column, strict=True):
+            if value is not None:
+                distances[rank].append(value - middle)
+    usual = {rank: statistics.median_low(each) for rank, each in distances.items() if each}
+    return max(usual.items(), key=lambda pair: pair[1], default=None)
 
 
 def median(values: Sequence[float]) -> float:

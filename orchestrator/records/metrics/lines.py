@@ -7,13 +7,15 @@ import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from orchestrator.common import files
 
 PIECE_BYTES = 8 << 20  # that are in memory at once
 MARK_BYTES = 256  # by which a place is known again: the most of a line, with its time
 LARGEST = 1e300  # sums of such values are still finite
+WHOLE_BYTES = 1 << 19  # of a file that is read from end to end where a sample would do
+LINE_BYTES = 1 << 20  # of the longest line that is sampled
 
 Line = dict[str, Any]
 
@@ -22,7 +24,7 @@ class GrowingFile:
     """A file, and how far it is read. Lines are whole; what is no JSON object is passed over.
 
     `mark` is a checksum of what stands before that place. A file in which something else stands
-    there was cut off or written anew, however long it is by now: it is read from its beginning.
+    there was cut off or written again, however long it is by now: it is read from its beginning.
     """
 
     def __init__(
@@ -49,36 +51,16 @@ class GrowingFile:
         while lines := self.read():
             yield from lines
 
-    def unread(self) -> int:
-        """Return how many bytes there are that were not read."""
-        try:
-            with files.open_plain(self.path) as file:
-                return self._new(file)
-        except OSError:
-            return 0
-
-    def skip(self) -> None:
-        """Pass over all that there is now; what comes later is read."""
-        try:
-            with files.open_plain(self.path) as file:
-                self.at = os.fstat(file.fileno()).st_size
-                self.mark = zlib.crc32(self._before(file))
-        except OSError:
-            return
-
-    def _new(self, file: BinaryIO) -> int:
-        """Return how many bytes are new; of another file all are."""
-        size = os.fstat(file.fileno()).st_size
-        if size < self.at or self._is_another(file):
-            self.at = 0
-            self.replaced += 1
-        return size - self.at
-
     def _piece(self) -> bytes:
         try:
             with files.open_plain(self.path) as file:
-                self._new(file)
-                before = self._before(file)
+                file.seek(max(0, self.at - MARK_BYTES))
+                before = file.read(min(self.at, MARK_BYTES))
+                other = self.mark is not None and zlib.crc32(before) != self.mark
+                if other or os.fstat(file.fileno()).st_size < self.at:
+                    self.at, before = 0, b""
+                    self.replaced += 1
+                    file.seek(0)
                 data = file.read(self.piece)
         except OSError:
             return b""
@@ -90,13 +72,23 @@ class GrowingFile:
         self.mark = zlib.crc32((before + whole)[-MARK_BYTES:])
         return whole
 
-    def _before(self, file: BinaryIO) -> bytes:
-        """Read what stands before the place; what is read next is what follows it."""
-        file.seek(max(0, self.at - MARK_BYTES))
-        return file.read(min(self.at, MARK_BYTES))
 
-    def _is_another(self, file: BinaryIO) -> bool:
-        return self.mark is not None and zlib.crc32(self._before(file)) != self.mark
+def sampled(path: Path, places: int) -> Iterator[Line]:
+    """Yield the lines of a file; of a large one those at so many places, which lie evenly."""
+    try:
+        with files.open_plain(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size <= WHOLE_BYTES:
+                yield from parsed_together(file.read(WHOLE_BYTES).split(b"\n"))
+                return
+            for place in range(places):
+                file.seek(size * place // places)
+                if place:
+                    file.readline(LINE_BYTES)  # the rest of a line
+                if (line := parsed(file.readline(LINE_BYTES))) is not None:
+                    yield line
+    except OSError:  # it has gone, or may not be read
+        return
 
 
 def parsed_together(raws: list[bytes]) -> list[Line]:

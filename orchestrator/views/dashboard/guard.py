@@ -1,31 +1,39 @@
-"""Decides who may see the pages, and who may change something. Pure.
+"""Decides who may see the pages, and who may change something.
 
 Every user of this machine can connect to a loopback port, and any page that a browser shows can
-send it requests. So there is a token always; a name that somebody else's DNS may hold is no name
-of ours; and what changes something must come from a page of ours.
+send it requests. So there is a token always; a name that another DNS may hold is no name of ours;
+and what changes something must come from a page of ours.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import html
 import secrets
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from urllib.parse import quote
 
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self';"
-    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+
+from orchestrator.common.hosts import is_this_machine
+
 HEADERS = {
-    "Content-Security-Policy": POLICY,
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
+        " base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    ),
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
+    # With "no-referrer" a form of our own pages would come from the origin "null".
+    "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+REFUSED = "Open the address that `orchestrator dashboard` printed: it has a token.\n"
 
 
 @dataclass(frozen=True)
@@ -46,39 +54,56 @@ class Guard:
         return f"orchestrator-{self.port}-{self.derived('cookie')[:8]}"
 
     @property
-    def session(self) -> str:
-        return self.derived("session")
-
-    @property
     def form(self) -> str:
-        """Return what a page of ours sends with what changes something."""
+        """Return what a form of our pages sends with what changes something."""
         return self.derived("form")
 
     def derived(self, what: str) -> str:
         return hmac.new(self.key, what.encode(), hashlib.sha256).hexdigest()
 
-    def is_token(self, token: str) -> bool:
-        return same(token, self.token)
+    async def __call__(
+        self, request: Request, go_on: Callable[[Request], Awaitable[Response]]
+    ) -> Response:
+        """Answer a request (as middleware): only those who know the token are let through."""
+        response = self.judge(request) or await go_on(request)
+        response.headers.update(HEADERS)
+        return response
 
-    def knows(self, cookies: Mapping[str, str], authorization: str) -> bool:
-        """Tell whether a request is from a browser that has shown the token, or shows it itself."""
-        if same(cookies.get(self.cookie, ""), self.session):
-            return True
-        kind, _, token = authorization.partition(" ")
-        return kind.lower() == "bearer" and self.is_token(token.strip())
+    def judge(self, request: Request) -> Response | None:
+        """Return the answer to a client that may not pass; None for one that may."""
+        if not is_this_machine(request.headers.get("host", ""), self.names):
+            return PlainTextResponse("this server has another name; see --name\n", 421)
+        token = request.query_params.get("token")
+        if token is not None and request.method == "GET":
+            return self.enter(token, request.url.path)
+        session = request.cookies.get(self.cookie, "")
+        if not (same(session, self.derived("session")) or self.bears_token(request)):
+            return PlainTextResponse(REFUSED, 401)
+        return None
 
-    def may_change(self, headers: Mapping[str, str]) -> bool:
-        """Tell whether a POST is from a page of ours, or from a script that has the token."""
-        site = headers.get("sec-fetch-site", "same-origin")
-        origin = headers.get("origin")
-        if site not in ("same-origin", "none"):
+    def enter(self, token: str, path: str) -> Response:
+        """Give the cookie for the token; a page of ours then asks for what was meant."""
+        if not same(token, self.token):
+            return PlainTextResponse(REFUSED, 401)
+        url = html.escape("/" + quote(path.lstrip("/\\")))
+        answer = HTMLResponse(f'<!doctype html><meta http-equiv="refresh" content="0;url={url}">')
+        session = self.derived("session")
+        answer.set_cookie(self.cookie, session, httponly=True, samesite="strict", path="/")
+        return answer
+
+    def bears_token(self, request: Request) -> bool:
+        kind, _, token = request.headers.get("authorization", "").partition(" ")
+        return kind.lower() == "bearer" and same(token.strip(), self.token)
+
+    def may_change(self, request: Request, form: str) -> bool:
+        """Return True if a POST is from a page of ours, or from a script that has the token."""
+        headers = request.headers
+        if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             return False
+        origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2].lower() != headers.get("host", ""):
             return False
-        kind, _, token = headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer":
-            return self.is_token(token.strip())
-        return same(headers.get("x-orchestrator-form", ""), self.form)
+        return self.bears_token(request) or same(form, self.form)
 
 
 def same(shown: str, wanted: str) -> bool:

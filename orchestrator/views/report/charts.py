@@ -1,28 +1,28 @@
-"""Chooses which metrics share a chart, and in which order the charts stand. Pure."""
+"""Chooses what is drawn: which metrics share a chart, in which order, and maps of ranks. Pure."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
+from orchestrator.common.text import duration
 from orchestrator.records.metrics import curves
-from orchestrator.records.metrics.curves import Curve
+from orchestrator.records.metrics.curves import Curve, RankMap
 from orchestrator.records.metrics.names import WORDS, better, unit_of
-from orchestrator.views.report.story import Machines, Story, Training
+from orchestrator.views.report.story import Story, Training
 
-SPEED = "Speed"
 # The title, the unit, and the metrics of each chart that every training may have.
 KNOWN = (
     ("Loss", "", ("loss", "eval_loss")),
-    (SPEED, "/s", ("tokens_per_s",)),
+    ("Speed", "/s", ("tokens_per_s",)),
     ("Step time", "ms", ("step_ms",)),
     ("Learning rate", "", ("lr",)),
     ("Norm of the gradients", "", ("grad_norm",)),
     ("Utilization of the device", "ratio", ("mfu", "mfu_measured")),
     ("Memory", "bytes", ("memory_bytes", "memory_peak_bytes")),
+    ("Exposed communication", "ms", ("exposed_comm_ms",)),
 )
-PARTS = ("data_ms", "forward_backward_ms", "optimizer_ms")  # of a step, one after the other
 # The same of the machines: a chart for each name, over the time of the job.
 OF_MACHINES = (
     ("GPUs: use", "ratio", "gpu"),
@@ -38,24 +38,17 @@ OF_MACHINES = (
     ("Disks: read", "B/s", "disk_read"),
     ("Disks: written", "B/s", "disk_write"),
 )
-MAPPED = ("gpu", "cpu", "received", "mhz")  # of many nodes, also a map
+PARTS = ("data_ms", "forward_backward_ms", "optimizer_ms")  # of a step, one after the other
+WITHOUT = {
+    *("tokens", "epoch", "steps", "left_s", "skipped_steps", "lost_steps"),
+    *("saved_step", "saved_bytes", "saved_s", *PARTS),
+}
 MOST_LINES = 8  # nodes that have a line each: more cannot be told apart
-WITHOUT = (
-    "tokens",
-    "epoch",
-    "steps",
-    "left_s",
-    "skipped_steps",
-    "lost_steps",
-    "exposed_comm_ms",
-    "saved_step",
-    "saved_bytes",
-    "saved_s",
-    *PARTS,
-)
+MOST_ROWS = 512  # of a map: more are less than a pixel each
 SOLID = 4  # lines of one chart that are told apart by color alone: the next ones are dashed
 TRAINED, HELD_OUT = "train_", "val_"  # of what the Trainer says at the end of an epoch
 NOTABLE = 0.05  # of a step: less is noise
+DIGITS = 6  # of a number in the page
 NAMES = {**WORDS, "step_ms": "step", "loss": "training", "eval_loss": "held out"}
 
 
@@ -72,25 +65,6 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Mark:
-    """Something that happened, at a step or a time since the start."""
-
-    words: str
-    bad: bool = False
-    faint: bool = False
-    step: int | None = None
-    seconds: int | None = None
-
-
-@dataclass(frozen=True)
-class Axis:
-    """Where steps lie on another axis: a line through these points."""
-
-    steps: list[int]
-    values: list[float]
-
-
-@dataclass(frozen=True)
 class Chart:
     """One picture: lines over the steps, or areas on top of each other."""
 
@@ -98,20 +72,7 @@ class Chart:
     unit: str
     lines: list[Line]
     stacked: bool = False
-    over: str = "steps"  # or "time": seconds since the start; or "ranks"
-
-
-@dataclass(frozen=True)
-class Map:
-    """One metric of all ranks as a picture, and what it says in words."""
-
-    name: str
-    unit: str
-    map: curves.RankMap
-    summary: str
-    scale: float  # what a difference between ranks is compared with; 0: their median
-    whose: str = "rank"  # or "node", over the time
-    trainer: int = 0  # where the program has several
+    over: str = "steps"  # or "time": seconds since the start
 
 
 @dataclass(frozen=True)
@@ -126,79 +87,32 @@ class Run:
 
 def runs(stories: Sequence[Story]) -> list[Run]:
     pairs = [(story, training) for story in stories for training in story.trainings]
-    return [
-        Run(number, prefix(story, training, len(stories)), story, training)
-        for number, (story, training) in enumerate(pairs)
-    ]
+    every = []
+    for number, (story, training) in enumerate(pairs):
+        words = [story.experiment.name] * (len(stories) > 1)
+        words += [f"Trainer {training.number}"] * (len(story.trainings) > 1)
+        every.append(Run(number, " ".join(words), story, training))
+    return every
 
 
 def colors(stories: Sequence[Story]) -> list[int]:
     """Return the color of each experiment: that of its first run."""
-    before = itertools.accumulate((max(1, len(story.trainings)) for story in stories), initial=0)
-    return list(before)[:-1]
+    counts = [max(1, len(story.trainings)) for story in stories]
+    return [sum(counts[:at]) for at in range(len(counts))]
+
+
+# -- charts ---------------------------------------------------------------------------------------
 
 
 def charts(stories: Sequence[Story]) -> list[Chart]:
     """Return the charts of all experiments: the same metric of each in one chart."""
     every = runs(stories)
-    units = {run.training.unit for run in every}
     names = dict.fromkeys(name for run in every for name in run.training.curves)
-    known = {name for _, _, members in KNOWN for name in members} | set(WITHOUT)
+    known = WITHOUT.union(*(members for _, _, members in KNOWN))
     groups = [*KNOWN, *of_a_program(name for name in names if name not in known)]
     found = [Chart(title, unit, lines_of(every, members)) for title, unit, members in groups]
-    if len(units) == 1:
-        of_speed = f"Speed: {units.pop()}"
-        found = [
-            replace(chart, title=of_speed) if chart.title == SPEED else chart for chart in found
-        ]
     found = [chart for chart in found if chart.lines]
-    waits = [line for run in every if (line := exposed(run, len(every) > 1)) is not None]
-    if waits:
-        found.append(Chart("Exposed communication", "ratio", waits))
     return found + [chart for run in every if (chart := split(run)) is not None]
-
-
-def axes(stories: Sequence[Story]) -> list[dict[str, Axis]]:
-    """Return what else the steps of each run can be drawn over: the time, and its epochs."""
-    return [
-        {
-            name: axis
-            for name, axis in (
-                ("time", since_start(run.story, run.training)),
-                ("epoch", epochs(run.training)),
-            )
-            if len(axis.steps) > 1
-        }
-        for run in runs(stories)
-    ]
-
-
-def since_start(story: Story, training: Training) -> Axis:
-    """Return when steps were logged; a step that was repeated counts when it was done at last."""
-    began, times = story.record.started, training.times
-    return rising(times.steps, [max(0.0, time - began) for time in times.highs])
-
-
-def epochs(training: Training) -> Axis:
-    """Return where each epoch began; the metrics count from 0."""
-    known = training.curves.get("epoch", Curve())
-    steps: list[int] = []
-    values: list[float] = []
-    for step, epoch in zip(known.steps, known.lows or known.means, strict=True):
-        if not values or epoch > values[-1]:
-            steps.append(step)
-            values.append(epoch)
-    return rising(steps, values)
-
-
-def rising(steps: Sequence[int], values: Sequence[float]) -> Axis:
-    """Leave out what goes back: no axis does."""
-    axis = Axis([], [])
-    for step, value in zip(steps, values, strict=True):
-        if not axis.values or value > axis.values[-1]:
-            axis.steps.append(step)
-            axis.values.append(value)
-    return axis
 
 
 def of_a_program(names: Iterable[str]) -> Iterator[tuple[str, str, tuple[str, ...]]]:
@@ -211,98 +125,6 @@ def of_a_program(names: Iterable[str]) -> Iterator[tuple[str, str, tuple[str, ..
             yield f"{of[:1].upper()}{of[1:]} per epoch", unit_of(name), (name, HELD_OUT + of)
         elif not (name.startswith(HELD_OUT) and TRAINED + name.removeprefix(HELD_OUT) in known):
             yield name, unit_of(name), (name,)
-
-
-def of_machines(stories: Sequence[Story]) -> list[Chart]:
-    """Return what the machines did: a line for each node, or the range of many nodes."""
-    known = [
-        (color, story, story.machines)
-        for color, story in zip(colors(stories), stories, strict=True)
-        if story.machines is not None
-    ]
-    found = []
-    for title, unit, name in OF_MACHINES:
-        lines = [
-            line
-            for color, story, machines in known
-            if name in machines.values
-            for line in machine_lines(story, machines, name, color if len(stories) > 1 else None)
-        ]
-        if any(value for line in lines for value in line.curve.means):
-            found.append(Chart(title, unit, lines, over="time"))
-    return found
-
-
-def machine_lines(story: Story, machines: Machines, name: str, color: int | None) -> list[Line]:
-    """Return a line for each node, or one of all: with the color of its run, where it has one."""
-    if color is not None or len(machines.nodes) > MOST_LINES:
-        who = story.experiment.name if color is not None else f"mean of {len(machines.nodes)} nodes"
-        return [Line(who, trimmed(machines.middle(name)), color or 0)]
-    names = {node.index: node.name for node in story.record.nodes}
-    lines = [
-        Line(names.get(node, f"node {node}"), machines.line(name, row), row, row // SOLID)
-        for row, node in enumerate(machines.nodes)
-    ]
-    return [line for line in lines if line.curve.means]
-
-
-def marks(stories: Sequence[Story]) -> tuple[Mark, ...]:
-    """Return what happened to the one job of a page; of several, the lists below tell it."""
-    if len(stories) > 1:
-        return ()
-    began = stories[0].record.started
-    return tuple(
-        Mark(
-            moment.words,
-            moment.bad,
-            moment.faint,
-            moment.step,
-            round(moment.time - began) if moment.time else None,
-        )
-        for story in stories
-        for moment in story.moments
-    )
-
-
-def machine_maps(story: Story) -> list[Map]:
-    """Return maps of many nodes, of which a chart shows the range alone."""
-    machines = story.machines
-    if machines is None or len(machines.nodes) <= MOST_LINES:
-        return []
-    titles = {name: (title, unit) for title, unit, name in OF_MACHINES}
-    return [
-        Map(
-            titles[name][0], titles[name][1],
-            curves.RankMap(machines.columns, machines.nodes, machines.values[name]),
-            f"{titles[name][0]} of every node", 1.0 if titles[name][1] == "ratio" else 0.0, "node",
-        )
-        for name in MAPPED
-        if name in machines.values
-    ]  # fmt: skip
-
-
-def exposed(run: Run, several: bool) -> Line | None:
-    """Return the part of each step in which ranks only wait for communication."""
-    whole = run.training.curves.get("step_ms")
-    part = run.training.curves.get("exposed_comm_ms")
-    if whole is None or part is None:
-        return None
-    lengths = dict(zip(whole.steps, whole.means, strict=True))
-    pairs = zip(part.steps, part.means, strict=True)
-    known = [(step, value / lengths[step]) for step, value in pairs if lengths.get(step)]
-    if not known:
-        return None
-    curve = Curve([step for step, _ in known], [share for _, share in known])
-    name = run.name if several else NAMES["exposed_comm_ms"]
-    return Line(name, curve, run.number, best="least", run=run.number)
-
-
-def prefix(story: Story, training: Training, count: int) -> str:
-    """Tell a line's experiment and Trainer, where there are several."""
-    words = [story.experiment.name] if count > 1 else []
-    if len(story.trainings) > 1:
-        words.append(f"Trainer {training.number}")
-    return " ".join(words)
 
 
 def lines_of(every: Sequence[Run], members: Sequence[str]) -> list[Line]:
@@ -318,7 +140,7 @@ def lines_of(every: Sequence[Run], members: Sequence[str]) -> list[Line]:
             label = NAMES.get(name, name) if len(shown) > 1 or not run.name else ""
             color, dash = (run.number, kind) if len(every) > 1 else (kind, kind // SOLID)
             text = " ".join(filter(None, (run.name, label)))
-            lines.append(Line(text, trimmed(curve), color, dash, better(name), run.number))
+            lines.append(Line(text, curve, color, dash, better(name), run.number))
     return lines
 
 
@@ -341,37 +163,165 @@ def split(run: Run) -> Chart | None:
     return Chart(title, "ms", lines, stacked=True)
 
 
-def maps(story: Story) -> list[list[Map]]:
-    """Return the maps of each Trainer; the one in which a rank costs the most stands first."""
+def of_machines(stories: Sequence[Story]) -> list[Chart]:
+    """Return what the machines did: a line for each node, or the range of many nodes."""
     found = []
-    for training in story.trainings:
-        steps = training.curves.get("step_ms", Curve())
-        whole = curves.median(steps.means)
-        each = [map_of(name, known, whole) for name, known in training.maps.items()]
-        each.sort(key=lambda pair: -pair[0] if pair[0] >= NOTABLE else 0.0)  # noise has no order
-        trainer = training.number if len(story.trainings) > 1 else 0
-        if each:
-            found.append([replace(one, trainer=trainer) for _, one in each])
+    for title, unit, name in OF_MACHINES:
+        lines = [
+            line
+            for color, story in zip(colors(stories), stories, strict=True)
+            if name in story.machines
+            for line in machine_lines(story, name, color if len(stories) > 1 else None)
+        ]
+        if any(value for line in lines for value in line.curve.means):
+            found.append(Chart(title, unit, lines, over="time"))
     return found
 
 
-def map_of(name: str, known: curves.RankMap, whole: float) -> tuple[float, Map]:
-    """Return a map, and the share of a step that its worst rank costs."""
-    unit, what = unit_of(name), NAMES.get(name, name)
-    if unit != "ms" or not whole:
-        return -1.0, Map(what, unit, known, f"{what} of every rank", 0.0)
-    worst = curves.ahead(known)
-    rank, more = worst or (0, 0.0)
+def machine_lines(story: Story, name: str, color: int | None) -> list[Line]:
+    """Return a line for each node, or one of all: with the color of its run, where it has one."""
+    known = story.machines[name]
+    columns = list(zip(*known.rows, strict=True))
+    if color is not None or len(known.rows) > MOST_LINES:
+        pairs = [
+            (at, [value for value in column if value is not None])
+            for at, column in zip(known.steps, columns, strict=True)
+        ]
+        pairs = [(at, values) for at, values in pairs if values]
+        means = [sum(values) / len(values) for _, values in pairs]
+        lows, highs = [min(values) for _, values in pairs], [max(values) for _, values in pairs]
+        who = story.experiment.name if color is not None else f"mean of {len(known.rows)} nodes"
+        return [Line(who, Curve([at for at, _ in pairs], means, lows, highs), color or 0)]
+    names = {node.index: node.name for node in story.record.nodes}
+    lines = []
+    for at, (node, row) in enumerate(zip(known.ranks, known.rows, strict=True)):
+        values = [
+            (x, value) for x, value in zip(known.steps, row, strict=True) if value is not None
+        ]
+        curve = Curve([x for x, _ in values], [value for _, value in values])
+        lines.append(Line(names.get(node, f"node {node}"), curve, at, at // SOLID))
+    return [line for line in lines if line.curve.means]
+
+
+# -- maps of ranks --------------------------------------------------------------------------------
+
+
+def maps(training: Training) -> list[dict[str, Any]]:
+    """Return the maps of a Trainer; the one in which a rank costs the most stands first."""
+    whole = curves.median(training.curves.get("step_ms", Curve()).means)
+    found = []
+    for name, known in training.maps.items():
+        cost, summary = summary_of(name, known, whole)
+        scale = whole if unit_of(name) == "ms" else 0.0
+        data: dict[str, Any] = {"name": NAMES.get(name, name), "unit": unit_of(name)}
+        rows = [rounded(row, 4) for row in known.rows[:MOST_ROWS]]
+        data |= {"summary": summary, "scale": scale, "steps": known.steps}
+        data |= {"ranks": known.ranks[:MOST_ROWS]}
+        found.append((cost if cost >= NOTABLE else 0.0, {**data, "rows": rows}))
+    return [data for _, data in sorted(found, key=lambda pair: -pair[0])]  # noise has no order
+
+
+def summary_of(name: str, known: RankMap, whole: float) -> tuple[float, str]:
+    """Return the share of a step that the worst rank costs, and a map in words."""
+    what = NAMES.get(name, name)
+    if unit_of(name) != "ms" or not whole:
+        return 0.0, f"{what} of every rank"
+    rank, more = curves.ahead(known) or (0, 0.0)
     if more < NOTABLE * whole:
-        said = f"{what}: no rank stands out (less than {NOTABLE:.0%} of a step)"
-    else:
-        said = f"{what}: rank {rank} needs {more:.3g} ms more than the median, {more / whole:.0%}"
-        said += " of a step"
-    return more / whole, Map(what, unit, known, said, whole)
+        return 0.0, f"{what}: no rank stands out (less than {NOTABLE:.0%} of a step)"
+    words = f"{what}: rank {rank} needs {more:.3g} ms more than the median"
+    return more / whole, f"{words}, {more / whole:.0%} of a step"
 
 
-def trimmed(curve: Curve) -> Curve:
-    """Leave out the range where every point is one step: it would repeat the line."""
-    if curve.lows == curve.means == curve.highs:
-        return replace(curve, lows=[], highs=[])
-    return curve
+# -- as the script takes it -----------------------------------------------------------------------
+
+
+def pictures(stories: Sequence[Story]) -> dict[str, Any]:
+    """Return all that the script draws. The page has a place for each chart and map."""
+    of_one = len(stories) == 1
+    began = stories[0].record.started
+    return {
+        "charts": [
+            *(chart_data(chart, "Training") for chart in charts(stories)),
+            *(chart_data(chart, "Machines") for chart in of_machines(stories)),
+        ],
+        "maps": [
+            {"title": f"Rank heat map{f' of {run.name}' if run.name else ''}", "choices": choices}
+            for run in runs(stories)
+            if (choices := maps(run.training))
+        ],
+        "marks": [
+            {
+                "words": moment.words,
+                "bad": moment.bad,
+                "step": moment.step,
+                "seconds": round(moment.time - began) if moment.time else None,
+            }
+            for moment in (stories[0].moments if of_one else ())
+        ],
+        "axes": [since_start(run) for run in runs(stories)],
+    }
+
+
+def since_start(run: Run) -> list[list[float]]:
+    """Return the steps at which the time is known, and these times; no axis goes back."""
+    steps: list[float] = []
+    times: list[float] = []
+    known = run.training.times
+    for step, time in zip(known.steps, known.highs, strict=True):
+        value = max(0.0, time - run.story.record.started)
+        if not times or value > times[-1]:
+            steps.append(step)
+            times.append(short(value))
+    return [steps, times] if len(steps) > 1 else []
+
+
+def chart_data(chart: Chart, section: str) -> dict[str, Any]:
+    return {
+        "title": chart.title,
+        "section": section,
+        "unit": chart.unit,
+        "stacked": chart.stacked,
+        "over": chart.over,
+        "words": in_words(chart),
+        "lines": [line_data(line) for line in chart.lines],
+    }
+
+
+def in_words(chart: Chart) -> str:
+    """Describe a chart to those who do not see it."""
+    said = []
+    for line in chart.lines:
+        curve, ends = line.curve, (line.curve.steps[0], line.curve.steps[-1])
+        timed = chart.over == "time"
+        first, last = (f"after {duration(at)}" if timed else f"at step {at}" for at in ends)
+        said.append(
+            f"{line.name or chart.title}: {curve.means[0]:.4g} {first},"
+            f" {curve.means[-1]:.4g} {last},"
+            f" least {min(curve.means):.4g}, most {max(curve.means):.4g}"
+        )
+    return f"{chart.title} over the {chart.over}. {'; '.join(said)}"
+
+
+def line_data(line: Line) -> dict[str, Any]:
+    curve, best = line.curve, {}
+    if line.best == "least":
+        best = {"least": short(min(curve.lows or curve.means))}
+    elif line.best:
+        best = {"most": short(max(curve.highs or curve.means))}
+    data = {"name": line.name, "color": line.color, "dash": line.dash, "run": line.run}
+    data |= {"best": best, "steps": curve.steps, "means": rounded(curve.means)}
+    # Where every point is one step, the range would repeat the line.
+    if not curve.lows == curve.means == curve.highs and curve.lows:
+        data |= {"lows": rounded(curve.lows), "highs": rounded(curve.highs)}
+    return data
+
+
+def rounded(values: Sequence[float | None], digits: int = DIGITS) -> list[float | int | None]:
+    return [None if value is None else short(value, digits) for value in values]
+
+
+def short(value: float, digits: int = DIGITS) -> float | int:
+    """Return a number with few digits, and without a point where it is whole."""
+    near = float(f"{value:.{digits}g}")
+    return int(near) if near.is_integer() and abs(near) < 1 << 53 else near

@@ -16,15 +16,12 @@ from orchestrator.head.status import comparison
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment
 from orchestrator.views.report import members, page, story
-from orchestrator.views.report.scaling import sizes
 
 NAME = "report.html"
 MOST_LINES = 8  # more lines in one chart cannot be told apart
 
 
-def report(
-    where: Where, wanted: Sequence[str], *, out: Path | None, opened: bool, scaling: bool = False
-) -> int:
+def report(where: Where, wanted: Sequence[str], *, out: Path | None, opened: bool) -> int:
     sweep = journals.known_as(where.experiments, wanted[0]) if len(wanted) == 1 else None
     if sweep is not None:
         text = page.page_of_members(members.read(sweep))
@@ -37,8 +34,7 @@ def report(
     ]
     stories = [story.read_story(experiment, len(chosen) - 1) for experiment in chosen]
     differences = comparison.compared(chosen) if len(chosen) > 1 else {}
-    of_sizes = sizes(stories) if scaling else ()
-    text = page.page(stories, differences, of_sizes)
+    text = page.page(stories, differences)
     if out is None:
         out = chosen[0].path / NAME if len(chosen) == 1 else where.experiments / NAME
     return deliver(chosen[0], text, out, opened=opened)

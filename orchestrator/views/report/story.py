@@ -18,21 +18,28 @@ from orchestrator.head.screen.log_reader import tail
 from orchestrator.records import checkpoint_store, goodput, manifest
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.metrics import curves, samples, trainers
-from orchestrator.records.metrics.curves import CACHE, Curve, FileSums, Measured, RankMap
-from orchestrator.records.metrics.lines import Line
+from orchestrator.records.metrics.curves import Curve, Measured, RankMap
+from orchestrator.records.metrics.lines import sampled
 from orchestrator.records.metrics.samples import Events, Sample
 from orchestrator.records.outcome import Verdict
 
 LINES = 40  # of each node's log
 LONGEST_LINE_CHARACTERS = 2000
 LARGEST_CONFIG_CHARACTERS = 1 << 20
-LARGEST_DIFF = 200_000
 # What differs between ranks, and is worth a map of them.
-OF_RANKS = ("step_ms", "data_ms", "forward_backward_ms", "optimizer_ms", "exposed_comm_ms")
-MORE_OF_RANKS = ("memory_peak_bytes", "tokens_per_s")
-SAVED, SAVED_BYTES = "saved_step", "saved_bytes"  # in the metrics, once a checkpoint is there
+OF_RANKS = (
+    *("step_ms", "data_ms", "forward_backward_ms", "optimizer_ms", "exposed_comm_ms"),
+    *("memory_peak_bytes", "tokens_per_s"),
+)
 MOST_MOMENTS = 200
 MOST_FILES = 4096  # of nodes and attempts whose events are kept
+MACHINE_COLUMNS = 200
+MOST_DAYS = 400  # a clock that is wrong by years is none of the job's time
+# Counts in the metrics: of a Trainer's steps, and of a program's printed losses.
+NOT_FINITE = {
+    "skipped_steps": "skipped for NaN or inf",
+    "lost_steps": "whose loss is NaN or inf",
+}
 
 
 @dataclass(frozen=True)
@@ -43,12 +50,11 @@ class Moment:
     what: str
     step: int | None = None
     bad: bool = False
-    faint: bool = False  # what it made is gone
     verdict: Verdict | None = None  # of an attempt that was not the last
 
     @property
     def words(self) -> str:
-        """Say what happened, and at which step where that does not say it."""
+        """Return what happened, and at which step where that does not say it."""
         step = "" if self.step is None else f"step {self.step}"
         return self.what if step in self.what else f"{self.what} ({step})"
 
@@ -71,23 +77,20 @@ class Story:
 
     experiment: Experiment
     record: JobRecord
-    manifest: dict[str, Any]  # nobody has checked its values
+    manifest: dict[str, Any]  # its values are not checked
     config: str
     trainings: list[Training]
     moments: list[Moment]
     logs: list[tuple[str, list[str]]]  # the node's name and the last lines
-    machines: Machines | None = None
+    machines: dict[str, RankMap]  # a row for each node, over the seconds since the start
 
 
-def read_story(experiment: Experiment, others: int = 0, *, logs: bool = True) -> Story:
-    """Gather one experiment's story, for a page that shows so many others, too."""
+def read_story(experiment: Experiment, others: int = 0) -> Story:
+    """Gather one experiment's story, for a page that also shows so many others."""
     record = experiment.read_record()
     data, unread = manifest_of(experiment)
-    points = max(200, curves.POINTS // (others + 1))
     outputs = experiment.path / "outputs"
-    with CACHE.alone(outputs):
-        trainings = read_trainings(outputs, points)
-        of_machines = read_machines(outputs, record)
+    trainings = read_trainings(outputs, max(200, curves.POINTS // (others + 1)))
     return Story(
         experiment,
         record,
@@ -95,24 +98,23 @@ def read_story(experiment: Experiment, others: int = 0, *, logs: bool = True) ->
         config_text(experiment),
         trainings,
         [*moments(experiment, record, data, trainings), *unread, *closed(outputs)],
-        last_lines(experiment, record) if logs else [],
-        of_machines,
+        last_lines(experiment, record),
+        read_machines(outputs, record),
     )
 
 
 def read_trainings(outputs: Path, points: int) -> list[Training]:
     trainings = []
     for trainer, paths in trainers.every(outputs).items():
-        of_trainer = curves.curves(paths[min(paths)], points)
+        first = paths[min(paths)]
+        of_trainer = curves.curves(first, points)
         times = of_trainer.pop("time", Curve())
-        wanted = [name for name in (*OF_RANKS, *MORE_OF_RANKS) if name in of_trainer]
+        wanted = [name for name in OF_RANKS if name in of_trainer]
         maps = curves.rank_maps(paths, wanted) if len(paths) > 1 else {}
         if of_trainer:
-            last = trainers.last(paths[min(paths)])
-            trainings.append(
-                Training(trainer, of_trainer, maps, times, last.loss_is_lost, last.unit)
-            )
-    CACHE.make_room()
+            last = trainers.last(first)
+            known = (trainer, of_trainer, maps, times, last.loss_is_lost, last.unit)
+            trainings.append(Training(*known))
     return trainings
 
 
@@ -152,9 +154,12 @@ def last_lines(experiment: Experiment, record: JobRecord) -> list[tuple[str, lis
 
 
 def cut(line: str) -> str:
-    """Leave out the middle of a line that nobody reads to its end: 64 nodes may print some."""
+    """Leave out the middle of a very long line: 64 nodes may print some."""
     half = LONGEST_LINE_CHARACTERS // 2
     return line if len(line) <= LONGEST_LINE_CHARACTERS else f"{line[:half]} ... {line[-half:]}"
+
+
+# -- what happened --------------------------------------------------------------------------------
 
 
 def moments(
@@ -168,8 +173,7 @@ def moments(
     began = timeline.get("begin") if isinstance(timeline, dict) else None
     found = [Moment(began, "launched")] if isinstance(began, float) else []
     found.append(Moment(record.started, f"started on {plural(len(record.nodes), 'node')}"))
-    steps = (("ranks", "all ranks run"), ("output", "first output"))
-    for name, what in steps:
+    for name, what in (("ranks", "all ranks run"), ("output", "first output")):
         times = [node.times[name] for node in record.nodes if name in node.times]
         if times:
             found.append(Moment(max(times), what))
@@ -177,63 +181,43 @@ def moments(
         if attempt.restarted:
             title = attempt.verdict.title if attempt.verdict else attempt.state
             what = f"attempt {attempt.number} ended: {title}; started again: {attempt.why}"
-            found.append(
-                Moment(attempt.ended, what, attempt.step, bad=True, verdict=attempt.verdict)
-            )
-    verdict = record.verdict
-    if verdict and record.state != "stopped":
-        found.append(Moment(verdict.time, verdict.title, bad=True))
+            of = attempt.verdict
+            found.append(Moment(attempt.ended, what, attempt.step, bad=True, verdict=of))
+    if record.verdict and record.state != "stopped":
+        found.append(Moment(record.verdict.time, record.verdict.title, bad=True))
     if record.ended:
         found.append(Moment(record.ended, record.state, bad=record.state in ("failed", "lost")))
-    for training in trainings:
-        found += [placed(moment, training.times, record) for moment in not_finite(training)]
-    first = trainings[0].times if trainings else Curve()
-    found += [placed(moment, first, record) for moment in slow(record)]
-    many = [*saves(experiment, record, trainings), *incidents_of_machines(experiment, record)]
-    found = chosen(found, many)
-    found.sort(key=in_order)
-    return found
+    found += [moment for training in trainings for moment in not_finite(training, record)]
+    times_of_first = trainings[0].times if trainings else Curve()
+    found += [
+        placed(Moment(each.time or 0.0, each.text, each.step, bad=True), times_of_first, record)
+        for each in record.slow
+        if each.step is not None or each.time is not None
+    ]
+    # There may be hundreds of these; they never take the place of a failure or of the end.
+    many = sorted([*saves(experiment, record), *incidents(experiment, record)], key=in_order)
+    room = max(0, MOST_MOMENTS - len(found))
+    found += many[:room]
+    if len(many) > room:
+        what = f"{len(many) - room} more checkpoints and notices of machines are left out here"
+        found.append(Moment(0.0, what))
+    return sorted(found, key=in_order)
 
 
 def in_order(moment: Moment) -> float:
     return moment.time or math.inf
 
 
-def chosen(found: Sequence[Moment], many: Sequence[Moment]) -> list[Moment]:
-    """Leave out what there may be hundreds of, never the cause of a failure or the end."""
-    last = sorted(found, key=in_order)[-MOST_MOMENTS:]
-    room = MOST_MOMENTS - len(last)
-    if len(many) <= room:
-        return [*last, *many]
-    first = sorted(many, key=in_order)[:room]
-    left_out = f"{len(many) - room} more checkpoints and notices of machines are left out here"
-    return [*last, *first, Moment(0.0, left_out)]
-
-
-def saves(
-    experiment: Experiment, record: JobRecord, trainings: Sequence[Training]
-) -> Iterator[Moment]:
-    """List the checkpoints that are there, and those that the metrics tell and that are pruned."""
-    there = set()
+def saves(experiment: Experiment, record: JobRecord) -> Iterator[Moment]:
+    """Yield the checkpoints that are there."""
     for checkpoint in checkpoint_store.every(experiment.path / checkpoint_store.CHECKPOINTS):
         if checkpoint.complete and checkpoint.created:
-            there.add(checkpoint.step)
             what = f"checkpoint of step {checkpoint.step}, {size(checkpoint.size)}"
             when = checkpoint.created - goodput.ahead_at(record, checkpoint.created)
             yield Moment(when, what, checkpoint.step)
-    for training in trainings:
-        known = training.curves.get(SAVED, Curve())
-        sizes = training.curves.get(SAVED_BYTES, Curve())
-        # Where several share a point of the curve, the last one is named.
-        for at, saved, bytes_ in zip(known.steps, known.highs, sizes.means, strict=False):
-            if (step := int(saved)) not in there:
-                pruned = ", pruned since" if there else ""
-                what = f"checkpoint of step {step}, {size(round(bytes_))}{pruned}"
-                moment = placed(Moment(0.0, what, at), training.times, record)
-                yield replace(moment, step=step, faint=bool(there))
 
 
-def incidents_of_machines(experiment: Experiment, record: JobRecord) -> list[Moment]:
+def incidents(experiment: Experiment, record: JobRecord) -> list[Moment]:
     """List what the log told of the nodes' machines: throttling, a full disk, swapping."""
     names = {node.index: f"node {node.index} ({node.name})" for node in record.nodes}
     clocks = {node.index: node.clock for node in record.nodes}
@@ -252,15 +236,6 @@ def events_of(path: Path, node: int) -> Events:
     return Events(path, node)
 
 
-def slow(record: JobRecord) -> list[Moment]:
-    """List who held the others up: the ranks found it out at a step, or the head at a time."""
-    moments = []
-    for found in record.slow:
-        if found.step is not None or found.time is not None:
-            moments.append(Moment(found.time or 0.0, found.text, found.step, bad=True))
-    return moments
-
-
 def placed(moment: Moment, when: Curve, record: JobRecord) -> Moment:
     """Add the time to a moment of which only the step is known; rank 0 told it by its clock."""
     if moment.step is None:
@@ -270,102 +245,34 @@ def placed(moment: Moment, when: Curve, record: JobRecord) -> Moment:
     return moment if time is None else replace(moment, time=time - goodput.ahead_at(record, time))
 
 
-NOT_FINITE = {  # counts in the metrics: of a Trainer's steps, and of a program's printed losses
-    "skipped_steps": "skipped for NaN or inf",
-    "lost_steps": "whose loss is NaN or inf",
-}
-
-
-def not_finite(training: Training) -> Iterator[Moment]:
-    """Say how many steps had no finite loss: the metrics have their steps and no times."""
+def not_finite(training: Training, record: JobRecord) -> Iterator[Moment]:
+    """Yield how many steps had no finite loss: the metrics have their steps and no times."""
     whose = f" (Trainer {training.number})" if training.number > 1 else ""
     for name, words in NOT_FINITE.items():
         curve = training.curves.get(name, Curve())
-        total = max(curve.highs, default=0.0)
-        if total:
+        if total := max(curve.highs, default=0.0):
             first = next(step for step, most in zip(curve.steps, curve.highs, strict=True) if most)
-            yield Moment(0.0, f"{plural(int(total), 'step')} {words}{whose}", first, bad=True)
+            what = f"{plural(int(total), 'step')} {words}{whose}"
+            yield placed(Moment(0.0, what, first, bad=True), training.times, record)
 
 
-# -- machines --------------------------------------------------------------------------------------
-# What the nodes' machines did, as curves over the time of the job: a row for each node.
-
-COLUMNS = 200
-LEAST_SECONDS = 5  # of a column, or a multiple
-MOST_DAYS = 400  # a clock that is wrong by years is none of the job's time
+# -- machines -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Machines:
-    """Name of a metric -> the columns (seconds since the start) -> a value of each node there."""
-
-    nodes: list[int]
-    columns: list[int]
-    values: dict[str, list[list[float | None]]]  # a row for each node
-
-    def line(self, name: str, row: int) -> Curve:
-        """Return the curve of one node."""
-        pairs = [
-            (at, value)
-            for at, value in zip(self.columns, self.values[name][row], strict=True)
-            if value is not None
-        ]
-        return Curve([at for at, _ in pairs], [value for _, value in pairs])
-
-    def middle(self, name: str) -> Curve:
-        """Return the mean of all nodes, and their range."""
-        curve = Curve()
-        for at, column in zip(self.columns, zip(*self.values[name], strict=True), strict=True):
-            known = [value for value in column if value is not None]
-            if known:
-                curve.steps.append(at)
-                curve.means.append(sum(known) / len(known))
-                curve.lows.append(min(known))
-                curve.highs.append(max(known))
-        return curve
-
-
-def read_machines(outputs: Path, record: JobRecord, columns: int = COLUMNS) -> Machines | None:
-    """Read the files of all nodes; of large ones a few lines for each column."""
-    ahead = {node.index: node.clock for node in record.nodes}
-    every = {
-        node: [
-            sums_of(path, record.started + more, columns)
-            for path, more in samples.clocks(paths, ahead.get(node, 0.0)).items()
-        ]
-        for node, paths in samples.every(outputs).items()
-    }
-    CACHE.make_room()
-    every = {node: parts for node, parts in every.items() if any(part.columns for part in parts)}
-    parts = [part for of_node in every.values() for part in of_node]
-    shift, _, last = curves.shared_columns(parts, columns, 0)
-    if last < 0:
-        return None
-    names = dict.fromkeys(name for part in parts for name in part.metrics)
-    return Machines(
-        list(every),
-        [at * LEAST_SECONDS << shift for at in range(last + 1)],
-        {name: [row_of(parts, name, shift, last) for parts in every.values()] for name in names},
-    )
-
-
-def sums_of(path: Path, began: float, columns: int) -> FileSums:
-    """Read one file; the job began at that time by the clock of its machine."""
-
-    def measured(line: Line) -> Measured | None:
-        sample = samples.sample_of(line)
-        if sample is None or not 0 <= sample.time - began < MOST_DAYS * 86400:
-            return None  # a clock that is wrong by years tells nothing
-        return int((sample.time - began) // LEAST_SECONDS), drawn_values(sample)
-
-    return CACHE.read(path, began, measured, columns, 2 * columns)
-
-
-def row_of(parts: Sequence[FileSums], name: str, shift: int, last: int) -> list[float | None]:
-    """Return what a node did in each column: in its attempts it may have had several machines."""
-    rows = [part.means(name, shift, 0, last) for part in parts]
-    known = [[value for value in column if value is not None] for column in zip(*rows, strict=True)]
-    return [sum(each) / len(each) if each else None for each in known]
+def read_machines(outputs: Path, record: JobRecord) -> dict[str, RankMap]:
+    """Read the samples of all nodes; of large files a few lines for each column."""
+    clocks = {node.index: node.clock for node in record.nodes}
+    measured: dict[int, list[Measured]] = {}
+    for node, paths in samples.every(outputs).items():
+        for path, ahead in samples.clocks(paths, clocks.get(node, 0.0)).items():
+            for line in sampled(path, 2 * MACHINE_COLUMNS):
+                sample = samples.sample_of(line)
+                if sample is not None:
+                    second = int(sample.time - ahead - record.started)
+                    if 0 <= second < MOST_DAYS * 86400:
+                        measured.setdefault(node, []).append((second, drawn_values(sample)))
+    names = dict.fromkeys(name for of in measured.values() for _, values in of for name in values)
+    return curves.side_by_side(measured, list(names), MACHINE_COLUMNS)
 
 
 def drawn_values(sample: Sample) -> dict[str, float]:

@@ -12,6 +12,7 @@ from typing import Any
 from orchestrator.common.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, UsageError
 from orchestrator.common.hosts import in_url, is_loopback
 from orchestrator.common.text import plural
+from orchestrator.common.wings import needed
 from orchestrator.config.launch import Where
 from orchestrator.config.parse import one_of
 from orchestrator.head.screen.output import say
@@ -19,7 +20,6 @@ from orchestrator.head.status.find_job import find_experiment
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.trackers.known import KNOWN, module
-from orchestrator.views.track.exposition import Exposition, Server
 from orchestrator.views.track.passing_on import OfLaterTrainers, OfNodes, OfRanks, PassingOn
 
 TRACKING = ".tracking"  # in the experiment: held by the one that tracks it
@@ -138,10 +138,13 @@ def parsed(options: Sequence[str], names: Sequence[str]) -> Mapping[str, dict[st
 def metrics(where: Where, host: str, port: int, token_file: Path | None) -> int:
     """Serve the state of all jobs to Prometheus until Ctrl-C."""
     token = token_of(host, token_file)
-    exposition = Exposition(where.experiments, where.trust_record)
-    with Server((host, port), exposition, token) as server:
-        say(f"http://{in_url(host)}:{server.server_address[1]}/metrics, until Ctrl-C")
-        server.serve_forever()
+    with needed("metrics"):
+        from orchestrator.views.serve import listen, serve
+        from orchestrator.views.track import exposition
+    listening = listen(host, port)
+    say(f"http://{in_url(host)}:{listening.getsockname()[1]}/metrics, until Ctrl-C")
+    jobs = exposition.Exposition(where.experiments, where.trust_record)
+    serve(exposition.app(jobs, token), listening)
     return EXIT_DONE
 
 

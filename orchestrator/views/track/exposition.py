@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import math
 import re
-import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
-from orchestrator.common.errors import OrchestratorError, UsageError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from orchestrator.common.errors import OrchestratorError
 from orchestrator.common.hosts import is_this_machine
 from orchestrator.records import experiments, goodput
 from orchestrator.records.experiment import RECORD, Experiment, JobRecord
 from orchestrator.records.metrics import samples, trainers
 from orchestrator.records.metrics.samples import RecentSamples, Sample
 from orchestrator.records.metrics.trainers import Point
-from orchestrator.views.places import TOKEN_SECONDS, Places
 
 STAYS_SECONDS = 3600.0  # that a job which is over is still told of, so that an alarm sees it
 OLD_SECONDS = 60.0  # after which a node's sample says nothing of now
@@ -211,99 +210,19 @@ def escaped(value: str) -> str:
 
 # -- server ----------------------------------------------------------------------------------------
 
-ANSWER_SECONDS = 10.0  # that a client may take to read its answer
-CLIENTS = 16  # at the same time, of those who may read; and as many strangers again
 
+def app(exposition: Exposition, token: str) -> Starlette:
+    """Make the server of /metrics; with a token it answers only those who send it."""
+    one_at_a_time = threading.Lock()  # several looks at once would read the same files
 
-class Server(ThreadingHTTPServer):
-    """Answers one look after the other: several at once would read the same files."""
+    def metrics(request: Request) -> Response:
+        given = request.headers.get("authorization", "").encode("utf-8", "replace")
+        if not token and not is_this_machine(request.headers.get("host", "")):
+            return PlainTextResponse("another machine is meant", 421)
+        if token and not hmac.compare_digest(given, f"Bearer {token}".encode()):
+            return PlainTextResponse("", 401, {"WWW-Authenticate": "Bearer"})
+        with one_at_a_time:
+            text = exposition.text()
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
-    daemon_threads = True
-    request_queue_size = 128
-
-    def __init__(self, place: tuple[str, int], exposition: Exposition, token: str) -> None:
-        self.exposition, self.token = exposition, token
-        self.one_at_a_time = threading.Lock()
-        self.strangers, self.readers = Places(CLIENTS), Places(CLIENTS)
-        self.address_family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
-        try:
-            super().__init__(place, Answer)
-        except (OSError, OverflowError) as error:
-            raise UsageError(
-                f"port {place[1]} of {place[0]} cannot be listened on:"
-                f" {getattr(error, 'strerror', None) or error}",
-                "name another one with --port",
-            ) from error
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread; it is a stranger until it has asked as one who may read."""
-        self.strangers.enter(request, partial(hang_up, request))
-        try:
-            super().process_request(request, client_address)
-        except BaseException:  # no thread can be had
-            self.strangers.leave(request)
-            raise
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self.strangers.leave(request)
-            self.readers.leave(request)
-
-    def admit(self, request: Any) -> None:
-        self.strangers.leave(request)
-        self.readers.enter(request, partial(hang_up, request))
-
-    def handle_error(self, *_: Any) -> None:
-        """A client that is gone is nothing to tell."""
-
-
-def hang_up(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # it is gone already
-        connection.shutdown(socket.SHUT_RDWR)
-
-
-class Answer(BaseHTTPRequestHandler):
-    server: Server
-    timeout = ANSWER_SECONDS
-    server_version, sys_version = "orchestrator", ""
-
-    def handle(self) -> None:
-        """Hang up on one that has not asked in time: `timeout` is for each of its bytes."""
-        self.late = threading.Timer(TOKEN_SECONDS, hang_up, [self.connection])
-        self.late.daemon = True
-        self.late.start()
-        try:
-            super().handle()
-        finally:
-            self.late.cancel()
-
-    def do_GET(self) -> None:
-        if not self.server.token and not is_this_machine(self.headers.get("Host", "")):
-            self.send_error(421, "another machine is meant")
-        elif not self.may_read():
-            self.send_response(401)
-            self.send_header("WWW-Authenticate", "Bearer")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-        elif self.path.partition("?")[0] != "/metrics":
-            self.send_error(404, "only /metrics is here")
-        else:
-            self.late.cancel()
-            self.server.admit(self.request)
-            with self.server.one_at_a_time:
-                body = self.server.exposition.text().encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-    def may_read(self) -> bool:
-        given = self.headers.get("Authorization", "").encode("utf-8", "replace")
-        token = self.server.token
-        return not token or hmac.compare_digest(given, f"Bearer {token}".encode())
-
-    def log_message(self, *_: Any) -> None:
-        """Say nothing of each look."""
+    return Starlette(routes=[Route("/metrics", metrics)])

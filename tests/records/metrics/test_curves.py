@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.records.metrics import curves
+from orchestrator.records.metrics import curves, lines
+from orchestrator.records.metrics.curves import Curve, FileSums
 
 
-def write(path: Path, lines: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+def write(path: Path, told: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in told))
     return path
 
 
@@ -28,8 +31,8 @@ def test_few_lines_are_points_as_they_are(tmp_path: Path) -> None:
 def test_of_many_lines_every_point_keeps_its_range(tmp_path: Path) -> None:
     losses = [1.0] * 10_000
     losses[4_321] = 99.0  # a spike of one step must not get lost
-    lines = [{"step": step, "loss": loss} for step, loss in enumerate(losses)]
-    curve = curves.curves(write(tmp_path / "m", lines), 100)["loss"]
+    told = [{"step": step, "loss": loss} for step, loss in enumerate(losses)]
+    curve = curves.curves(write(tmp_path / "m", told), 100)["loss"]
     assert 50 < len(curve.steps) <= 100
     assert (max(curve.highs), min(curve.lows)) == (99.0, 1.0)
     at = curve.highs.index(99.0)
@@ -78,14 +81,14 @@ def test_the_rank_that_is_slow_for_a_while_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
     if not whole:
-        monkeypatch.setattr(curves, "WHOLE_BYTES", 1000)
+        monkeypatch.setattr(lines, "WHOLE_BYTES", 1000)
     paths = {}
     for rank in range(4):
-        lines = [
+        told = [
             {"step": step, "step_ms": 50.0 if rank == 2 and step >= 1500 else 20.0}
             for step in range(2000)
         ]
-        paths[rank] = write(tmp_path / f"{rank}", lines)
+        paths[rank] = write(tmp_path / f"{rank}", told)
     found = curves.rank_maps(paths, ["step_ms", "nothing"], 100)["step_ms"]
     assert found.ranks == [0, 1, 2, 3] and 50 < len(found.steps) <= 100
     assert all(value is not None for row in found.rows for value in row)
@@ -98,3 +101,51 @@ def test_the_rank_ahead_of_the_median_is_named(tmp_path: Path) -> None:
     rows: list[list[float | None]] = [[10.0, 10.0, None], [10.0, 11.0, 10.0], [14.0, 15.0, 14.0]]
     assert curves.ahead(curves.RankMap([0, 1, 2], [0, 1, 7], rows)) == (7, 4.0)
     assert curves.ahead(curves.RankMap([], [], [])) is None
+
+
+# -- files that grow ------------------------------------------------------------------------------
+
+
+def append(path: Path, steps: Sequence[int]) -> None:
+    with path.open("a") as file:
+        file.writelines(json.dumps({"step": step, "x": step % 7}) + "\n" for step in steps)
+
+
+def read(sums: FileSums) -> Curve:
+    sums.read()
+    return sums.curves(16).get("x", Curve())
+
+
+@given(st.lists(st.lists(st.integers(0, 3000), min_size=1), min_size=1, max_size=5))
+def test_pieces_are_the_same_as_the_whole(pieces: list[list[int]]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "metrics"
+        grown = FileSums(path, 16)
+        for steps in pieces:
+            append(path, steps)
+            found = read(grown)
+        assert found == read(FileSums(path, 16))
+        assert len(found.steps) <= 16 and found.steps[-1] == max(map(max, pieces))
+        assert max(found.highs) == max(step % 7 for steps in pieces for step in steps)
+
+
+def test_a_run_that_goes_back_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "metrics"
+    append(path, range(2000))
+    grown = FileSums(path, 16)
+    assert read(grown).steps[-1] == 1999
+    kept = path.read_text().splitlines(keepends=True)[:500]
+    path.write_text("".join(kept))  # cut by the engine, which goes on from step 499
+    append(path, [500, 501])
+    assert read(grown) == read(FileSums(path, 16))
+    assert grown.replaced == 1
+    path.unlink()
+    append(path, range(5000, 9000))  # another run, longer than the one before
+    assert read(grown).steps[0] > 5000 and grown.replaced == 2
+
+
+def test_a_file_that_may_not_be_read_or_is_gone_is_empty(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/etc/passwd")
+    for name in ("none", "link"):
+        assert read(FileSums(tmp_path / name)) == Curve()
+        assert list(lines.sampled(tmp_path / name, 8)) == []

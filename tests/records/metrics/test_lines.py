@@ -31,21 +31,6 @@ def test_a_line_that_is_none_takes_no_other_with_it(tmp_path: Path, odd: str) ->
     assert GrowingFile(path).read() == [{"a": 1}, {"a": 2}, {"a": 3}]
 
 
-def test_what_is_passed_over_is_not_read_later(tmp_path: Path) -> None:
-    path = tmp_path / "lines"
-    added = GrowingFile(path)
-    assert added.unread() == 0
-    path.write_bytes(b'{"a": 1}\n{"a": 2}\n')
-    assert added.unread() == 18
-    added.skip()
-    assert added.unread() == 0 and added.read() == []
-    with path.open("ab") as file:
-        file.write(b'{"a": 3}\n')
-    assert added.read() == [{"a": 3}] and added.replaced == 0
-    path.write_bytes(b'{"a": 4}\n{"a": 5}\n{"a": 6}\n')  # as long as it was
-    assert added.unread() == 27 and added.replaced == 1
-
-
 @pytest.mark.parametrize("more", [0, 1, 50])
 def test_a_file_that_was_cut_off_and_grew_again_is_read_from_its_beginning(
     tmp_path: Path, more: int

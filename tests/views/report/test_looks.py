@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.common.errors import UsageError
 from orchestrator.records.experiment import Experiment
-from orchestrator.views.report import charts, page, scaling, story
+from orchestrator.views.report import charts, page, story
 from tests.views.report.stories import experiment, sample_machines, train_again
 
 LINES = 8
@@ -113,19 +112,11 @@ def test_from_the_fifth_line_on_dashes_help(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_steps_have_a_time_and_an_epoch(tmp_path: Path) -> None:
-    made = experiment(tmp_path / "run", steps=40)
-    path = made.path / "outputs" / "rank_00_metrics.jsonl"
-    lines = [json.loads(text) for text in path.read_text().splitlines()]
-    path.write_text(
-        "".join(json.dumps({**each, "epoch": (each["step"] - 1) // 16}) + "\n" for each in lines)
-    )
-    (axes,) = charts.axes([story.read_story(made)])
-    assert (axes["time"].steps[0], axes["time"].values[0]) == (1, 1.0)
-    assert (axes["epoch"].steps, axes["epoch"].values) == ([1, 17, 33], [0, 1, 2])
-    text = page.page([story.read_story(made)], {})
-    assert '<option value="time">' in text and '<option value="epoch">' in text
-    assert "epoch" not in charts.axes([story.read_story(experiment(tmp_path / "flat", steps=9))])[0]
+def test_steps_have_a_time(tmp_path: Path) -> None:
+    told = story.read_story(experiment(tmp_path / "run", steps=40))
+    ((steps, times),) = charts.pictures([told])["axes"]
+    assert (steps[:2], times[:2]) == ([1, 2], [1, 2])
+    assert '<option value="time">' in page.page([told], {})
 
 
 @pytest.mark.parametrize(
@@ -142,28 +133,11 @@ def add(made: Experiment, **line: object) -> None:
         file.write(json.dumps({"rank": 0, **line}) + "\n")
 
 
-def test_a_checkpoint_that_was_pruned_stays_in_the_list(tmp_path: Path) -> None:
-    made = experiment(tmp_path / "run", steps=20)
-    for step in (5, 10):
-        when = {"time": 1_700_000_000.0 + step + 1.5, "step": step + 1}
-        add(made, **when, saved_step=step, saved_bytes=4096, saved_s=0.1)
-    told = [moment for moment in story.read_story(made).moments if "checkpoint" in moment.what]
-    assert [(m.what, m.time, m.faint) for m in told] == [
-        ("checkpoint of step 5, 4.1 kB", 1_700_000_006.5, False),
-        ("checkpoint of step 10, 4.1 kB", 1_700_000_011.5, False),
-    ]  # none is here: nobody knows which are elsewhere
-    assert "saved_" not in page.page([story.read_story(made)], {})
-
-
 def test_what_is_counted_is_said(tmp_path: Path) -> None:
     made = experiment(tmp_path / "run", steps=5)
     add(made, step=6, step_ms=1.0, tokens=600, tokens_per_s=1000.0, unit="samples")
     text = page.page([story.read_story(made)], {})
-    assert (
-        "samples per second" in text
-        and "Speed: samples" in text
-        and "tokens" not in text.split("<script")[0]
-    )
+    assert "samples per second" in text and "tokens" not in text.split("<script")[0]
 
 
 def sized(path: Path, ranks: int, speed: float, **more: float) -> Experiment:
@@ -176,24 +150,8 @@ def sized(path: Path, ranks: int, speed: float, **more: float) -> Experiment:
     return made
 
 
-def test_sizes_are_compared_with_the_smallest(tmp_path: Path) -> None:
-    runs = [
-        sized(tmp_path / "large", 8, 6000.0, step_ms=133.0, data_ms=31.0),
-        sized(tmp_path / "small", 2, 2000.0),
-    ]
-    found = scaling.sizes([story.read_story(each, 1) for each in runs])
-    small, large = scaling.against_smallest(found)
-    assert (small.efficiency, small.lost_ms, small.longer) == (1.0, 0.0, [])
-    assert large.efficiency == pytest.approx(0.75) and large.idle_nodes == pytest.approx(0.5)
-    assert large.lost_ms == pytest.approx(133 / 4) and large.longer == [("waiting for data", 30.0)]
-    text = page.page([story.read_story(each, 1) for each in runs], {}, found)
-    assert "0.5 of 2" in text and "75%" in text and "waiting for data +30 ms" in text
-
-
-def test_runs_that_cannot_be_compared_by_size_are_refused(tmp_path: Path) -> None:
-    same = [sized(tmp_path / name, 4, 1000.0) for name in ("one", "two")]
-    with pytest.raises(UsageError, match="all of these have 4 ranks"):
-        scaling.sizes([story.read_story(each, 1) for each in same])
-    silent = experiment(tmp_path / "silent", steps=0)
-    with pytest.raises(UsageError, match="silent has no metrics of its speed"):
-        scaling.sizes([story.read_story(each, 1) for each in (same[0], silent)])
+def test_sizes_are_compared_by_what_a_rank_contributes(tmp_path: Path) -> None:
+    runs = [sized(tmp_path / "large", 8, 6000.0), sized(tmp_path / "small", 2, 2000.0)]
+    headings, rows = page.runs([story.read_story(each, 1) for each in runs])
+    at = headings.index("per second and rank")
+    assert [cells[at] for _, _, cells in rows] == ["750", "1k"]

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import os
 import re
-import socket
-import threading
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from orchestrator.common.errors import UsageError
 from orchestrator.protocol.message import encode
 from orchestrator.records.experiment import JobRecord, NodeRecord
-from orchestrator.views.track import exposition as tracking
 from orchestrator.views.track.exposition import (
     HELP,
     OLD_SECONDS,
     STAYS_SECONDS,
     Exposition,
-    Server,
+    app,
     written,
 )
+from tests.views.dashboard.client import ask
 from tests.views.track.jobs import NOW, job, tell
 
 GRAFANA = Path(__file__).parents[3] / "config" / "grafana" / "orchestrator.json"
@@ -143,92 +137,28 @@ def test_no_text_of_a_node_ends_a_label() -> None:
     ]
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    job(tmp_path, "one")
-    with Server(("127.0.0.1", 0), Exposition(tmp_path), "s3cret") as serving:
-        thread = threading.Thread(target=serving.serve_forever)
-        thread.start()
-        yield serving
-        serving.shutdown()
-        thread.join()
-
-
-def ask(server: Server, path: str, token: str = "s3cret", host: str = "") -> tuple[int, str]:
-    url = f"http://127.0.0.1:{server.server_address[1]}{path}"
-    headers = {"Authorization": f"Bearer {token}"} | ({"Host": host} if host else {})
-    request = urllib.request.Request(url, headers=headers)
-    try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-
-
-def test_the_server_answers_those_who_know_the_token(server: Server) -> None:
-    assert ask(server, "/metrics?x")[0] == 200
-    assert "orchestrator_job_state{" in ask(server, "/metrics")[1]
-    assert ask(server, "/metrics", "s3cre") == (401, "")
-    assert ask(server, "/metrics", "ü") == (401, "")
-    assert ask(server, "/job.json")[0] == 404
-    with pytest.raises(UsageError, match="cannot be listened on"):
-        Server(("127.0.0.1", server.server_address[1]), server.exposition, "")
-
-
-def test_who_is_slow_or_many_keeps_no_place(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("token", "path", "headers", "code"),
+    [
+        ("s3cret", "/metrics?x", {"authorization": "Bearer s3cret"}, 200),
+        ("s3cret", "/metrics", {"authorization": "Bearer s3cre"}, 401),
+        ("s3cret", "/metrics", {"authorization": "Bearer \u00fc"}, 401),
+        ("s3cret", "/metrics", {}, 401),
+        ("s3cret", "/job.json", {"authorization": "Bearer s3cret"}, 404),
+        ("", "/metrics", {}, 200),
+        ("", "/metrics", {"host": "evil.example"}, 421),
+    ],
+)
+def test_who_is_answered(
+    tmp_path: Path, token: str, path: str, headers: dict[str, str], code: int
 ) -> None:
-    monkeypatch.setattr(tracking, "TOKEN_SECONDS", 0.5)
-    place = ("127.0.0.1", server.server_address[1])
-    with contextlib.ExitStack() as stack:
-        silent = [
-            stack.enter_context(socket.create_connection(place, 60))
-            for _ in range(tracking.CLIENTS)
-        ]
-        hung_up = [threading.Event() for _ in silent]
-        for each, event in zip(silent, hung_up, strict=True):
-            each.sendall(b"GET /metrics HTTP/1.1\r\n")
-            threading.Thread(target=drip, args=(each, event), daemon=True).start()
-        for event in hung_up:
-            assert event.wait(60), "a byte now and then keeps nobody's place"
-        assert ask(server, "/metrics")[0] == 200
-        monkeypatch.setattr(tracking, "TOKEN_SECONDS", 600.0)
-        waiting = [
-            stack.enter_context(socket.create_connection(place, 60))
-            for _ in range(tracking.CLIENTS + 1)
-        ]
-        assert waiting[0].recv(1) == b"", "the oldest makes room"
-        assert ask(server, "/metrics")[0] == 200
-
-
-def drip(connection: socket.socket, hung_up: threading.Event) -> None:
-    """Send a byte of a request again and again, until nobody takes it."""
-    connection.settimeout(0.01)
-    while True:
-        try:
-            connection.sendall(b"a")
-            if not connection.recv(1):
-                break
-        except TimeoutError:
-            continue
-        except OSError:
-            break
-    hung_up.set()
-
-
-def test_who_needs_no_token_must_mean_this_machine(server: Server) -> None:
-    """Else a page in a browser of this machine reads it, by a name that its own DNS holds."""
-    name = f"metrics.example.com:{server.server_address[1]}"
-    assert ask(server, "/metrics", host=name)[0] == 200
-    server.token = ""
-    assert ask(server, "/metrics", "")[0] == 200
-    assert ask(server, "/metrics", "", f"localhost:{server.server_address[1]}")[0] == 200
-    assert ask(server, "/metrics", "", name)[0] == 421
+    job(tmp_path, "one")
+    got = asyncio.run(ask(app(Exposition(tmp_path), token), path, headers=headers))
+    assert got.code == code
+    assert ("orchestrator_job_state{" in got.text) == (code == 200)
 
 
 def test_the_dashboard_asks_for_what_there_is() -> None:
-    text = GRAFANA.read_text()
-    asked = set(re.findall(r"orchestrator_(\w+)", text.replace('"orchestrator_', '"orchestrator_')))
+    asked = set(re.findall(r"orchestrator_(\w+)", GRAFANA.read_text()))
     assert asked - {"jobs"} <= HELP.keys()
     assert {"loss", "step_seconds", "node_gpu", "job_state"} <= asked

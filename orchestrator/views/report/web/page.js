@@ -54,7 +54,7 @@
       return values[at - 1] + share * (values[at] - values[at - 1]);
     });
   }
-  const axis_of = (run) => (view.over === "step" ? null : (data.axes[run] || {})[view.over]);
+  const axis_of = (run) => (view.over === "time" && (data.axes[run] || []).length ? data.axes[run] : null);
   function places(chart, line) {
     if (chart.over !== "steps" || view.over === "step") return line.steps;
     const axis = axis_of(line.run);
@@ -107,13 +107,10 @@
   const over_of = (chart) => (chart.over === "steps" ? view.over : chart.over);
   const over_time = (chart) => over_of(chart) === "time";
 
-  // Small marks below the curve where something happened, and attempts as bands.
+  // Small marks below the curve where something happened.
   function where(mark, chart) {
-    if (chart.over === "ranks") return null;
     if (over_time(chart)) return mark.seconds;
-    if (view.over === "step" || mark.step == null) return mark.step;
-    const axis = axis_of(0);
-    return axis && placed([mark.step], axis)[0];
+    return mark.step;
   }
   function marks(known, words) {
     const each = (plot, use) => {
@@ -122,26 +119,11 @@
         if (at != null && at >= plot.scales.x.min && at <= plot.scales.x.max) use(mark, plot.valToPos(at, "x", true));
       }
     };
-    const bands = (plot) => {
-      if (!over_time(known())) return;
-      const { left, top, width, height } = plot.bbox, ctx = plot.ctx;
-      ctx.save();
-      (data.attempts || []).forEach(([from, to], i) => {
-        const [begin, end] = [from, to].map((at) => Math.min(left + width, Math.max(left, plot.valToPos(at, "x", true))));
-        ctx.fillStyle = color(i % 2 ? "rule" : "panel") + "80";
-        ctx.fillRect(begin, top, end - begin, height);
-        ctx.fillStyle = color("soft");
-        ctx.font = 11 * devicePixelRatio + "px system-ui, sans-serif";
-        const name = "attempt " + (i + 1);
-        if (ctx.measureText(name).width < end - begin) ctx.fillText(name, begin + 4, top + 12 * devicePixelRatio);
-      });
-      ctx.restore();
-    };
     const draw = (plot) => {
       const { top, height } = plot.bbox;
       plot.ctx.save();
       each(plot, (mark, x) => {
-        plot.ctx.fillStyle = color(mark.bad ? "bad" : mark.faint ? "rule" : "soft");
+        plot.ctx.fillStyle = color(mark.bad ? "bad" : "soft");
         const high = (mark.bad ? 14 : 8) * devicePixelRatio;
         plot.ctx.fillRect(x - devicePixelRatio, top + height - high, 2 * devicePixelRatio, high);
       });
@@ -153,7 +135,7 @@
       if (plot.cursor.left >= 0) each(plot, (mark, x) => { if (Math.abs(x - cursor) <= distance) { nearest = mark; distance = Math.abs(x - cursor); } });
       words.textContent = nearest ? nearest.words : "";
     };
-    return { hooks: { drawClear: bands, draw, setCursor: name } };
+    return { hooks: { draw, setCursor: name } };
   }
 
   // A key to each line: at rest its last value and its best, else the value under the cursor.
@@ -201,7 +183,7 @@
       const at = plot.cursor.idx;
       if (at == null || plot.cursor.left < 0) { at_rest(chart); return; }
       const x = plot.data[0][at];
-      where.textContent = over === "time" ? "after " + clock(x) : over === "epoch" ? "epoch " + x.toFixed(2) : over === "step" ? "step " + x : x + " ranks";
+      where.textContent = over === "time" ? "after " + clock(x) : "step " + x;
       chart.lines.forEach((line, i) => {
         let here = at;
         const series = plot.data[lines_of(i)[0]];
@@ -225,7 +207,7 @@
     const first = [];  // of each line, the series that have its look
     chart.lines.forEach((line) => {
       const name = "line-" + (line.color % 8), at = series.length;
-      const look = { stroke: color(name), dash: DASHES[line.dash % 4], width: 1.7, spanGaps: true, points: { show: line.steps.length < 3 || over === "ranks" } };
+      const look = { stroke: color(name), dash: DASHES[line.dash % 4], width: 1.7, spanGaps: true, points: { show: line.steps.length < 3 } };
       if (chart.stacked) {
         series.push({ stroke: color(name), fill: faint(name), points: { show: false } });
         if (at > 1) bands.push({ series: [at, at - 1] });
@@ -244,7 +226,7 @@
         }
       }
     });
-    const fromZero = chart.stacked || over === "ranks" || (chart.over === "time" && ["ratio", "bytes", "B/s", "W"].includes(chart.unit));
+    const fromZero = chart.stacked || (chart.over === "time" && ["ratio", "bytes", "B/s", "W"].includes(chart.unit));
     const log = view.log && !chart.unit && !fromZero && chart.lines.every((line) => Math.min(...line.means) > 0 && !(line.lows && Math.min(...line.lows) <= 0));
     const size = () => ({ width: Math.max(240, place.clientWidth), height: 240 });
     let plot = null;
@@ -304,8 +286,7 @@
       const y = Math.min(rows - 1, Math.floor((event.offsetY / canvas.clientHeight) * rows));
       const value = map.rows[y][x];
       const ratio = value != null && middles[x] ? `, ${(value / middles[x]).toFixed(2)} of the median` : "";
-      const when = map.whose === "node" ? clock(map.steps[x]) : `step ${map.steps[x]}`;
-      words.textContent = `${map.whose} ${map.ranks[y]}, ${when}: ${show(value, map.unit)}${ratio}`;
+      words.textContent = `rank ${map.ranks[y]}, step ${map.steps[x]}: ${show(value, map.unit)}${ratio}`;
     };
     canvas.onmouseleave = () => { words.textContent = map.summary; };
     canvas.setAttribute("aria-label", map.summary);
@@ -317,12 +298,12 @@
     const form = document.getElementById("view");
     if (!form || form.oninput) return;
     const { over, smooth, log } = form.elements;
-    if ([...over.options].some((one) => one.value === view.over)) over.value = view.over;
+    if (over) over.value = view.over;
     smooth.value = view.smooth;
     log.checked = view.log;
     form.onsubmit = (event) => event.preventDefault();
     form.oninput = () => {
-      Object.assign(view, { over: over.value, smooth: Number(smooth.value), log: log.checked });
+      Object.assign(view, { over: over ? over.value : "step", smooth: Number(smooth.value), log: log.checked });
       drawAll();
     };
   }
@@ -337,7 +318,7 @@
     });
     data.maps.forEach((maps, i) => {
       const select = document.getElementById("which-" + i);
-      const again = () => drawMap(maps[select.selectedIndex], document.getElementById("map-" + i), document.getElementById("words-" + i));
+      const again = () => drawMap(maps.choices[select.selectedIndex], document.getElementById("map-" + i), document.getElementById("words-" + i));
       select.onchange = again;
       again();
     });

@@ -1,0 +1,43 @@
+"""Serves an app over HTTP until Ctrl-C: the dashboard, and the metrics for Prometheus."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import uvicorn
+from starlette.applications import Starlette
+
+from orchestrator.common.errors import UsageError
+
+GOODBYE_SECONDS = 1  # that clients have to read their answers when it ends
+MOST_CLIENTS = 400
+
+
+def listen(host: str, *ports: int) -> socket.socket:
+    """Open the first of these ports that can be opened."""
+    problem = ""
+    try:
+        family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or "no name of a machine"
+        raise UsageError(f"--host {host}: {reason}", "give an address of this machine") from None
+    for port in ports:
+        try:
+            return socket.create_server((host, port), family=family)
+        except OSError as error:
+            problem = os.strerror(error.errno) if error.errno else str(error)
+    raise UsageError(f"{host} port {ports[0]}: {problem}", "choose another: --port 0 takes any")
+
+
+def serve(app: Starlette, listening: socket.socket) -> None:
+    config = uvicorn.Config(
+        app,
+        ws="none",
+        log_level="error",  # any user of this machine can cause a warning
+        access_log=False,  # the first address has the token
+        server_header=False,
+        timeout_graceful_shutdown=GOODBYE_SECONDS,
+        limit_concurrency=MOST_CLIENTS,
+    )
+    uvicorn.Server(config).run(sockets=[listening])
