@@ -122,7 +122,6 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "report": (
         ("orchestrator report", "write a page of the newest experiment"),
         ("orchestrator report EXP1 EXP2 --out both.html", "two of them side by side"),
-        ("orchestrator report EXP1 EXP2 EXP3 --scaling", "what more nodes bring"),
     ),
     "profile": (
         ("orchestrator profile", "trace 3 steps of the job that runs"),

@@ -138,7 +138,7 @@ def parsed(options: Sequence[str], names: Sequence[str]) -> Mapping[str, dict[st
 def metrics(where: Where, host: str, port: int, token_file: Path | None) -> int:
     """Serve the state of all jobs to Prometheus until Ctrl-C."""
     token = token_of(host, token_file)
-    with needed("metrics"):
+    with needed("track --serve"):
         from orchestrator.views.serve import listen, serve
         from orchestrator.views.track import exposition
     listening = listen(host, port)
