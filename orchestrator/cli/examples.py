@@ -122,6 +122,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "report": (
         ("orchestrator report", "write a page of the newest experiment"),
         ("orchestrator report EXP1 EXP2 --out both.html", "two of them side by side"),
+        ("orchestrator report EXP --open", "show it in the browser of this machine"),
     ),
     "profile": (
         ("orchestrator profile", "trace 3 steps of the job that runs"),

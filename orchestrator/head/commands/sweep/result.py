@@ -22,7 +22,7 @@ def last_value(experiment: Experiment, record: JobRecord, metric: str) -> tuple[
     """Return the last value of a metric, or None and the reason."""
     outputs, names = experiment.path / "outputs", list[str]()
     values: list[float] = []
-    for _, curves in sorted(read_curves(outputs, first_files(outputs)).items(), reverse=True):
+    for _, curves in sorted(read_curves(first_files(outputs)).items(), reverse=True):
         names += curves
         if not values and metric in curves:
             values = list(curves[metric].means)
