@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import pickle
 import site
@@ -32,16 +31,6 @@ def installed_places() -> tuple[str, ...]:
     return tuple(f"{place}/" for place in packages)
 
 
-def send_program_whole() -> None:
-    """Have cloudpickle send the program's own functions whole, as those of __main__, also from a
-    process that multiprocessing has spawned: there the program has another name."""
-    import cloudpickle  # type: ignore[import-untyped]
-
-    program = sys.modules.get("__mp_main__")
-    if program is not None and program.__name__ == "__mp_main__":
-        cloudpickle.register_pickle_by_value(program)
-
-
 # -- calls --------------------------------------------------------------------------------------
 
 
@@ -53,24 +42,12 @@ def check_callable(function: object) -> None:
             "name a function without calling it: run(work, 10), not run(work(10)); "
             "cluster.launch('train.py') starts a script",
         )
-    name = getattr(function, "__name__", "it")
-    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        raise UsageError(
-            f"{name} is async, and ranks call it without an event loop",
-            f"send a function that has one: lambda: asyncio.run({name}())",
-        )
-    if inspect.isgeneratorfunction(function):
-        raise UsageError(
-            f"{name} is a generator, which runs only where somebody takes its values",
-            f"send a function that does: lambda: list({name}())",
-        )
 
 
 def pack(payload: Path, name: str, call: tuple[object, ...], directory: Path) -> None:
     """Write the call, and the cloudpickle that can read it: nodes need not have one."""
-    import cloudpickle
+    import cloudpickle  # type: ignore[import-untyped]
 
-    send_program_whole()
     try:
         with (payload / "call.pkl").open("wb") as file:
             pickle.dump(places(directory), file)

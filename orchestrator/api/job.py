@@ -7,7 +7,6 @@ process of its own (head_process.py).
 from __future__ import annotations
 
 import pickle
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from orchestrator.common.errors import (
     UsageError,
 )
 from orchestrator.config.launch import Where
-from orchestrator.head.background.process import INTERRUPT, LEAVE, Background
+from orchestrator.head.background.process import INTERRUPT, Background
 from orchestrator.head.follow import verdict as verdicts
 from orchestrator.head.follow.streams.node_logs import log_files
 from orchestrator.head.screen import tracebacks as crash_dump
@@ -37,7 +36,6 @@ from orchestrator.records.metrics.lines import GrowingFile
 
 CALLED = "Cluster.run"  # the first word of the command of a job that has results
 LOOK_SECONDS = 0.2  # between two looks at what the head has written
-LEAVE_SECONDS = 10.0
 ASK_SECONDS = 10.0  # between two questions whether Slurm still has a job
 CATCH_UP_SECONDS = 60.0
 TRACEBACK_LINES = 12  # of str(verdict): with the rest, a small terminal's
@@ -115,7 +113,6 @@ class Job:
         self._which: dict[str, Any] = {"where": where, "experiment": str(experiment.path)}
         self._head = head
         self._came = 0.0  # when we last took it up
-        self._left = False
 
     def __repr__(self) -> str:
         return f"<Job {self.name}: {self.status}>"
@@ -128,7 +125,7 @@ class Job:
 
     def leave_block(self, error: BaseException | None) -> None:
         """Wait for the job, or stop it, at the end of a `with` block."""
-        if self._left or self._record().over:
+        if self._record().over:
             return
         if error is None:
             self.wait()
@@ -235,7 +232,7 @@ class Job:
                 f"the head of {self.name} ends as soon as it starts",
                 f"its last output is in {self.directory / 'head.txt'}",
             )
-        self._came, self._left = now, False
+        self._came = now
         self._head = Background(head_process.take_up, **self._which)
         self._catch_up(self._head.answer()["logs"])
 
@@ -332,18 +329,6 @@ class Job:
             for receipt in answer["receipts"]
         )
 
-    def detach(self) -> None:
-        """Leave the job running, as `d` does in a terminal: a `with` block lets it go on.
-
-        A head in the background goes on fetching its logs; wait() and logs() still work.
-        """
-        self._left = True
-        if self._head is not None:
-            self._head.press(LEAVE)
-            if not self._head.gone(LEAVE_SECONDS):
-                raise OrchestratorError(f"the head of {self.name} does not end")
-            self._head, self._came = None, 0.0
-
     # -- results ---------------------------------------------------------------------------------
 
     def results(self, timeout: float | None = None) -> list[Any]:
@@ -390,21 +375,7 @@ class Job:
         except Exception as worse:  # noqa: BLE001  there is none, or its class is not known here
             raise self._failure(record) from worse if path.exists() else None
         who = f"rank {verdict.rank} on node {verdict.node} ({verdict.node_name})"
-        raise error from RemoteTraceback(f"\n\n{who}:\n{verdict.traceback}{only_here(error)}")
-
-
-def only_here(error: BaseException) -> str:
-    """Say where this program has a module that a rank could not import."""
-    module = sys.modules.get(getattr(error, "name", None) or "")
-    if not isinstance(error, ModuleNotFoundError) or module is None:
-        return ""
-    place = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
-    return (
-        f"\nHere, {module.__name__} is {place or 'in no file'}. The current directory goes along"
-        " with a function, but for what git ignores or a warning has named; any other module has"
-        " to be installed on the nodes, or"
-        f" cloudpickle.register_pickle_by_value({module.__name__}) sends it, too.\n"
-    )
+        raise error from RemoteTraceback(f"\n\n{who}:\n{verdict.traceback}")
 
 
 def unreadable(rank: int, error: Exception) -> JobFailed:

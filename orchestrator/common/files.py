@@ -347,7 +347,7 @@ def umask() -> int:
         for line in file:
             if line.startswith(b"Umask:"):
                 return int(line.split()[1], 8)
-    before = os.umask(0o077)  # a kernel before 4.7
+    before = os.umask(0o077)  # a Mac, which has no /proc
     os.umask(before)
     return before
 

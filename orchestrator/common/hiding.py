@@ -11,7 +11,6 @@ import binascii
 import json
 import os
 import re
-from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
@@ -21,7 +20,6 @@ REDACTED = "(redacted)"
 SHORTEST = 4
 SHORTEST_TOKEN = 8
 LONG_LINE = 16
-FEW = 40  # so many texts are searched for one by one in the time of a search by blocks
 # Names of variables and options that hold a secret.
 NAME = re.compile(
     r"TOKEN(?!IZ)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|PRIVATE|COOKIE|WEBHOOK|CONNECTION|DSN|KEY$|_PWD$"
@@ -44,7 +42,7 @@ UNRESERVED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz012
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Tell whether a variable looks like a secret by its name, and its value like no word."""
+    """Return True for a variable with a name of a secret, and a value that is no word."""
     return bool(NAME.search(name)) and is_no_word(value)
 
 
@@ -120,34 +118,16 @@ def _hide(data: Any, secrets: Sequence[str]) -> Any:
 
 
 class Mask:
-    """Puts as many asterisks in the place of each secret: the places of all other bytes stay.
-
-    What it costs does not grow with their number: which of them may be in an output is known by
-    blocks of a word. A text of n bytes has, wherever it stands, a whole block in its last bytes,
-    so each block of the output is looked up among those that texts can have there.
-    """
+    """Puts as many asterisks in the place of each secret: the places of all other bytes stay."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         values = {os.fsencode(secret) for secret in secrets}
         # The longest first: one may be a part of another.
         self.secrets = sorted((v for v in values if len(v) >= SHORTEST), key=len, reverse=True)
         self.longest = max(map(len, self.secrets), default=0)
-        self.always = set(self.secrets)
-        self.blocks: dict[str, dict[int, list[bytes]]] = {}  # kind of array -> block -> of whom
-        for kind in ("Q", "I"):
-            last = 2 * array(kind).itemsize - 1
-            of_kind = {secret for secret in self.always if len(secret) >= last}
-            if len(of_kind) > FEW:  # fewer are searched one by one in less time
-                self.always -= of_kind
-                self.blocks[kind] = blocks_of(kind, [(s, s[-last:]) for s in of_kind])
 
     def masked(self, output: bytes) -> bytes:
-        maybe = set(self.always)
-        for kind, blocks in self.blocks.items():
-            whole = len(output) - len(output) % array(kind).itemsize
-            for block in frozenset(blocks).intersection(array(kind, output[:whole])):
-                maybe.update(blocks[block])
-        for secret in sorted(maybe, key=len, reverse=True):
+        for secret in self.secrets:
             output = output.replace(secret, b"*" * len(secret))
         return output
 
@@ -163,13 +143,3 @@ class Mask:
                     most = size
                     break
         return most
-
-
-def blocks_of(kind: str, ends: Iterable[tuple[bytes, bytes]]) -> dict[int, list[bytes]]:
-    """Return each block that lies anywhere in one of these ends, and of which secrets it is one."""
-    size = array(kind).itemsize
-    blocks: dict[int, list[bytes]] = {}
-    for secret, end in ends:
-        for at in range(len(end) - size + 1):
-            blocks.setdefault(array(kind, end[at : at + size])[0], []).append(secret)
-    return blocks

@@ -69,7 +69,6 @@ def load_and_note(
     translated = aorta.translate(data)
     problems = [UsageError(problem) for problem in translated.problems]
     problems += _take_misplaced(translated.data)
-    problems += _take_environment(translated.data)
     return _checked(translated.data, problems), translated.notes
 
 
@@ -164,20 +163,6 @@ def _override(data: dict[str, Any], text: str) -> None:
             raise UsageError(f"--set {text}: {section!r} is a value, not a section")
         data = data[section]
     data[key] = _parse(value, f"--set {text}", as_written=path.split(".")[0] in VARIABLES)
-
-
-def _take_environment(data: dict[str, Any]) -> list[UsageError]:
-    """Read env.activate and env.wrap as launch.activate and launch.wrap: no variables of ranks."""
-    problems = []
-    env, launch = data.get("env"), data.get("launch") or {}
-    for key in ("activate", "wrap"):
-        if isinstance(env, dict) and isinstance(launch, dict) and key in env:
-            value = env.pop(key)
-            if launch.setdefault(key, value) != value:
-                what = f"env.{key} and launch.{key} are one setting, and differ: keep one of them"
-                problems.append(UsageError(what))
-            data["launch"] = launch
-    return problems
 
 
 def _take_misplaced(data: dict[str, Any]) -> list[UsageError]:

@@ -39,8 +39,13 @@ def read(experiment: Path) -> dict[str, Any]:
     """Return its keys, none where there is no file; UsageError if it cannot be read."""
     import yaml  # 10 ms, which who only wants the text does not spend
 
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        data = yaml.load(text(experiment), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        written = text(experiment)
+        # We write none; a few lines of them become more than any memory holds.
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(written, Loader=loader)):
+            raise ValueError("it has YAML aliases")
+        data = yaml.load(written, Loader=loader)
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise UsageError(f"{experiment / 'config.yaml'} cannot be read: {error}") from error
     return data if isinstance(data, dict) else {}

@@ -1,8 +1,8 @@
 """A cluster on this machine: real sshd on 127.0.0.2, .3, ... run by anybody, root or not.
 
 `orchestrator demo` and the tests use it. Every node has a directory of its own for what a machine
-has to itself: host key, home, our own state. A keeper process waits for the end of
-its parent, so that nothing stays behind, even after a kill -9.
+has to itself: host key, home, our own state. What a kill -9 leaves running is ended by the next
+cluster in the same directory.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.common.errors import CheckFailed, UsageError
-
-LARGEST_BYTES = 200
+from orchestrator.common.errors import CheckFailed
 
 
 @dataclass(frozen=True)
@@ -54,23 +52,17 @@ class LoopbackNode:
 class LoopbackCluster:
     """`with LoopbackCluster(2, directory) as cluster: ...`; nodes are counted from 0."""
 
-    def __init__(
-        self, size: int, directory: Path, *, port: int = 0, slots: int | None = None
-    ) -> None:
-        if not 1 <= size <= LARGEST_BYTES:
-            raise UsageError(f"a loopback cluster has 1 to {LARGEST_BYTES} nodes, not {size}")
+    def __init__(self, size: int, directory: Path, *, slots: int | None = None) -> None:
         self.directory = directory.absolute()
-        self.addresses = addresses_of(size)
+        self.addresses = [f"127.0.0.{2 + i}" for i in range(size)]
         self.slots = slots
         self.nodes: list[LoopbackNode] = []
         self.key = self.directory / "key"
         self.known_hosts = self.directory / "known_hosts"
         self.node_list = self.directory / "node_ip_list.txt"
         self.ssh_config = self.directory / "ssh_config"
-        self._port = port
         self._program = ""
         self._options: list[str] = []
-        self._keeper: subprocess.Popen[bytes] | None = None
         self._listeners: dict[int, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> LoopbackCluster:
@@ -86,14 +78,13 @@ class LoopbackCluster:
         sweep(self.directory)  # what an earlier cluster in this directory left, if it was killed
         self.directory.mkdir(parents=True, exist_ok=True)
         self.directory.chmod(0o700)
-        port = self._port or free_port(self.addresses)
+        port = free_port(self.addresses)
         self.nodes = [
             LoopbackNode(address, port, self.directory / f"node{i}")
             for i, address in enumerate(self.addresses)
         ]
         self._write()
         self._options = penalty_options(self._program, self.nodes[0].directory / "sshd_config")
-        self._keeper = self._start_keeper()
         try:
             for i in range(len(self.nodes)):
                 self._spawn(i)
@@ -109,22 +100,6 @@ class LoopbackCluster:
         for listener in self._listeners.values():
             listener.wait()
         self._listeners.clear()
-        if self._keeper is not None and self._keeper.stdin is not None:
-            self._keeper.stdin.close()
-            self._keeper.wait()
-        self._keeper = None
-
-    def start_sshd(self, i: int) -> None:
-        """Let node `i` answer again after `kill_sshd`."""
-        self._spawn(i)
-        self._await(i)
-
-    def kill_sshd(self, i: int) -> None:
-        """Kill the listener of node `i` and its sessions; detached processes live on."""
-        listener = self._listeners.pop(i, None)
-        if listener is not None:
-            end_daemon(listener.pid)
-            listener.wait()
 
     def environment(self, node: LoopbackNode) -> dict[str, str]:
         """Return the environment of a session on `node`: its own home, and this Python first."""
@@ -157,15 +132,6 @@ class LoopbackCluster:
             client_config(self.nodes[0].port, self.key, self.known_hosts, account())
         )
 
-    def _start_keeper(self) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-        return subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.local_cluster.cluster", str(self.directory)],
-            stdin=subprocess.PIPE,
-            env=environment,
-            start_new_session=True,  # Ctrl-C in the terminal is not for it
-        )
-
     def _spawn(self, i: int) -> None:
         self._listeners[i] = subprocess.Popen(
             self.listener(self.nodes[i]),
@@ -186,24 +152,16 @@ class LoopbackCluster:
         await_banner(node.address, node.port, lambda: listener.poll() is not None, node.log)
 
 
-def end_daemon(pid: int) -> None:
-    """End an sshd and its sessions, and nothing that a session has detached from itself."""
-    os.kill(pid, signal.SIGSTOP)  # no new session can start between the look and the kill
-    parents = {p: _parent(p) for p in _processes()}
-    family = _with_children({pid}, parents)
-    end({p for p in family if p == pid or b"sshd" in _command(p).split(b" ")[0]})
-
-
 def sweep(directory: Path) -> None:
     """End every process that belongs to the cluster in `directory`."""
     mark = f"{directory}/node".encode()
     spared = {os.getpid()}
-    for _ in range(20):  # one round is enough, unless something forks while we look
-        parents = {p: _parent(p) for p in _processes()}
-        ours = {p for p in parents if p not in spared and _belongs(p, mark)}
+    for _ in range(20):  # one round is enough, unless something forks in the meantime
+        pids = {int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()} - spared
+        ours = {pid for pid in pids if _belongs(pid, mark)}
         if not ours:
             return
-        spared |= end(_with_children(ours, parents) - spared)
+        spared |= end(ours)
 
 
 def end(pids: Iterable[int]) -> set[int]:
@@ -229,46 +187,20 @@ def end(pids: Iterable[int]) -> set[int]:
     return refused
 
 
-def _processes() -> list[int]:
-    return [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
-
-
-def _read(pid: int, name: str) -> bytes:
+def read(pid: int, name: str) -> bytes:
+    """Return a file of a process in /proc, nothing of one that ended or is another user's."""
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes()
-    except OSError:  # it ended, or is somebody else's
+    except OSError:
         return b""
 
 
-def _parent(pid: int) -> int:
-    fields = _read(pid, "stat").rpartition(b")")[2].split()
-    return int(fields[1]) if len(fields) > 1 else 0
-
-
-def _command(pid: int) -> bytes:
-    return _read(pid, "cmdline")
-
-
 def _belongs(pid: int, mark: bytes) -> bool:
-    """Tell whether a process is an sshd with a file under `mark`, or has its state there."""
-    if b"ORCHESTRATOR_HOME=" + mark in _read(pid, "environ"):
+    """Return True for an sshd with a file under `mark`, and for what has its state there."""
+    if b"ORCHESTRATOR_HOME=" + mark in read(pid, "environ"):
         return True
-    command = _command(pid)
+    command = read(pid, "cmdline")
     return b"sshd" in command.split(mark)[0] and mark in command and b"-D" in command
-
-
-def _with_children(pids: set[int], parents: Mapping[int, int]) -> set[int]:
-    family, fresh = set(pids), set(pids)
-    while fresh:
-        fresh = {pid for pid, parent in parents.items() if parent in fresh} - family
-        family |= fresh
-    return family
-
-
-def keep(directory: str) -> None:
-    """Run as the keeper, until standard input shows that the parent has ended."""
-    sys.stdin.buffer.read()
-    sweep(Path(directory))
 
 
 # -- sshd ---------------------------------------------------------------------------------------
@@ -361,28 +293,16 @@ def penalty_options(program: str, config: Path) -> list[str]:
     return option if known.returncode == 0 else []
 
 
-def addresses_of(size: int) -> list[str]:
-    return [f"127.0.0.{2 + i}" for i in range(size)]
-
-
 def free_port(addresses: Iterable[str]) -> int:
     """Return a port that is free on all of `addresses`."""
     for _ in range(20):
-        with contextlib.suppress(OSError):
-            return bindable(addresses)
-    raise CheckFailed("no port is free on all loopback addresses", "choose one with a fixed port")
-
-
-def bindable(addresses: Iterable[str], port: int = 0) -> int:
-    """Return a port, or any, that a server may have on all of `addresses` now; else an OSError."""
-    with contextlib.ExitStack() as held:
-        for address in addresses:
-            listener = held.enter_context(socket.socket())
-            # As sshd does: what an earlier server left in TIME_WAIT is not in its way.
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((address, port))
-            port = int(listener.getsockname()[1])
-    return port
+        with contextlib.suppress(OSError), contextlib.ExitStack() as held:
+            port = 0
+            for address in addresses:
+                listener = held.enter_context(socket.create_server((address, port)))
+                port = int(listener.getsockname()[1])
+            return port
+    raise CheckFailed("no port is free on all loopback addresses", "end what listens there")
 
 
 def await_banner(address: str, port: int, ended: Callable[[], bool], log: Path) -> None:
@@ -396,11 +316,6 @@ def await_banner(address: str, port: int, ended: Callable[[], bool], log: Path) 
         except OSError:
             time.sleep(0.005)  # not bound yet, and there is no event to wait for
     output = log.read_text(errors="replace").strip() if log.exists() else ""
-    if "already in use" in output:
-        raise CheckFailed(
-            f"{address}:{port} is taken by another program",
-            f"choose another port, or see who holds it: ss -ltnp 'sport = :{port}'",
-        )
     state = "ended at once" if ended() else f"was silent for {START_SECONDS:.0f} s"
     raise CheckFailed(f"sshd at {address}:{port} {state}: {output or 'no message'}")
 
@@ -422,7 +337,3 @@ def _locked_account() -> bool:
     if os.geteuid() != 0 or not shadow.exists():
         return False
     return any(line.startswith(f"{account()}:!") for line in shadow.read_text().splitlines())
-
-
-if __name__ == "__main__":
-    keep(sys.argv[1])

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -24,15 +24,14 @@ from orchestrator.common import interrupt, text
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.launch import LaunchArguments
 from orchestrator.head.screen import output
-from orchestrator.local_cluster.cluster import LoopbackCluster, addresses_of, bindable, sweep
+from orchestrator.local_cluster.cluster import LoopbackCluster, sweep
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment
 from orchestrator.records.metrics import trainers
-from orchestrator.records.metrics.curves import POINTS, Curve
+from orchestrator.records.metrics.curves import POINTS
 from orchestrator.records.metrics.curves import curves as curves_of
 
 CONFIG = Path("config/demo.yaml")
-NODES = Path("node_ip_list.txt")
 SLOTS = 2  # ranks per node
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -52,7 +51,7 @@ def demo(size: int, keep: bool, options: tuple[str, ...], arguments: LaunchArgum
             f"the demo trains with torch, and {sys.executable} has none",
             f"type: {shlex.quote(sys.executable)} -m pip install torch==2.13.0 numpy",
         )
-    cluster = LoopbackCluster(size, make_directory(), port=listed_port(size), slots=SLOTS)
+    cluster = LoopbackCluster(size, make_directory(), slots=SLOTS)
     try:
         say(f"starting {size} SSH servers on this machine; each plays a node of {SLOTS} ranks")
         cluster.start()
@@ -88,30 +87,6 @@ def make_directory() -> Path:
 def remove(directory: Path) -> None:
     sweep(directory)
     shutil.rmtree(directory, ignore_errors=True)
-
-
-def listed() -> list[tuple[str, int]]:
-    """Return the addresses and ports of the node list here; none where it cannot be read."""
-    from orchestrator.head.nodes.node_list import read_nodes
-
-    try:
-        return [(node.host, node.port or 0) for node in read_nodes(NODES)]
-    except UsageError:
-        return []
-
-
-def listed_port(size: int) -> int:
-    """Return the port of the node list here if its nodes are the demo's and it is free, else 0."""
-    addresses = addresses_of(size)
-    nodes = set(listed())
-    port = max((port for _, port in nodes), default=0)
-    if port == 0 or nodes != {(address, port) for address in addresses}:
-        return 0
-    try:
-        return bindable(addresses, port)
-    except OSError as error:
-        say(f"port {port} of {NODES} is not available ({error.strerror}): using another")
-        return 0
 
 
 def launch(cluster: LoopbackCluster, arguments: Sequence[str]) -> tuple[int, bool]:
@@ -160,25 +135,12 @@ def show(cluster: LoopbackCluster, root: Path) -> None:
     curves = curves_of(experiment.path / "outputs" / trainers.file_name(0), POINTS)
     if "loss" in curves:
         loss, last = curves["loss"].means, curves["loss"].steps[-1]
-        output.write_out(
-            f"\n  loss {loss[0]:.2f} -> {loss[-1]:.2f} in {last} steps{speed_of(curves)}\n"
-        )
+        output.write_out(f"\n  loss {loss[0]:.2f} -> {loss[-1]:.2f} in {last} steps\n")
         output.write_out("\n".join(f"  {line}" for line in plot(loss, last)))
     output.write_out(f"\n  {experiment.path}")
     output.write_out("\n".join(f"  {line}" for line in tree(experiment.path)))
     if not experiment.read_record().over:
         say("the job was left running; it is stopped with the demo's cluster")
-
-
-def speed_of(curves: Mapping[str, Curve]) -> str:
-    """Return the speed, if every line has the time of its steps; a user's own may not."""
-    steps, times = curves["loss"].steps, curves.get("step_ms", Curve())
-    if times.steps != steps or "tokens" not in curves:
-        return ""
-    # step_ms is a mean since the line before.
-    counts = [step - before for before, step in pairwise([0, *steps])]
-    seconds = sum(ms * count for ms, count in zip(times.means, counts, strict=True)) / 1e3
-    return f" ({seconds:.1f} s, {curves['tokens'].means[-1] / seconds:,.0f} tokens/s)"
 
 
 def ours(cluster: LoopbackCluster, root: Path) -> Experiment | None:

@@ -8,7 +8,6 @@ import pickle
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ import pytest
 from orchestrator import Cluster, OrchestratorError
 from orchestrator.api import head_process
 from orchestrator.api.cluster import launch_arguments, merged
-from orchestrator.api.job import only_here
 from orchestrator.api.options import Options
 from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import LaunchArguments, Where
@@ -39,14 +37,6 @@ def test_later_options_win_one_by_one() -> None:
     assert given.env == ("A=1", "B=2")
 
 
-async def asynchronous() -> None:
-    """Would end as a coroutine that nobody awaits."""
-
-
-def generator() -> Iterator[int]:
-    yield 1
-
-
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -59,8 +49,6 @@ def generator() -> Iterator[int]:
         ("Cluster().run('train.py')", r"'train.py' is not a function(.|\n)*launch\('train.py'\)"),
         ("Cluster().submit(None)", "None is not a function"),
         ("Cluster().run(5)", "5 is not a function"),
-        ("Cluster().run(asynchronous)", "asynchronous is async(.|\n)*asyncio.run"),
-        ("Cluster().run(generator)", r"generator is a generator(.|\n)*list\(generator"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(call: str, words: str) -> None:
@@ -168,10 +156,3 @@ def test_nothing_is_left_to_the_garbage_collector(tmp_path: Path) -> None:
     words = [sys.executable, "-W", "error", "-c", code]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "no node list" in done.stdout and not done.stderr
-
-
-def test_a_module_that_only_this_program_has_is_named() -> None:
-    missing = ModuleNotFoundError("No module named 'pickle'", name="pickle")
-    assert f"Here, pickle is {pickle.__file__}." in only_here(missing)
-    assert not only_here(ModuleNotFoundError("No module named 'x'", name="x"))
-    assert not only_here(NameError("name 'pickle' is not defined", name="pickle"))

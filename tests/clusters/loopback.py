@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.local_cluster.cluster import LoopbackCluster, LoopbackNode, end
+from orchestrator.local_cluster.cluster import LoopbackCluster, LoopbackNode, end, read
 from tests.clusters.faults import Faults
 
 
@@ -58,10 +59,32 @@ class FaultyLoopback(Faults, LoopbackCluster):
         end([pid]) if number == signal.SIGKILL else os.kill(pid, number)
 
     def spawn_sshd(self, i: int) -> None:
-        LoopbackCluster.start_sshd(self, i)
+        self._spawn(i)
+        self._await(i)
 
     def end_sshd(self, i: int) -> None:
-        LoopbackCluster.kill_sshd(self, i)
+        """End the listener and its sessions, and nothing that a session has detached."""
+        if listener := self._listeners.pop(i, None):
+            os.kill(listener.pid, signal.SIGSTOP)  # no new session starts between look and kill
+            end(
+                {
+                    listener.pid,
+                    *(
+                        pid
+                        for pid in below(listener.pid)
+                        if b"sshd" in read(pid, "cmdline").split(b" ")[0]
+                    ),
+                }
+            )
+            listener.wait()
 
     def listens_at(self, i: int) -> tuple[str, int]:
         return self.nodes[i].address, self.nodes[i].port
+
+
+def below(pid: int) -> Iterator[int]:
+    """The processes that descend from this one."""
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        yield int(child)
+        with contextlib.suppress(OSError):
+            yield from below(int(child))

@@ -6,14 +6,11 @@ import contextlib
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import paramiko
 import pytest
 
 from orchestrator.common.errors import CheckFailed
@@ -21,7 +18,6 @@ from tests.clusters.loopback import FaultyLoopback
 from tests.clusters.netns import NetnsCluster
 from tests.clusters.require import require_namespaces, require_sshd
 from tests.conftest import Cluster
-from tests.node.running import wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -73,40 +69,6 @@ def detached(cluster: Cluster, i: int, tag: str) -> int:
     return int(says(cluster, i, f"{tag} setsid sleep 600 >/dev/null 2>&1 </dev/null & echo $!"))
 
 
-def test_plain_ssh_reaches_every_node(cluster: Cluster) -> None:
-    homes = [says(cluster, i, "echo $HOME/$(hostname)$ORCHESTRATOR_HOME") for i in (0, 1)]
-    assert len(set(homes)) == 2
-    python = says(cluster, 0, "python3 -c 'import sys; print(sys.prefix)'")
-    assert python.strip() == sys.prefix
-    assert cluster.node_list.read_text().split() == [
-        *[cluster.addresses[0], "slots=3", cluster.addresses[1], "slots=3"]
-    ]
-
-
-def test_paramiko_knows_every_host_key(cluster: Cluster) -> None:
-    for address in cluster.addresses:
-        options = paramiko.SSHConfig.from_path(str(cluster.ssh_config)).lookup(address)
-        with paramiko.SSHClient() as client:
-            client.load_host_keys(options["userknownhostsfile"])
-            client.set_missing_host_key_policy(paramiko.RejectPolicy())
-            client.connect(
-                options["hostname"],
-                int(options["port"]),
-                options["user"],
-                key_filename=options["identityfile"],
-                allow_agent=False,
-                look_for_keys=False,
-            )
-            assert client.exec_command("echo $0")[1].read() != b""
-
-
-def test_programs_run_inside_without_ssh(cluster: Cluster) -> None:
-    assert cluster.exec(1, ["sh", "-c", "echo $HOME"]) == says(cluster, 1, "echo $HOME")
-    (cluster.home(1) / "note").write_text("mine\n")
-    assert says(cluster, 1, "cat ~/note") == "mine\n"
-    assert cluster.ssh(0, "cat ~/note").returncode != 0
-
-
 def test_killed_sshd_refuses_and_detached_processes_live_on(cluster: Cluster) -> None:
     pid = detached(cluster, 0, "MARK=survivor")
     opened = session(cluster, 0)
@@ -121,51 +83,6 @@ def test_killed_sshd_refuses_and_detached_processes_live_on(cluster: Cluster) ->
     cluster.kill(0, pid, signal.SIGKILL)
     assert cluster.processes(0, "MARK=survivor") == []
     close(opened)
-
-
-@pytest.mark.parametrize("banner", ["", "SSH-2.0-OpenSSH_9.2\r\n"])
-def test_hanging_handshake(cluster: Cluster, banner: str) -> None:
-    cluster.hang_handshake(0, banner)
-    address, port = cluster.listens_at(0)
-    with socket.create_connection((address, port), timeout=5) as link:
-        assert link.recv(64).decode() == banner if banner else True
-        link.settimeout(0.2)
-        with pytest.raises(socket.timeout):
-            link.recv(64)
-    cluster.start_sshd(0)
-    assert says(cluster, 0, "echo back") == "back\n"
-
-
-def test_changed_host_key(cluster: Cluster) -> None:
-    cluster.change_host_key(0)
-    assert "IDENTIFICATION HAS CHANGED" in cluster.ssh(0, "true").stderr
-    cluster.restore_host_key(0)
-    assert says(cluster, 0, "echo back") == "back\n"
-
-
-def test_denied_keys(cluster: Cluster) -> None:
-    opened = session(cluster, 0)
-    cluster.deny_keys(0)
-    assert "Permission denied" in cluster.ssh(0, "true").stderr
-    assert echoes(opened, 5.0)
-    cluster.allow_keys(0)
-    assert says(cluster, 0, "echo back") == "back\n"
-    close(opened)
-
-
-def test_banner(cluster: Cluster) -> None:
-    cluster.set_banner(0, "Property of nobody\n")
-    done = cluster.ssh(0, "echo out")
-    assert (done.stdout, "Property of nobody" in done.stderr) == ("out\n", True)
-    cluster.set_banner(0, None)
-    assert "Property" not in cluster.ssh(0, "true").stderr
-
-
-def test_noisy_rc(cluster: Cluster) -> None:
-    cluster.noisy_rc(0, "Welcome!\n{}\n")
-    assert says(cluster, 0, "echo out") == "Welcome!\n{}\nout\n"
-    cluster.quiet_rc(0)
-    assert says(cluster, 0, "echo out") == "out\n"
 
 
 def test_hosts_are_machines_of_their_own(two_nodes: Cluster) -> None:
@@ -216,70 +133,6 @@ def test_a_machine_without_power_has_neither_processes_nor_what_was_in_memory(
     assert says(cluster, 1, "echo here") == "here\n"
     cluster.arrive(0, cluster.addresses[1])
     assert says(cluster, 0, ping.replace("0.3", "5")) == "open\n"
-
-
-def test_a_second_network_of_their_own(netns_cluster: Netns) -> None:
-    cluster = netns_cluster(2, second_nic=True, nics=["eth0", "enp3s0"])
-    assert says(cluster, 1, "ls /sys/class/net").split() == ["enp3s0", "fab0", "lo"]
-    knock = f"timeout 0.3 bash -c '</dev/tcp/{cluster.fabric[1]}/22' && echo open || echo shut"
-    assert says(cluster, 0, knock) == "open\n"
-    cluster.cut(1, nic=1)
-    assert says(cluster, 0, knock) == "shut\n"
-    cluster.restore(1, nic=1)
-    cluster.exec(1, ["ip", "route", "get", cluster.fabric[0]])
-    assert says(cluster, 0, knock.replace("0.3", "5")) == "open\n"
-
-
-def seconds_for(cluster: NetnsCluster, command: str) -> float:
-    started = time.monotonic()
-    says(cluster, 0, command)
-    return time.monotonic() - started
-
-
-def test_slow_link(netns_cluster: Netns) -> None:
-    cluster = netns_cluster(1)
-    megabyte = "head -c 1000000 /dev/zero | tr '\\0' x"
-    cluster.slow(0, rate="8mbit")
-    assert seconds_for(cluster, megabyte) > 0.9
-    cluster.unslow(0)
-    wait_until(lambda: seconds_for(cluster, megabyte) < 0.9, "a fast link")
-
-
-def test_late_link(netns_cluster: Netns) -> None:
-    cluster = netns_cluster(1)
-    cluster.slow(0, delay="50ms")
-    started = time.monotonic()
-    socket.create_connection((cluster.addresses[0], 22)).close()
-    assert time.monotonic() - started >= 0.1
-    cluster.unslow(0)
-
-
-def test_full_disk(netns_cluster: Netns) -> None:
-    cluster = netns_cluster(2, tmpfs=["/root", "/opt"], tmpfs_size="8m")
-    write = "echo more >> $(mktemp -p /opt)"
-    says(cluster, 0, write)
-    assert (says(cluster, 0, "ls /opt") != "", says(cluster, 1, "ls /opt")) == (True, "")
-    cluster.fill_disk(0, "/opt")
-    assert "No space left" in cluster.ssh(0, write).stderr
-    says(cluster, 1, write)
-    cluster.free_disk(0, "/opt")
-    says(cluster, 0, write)
-    with pytest.raises(AssertionError, match="disk of the machine"):
-        cluster.fill_disk(0, "/var/tmp")
-
-
-def test_private_tmp_leaves_ssh_working(netns_cluster: Netns) -> None:
-    cluster = netns_cluster(2, tmpfs=["/tmp"])
-    says(cluster, 0, "echo mine > /tmp/orchestrator-private")
-    assert cluster.ssh(1, "cat /tmp/orchestrator-private").returncode != 0
-    cluster.change_host_key(1)
-    assert "IDENTIFICATION HAS CHANGED" in cluster.ssh(1, "true").stderr
-
-
-def test_clusters_beside_each_other(netns_cluster: Netns) -> None:
-    one, other = netns_cluster(1), netns_cluster(1)
-    assert one.addresses != other.addresses
-    assert says(one, 0, "hostname") == says(other, 0, "hostname")
 
 
 OWNER = """

@@ -290,16 +290,6 @@ def test_every_field_says_what_it_is() -> None:
 # -- the environment ----------------------------------------------------------------------------
 
 
-def test_the_environment_of_the_nodes_is_no_variable(tmp_path: Path) -> None:
-    file = tmp_path / "c.yaml"
-    file.write_text("env: {activate: 'venv:~/v', wrap: numactl, A: b}\n")
-    config = load(file)
-    assert (config.launch.activate, config.launch.wrap) == ("venv:~/v", "numactl")
-    assert config.env == {"A": "b"}
-    with pytest.raises(UsageError, match=r"env\.wrap and launch\.wrap are one setting"):
-        load(file, ["launch.wrap=nice"])
-
-
 def test_the_environment_wins_over_the_file_and_loses_to_set(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("training: {max_steps: 1, batch_size: 1, seed: 1}\n")

@@ -219,10 +219,7 @@ def test_a_killed_program_and_a_killed_head_are_no_end(cluster: Cluster, head: H
     while_followed(job)
     again = cluster.attach(job.name)
     begun(again)
-    with again:
-        again.detach()  # neither waited for nor stopped
     assert job.status == "running" and Experiment(job.directory).followed
-    begun(again)
     taker = head.command("orchestrator", "attach", job.name)  # without --steal
     wait_until(lambda: head.record["head"]["pid"] == taker.process.pid, "the head has changed")
     taker.interrupt(signal.SIGHUP)

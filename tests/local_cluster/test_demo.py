@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,7 +19,6 @@ from orchestrator.config import load
 from orchestrator.config.launch import Launch, LaunchArguments
 from orchestrator.config.schema import Fsdp, Optimizer
 from orchestrator.local_cluster import demo
-from orchestrator.local_cluster.cluster import free_port
 from tests.clusters.require import require_sshd
 from tests.launching import BIN, PATIENCE, Command
 from tests.node.running import wait_until
@@ -142,26 +140,6 @@ def test_keep_holds_the_nodes_up_for_the_commands_that_it_prints(
     os.killpg(command.process.pid, signal.SIGINT)
     assert command.finish() == 0
     assert nothing_left(place)
-
-
-def test_a_taken_port_is_no_obstacle(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(place)
-    assert demo.listed_port(2) == 0
-    port = free_port(["127.0.0.2", "127.0.0.3"])
-    (place / "node_ip_list.txt").write_text(f"127.0.0.[2-3]:{port}\n")
-    assert demo.listed_port(2) == port
-    assert demo.listed_port(3) == 0
-    with socket.socket() as other:
-        other.bind(("127.0.0.3", port))
-        other.listen()
-        assert demo.listed_port(2) == 0
-    assert f"port {port} of node_ip_list.txt is not available" in capsys.readouterr().out
-    (place / "node_ip_list.txt").write_text("10.0.0.1:22022\n10.0.0.2\n")
-    assert demo.listed_port(2) == 0
-    (place / "node_ip_list.txt").write_text("slots=what\n")
-    assert demo.listed_port(2) == 0
 
 
 def test_without_torch_it_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
