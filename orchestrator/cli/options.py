@@ -9,7 +9,7 @@ import shlex
 import shutil
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,25 +56,12 @@ FILE = FilePath(path_type=Path)
 NARROWEST, WIDEST = 80, 100  # columns of a help
 
 
-UNBROKEN = "\u2011"  # a hyphen at which no line ends: names of options stay whole
-
-
 class Formatter(click.HelpFormatter):
     """Writes help as wide as the terminal, within limits: long lines are read badly."""
 
     def __init__(self, **_: Any) -> None:
         columns = shutil.get_terminal_size().columns
         super().__init__(width=min(max(columns, NARROWEST), WIDEST) - 1)
-
-    def write_text(self, text: str) -> None:
-        super().write_text(text.replace("-", UNBROKEN))
-
-    def write_dl(self, rows: Iterable[tuple[str, str]], *more: Any, **options: Any) -> None:
-        whole = [(name, words.replace("-", UNBROKEN)) for name, words in rows]
-        super().write_dl(whole, *more, **options)
-
-    def getvalue(self) -> str:
-        return super().getvalue().replace(UNBROKEN, "-")
 
 
 class Context(click.Context):
@@ -186,22 +173,6 @@ class Group(Command, click.Group):
             ]
             with formatter.section(heading):
                 formatter.write_dl(rows)
-
-
-class Count(click.ParamType[int]):
-    """A number of ranks; the words that torchrun takes for one are answered with a sentence."""
-
-    name = "integer"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if value in ("auto", "gpu", "cpu", "xpu"):
-            self.fail(
-                f"{value!r}: leave it out for a rank per GPU (one where there is none), or give a"
-                " number",
-                param,
-                ctx,
-            )
-        return int(click.INT.convert(value, param, ctx))
 
 
 class Seconds(click.ParamType[float]):
@@ -336,7 +307,7 @@ def click_option(kind: type[Any], name: str, hint: Any, option: Option) -> Group
     choice = click.Choice(option.choices) if option.choices else None
     path = FILE if base is Path else FilePath() if option.file else None
     flag = {"is_flag": True} if base is bool else {"multiple": several}
-    number = Count() if name == "nproc" else Seconds() if option.metavar == "SECONDS" else None
+    number = Seconds() if option.metavar == "SECONDS" else None
     return GroupedOption(
         [*(option.flags or (f"--{name.replace('_', '-')}",)), name],
         type=None if base is bool else number or choice or path or (str if several else base),

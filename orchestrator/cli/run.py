@@ -11,7 +11,7 @@ from typing import NoReturn
 import click
 
 from orchestrator.common import files, interrupt
-from orchestrator.common.errors import EXIT_CHECK, EXIT_USAGE, OrchestratorError
+from orchestrator.common.errors import EXIT_USAGE, OrchestratorError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # no defect of ours, wherever it is met
 # What the user's files are like: said where it is known, and here wherever else it is met.
@@ -23,20 +23,6 @@ def complain(text: str) -> None:
     from orchestrator.head.screen import output
 
     output.complain(text)
-
-
-def fill_closed_streams() -> None:
-    """Give what was started without them (`>&-`, a daemon) its three standard streams.
-
-    Else a log file would be opened under their numbers, and Python has no sys.stdout.
-    """
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest that is free
-    sys.stdout = sys.stdout or os.fdopen(1, "w")
-    sys.stderr = sys.stderr or os.fdopen(2, "w")
 
 
 def say_if_untested() -> None:
@@ -115,7 +101,6 @@ def usage_words(error: click.ClickException) -> str:
 
 def run(command: click.Command, name: str) -> NoReturn:
     """Run a command; print every error as a sentence and exit with its code."""
-    fill_closed_streams()
     say_if_untested()
     interrupt.before_exit(files.remove_unfinished)
     try:
@@ -139,14 +124,6 @@ def run(command: click.Command, name: str) -> NoReturn:
         where = f"{error.filename}: " if error.filename else ""
         complain(f"error: {where}{error.strerror}")
         code = EXIT_USAGE
-    except RuntimeError as error:
-        if "can't start new thread" not in str(error):
-            raise
-        complain(
-            "error: no further thread can be started on this machine\n"
-            "  allow more processes (ulimit -u), or end some of those that run"
-        )
-        code = EXIT_CHECK
     try:
         sys.stdout.flush()
     except OSError as error:

@@ -196,6 +196,16 @@ def at_least(name: str, value: float | None, least: float) -> None:
         raise UsageError(f"{shown} must be at least {least:g} (got {value:g})")
 
 
+def at_least_each(section: str, values: object, least: float, *names: str) -> None:
+    for name in names:
+        at_least(f"{section}.{name}", getattr(values, name), least)
+
+
+def above_each(section: str, values: object, bound: float, *names: str) -> None:
+    for name in names:
+        above(f"{section}.{name}", getattr(values, name), bound)
+
+
 def at_most(name: str, value: float | None, most: float) -> None:
     if value is not None and not value <= most:
         raise UsageError(f"{name} is {value:g}; it must be at most {most:.15g}")

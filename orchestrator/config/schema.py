@@ -15,7 +15,17 @@ from typing import Any
 from orchestrator.common.errors import UsageError, nearest
 from orchestrator.common.program import MOST_ABOVE
 from orchestrator.config.launch import Launch
-from orchestrator.config.parse import REST, above, at_least, multiple, one_of, part, raise_all
+from orchestrator.config.parse import (
+    REST,
+    above,
+    above_each,
+    at_least,
+    at_least_each,
+    multiple,
+    one_of,
+    part,
+    raise_all,
+)
 
 SHARDED = ("hybrid_shard", "full_shard", "shard_grad_op")
 COPIED = ("ddp", "no_shard")  # synonyms: a whole copy on every rank
@@ -53,12 +63,11 @@ class Training:
     loss: str | None = None  # package.module:function of (model, batch); default: the model's own
 
     def __post_init__(self) -> None:
-        for name in ("max_steps", "batch_size", "gradient_accumulation", "max_bad_steps"):
-            at_least(f"training.{name}", getattr(self, name), 1)
-        for name in ("eval_steps", "eval_batches", "patience"):
-            at_least(f"training.{name}", getattr(self, name), 1)
-        for name in ("max_minutes", "eval_seconds"):
-            above(f"training.{name}", getattr(self, name), 0)
+        at_least_each(
+            "training", self, 1, "max_steps", "batch_size", "gradient_accumulation", "max_bad_steps"
+        )
+        at_least_each("training", self, 1, "eval_steps", "eval_batches", "patience")
+        above_each("training", self, 0, "max_minutes", "eval_seconds")
         at_least("training.grad_clip_norm", self.grad_clip_norm, 0)
         if self.ema is not None:
             above("training.ema", self.ema, 0)
@@ -111,14 +120,14 @@ class Model:
         one_of("model.kind", self.kind, ("decoder", "ranking", "target"))
         if self.kind == "target" and self.target is None:
             raise UsageError("model.kind is 'target', but model.target names no function")
-        for name in ("vocab_size", "model_dim", "num_layers", "num_heads", "mlp_hidden_dim"):
-            at_least(f"model.{name}", getattr(self, name), 1)
-        for name in ("num_kv_heads", "loss_chunk", "embedding_dim", "sparse_features"):
-            at_least(f"model.{name}", getattr(self, name), 1)
-        for name in ("num_dense_features", "dense_dim"):
-            at_least(f"model.{name}", getattr(self, name), 1)
-        above("model.rope_theta", self.rope_theta, 0)
-        above("model.norm_eps", self.norm_eps, 0)
+        at_least_each(
+            "model", self, 1, "vocab_size", "model_dim", "num_layers", "num_heads", "mlp_hidden_dim"
+        )
+        at_least_each(
+            "model", self, 1, "num_kv_heads", "loss_chunk", "embedding_dim", "sparse_features"
+        )
+        at_least_each("model", self, 1, "num_dense_features", "dense_dim")
+        above_each("model", self, 0, "rope_theta", "norm_eps")
         part("model.dropout", self.dropout)
         multiple("model.model_dim", self.model_dim, "model.num_heads", self.num_heads)
         if self.kind == "decoder" and self.model_dim // self.num_heads % 2:
@@ -224,11 +233,9 @@ class Optimizer:
     def __post_init__(self) -> None:
         one_of("optimizer.name", self.name, ("adamw", "sgd", "muon"))
         one_of("optimizer.adjust_lr", self.adjust_lr, ("match_rms_adamw", "original"))
-        at_least("optimizer.muon_lr", self.muon_lr, 0)
-        for name in ("lr", "weight_decay", "eps"):
-            at_least(f"optimizer.{name}", getattr(self, name), 0)
-        part("optimizer.betas[0]", self.betas[0])
-        part("optimizer.betas[1]", self.betas[1])
+        at_least_each("optimizer", self, 0, "muon_lr", "lr", "weight_decay", "eps")
+        for number in (0, 1):
+            part(f"optimizer.betas[{number}]", self.betas[number])
         if self.momentum is not None:
             part("optimizer.momentum", self.momentum)
 
@@ -248,8 +255,7 @@ class Scheduler:
     def __post_init__(self) -> None:
         one_of("scheduler.name", self.name, ("constant", "linear", "cosine", "wsd"))
         at_least("scheduler.warmup_steps", self.warmup_steps, 0)
-        at_least("scheduler.total_steps", self.total_steps, 1)
-        at_least("scheduler.decay_steps", self.decay_steps, 1)
+        at_least_each("scheduler", self, 1, "total_steps", "decay_steps")
         part("scheduler.min_lr_ratio", self.min_lr_ratio, upto=True)
 
 
@@ -289,8 +295,7 @@ class Fsdp:
         one_of("fsdp.reduce_dtype", self.reduce_dtype, ("fp32", "bf16"))
         one_of("fsdp.accumulate", self.accumulate, ("sharded", "whole"))
         at_least("fsdp.shard_size", self.shard_size, 1)
-        at_least("fsdp.forward_prefetch", self.forward_prefetch, 0)
-        at_least("fsdp.backward_prefetch", self.backward_prefetch, 0)
+        at_least_each("fsdp", self, 0, "forward_prefetch", "backward_prefetch")
 
 
 @dataclass(frozen=True)
@@ -308,8 +313,7 @@ class Distributed:
     def __post_init__(self) -> None:
         if self.backend is not None:
             one_of("distributed.backend", self.backend, ("nccl", "gloo"))
-        above("distributed.timeout", self.timeout, 0)
-        above("distributed.bucket_cap_mb", self.bucket_cap_mb, 0)
+        above_each("distributed", self, 0, "timeout", "bucket_cap_mb")
         if self.static_graph and self.find_unused_parameters:
             raise UsageError(
                 "distributed.static_graph and distributed.find_unused_parameters exclude each other"
@@ -382,10 +386,8 @@ class Checkpoint:
     resume: str = "never"  # auto: from the newest valid one; or a checkpoint or experiment
 
     def __post_init__(self) -> None:
-        at_least("checkpoint.steps", self.steps, 1)
+        at_least_each("checkpoint", self, 1, "steps", "keep", "copies")
         above("checkpoint.seconds", self.seconds, 0)
-        at_least("checkpoint.keep", self.keep, 1)
-        at_least("checkpoint.copies", self.copies, 1)
         at_least("checkpoint.memory_every", self.memory_every, 0)
         if self.best is not None:
             best_metric("checkpoint.best", self.best)
@@ -407,8 +409,7 @@ class Profiling:
     with_stack: bool = field(default=False, metadata=PROFILED)
 
     def __post_init__(self) -> None:
-        at_least("profiling.wait", self.wait, 0)
-        at_least("profiling.warmup", self.warmup, 0)
+        at_least_each("profiling", self, 0, "wait", "warmup")
         at_least("profiling.active", self.active, 1)
 
     def within(self, steps: int) -> Profiling:
@@ -473,8 +474,7 @@ class Sync:
                 f"sync.fanout is {self.fanout}; it can be auto, off, or a number of nodes"
             )
         at_least("sync.fanout", None if isinstance(self.fanout, str) else self.fanout, 0)
-        above("sync.largest_file", self.largest_file, 0)
-        above("sync.largest_tree", self.largest_tree, 0)
+        above_each("sync", self, 0, "largest_file", "largest_tree")
         at_least("sync.keep", self.keep, 0)
         for name in self.link:
             if name.startswith(("/", "~")) or not {"", ".", ".."}.isdisjoint(name.split("/")):
