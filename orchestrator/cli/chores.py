@@ -234,26 +234,18 @@ def verify_command(
 @click.command("doctor", cls=GroupedCommand, params=[*launch_options("doctor"), PROGRAM])
 @click.option("--quick", is_flag=True, help="Run only the checks that every launch runs.")
 @click.option(
-    "--history",
-    is_flag=True,
-    help="Examine nothing; tell what each node did wrong in earlier jobs of yours.",
-)
-@click.option(
     "--fix-hints/--no-fix-hints", "hints", default=True, help="Say how to fix each problem."
 )
 @json_option
 @color_option
-def doctor_command(quick: bool, history: bool, hints: bool, **params: Any) -> int:
+def doctor_command(quick: bool, hints: bool, **params: Any) -> int:
     """Check every node and the network between them.
 
     Exit code 3 if a launch would fail. With SCRIPT, its copies on the nodes are compared too.
     """
     from orchestrator.head.commands.machines import doctor
 
-    arguments = arguments_from(params)
-    if history:
-        return doctor.show(arguments.where.node_list)
-    return doctor.examine(arguments, full=not quick, hints=hints)
+    return doctor.examine(arguments_from(params), full=not quick, hints=hints)
 
 
 @click.command("bootstrap", cls=GroupedCommand, params=[*launch_options("nodes")])

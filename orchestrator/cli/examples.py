@@ -77,7 +77,6 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "doctor": (
         ("orchestrator doctor", "check all nodes, and how to fix what is wrong"),
         ("orchestrator doctor --json", "for a program"),
-        ("orchestrator doctor --history", "what each node did wrong in earlier jobs"),
     ),
     "verify": (
         ("orchestrator verify", "run real collectives, and name the slow node or link"),
@@ -145,17 +144,8 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("orchestrator prune --pin NAME", "never remove this one"),
     ),
     "generate": (
-        ("orchestrator generate accelerate train.py", "a config file for each node of the list"),
         ("orchestrator generate compose --nnodes 2 --image IMAGE train.py", "for Compose"),
         ("orchestrator generate kubernetes --nnodes 2 --image IMAGE train.py", "for Kubernetes"),
-    ),
-    "generate accelerate": (
-        ("orchestrator generate accelerate train.py", "a config file for each node of the list"),
-        ("orchestrator generate accelerate --nproc 8 --out conf/ train.py", "into a directory"),
-        (
-            "orchestrator generate accelerate --nnodes 2 --main-process-ip a train.py",
-            "without a node list",
-        ),
     ),
     "generate compose": (
         ("orchestrator generate compose --nnodes 2 --image IMAGE train.py", "two containers"),

@@ -1,4 +1,4 @@
-"""The commands for jobs that somebody else starts: Slurm, accelerate, containers, you by hand."""
+"""The commands for jobs that somebody else starts: Slurm, containers, you by hand."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 import click
 
 from orchestrator.cli.launch import launch_arguments
-from orchestrator.cli.options import FILE, command
-from orchestrator.config.launch import DEFAULT_NODES, Where, options_of
+from orchestrator.cli.options import command
 
 REST = "[LAUNCH-OPTIONS...] [SCRIPT [ARGS...]]"
 THROUGH = {"ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -75,7 +74,7 @@ def submit_slurm(
 def groups(kind: type[click.Group]) -> tuple[click.Group, ...]:
     """Make `generate` and `submit`, with a command for each launcher."""
     generate = kind("generate", help="Write the files with which another launcher runs the job.")
-    for each in (generate_accelerate, generate_compose, generate_kubernetes):
+    for each in (generate_compose, generate_kubernetes):
         generate.add_command(each)
     submit = kind("submit", help="Submit the job to another launcher, and follow it.")
     submit.add_command(submit_slurm)
@@ -104,52 +103,6 @@ def run_node(wait: float, arguments: tuple[str, ...]) -> int:
 
     mine = by_hand.part(os.environ)  # first: its errors say more than those of --master-port
     return by_hand.run(mine, wait, launch_arguments(arguments))
-
-
-# -- accelerate -----------------------------------------------------------------------------------
-
-
-@command("accelerate", context_settings={"allow_interspersed_args": False})
-@click.option(
-    "--nodes",
-    type=FILE,
-    default=DEFAULT_NODES,
-    show_default=True,
-    envvar=options_of(Where)["nodes"].variable,
-    help="The node list.",
-)
-@click.option(
-    "--nnodes", type=click.IntRange(1), metavar="N", help="Number of nodes, without a list."
-)
-@click.option(
-    "--main-process-ip", metavar="ADDRESS", help="Address of node 0. [default: the one in the list]"
-)
-@click.option(
-    "--main-process-port",
-    type=click.IntRange(1, 65535),
-    help="Port where the ranks meet. [default: 29500]",
-)
-@click.option("--nproc", type=click.IntRange(1), metavar="N", help="Number of processes per node.")
-@click.option(
-    "--accelerate-config", type=FILE, metavar="FILE", help="Keep the other keys of this file."
-)
-@click.option(
-    "--out",
-    type=FILE,
-    default=".",
-    help="Write the files to this directory. [default: the current one]",
-)
-@click.option("--force", is_flag=True, help="Replace files that exist.")
-@click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a module.")
-@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT [ARGS...]]")
-def generate_accelerate(**options: Any) -> int:
-    """Write a config file of accelerate for each node, and print what to type there.
-
-    `master_launch --accelerate-config FILE SCRIPT` does all of this by itself.
-    """
-    from orchestrator.launchers import accelerate
-
-    return accelerate.generate(accelerate.FileOptions(**options))
 
 
 # -- containers -----------------------------------------------------------------------------------

@@ -48,6 +48,7 @@ GONE_OPTIONS = {
     "--prolog": "--hook FILE runs on each node before its ranks",
     "--epilog": "run it after master_launch: orchestrator exec COMMAND",
     "--prolog-timeout": "--hook FILE runs on each node before its ranks",
+    "--history": "orchestrator ls shows how jobs ended; nodes --cordon keeps a machine out",
     "--nightly": "run `orchestrator doctor --json` from cron",
     "--resume": "begin a new sweep with the values that are left",
     "--priority": "a queue is first come, first served",

@@ -67,23 +67,6 @@ def installed(name: str, *module: str) -> list[str]:
     return [path] if os.access(path, os.X_OK) else [sys.executable, "-m", "orchestrator", *module]
 
 
-def own_place(module: str, directory: str) -> str:
-    """Return where in a directory a module of its own is, by a path that PYTHONPATH takes.
-
-    Either there, in `src`, or in another directory of it; nothing if it is nowhere.
-    """
-    try:
-        with os.scandir(directory) as entries:
-            below = sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
-    except OSError:
-        return ""
-    for place in (".", *sorted(below, key=lambda name: name != "src")):
-        path = os.path.join(directory, place, module)
-        if os.path.isfile(os.path.join(path, "__init__.py")) or os.path.isfile(path + ".py"):
-            return place
-    return ""
-
-
 MOST_ABOVE = 3  # so many `..` of a program lead to places of its own snapshot
 
 

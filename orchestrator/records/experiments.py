@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import stat
 import time
 from dataclasses import replace
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from orchestrator.common import files
 from orchestrator.common.errors import EMPTY, UsageError, nearest
-from orchestrator.common.permissions import others, user_name
+from orchestrator.common.permissions import others
 from orchestrator.records.experiment import (
     IGNORED,
     NAME,
@@ -48,24 +47,12 @@ def create(root: Path, name: str) -> Experiment:
             files.make_private(inner)
     except OSError as error:
         raise UsageError(
-            f"no experiment can be created in {root}: {error.strerror}", _allowing(root, error)
+            f"no experiment can be created in {root}: {error.strerror}",
+            "make it writable, free some space, or name another directory with --experiments DIR",
         ) from error
     experiment = Experiment(path)
     experiment.made_root = made_root
     return experiment
-
-
-def _allowing(root: Path, error: OSError) -> str:
-    """Say what allows an experiment in a directory that did not take it."""
-    another = "name another directory with --experiments DIR"
-    if isinstance(error, PermissionError):
-        there, owner = _nearest(root)
-        if owner != os.geteuid():
-            return f"{there} belongs to {user_name(owner)}: {another}, or ask for leave to write it"
-        return f"chmod u+rwx {shlex.quote(str(there))}; or {another}"
-    if root.is_symlink() and not root.exists():
-        return f"it is a link to {root.readlink()}, which is not there"
-    return f"free some space or {another}"
 
 
 def _new_directory(root: Path, name: str) -> Path:
@@ -159,8 +146,8 @@ def find(root: Path, wanted: str | None, *, trusted: bool = False) -> Experiment
     for path in (root / wanted, Path(wanted)):
         try:
             there = (path / RECORD).is_file()  # by a link, too: the user has named it
-        except OSError:  # missing() says why
-            continue
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {error.strerror}") from error
         if there:
             real = Path(os.path.realpath(path)) if path.is_symlink() else path.absolute()
             return Experiment(real, trusted=trusted)
@@ -185,10 +172,6 @@ def missing(root: Path, wanted: str | None, nor: str = "") -> UsageError:
     """
     what = f"no experiment {wanted!r}" if wanted else "no experiment"
     what = " ".join(filter(None, [f"there is {what} in {root.absolute()}", nor]))
-    if closed := _closed(root, wanted):
-        return closed
-    if wanted and (inside := inside_of(Path(wanted))):
-        return UsageError(what, f"name one of those in there, the newest: {inside.path}")
     names = [candidate.name for candidate in every(root)]
     if names:
         begun = [name for name in names if wanted and name.startswith(wanted)]
@@ -199,35 +182,6 @@ def missing(root: Path, wanted: str | None, nor: str = "") -> UsageError:
         "experiments are in the directory where they were launched: go there, or name one by its"
         " path; master_launch SCRIPT starts one",
     )
-
-
-def _closed(root: Path, wanted: str | None) -> UsageError | None:
-    """Return the error for experiments, or one of them, that this login may not look into."""
-    for path in (root / wanted, Path(wanted)) if wanted else (root,):
-        try:
-            (path / RECORD).stat()
-        except PermissionError as error:
-            there, owner = _nearest(path)
-            fix = f"chmod u+rwx {shlex.quote(str(there))}"
-            if owner != os.geteuid():
-                share = f"chmod -R g+rX {shlex.quote(str(there))}"
-                fix = f"it belongs to {user_name(owner)}, who can show it to a group: {share}"
-            return UsageError(f"{there} cannot be read: {error.strerror}", fix)
-        except (OSError, ValueError):
-            continue
-    return None
-
-
-def _nearest(path: Path) -> tuple[Path, int]:
-    """Return the part of a path that can be seen from outside, and whose it is."""
-    there = next(part for part in (path, *path.absolute().parents) if os.path.lexists(part))
-    return there, there.lstat().st_uid
-
-
-def inside_of(place: Path) -> Experiment | None:
-    """Return the newest experiment in a directory of experiments, or in a project's."""
-    there = [candidate for path in (place, place / "experiments") for candidate in every(path)]
-    return there[-1] if there else None
 
 
 def of_slurm_job(root: Path, job: str) -> Experiment | None:

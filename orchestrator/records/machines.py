@@ -1,7 +1,7 @@
-"""Remembers machines for this login: the name of each, and which of them failed.
+"""Remembers machines for this login, under the name of each.
 
-It is kept in small JSON files under ~/.orchestrator. What they say decides where jobs run, so they
-count only if nobody else can write them.
+What is known of them is kept in small JSON files under ~/.orchestrator. It decides where jobs run,
+so a file counts only if nobody else can write it.
 """
 
 from __future__ import annotations
@@ -11,22 +11,18 @@ import fcntl
 import ipaddress
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from orchestrator.common import files
 from orchestrator.common.errors import UsageError
 from orchestrator.common.permissions import others
-from orchestrator.protocol.message import Moment, Nonsense, decode, encode, parse
+from orchestrator.protocol.message import Nonsense, decode, encode, parse
 
 T = TypeVar("T")
 
 LARGEST_BYTES = 16 << 20
-HISTORY = "history.json"
-MOST_INCIDENTS = 2000  # the oldest go first
-LONGEST_TEXT_CHARACTERS = 300  # of what happened
 
 
 class Place(Protocol):
@@ -99,55 +95,3 @@ def changing(name: str, kind: type[T]) -> Iterator[T]:
             files.replace(path, json.dumps(encode(data), indent=1) + "\n")
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error
-
-
-# -- what happened on them ----------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Incident:
-    """One failure of a job that a machine was named for, or one time that it was slow.
-
-    Only what a machine can cause is kept: an exception in the program says nothing about the node
-    that its rank happened to run on.
-    """
-
-    machine: str  # host and port, as machine_of() names it
-    time: Moment
-    job: str
-    experiment: str
-    kind: str  # as the verdict has it: lost, signal, out_of_memory, link, ...
-    what: str
-
-
-@dataclass(frozen=True)
-class History:
-    """The content of its file."""
-
-    incidents: list[Incident] = field(default_factory=list)
-
-
-def note(incident: Incident) -> None:
-    """Remember an incident, unless another head has seen the same end; UsageError: it cannot be."""
-
-    def key(known: Incident) -> tuple[str, ...]:
-        return known.machine, known.job, known.kind
-
-    first_line = (incident.what.splitlines() or [""])[0]
-    with changing(HISTORY, History) as history:
-        if key(incident) not in map(key, history.incidents):
-            history.incidents.append(replace(incident, what=first_line[:LONGEST_TEXT_CHARACTERS]))
-        del history.incidents[:-MOST_INCIDENTS]
-
-
-def incidents() -> list[Incident]:
-    """Return all incidents, the oldest first."""
-    return sorted(read(HISTORY, History).incidents, key=lambda incident: incident.time)
-
-
-def by_machine(machines: Iterable[str]) -> Mapping[str, list[Incident]]:
-    """Return the incidents of each of these machines, and of all others that had any."""
-    known: dict[str, list[Incident]] = {machine: [] for machine in machines}
-    for incident in incidents():
-        known.setdefault(incident.machine, []).append(incident)
-    return known

@@ -10,14 +10,13 @@ from typing import Any
 
 from orchestrator.common import files
 from orchestrator.common.errors import UsageError
-from orchestrator.common.program import own_place, tree_title
+from orchestrator.common.program import tree_title
 from orchestrator.protocol.message import Nonsense, decode, parse
 from orchestrator.records.experiment import Experiment
 
 NAME = "manifest.json"
 LARGEST_BYTES = 64 << 20
 MISSING = re.compile(r"FileNotFoundError: .*?'([^']+)'")
-MISSING_MODULE = re.compile(r"No module named ['\"]?([A-Za-z_]\w*)(?![\w.])")  # a whole package
 SNAPSHOT = r".*/code/snapshots/[^/]+/"
 
 
@@ -75,19 +74,6 @@ def not_sent(experiment: Experiment, message: str) -> str:
         f"{path} is in your directory and was not sent with the code: --set {setting} sends it;"
         " what is too large for that comes with `orchestrator push`, to a path that you give the"
         " program"
-    )
-
-
-def own_module(experiment: Experiment, message: str) -> str:
-    """Say how a rank finds a module that it lacks and that the directory of the launch has."""
-    missing = MISSING_MODULE.search(message)
-    place = own_place(missing[1], working_tree(experiment)) if missing else ""
-    if not missing or not place:
-        return ""
-    where = "your directory itself" if place == "." else f"{place}/ of your directory"
-    return (
-        f"{missing[1]} is in {where}, where Python does not look: --env PYTHONPATH={place}"
-        " (what your own shell has set does not travel)"
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,8 +121,4 @@ def test_the_masters_node_is_cut_off_and_a_spare_goes_on(
     assert record["state"] == "done" and record["master"].startswith(f"{spare}:")
     assert [node["name"] for node in record["nodes"]] == [spare, *four_nodes.addresses[1:3]]
     assert [node["name"] for node in record["spares"]] == [first]
-    history = json.loads((someone.directory / "login" / "history.json").read_text())
-    # On a busy machine a link that is about to be cut may have been called slow before.
-    incidents = [one for one in history["incidents"] if one["kind"] != "slow link"]
-    assert [(one["machine"], one["kind"]) for one in incidents] == [(first, "lost")]
     assert someone.nothing_left()

@@ -123,22 +123,6 @@ def test_one_file_starts_all_nodes_and_the_sum_is_right(head: Head) -> None:
 
 
 @pytest.mark.cluster
-def test_a_failing_rank_is_the_verdict_as_ever(head: Head) -> None:
-    name = head.script(
-        "bad.py", "import os\nif os.environ['RANK'] == '1': raise ValueError('of its own')\n"
-    )
-    head.node_list = head.cluster.write_list([head.cluster.addresses[0]], "one.txt")
-    options = ["--start-with", "accelerate", "--nproc", "2", "--max-restarts", "1"]
-    command = head.launch(*options, name)
-    assert command.finish() == 1, command.text
-    assert "ValueError: of its own" in command.text
-    attempts = [one["verdict"]["message"] for one in head.record["attempts"]]
-    assert attempts == ["ValueError: of its own"] * 2, "it was started again, on another port"
-    assert head.record["verdict"]["message"] == "ValueError: of its own"
-    assert head.nothing_left()
-
-
-@pytest.mark.cluster
 @pytest.mark.parametrize(
     ("keys", "options", "words"),
     [
@@ -153,15 +137,6 @@ def test_what_does_not_fit_is_named_before_anything_starts(
     assert command.finish() == 3, command.text
     assert words in command.text
     assert not head.experiments
-
-
-def test_its_node_list_may_be_that_of_the_shell(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").write_text("127.0.0.7\n")
-    words = ["generate", "accelerate", "--nproc", "1", "train.py"]
-    env = {"ORCHESTRATOR_NODES": str(tmp_path / "elsewhere")}
-    made = Command([str(BIN / "orchestrator"), *words], tmp_path, env)
-    assert made.finish() == 0, made.text
-    assert "# node 0: 127.0.0.7" in made.lines
 
 
 def by_hand(directory: Path, rank: int, *words: str, **env: str) -> Command:

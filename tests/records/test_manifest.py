@@ -40,27 +40,3 @@ def test_a_file_that_was_not_sent(message: str, fix: str, tmp_path: Path) -> Non
         (directory.path / "manifest.json").write_text(json.dumps(known))
         said = manifest.not_sent(directory, message)
         assert (fix in said and bool(said) == bool(fix)) if sent else not said
-
-
-@pytest.mark.parametrize(
-    ("message", "place"),
-    [
-        ("ModuleNotFoundError: No module named 'inside'", "src"),
-        ("ModuleNotFoundError: No module named 'inside.deeper'", ""),  # inside was found
-        ("ModuleNotFoundError: No module named 'file'", "."),
-        ("ModuleNotFoundError: No module named 'elsewhere'", ""),
-        ("ValueError: inside", ""),
-    ],
-)
-def test_a_module_that_is_in_the_directory_of_the_launch(
-    message: str, place: str, tmp_path: Path
-) -> None:
-    (tmp_path / "tree/src/inside").mkdir(parents=True)
-    (tmp_path / "tree/src/inside/__init__.py").touch()
-    (tmp_path / "tree/file.py").touch()
-    directory = experiments.create(tmp_path, "run")
-    assert manifest.own_module(directory, message) == ""
-    known = {"directory": str(tmp_path / "tree")}
-    (directory.path / "manifest.json").write_text(json.dumps(known))
-    said = manifest.own_module(directory, message)
-    assert (f": --env PYTHONPATH={place} " in said) if place else not said

@@ -10,11 +10,9 @@ from pathlib import Path
 
 from orchestrator.common.errors import EXIT_DONE, EXIT_FAILED, EXIT_NODE, EXIT_STOPPED
 from orchestrator.head.follow import restarts, verdict
-from orchestrator.head.follow.failure_kinds import of_a_machine
 from orchestrator.head.follow.followed_job import FollowedJob
 from orchestrator.head.follow.job_end import Outcome
 from orchestrator.head.follow.verdict import Failure
-from orchestrator.head.nodes import packages
 from orchestrator.records import goodput, manifest
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.metrics import trainers
@@ -88,13 +86,7 @@ def cause_of(job: FollowedJob) -> Verdict | None:
     cause = verdict.conclude(failures, bad)
     if cause is None:
         return None
-    # What is not installed is no fault of a machine, even if only one was asked for it.
-    if of_a_machine(cause.kind, cause.message) and not packages.is_missing(cause.message):
-        job.remember(cause.node, cause.time, cause.kind, cause.message)
-    here = manifest.not_sent(job.experiment, cause.message)
-    return replace(
-        cause, fix=here or manifest.own_module(job.experiment, cause.message) or cause.fix
-    )
+    return replace(cause, fix=manifest.not_sent(job.experiment, cause.message) or cause.fix)
 
 
 def state_of(job: FollowedJob, *, unreached: bool) -> tuple[str, int]:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from orchestrator.common.errors import UsageError
 from orchestrator.head.follow import verdict
 from orchestrator.head.follow.job_end import JobEnd, Outcome
 from orchestrator.head.follow.streams.follower import NodeFollower
@@ -28,9 +27,7 @@ from orchestrator.protocol.events import (
     TorchReady,
 )
 from orchestrator.protocol.facts import Xid
-from orchestrator.records import machines
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
-from orchestrator.records.machines import Incident, machine_of
 from orchestrator.records.outcome import SlowRank
 
 log = logging.getLogger(__name__)
@@ -172,25 +169,12 @@ class FollowedJob:
 
     # -- its machines ------------------------------------------------------------------------
 
-    def held_up(self, slow: SlowRank, *, blames: bool = True) -> None:
+    def held_up(self, slow: SlowRank) -> None:
         """Note who holds the others up. A new head hears it all once more."""
         if slow not in self.record.slow:
             self.record = replace(self.record, slow=[*self.record.slow, slow])
             self.straggler(self.record, slow)
-            if blames:
-                self.remember(slow.node, time.time(), slow.cause, slow.text)
             self.changed = True
-
-    def remember(self, index: int | None, when: float, kind: str, what: str) -> None:
-        """Note in a machine's history that the job failed because of it, or was held up by it."""
-        node = next((node for node in self.record.nodes if node.index == index), None)
-        if node is None:
-            return
-        machine, name = machine_of(node), self.experiment.name
-        try:
-            machines.note(Incident(machine, when, self.record.job, name, kind, what))
-        except UsageError as error:
-            self.warn(f"the history of {machine} is not kept: {error.what}")
 
     # -- the record --------------------------------------------------------------------------
 

@@ -223,7 +223,7 @@ class Reports:
             # By its own clock: a new head, which hears it again, knows that it is the same.
             time=None if event.step else event.time,
         )
-        self.job.held_up(slow, blames=own)
+        self.job.held_up(slow)
 
     # -- what follows from it ---------------------------------------------------------------------
 
