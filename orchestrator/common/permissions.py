@@ -1,4 +1,4 @@
-"""Tell who besides us may change a file, by the rules that sshd has for key files (StrictModes).
+"""Says who besides us may change a file, by the rules that sshd has for key files (StrictModes).
 
 Goes to the nodes before node/install.py, as part of the program that unpacks the rest there: the
 standard library only, and text that any Python 3 can parse.
@@ -13,8 +13,8 @@ import stat
 def others(status: os.stat_result) -> str:
     """Say who besides us and root may write this, as the end of a sentence; nobody: nothing.
 
-    A group may write where its one member is the owner: Debian's OpenSSH permits that too, because
-    a group for each user and umask 002 are usual there. sshd elsewhere refuses it.
+    A group of the owner's name and without other members may: Debian's OpenSSH permits that as
+    well, because a group for each user and umask 002 are usual there.
     """
     if status.st_uid not in (0, os.geteuid()):
         return "belongs to %s" % user_name(status.st_uid)
@@ -35,18 +35,12 @@ def may_rename(status: os.stat_result) -> str:
 
 
 def is_private_group(gid: int, owner: int) -> bool:
-    """Tell whether a group has no member but the owner, and root."""
+    """Return True for the group that is named like its owner, and has no other member but root."""
     try:
         group, user = grp.getgrgid(gid), pwd.getpwuid(owner)
-        members = {pwd.getpwnam(name).pw_uid for name in group.gr_mem}
     except KeyError:
         return False
-    # A directory service need not list its users. A group that is called like its only known
-    # member is that user's own all the same.
-    members |= {entry.pw_uid for entry in pwd.getpwall() if entry.pw_gid == gid}
-    if user.pw_gid == gid and group.gr_name == user.pw_name:
-        members.add(owner)
-    return bool(members) and members <= {owner, 0}
+    return group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name, "root"}
 
 
 def user_name(uid: int) -> str:

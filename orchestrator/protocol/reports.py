@@ -1,24 +1,15 @@
-"""Types of what a rank and its keeper report to their supervisor.
+"""Types of what a rank reads of its spec, and of the error that it leaves.
 
 The rank shares a process with the user's program, so it imports nothing of ours at run time: it
-writes these as plain dicts, and the type checker holds them. To each it adds its rank, its local
+writes plain dicts, and the type checker holds these. To each report it adds its rank, its local
 rank and the time; the supervisor reads the line as the event of the same name with "rank_" before.
 """
 
 from __future__ import annotations
 
-from typing import Literal, Optional, TypedDict, Union
+from typing import Optional, TypedDict
 
-
-class Started(TypedDict):
-    event: Literal["started"]
-    pid: int
-    keeper: int
-
-
-class Exit(TypedDict):
-    event: Literal["exit"]
-    code: str
+UNSAVED = "no checkpoint"  # a cause that holds no rank up
 
 
 class ErrorRecord(TypedDict):
@@ -32,39 +23,6 @@ class ErrorRecord(TypedDict):
     file: str
     line: int
     function: str
-
-
-class Raised(TypedDict):
-    event: Literal["raised"]
-    error: ErrorRecord
-
-
-UNSAVED = "no checkpoint"  # a cause that holds no rank up
-
-
-class Slow(TypedDict):
-    """Written by the engine (engine/ranks/supervisor.py)."""
-
-    event: Literal["slow"]
-    cause: str
-    who: int
-    node: int
-    step: int
-    text: str
-
-
-class Finished(TypedDict):
-    event: Literal["finished"]
-
-
-class Ended(TypedDict):
-    event: Literal["ended"]
-    pid: int
-    code: int
-    peak_kb: Optional[int]
-
-
-Report = Union[Started, Exit, Raised, Slow, Finished, Ended]
 
 
 class TargetRecord(TypedDict):

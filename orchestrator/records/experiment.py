@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import itertools
 import json
@@ -115,7 +114,7 @@ class Attempt:
 
     @property
     def alive(self) -> float:
-        """Return for how long its ranks ran; an earlier version did not note since when."""
+        """Return for how long its ranks ran, or the attempt if that is not known."""
         return self.ended - self.started if self.ran is None else self.ran
 
 
@@ -217,18 +216,6 @@ class JobRecord:
         }
         return {**orders, "spares": [s.place for s in self.spares]} if self.spares else orders
 
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> JobRecord:
-        """Read the record of any version: unknown keys are ignored, missing ones have defaults.
-
-        An older version wrote the fields of `launch` as keys of the record itself.
-        """
-        if "launch" not in data:
-            names = {item.name for item in dataclasses.fields(Launch)}
-            launch = {name: value for name, value in data.items() if name in names}
-            data = {**data, "launch": launch}
-        return decode(JobRecord, data, newer=True)
-
 
 class Untrusted(UsageError):
     """Somebody else may have written the record."""
@@ -248,7 +235,7 @@ def read_record(directory: int, path: Path, *, trusted: bool = False) -> JobReco
     """Read the record in an open directory; Untrusted if somebody else may have written it."""
     with files.open_plain(RECORD, directory) as file:
         problem = others(os.fstat(directory)) or others(os.fstat(file.fileno()))
-        record = JobRecord.from_json(parse(file.read(LARGEST_RECORD_BYTES)))
+        record = decode(JobRecord, parse(file.read(LARGEST_RECORD_BYTES)), newer=True)
     if problem and not trusted and trust.signature(directory, record.orders) != problem:
         raise Untrusted(path, problem)
     return record

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import json
 import re
 import shlex
 from pathlib import Path
@@ -80,16 +79,6 @@ def test_an_option_that_is_defined_anew_needs_nothing_else(tmp_path: Path) -> No
     place = Experiment(tmp_path)
     place.write_record(dataclasses.replace(RECORD, launch=Launch(**given)))
     assert place.read_record().launch == Launch(**given)
-
-
-def test_a_record_of_before_is_read(tmp_path: Path) -> None:
-    """Its options were keys of the record itself."""
-    data = dataclasses.asdict(RECORD)
-    del data["launch"]
-    data.update(grace=5.0, on_hang="leave", start="plain", hang_timeout=9.0)
-    (tmp_path / "job.json").write_text(json.dumps(data))
-    launch = Experiment(tmp_path).read_record().launch
-    assert launch == Launch(grace=5.0, on_hang="leave", start="plain", hang_timeout=9.0)
 
 
 def test_what_is_not_typed_is_left_to_the_config_and_the_environment(

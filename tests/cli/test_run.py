@@ -31,17 +31,6 @@ def test_a_directory_that_was_removed(tmp_path: Path) -> None:
     assert all(line.startswith("sh: ") for line in before)
 
 
-def test_without_standard_streams(tmp_path: Path) -> None:
-    """As of a daemon: no file of ours is opened under their numbers."""
-    done = sh(f"{ORCHESTRATOR} checkpoint ls nothing >&- <&-", tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ") and "Traceback" not in done.stderr
-    done = sh(f"{ORCHESTRATOR} --version 2>&- <&-", tmp_path)
-    assert done.returncode == 0 and done.stdout.startswith("orchestrator")
-    done = sh(f"{ORCHESTRATOR} --version >&- 2>&- <&-", tmp_path)
-    assert done.returncode == 0
-
-
 WRITES = """
 import os, signal, click
 from orchestrator.common import files, interrupt

@@ -149,15 +149,10 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize(
-    ("module", "kind"), [("loopback", "FaultyLoopback"), ("netns", "NetnsCluster")]
-)
-def test_nothing_outlives_a_killed_owner(
-    module: str, kind: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    require_sshd() if module == "loopback" else require_namespaces()
+def test_nothing_outlives_a_killed_owner(tmp_path_factory: pytest.TempPathFactory) -> None:
+    require_namespaces()
     directory = tmp_path_factory.mktemp("owner")
-    program = OWNER.format(module=module, kind=kind)
+    program = OWNER.format(module="netns", kind="NetnsCluster")
     owner = subprocess.Popen(
         [sys.executable, "-c", program, str(directory)],
         stdin=subprocess.PIPE,

@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.common import files
 from orchestrator.common.errors import UsageError
-from orchestrator.common.permissions import is_private_group, others
+from orchestrator.common.permissions import others
 from orchestrator.head.follow.streams.node_logs import AppendOnly
 from orchestrator.protocol.message import encode
 from orchestrator.records import experiments, trust
@@ -106,40 +106,6 @@ def test_a_group_may_write_if_the_owner_is_its_only_member(launched: Experiment)
     os.chown(launched.path, 0, OTHER)
     with pytest.raises(Untrusted, match=f"may be written by group {OTHER}"):
         launched.read_record()
-
-
-@pytest.mark.parametrize(
-    ("users", "members", "private"),
-    [
-        ({"bob": 5}, [], True),
-        ({"bob": 5}, ["bob"], True),
-        ({"bob": 5}, ["root"], True),
-        ({"bob": 5}, ["eve"], False),
-        ({"bob": 5, "eve": 5}, [], False),
-        ({"bob": 6}, ["bob"], True),
-        ({"bob": 6}, [], False),
-        ({"bob": 6}, ["nobody knows"], False),
-    ],
-)
-def test_a_group_of_ones_own(
-    users: dict[str, int], members: list[str], private: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import grp
-    import pwd
-
-    numbers = {"root": 0, "bob": 1001, "eve": 1002}
-    groups = {"root": 0, "eve": 1002, **users}
-
-    def user(name: str) -> pwd.struct_passwd:
-        return pwd.struct_passwd((name, "x", numbers[name], groups[name], "", "/", "/bin/sh"))
-
-    names = {number: name for name, number in numbers.items()}
-    monkeypatch.setattr(pwd, "getpwnam", user)
-    monkeypatch.setattr(pwd, "getpwuid", lambda uid: user(names[uid]))
-    monkeypatch.setattr(pwd, "getpwall", lambda: [user(name) for name in numbers])
-    group = grp.struct_group(("team", "x", 5, members))
-    monkeypatch.setattr(grp, "getgrgid", lambda gid: group)
-    assert is_private_group(5, 1001) == private
 
 
 def test_a_record_that_is_a_link(launched: Experiment, tmp_path: Path) -> None:

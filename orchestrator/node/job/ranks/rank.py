@@ -40,7 +40,7 @@ def loaded(*path: str) -> Any:
 
 if TYPE_CHECKING:
     from orchestrator.node.job.ranks import interpreter, process_title, rank_env
-    from orchestrator.protocol.reports import ErrorRecord, RankSpec, Report
+    from orchestrator.protocol.reports import ErrorRecord, RankSpec
 else:
     interpreter, process_title, rank_env = map(loaded, ("interpreter", "process_title", "rank_env"))
 
@@ -69,7 +69,7 @@ class Rank:
         self.local = int(os.environ["LOCAL_RANK"])
         self.forked = False  # of torchrun's agent, torch and all; else a Python of its own
 
-    def report(self, report: Report) -> None:
+    def report(self, report: dict[str, Any]) -> None:
         """Write a line to the supervisor. Under PIPE_BUF, so lines of ranks never mix."""
         line = json.dumps({"rank": self.rank, "local": self.local, "time": time.time(), **report})
         with contextlib.suppress(OSError):  # the supervisor is gone
