@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import os
 import re
 import shlex
 import sys
@@ -19,19 +17,16 @@ from orchestrator.head.commands.follow import report_end
 from orchestrator.head.plan import redact
 from orchestrator.head.schedulers import queue
 from orchestrator.head.schedulers.backend import (
-    EARLY_SECONDS,
-    LEAST_SECONDS,
     MARGIN_SECONDS,
     OUTPUT,
     watch_batch,
 )
-from orchestrator.head.screen.output import complain, say, write_out
+from orchestrator.head.screen.output import say, write_out
 from orchestrator.head.start.request import Request, resolve
 from orchestrator.records import experiment, experiments
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.experiments import check_name
 
-TIME = re.compile(r"\d+|\d+:\d+|\d+:\d+:\d+|\d+-\d+|\d+-\d+:\d+|\d+-\d+:\d+:\d+|infinite|UNLIMITED")
 ONE_WORD = re.compile(r"[A-Za-z0-9_.,:@%+=/\[\]*&|()!~^-]+")
 
 
@@ -50,25 +45,12 @@ class SbatchOptions:
     more: tuple[str, ...] = ()  # other options of sbatch
     setup: tuple[str, ...] = ()  # lines of shell before the command: modules, conda
 
-    def __post_init__(self) -> None:
-        if self.time is not None and not TIME.fullmatch(self.time):
-            raise UsageError(
-                f"--time {self.time} is not a time that Slurm understands",
-                "minutes, or HH:MM:SS, or DAYS-HH:MM:SS: 24:00:00",
-            )
-        for option in self.more:
-            if not option.startswith("-"):
-                raise UsageError(
-                    f"--sbatch {option!r}: an option begins with -", "such as --sbatch=--qos=long"
-                )
-
 
 def text(
     asked: SbatchOptions, launch: Launch, command: Sequence[str], *, directory: Path | None = None
 ) -> str:
     """Write the batch file that runs this command; `directory` is its experiment."""
     lead = round(launch.grace) + MARGIN_SECONDS
-    check_time(asked, lead)
     options = [
         f"--job-name={launch.name}",
         f"--nodes={asked.nnodes}",
@@ -101,17 +83,6 @@ def text(
     return "\n".join(lines)
 
 
-def check_time(asked: SbatchOptions, lead: int) -> None:
-    """Refuse a job that would be queued again and again before it has trained anything."""
-    limit = queue.seconds(asked.time) if asked.time and asked.requeue else math.inf
-    if limit < lead + EARLY_SECONDS + LEAST_SECONDS:
-        raise UsageError(
-            f"--time {asked.time} is too short: {lead} s before the limit, or a minute earlier,"
-            " Slurm signals that the ranks are to save, and the job goes back into the queue",
-            "ask for more time, or for one attempt: --no-requeue",
-        )
-
-
 def quoted(option: str) -> str:
     """Quote an option as Slurm reads it: like a shell, but without escapes inside quotes."""
     if "\n" in option or ('"' in option and "'" in option):
@@ -119,20 +90,6 @@ def quoted(option: str) -> str:
     if ONE_WORD.fullmatch(option):
         return option
     return f"'{option}'" if "'" not in option else f'"{option}"'
-
-
-def check_export(asked: SbatchOptions, env: Mapping[str, str]) -> None:
-    """Refuse --env NAME=VALUE where the environment that has it is not copied to the job."""
-    exports = [word.partition("=")[2] for word in asked.more if word.startswith("--export=")]
-    exported = (exports or [os.environ.get("SBATCH_EXPORT", "ALL")])[-1].split(",")
-    missing = [name for name in env if name not in exported] if "ALL" not in exported else []
-    if missing:
-        names = ",".join([*(name for name in exported if name not in ("NONE", "NIL")), *missing])
-        raise UsageError(
-            f"--env {missing[0]}: its value travels in the environment, of which sbatch copies"
-            f" {','.join(exported)} only",
-            f"--sbatch=--export={names}",
-        )
 
 
 def queue_job(
@@ -146,7 +103,6 @@ def queue_job(
 
     The values of `env` travel in the environment that sbatch copies, and are in no file of ours.
     """
-    check_export(asked, env)
     submitted = experiments.create(root, launch.name)
     record = JobRecord(
         job=submitted.name,
@@ -159,14 +115,12 @@ def queue_job(
         launch=launch,
         batch=True,
     )
-    files = ("batch.sh", "job.json")
     try:
         submitted.write("batch.sh", text(asked, launch, command, directory=submitted.path))
         submitted.write_signed(record)
         job = queue.submit(str(submitted.path / "batch.sh"), env)
     except OrchestratorError:
-        for name in files:
-            (submitted.path / name).unlink(missing_ok=True)
+        (submitted.path / "batch.sh").unlink(missing_ok=True)
         submitted.discard()
         raise
     submitted.write(experiment.SLURM_JOB, job + "\n")
@@ -218,9 +172,4 @@ def command_line(asked: SbatchOptions, words: Sequence[str], request: Request) -
     resumes = request.config.checkpoint.resume != "never"
     if asked.requeue and request.target.kind == "engine" and not resumes:
         command += ["--set", "checkpoint.resume=auto"]
-    if asked.cpus_per_task is None and "--cpus-per-task" not in " ".join(asked.more):
-        complain(
-            "note: without --cpus-per-task Slurm may give each node one processor only, for all of"
-            " its ranks and their data loaders"
-        )
     return [*command, *words]

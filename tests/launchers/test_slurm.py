@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import signal
@@ -12,8 +11,6 @@ from collections.abc import Callable
 
 import pytest
 
-from orchestrator.common.errors import UsageError
-from orchestrator.launchers.sbatch import SbatchOptions, check_export
 from tests.launchers.conftest import Login
 from tests.launching import BIN, PATIENCE
 
@@ -71,25 +68,6 @@ def test_a_python_program_finds_the_nodes_of_its_allocation(login: Login) -> Non
     command = login.command("salloc", "--quiet", "--nodes=2", sys.executable, program)
     assert command.finish() == 0, command.text
     assert command.lines[-1] == "[('0', 5), ('1', 5)]"
-
-
-@pytest.mark.cluster
-def test_a_plan_and_the_doctor_look_at_the_nodes_of_the_allocation(login: Login) -> None:
-    name = login.script("print('never started')")
-    for words in (["plan", "--nproc", "1", name], ["doctor", "--quick", "--json", name]):
-        typed = [str(BIN / "orchestrator"), *words]
-        command = login.command("salloc", "--quiet", "--nodes=2", *typed)
-        assert command.finish() == 0, command.text
-        assert "n1" in command.text and "n2" in command.text, command.text
-
-
-@pytest.mark.cluster
-def test_what_a_rank_fails_of_is_the_verdict(login: Login) -> None:
-    name = login.script("import os\nif os.environ['RANK'] == '1': raise ValueError('of its own')\n")
-    command = login.inside("--nnodes", "1", "--nproc", "2", name)
-    assert command.finish() == 1, command.text
-    assert "rank 1 on node 0 (n1)" in command.text
-    assert login.record["verdict"]["message"] == "ValueError: of its own"
 
 
 @pytest.mark.cluster
@@ -159,24 +137,6 @@ def test_a_submitted_job_is_queued_again_at_its_time_limit_and_resumes(login: Lo
 
 
 @pytest.mark.cluster
-def test_a_limit_that_leaves_no_time_is_no_reason_to_go_on(login: Login) -> None:
-    """As where a partition has one: its signal comes at the start of each attempt."""
-    asked = ("--nnodes", "2", "--cpus-per-task", "1", "--time", "5", "--name", "own")
-    made = login.typed("submit", "slurm", "--print", *asked, login.script(TICKS))
-    assert made.finish() == 0, made.text
-    file = login.directory / "job.sh"
-    file.write_text(made.text.replace("--time=5", "--time=1") + "\n")
-    job = login.command("sbatch", "--parsable", str(file))
-    assert job.finish() == 0, job.text
-    wait_until(lambda: not login.slurm.queue(), "the end")
-    (said,) = login.directory.glob("own_*.out")
-    assert "it is not queued again, as it would get no further" in said.read_text()
-    status = login.typed("status")
-    assert status.finish() == 0 and "stopped, 2 nodes" in status.text
-    assert login.record["exit_code"] == 130
-
-
-@pytest.mark.cluster
 def test_a_limit_that_is_reached_is_the_reason_of_the_end(login: Login) -> None:
     forever = login.script("import time\nprint('begun', flush=True)\ntime.sleep(1000)")
     asked = ("--nnodes", "2", "--time", "1", "--no-requeue")
@@ -229,27 +189,6 @@ def test_a_job_that_waits_is_known_and_stopped(login: Login) -> None:
     assert refused.finish() == 4
     assert "sbatch: " in refused.text
     assert len(list((login.directory / "experiments").glob("[!.]*"))) == 1
-
-
-@pytest.mark.parametrize(
-    ("option", "fix"),
-    [
-        ("--export=NONE", "--sbatch=--export=PIN"),
-        ("--export=A,B=2", "--sbatch=--export=A,B=2,PIN"),
-        ("--export=ALL,B=2", ""),
-        ("--export=PIN", ""),
-        ("--qos=long", ""),
-    ],
-)
-def test_a_value_of_env_has_a_way_to_the_job(
-    option: str, fix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("SBATCH_EXPORT", raising=False)
-    asked = SbatchOptions(nnodes=2, more=(option,))
-    with pytest.raises(UsageError) if fix else contextlib.nullcontext() as refused:
-        check_export(asked, {"PIN": "x"})
-    assert refused is None or refused.value.fix == fix
-    check_export(asked, {})
 
 
 @pytest.mark.cluster
