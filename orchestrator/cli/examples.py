@@ -76,6 +76,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "doctor": (
         ("orchestrator doctor", "check all nodes, and how to fix what is wrong"),
+        ("orchestrator doctor --quick", "only what every launch checks"),
         ("orchestrator doctor --json", "for a program"),
     ),
     "verify": (

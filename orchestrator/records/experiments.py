@@ -146,8 +146,10 @@ def find(root: Path, wanted: str | None, *, trusted: bool = False) -> Experiment
     for path in (root / wanted, Path(wanted)):
         try:
             there = (path / RECORD).is_file()  # by a link, too: the user has named it
-        except OSError as error:
+        except PermissionError as error:
             raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+        except OSError:  # such as a name that is too long
+            continue
         if there:
             real = Path(os.path.realpath(path)) if path.is_symlink() else path.absolute()
             return Experiment(real, trusted=trusted)

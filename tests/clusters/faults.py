@@ -138,16 +138,6 @@ class Faults:
         """Host `i` lets the cluster's key in again."""
         (self.node(i) / "denied_keys").rename(self.node(i) / "authorized_keys")
 
-    def set_banner(self, i: int, text: str | None) -> None:
-        """Text before authentication (a client shows it on stderr), or None; sessions end."""
-        config, banner = self.node(i) / "sshd_config", self.node(i) / "banner"
-        lines = [x for x in config.read_text().splitlines() if not x.startswith("Banner ")]
-        if text is not None:
-            banner.write_text(text)
-            lines.insert(0, f'Banner "{banner}"')
-        config.write_text("\n".join(lines) + "\n")
-        self._restart(i)
-
     def noisy_rc(self, i: int, text: str) -> None:
         """Every command over SSH prints `text` to stdout first, as many a .bashrc does."""
         (self.home(i) / "noise").write_text(text)

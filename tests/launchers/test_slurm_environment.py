@@ -34,11 +34,6 @@ def test_what_is_no_hostlist_is_refused(text: str) -> None:
         slurm_environment.hosts(text)
 
 
-def test_a_hostlist_does_not_fill_the_memory() -> None:
-    with pytest.raises(slurm_environment.BadHostlist, match="more than"):
-        slurm_environment.hosts("a[1-999]b[1-999]")
-
-
 BATCH = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2"}
 
 
@@ -97,32 +92,3 @@ def test_with_one_gpu_per_task_it_is_number_0(visible: str, local: str) -> None:
     assert (
         slurm_environment.variables(task, {"CUDA_VISIBLE_DEVICES": visible})["LOCAL_RANK"] == local
     )
-
-
-def test_no_task_outside_of_srun() -> None:
-    """The batch script has SLURM_PROCID=0, too, and is no rank of anything."""
-    batch = {name: value for name, value in TASK.items() if name != "SLURM_STEP_ID"}
-    assert slurm_environment.task(batch) is None
-    assert slurm_environment.alone_by_mistake(batch) == 4
-    assert slurm_environment.alone_by_mistake({**batch, "SLURM_NTASKS": "1"}) == 0
-    assert slurm_environment.task({}) is None
-    assert slurm_environment.alone_by_mistake({}) == 0
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"SLURM_LOCALID": None}, "SLURM_LOCALID is not set"),
-        ({"SLURM_STEP_NUM_TASKS": None}, "SLURM_STEP_NUM_TASKS is not set"),
-        ({"SLURM_STEP_NODELIST": None}, "SLURM_STEP_NODELIST is not set"),
-        ({"SLURM_NODEID": "x"}, "SLURM_NODEID=x is not a number"),
-        ({"SLURM_PROCID": "4"}, "SLURM_PROCID is 4 and SLURM_STEP_NUM_TASKS only 4"),
-        ({"SLURM_STEP_NODELIST": "n["}, "SLURM_STEP_NODELIST cannot be read"),
-    ],
-)
-def test_half_a_task_is_named(change: dict[str, str | None], words: str) -> None:
-    merged = {**TASK, **change}
-    environ = {name: value for name, value in merged.items() if value is not None}
-    with pytest.raises(CheckFailed) as refused:
-        slurm_environment.task(environ)
-    assert words in str(refused.value)

@@ -33,27 +33,6 @@ def test_any_names_come_back(names: set[bytes]) -> None:
 TREES = st.dictionaries(NAMES, st.sampled_from([(FILE, NOTHING), (LINK, b"to"), (DIRECTORY, b"")]))
 
 
-@given(TREES, TREES)
-def test_a_difference_makes_one_list_of_another(
-    old: dict[bytes, tuple[bytes, bytes]], new: dict[bytes, tuple[bytes, bytes]]
-) -> None:
-    before, after = (
-        tree.packed(Entry(path, kind, 0o644, 0, value) for path, (kind, value) in entries.items())
-        for entries in (old, new)
-    )
-    change = tree.difference(before, after)
-    assert tree.applied(before, change) == after
-    assert (change == b"") is (old == new)
-
-
-def test_the_difference_of_one_edit_is_one_entry() -> None:
-    files = [Entry(b"%d" % number, FILE, 0o644, 0, NOTHING) for number in range(1000)]
-    edited = [*files[:-1], files[-1]._replace(size=1)]
-    assert tree.difference(tree.packed(files), tree.packed(edited)) == tree.packed(edited[-1:])
-    with pytest.raises(Nonsense):
-        tree.applied(tree.packed(files), b"half of a row\0")
-
-
 def test_links_and_directories_come_back() -> None:
     entries = (Entry(b"d", DIRECTORY, 0o755, 0, b""), Entry(b"l", LINK, 0, 0, b"../to a\nfile"))
     assert tree.unpacked(tree.packed(entries)) == entries

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from orchestrator.node.server.visit import HANDLERS, handler_of
 from orchestrator.protocol import control, events, facts, frames, reports, spec
-from orchestrator.protocol.events import RankEnded, RankError
+from orchestrator.protocol.events import RankError
 from orchestrator.protocol.frames import HEADER, JSON, LARGEST, SMALLEST, STREAMS, Splitter
 from orchestrator.protocol.message import Message, Nonsense, decode, encode, parse
 from orchestrator.protocol.requests import request
@@ -217,12 +217,6 @@ def test_what_is_no_json_object_is_nonsense(text: bytes) -> None:
         parse(text)
 
 
-def test_what_is_huge_is_shown_short() -> None:
-    with pytest.raises(Nonsense) as error:
-        decode(Stop, {"job": "x" * 10_000_000})
-    assert len(str(error.value)) < 200
-
-
 def test_a_message_cannot_be_changed() -> None:
     beat = Clock(time=1.0)
     with pytest.raises(AttributeError):
@@ -297,16 +291,6 @@ def test_frames_arrive_whole_however_they_are_cut(
     assert found == sent
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.binary(max_size=100))
-def test_bytes_of_anybody_are_nonsense_and_nothing_worse(data: bytes) -> None:
-    try:
-        for kind, payload in Splitter().feed(data):
-            assert len(payload) <= LARGEST[kind]
-    except Nonsense:
-        pass
-
-
 def test_a_frame_too_large_is_refused_before_it_arrives() -> None:
     for kind, most in LARGEST.items():
         assert frames.parse_header(HEADER.pack(kind, most)) == (kind, most)
@@ -339,19 +323,6 @@ def test_what_the_rank_writes_is_what_its_supervisor_reads() -> None:
     assert set(reports.ErrorRecord.__annotations__) == set(RankError._defaults)
     assert set(reports.RankSpec.__annotations__) <= set(spec.Spec._defaults)
     assert set(reports.TargetRecord.__annotations__) == set(spec.Target._defaults)
-
-
-def test_events_of_the_first_version_are_understood() -> None:
-    """As they were written before versions had numbers."""
-    started = {"event": "started", "time": 1.0, "agent": 2, "supervisor": 3}
-    ended = {"event": "rank_ended", "rank": 0, "local": 0, "time": 1.0, "pid": 5, "code": 0}
-    assert events.from_data(started) == events.Started(time=1.0, agent=2, supervisor=3)
-    assert events.from_data({**ended, "peak_kb": 9}) == RankEnded(
-        rank=0, local=0, time=1.0, pid=5, code=0, peak_kb=9
-    )
-    line = b'{"why": "enough", "grace": 1.0}'
-    assert control.from_line(line) == events.EndOrder(why="enough", grace=1.0)
-    assert control.from_line(b'{"head": "here"}') == control.HeadNews()
 
 
 def test_who_understands_whom() -> None:

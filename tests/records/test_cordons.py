@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import stat
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,13 +24,6 @@ def test_a_cordon_is_kept_until_it_is_lifted(login: Path) -> None:
     assert stat.S_IMODE((login / cordons.FILE).stat().st_mode) == 0o600
     cordons.remove(["gpu01", "gpu09"])
     assert list(cordons.read()) == ["gpu02:2222"]
-
-
-def test_none_is_lost_when_many_are_set_at_once(login: Path) -> None:
-    names = [f"gpu{number}" for number in range(40)]
-    with ThreadPoolExecutor(8) as threads:
-        list(threads.map(lambda name: cordons.add([name], "all at once"), names))
-    assert set(cordons.read()) == set(names)
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,11 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.common.errors import UsageError
-from orchestrator.config.launch import Launch
 from orchestrator.protocol.events import RankState
 from orchestrator.protocol.message import encode
 from orchestrator.records import experiments
@@ -138,56 +135,12 @@ def test_what_is_no_record(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "value", "problem"),
-    [
-        (("state",), 5, r"JobRecord\.state must be of type str, not 5"),
-        (("nodes", 0, "user"), ["bob"], r"JobRecord\.nodes\[0\]\.user must be of type str"),
-        (("nodes", 0, "port"), "22", r"JobRecord\.nodes\[0\]\.port must be of type int"),
-        (("nodes", 1, "index"), 1 << 200, r"JobRecord\.nodes\[1\]\.index must be of type int"),
-        (("nodes", 1, "ranks"), [], r"JobRecord\.nodes\[1\]\.ranks must hold keys"),
-        (("launch", "on_hang"), "shrug", "launch.on_hang is 'shrug'"),
-    ],
-)
-def test_a_record_with_a_field_of_a_wrong_type(
-    tmp_path: Path, where: tuple[str | int, ...], value: object, problem: str
-) -> None:
-    data: Any = encode(record())
-    part = data
-    for key in where[:-1]:
-        part = part[key]
-    part[where[-1]] = value
-    (tmp_path / "job.json").write_text(json.dumps(data))
-    with pytest.raises(UsageError, match=f"job.json is not the record of a job: {problem}"):
-        Experiment(tmp_path).read_record()
-
-
-@pytest.mark.parametrize(
     ("state", "over"),
     [("starting", False), ("running", False), ("done", True), ("failed", True),
      ("stopped", True), ("lost", True)],
 )  # fmt: skip
 def test_when_it_is_over(state: str, over: bool) -> None:
     assert record(state=state).over is over
-
-
-def test_a_reader_never_sees_half_a_record(tmp_path: Path) -> None:
-    """Written while it is read, as status --watch does."""
-    place = Experiment(tmp_path)
-    place.write_record(record())
-    writing = True
-
-    def write() -> None:
-        while writing:
-            place.write_record(record(command=["x" * 50_000]))
-
-    thread = threading.Thread(target=write)
-    thread.start()
-    try:
-        for _ in range(200):
-            place.read_record()
-    finally:
-        writing = False
-        thread.join()
 
 
 def test_where_logs_are() -> None:
@@ -298,13 +251,6 @@ def test_a_clock_that_was_once_ahead_makes_none_the_newest(tmp_path: Path) -> No
     assert found.path == newest
 
 
-def test_a_link_that_leads_nowhere(tmp_path: Path) -> None:
-    (tmp_path / "experiments").symlink_to(tmp_path / "scratch")
-    with pytest.raises(UsageError, match="no experiment can be created") as refused:
-        create(tmp_path / "experiments", "run")
-    assert refused.value.fix == f"it is a link to {tmp_path / 'scratch'}, which is not there"
-
-
 def test_by_name_or_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "experiments"
     path = made(root, "a_20260101_000000")
@@ -409,60 +355,6 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
     max_leaves=6,
 )
-
-
-def keys_in(value: Any) -> list[tuple[Any, ...]]:
-    """Return the keys that lead to each value in a tree of JSON."""
-    if not isinstance(value, (dict, list)):
-        return [()]
-    items = value.items() if isinstance(value, dict) else enumerate(value)
-    return [(), *((key, *keys) for key, inner in items for keys in keys_in(inner))]
-
-
-@st.composite
-def spoiled(draw: st.DrawFn) -> bytes:
-    """A record with a value replaced, or bytes that are none."""
-    if draw(st.integers(0, 3)) == 0:
-        return draw(st.binary(max_size=60))
-    tree: Any = json.loads(json.dumps(encode(record())))
-    *keys, last = draw(st.sampled_from([keys for keys in keys_in(tree) if keys]))
-    parent = tree
-    for key in keys:
-        parent = parent[key]
-    parent[last] = draw(JSON)
-    return json.dumps(tree).encode()
-
-
-@given(spoiled())
-@example(json.dumps(encode(record(nodes=[dataclasses.replace(NODE, address="../../x")]))).encode())
-@settings(
-    max_examples=60,
-    derandomize=True,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
-def test_any_record_is_a_job_or_an_error_in_words(tmp_path: Path, text: bytes) -> None:
-    place = Experiment(tmp_path)
-    (tmp_path / "job.json").write_bytes(text)
-    try:
-        read = place.read_record()
-    except UsageError as error:
-        assert "is not the record of a job" in error.what
-        return
-    for node in read.nodes:
-        assert place.log(node).parent == place.logs
-    if not read.over:
-        place.write_record(read)
-        assert place.read_record() == read
-
-
-@pytest.mark.parametrize("nnodes", [None, 4, "4", "2:4"])
-def test_the_number_of_nodes_comes_back_as_it_was_given(
-    nnodes: str | int | None, tmp_path: Path
-) -> None:
-    made = create(tmp_path / "experiments", "run")
-    made.write_record(dataclasses.replace(record(), launch=Launch(nnodes=nnodes)))
-    assert made.read_record().launch.nnodes == nnodes
 
 
 def test_a_place_is_held_by_one_process(tmp_path: Path) -> None:

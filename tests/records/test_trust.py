@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.common import files
 from orchestrator.common.errors import UsageError
 from orchestrator.common.permissions import others
 from orchestrator.head.follow.streams.node_logs import AppendOnly
@@ -52,18 +51,6 @@ def test_whatever_the_umask_it_is_for_its_owner_alone(tmp_path: Path, umask: int
     found = [tmp_path / "experiments", *(tmp_path / "experiments").rglob("*"), trust.key_file()]
     assert {stat.S_IMODE(path.stat().st_mode) for path in found} == {0o600, 0o700}
     assert len(found) == 11
-
-
-def test_the_group_of_a_shared_disk_stays(tmp_path: Path) -> None:
-    """Quotas go by it."""
-    (tmp_path / "experiments").mkdir()
-    (tmp_path / "experiments").chmod(0o2775)
-    before = os.umask(0o777)
-    try:
-        made = create(tmp_path / "experiments", "run")
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE(made.path.stat().st_mode) == 0o2700
 
 
 # -- whose it is ------------------------------------------------------------------------------
@@ -222,14 +209,6 @@ def test_a_lock_is_taken_through_no_link(launched: Experiment, tmp_path: Path) -
     with pytest.raises(UsageError, match="cannot be followed from here"):
         launched.lock()
     assert not (tmp_path / "new").exists()
-
-
-def test_a_file_is_replaced_not_what_it_links_to(tmp_path: Path) -> None:
-    (tmp_path / "theirs").write_text("old")
-    (tmp_path / "name").symlink_to(tmp_path / "theirs")
-    files.replace(tmp_path / "name", "new")
-    assert (tmp_path / "theirs").read_text() == "old"
-    assert (tmp_path / "name").read_text() == "new"
 
 
 @pytest.mark.parametrize("address", ["../../x", "a/b", "\x1b]0;", "..", "10.0.0.1\n"])

@@ -16,7 +16,6 @@ from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.screen.lines import clean
 from orchestrator.head.screen.screen import Display, Screen
 from orchestrator.protocol.events import Ended, from_data
-from orchestrator.records import machines
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.outcome import SlowRank
 
@@ -37,38 +36,6 @@ def said_by(job: FollowedJob) -> list[str]:
     return [
         clean(job.display.messages.get_nowait() or "") for _ in range(job.display.messages.qsize())
     ]
-
-
-@pytest.mark.parametrize(
-    ("node", "kind", "message", "counted"),
-    [
-        (1, "lost", "silent for 60 s", True),
-        (1, "signal", "killed by signal 9 (SIGKILL)", True),
-        (1, "exception", "ValueError: no such key", False),
-        (1, "exception", "RuntimeError: CUDA error: uncorrectable ECC error encountered", True),
-        (1, "exit", "ended with exit code 1", False),
-        (1, "environment", "ImportError: libcudart.so.12: cannot open shared object file", True),
-        (1, "environment", "ModuleNotFoundError: No module named 'einops'", False),
-        (1, "environment", "ImportError: Using the Trainer requires accelerate>=1.1", False),
-        (1, "gpu_out_of_memory", "CUDA out of memory", False),
-        (None, "hang", "no progress for 600 s", False),
-    ],
-)
-def test_what_a_machine_can_be_the_cause_of(
-    node: int | None,
-    kind: str,
-    message: str,
-    counted: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path))
-    job = followed(tmp_path)
-    job.failures.append(Failure(node, "b", None, 1001.0, kind, message))
-    cause_of(job)
-    assert said_by(job) == []
-    known = [(i.machine, i.kind, i.what) for i in machines.incidents()]
-    assert known == ([("gpu02:2222", kind, message)] if counted else [])
 
 
 @pytest.mark.parametrize("asked", ["", "rank 0 failed"])
@@ -122,30 +89,6 @@ def test_a_supervisor_that_stood_still_is_the_cause_of_what_others_missed(
         assert cause.message.startswith("its supervisor did not run for 40 s: ")
 
 
-def test_a_machine_that_held_a_job_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path))
-    found = SlowRank(cause="slow link", rank=1, node=1, step=9, text="sends 9% again")
-    for _ in range(2):  # a new head hears it once more
-        job = followed(tmp_path)
-        job.held_up(found)
-        job.held_up(found)
-    job.held_up(found.replace(node=7))
-    assert said_by(job) == [] and job.record.slow == [found, found.replace(node=7)]
-    (known,) = machines.incidents()
-    assert (known.machine, known.kind, known.what) == ("gpu02:2222", "slow link", "sends 9% again")
-
-
-def test_a_history_that_cannot_be_kept_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "file"))
-    job = followed(tmp_path)
-    job.remember(0, 1001.0, "lost", "gone")
-    (said,) = said_by(job)
-    assert said.startswith("orchestrator: the history of gpu01 is not kept: ")
-
-
 def test_what_holds_a_rank_up_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where another head hears of it again."""
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path))
@@ -159,4 +102,3 @@ def test_what_holds_a_rank_up_is_told_once(tmp_path: Path, monkeypatch: pytest.M
     for _ in range(2):
         Reports(job).handle(Happened(1, from_data(event)))
     assert [(slow.cause, slow.step, slow.time) for slow in told] == [("disk", None, 2000.0)]
-    assert [incident.what for incident in machines.incidents()] == ["node 1: its disk is slow"]
