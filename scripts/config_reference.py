@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write what follows from the definitions in orchestrator/config: docs/config.md, api/options.py.
+"""Write what follows from the definitions in orchestrator/config: docs/config.md.
 
 scripts/config_reference.py [--check]
 """
@@ -21,7 +21,6 @@ sys.path.insert(0, str(ROOT))
 from orchestrator.config import launch, schema  # noqa: E402
 
 PAGE = ROOT / "docs/config.md"
-KEYWORDS = ROOT / "orchestrator/api/options.py"
 SOURCE = ROOT / "orchestrator/config/schema.py"
 HEAD = """# Every key of a config file
 
@@ -106,55 +105,14 @@ def page() -> str:
     return "\n".join(parts).replace("\n## ", "\n\n## ").replace("\n\n\n", "\n\n") + "\n"
 
 
-KEYWORDS_HEAD = '''"""The keywords of Cluster and Cluster.launch.
-
-Made by `scripts/config_reference.py` from the definitions in config/launch.py.
-"""
-
-from __future__ import annotations
-
-import os
-from collections.abc import Mapping, Sequence
-from typing import TypedDict
-
-StrPath = str | os.PathLike[str]
-
-
-class Options(TypedDict, total=False):
-    """The options of `master_launch`, by their names in a config's section `launch:`."""
-
-'''
-TYPES = {
-    "overrides": "Mapping[str, object]",
-    "env": "Mapping[str, str]",
-    "env_file": "Sequence[StrPath]",
-    "env_pass": "Sequence[str]",
-    "secret": "Sequence[str]",
-    "notify": "Sequence[str]",
-}
-
-
-def keywords() -> str:
-    """Write the options that the Python API takes, with their types."""
-    lines = []
-    for kind in (launch.LaunchArguments, launch.Launch):
-        for name, option in launch.options_of(kind).items():
-            if kind is launch.Launch or option.keyword:
-                hint = kind.__annotations__[name].removesuffix(" | None")
-                type_name = TYPES.get(name) or ("StrPath" if option.file else hint)
-                lines.append(f"    {option.keyword or name}: {type_name}\n")
-    return KEYWORDS_HEAD + "".join(lines)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Write docs/config.md.")
     parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
     check = parser.parse_args().check
-    for path, text in ((PAGE, page()), (KEYWORDS, keywords())):
-        if not check:
-            path.write_text(text, encoding="utf-8")
-        elif path.read_text(encoding="utf-8") != text:
-            sys.exit(f"{path.relative_to(ROOT)} is out of date; type: scripts/config_reference.py")
+    if not check:
+        PAGE.write_text(page(), encoding="utf-8")
+    elif PAGE.read_text(encoding="utf-8") != page():
+        sys.exit(f"{PAGE.relative_to(ROOT)} is out of date; type: scripts/config_reference.py")
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ OTHERS = {
     "engine": {"torch"},
     "launchers": {"yaml", "click"},
     "api": {"click"},
-    "api/cluster.py": {"fabric", "typing_extensions"},
+    "api/cluster.py": {"fabric"},
     "api/functions.py": {"cloudpickle"},
     "protocol/message.py": {"typing_extensions"},  # for the type checker alone
     "node/job/ranks/run_function.py": {"cloudpickle"},  # which travels with the function

@@ -15,12 +15,11 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from orchestrator.api import head_process
 from orchestrator.api.functions import check_callable, pack
 from orchestrator.api.job import CALLED, Job
-from orchestrator.api.options import Options, StrPath
 from orchestrator.common.errors import OrchestratorError, UsageError, import_optional, nearest
 from orchestrator.config.launch import Launch, LaunchArguments, Where, options_of, said_by_shell
 from orchestrator.head.background.process import INTERRUPT, Background
@@ -30,12 +29,20 @@ from orchestrator.records.experiment import NAME, Experiment
 
 if TYPE_CHECKING:
     from fabric import Connection, Group
-    from typing_extensions import Unpack
 
     from orchestrator.head.connect.ssh import SshTransport
     from orchestrator.head.connect.ssh_config import Destination
     from orchestrator.head.nodes.machine import Machine
 
+StrPath = str | os.PathLike[str]
+# The options of `master_launch`, by their names in a config's section `launch:`.
+OPTIONS = {
+    option.keyword or name: option
+    for kind in (LaunchArguments, Launch)
+    for name, option in options_of(kind).items()
+    if kind is Launch or option.keyword
+}
+Options = Mapping[str, Any]
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -70,7 +77,7 @@ class Cluster:
         *,
         ssh_config: StrPath | None = None,
         experiments: StrPath = "experiments",
-        **options: Unpack[Options],
+        **options: Any,
     ) -> None:
         check_names(options)
         nodes = said_by_shell(Where, "nodes") if nodes is None else nodes
@@ -101,7 +108,7 @@ class Cluster:
         if first is not None:
             raise first
 
-    def with_options(self, **options: Unpack[Options]) -> Cluster:
+    def with_options(self, **options: Any) -> Cluster:
         """Return a Cluster of the same machines with other options, for run() and submit()."""
         check_names(options)
         where = self._where
@@ -122,7 +129,7 @@ class Cluster:
         *,
         args: Sequence[object] = (),
         module: str | None = None,
-        **options: Unpack[Options],
+        **options: Any,
     ) -> Job:
         """Start a script (a module; without either: the built-in engine) on all nodes together.
 
@@ -274,18 +281,8 @@ def fabric_connection(ssh: SshTransport, destination: Destination) -> Connection
 
 def described() -> str:
     """Describe each option in a sentence, as `master_launch --help` does."""
-    lines = []
-    for name, option in {**options_of(LaunchArguments), **options_of(Launch)}.items():
-        keyword = option.keyword or name
-        if keyword in Options.__annotations__:
-            lines.append(
-                textwrap.fill(
-                    f"{keyword}: {option.help}",
-                    95,
-                    subsequent_indent="    ",
-                )
-            )
-    return "\n".join(lines)
+    lines = [f"{keyword}: {option.help}" for keyword, option in OPTIONS.items()]
+    return "\n".join(textwrap.fill(line, 95, subsequent_indent="    ") for line in lines)
 
 
 def absolute(path: StrPath) -> Path:
@@ -301,7 +298,7 @@ def here() -> Path:
 
 
 def check_names(options: Mapping[str, object]) -> None:
-    known = list(Options.__annotations__)
+    known = list(OPTIONS)
     for name in options:
         if name not in known:
             raise UsageError(f"no option {name!r}{nearest(name, known)}", f"known: {known}")

@@ -2,7 +2,7 @@
 
 To add one, add a field to `Launch` (a key of the config's section `launch:`, too) or to
 `LaunchArguments` (only on the command line), and type `scripts/config_reference.py`. From the field
-come the option with its help (cli/options.py), the keyword of the Python API (api/options.py), the
+come the option with its help (cli/options.py), the keyword of the Python API (api/cluster.py), the
 key of a config with its line in docs/config.md, and for `Launch` what job.json keeps. Nothing else
 has to be touched but the code that honours it: `request.config.launch.NAME` before a start,
 `record.launch.NAME` afterwards.

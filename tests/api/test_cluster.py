@@ -14,8 +14,7 @@ import pytest
 
 from orchestrator import Cluster, OrchestratorError
 from orchestrator.api import head_process
-from orchestrator.api.cluster import launch_arguments, merged
-from orchestrator.api.options import Options
+from orchestrator.api.cluster import OPTIONS, launch_arguments, merged
 from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import LaunchArguments, Where
 from orchestrator.head.background.process import Background
@@ -24,13 +23,13 @@ from orchestrator.node.job.ranks import run_function
 
 def test_help_names_every_option() -> None:
     text = inspect.getdoc(Cluster) or ""
-    for name in ("nodes", "ssh_config", "experiments", *Options.__annotations__):
+    for name in ("nodes", "ssh_config", "experiments", *OPTIONS):
         assert f"\n{name}: " in text, name
 
 
 def test_later_options_win_one_by_one() -> None:
-    first: Options = {"nproc": 2, "env": {"A": "1", "B": "1"}, "set": {"x.y": 1}}
-    then: Options = {"nproc": 4, "env": {"B": "2"}, "config": "c.yaml", "workdir": Path("/w")}
+    first = {"nproc": 2, "env": {"A": "1", "B": "1"}, "set": {"x.y": 1}}
+    then = {"nproc": 4, "env": {"B": "2"}, "config": "c.yaml", "workdir": Path("/w")}
     given = launch_arguments(Where(), merged(first, then))
     assert given.config_file == Path("c.yaml").absolute()
     assert given.overrides == ("launch.nproc=4", 'launch.workdir="/w"', "x.y=1")

@@ -12,7 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from orchestrator.api.options import Options
+from orchestrator.api.cluster import OPTIONS
 from orchestrator.cli.chores import doctor_command, nodes_command, plan_command, verify_command
 from orchestrator.cli.examples import EXAMPLES
 from orchestrator.cli.launch import launch_arguments, launch_command
@@ -56,7 +56,7 @@ def test_every_key_of_a_launch_is_an_option_a_keyword_and_recorded() -> None:
     keys = {item.name for item in dataclasses.fields(Launch)}
     assert keys == set(options_of(Launch)) == set(load.SECTIONS["launch"])
     others = {option.keyword for option in options_of(LaunchArguments).values() if option.keyword}
-    assert set(Options.__annotations__) == keys | others
+    assert set(OPTIONS) == keys | others
     assert set(dataclasses.asdict(RECORD)["launch"]) == keys
 
 

@@ -297,7 +297,6 @@ results: list[float] = cluster.run(double, 2, times=3)
 """
 WRONG = {
     'cluster.run(double, "two")': "arg-type",
-    "cluster.launch('x', nprocs=2)": "call-arg",
     "job.verdict.rank": "union-attr",
     "words2: list[int] = cluster.run(double, 1)": "arg-type",
 }
