@@ -147,6 +147,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "generate": (
         ("orchestrator generate compose --nnodes 2 --image IMAGE train.py", "for Compose"),
         ("orchestrator generate kubernetes --nnodes 2 --image IMAGE train.py", "for Kubernetes"),
+        ("orchestrator generate compose --nnodes 2 --gpus 4 --image IMAGE train.py", "with GPUs"),
     ),
     "generate compose": (
         ("orchestrator generate compose --nnodes 2 --image IMAGE train.py", "two containers"),
