@@ -310,18 +310,16 @@ def is_new(pid: int) -> bool:
 
 
 def nvidia_memory() -> dict[int, str]:
-    from orchestrator.node.machine import checkup  # for a stop alone
-    from orchestrator.node.machine.gpus import nvidia
+    from orchestrator.node.machine.gpus import nvidia  # for a stop alone
 
     if shutil.which("nvidia-smi") is None:
         return {}
     if os.stat("/proc/self/ns/pid").st_ino != MACHINE_PIDS:
         raise OSError("this is a container, and nvidia-smi shows the PIDs of its host")
-    question = checkup.Command(nvidia.query("compute-apps", nvidia.APP_FIELDS), GPU_SECONDS)
-    answer = checkup.together({"apps": question})["apps"]
-    if answer.problem:
-        raise OSError(answer.problem)
-    holders = ((holder.pid, holder.used) for holder in nvidia.processes(answer.out))
+    found, problem = nvidia.computing(GPU_SECONDS)
+    if problem:
+        raise OSError(problem)
+    holders = ((holder.pid, holder.used) for holder in found)
     return {pid: "some memory" if used is None else in_mib(used) for pid, used in holders}
 
 

@@ -13,7 +13,6 @@ import shutil
 import stat
 from collections.abc import Iterator
 
-from orchestrator.common.permissions import user_name
 from orchestrator.node.job import job_processes
 from orchestrator.node.job.run_directory import JOB_NAME, RunDir, all_runs
 from orchestrator.protocol.events import Ended
@@ -53,25 +52,10 @@ def make(first: RunDir) -> str:
 
 
 def is_ours(path: str) -> bool:
-    """Tell whether a path is a directory that this user alone can enter: anybody may make one."""
+    """Return True for a directory that this user alone can enter: any user may make one."""
     status = os.lstat(path)
     private = not stat.S_IMODE(status.st_mode) & 0o077
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and private
-
-
-def refused() -> str:
-    """Say why our directory in memory is not used, as the end of a sentence; it is: nothing."""
-    try:
-        status = os.lstat(root())
-        if is_ours(root()):
-            return ""
-    except OSError:
-        return ""
-    if not stat.S_ISDIR(status.st_mode):
-        return "is not a directory"
-    if status.st_uid != os.getuid():
-        return f"belongs to {user_name(status.st_uid)}"
-    return f"is open to others (mode {stat.S_IMODE(status.st_mode):04o})"
 
 
 def remove(run: RunDir) -> bool:

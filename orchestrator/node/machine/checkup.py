@@ -10,20 +10,16 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
-import signal
 import socket
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 from orchestrator.node.machine.gpus import amd, nvidia
 from orchestrator.node.machine.load import load, owner, started
 from orchestrator.node.machine.probe import gather
-from orchestrator.protocol.facts import Card, Checkup, Code, Gpu, Holder, Torch, Xid
+from orchestrator.node.machine.tool import Command, Output, run_all
+from orchestrator.protocol.facts import Checkup, Code, Gpu, Holder, Torch, Xid
 from orchestrator.protocol.message import decode
 from orchestrator.protocol.requests.machine import Examine
 
@@ -56,7 +52,7 @@ def checkup(request: Examine, root: str = "") -> Checkup:
     wanted = request.parts or PARTS
     workdir = os.path.expanduser(request.workdir)
     script = request.script
-    outputs = together(commands(wanted, workdir, root))
+    outputs = run_all(commands(wanted, workdir, root))
     fields: dict[str, Any] = {}
     problems: dict[str, str] = {}
     if "gpus" in wanted:
@@ -85,8 +81,6 @@ def commands(wanted: Any, workdir: str, root: str) -> dict[str, Command]:
         tools["gpus"] = Command(nvidia.query("gpu", nvidia.GPU_FIELDS), GPU_SECONDS)
         tools["more"] = Command(nvidia.query("gpu", nvidia.MORE_FIELDS), GPU_SECONDS)
         tools["apps"] = Command(nvidia.query("compute-apps", nvidia.APP_FIELDS), GPU_SECONDS)
-    if "gpus" in wanted and amd.count(root):
-        tools["rocm"] = Command(amd.ROCM_SMI, GPU_SECONDS)
     if "xids" in wanted and nvidia_here:
         tools["dmesg"] = Command(["dmesg"], LOG_SECONDS)
         journal = ["journalctl", "-k", "-b", "--no-pager", "-q", "-o", "short", "-g", "NVRM: Xid"]
@@ -114,37 +108,22 @@ def gpu_part(
     outputs: dict[str, Output], root: str
 ) -> tuple[tuple[Gpu, ...] | None, tuple[Holder, ...] | None, str]:
     """Return (GPUs, who holds them, what went wrong); None for what a tool did not tell."""
-    known: list[Gpu] = []
-    holders: list[Holder] = []
-    problems = []
+    known, holders = amd.gpus(root), amd.processes(root)
+    problem, told = "", True
     if "gpus" in outputs:
-        text = outputs["gpus"].out
-        extra = nvidia.more(outputs["more"].out)
-        known = [gpu.replace(**extra.get(gpu.uuid, {})) for gpu in nvidia.gpus(text)]
-        known = known or as_files_tell(nvidia.cards(root))
-        holders = nvidia.processes(outputs["apps"].out)
-        problems += [outputs["gpus"].problem, *nvidia.lost(text)]
-        if not outputs["gpus"].problem:
-            problems.append(outputs["apps"].problem)
-    if "rocm" in outputs:
-        amd_gpus = amd.gpus(outputs["rocm"].out) or as_files_tell(amd.cards(root))
-        driver = amd.driver(outputs["rocm"].out)
-        known += [
-            gpu.replace(driver=driver, ecc_errors=amd.ecc_errors(gpu.pci, root)) for gpu in amd_gpus
-        ]
-        holders += amd.processes(outputs["rocm"].out)
-        problems.append(outputs["rocm"].problem)
+        text, extra = outputs["gpus"].out, nvidia.more(outputs["more"].out)
+        of_nvidia = [gpu.replace(**extra.get(gpu.uuid, {})) for gpu in nvidia.gpus(text)]
+        # The driver's files know all but the processes.
+        files = enumerate(nvidia.cards(root))
+        known = [*(of_nvidia or [Gpu(index=at, **vars(card)) for at, card in files]), *known]
+        holders = [*nvidia.processes(outputs["apps"].out), *holders]
+        told = not outputs["apps"].problem
+        problems = [outputs["gpus"].problem or outputs["apps"].problem, *nvidia.lost(text)]
+        problem = "; ".join(filter(None, problems))
     whose = [
         holder.replace(**(owner(holder.pid) or {}), since=started(holder.pid)) for holder in holders
     ]
-    told = not any(outputs[tool].problem for tool in ("apps", "rocm") if tool in outputs)
-    listed = tuple(known) if known or told else None
-    return listed, tuple(whose) if told else None, "; ".join(filter(None, problems))
-
-
-def as_files_tell(cards: Sequence[Card]) -> list[Gpu]:
-    """Describe GPUs by their driver's files, which know all but the processes."""
-    return [Gpu(index=at, **vars(card)) for at, card in enumerate(cards)]
+    return tuple(known) if known or told else None, tuple(whose) if told else None, problem
 
 
 def xid_part(outputs: dict[str, Output]) -> tuple[tuple[Xid, ...], str]:
@@ -203,88 +182,3 @@ def names_here() -> tuple[str, ...]:
     """Resolve this machine's own name: 127.0.1.1 misleads whoever is sent there."""
     name = socket.gethostname()
     return tuple(sorted({str(entry[4][0]) for entry in socket.getaddrinfo(name, None)}))
-
-
-MOST = 4 << 20  # of output
-DIES_SECONDS = 1.0  # seconds to go after SIGKILL; what does not is stuck in a driver
-CLEAN = {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
-
-
-class Command(NamedTuple):
-    argv: Sequence[str]
-    seconds: float
-    env: Mapping[str, str] = {}
-
-
-class Output(NamedTuple):
-    """The output of a tool; `problem` is empty if it ended by itself with exit code 0."""
-
-    out: str
-    problem: str
-
-
-class Running:
-    def __init__(self, command: Command) -> None:
-        self.name = os.path.basename(command.argv[0])
-        self.seconds = command.seconds
-        self.deadline = time.monotonic() + command.seconds
-        self.process: subprocess.Popen[bytes] | None = None
-        self.problem = ""
-        if shutil.which(command.argv[0]) is None:
-            self.problem = f"{self.name} is not installed"
-            return
-        self.out: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        self.err: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        try:
-            self.process = subprocess.Popen(
-                command.argv,
-                stdin=subprocess.DEVNULL,
-                stdout=self.out,
-                stderr=self.err,
-                env={**os.environ, **CLEAN, **command.env},
-                cwd="/",
-                start_new_session=True,
-            )
-        except OSError as error:
-            self.problem = f"{self.name} cannot be run: {error.strerror}"
-
-    def finish(self) -> Output:
-        if self.process is None:
-            return Output("", self.problem)
-        try:
-            code = self.process.wait(max(0.0, self.deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            return Output("", self._late())
-        finally:
-            out, err = self._content(self.out), self._content(self.err)
-        if code == 0:
-            return Output(out, "")
-        lines = (err.strip() or out.strip()).splitlines()
-        last = f": {' '.join(lines[:3])[:300]}" if lines else ""
-        return Output(out, f"{self.name} ended with exit code {code}{last}")
-
-    def _late(self) -> str:
-        assert self.process is not None
-        self._kill()
-        try:
-            self.process.wait(DIES_SECONDS)
-        except subprocess.TimeoutExpired:
-            return f"{self.name} hangs in the kernel: not even SIGKILL ends it"
-        return f"{self.name} did not end within {self.seconds:g} s"
-
-    def _kill(self) -> None:
-        assert self.process is not None
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-
-    @staticmethod
-    def _content(file: IO[bytes]) -> str:
-        with file:
-            file.seek(0)
-            return file.read(MOST).decode("utf-8", "replace")
-
-
-def together(commands: Mapping[str, Command]) -> dict[str, Output]:
-    """Run them side by side: it takes as long as the slowest."""
-    running: dict[str, Any] = {name: Running(command) for name, command in commands.items()}
-    return {name: tool.finish() for name, tool in running.items()}

@@ -71,17 +71,9 @@ class Machine:
                 swapped[name] = int(count)
         counters["swap"] = (sum(swapped.values()) * PAGE,)
         counters["disk"] = self.disk_bytes()
-        counters["tcp"] = self.segments()
         for interface, moved in sysfs.network_bytes(self.root).items():
             counters[f"net {interface}"] = moved
         return {**counters, **self.rdma_bytes()}
-
-    def segments(self) -> tuple[int, ...]:
-        """Return how many TCP segments were sent, and how many of them again."""
-        lines = sysfs.text(f"{self.root}/proc/net/snmp").splitlines()
-        names, values = ([line.split() for line in lines if line.startswith("Tcp:")] + [[], []])[:2]
-        counts = dict(zip(names, values))  # noqa: B905  Python 3.9
-        return tuple(int(counts.get(name, 0)) for name in ("OutSegs", "RetransSegs"))
 
     def disk_bytes(self) -> tuple[int, int]:
         """Sum what was read from and written to whole disks: a partition's bytes are its disk's."""
@@ -133,8 +125,6 @@ def rates(
         sample["swap_per_s"] = per_second["swap"][0]
     if "disk" in per_second:
         sample["disk_read_per_s"], sample["disk_write_per_s"] = per_second["disk"]
-    if "tcp" in per_second:
-        sample["tcp_sent_per_s"], sample["tcp_resent_per_s"] = per_second["tcp"]
     sample["net"] = {
         name.partition(" ")[2]: pair
         for name, pair in per_second.items()

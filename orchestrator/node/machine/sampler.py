@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from orchestrator.common import files
 from orchestrator.common.text import size
-from orchestrator.node.job import resume_dir
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.machine import counters as machine
 from orchestrator.node.machine.disks import Disks, paths_of
@@ -37,12 +36,10 @@ class Sampler:
         outputs = os.path.join(experiment, "outputs")
         self.lines = Lines(os.path.join(outputs, file_name(spec.node, number)))
         self.about = {**machine.about(root), "seconds": seconds}
-        self.causes = Causes(set(causes_before(outputs, spec.node, self.about["host"])))
+        self.causes = Causes(set())
         self.machine = machine.Machine(root)
         self.disks = Disks(paths_of(spec.workdir, experiment), seconds)
-        self.gpus = Gpus(seconds, root)
-        self.resumes = "ORCHESTRATOR_RESUME_DIR" in spec.env
-        self.root = root
+        self.gpus = Gpus(root)
 
     def go_on(self) -> None:
         """Sample until this process is killed."""
@@ -79,17 +76,11 @@ class Sampler:
             self.write({"about": about})
 
     def stuck(self) -> Iterator[Notice]:
-        """Tell what does not answer, so that its values are old or missing, or is not ours."""
-        if self.resumes and "memory_refused" not in self.causes.known:
-            self.causes.known.add("memory_refused")
-            if why := resume_dir.refused():
-                words = f"{resume_dir.root()} {why}: what attempts share in memory is on a disk"
-                fix = f"ls -ld {resume_dir.root()}; its owner or root may remove it"
-                yield Notice("memory_refused", words, fix)
+        """Tell what does not answer, so that its values are old or missing."""
         if self.disks.stuck and "disk_stuck" not in self.causes.known:
             self.causes.known.add("disk_stuck")
             yield Notice("disk_stuck", f"the disk of {self.disks.stuck} does not answer", "")
-        problem = self.gpus.problem
+        problem = self.gpus.nvidia.problem
         if problem and "gpus_unknown" not in self.causes.known and os.path.exists("/dev/nvidiactl"):
             self.causes.known.add("gpus_unknown")
             yield Notice("gpus_unknown", f"no metrics of the GPUs: {problem}", "nvidia-smi")
@@ -119,25 +110,6 @@ def file_name(node: int, attempt: int) -> str:
     return f"node_{node:02d}_metrics{f'_{attempt}' if attempt > 1 else ''}.jsonl"
 
 
-def causes_before(outputs: str, node: int, host: str) -> Iterator[str]:
-    """Yield the causes that earlier attempts on this machine told.
-
-    On a disk that the nodes share, another machine may have had this node's place.
-    """
-    prefix = f"node_{node:02d}_metrics"
-    with contextlib.suppress(OSError):
-        for name in os.listdir(outputs):
-            if name.startswith(prefix) and name.endswith(".jsonl"):
-                same_host = True
-                with open(os.path.join(outputs, name), "rb") as file:
-                    for line in file:
-                        with contextlib.suppress(ValueError, KeyError, TypeError):
-                            if b'"about":' in line:
-                                same_host = json.loads(line)["about"]["host"] == host
-                            elif same_host and b'"cause":' in line:
-                                yield str(json.loads(line)["cause"])
-
-
 def say(text: str) -> None:
     os.write(1, f"orchestrator: {text}\n".encode("utf-8", "replace"))
 
@@ -152,13 +124,10 @@ def main(job: str, node: str) -> None:
         Sampler(spec).go_on()
 
 
-SLOWED = 0x8  # bits of NVML's reasons why a clock is low: by the hardware, for the next two
-TOO_HOT = 0x20 | 0x40
-POWER_BRAKE = 0x80
+SLOWED = 0x8 | 0x20 | 0x40 | 0x80  # of NVML's reasons for a low clock: hardware, heat, power brake
 IN_A_ROW = 3  # samples: a spike is nobody's trouble
 SWAPS = 1 << 20  # bytes a second
 FULL = 0.95  # of a disk
-LOSSY, SEGMENTS = 0.02, 100  # a healthy network sends less than 0.1% again; of so many a second
 SHM_LEAST_BYTES = 16 << 20  # with less, NCCL cannot start
 SHM = "/dev/shm"
 
@@ -195,11 +164,6 @@ def every(sample: dict[str, Any]) -> Iterator[tuple[Notice, int]]:
     yield from ((notice, IN_A_ROW) for notice in throttled(sample))
     yield from ((notice, 1) for notice in broken_memory(sample))
     yield from ((notice, 1) for notice in full(sample))
-    sent, resent = sample.get("tcp_sent_per_s", 0), sample.get("tcp_resent_per_s", 0)
-    if sent >= SEGMENTS and resent >= LOSSY * sent:
-        words = f"its network loses packets: TCP sends {resent / sent:.1%} of them again"
-        fix = "ip -s link; is it the cable, or too many senders for one port of the switch?"
-        yield Notice("lossy_network", words, fix), IN_A_ROW
     if sample.get("swap_per_s", 0) > SWAPS:
         words = f"it swaps {size(sample['swap_per_s'], binary=True)} a second"
         words += f", {size(sample['swap_bytes'], binary=True)} of memory are on disk"
@@ -207,21 +171,13 @@ def every(sample: dict[str, Any]) -> Iterator[tuple[Notice, int]]:
 
 
 def throttled(sample: dict[str, Any]) -> Iterator[Notice]:
-    masks = sample.get("gpu", {}).get("throttle", [])
-    heat = sample.get("gpu", {}).get("celsius", [])
-    clocks = sample.get("gpu", {}).get("mhz", [])
-    for cause, bits, reason, fix in (
-        ("gpu_too_hot", TOO_HOT, "too hot", "look at its fans and at the air"),
-        ("gpu_power_brake", POWER_BRAKE, "its power supply asks for it", "look at the power"),
-        ("gpu_slowed", SLOWED, "its hardware asks for it", "nvidia-smi -q -d PERFORMANCE"),
-    ):
-        slow = [at for at, mask in enumerate(masks) if mask and int(mask) & bits]
-        # The hardware's slowdown is also set beside what causes it.
-        if cause == "gpu_slowed":
-            slow = [at for at in slow if not int(masks[at]) & (TOO_HOT | POWER_BRAKE)]
-        if slow:
-            each = (f"GPU {at}{state(at, (heat, ' C'), (clocks, ' MHz'))}" for at in slow)
-            yield Notice(cause, f"{', '.join(each)}: slowed down, {reason}", fix)
+    gpus = sample.get("gpu", {})
+    slow = [at for at, mask in enumerate(gpus.get("throttle", [])) if mask and int(mask) & SLOWED]
+    heat, clocks = gpus.get("celsius", []), gpus.get("mhz", [])
+    if slow:
+        each = (f"GPU {at}{state(at, (heat, ' C'), (clocks, ' MHz'))}" for at in slow)
+        words = f"{', '.join(each)}: slowed down by heat or by its power supply"
+        yield Notice("gpu_slowed", words, "nvidia-smi -q -d PERFORMANCE")
 
 
 def state(at: int, *columns: tuple[list[Any], str]) -> str:

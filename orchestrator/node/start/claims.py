@@ -6,7 +6,6 @@ import contextlib
 import os
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server.visit import Refusal, RoomState, Visit
@@ -25,9 +24,6 @@ from orchestrator.protocol.requests.claims import (
 )
 from orchestrator.protocol.requests.start import Claimed, Page, ReadBook
 from orchestrator.protocol.spec import Spec
-
-if TYPE_CHECKING:
-    from orchestrator.node.machine.checkup import Output
 
 LOOK_SECONDS = 0.05  # between two looks at what others hold
 LOCK_SECONDS = 0.01  # between two looks whether something has become free, which cost 2 us each
@@ -230,13 +226,6 @@ def wanted(wish: Wish) -> tuple[list[Device], int, str]:
     return some, count, words if count > there else ""
 
 
-def told_by(words: Sequence[str]) -> Output:
-    """Ask a tool of the driver."""
-    from orchestrator.node.machine.checkup import Command, together  # not for every launch
-
-    return together({"tool": Command(list(words), TOOL_SECONDS)})["tool"]
-
-
 def users_of(some: Sequence[Device]) -> tuple[dict[str, Taken], str]:
     """Return who computes on which of these GPUs, and why that is not known."""
     if not any(one.vendor == "nvidia" for one in some):
@@ -245,10 +234,10 @@ def users_of(some: Sequence[Device]) -> tuple[dict[str, Taken], str]:
     from orchestrator.node.machine.gpus import nvidia
     from orchestrator.node.machine.load import owner
 
-    output = told_by(nvidia.query("compute-apps", nvidia.APP_FIELDS))
+    holders, problem = nvidia.computing(TOOL_SECONDS)
     by_uuid = {one.uuid: one for one in some if one.uuid}
     found: dict[str, Taken] = {}
-    for holder in nvidia.processes(output.out):
+    for holder in holders:
         device = by_uuid.get(holder.gpu)
         program = os.path.basename(holder.name)
         if device is None or program in SHARED_BY_ALL:
@@ -261,7 +250,7 @@ def users_of(some: Sequence[Device]) -> tuple[dict[str, Taken], str]:
             program=printable(program),
             pid=holder.pid,
         )
-    return found, output.problem
+    return found, problem
 
 
 def waiting(entries: Sequence[Entry], left: int) -> tuple[Taken, ...]:

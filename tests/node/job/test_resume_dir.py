@@ -61,27 +61,25 @@ def listed(place: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("squat", "why"),
+    "squat",
     [
         pytest.param(
             by_another,
-            "belongs to nobody",
             marks=pytest.mark.skipif(os.geteuid() != 0, reason="giving away needs root"),
         ),
-        (linked, "is not a directory"),
-        (os.mkfifo, "is not a directory"),
-        (Path.touch, "is not a directory"),
-        (listed, "is open to others (mode 0755)"),
+        linked,
+        os.mkfifo,
+        Path.touch,
+        listed,
     ],
 )
 def test_a_name_that_somebody_else_took_is_not_used(
-    squat: Callable[[Path], object], why: str, memory: Path
+    squat: Callable[[Path], object], memory: Path
 ) -> None:
     run = run_of("e-abc", None)
-    assert resume_dir.refused() == ""
     squat(Path(resume_dir.root()))
     path = resume_dir.make(run)
-    assert path.startswith(run.path) and resume_dir.refused() == why
+    assert path.startswith(run.path)
     before = sorted(memory.rglob("*"))
     assert resume_dir.remove(run) and not Path(path).exists()
     resume_dir.remove_forgotten(time.time() + 1e6)

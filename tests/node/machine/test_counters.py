@@ -18,13 +18,6 @@ DISKS = """   8  0 sda 1 0 {read} 0 1 0 {written} 0 0 0 0
    8  1 sda1 1 0 {read} 0 1 0 {written} 0 0 0 0
    7  0 loop0 1 0 999 0 1 0 999 0 0 0 0
 """
-SNMP = """Ip: Forwarding DefaultTTL
-Ip: 1 64
-Tcp: RtoAlgorithm OutSegs RetransSegs InErrs
-Tcp: 1 {sent} {again} 0
-Udp: InDatagrams
-Udp: 5
-"""
 MEMORY = "MemTotal: 1000 kB\nMemAvailable: 400 kB\nSwapTotal: 100 kB\nSwapFree: 60 kB\n"
 
 
@@ -36,7 +29,6 @@ def write(root: Path, *, user: int, idle: int, came: int, went: int, sectors: in
         "proc/meminfo": MEMORY,
         "proc/loadavg": "1.5 1 1 1/100 1\n",
         "proc/vmstat": f"nr_free 1\npswpin {sectors}\npswpout 0\n",
-        "proc/net/snmp": SNMP.format(sent=came, again=went),
         "sys/class/infiniband/mlx5_0/ports/1/counters/port_rcv_data": str(came),
         "sys/class/infiniband/mlx5_0/ports/1/counters/port_xmit_data": str(went),
         "sys/block/sda/device/x": "",
@@ -62,8 +54,6 @@ def test_counters_become_shares_and_rates(tmp_path: Path) -> None:
         "swap_per_s": 10 * PAGE,
         "disk_read_per_s": 10 * 512,  # not the partition, and not the loop device
         "disk_write_per_s": 20 * 512,
-        "tcp_sent_per_s": 1000,
-        "tcp_resent_per_s": 0,
         "net": {"eth0": [1000, 0], "mlx5_0/1": [4000, 0]},  # not lo; RDMA counts words
     }
 

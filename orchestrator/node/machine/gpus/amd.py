@@ -1,10 +1,9 @@
-"""Reads what amdgpu's files and rocm-smi tell of AMD GPUs. A missing value is None."""
+"""Reads what amdgpu's files tell of AMD GPUs; a missing value is None. No tool is needed."""
 
 from __future__ import annotations
 
-import json
 import re
-from typing import Any, Union
+from typing import Union
 
 from orchestrator.node.machine import sysfs
 from orchestrator.protocol.facts import Card, Gpu, Holder
@@ -12,57 +11,30 @@ from orchestrator.protocol.facts import Card, Gpu, Holder
 VENDOR = "0x1002"
 PROCESSES = "/sys/class/kfd/kfd/proc"
 
-ROCM_SMI = [
-    *("rocm-smi", "--showproductname", "--showuniqueid", "--showbus", "--showmeminfo", "vram"),
-    *("--showuse", "--showdriverversion", "--showpids", "--json"),
-]
-NAMES = ("card series", "card model", "device name", "card sku", "gfx version")
-
 Number = Union[int, float, None]  # noqa: UP007  Python 3.9
 
 
-def gpus(text: str) -> list[Gpu]:
-    """Read rocm-smi's JSON, whose keys change their letters' case between versions."""
-    cards: dict[int, Gpu] = {}
-    for key, values in document(text).items():
-        match = re.fullmatch(r"card(\d{1,6})", str(key))
-        if not match or not isinstance(values, dict):
-            continue
-        fields = {str(name).lower(): text_of(value) for name, value in values.items()}
-        names = [fields[name] for name in NAMES if fields.get(name)]
-        cards[int(match.group(1))] = Gpu(
-            vendor="amd",
-            index=int(match.group(1)),
-            uuid=fields.get("unique id", ""),
-            model=next((name for name in names if not name.startswith("0x")), ""),
-            pci=fields.get("pci bus", "").lower(),
-            memory=number(fields.get("vram total memory (b)", "")),
-            used=number(fields.get("vram total used memory (b)", "")),
-            busy=number(fields.get("gpu use (%)", "")),
+def gpus(root: str = "") -> list[Gpu]:
+    """Return the cards with what they do now."""
+    driver = sysfs.text(f"{root}/sys/module/amdgpu/version")
+    return [
+        Gpu(
+            index=index,
+            driver=driver,
+            busy=sysfs.number(f"{device}/gpu_busy_percent"),
+            ecc_errors=ecc_errors(card.pci, root),
+            **vars(card),
         )
-    return [cards[index] for index in sorted(cards)]
+        for index, (device, card) in enumerate(zip(devices(root), cards(root)))  # noqa: B905
+    ]
 
 
-def driver(text: str) -> str:
-    system = document(text).get("system")
-    values = system.items() if isinstance(system, dict) else ()
-    return next((text_of(v) for k, v in values if str(k).lower() == "driver version"), "")
-
-
-def processes(text: str) -> list[Holder]:
-    """Read `"PID4711": "python3, 1, 18165104640, 0, unknown"`: name, GPUs, bytes, ..."""
-    system = document(text).get("system")
-    holders = []
-    for key, value in system.items() if isinstance(system, dict) else ():
-        match = re.fullmatch(r"PID(\d{1,10})", str(key))
-        if not match:
-            continue
-        parts = [part.strip() for part in text_of(value).rsplit(",", 4)]
-        used = number(parts[2]) if len(parts) == 5 else None
-        if len(parts) == 5 and parts[1] == "0" and not used:
-            continue  # it has the driver open, and uses no GPU: a monitor, or rocm-smi itself
-        holders.append(Holder(pid=int(match.group(1)), gpu="", used=used, name=parts[0]))
-    return holders
+def processes(root: str = "") -> list[Holder]:
+    """Return who has memory on some card: KFD has a directory for each process."""
+    return [
+        Holder(pid=pid, gpu="", used=used, name=sysfs.text(f"/proc/{pid}/comm"))
+        for pid, used in memory_of_processes(root).items()
+    ]
 
 
 def ecc_errors(pci: str, root: str = "") -> int | None:
@@ -75,28 +47,6 @@ def ecc_errors(pci: str, root: str = "") -> int | None:
         if name.endswith("_err_count") and match
     ]
     return sum(counts) if counts else None
-
-
-def document(text: str) -> dict[str, Any]:
-    """Return the JSON after the warnings that precede it on standard output."""
-    try:
-        value = json.loads(text[text.index("{") :])
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def text_of(value: Any) -> str:
-    text = str(value).strip()
-    return "" if text.upper() in ("N/A", "NONE", "UNKNOWN") else text
-
-
-def number(text: str) -> int | None:
-    match = re.match(r"\d{1,18}", text)
-    return int(match.group()) if match else None
-
-
-# -- from files ------------------------------------------------------------------------------
 
 
 def count(root: str = "") -> int:
@@ -120,7 +70,7 @@ def devices(root: str = "") -> list[str]:
 
 
 def is_driven(device: str) -> bool:
-    """Tell amdgpu's cards from others, and from those that no driver has."""
+    """Return True for a card of AMD that its driver has."""
     memory = sysfs.number(f"{device}/mem_info_vram_total")
     return memory is not None and sysfs.text(f"{device}/vendor") == VENDOR
 

@@ -142,6 +142,14 @@ def processes(text: str) -> list[Holder]:
     ]
 
 
+def computing(seconds: float) -> tuple[list[Holder], str]:
+    """Ask nvidia-smi who computes on which GPU; return why that is not known as well."""
+    from orchestrator.node.machine import tool  # not for the probe
+
+    output = tool.run(tool.Command(query("compute-apps", APP_FIELDS), seconds))
+    return processes(output.out), output.problem
+
+
 def xids(text: str) -> list[Xid]:
     """Return the errors that the driver reported, the last of each number on each GPU."""
     errors: dict[tuple[str, int], Xid] = {}

@@ -1,0 +1,84 @@
+"""Runs tools of the machine (nvidia-smi, git, dmesg), each within a limit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from orchestrator.node.job.ranks.agent_start import PR_SET_PDEATHSIG, prctl
+
+MOST_BYTES = 4 << 20  # of output
+DIES_SECONDS = 1.0  # to end after SIGKILL; a tool that does not is stuck in a driver
+CLEAN = {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
+
+
+class Command(NamedTuple):
+    argv: Sequence[str]
+    seconds: float
+    env: Mapping[str, str] = {}
+
+
+class Output(NamedTuple):
+    """The output of a tool; `problem` is empty if it ended by itself with exit code 0."""
+
+    out: str
+    problem: str
+
+
+def run(command: Command) -> Output:
+    """Run a tool; return what it printed, or why it printed nothing."""
+    name = os.path.basename(command.argv[0])
+    # Files, not pipes: what the tool leaves running could hold a pipe open forever.
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        try:
+            process = subprocess.Popen(
+                command.argv,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env={**os.environ, **CLEAN, **command.env},
+                cwd="/",
+                start_new_session=True,
+                preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509
+            )
+        except FileNotFoundError:
+            return Output("", f"{name} is not installed")
+        except OSError as error:
+            return Output("", f"{name} cannot be run: {error.strerror}")
+        try:
+            code = process.wait(command.seconds)
+        except subprocess.TimeoutExpired:
+            return Output("", kill(process, name, command.seconds))
+        texts = []
+        for file in (out, err):
+            file.seek(0)
+            texts.append(file.read(MOST_BYTES).decode("utf-8", "replace"))
+    if code == 0:
+        return Output(texts[0], "")
+    lines = (texts[1].strip() or texts[0].strip()).splitlines()
+    last = f": {' '.join(lines[:3])[:300]}" if lines else ""
+    return Output(texts[0], f"{name} ended with exit code {code}{last}")
+
+
+def kill(process: subprocess.Popen[bytes], name: str, seconds: float) -> str:
+    """Kill a tool that is late, with its children; return what is wrong with it."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    try:
+        process.wait(DIES_SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"{name} hangs in the kernel: not even SIGKILL ends it"
+    return f"{name} did not end within {seconds:g} s"
+
+
+def run_all(commands: Mapping[str, Command]) -> dict[str, Output]:
+    """Run tools side by side: it takes as long as the slowest."""
+    from concurrent.futures import ThreadPoolExecutor  # not for the sampler
+
+    with ThreadPoolExecutor(max(1, len(commands))) as pool:
+        return dict(zip(commands, pool.map(run, commands.values())))  # noqa: B905  Python 3.9

@@ -1,0 +1,70 @@
+"""Tools that end, fail, hang and leave something behind."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from orchestrator.node.machine import tool
+from orchestrator.node.machine.tool import Command, Output, run_all
+
+
+def run(*argv: str, seconds: float = 20.0, **env: str) -> Output:
+    return tool.run(Command(argv, seconds, env))
+
+
+def test_what_a_command_says() -> None:
+    assert run("sh", "-c", "echo hello $NAME; echo noise >&2", NAME="you") == ("hello you\n", "")
+    assert run("printf", r"\377") == ("\ufffd", "")
+
+
+def test_why_it_failed() -> None:
+    out, problem = run("sh", "-c", "echo some; echo 'no driver' >&2; exit 9")
+    assert (out, problem) == ("some\n", "sh ended with exit code 9: no driver")
+    assert (
+        run("sh", "-c", "echo 'No devices'; exit 6")[1] == "sh ended with exit code 6: No devices"
+    )
+    assert run("no-such-tool-here") == ("", "no-such-tool-here is not installed")
+
+
+def test_a_tool_that_cannot_be_run(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.write_bytes(b"\x7fELF")
+    broken.chmod(0o755)
+    assert run(str(broken))[1] == "broken cannot be run: Exec format error"
+
+
+def test_one_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
+    script = f"sleep 1000 & echo $! > {tmp_path}/child; echo begun; trap '' TERM; sleep 1000"
+    out, problem = run("sh", "-c", script, seconds=0.5)
+    assert (out, problem) == ("", "sh did not end within 0.5 s")
+    child = int((tmp_path / "child").read_text())
+    deadline = time.monotonic() + 10
+    while "Z" not in _state(child):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
+    except OSError:
+        return "Z"
+
+
+def test_what_a_tool_leaves_behind_holds_nothing_up() -> None:
+    """A daemon that a tool starts keeps its output open; nobody waits for that."""
+    assert run("sh", "-c", "sleep 15 & echo done") == ("done\n", "")
+
+
+def test_all_run_side_by_side(tmp_path: Path) -> None:
+    """Each waits for the other, which no order of one after the other could satisfy."""
+    wait = "touch {}; while [ ! -e {} ]; do sleep 0.01; done"
+    one, two = tmp_path / "one", tmp_path / "two"
+    found = run_all(
+        {
+            "a": Command(["sh", "-c", wait.format(one, two)], 20.0),
+            "b": Command(["sh", "-c", wait.format(two, one)], 20.0),
+        }
+    )
+    assert [output.problem for output in found.values()] == ["", ""]
