@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import shutil
@@ -16,6 +15,7 @@ import threading
 from orchestrator.common.hiding import redacted_text
 from orchestrator.node.environments.place import Environments
 from orchestrator.node.job.processes import in_words
+from orchestrator.node.machine import tool
 from orchestrator.node.transfer.code import snapshot
 from orchestrator.node.transfer.code.store import Incomplete, Store
 from orchestrator.protocol.requests.environments import BuildEnvironment, BuildProgress
@@ -23,9 +23,6 @@ from orchestrator.protocol.requests.environments import BuildEnvironment, BuildP
 LAST_LINES = 12
 # What would lead uv or pip elsewhere than to the environment.
 THEIRS = ("PIP_", "UV_", "PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX")
-
-
-NO_ROOM = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
 
 
 class BuildError(Exception):
@@ -67,23 +64,16 @@ class Build:
         try:
             self.here.prepare()
             with open(f"{self.here.path(self.request.key)}.lock", "wb") as lock:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    self.step = "waits for another bootstrap"
-                    fcntl.flock(lock, fcntl.LOCK_EX)
+                self.step = "waits for another bootstrap"
+                fcntl.flock(lock, fcntl.LOCK_EX)
                 self.lock = lock.fileno()
                 if self.here.packages(self.request.key) is None:
                     self._make()
             self.here.link_all(self.request.name, self.request.key)
-        except BuildError as error:
-            self.problem = str(error)
         except Incomplete:
             self.problem = "the wheels did not arrive whole: type the command again"
-        except OSError as error:
+        except (BuildError, OSError, ValueError) as error:
             self.problem = in_words(error)
-        except ValueError as error:
-            self.problem = str(error)
 
     def _make(self) -> None:
         key = self.request.key
@@ -131,15 +121,8 @@ class Build:
             self._call([*pip, "install", "--no-cache-dir", *what])
 
     def _runs(self, uv: str) -> bool:
-        """Tell whether uv is there, for this processor and libc."""
-        try:
-            done = subprocess.run(
-                [uv, "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=20,
-                check=False,
-            )  # fmt: skip
-        except (OSError, subprocess.TimeoutExpired):
-            return False
-        return done.returncode == 0
+        """Return True if uv is there, for this processor and libc."""
+        return not tool.run(tool.Command([uv, "--version"], 20.0)).problem
 
     def _call(self, words: list[str]) -> None:
         if self.over:
@@ -161,15 +144,5 @@ class Build:
         if code:
             program = os.path.basename(words[0])
             how = "failed:" if code > 0 else f"was ended from outside, by signal {-code}"
-            full = next((reason for reason in NO_ROOM if any(reason in line for line in said)), "")
-            if full:
-                raise BuildError(no_room(self.here.root, full))
             text = redacted_text("\n".join(said[-LAST_LINES:]))
             raise BuildError(f"{program} {how}\n{text}".rstrip())
-
-
-def no_room(root: str, reason: str) -> str:
-    return (
-        f"{root} takes no more files ({reason}): make room there (`df -h` and `df -i` show whether"
-        " bytes or inodes are missing), or name a directory on another disk with --into"
-    )

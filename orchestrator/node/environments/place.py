@@ -1,13 +1,13 @@
 """The environments of this node: where they are, what is in them, and whether they are whole.
 
 An environment is made where it stays, because its scripts hold its path; it counts once its file
-`ready.json` is written, and whoever finds none there begins anew. Links with names lead to it.
+`ready` is written; without it the next bootstrap makes it from the beginning. Links with names lead to it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import glob
 import os
 import re
 import shutil
@@ -21,7 +21,7 @@ from orchestrator.protocol.events import Ended
 KEY = re.compile(r"[0-9a-f]{16}")
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,60}")
 NEWEST = "newest"
-READY = "ready.json"
+READY = "ready"
 INSTALLED = re.compile(r"(.+?)-([^-]+)\.dist-info")
 
 
@@ -40,11 +40,6 @@ class Environments:
             raise ValueError(
                 f"{path} {problem}, who could replace the programs of {self.root}: name another"
                 " directory with --into"
-            )
-        if os.statvfs(self.root).f_flag & os.ST_NOEXEC:
-            raise ValueError(
-                f"{self.root} is on a disk mounted noexec, from which no library can be loaded:"
-                " name another directory with --into"
             )
 
     def path(self, key: str) -> str:
@@ -69,25 +64,19 @@ class Environments:
             self.link(each, key)
 
     def packages(self, key: str) -> dict[str, str] | None:
-        """Return what is installed; None where the environment is not whole, or was changed."""
+        """Return what is installed now; None where the environment is not whole."""
         path = self.path(key)
-        try:
-            with files.open_plain(os.path.join(path, READY)) as file:
-                noted = json.loads(file.read())
-            if noted["measure"] == measure(path) and os.access(f"{path}/bin/python", os.X_OK):
-                return dict(noted["packages"])
-        except (OSError, ValueError, KeyError, TypeError):
-            pass
-        return None
+        whole = os.path.exists(os.path.join(path, READY)) and os.access(
+            f"{path}/bin/python", os.X_OK
+        )
+        return installed(path) if whole else None
 
     def seal(self, key: str) -> None:
-        """Note that an environment is whole, and what is in it."""
-        path = self.path(key)
-        noted = {"packages": installed(path), "measure": measure(path)}
-        files.replace(os.path.join(path, READY), json.dumps(noted))
+        """Note that an environment is whole."""
+        files.replace(os.path.join(self.path(key), READY), "")
 
     def discard(self, key: str) -> None:
-        """Remove what an interrupted bootstrap left, or what somebody changed."""
+        """Remove what an interrupted bootstrap left."""
         path = self.path(key)
         if os.path.lexists(path):
             self._remove(key)
@@ -147,35 +136,11 @@ def pythons_of_jobs() -> list[str]:
     return pythons
 
 
-def site_packages(path: str) -> str:
-    """Return the directory of an environment that packages are in."""
-    library = os.path.join(path, "lib")
-    for name in sorted(os.listdir(library)):
-        if name.startswith("python"):
-            return os.path.join(library, name, "site-packages")
-    raise ValueError(f"{path} has no site-packages")
-
-
 def installed(path: str) -> dict[str, str]:
     """Return name -> version of all packages, by the directories that installers leave."""
     found = {}
-    for name in os.listdir(site_packages(path)):
-        match = INSTALLED.fullmatch(name)
+    for place in glob.glob(f"{glob.escape(path)}/lib/python*/site-packages/*.dist-info"):
+        match = INSTALLED.fullmatch(os.path.basename(place))
         if match:
             found[re.sub(r"[-_.]+", "-", match[1]).lower()] = match[2]
     return dict(sorted(found.items()))
-
-
-def measure(path: str) -> list[int]:
-    """Count files and bytes: what somebody installs, removes or edits later changes these."""
-    count = size = 0
-    directories = [site_packages(path)]
-    while directories:  # os.walk() and lstat() take twice as long: 0.2 s for torch
-        with contextlib.suppress(OSError), os.scandir(directories.pop()) as entries:
-            for entry in entries:
-                if not entry.is_dir():
-                    size += entry.stat(follow_symlinks=False).st_size
-                    count += 1
-                elif not entry.is_symlink() and entry.name != "__pycache__":
-                    directories.append(entry.path)
-    return [count, size]

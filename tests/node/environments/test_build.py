@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import subprocess
@@ -49,20 +48,3 @@ def test_what_a_killed_server_left_at_work_is_waited_for(
     (tmp_path / "may_end").write_text("now\n")
     build.thread.join(30.0)
     assert made == [KEY]
-
-
-def test_a_disk_that_takes_no_more_files_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What uv says of it is eight lines long, of which one names the reason."""
-    tmp_path.chmod(0o700)
-    root = str(tmp_path / "environments")
-    for error in (errno.ENOSPC, errno.EDQUOT):
-        said = (
-            f"echo Resolved; echo 'cause: write: {os.strerror(error)} (os error {error})'; exit 2"
-        )
-        monkeypatch.setattr(Build, "_make", lambda build, s=said: build._call(["sh", "-c", s]))
-        build = Build(BuildEnvironment(key=KEY, tree="", root=root, name=""))
-        build.thread.join(30.0)
-        assert build.problem.startswith(f"{root} takes no more files ({os.strerror(error)}): ")
-        assert "--into" in build.problem and "Resolved" not in build.problem
