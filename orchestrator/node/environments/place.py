@@ -1,7 +1,8 @@
 """The environments of this node: where they are, what is in them, and whether they are whole.
 
 An environment is made where it stays, because its scripts hold its path; it counts once its file
-`ready` is written; without it the next bootstrap makes it from the beginning. Links with names lead to it.
+`ready` is written; without it the next bootstrap makes it from the beginning. Links with names lead
+to it.
 """
 
 from __future__ import annotations
