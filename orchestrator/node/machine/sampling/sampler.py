@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 from orchestrator.common import files
 from orchestrator.common.text import size
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.machine import counters as machine
 from orchestrator.node.machine.disks import Disks, paths_of
 from orchestrator.node.machine.gpus.sampling import Gpus
+from orchestrator.node.machine.sampling import counters as machine
 from orchestrator.protocol.spec import Spec
 
 SECONDS = 5.0  # between two samples

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from orchestrator.node.machine import counters as machine
-from orchestrator.node.machine.counters import PAGE, Machine, rates
+from orchestrator.node.machine.sampling import counters as machine
+from orchestrator.node.machine.sampling.counters import PAGE, Machine, rates
 from tests.node.running import wait_until
 
 STAT = "cpu  {user} 0 50 {idle} 10 0 0 0 0 0\ncpu0 1 2 3 4 5 6 7 8 9 10\nintr 1 2 3\n"

@@ -15,10 +15,10 @@ import pytest
 from orchestrator.node.job import processes
 from orchestrator.node.job.part.sampling import SamplerProcess
 from orchestrator.node.job.processes import Process
-from orchestrator.node.machine import sampler
 from orchestrator.node.machine.disks import AskedPath as Look
 from orchestrator.node.machine.disks import Disks
-from orchestrator.node.machine.sampler import IN_A_ROW, Causes, Sampler
+from orchestrator.node.machine.sampling import sampler
+from orchestrator.node.machine.sampling.sampler import IN_A_ROW, Causes, Sampler
 from orchestrator.records.metrics import samples
 from tests.node.running import Job, alive, bare_spec, script, wait_until
 
