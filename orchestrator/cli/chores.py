@@ -257,7 +257,6 @@ def doctor_command(quick: bool, hints: bool, **params: Any) -> int:
     default="",
     help="The nodes' directory of environments. [default: ~/.orchestrator/environments]",
 )
-@click.option("--from-index", is_flag=True, help="Each node downloads by itself, from the index.")
 @click.option(
     "--find-links",
     multiple=True,
@@ -272,7 +271,6 @@ def bootstrap_command(
     words: tuple[str, ...],
     name: str,
     into: str,
-    from_index: bool,
     find_links: tuple[str, ...],
     no_index: bool,
     prune: bool,
@@ -286,7 +284,7 @@ def bootstrap_command(
     """
     from orchestrator.head.environments import command
 
-    asked = command.Asked(words, into, name, find_links, not no_index, from_index, prune)
+    asked = command.Asked(words, into, name, find_links, not no_index, prune)
     return command.bootstrap(arguments_from(params), asked)
 
 

@@ -57,6 +57,7 @@ GONE_OPTIONS = {
     "--after-any": "--after EXP waits for a job that ended well",
     "--grow-every": "a job takes back its nodes at its next attempt (--max-restarts)",
     "--sdc": "leave it out: NVIDIA's dcgmi diag, or AMD's rvs, tests devices",
+    "--from-index": "leave it out: the wheels are downloaded once, here",
     "--fresh": "end what waits first: orchestrator nodes --warm off",
     "--launcher": "--nodes-from slurm, or --start-with accelerate",
     "--no-activate": "--activate none",

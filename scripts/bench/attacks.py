@@ -16,7 +16,6 @@ import hashlib
 import http.server
 import json
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -33,7 +32,6 @@ from typing import NamedTuple
 
 from ground import Cluster, machine, require_root, table
 
-from orchestrator.head.environments import requirements, wheels
 from orchestrator.head.screen.log_reader import LogFile, LogReader
 from tests.head.environments.test_requirements import wheel
 from tests.launching import BIN, Command, Head
@@ -550,11 +548,6 @@ def packages_of_enemies(ground: Ground) -> Answer:
         wheel(links, "mine", "1.0")
         (whole,) = (path.read_bytes() for path in links.iterdir())
         config = head.directory / "pip.conf"
-        usual = requirements.read(("mine",), (), index=True)
-        program = wheels.uv_for(platform.machine(), "glibc", usual)
-        if program is None:
-            return Answer(False, "uv cannot be downloaded")
-        uv = program.parent
         cases: dict[str, tuple[dict[str, object], dict[str, str], int, str]] = {
             "with a password": ({}, {}, 0, "1 package"),
             "half a wheel": ({"share": 0.5}, {}, 3, "."),
@@ -562,7 +555,7 @@ def packages_of_enemies(ground: Ground) -> Answer:
             "a source": ({"name": "mine-1.0.tar.gz"}, {}, 3, "wheel"),
             "hangs": (
                 {"hangs": True},
-                {"PIP_DEFAULT_TIMEOUT": "5", "PIP_RETRIES": "0", "UV_HTTP_TIMEOUT": "5"},
+                {"PIP_DEFAULT_TIMEOUT": "5", "PIP_RETRIES": "0"},
                 3,
                 "reach|time",
             ),
@@ -570,7 +563,6 @@ def packages_of_enemies(ground: Ground) -> Answer:
         }
         for title, (how, more, expected, words) in cases.items():
             cache = head.directory / f"cache of {title}"
-            shutil.copytree(uv, cache / uv.relative_to(uv.parents[3]))
             with index_of({"wheel": whole, **how}) as url:
                 config.write_text(HOSTILE.format(index=url, links=links))
                 settings = {"PIP_INDEX_URL": url, "PIP_EXTRA_INDEX_URL": "", "PIP_FIND_LINKS": ""}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
@@ -11,7 +10,7 @@ from orchestrator.common.errors import EXIT_CHECK, EXIT_DONE, EXIT_NODE, UsageEr
 from orchestrator.common.text import plural, size
 from orchestrator.config.launch import Launch, LaunchArguments
 from orchestrator.head.connect import fleet
-from orchestrator.head.environments import build, requirements, wheels
+from orchestrator.head.environments import build, requirements
 from orchestrator.head.environments.build import Outcome, Wanted
 from orchestrator.head.nodes import environment
 from orchestrator.head.nodes.facts import by_value
@@ -36,7 +35,6 @@ class Asked:
     name: str = ""
     find_links: tuple[str, ...] = ()
     index: bool = True
-    from_index: bool = False
     prune: bool = False
 
 
@@ -57,17 +55,15 @@ def bootstrap(arguments: LaunchArguments, asked: Asked) -> int:
             remember(nodes, made)
         outcomes = [*made, *outcomes]
     freed = pruned(nodes, asked.into) if asked.prune else 0
-    freed_here = wheels.prune(time.time()) if asked.prune else 0
     differ = build.differences(outcomes)
     if output.as_json():
         data = {"nodes": [asdict(o) for o in outcomes], "differences": differ}
-        data |= {"freed": freed, "freed_here": freed_here}
+        data |= {"freed": freed}
         write_out(json.dumps(data, indent=1))
     else:
         show(outcomes, differ, asked)
         if asked.prune:
             say(f"removed old environments: {size(freed)}")
-            say(f"removed downloads that were not used for a month, here: {size(freed_here)}")
     if any(outcome.lost for outcome in outcomes):
         return EXIT_NODE
     return EXIT_CHECK if differ or any(outcome.problem for outcome in outcomes) else EXIT_DONE
@@ -75,9 +71,6 @@ def bootstrap(arguments: LaunchArguments, asked: Asked) -> int:
 
 def wanted_of(asked: Asked) -> Wanted:
     sources = requirements.read(asked.words, asked.find_links, index=asked.index)
-    sources = replace(wheels.constrained(sources), from_index=asked.from_index)
-    if asked.from_index and not asked.index:
-        raise UsageError("--from-index and --no-index contradict each other")
     return Wanted(sources, asked.into, asked.name)
 
 
