@@ -17,7 +17,7 @@ from orchestrator.common.text import duration, plural
 from orchestrator.config.launch import View, Where
 from orchestrator.head.background.process import Background, Hears, Pipe
 from orchestrator.head.follow import verdict
-from orchestrator.head.follow.notify.notifier import notifier_of
+from orchestrator.head.follow.notify import notifier_of
 from orchestrator.head.follow.run import Run
 from orchestrator.head.follow.streams.node_logs import log_files
 from orchestrator.head.schedulers.backend import backend_of

@@ -16,7 +16,7 @@ from orchestrator.config import load
 from orchestrator.config.launch import LaunchArguments, Origin, Where
 from orchestrator.config.schema import Config
 from orchestrator.head.commands import launch
-from orchestrator.head.follow.notify import command as notify_command
+from orchestrator.head.follow import notify
 from orchestrator.head.start import launch as starting
 from orchestrator.head.start.request import resolve
 from orchestrator.head.transfer.code import archive
@@ -176,7 +176,7 @@ def notified(experiment: Experiment, again: Again) -> dict[str, Any]:
     """Return the experiment's --notify commands: its config has their programs alone."""
     if any(word.startswith("launch.notify=") for word in again.overrides):
         return {}
-    return {"notify": notify_command.kept(experiment)}
+    return {"notify": notify.kept(experiment)}
 
 
 @contextlib.contextmanager

@@ -19,7 +19,6 @@ from orchestrator.head.follow.streams.news import (
     DiskFull,
     Failed,
     Happened,
-    LossLost,
     Lost,
     News,
     Over,
@@ -51,7 +50,6 @@ class Reports:
     def __init__(self, job: FollowedJob, *, has_other_heads: bool = False) -> None:
         self.job, self.has_other_heads = job, has_other_heads
         self.nodes = {state.record.index: state for state in job.nodes}
-        self.loss_lost_at: int | None = None  # the earliest step that was said
         self.code_outputs: dict[int, CodeOutputs] = {}  # node -> what was written beside the code
         self.own_disks = False  # a node has outputs of its own, which came home
 
@@ -90,16 +88,6 @@ class Reports:
         if news.receipt is not None:
             of = {"node": node.record.name, "job": self.job.record.job}
             self.not_ended(Receipt(**{**vars(news.receipt), **of}))
-
-    @take.register(LossLost)
-    def _(self, news: LossLost, node: NodeState) -> None:
-        """Say that a program goes on without a loss: the earliest rank of which that is known."""
-        if self.loss_lost_at is None or news.step < self.loss_lost_at:
-            self.loss_lost_at = news.step
-            self.job.warn(
-                f"rank {news.rank} on {node.who} prints a loss that is NaN or infinite, from step"
-                f" {news.step} on; the job continues: `orchestrator stop` ends it"
-            )
 
     @take.register(Wrote)
     def _(self, news: Wrote, node: NodeState) -> None:

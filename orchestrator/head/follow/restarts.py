@@ -48,9 +48,7 @@ SNAPSHOT = re.compile(r"/\S*?/code/snapshots/[^/\s]+/")
 MOST_FAILURES = 3  # a node that verdicts named so often gives its place to a spare
 MOST_WORDS = 150  # of the reason why an attempt could not be started
 MOST_IDLE = 3  # attempts in a row without progress
-ALIVE_SECONDS = 120.0  # an attempt whose steps are unknown has got somewhere when it ran so long,
-YOUNG_SECONDS = 900.0  # but not if the one before met the same at the same age, before this one:
-SAME_AGE = 0.1  # by so much of it the two may differ; it takes as long to load each time
+ALIVE_SECONDS = 120.0  # An attempt of unknown steps that ran so long has got somewhere.
 
 
 @dataclass(frozen=True)
@@ -218,22 +216,9 @@ def without_progress(attempts: Sequence[Attempt]) -> list[Attempt]:
         earlier = attempts[:number]
         before = max((one.step or 0 for one in earlier), default=0)
         moved = attempt.alive >= ALIVE_SECONDS if attempt.step is None else attempt.step > before
-        if moved and number and ended_alike(attempts[number - 1], attempt):
-            moved, idle = False, idle or [attempts[number - 1]]
         # What a program prints shows that it got further, and never that it did not: its steps may
         # begin again in each epoch.
         printed = max((one.printed or 0 for one in earlier), default=0)
         moved = moved or (attempt.step is None and (attempt.printed or 0) > printed)
         idle = [] if moved else [*idle, attempt]
     return idle
-
-
-def ended_alike(before: Attempt, attempt: Attempt) -> bool:
-    """Return True if two attempts of unknown steps met the same failure at the same young age.
-
-    A program that loads for minutes and then always fails has got nowhere, however long it ran.
-    """
-    unknown = before.step is None and attempt.step is None
-    ages = sorted((before.alive, attempt.alive))
-    near = ages[1] < YOUNG_SECONDS and ages[1] - ages[0] <= SAME_AGE * ages[1]
-    return unknown and near and is_same(before, attempt)

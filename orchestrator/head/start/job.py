@@ -19,7 +19,7 @@ from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import for_now
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.monitors.job_line import JobLine
-from orchestrator.head.follow.notify.notifier import Notifier
+from orchestrator.head.follow.notify import Notifier
 from orchestrator.head.follow.run import Backend, Run
 from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.streams.node_logs import log_files, open_logs

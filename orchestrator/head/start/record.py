@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shlex
 import sys
@@ -18,7 +19,6 @@ from orchestrator.common.errors import OrchestratorError, StoppedEarly, UsageErr
 from orchestrator.common.version import __version__
 from orchestrator.config import load
 from orchestrator.head.connect.channel import NodeChannel
-from orchestrator.head.follow.notify import command as notify_command
 from orchestrator.head.follow.streams.node_logs import NodeLogs
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.plan import redact
@@ -35,7 +35,7 @@ from orchestrator.head.transfer.code.scan import MEGABYTE
 from orchestrator.head.transfer.tree import Tree
 from orchestrator.protocol import message
 from orchestrator.records import experiment
-from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
+from orchestrator.records.experiment import NOTIFY, Experiment, JobRecord, NodeRecord
 
 TREE_SECONDS = 1.0  # for what is still being read when the job has started
 
@@ -104,7 +104,8 @@ def record_job(prepared: Prepared) -> JobRecord:
     experiment.lock()
     record = prepared.nodes.source.mark(first_record(prepared))
     try:
-        notify_command.keep(experiment, prepared.request.notify)
+        if prepared.request.notify:
+            experiment.write(NOTIFY, json.dumps(prepared.request.notify))
         experiment.write_signed(record)
     except OSError as error:
         experiment.discard()
@@ -117,7 +118,7 @@ def record_job(prepared: Prepared) -> JobRecord:
 
 def record_failure(place: Experiment, record: JobRecord, error: OrchestratorError) -> None:
     """Record that the job could not be started, or was stopped before it had."""
-    from orchestrator.head.follow.notify.notifier import notifier_of  # most starts go well
+    from orchestrator.head.follow.notify import notifier_of  # most starts go well
 
     failed = not_started(record, error)
     with contextlib.suppress(OSError):  # a full disk must not hide why it did not start

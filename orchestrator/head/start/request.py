@@ -22,7 +22,7 @@ from orchestrator.config.launch import (
     Where,
 )
 from orchestrator.config.schema import Config
-from orchestrator.head.follow.notify import command as notify_command
+from orchestrator.head.follow import notify as notifying
 from orchestrator.head.nodes import environment
 from orchestrator.head.plan import accelerate, other_launchers
 from orchestrator.head.plan.accelerate import Accelerate
@@ -64,7 +64,7 @@ class Request:
         env = self.config.env.items()
         of_config = [value for name, value in env if hiding.is_secret(name, value)]
         of_options = [setting.value for setting in self.env if setting.secret]
-        return hiding.parts([*of_options, *of_config, *notify_command.secrets(self.notify)])
+        return hiding.parts([*of_options, *of_config, *notifying.secrets(self.notify)])
 
 
 def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) -> Request:
@@ -90,8 +90,8 @@ def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) ->
     if launch.hook is None and DEFAULT_HOOK.is_file():
         launch = replace(launch, hook=str(DEFAULT_HOOK))
     label.check(launch)
-    notify = notify_command.checked(launch.notify)
-    launch = replace(launch, notify=tuple(map(notify_command.shown, notify)))
+    notify = notifying.checked(launch.notify)
+    launch = replace(launch, notify=tuple(map(notifying.shown, notify)))
     return Request(
         where=arguments.where,
         config=replace(config, launch=launch),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 # What a program prints is not trusted: none of these may look at a long line again and again.
@@ -296,11 +296,6 @@ class StepReader:
         if place is None or not (chosen or evaluated):
             return {}
         return described(line, place, chosen, evaluated)
-
-    def at_new_lines(self) -> StepReader:
-        """Return a reader that knows how the program counts, and not where it is."""
-        epochs = replace(self.epochs, epoch=None, last=None)
-        return StepReader(epochs=epochs, iterations=self.iterations)
 
     def end_of_epoch(self, line: str) -> Place | None:
         """Return the place of what a line says of a whole epoch."""

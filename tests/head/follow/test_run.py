@@ -18,7 +18,7 @@ from orchestrator.config.launch import Launch
 from orchestrator.head.follow import followed_job
 from orchestrator.head.follow.job_end import Outcome
 from orchestrator.head.follow.run import Run
-from orchestrator.head.follow.streams.news import Answer, Happened, LossLost, Lost, Over
+from orchestrator.head.follow.streams.news import Answer, Happened, Lost, Over
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.schedulers.backend import backend_of
 from orchestrator.head.screen.keyboard import Keys
@@ -155,20 +155,6 @@ def test_a_log_that_lacks_its_end_is_named(tmp_path: Path) -> None:
         run.reports.handle(Happened(0, event))
     (said,) = said_by(run)
     assert said.startswith("orchestrator: node 0 (n1): the last 90 MB of output are in no log")
-
-
-def test_a_printed_loss_that_is_lost_is_said_for_the_rank_where_it_began(tmp_path: Path) -> None:
-    """The logs of two nodes are read at times of their own; all ranks have it a step later."""
-    directory = experiments.create(tmp_path, "run")
-    nodes = [NodeRecord(i, f"n{i}", "n", None, None, "10.0.0.1", "py", i, 1) for i in range(2)]
-    run = run_of(directory, replace(job(directory), nodes=nodes))
-    for node, step in ((0, 50), (0, 51), (1, 49), (0, 49)):
-        run.reports.handle(LossLost(node, rank=node, step=step))
-    words = "prints a loss that is NaN or infinite, from step"
-    assert [said.partition(";")[0] for said in said_by(run)] == [
-        f"orchestrator: rank 0 on node 0 (n0) {words} 50 on",
-        f"orchestrator: rank 1 on node 1 (n1) {words} 49 on",
-    ]
 
 
 @pytest.mark.parametrize("failure_first", [True, False])

@@ -16,7 +16,6 @@ from orchestrator.head.follow.verdict import Failure
 from orchestrator.protocol.requests.follow import AskStuck, RankStacks
 from orchestrator.records.experiment import Experiment
 
-FIRST_WORD_SECONDS = 60.0  # without progress; where that is at most half of what counts as a hang
 STOOD_STILL = 1.0  # between two looks, which come ten times a second
 
 
@@ -25,7 +24,6 @@ class HangMonitor(Watcher[Failure]):
 
     A program that reports no steps and keeps its processors busy may be waiting all the same (NCCL
     spins). After such a silence its ranks are asked too, and the age of a collective decides.
-    Of a first minute in which nothing moves, one line is said, and nothing follows.
     """
 
     def __init__(self, timeout: float, experiment: Experiment, job: str, say: Say) -> None:
@@ -42,7 +40,6 @@ class HangMonitor(Watcher[Failure]):
         return super().check(followers)
 
     def watch(self) -> Generator[float, None, Failure]:
-        first_said = self.timeout < 2 * FIRST_WORD_SECONDS
         while True:
             silent = min((f.silent for f in self.followers), default=0.0)
             known = min(silent, time.monotonic() - self.settled_at)
@@ -51,11 +48,6 @@ class HangMonitor(Watcher[Failure]):
                 self.settled_at = time.monotonic()
                 if failure := self.failure():
                     return failure
-            elif not first_said and min(known, self.idle) > FIRST_WORD_SECONDS:
-                yield from self.ask_and_hear(self.question)
-                if self.idle > FIRST_WORD_SECONDS:  # still
-                    first_said = True
-                    self._say_first()
             yield 0.0
 
     @property
@@ -94,14 +86,6 @@ class HangMonitor(Watcher[Failure]):
             return found
         names = {f.node.index: f.node.name for f in self.followers}
         return replace(found, node=who.node, node_name=names[who.node], rank=who.rank)
-
-    def _say_first(self) -> None:
-        _, who, reading = self.heard()
-        whose = f"rank {who.rank}: " if who else ""
-        self.say(
-            f"nothing was printed and nothing moves for {self.idle:.0f} s: {whose}{reading}; after"
-            f" {self.timeout:.0f} s (--hang-timeout) that is a hang"
-        )
 
     def _keep(self, ranks: Sequence[tuple[StuckRank, RankStacks]]) -> None:
         directory = self.experiment.path / "hang"

@@ -32,7 +32,6 @@ from orchestrator.head.follow.streams.news import (
     Failed,
     Grew,
     Happened,
-    LossLost,
     Lost,
     News,
     Over,
@@ -197,7 +196,7 @@ class NodeFollower:
             self._stream(self.channel)
             if not self.ended:
                 self._sweep(self.channel)
-            self._check_printed(last=True)
+            self.printed.check(self.clock.offset, last=True)
             self._bring_outputs(self.channel)
             self.over = True
             log.info("%s: its part is over, and all files are here", self.node.name)
@@ -225,12 +224,6 @@ class NodeFollower:
             )  # we may have slept
             self.closing.wait(wait)
             return False
-
-    def _check_printed(self, *, last: bool = False) -> None:
-        before = self.printed.lost
-        self.printed.check(self.clock.offset, last=last)
-        if self.printed.lost is not None and before is None:
-            self.post(LossLost(self.node.index, *self.printed.lost))
 
     def _bring_outputs(self, channel: NodeChannel) -> None:
         try:
@@ -295,7 +288,7 @@ class NodeFollower:
     def _stream(self, channel: NodeChannel) -> None:
         self.heard_at = time.monotonic()
         while True:
-            self._check_printed()
+            self.printed.check(self.clock.offset)
             self._ask_what_is_due(channel)
             try:
                 kind, size = channel.header(self._due(), SILENCE)

@@ -57,13 +57,6 @@ class Warned(News, kw_only=False):
     receipt: StopReceipt | None = None
 
 
-class LossLost(News, kw_only=False):
-    """A rank prints a loss that is NaN or infinite."""
-
-    rank: int
-    step: int
-
-
 class Wrote(News, kw_only=False):
     """The outputs of a node are here, also those in the snapshot of the code."""
 

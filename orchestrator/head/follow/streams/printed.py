@@ -37,20 +37,8 @@ class Printed:
         self.outputs = experiment / "outputs"
         self.ranks = frozenset(map(str, ranks))
         self.tellers: dict[str, Teller] = {}
-        self.lost: tuple[int, int] | None = None  # rank and step of the first loss that is NaN
-        self.learn(log)
         self.looked = 0.0
         self.due = math.inf  # the next look, where there is more
-
-    def learn(self, log: LogFile) -> None:
-        """Learn how the program counts from its first lines: an epoch 2 alone is ambiguous."""
-        if self.reader.position == 0:
-            return
-        for stream, data in LogReader(log).read(min(MOST_BYTES, self.reader.position)):
-            if stream in self.ranks:
-                list(self.rows_of(stream, data, 0.0))
-        self.tellers = {stream: each.at_new_lines() for stream, each in self.tellers.items()}
-        self.lost = None  # it was reported when those lines were new
 
     def grew(self) -> None:
         self.due = self.looked + LOOK_SECONDS
@@ -77,11 +65,7 @@ class Printed:
             from orchestrator.head.follow.streams.teller import Teller  # 10 ms, once a rank prints
 
             self.tellers[stream] = Teller(int(stream))
-        teller = self.tellers[stream]
-        for row in teller.rows(data, at):
-            if self.lost is None and teller.first_lost is not None:
-                self.lost = teller.rank, teller.first_lost
-            yield row
+        return self.tellers[stream].rows(data, at)
 
     def write(self, rank: int, text: str) -> None:
         """Append to the rank's file; a disk that is full loses no more than the curve."""

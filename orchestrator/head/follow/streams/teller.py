@@ -14,18 +14,13 @@ ENDS = re.compile(rb"[\r\n]+")  # a progress bar begins again with \r
 class Teller:
     """One rank: the line that has no end yet, and where it was."""
 
-    def __init__(self, rank: int, reader: StepReader | None = None) -> None:
+    def __init__(self, rank: int) -> None:
         self.rank = rank
         self.rest = b""
-        self.reader = reader or StepReader()
+        self.reader = StepReader()
         self.first: tuple[float, int] | None = None  # when its first step was seen, and which
         self.written: dict[str, int] = {}  # the last step of each loss in its file
-        self.lost_steps = 0  # whose loss is NaN or infinite,
-        self.first_lost: int | None = None  # and the first of them
-
-    def at_new_lines(self) -> Teller:
-        """Return one that knows how the program counts, and not where it is."""
-        return Teller(self.rank, self.reader.at_new_lines())
+        self.lost_steps = 0  # whose loss is NaN or infinite
 
     def lines(self, data: bytes) -> Iterator[str]:
         *whole, self.rest = ENDS.split(self.rest + data)
@@ -46,7 +41,6 @@ class Teller:
             if "loss" in line and line["loss"] is None:
                 self.lost_steps += 1
                 line["lost_steps"] = self.lost_steps
-                self.first_lost = step if self.first_lost is None else self.first_lost
             self.written |= dict.fromkeys(line.keys() & {"loss", "val_loss"}, step)
             if self.first is None or step < self.first[1]:
                 self.first = (at, step)

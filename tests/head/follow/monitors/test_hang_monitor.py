@@ -82,39 +82,6 @@ def test_time_in_which_the_head_stood_still_is_no_silence(follower: SilentFollow
     assert watch(follower, [*suspended, 7.1]) == [7.1]
 
 
-@pytest.mark.parametrize(
-    ("timeout", "idle_at_most", "said"),
-    [(600.0, 1e9, True), (600.0, 30.0, False), (100.0, 1e9, False), (0.0, 1e9, False)],
-)
-def test_a_first_minute_without_progress_is_one_line_and_no_hang(
-    follower: SilentFollower, timeout: float, idle_at_most: float, said: bool
-) -> None:
-    follower.idle_at_most = idle_at_most
-    lines: list[str] = []
-    monitor = HangMonitor(timeout, Experiment(Path()), "job", lines.append)
-    failures = []
-    asked_at = []
-    for moment in range(1, 2 * 610):
-        follower.clock.now, before = 100.0 + moment / 2, len(follower.requests)
-        failures += [monitor.check([follower])]  # type: ignore[list-item]
-        if len(follower.requests) > before:
-            asked_at.append(moment / 2)
-            sleeps = RankStacks(state="S", stacks=STACKS, collectives="")
-            monitor.answer(0, Stuck(stuck={3: sleeps}, time=follower.clock.now))
-            if moment / 2 > timeout > 0:
-                break
-    assert failures == [None] * len(failures)
-    assert asked_at == [60.5] * said + ([timeout + 0.5] if timeout else [])
-    assert (
-        lines
-        == [
-            "nothing was printed and nothing moves for 61 s: all ranks are at the same place:"
-            " /project/data.py:88 read(); after 600 s (--hang-timeout) that is a hang"
-        ]
-        * said
-    )
-
-
 STACKS = """Current thread 0x00007f0000000000 (most recent call first):
   File "/project/data.py", line 88 in read
   File "/project/train.py", line 5 in <module>

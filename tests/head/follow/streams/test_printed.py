@@ -42,8 +42,6 @@ def test_each_rank_that_tells_its_steps_has_a_file(tmp_path: Path) -> None:
         {"rank": 0, "step": 2, "loss": 0.5},
         {"rank": 0, "step": 3, "loss": None, "lost_steps": 1},
     ]
-    assert reading.lost == (0, 3)
-    assert Printed(log, tmp_path, range(2)).lost is None, "the head before has said so"
     assert lines(tmp_path, 1) == [{"rank": 1, "step": 4, "steps": 8, "loss": 0.25}]
     assert list(trainers.every(tmp_path / "outputs")[1]) == [0, 1]
 
@@ -87,16 +85,6 @@ def test_of_a_log_that_grows_faster_than_it_is_read_the_end_is_read(tmp_path: Pa
     append(log, "0", "step 1 loss 1\n" + "x" * printed.MOST_BYTES + "\nstep 2 loss 2\n")
     reading.check(0.0, last=True)
     assert [line["step"] for line in lines(tmp_path, 0)] == [2]
-
-
-def test_a_head_that_comes_later_knows_how_the_program_counts(tmp_path: Path) -> None:
-    """The third epoch of a program that counts from 0, two of 10 steps each having gone by."""
-    log = LogFile(0, "10.0.0.1", tmp_path / "log", tmp_path / "ranks")
-    append(log, "0", "Epoch: [0][ 1/10] Loss 9\nEpoch: [1][ 1/10] Loss 8\n")
-    reading = Printed(log, tmp_path, range(2))
-    append(log, "0", "Loss 7\nEpoch: [2][ 1/10] Loss 6\n")
-    reading.check(0.0, last=True)
-    assert lines(tmp_path, 0) == [{"rank": 0, "step": 21, "loss": 6.0, "epoch": 2.0}]
 
 
 def test_an_evaluation_at_a_step_that_is_written_adds_its_loss(tmp_path: Path) -> None:

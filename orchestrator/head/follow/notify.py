@@ -1,10 +1,15 @@
-"""Runs the commands of --notify beside the head, which never waits for them."""
+"""Runs the commands of --notify beside the head, which never waits for them.
+
+A command may hold a secret, such as the address of a channel. Records show its program alone. The
+file with the whole command is for its owner, and is used only if no other login can write it.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import queue
+import re
 import signal
 import subprocess
 import tempfile
@@ -15,16 +20,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from orchestrator.common import files
 from orchestrator.common.errors import UsageError
+from orchestrator.common.hiding import REDACTED
 from orchestrator.common.text import Say, duration, plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.follow import verdict
-from orchestrator.head.follow.notify import command
-from orchestrator.head.screen import tracebacks as crash_dump
+from orchestrator.head.screen import tracebacks
 from orchestrator.head.screen.lines import clean
 from orchestrator.protocol.message import encode
 from orchestrator.records import manifest
-from orchestrator.records.experiment import Experiment, JobRecord
+from orchestrator.records.experiment import NOTIFY, Experiment, JobRecord
 from orchestrator.records.outcome import SlowRank, Verdict
 
 SECONDS = 10.0  # for a command
@@ -32,8 +38,68 @@ LAST_SECONDS = SECONDS + 2.0  # a head that leaves waits so long
 LAST_WORDS = 2000  # bytes of what a command printed
 MOST_TEXT = 1900  # characters: a message of a chat program may have 2000
 MOST_TRACE = 8000
+LARGEST_BYTES = 1 << 20
+FORMER = re.compile(r"(cmd|mail|webhook):|https?://", re.IGNORECASE)
+PROGRAM = re.compile(r"[A-Za-z0-9_./~+-]+")
 
-Event = dict[str, Any]  # as a command gets it, in JSON
+Notice = dict[str, Any]  # an event as a command gets it, in JSON
+
+
+# -- the commands -------------------------------------------------------------------------------
+
+
+def checked(commands: Sequence[str]) -> tuple[str, ...]:
+    """Return the commands, each once."""
+    for command in map(str.strip, commands):
+        if not command or "\0" in command:
+            raise UsageError("--notify: there is no command", "write a shell command")
+        if FORMER.match(command):
+            raise UsageError(
+                "--notify takes a shell command, and no longer cmd:, mail:, webhook: or a URL",
+                "cmd:X is X; docs/reference/jobs.md has one line with curl and one with mail",
+            )
+    return tuple(dict.fromkeys(map(str.strip, commands)))
+
+
+def shown(command: str) -> str:
+    """Return the command without its arguments, which may be secret."""
+    program, _, arguments = command.partition(" ")
+    if not PROGRAM.fullmatch(program):
+        return REDACTED
+    return f"{program} {REDACTED}" if arguments else program
+
+
+def secrets(commands: Sequence[str]) -> list[str]:
+    """Return the commands that no record may show."""
+    return [command for command in commands if shown(command) != command]
+
+
+def kept(experiment: Experiment) -> tuple[str, ...]:
+    """Return the commands of a job; raise UsageError if another login may have written them."""
+    path = experiment.path / NOTIFY
+    try:
+        with files.open_plain(path) as file:
+            status, text = os.fstat(file.fileno()), file.read(LARGEST_BYTES)
+        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            raise UsageError(f"{path} can be written by another login, and is not used")
+        return checked(json.loads(text))
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise UsageError(f"{path} is damaged", f"rm {path}; no command is run then") from error
+
+
+def notifier_of(experiment: Experiment, record: JobRecord, say: Say) -> Notifier:
+    """Return the notifier of a job. Of a job started by hand, the first node's head notifies."""
+    commands: tuple[str, ...] = ()
+    if record.launch.notify and not any(node.index for node in record.nodes[:1]):
+        try:
+            commands = kept(experiment)
+        except UsageError as error:
+            say(f"no command is notified: {error.what}")
+    return Notifier(commands, say, manifest.working_tree(experiment) if commands else "")
 
 
 class Notifier:
@@ -42,15 +108,15 @@ class Notifier:
     def __init__(self, commands: Sequence[str], say: Say, tree: str = "") -> None:
         self.commands, self.say = commands, say
         self.tree = tree  # the user's own working tree, for the paths of a verdict
-        self.events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self.notices: queue.SimpleQueue[Notice | None] = queue.SimpleQueue()
         self.problems: dict[str, str] = {}  # command -> what went wrong first, until it is said
         self.slow: set[tuple[object, ...]] = set()
         self.thread = fleet.start(self.run) if commands else None
 
     def run(self) -> None:
-        while (event := self.events.get()) is not None:
+        while (notice := self.notices.get()) is not None:
             try:
-                problems = fleet.everywhere(self.commands, partial(run_command, event=event))
+                problems = fleet.everywhere(self.commands, partial(run_command, notice=notice))
             except OSError as error:
                 problems = [error.strerror or type(error).__name__] * len(self.commands)
             for words, problem in zip(self.commands, problems, strict=True):
@@ -63,24 +129,23 @@ class Notifier:
         if key not in self.slow:
             self.slow.add(key)
             text = f"is held up: {slow.text}" if slow.holds_up else slow.text
-            event = event_of("straggler", record, text, time.time())
-            self.events.put({**event, "straggler": encode(slow)})
+            self.notices.put({**notice_of("straggler", record, text), "straggler": encode(slow)})
 
     def over(self, record: JobRecord) -> None:
         """Tell of the end of a job, or of an attempt that is followed by another one."""
-        kind, text, when, cause = ending(record)
-        self.events.put(event_of(kind, record, text, when, cause, self.tree))
+        kind, text, cause = ending(record)
+        self.notices.put(notice_of(kind, record, text, cause, self.tree))
 
     def report(self) -> None:
         """Say once for each command what went wrong. The job goes on all the same."""
         for words, problem in list(self.problems.items()):
             if problem:
                 self.problems[words] = ""
-                self.say(f"--notify {command.shown(words)}: {problem}; this is said once")
+                self.say(f"--notify {shown(words)}: {problem}; this is said once")
 
     def close(self, seconds: float = LAST_SECONDS) -> None:
         """Wait for commands that still run, for a while."""
-        self.events.put(None)
+        self.notices.put(None)
         if self.thread is not None:
             self.thread.join(seconds)
             if self.thread.is_alive():
@@ -88,35 +153,24 @@ class Notifier:
         self.report()
 
 
-def notifier_of(experiment: Experiment, record: JobRecord, say: Say) -> Notifier:
-    """Return the notifier of a job. Of a job started by hand, the first node's head notifies."""
-    commands: tuple[str, ...] = ()
-    if record.launch.notify and not any(node.index for node in record.nodes[:1]):
-        try:
-            commands = command.kept(experiment)
-        except UsageError as error:
-            say(f"no command is notified: {error.what}")
-    return Notifier(commands, say, manifest.working_tree(experiment) if commands else "")
-
-
-def run_command(words: str, event: Event, seconds: float = SECONDS) -> str:
+def run_command(words: str, notice: Notice, seconds: float = SECONDS) -> str:
     """Run a shell command with the event as JSON on its standard input; return what failed.
 
     It runs in a session of its own, which Ctrl-C for the job does not reach. At the limit all of
     that session is killed.
     """
-    kind, name = event["event"], event["experiment"]
+    known = {"NOTIFY_EVENT": notice["event"], "NOTIFY_EXPERIMENT": notice["experiment"]}
     with tempfile.TemporaryFile() as printed:
         process = subprocess.Popen(
             ["/bin/sh", "-c", words],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=printed,
-            env={**os.environ, "NOTIFY_EVENT": kind, "NOTIFY_EXPERIMENT": name},
+            env={**os.environ, **known},
             start_new_session=True,
         )
         try:
-            process.communicate(f"{json.dumps(event)}\n".encode(), seconds)
+            process.communicate(f"{json.dumps(notice)}\n".encode(), seconds)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -130,40 +184,36 @@ def run_command(words: str, event: Event, seconds: float = SECONDS) -> str:
 # -- the events ---------------------------------------------------------------------------------
 
 
-def ending(record: JobRecord) -> tuple[str, str, float, Verdict | None]:
-    """Return the kind of event that an end is, with its words, its time and its cause."""
+def ending(record: JobRecord) -> tuple[str, str, Verdict | None]:
+    """Return the kind of event that an end is, with its words and its cause."""
     if record.goes_on:
         last = record.attempts[-1]
         at = "" if last.step is None else f" at step {last.step}"
         which = f"attempt {last.number} of at most {1 + record.launch.max_restarts} {last.state}"
         text = f"is started again: {which} after {duration(last.ended - last.started)}{at}"
-        return "restart", text, last.ended, last.verdict
-    ended = record.ended or 0.0
-    after = f"after {duration(ended - record.started)} on {plural(len(record.nodes), 'node')}"
+        return "restart", text, last.verdict
+    seconds = duration((record.ended or 0.0) - record.started)
+    after = f"after {seconds} on {plural(len(record.nodes), 'node')}"
     if record.state in ("failed", "lost"):
         how = "failed" if record.state == "failed" else "lost a node"
-        return "failure", f"{how} {after}", ended, record.verdict
+        return "failure", f"{how} {after}", record.verdict
     was = "is done" if record.state == "done" else f"was {record.state}"
-    return "end", f"{was} {after}: {record.experiment}", ended, None
+    return "end", f"{was} {after}: {record.experiment}", None
 
 
-def event_of(
-    kind: str,
-    record: JobRecord,
-    words: str,
-    when: float,
-    cause: Verdict | None = None,
-    tree: str = "",
-) -> Event:
+def notice_of(
+    kind: str, record: JobRecord, words: str, cause: Verdict | None = None, tree: str = ""
+) -> Notice:
     """Return an event; the first line of its text is a title, and the verdict follows in words."""
     name = Path(record.experiment).name
     lines = f"{name} {words}".splitlines()
     if cause is not None:
-        cause = crash_dump.in_verdict(cause, tree)
+        cause = tracebacks.in_verdict(cause, tree)
         lines += verdict.to_lines(cause)
         cause = replace(cause, traceback=cause.traceback[-MOST_TRACE:])
     # Lines may quote a node: nothing in them moves a cursor or turns text around.
     text = "\n".join(map(clean, lines))
+    ended = record.attempts[-1].ended if record.goes_on else record.ended
     return {
         "event": kind,
         "experiment": name,
@@ -171,7 +221,7 @@ def event_of(
         "job": record.job,
         "state": record.state,
         "attempt": record.attempt,
-        "time": when,
+        "time": ended or time.time(),
         "head": os.uname().nodename,
         "text": text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]} ...",
         "verdict": encode(cause),

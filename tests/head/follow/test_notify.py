@@ -1,4 +1,4 @@
-"""Notices reach real commands, and hold up neither the head nor each other."""
+"""The commands of --notify: what is refused, shown and kept of them, and what they are told."""
 
 from __future__ import annotations
 
@@ -9,12 +9,78 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config.launch import Launch
-from orchestrator.head.follow.notify.command import keep
-from orchestrator.head.follow.notify.notifier import Notifier, notifier_of, run_command
-from orchestrator.protocol.reports import UNSAVED
-from orchestrator.records.experiment import Attempt, Experiment, JobRecord, NodeRecord
+from orchestrator.common.errors import UsageError
+from orchestrator.config.launch import Launch, LaunchArguments
+from orchestrator.head.follow import notify
+from orchestrator.head.follow.notify import Notifier, notifier_of, run_command
+from orchestrator.head.start import record as recording
+from orchestrator.head.start.request import resolve
+from orchestrator.records.experiment import NOTIFY, Attempt, Experiment, JobRecord, NodeRecord
 from orchestrator.records.outcome import SlowRank, Verdict
+
+URL = "https://hooks.example.org/services/T0/B0/hidden-part?token=1"
+
+
+@pytest.mark.parametrize(
+    ("written", "shown", "secrets"),
+    [
+        ("./tell.sh", "./tell.sh", []),
+        (" curl -d@- x", "curl (redacted)", ["curl -d@- x"]),
+        ("KEY=1 curl", "(redacted)", ["KEY=1 curl"]),
+        ("slack:x", "(redacted)", ["slack:x"]),
+    ],
+)
+def test_records_show_the_program_alone(written: str, shown: str, secrets: list[str]) -> None:
+    (checked,) = notify.checked([written, written])
+    assert notify.shown(checked) == shown and notify.secrets([checked]) == secrets
+
+
+@pytest.mark.parametrize(
+    ("written", "problem", "fix"),
+    [
+        (" ", "there is no command", "write a shell command"),
+        ("cmd:date", "takes a shell command", "cmd:X is X"),
+        ("mail:me@example.org", "takes a shell command", "one with mail"),
+        (" https://example.org/hook", "takes a shell command", "one line with curl"),
+        ("a\0b", "there is no command", "write a shell command"),
+    ],
+)
+def test_what_is_refused(written: str, problem: str, fix: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        notify.checked([written])
+    assert problem in refusal.value.what and fix in refusal.value.fix
+    assert "hidden" not in str(refusal.value)
+
+
+def test_no_record_of_a_launch_shows_a_secret() -> None:
+    words = (f"curl -d @- '{URL}'", "./tell.sh")
+    typed = ["master_launch", "--notify", words[0], f"--notify={words[1]}", "x"]
+    request = resolve(LaunchArguments(program=("x",), launch={"notify": words}), typed)
+    assert request.notify == words
+    shown = json.dumps([request.config.launch.notify, *recording.shown_command(request)])
+    assert "hidden-part" not in shown and "curl (redacted)" in shown and "./tell.sh" in shown
+    assert "hidden-part" in json.dumps(request.secrets)  # hidden wherever else they would stand
+
+
+def test_it_is_kept_for_its_owner_alone(tmp_path: Path) -> None:
+    experiment = Experiment(tmp_path)
+    assert notify.kept(experiment) == ()
+    experiment.write(NOTIFY, json.dumps((f"curl '{URL}'", "a b")))
+    file = tmp_path / ".notify"
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert notify.kept(experiment) == (f"curl '{URL}'", "a b")
+    file.chmod(0o620)
+    with pytest.raises(UsageError, match="written by another login"):
+        notify.kept(experiment)
+
+
+@pytest.mark.parametrize("text", ["{", "[[1]]", "[" * 100_000, "3", "\xff"])
+def test_a_damaged_file_says_so(tmp_path: Path, text: str) -> None:
+    (tmp_path / ".notify").write_bytes(text.encode("latin-1"))
+    (tmp_path / ".notify").chmod(0o600)
+    with pytest.raises(UsageError, match="damaged"):
+        notify.kept(Experiment(tmp_path))
+
 
 CAUSE = Verdict(
     **{"node": 1, "node_name": "b", "rank": 3, "time": 1.0, "kind": "exception"},
@@ -135,7 +201,7 @@ def test_who_tells(tmp_path: Path) -> None:
     """The head of the first node's part; nobody, where another may have written whom."""
     said: list[str] = []
     experiment, some = Experiment(tmp_path), record()
-    keep(experiment, ["x"])
+    experiment.write(NOTIFY, json.dumps(["x"]))
     assert len(notifier_of(experiment, some, said.append).commands) == 1
     second = record(nodes=[NodeRecord(1, "b", "b", None, None, "b", "python3", 2, 2)])
     assert not notifier_of(experiment, second, said.append).commands
@@ -143,13 +209,3 @@ def test_who_tells(tmp_path: Path) -> None:
     (tmp_path / ".notify").chmod(0o606)
     assert not said and not notifier_of(experiment, some, said.append).commands
     assert "no command is notified" in said[0]
-
-
-def test_a_long_text_is_cut(tmp_path: Path) -> None:
-    """A checkpoint that is missing holds up no rank, and has its own words."""
-    notifier = Notifier([f"cat > {tmp_path}/told"], print)
-    unsaved = SlowRank(cause=UNSAVED, rank=3, node=1, text=f"NOT SAVED: {'x' * 9000}")
-    notifier.straggler(record(), unsaved)
-    notifier.close()
-    text = json.loads((tmp_path / "told").read_text())["text"]
-    assert text.startswith("run_1 NOT SAVED: x") and len(text) < 2000
