@@ -498,16 +498,16 @@ BUDGETS = {
     "engine/saving": 2136,
     "engine/sharding": 824,
     "head/connect": 1300,
-    "head/follow": 2594,
+    "head/follow": 2480,
     "head/background": 143,
     "head/plan": 1079,
-    "head/start": 2172,
+    "head/start": 2151,
     "head/transfer": 1982,
     "node/job": 3104,
     "node/peers": 511,
     "node/start": 730,
     "node/transfer": 1588,
-    "node/warm": 513,
+    "node/warm": 510,
 }
 
 
