@@ -17,37 +17,26 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.records.experiment import Experiment
-from tests import typed
 from tests.clusters.faults import Faults
 
 BIN = Path(sys.executable).parent
-OURS = {str(BIN / name) for name in typed.ENTRIES}
 PATIENCE = 150.0  # for anything that must come; a test that waits so long has failed
 
 
 class Command:
-    """A running command. One of ours is forked (typed.py), unless its Python shall be a new one."""
+    """A running command, in a session of its own."""
 
-    def __init__(
-        self, words: Sequence[str], cwd: Path, env: Mapping[str, str], *, anew: bool = False
-    ) -> None:
+    def __init__(self, words: Sequence[str], cwd: Path, env: Mapping[str, str]) -> None:
         reading, writing = os.pipe()
-        whole = {**os.environ, **env}
-        anew = anew or str(words[0]) not in OURS or any(name.startswith("PYTHON") for name in env)
-        if not anew:
-            self.process: typed.Typed | subprocess.Popen[bytes] = typed.start(
-                words, cwd, whole, writing
-            )
-        else:
-            self.process = subprocess.Popen(
-                words,
-                cwd=cwd,
-                env=whole,
-                stdin=subprocess.DEVNULL,
-                stdout=writing,
-                stderr=writing,
-                start_new_session=True,
-            )
+        self.process = subprocess.Popen(
+            words,
+            cwd=cwd,
+            env={**os.environ, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=writing,
+            stderr=writing,
+            start_new_session=True,
+        )
         os.close(writing)
         self.lines: list[str] = []
         self._new: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -128,16 +117,16 @@ class Head:
         """The options with which a command reaches the cluster."""
         return ["--nodes", str(self.node_list), "--ssh-config", str(self.cluster.ssh_config)]
 
-    def command(self, name: str, *words: str, anew: bool = False, **env: str) -> Command:
+    def command(self, name: str, *words: str, **env: str) -> Command:
         first = [str(BIN / name)]
         if name == "orchestrator":
             first.append(words[0])
             words = words[1:]
         env.setdefault("XDG_CACHE_HOME", str(self.directory.parent / ".cache"))  # not the user's
-        return Command([*first, *self.reach, *words], self.directory, env, anew=anew)
+        return Command([*first, *self.reach, *words], self.directory, env)
 
-    def launch(self, *words: str, anew: bool = False, **env: str) -> Command:
-        return self.command("master_launch", *words, anew=anew, **env)
+    def launch(self, *words: str, **env: str) -> Command:
+        return self.command("master_launch", *words, **env)
 
     def run(self, *words: str, **env: str) -> Command:
         """A launch to its end, which has to be a good one."""

@@ -1,25 +1,8 @@
-"""Runs `orchestrator ...` in a fork of a Python that has imported it already.
-
-A Python that starts anew takes 0.2 s of a core; tests/cli/test_run.py tests the start itself.
-`typed` forks the tests' own process. `start` asks a small one of its own, `python -m tests.typed`,
-which has no threads and none of what a test has changed; it serves all tests of a worker.
-"""
+"""Runs `orchestrator ...` in a fork of the tests' own process, with what a test has changed."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import gc
-import importlib
-import json
 import os
-import pkgutil
-import re
-import select
-import selectors
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import traceback
@@ -35,7 +18,6 @@ ENTRIES = {
     "master_launch": entry.master_launch,
     "emergency_stop": entry.emergency_stop,
 }
-ROOMS = ("cli", "common", "config", "head", "protocol", "records")  # those of a head
 
 
 def typed(words: Sequence[str], cwd: Path, **env: str) -> tuple[int, str, str]:
@@ -80,121 +62,3 @@ def become(words: Sequence[str], cwd: Path, env: Mapping[str, str], streams: lis
     finally:
         sys.stdout.flush()
         os._exit(code)
-
-
-class Typed:
-    """A command that runs: what of subprocess.Popen its tests use."""
-
-    def __init__(self, pid: int, status: int) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
-        self._status = status
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Its exit code, or that of the signal that ended it, below zero."""
-        if self.returncode is None:
-            poll = select.poll()
-            poll.register(self._status, select.POLLIN)
-            if not poll.poll(None if timeout is None else 1000 * timeout):
-                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
-            self.returncode = int(os.read(self._status, 16))
-            os.close(self._status)
-        return self.returncode
-
-    def poll(self) -> int | None:
-        try:
-            return self.wait(0)
-        except subprocess.TimeoutExpired:
-            return None
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            with contextlib.suppress(ProcessLookupError):  # it has ended since then
-                os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-
-
-def start(words: Sequence[str], cwd: Path, env: Mapping[str, str], output: int) -> Typed:
-    """Run a command in a session of its own, which writes all that it says to `output`."""
-    reading, writing = os.pipe()
-    mask = re.search(r"^Umask:\s*(\d+)", Path("/proc/self/status").read_text(), re.MULTILINE)
-    assert mask is not None
-    request = [list(map(str, words)), str(cwd), dict(env), int(mask[1], 8)]
-    forker = forking()
-    socket.send_fds(forker, [json.dumps(request).encode()], [output, writing])
-    os.close(writing)
-    return Typed(int(forker.recv(16)), reading)
-
-
-FORKING: list[subprocess.Popen[bytes]] = []  # kept: one that is dropped while it runs is a warning
-
-
-@functools.cache
-def forking() -> socket.socket:
-    """The other process ends when this socket is closed, which is when the tests are over."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        FORKING.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "tests.typed", str(theirs.fileno())],
-                cwd=ROOT,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        )
-    return ours
-
-
-# -- in the process that forks --------------------------------------------------------------------
-
-
-def main() -> None:
-    gc.disable()
-    for room in ROOMS:
-        package = importlib.import_module(f"orchestrator.{room}")
-        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            importlib.import_module(module.name)
-    gc.freeze()
-    with socket.socket(fileno=int(sys.argv[1])) as control, selectors.DefaultSelector() as events:
-        events.register(control, selectors.EVENT_READ)
-        while True:
-            for key, _ in events.select():
-                if key.fileobj is not control:
-                    events.unregister(key.fileobj)
-                    tell_the_end(key.fd, *key.data)
-                    continue
-                if not (child := fork(control)):
-                    return
-                pid, status = child
-                events.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, status))
-
-
-def tell_the_end(pidfd: int, pid: int, status: int) -> None:
-    os.close(pidfd)
-    os.write(status, str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
-    os.close(status)
-
-
-def fork(control: socket.socket) -> tuple[int, int] | None:
-    """Begin the next command; return its process and where its end is told."""
-    message, fds, _, _ = socket.recv_fds(control, 1 << 20, 2, socket.MSG_CMSG_CLOEXEC)
-    if not message:
-        return None
-    (output, status), (words, cwd, env, mask) = fds, json.loads(message)
-    pid = os.fork()
-    if not pid:
-        os.setsid()
-        os.umask(mask)
-        control.close()
-        os.close(status)
-        gc.enable()
-        become(words, Path(cwd), env, [output, output])
-    os.close(output)
-    control.send(str(pid).encode())
-    return pid, status
-
-
-if __name__ == "__main__":
-    main()

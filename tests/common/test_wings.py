@@ -59,7 +59,7 @@ def test_the_core_is_imported_without_what_its_wings_need_and_views_without_torc
 
 
 def test_the_dashboard_says_what_is_missing(without: dict[str, str], tmp_path: Path) -> None:
-    command = Command([str(BIN / "orchestrator"), "dashboard"], tmp_path, without, anew=True)
+    command = Command([str(BIN / "orchestrator"), "dashboard"], tmp_path, without)
     assert command.finish() == 2
     assert "`orchestrator dashboard` needs " in command.text
     assert "pip install jinja2 textual starlette uvicorn" in command.text

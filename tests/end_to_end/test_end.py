@@ -158,7 +158,7 @@ def until_it_answers(command: Command) -> None:
 def test_ctrl_c_ten_times_at_any_moment(head: Head, after: float) -> None:
     """During connecting, planning, starting, importing: an answer, and nothing left."""
     script = head.script("save.py", SAVE)
-    command = head.launch("--nproc", "2", script, "stubborn", anew=True)
+    command = head.launch("--nproc", "2", script, "stubborn")
     until_it_answers(command)
     time.sleep(after)  # the moment itself is what is tested
     for _ in range(10):

@@ -206,7 +206,7 @@ def test_much_output_does_not_grow_the_head(head: Head) -> None:
         "    sys.stdout.buffer.write(line * 10_000)\n"
     )
     script = head.script("burst.py", burst)
-    command = head.launch("--nnodes", "1", "--no-torchrun", "--quiet", script, anew=True)
+    command = head.launch("--nnodes", "1", "--no-torchrun", "--quiet", script)
     peak = 0
     while command.process.poll() is None:
         try:

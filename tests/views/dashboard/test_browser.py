@@ -45,9 +45,7 @@ def test_the_command_line_of_the_browser_has_no_token(tmp_path: Path) -> None:
     program.chmod(0o755)
     home = tmp_path / "home of ours"
     words = [str(BIN / "orchestrator"), "dashboard", "--port", "0", "--open"]
-    command = Command(
-        words, tmp_path, {"BROWSER": str(program), "ORCHESTRATOR_HOME": str(home)}, anew=True
-    )
+    command = Command(words, tmp_path, {"BROWSER": str(program), "ORCHESTRATOR_HOME": str(home)})
     try:
         said = command.wait_for("opens (.*)")[1]
         (page,) = home.glob("dashboard-*.html")
