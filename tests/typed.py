@@ -13,11 +13,6 @@ from typing import NoReturn
 from orchestrator import entry
 
 ROOT = Path(__file__).parents[1]
-ENTRIES = {
-    "orchestrator": entry.main,
-    "master_launch": entry.master_launch,
-    "emergency_stop": entry.emergency_stop,
-}
 
 
 def typed(words: Sequence[str], cwd: Path, **env: str) -> tuple[int, str, str]:
@@ -54,7 +49,7 @@ def become(words: Sequence[str], cwd: Path, env: Mapping[str, str], streams: lis
         os.environ.clear()
         os.environ.update(env)
         sys.argv = list(words)
-        ENTRIES[Path(words[0]).name]()
+        entry.main()
     except SystemExit as leaving:
         code = int(leaving.code or 0)
     except BaseException:  # noqa: BLE001  the tests go on in the other process alone

@@ -1,12 +1,9 @@
-"""Compose and Kubernetes: their own schemas, every argument byte for byte, and both really run."""
+"""Compose and Kubernetes: their own schemas, and every argument byte for byte."""
 
 from __future__ import annotations
 
 import importlib.resources
 import json
-import shutil
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -21,16 +18,12 @@ from hypothesis import strategies as st
 from orchestrator.cli import main
 from orchestrator.common.errors import OrchestratorError
 from orchestrator.launchers import container
-from tests.clusters.netns import NetnsCluster
-from tests.clusters.require import require_namespaces
-from tests.launchers.containers import Containers, composed, expanded
-from tests.launching import Command
+from tests.launchers.containers import composed, expanded
 
 ODD = ["two words", "it's", 'say "hi"', "a\nb\tc", "$(touch x)", "$HOME ${HOME} $$ $", "`id`"]
 ODD += ["", " ", "#no", "- x", "a: b", "0o17", "1_0", "yes", "~", "\\n", "*", "!!int", "é\u2028🙂"]
 ODD += ["\x7f\x01\x85", "%d{{}}", "--", "-x"]
 HERE = {"HOME": "of the shell", "x": "of the shell", "MASTER_PORT": "expanded"}
-SMALL = ["--set", "training.max_steps=3", "--set", "training.batch_size=1"]
 
 
 def generated(*words: str) -> str:
@@ -187,58 +180,3 @@ def test_compose_takes_a_secret_from_the_shell() -> None:
     services = compose(*PAIR, "--env", "NOT_SET_HERE", "--env", "A=b", "a.py")["services"]
     assert services["node0"]["environment"]["NOT_SET_HERE"] is None
     assert services["node0"]["entrypoint"][-3:] == ["--env", "A=b", "a.py"]
-
-
-# -- and run --------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NetnsCluster]:
-    require_namespaces()
-    with NetnsCluster(2, tmp_path_factory.mktemp("containers")) as running:
-        yield running
-
-
-@pytest.fixture
-def containers(cluster: NetnsCluster, tmp_path: Path) -> Iterator[Containers]:
-    made = Containers(cluster, tmp_path)
-    yield made
-    made.forget()
-
-
-def in_place(words: list[str], workdir: Path, put: Callable[[str], str]) -> list[str]:
-    """As the system hands them on; its volume is a directory here."""
-    return [
-        str(workdir / "experiments") if word == container.EXPERIMENTS else put(word)
-        for word in words
-    ]
-
-
-@pytest.mark.slow
-def test_kubernetes_runs_it_and_goes_on_after_an_eviction(containers: Containers) -> None:
-    """A pod that comes before the first one's name is known; an eviction; the next attempt."""
-    shutil.copytree(Path(__file__).parents[2] / "config", containers.workdir / "config")  # COPY . .
-    kept = ["--name", "run", "--volume", "shared"]
-    _, job = kubernetes(*PAIR, *kept, "--set", "training.max_steps=40", *SMALL[2:])
-    (node,) = pod(job)["containers"]
-    words = in_place(node["command"], containers.workdir, lambda word: expanded(word, HERE))
-
-    def start(index: int) -> Command:
-        env = {one["name"]: one["value"] for one in node["env"]}
-        env["JOB_COMPLETION_INDEX"] = str(index)
-        return containers.run(index, f"run-{index}", words, env)
-
-    second = start(1)
-    second.wait_for("MASTER_ADDR 'run-0.run' cannot be resolved here yet")
-    for index in (0, 1):
-        name = f"run-{index}.run"
-        containers.name(index, f"{name}.default.svc.cluster.local", name, f"run-{index}")
-    first = start(0)
-    first.wait_for(r"step +1/40")
-    containers.terminate(1, "JOB_COMPLETION_INDEX=1")
-    assert (first.finish(), second.finish()) == (130, 130), first.text + second.text
-    assert 130 not in job["spec"]["podFailurePolicy"]["rules"][1]["onExitCodes"]["values"]
-    first, second = start(0), start(1)
-    first.wait_for("resuming after step")
-    assert (first.finish(), second.finish()) == (0, 0), first.text + second.text
-    assert "step 40/40" in first.text
