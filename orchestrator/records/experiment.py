@@ -357,6 +357,10 @@ class Experiment:
         path = self.path / ".head"
         try:
             fd, mine = open_locked(path)
+            if not mine and is_of_another_login(fd):
+                os.close(fd)
+                files.replace(path, b"")
+                fd, mine = open_locked(path)
             with contextlib.suppress(PermissionError), files.opened(self.path) as directory:
                 os.fchmod(fd, files.PRIVATE)
                 files.give_to_owner_of(directory, fd)
@@ -391,7 +395,7 @@ class Experiment:
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return True
+            return not is_of_another_login(fd)
         finally:
             os.close(fd)
         return False
@@ -495,6 +499,21 @@ def open_locked(path: Path) -> tuple[int, bool]:
     except BlockingIOError:
         return descriptor, False
     return descriptor, True
+
+
+def is_of_another_login(descriptor: int) -> bool:
+    """Return True if the lock of a file is held by a login that may only read the file.
+
+    A lock of flock(2) needs no more than that, and must not keep the owner out.
+    """
+    status = os.fstat(descriptor)
+    device, owners = status.st_dev, (status.st_uid, 0)
+    name = f"{os.major(device):02x}:{os.minor(device):02x}:{status.st_ino}"
+    with contextlib.suppress(OSError), open("/proc/locks", encoding="ascii") as locks:
+        held = [fields for fields in map(str.split, locks) if fields[1] == "FLOCK"]
+        pids = [fields[4] for fields in held if fields[5] == name]
+        return any(os.stat(f"/proc/{pid}").st_uid not in owners for pid in pids)
+    return False
 
 
 def this_head() -> Head:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import stat
 import subprocess
 import sys
 import threading
@@ -194,6 +195,29 @@ def test_only_one_head(tmp_path: Path) -> None:
     assert again.lock() is None
     again.unlock()
     again.unlock()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another login")
+def test_a_login_that_may_only_read_keeps_nobody_out(tmp_path: Path) -> None:
+    one = made(tmp_path, "run_20260101_000000")
+    (one / ".head").touch(0o644)
+    code = "import fcntl, os, sys; os.setuid(65534)\n"
+    code += "fcntl.flock(0, fcntl.LOCK_EX); print(flush=True); sys.stdout.close()\n"
+    code += "import time; time.sleep(600)"
+    with (one / ".head").open() as file:
+        colleague = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=file, stdout=subprocess.PIPE
+        )
+    assert colleague.stdout is not None and colleague.stdout.readline() == b"\n"
+    try:
+        owner, second = Experiment(one), Experiment(one)
+        assert not owner.followed
+        assert owner.lock() is None
+        assert owner.followed and second.lock() is not None
+        assert stat.S_IMODE((one / ".head").stat().st_mode) == 0o600
+    finally:
+        colleague.kill()
+        colleague.communicate()
 
 
 def test_a_lock_is_not_left_to_children(tmp_path: Path) -> None:
