@@ -509,10 +509,10 @@ def is_of_another_login(descriptor: int) -> bool:
     status = os.fstat(descriptor)
     device, owners = status.st_dev, (status.st_uid, 0)
     name = f"{os.major(device):02x}:{os.minor(device):02x}:{status.st_ino}"
-    with contextlib.suppress(OSError), open("/proc/locks", encoding="ascii") as locks:
+    with contextlib.suppress(OSError), Path("/proc/locks").open() as locks:
         held = [fields for fields in map(str.split, locks) if fields[1] == "FLOCK"]
         pids = [fields[4] for fields in held if fields[5] == name]
-        return any(os.stat(f"/proc/{pid}").st_uid not in owners for pid in pids)
+        return any(Path("/proc", pid).stat().st_uid not in owners for pid in pids)
     return False
 
 

@@ -8,8 +8,6 @@ is `unknown`.
 from __future__ import annotations
 
 import contextlib
-import functools
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -155,33 +153,20 @@ def failed_at(verdict: Verdict | None) -> float | None:
     return (verdict.time or None) if verdict else None
 
 
-class AccountFile:
-    """Reads what the engine told last of each attempt: of a file that grows, only what is new."""
-
-    def __init__(self, path: Path) -> None:
-        self.file = GrowingFile(path, having=b'"attempt":')
-        self.accounts: dict[int, Account] = {}
-        self.lock = threading.Lock()  # a page and its list may ask at once
-
-    def read(self) -> Mapping[int, Account]:
-        """Return the last line of each attempt; what a file says is not trusted."""
-        with self.lock:
-            last = {str(line.get("attempt")): line for line in self.file.lines()}
-            for line in last.values():
-                with contextlib.suppress(Nonsense):
-                    account = decode(Account, line, newer=True)
-                    self.accounts[account.attempt] = account
-            return dict(self.accounts)
-
-
-@functools.lru_cache(256)  # an open list of experiments asks every few seconds
-def account_file(path: Path) -> AccountFile:
-    return AccountFile(path)
+def accounts_in(path: Path) -> dict[int, Account]:
+    """Return what the engine told last of each attempt; what a file says is not trusted."""
+    lines = GrowingFile(path, having=b'"attempt":').lines()
+    accounts = {}
+    for line in {str(line.get("attempt")): line for line in lines}.values():
+        with contextlib.suppress(Nonsense):
+            account = decode(Account, line, newer=True)
+            accounts[account.attempt] = account
+    return accounts
 
 
 def of(record: JobRecord, experiment: Path, now: float) -> dict[str, float]:
     """Return the seconds of each part, up to now or to the end of the job."""
-    parts = divide(spans_of(record, now), account_file(experiment / ACCOUNT).read())
+    parts = divide(spans_of(record, now), accounts_in(experiment / ACCOUNT))
     return {name: round(seconds, 3) for name, seconds in parts.items()}
 
 

@@ -92,7 +92,7 @@ def test_the_parts_add_up_and_none_is_negative(
 
 def told_in(path: Path, *lines: bytes) -> dict[int, Account]:
     path.write_bytes(b"".join(line + b"\n" for line in lines))
-    return dict(goodput.AccountFile(path).read())
+    return goodput.accounts_in(path)
 
 
 def test_only_whole_lines_count(tmp_path: Path) -> None:
@@ -100,34 +100,6 @@ def test_only_whole_lines_count(tmp_path: Path) -> None:
     later = json.dumps({**vars(ONE), "step": 71, "attempt": 1}).encode()
     read = told_in(tmp_path / "x", line, later, b"[]", b'{"attempt": 2}', b"\xff", later[:30])
     assert {number: told.step for number, told in read.items()} == {1: 71}
-
-
-def test_the_last_line_of_each_attempt_counts_while_the_file_grows(tmp_path: Path) -> None:
-    accounts = goodput.AccountFile(tmp_path / "x")
-    assert accounts.read() == {}
-    for number, steps in ((1, 300), (2, 1), (3, 200)):
-        with (tmp_path / "x").open("a") as file:
-            for step in range(steps):
-                file.write(json.dumps({**vars(ONE), "step": step, "attempt": number}) + "\n")
-        assert accounts.read()[number].step == steps - 1
-    with (tmp_path / "x").open("a") as file:
-        file.write('{"attempt": 3, "began": 1')
-    assert {number: one.step for number, one in accounts.read().items()} == {1: 299, 2: 0, 3: 199}
-
-
-@pytest.mark.slow
-def test_a_job_of_many_days_is_told_to_its_end(tmp_path: Path) -> None:
-    """The engine writes a line every two seconds."""
-    (tmp_path / "outputs").mkdir()
-    days = 5 * 86400
-    with (tmp_path / goodput.ACCOUNT).open("w") as file:
-        for seconds in range(0, days, 2):
-            line = {"attempt": 1, "began": 100.0, "trains": 100.0, "first": 0}
-            line |= {"time": 100.0 + seconds, "step": seconds, "data": 0.0, "checkpoints": 0.0}
-            file.write(json.dumps(line) + "\n")
-    assert (
-        goodput.in_words(goodput.of(record("running"), tmp_path, 100.0 + days)) == "100% training"
-    )
 
 
 def test_a_number_that_is_none_is_no_line(tmp_path: Path) -> None:
