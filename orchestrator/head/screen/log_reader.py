@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from orchestrator.common import files
 from orchestrator.head.screen.lines import LONGEST_CHARACTERS, LineSplitter
 
 NO_RANK = "-"  # the stream of torchrun's own output and the supervisor's
@@ -166,7 +167,7 @@ def _size(path: Path) -> int:
 
 def _read(path: Path, offset: int, limit: int) -> bytes:
     try:
-        with path.open("rb", buffering=0) as file:
+        with files.open_plain(path) as file:
             file.seek(offset)
             return file.read(limit)
     except FileNotFoundError:

@@ -146,11 +146,14 @@ def config_text(experiment: Experiment) -> str:
 
 
 def last_lines(experiment: Experiment, record: JobRecord) -> list[tuple[str, list[str]]]:
-    logs = log_files(experiment, record.nodes)
-    return [
-        (f"node {log.node} ({log.label})", [cut(line) for line in tail(log, LINES, None)])
-        for log in logs
-    ]
+    found = []
+    for log in log_files(experiment, record.nodes):
+        try:
+            lines = tail(log, LINES, None)
+        except OSError as error:  # a link, or a file that this login may not read
+            lines = [f"{log.text.name} cannot be read: {error.strerror}"]
+        found.append((f"node {log.node} ({log.label})", [cut(line) for line in lines]))
+    return found
 
 
 def cut(line: str) -> str:

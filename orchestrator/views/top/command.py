@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from functools import partial
 
@@ -19,24 +19,22 @@ from orchestrator.head.commands.stop import end_job
 from orchestrator.head.connect.reach import ask_once
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.stop import to_text as to_words
+from orchestrator.head.follow.streams.node_logs import log_files
 from orchestrator.head.nodes.node_list import read_nodes
-from orchestrator.head.screen import output, styles
+from orchestrator.head.screen import output
 from orchestrator.head.screen import tracebacks as crash_dump
 from orchestrator.head.screen.failures import reasons
-from orchestrator.head.screen.log_reader import NO_RANK
+from orchestrator.head.screen.log_reader import tail
 from orchestrator.head.screen.tracebacks import THREAD, CrashDump
 from orchestrator.head.status.find_job import FoundJob, without_record
 from orchestrator.protocol.requests.follow import AskProcess, AskStuck
 from orchestrator.records import experiments, manifest
 from orchestrator.records.experiment import Experiment
 from orchestrator.records.metrics.progress import RankProgress
-from orchestrator.views.report import story
-from orchestrator.views.tail import More, tail_of
 from orchestrator.views.top import table
-from orchestrator.views.top.heat import heat_map
 from orchestrator.views.top.sample import EVERY, JobSample, Sample, Watch
 
-MAP_COLUMNS, MAP_LINES = 100, 12  # of what is no terminal, and of all
+LINES = 400  # of a log that is followed, of all nodes together
 SECONDS = 1.0  # between two looks at one job
 PATIENCE_SECONDS = 1.0  # with a node, until the others are shown without it
 STACK_SECONDS = 15.0
@@ -91,11 +89,8 @@ def to_text(sample: Sample) -> str:
     width = terminal.width
     nodes = table.NODES.fitted(sample.nodes, width).text(sample.nodes, terminal)
     jobs = table.job_table(sample.time).fitted(sample.jobs, width).text(sample.jobs, terminal)
-    lines = heat_map(sample.nodes, width or MAP_COLUMNS, MAP_LINES)
-    drawn = ["".join(styles.styled(*part) for part in line) for line in lines]
-    heat = "\n".join(drawn if terminal.color else map(output.printable, drawn))
     lost = reasons((node.name, node.problem, node.fix) for node in sample.nodes if node.fix)
-    parts = [heat, nodes, jobs if sample.jobs else "no job runs there", "\n".join(lost)]
+    parts = [nodes, jobs if sample.jobs else "no job runs there", "\n".join(lost)]
     return "\n\n".join(filter(None, parts))
 
 
@@ -107,7 +102,6 @@ def live(where: Where, watch: Watch, seconds: float, alone: str = "") -> int:
         log=partial(open_log, where),
         stack=partial(stack_lines, where, watch.transport),
         process=partial(process_lines, watch),
-        events=partial(event_lines, where),
         stop=partial(end, where),
         over=partial(is_over, where),
     )
@@ -130,35 +124,27 @@ def known(where: Where, job: JobSample) -> Experiment:
     return found
 
 
-def open_log(where: Where, job: JobSample, rank: RankProgress | None, node: str) -> More:
-    """Follow a rank, one node's log, or those of all nodes, as they come here."""
+def open_log(
+    where: Where, job: JobSample, rank: RankProgress | None, node: str
+) -> Callable[[], Sequence[str]]:
+    """Return what reads the last lines of a rank, of one node's log, or of those of all nodes."""
     found = known(where, job)
     nodes = [each for each in found.read_record().nodes if node in ("", each.name)]
     if rank is not None:
-        tails = [tail_of(found, rank.index, rank.rank)]
-    else:
-        tails = [tail_of(found, each.index) for each in nodes]
-    seen = [0] * len(tails)
-    said = False
+        nodes = [each for each in nodes if each.index == rank.index]
+    logs = log_files(found, nodes)
 
-    def more() -> Sequence[str]:
-        nonlocal said
-        lines = []
-        for at, tail in enumerate(tails):
-            if tail is not None:
-                tail.advance()
-                fresh = tail.since(seen[at])
-                seen[at] = fresh["next"]
-                before = f"node {tail.log.node}: " if len(tails) > 1 else ""
-                lines += [before + worded(rank, *line) for line in fresh["lines"]]
-        first, said = not said, True
-        return lines or ["nothing was printed yet"] * first
+    def lines() -> Sequence[str]:
+        last: list[str] = []
+        for log in logs:
+            last += [f"--- node {log.node} ({log.label})"] * (len(logs) > 1)
+            try:
+                last += tail(log, LINES // len(logs), None if rank is None else rank.rank)
+            except OSError as error:
+                last.append(f"{log.text.name} cannot be read: {error.strerror}")
+        return last or ["nothing was printed yet"]
 
-    return more
-
-
-def worded(rank: RankProgress | None, stream: str, line: str) -> str:
-    return line if rank is not None or stream == NO_RANK else f"rank {stream} | {line}"
+    return lines
 
 
 def stack_lines(
@@ -198,17 +184,6 @@ def users_frames(stacks: str, tree: str) -> Sequence[str]:
     if all(map(THREAD.match, threads)):
         text = "\n\n".join(reversed(threads))
     return text.splitlines()
-
-
-def event_lines(where: Where, job: JobSample) -> Sequence[str]:
-    """Return what happened so far: restarts, checkpoints, what the log told of machines."""
-    found = known(where, job)
-    record = found.read_record()
-    lines = []
-    for moment in story.moments(found, record, story.manifest_of(found)[0], ()):
-        when = time.strftime("%H:%M:%S", time.localtime(moment.time)) if moment.time else "        "
-        lines.append(f"{when} {'! ' if moment.bad else '  '}{moment.words}")
-    return lines or ["nothing happened yet"]
 
 
 def is_over(where: Where, job: str) -> bool:

@@ -19,7 +19,6 @@ from orchestrator.views.top.sample import JobSample, NodeSample, Sample
 
 BAR_CHARACTERS = 8
 EIGHTHS = " ▏▎▍▌▋▊▉█"
-HEIGHTS = "▁▂▃▄▅▆▇█"
 MOST_USERS = 3
 LONGEST_PLACE = 20  # characters of folded names
 LITTLE_DISK = 0.1  # of it is free: there may soon be too little
@@ -58,8 +57,7 @@ def cpu_words(node: NodeSample) -> Cell:
     load, share = node.load, cpu_share(node)
     if load is None or share is None:
         return UNKNOWN
-    drawn = curve([p.cpu for p in node.history], share)
-    return f"{drawn} {load.cores:.1f} of {load.cpus}", heat(share)
+    return f"{bar(share)} {load.cores:.1f} of {load.cpus}", heat(share)
 
 
 def memory_words(node: NodeSample) -> Cell:
@@ -81,15 +79,10 @@ def disk_words(node: NodeSample) -> Cell:
     return text.size(load.disk_free), style if share < LITTLE_DISK else ""
 
 
-def sent_words(node: NodeSample) -> str:
-    moved = [point.net for point in node.history]
-    return " ".join(filter(None, (rate(node.sent), spark(moved, max_of(moved)))))
-
-
 def gpus_of(node: NodeSample) -> Cell:
     if node.checkup is None or node.checkup.gpus is None:
         return UNKNOWN
-    words = gpu_words(node.gpus, [point.gpu for point in node.history])
+    words = gpu_words(node.gpus)
     sick = any(gpu.problem for gpu in node.gpus)
     return words, styles.FAILED if sick else styles.DONE if gpu_share(node) else ""
 
@@ -126,7 +119,7 @@ NODES: Table[NodeSample] = Table(
             drop=3,
         ),
         Column("IN", lambda node: rate(node.received), drop=5),
-        Column("OUT", sent_words, drop=4),
+        Column("OUT", lambda node: rate(node.sent), drop=4),
         Column(
             "WHO", who_words, absent=lambda node: (node.problem or "no answer yet", styles.WARNING)
         ),
@@ -159,22 +152,19 @@ class Part:
     job: str = ""
     problem: str = ""
     pid: int | None = None
-    gpu: str | None = None  # of a GPU: its uuid
 
 
-def parts_of(node: NodeSample, gpu: str | None = None) -> list[Part]:
-    """Return each GPU of a node, or that one, with its processes; then who uses the processors."""
+def parts_of(node: NodeSample) -> list[Part]:
+    """Return each GPU of a node with its processes; then who uses the processors."""
     parts = []
     holders = (node.checkup.holders or ()) if node.checkup is not None else ()
     for each in node.gpus:
-        if gpu in (None, each.uuid):
-            busy = UNKNOWN if each.busy is None else f"{each.busy:3} %"
-            busy += f"  {each.temperature} °C" if each.temperature is not None else ""
-            memory = f"{size_words(each.used)} of {size_words(each.memory)}"
-            name = f"GPU {each.index}"
-            parts.append(Part(name, each.model, busy, memory, problem=each.problem, gpu=each.uuid))
-            parts += [process(holder) for holder in holders if holder.gpu == each.uuid]
-    for user in node.load.users if node.load and gpu is None else ():
+        busy = UNKNOWN if each.busy is None else f"{each.busy:3} %"
+        busy += f"  {each.temperature} °C" if each.temperature is not None else ""
+        memory = f"{size_words(each.used)} of {size_words(each.memory)}"
+        parts.append(Part(f"GPU {each.index}", each.model, busy, memory, problem=each.problem))
+        parts += [process(holder) for holder in holders if holder.gpu == each.uuid]
+    for user in node.load.users if node.load else ():
         use, memory = f"{user.cores:.1f} cores", size_words(user.memory)
         parts.append(Part(f"{user.pid}", user.name, use, memory, user.user, user.job, pid=user.pid))
     return parts
@@ -304,26 +294,7 @@ def bar(share: float) -> str:
     return (EIGHTHS[8] * full + (EIGHTHS[rest] if rest else "")).ljust(BAR_CHARACTERS)
 
 
-def curve(shares: Sequence[float | None], now: float) -> str:
-    """Draw the last shares as a small curve; a bar where there is only one."""
-    return spark(shares, 1.0) or bar(now)
-
-
-def spark(values: Sequence[float | None], most: float) -> str:
-    """Draw the last values as small columns, of which `most` is the highest; a gap for unknown."""
-    last = list(values)[-BAR_CHARACTERS:]
-    if sum(value is not None for value in last) < 2:
-        return ""
-    return "".join(
-        " " if value is None else HEIGHTS[min(7, int(8 * max(0.0, value) / most))] for value in last
-    ).rjust(BAR_CHARACTERS)
-
-
-def max_of(values: Sequence[float | None]) -> float:
-    return max((value for value in values if value), default=1.0)
-
-
-def gpu_words(gpus: Sequence[Gpu], before: Sequence[float | None] = ()) -> str:
+def gpu_words(gpus: Sequence[Gpu]) -> str:
     """Tell how busy the GPUs are: each one's percents where few, the range of many."""
     busy = [gpu.busy for gpu in gpus if gpu.busy is not None]
     sick = sum(bool(gpu.problem) for gpu in gpus)
@@ -332,7 +303,7 @@ def gpu_words(gpus: Sequence[Gpu], before: Sequence[float | None] = ()) -> str:
     words = f"{len(gpus)} x {UNKNOWN}"
     if busy:
         mean = sum(busy) / len(busy)
-        words = f"{curve(before, mean / 100)} {len(gpus)} x {mean:.0f} %"
+        words = f"{bar(mean / 100)} {len(gpus)} x {mean:.0f} %"
         if max(busy) - min(busy) > 20:
             words += f" ({min(busy)} to {max(busy)})"
     hot = [gpu.temperature for gpu in gpus if gpu.temperature is not None]
@@ -364,7 +335,6 @@ def to_json(sample: Sample) -> dict[str, Any]:
             known.update(problem=node.problem, fix=node.fix)
         else:
             known.update(received=node.received, sent=node.sent)
-            known["history"] = [asdict(point) for point in node.history]
             known.update(encode(node.checkup, nones=True))
         nodes.append(known)
     return {"time": sample.time, "nodes": nodes, "jobs": [asdict(job) for job in sample.jobs]}

@@ -229,6 +229,16 @@ def test_metrics_that_may_not_be_read_are_named(
     assert not [*story.closed(outputs)] or me != 0
 
 
+def test_a_log_that_is_a_link_is_not_read(tmp_path: Path) -> None:
+    made = experiment(tmp_path / "run", steps=3)
+    (tmp_path / "secret").write_text("hidden\n")
+    log = made.log(made.read_record().nodes[0])
+    log.unlink()
+    log.symlink_to(tmp_path / "secret")
+    words = parts_of(made).words
+    assert f"{log.name} cannot be read" in words and "hidden" not in words
+
+
 def test_several_are_compared(tmp_path: Path) -> None:
     one, two = experiment(tmp_path / "one"), experiment(tmp_path / "two", steps=50)
     two.write("config.yaml", "optimizer:\n  lr: 0.7\n")

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from queue import SimpleQueue
 from threading import Event
 
 import pytest
@@ -22,12 +21,9 @@ from orchestrator.protocol.facts import Checkup
 from orchestrator.protocol.requests.machine import CheckedUp, Examine
 from orchestrator.records.experiment import Attempt
 from orchestrator.records.metrics import progress, trainers
-from orchestrator.records.metrics.samples import Machine
-from orchestrator.records.metrics.samples import Sample as Streamed
 from orchestrator.views.top import sample as sampled
-from orchestrator.views.top import table
-from orchestrator.views.top.sample import NodeSample, Watch, with_stream
-from tests.views.report.stories import experiment, line, sample_machines, train_again
+from orchestrator.views.top.sample import NodeSample, Watch
+from tests.views.report.stories import experiment, line, train_again
 from tests.views.top.samples import gpu, load, rank
 
 
@@ -137,26 +133,16 @@ def test_a_node_that_is_late_keeps_nobody_waiting(refusing: Refusing, tmp_path: 
 
 
 def test_an_old_answer_is_not_shown_as_one_of_now(refusing: Refusing) -> None:
-    node = sampled.WatchedNode(Node("late"), refusing, SimpleQueue())
-    node.sample = NodeSample("late", Checkup(load=load()))
+    node = sampled.WatchedNode(Node("late"), refusing)
+    node.last = NodeSample("late", Checkup(load=load()))
     node.channel = Asked()  # type: ignore[assignment]
-    assert node.newest() is node.sample
-    node.busy, node.since = True, time.monotonic() - 2.0
-    assert node.newest() is node.sample
+    assert node.newest() is node.last
+    node.done.clear()
+    node.since = time.monotonic() - 2.0
+    assert node.newest() is node.last
     node.since -= 2 * sampled.STALE_SECONDS
     assert node.newest().checkup is None
     assert node.newest().problem == "it has not answered for 12 s"
-
-
-def test_a_gpu_has_the_values_of_its_address() -> None:
-    """One that is lost, or of another make, is in one list and not in the other."""
-    streamed = Streamed(1.0, gpus={"use": [0.1, 0.2, 0.3], "celsius": [1, None]})
-    about = Machine(places=("0000:00:00", "0000:01:00", "0000:03:00.0"))
-    amd = gpu(0, 50).replace(vendor="amd", pci="0000:03:00.0")
-    shown = [with_stream(each, about, streamed) for each in (gpu(1, 50), amd, gpu(7, 50))]
-    assert [(each.busy, each.temperature) for each in shown] == [(20, 61), (30, 60), (50, 67)]
-    twice = Machine(places=("0000:00:00", "0000:00:00"))  # parts of one card
-    assert with_stream(gpu(0, 50), twice, streamed).busy == 50
 
 
 class Asked:
@@ -171,30 +157,14 @@ class Asked:
         return CheckedUp(checkup=Checkup(gpus=gpus, load=load()), time=0.0)
 
 
-def test_a_stream_that_is_fresh_stands_for_nvidia_smi(tmp_path: Path) -> None:
-    made = experiment(tmp_path / "train_20260101_000000", steps=0, state="running", ended=None)
-    sample_machines(made)
-    watch = Watch(Transport.__new__(NoTransport), made.read_record().nodes, tmp_path)
-    node, channel = watch.watched[0], Asked()
+def test_gpus_are_asked_for_now_and_then(refusing: Refusing) -> None:
+    node, channel = sampled.WatchedNode(Node("one"), refusing), Asked()
+    for _ in range(3):
+        found = node.ask(channel)  # type: ignore[arg-type]
+        assert found.gpus is not None and len(found.gpus) == 2 and found.load is not None
+    node.gpus_at -= sampled.GPU_SECONDS
     node.ask(channel)  # type: ignore[arg-type]
-    jobs = watch.jobs([NodeSample("alpha", Checkup(load=load("train_20260101_000000")))])
-    watch.find_streams(jobs)
-    assert node.stream is not None and node.stream.fresh
-    assert len(node.history) == 12 and node.history[-1].gpu == 0.9
-    checkup = node.ask(channel)  # type: ignore[arg-type]
-    assert channel.parts == [("gpus", "load"), ("load",)]
-    assert checkup.gpus is not None
-    assert [(one.busy, one.temperature) for one in checkup.gpus] == [(90, 60), (90, 61)]
-    node.stream.grown -= sampled.FRESH_SECONDS
-    node.ask(channel)  # type: ignore[arg-type]
-    assert channel.parts[-1] == ("gpus", "load"), "it tells nothing of now"
-    watch.find_streams([])
-    assert node.stream is None
-
-
-def test_small_curves() -> None:
-    assert table.spark([0.0, 0.5, 1.0, None], 1.0) == "    ▁▅█ "
-    assert table.spark([0.5], 1.0) == table.spark([], 1.0) == ""
+    assert channel.parts == [("gpus", "load"), ("load",), ("load",), ("gpus", "load")]
 
 
 def test_jobs_are_found_with_their_experiments(tmp_path: Path) -> None:
@@ -214,16 +184,19 @@ def test_jobs_are_found_with_their_experiments(tmp_path: Path) -> None:
     record = made.read_record()
     made.write_record(replace(record, engine=False))  # a script: the config's steps are not its own
     watch.known.clear()
+    watch.sought_at = float("-inf")
     assert (watch.jobs(nodes)[0].step, watch.jobs(nodes)[0].steps) == (30, None)
     made.write_record(record)
     (made.path / "config.yaml").unlink()
     watch.known.clear()
+    watch.sought_at = float("-inf")
     assert watch.jobs(nodes)[0].left is None
     assert watch.jobs([]) == [] and not watch.known
+    watch.sought_at = float("-inf")
     line = json.dumps({"step": 5})
     (made.path / "outputs/rank_00_metrics.jsonl").write_text(line)
     assert watch.jobs(nodes)[0].step == 5
     watch.closer = "train_20260101_000000"
     assert len(watch.jobs(nodes)[0].ranks) == 4
     made.path.rename(tmp_path / "removed")
-    assert len(watch.jobs(nodes)[0].ranks) == 4
+    assert watch.jobs(nodes)[0].experiment == ""
