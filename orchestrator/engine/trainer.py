@@ -23,8 +23,7 @@ from orchestrator.engine.core.checkpointing import Checkpointing
 from orchestrator.engine.core.loop import Hooks, loop_of
 from orchestrator.engine.core.optimizer import Factory
 from orchestrator.engine.core.parts import Parts, as_path
-from orchestrator.engine.core.settings import Request
-from orchestrator.engine.core.stopping import Metrics, StopPolicy, TrainState
+from orchestrator.engine.core.stopping import Metrics, Request, StopPolicy, TrainState
 from orchestrator.engine.data import sharded_loader, sources
 from orchestrator.engine.data.batch import Batches
 from orchestrator.engine.data.dataset import HeldOutSamples, TrainingSamples
@@ -236,7 +235,7 @@ class Trainer:
         )  # fmt: skip
         training, held_out = self._batches(asked, train_loader, val_loader)
         self._saving.begin(asked, training)
-        policy = asked.policy(self.state)
+        policy = StopPolicy(self.state, asked)
         self._reporting.say(f"training on {training.description}")
         self._saving.say_where()
         if policy.nothing_to_do():
@@ -258,20 +257,6 @@ class Trainer:
             metrics = evaluation.evaluate(self.parts, self._shared(loader, "loader"))
         assert metrics is not None
         return metrics
-
-    def predict(self, loader: Any, output: evaluation.Forward = evaluation.forward) -> Any:
-        """Return the outputs for all samples, in the loader's order, on the CPU of every rank.
-
-        Every rank calls it. `output` is called with (model, batch); without it the model is called
-        with the inputs of each batch. What it returns may hold several tensors, in lists or dicts.
-        """
-        if output is evaluation.forward and isinstance(self.bare, Models):
-            raise UsageError(
-                f"predict() does not know which of the models to call: {', '.join(self.models)}",
-                "say it: trainer.predict(loader, lambda models, batch: models[NAME](batch))",
-            )
-        with randomness_kept():
-            return evaluation.predict(self.parts, self._shared(loader, "loader"), output)
 
     def state_dict(self, *, model: str = "", ema: bool | None = None) -> dict[str, Any]:
         """Return the whole weights, on the CPU of rank 0; {} on the others. Every rank calls it.

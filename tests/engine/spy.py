@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
@@ -36,7 +35,7 @@ def install(path: Path) -> None:
     watch(FSDPModule, "set_modules_to_backward_prefetch")
     watch(DistributedDataParallel, "__init__", "ddp")
     watch(DataLoader, "__init__", "loader")
-    watch(torch.utils.checkpoint, "checkpoint", "recomputed")
+    watch(mesh, "checkpoint_wrapper", "recomputed")
     watch(torch, "log_softmax", "logits")
     watch(Checkpoints, "_stage", "copied")
     for new, old, name in (

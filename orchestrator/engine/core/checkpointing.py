@@ -19,8 +19,7 @@ from orchestrator.engine.core import average
 from orchestrator.engine.core.kept import WHAT_IS_DRAWN, ExtraState, Snapshot
 from orchestrator.engine.core.optimizer_state import HOW, by_name, of_name
 from orchestrator.engine.core.parts import Parts, as_path
-from orchestrator.engine.core.settings import Request
-from orchestrator.engine.core.stopping import TrainState
+from orchestrator.engine.core.stopping import Request, TrainState
 from orchestrator.engine.data.batch import Batches, DataPlace
 from orchestrator.engine.models.losses import Losses
 from orchestrator.engine.ranks import agreement, plain_names
@@ -313,7 +312,7 @@ class Checkpointing:
     def refuse_unsaved(self) -> None:
         """Refuse at the first step, and not at a resume, what no checkpoint can hold."""
         steppers, saves = self.parts.steppers, bool(self.checkpoints or self.memory)
-        if self.savable or not saves or not any(s.optimizer.state or s.proved for s in steppers):
+        if self.savable or not saves or not any(s.optimizer.state for s in steppers):
             return
         self.savable = True
         for stepper in steppers:

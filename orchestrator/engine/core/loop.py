@@ -31,7 +31,6 @@ from orchestrator.engine.observe.reporter import Measures, Reporter, means_of
 from orchestrator.engine.observe.reporting import Reporting
 from orchestrator.engine.ranks.randomness import Randomness, seed_all
 from orchestrator.engine.ranks.ranks import gather
-from orchestrator.engine.saving.reader import several
 from orchestrator.engine.sharding import low_precision, mesh
 
 Hook = Callable[[], Any]
@@ -63,9 +62,7 @@ class Loop:
     names: tuple[str, ...] = ()  # of the losses and metrics
     given: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)  # by who is due
     sums: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # this step's, this rank's
-    modes: dict[nn.Module, bool] = field(default_factory=dict)  # of its parts: do they train?
     votes_late: bool = False  # after the step, not at its beginning
-    untrained: list[str] | None = None  # weights that want gradients, and are in no optimizer
 
     @property
     def state(self) -> TrainState:
@@ -82,7 +79,6 @@ class Loop:
             Profile(
                 *(profiling, outputs_directory(), ranks, say),
                 marks=self.reporter.phases.mark,
-                about=self._about(),
                 before=state.step,
             ) as self.profile,
         ):
@@ -93,7 +89,6 @@ class Loop:
             after.enter_context(self.parts.steppers.training_mode())
             # A hook is heard after its step, so all vote after it; else while the step computes.
             self.votes_late = any(gather(ranks.world == 1 or self.hooks.on_step_end is not None))
-            self._warn_of_untrained()
             self.parts.steppers.find_whole()
             self.saving.refuse_unheld()
             self._call(self.hooks.on_train_begin)
@@ -124,9 +119,6 @@ class Loop:
     def _epoch(self) -> None:
         """Train one epoch, or what is left of it."""
         state, config = self.state, self.parts.config
-        if self.modes and not self.parts.bare.training:  # after an evaluation of the user's own
-            mesh.set_modes(self.modes)
-        self.modes = mesh.modes_of(self.parts.model)
         batches = Following(self.training.epoch(state.epoch, state.position))
         index = 0  # of the micro-batch in its step
         while (micro := self._next(batches)) is not None:
@@ -201,19 +193,6 @@ class Loop:
             self.policy.vote.request(PROFILE, steps)
         self.policy.vote.post()
 
-    def _about(self) -> dict[str, Any]:
-        """Tell what a trace does not show, and whoever reads it wants to change."""
-        config, loader = self.parts.config, getattr(self.training, "loader", None)
-        workers = config.dataloader.num_workers if self.training.endless else None
-        return {
-            "accumulate": config.training.gradient_accumulation,
-            "strategy": self.parts.mesh.strategy,
-            "sums_whole": config.fsdp.accumulate == "whole",
-            "reshards": config.fsdp.reshard_after_forward,
-            "workers": getattr(loader, "num_workers", workers),
-            "built_in": self.training.endless,
-        }
-
     def _call(self, hook: Hook | None) -> None:
         """Call a function of the user's, with the random numbers as the user left them."""
         if hook is None:
@@ -222,18 +201,8 @@ class Loop:
         with self.reporter.estimate.pause():
             enough = hook()
         self.users = Randomness.now()
-        self._warn_of_untrained()
         if is_true(enough):
             self.policy.request_end()
-
-    def _warn_of_untrained(self) -> None:
-        """Say it when a hook has unfrozen what no optimizer holds."""
-        before, self.untrained = self.untrained, self.parts.steppers.untrained()
-        if before is not None and (names := [n for n in self.untrained if n not in before]):
-            self.reporter.say(
-                f"WARNING: a hook has unfrozen {several(names)}, which no optimizer holds, so"
-                " nothing trains it: make the optimizer from all parameters, frozen ones too"
-            )
 
     def _restore_randomness(self) -> None:
         self.users.restore()

@@ -96,29 +96,37 @@ def hidden_of(model: nn.Module, config: Config) -> set[str]:
 
 
 def bound(
-    optimizer: Optimizer | Factory, names: Mapping[int, str], now: Mapping[str, nn.Parameter]
+    optimizer: Optimizer | Factory,
+    names: Mapping[int, str],
+    now: Mapping[str, nn.Parameter],
+    name: str,
 ) -> Optimizer:
-    """Move an optimizer from the parameters that it was made for to those of the spread model."""
+    """Move an optimizer from the parameters that it was made for to those of the spread model.
+
+    A function of the parameters gets those of the model of its name, if it has one.
+    """
     if isinstance(optimizer, Optimizer):
         for group in optimizer.param_groups:
-            refuse_strangers([p for p in group["params"] if id(p) not in names])
+            if strangers := [p for p in group["params"] if id(p) not in names]:
+                raise UsageError(
+                    f"the optimizer holds a parameter of shape {tuple(strangers[0].shape)} that is"
+                    " not the model's",
+                    "make it from the parameters of the very model that you give to the Trainer",
+                )
             move(optimizer, group, names, now)
     elif callable(optimizer):
-        wanted = [parameter for parameter in now.values() if parameter.requires_grad]
+        prefix = f"{name}." if name else ""
+        wanted = [p for key, p in now.items() if p.requires_grad and key.startswith(prefix)]
         optimizer = optimizer(wanted)
         if not isinstance(optimizer, Optimizer):
             raise UsageError(
                 f"optimizer gave a {type(optimizer).__name__}, not a torch optimizer",
                 "give torch.optim.AdamW(model.parameters()), or a function of the parameters",
             )
-        allowed = {id(parameter) for parameter in wanted}
-        for group in optimizer.param_groups:
-            refuse_strangers([p for p in group["params"] if id(p) not in allowed])
     else:
         raise UsageError(
             f"optimizer is {kind(optimizer)}, not an optimizer of torch's",
-            "one may treat parts of a model differently:"
-            ' torch.optim.AdamW([{"params": a, "lr": 1e-3}, {"params": b, "lr": 1e-5}])',
+            "give torch.optim.AdamW(model.parameters()), or a function of the parameters",
         )
     for part in parts_of(optimizer):
         refuse_closure(part)
@@ -130,15 +138,6 @@ def is_summed(parameter: nn.Parameter, mesh: Mesh) -> bool:
     if mesh.mesh is not None:
         return isinstance(parameter, DTensor)
     return mesh.strategy == "single" or parameter.requires_grad
-
-
-def refuse_strangers(strangers: list[nn.Parameter]) -> None:
-    if strangers:
-        raise UsageError(
-            f"the optimizer holds a parameter of shape {tuple(strangers[0].shape)} that is"
-            " not the model's",
-            "make it from the parameters of the very model that you give to the Trainer",
-        )
 
 
 def refuse_closure(optimizer: Optimizer) -> None:
@@ -294,85 +293,55 @@ class LrScheduler:
     """A scheduler of torch's, if there is one, and when it steps."""
 
     def __init__(self, scheduler: Any, optimizer: torch.optim.Optimizer, every: str) -> None:
-        if isinstance(scheduler, type) or (scheduler and not hasattr(scheduler, "step")):
+        if scheduler is not None and not hasattr(scheduler, "state_dict"):
             if not callable(scheduler):
                 raise UsageError(
                     f"scheduler is {kind(scheduler)}, not a scheduler of torch's",
                     "give one over the optimizer, or a function of the optimizer that makes it",
                 )
             scheduler = scheduler(optimizer)
+        elif isinstance(scheduler, type):
+            scheduler = scheduler(optimizer)
         if getattr(scheduler, "optimizer", optimizer) is not optimizer:
             raise UsageError(
                 "the scheduler belongs to another optimizer than the Trainer's",
                 "give a function of the optimizer: scheduler=lambda all: StepLR(all, 30)",
             )
-        self.scheduler, self.optimizer, self.every = scheduler, optimizer, every
+        self.scheduler, self.every = scheduler, every
         self.by_metric = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
-        if self.by_metric and every == "step":
+        if self.by_metric and (every == "step" or scheduler.mode == "max"):
             raise UsageError(
-                "ReduceLROnPlateau looks at the loss of an epoch",
-                'say scheduler_every="epoch"',
-            )
-        if self.by_metric and scheduler.mode == "max":
-            raise UsageError(
-                'ReduceLROnPlateau(mode="max") would wait for a loss that grows: a Trainer shows it'
-                " the loss of each epoch",
-                "leave out mode=, or step it in on_epoch_end=:"
-                ' plateau.step(trainer.state.val_metrics["accuracy"])',
+                "a Trainer shows ReduceLROnPlateau the loss of each epoch",
+                'say scheduler_every="epoch", and leave mode= out',
             )
         self.initial_settings = self.state()
 
     def after_step(self) -> None:
         if self.scheduler is not None and self.every == "step":
-            self._step()
+            with warnings.catch_warnings():
+                # The optimizer's first step may have been left out, and torch counts steps.
+                warnings.filterwarnings("ignore", "Detected call of .lr_scheduler", UserWarning)
+                self.scheduler.step()
 
     def after_epoch(self, loss: float | None) -> None:
         """Step once per epoch; one that looks at the loss waits for one."""
         if self.scheduler is None or self.every != "epoch":
             return
         if not self.by_metric:
-            self._step()
+            self.scheduler.step()
         elif loss is not None:
-            self._step(loss)
-
-    def _step(self, *loss: float) -> None:
-        try:
-            with warnings.catch_warnings():
-                # The optimizer's first step may have been left out, and torch counts steps.
-                warnings.filterwarnings("ignore", "Detected call of .lr_scheduler", UserWarning)
-                self.scheduler.step(*loss)
-        except ValueError:
-            total = getattr(self.scheduler, "total_steps", None)
-            if total is None or self.scheduler.last_epoch <= total:
-                raise
-            raise UsageError(
-                f"{type(self.scheduler).__name__} is over after its {total} steps",
-                "make it with the steps of the whole training; a resumed one continues as it was"
-                " saved, so a longer training has to start from the beginning, with its weights"
-                " (weights=)",
-            ) from None
+            self.scheduler.step(loss)
 
     def state(self) -> dict[str, Any] | None:
         """Return what JSON keeps of its state."""
         if self.scheduler is None:
             return None
-        return {k: v for k, v in self._whole_state().items() if is_plain(v)}
-
-    def _whole_state(self) -> dict[str, Any]:
-        """Return its state_dict(), or the attributes of a user's own that has step() alone."""
-        if hasattr(self.scheduler, "state_dict"):
-            return dict(self.scheduler.state_dict())
-        return {k: v for k, v in vars(self.scheduler).items() if k != "optimizer"}
+        return {k: v for k, v in self.scheduler.state_dict().items() if is_plain(v)}
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
         """Read a saved state; functions stay as the scheduler was made."""
-        if self.scheduler is None or state is None:
-            return
-        whole = {**self._whole_state(), **state}
-        if hasattr(self.scheduler, "load_state_dict"):
-            self.scheduler.load_state_dict(whole)
-        else:
-            vars(self.scheduler).update(whole)
+        if self.scheduler is not None and state is not None:
+            self.scheduler.load_state_dict({**self.scheduler.state_dict(), **state})
 
 
 class Schedulers:

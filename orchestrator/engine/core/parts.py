@@ -69,20 +69,16 @@ class Parts:
     def introduce(self) -> None:
         """Print who is there, and which ranks share what."""
         tell, everyone = functools.partial(say, self.ranks), self.ranks
-        if isinstance(self.model, nn.DataParallel):
-            tell(
-                f"dp: one process splits every batch over {max(1, len(self.model.device_ids))}"
-                " devices; ddp, with a process per device, is faster: Trainer.launch(function,"
-                ' nprocs=N) or torchrun, and strategy="ddp"'
-            )
-        else:
-            tell(mesh.in_words(self.mesh, everyone))
+        tell(mesh.in_words(self.mesh, everyone))
         here = everyone.neighbours
         if everyone.world > 1 and everyone.rank == here[0]:
             host = f"{everyone.nodes[everyone.rank][1]}, {device_name(everyone.device)}"
             say_once(f"ranks {here[0]} to {here[-1]} of {everyone.world} are here: {host}")
-        parameters = self.steppers.parameters.values()
-        tell(f"{sum(parameter.numel() for parameter in parameters):,} parameters")
+        parameters, trained = self.steppers.parameters, sum(len(s.named) for s in self.steppers)
+        count = sum(parameter.numel() for parameter in parameters.values())
+        tell(f"{count:,} parameters")
+        if trained < len(parameters):
+            tell(f"{len(parameters) - trained} of {len(parameters)} are not in the optimizer")
         if self.mesh.mesh is not None:
             for line in described(self.model, sum(p.numel() for p in self.steppers.whole)):
                 tell(line)
@@ -109,13 +105,12 @@ def of_arguments(arguments: Arguments) -> Parts:
     config = arguments.config_for(arguments.strategy)
     everyone, strategy = joined(arguments, config), arguments.strategy
     if strategy == "auto" and everyone.world > 1:
-        strategy, reason = settings.choose(model, everyone, arguments.keys)
+        strategy, reason = settings.choose(
+            model, everyone, arguments.keys, averages=arguments.ema is not None
+        )
         say(everyone, reason)
         config = arguments.config_for(strategy)
-    config = settings.keep_batch(
-        config, everyone.world, functools.partial(say, everyone), loader=True
-    )
-    lr_scale = lr_scale_of(arguments, config, everyone)
+    config = settings.keep_batch(config, everyone.world, functools.partial(say, everyone))
     fill = None
     if arguments.weights is not None:
         path = as_path(arguments.weights)
@@ -123,6 +118,11 @@ def of_arguments(arguments: Arguments) -> Parts:
         fill = functools.partial(fill_model, model, path, config, everyone.device)
     losses.to(everyone.device)
     shape, whole = mesh.distribute_local(model, strategy, everyone, config, fill)
+    lr_scale = 1.0
+    if arguments.scale_lr:  # as many ranks with `accumulate` micro-batches each have this batch
+        micros = everyone.world * config.training.gradient_accumulation
+        lr_scale = micros / arguments.accumulate
+        say(everyone, f"learning rates are multiplied by {lr_scale:g}, the number of ranks")
     steppers = Steppers(
         trained.optimizers, names, model, shape,
         {name: training_of(name, arguments, config.training) for name in trained.optimizers},
@@ -133,7 +133,6 @@ def of_arguments(arguments: Arguments) -> Parts:
     schedulers = scheduled(steppers, trained.schedulers, arguments.scheduler_every)
     parts = Parts(config, everyone, shape, whole, model, losses, steppers, schedulers)
     parts.introduce()
-    say_rates(parts, lr_scale, arguments.warmup_steps)
     return parts
 
 
@@ -143,26 +142,10 @@ def joined(arguments: Arguments, config: Config) -> Ranks:
     collectives.setup_distributed(arguments.backend, config.distributed.timeout)
     everyone = ranks.join(config)
     if arguments.device is None:
-        say_unused_accelerator(everyone)
         return everyone
     if everyone.world > 1:
         raise UsageError("device= is for one process; each of several has its own", "leave it out")
-    try:
-        chosen = torch.device(arguments.device)
-        torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        raise UsageError(
-            f"device={str(arguments.device)!r} cannot be used: {reason}", "leave it out"
-        ) from None
-    return dataclasses.replace(everyone, device=chosen)
-
-
-def lr_scale_of(arguments: Arguments, config: Config, everyone: Ranks) -> float:
-    """Return how many ranks with `accumulate` micro-batches each have this batch."""
-    if not arguments.scale_lr:
-        return 1.0
-    return everyone.world * config.training.gradient_accumulation / arguments.accumulate
+    return dataclasses.replace(everyone, device=torch.device(arguments.device))
 
 
 def warmed_up(lr_scale: float, warmup_steps: int, step: int) -> float:
@@ -180,11 +163,6 @@ def training_of(name: str, arguments: Arguments, training: Training) -> Training
 
 
 def scheduled(steppers: Steppers, schedulers: Mapping[str, Any], every: str) -> Schedulers:
-    if every != "step" and all(scheduler is None for scheduler in schedulers.values()):
-        raise UsageError(
-            f"scheduler_every={every!r} says when a scheduler steps, but there is none",
-            "say scheduler=, or leave scheduler_every= out",
-        )
     return Schedulers(
         {
             stepper.name: LrScheduler(schedulers.get(stepper.name), stepper.optimizer, every)
@@ -193,36 +171,12 @@ def scheduled(steppers: Steppers, schedulers: Mapping[str, Any], every: str) -> 
     )
 
 
-def say_rates(parts: Parts, lr_scale: float, warmup_steps: int) -> None:
-    tell, steppers = functools.partial(say, parts.ranks), parts.steppers
-    if lr_scale != 1:
-        tell(f"learning rates are multiplied by {lr_scale:g}, the number of ranks")
-    if warmup_steps:
-        tell(f"learning rates rise from zero over the first {warmup_steps} steps")
-    whole, trained = len(steppers.parameters), sum(len(s.named) for s in steppers)
-    if trained < whole:
-        tell(f"{whole - trained} of {whole} parameters are not in the optimizer and stay as they"
-             " are")  # fmt: skip
-
-
-def say_unused_accelerator(everyone: Ranks) -> None:
-    if kind_there := ranks.unused_accelerator(everyone.device):
-        say(
-            everyone,
-            f"WARNING: the training runs on the CPU: this machine has an accelerator"
-            f" ({kind_there}), but only GPUs of CUDA or ROCm are used",
-        )
-
-
 # -- by a config -----------------------------------------------------------------------------------
 
 
 def of_config(config: Config, everyone: Ranks) -> Parts:
     """Make the model and the optimizer that a config names."""
-    say_unused_accelerator(everyone)
-    config = settings.keep_batch(
-        config, everyone.world, functools.partial(say, everyone), loader=False
-    )
+    config = settings.keep_batch(config, everyone.world, functools.partial(say, everyone))
     shape = mesh.make(config, everyone)
     model = build.build(config)
     path = as_path(config.model.weights) if config.model.weights is not None else None
@@ -289,89 +243,62 @@ class Trained:
 
 def trained_of(arguments: Arguments) -> Trained:
     """Return what the arguments name, once they are known to fit each other."""
-    one = {
-        "a model": arguments.model,
-        "optimizer=": arguments.optimizer,
-        "scheduler=": arguments.scheduler,
-    }
+    one = (arguments.model, arguments.optimizer, arguments.scheduler)
     by_name = (arguments.models, arguments.optimizers, arguments.schedulers)
-    given = [what for what, value in one.items() if value is not None]
     if by_name == (None, None, None):
-        trained = single(arguments.model, arguments.optimizer, arguments.scheduler)
-    elif given or arguments.models is None:
+        if arguments.model is None or arguments.optimizer is None:
+            lacking = "a model" if arguments.model is None else "an optimizer"
+            raise UsageError(
+                f"a Trainer needs {lacking}", f"Trainer(model, optimizer, loss), or {FOR_EXAMPLE}"
+            )
+        optimizers = {"": one_of_several(arguments.optimizer)}
+        trained = Trained(arguments.model, optimizers, {"": arguments.scheduler})
+    elif one != (None, None, None) or not arguments.models or not arguments.optimizers:
         raise UsageError(
-            f"{given[0] if given else 'optimizers= or schedulers='} does not go with"
-            f" {'models=, optimizers= and schedulers=' if given else 'a single model'}",
+            "models= and optimizers= go together, in place of a model and an optimizer",
             f"Trainer(model, optimizer, loss), or {FOR_EXAMPLE}",
         )
+    elif arguments.strategy == "dp":
+        raise UsageError('strategy="dp" takes one loss, and models= has several', 'say "ddp"')
     else:
-        refuse_unfit_for_several(arguments.strategy, arguments.config or {})
-        trained = several_by_name(arguments.models, arguments.optimizers, arguments.schedulers)
+        trained = several_by_name(
+            arguments.models, arguments.optimizers, arguments.schedulers or {}
+        )
     for what, named in (
+        ("schedulers=", arguments.schedulers),
         ("every=", arguments.every),
         ("clip_grad_norm=", arguments.clip_grad_norm),
         ("ema=", arguments.ema),
     ):
         refuse_unknown(what, named, trained.optimizers)
-    refuse_idle_steps(arguments.every or {}, trained.optimizers)
+    every = arguments.every or {}
+    if every and all(every.get(name, 1) > 1 for name in trained.optimizers):
+        raise UsageError(
+            "every= leaves steps in which no optimizer steps",
+            "let one of them step in each: leave it out of every=",
+        )
     return trained
 
 
-def single(model: Any, optimizer: Any, scheduler: Any) -> Trained:
-    if model is None or optimizer is None:
-        raise UsageError(
-            f"a Trainer needs {'a model' if model is None else 'an optimizer'}",
-            f"Trainer(model, optimizer, loss), or {FOR_EXAMPLE}",
-        )
-    return Trained(model, {"": one_of_several(optimizer)}, {"": scheduler})
-
-
 def several_by_name(
-    models: Mapping[str, nn.Module],
-    optimizers: Mapping[str, Any] | None,
-    schedulers: Mapping[str, Any] | None,
+    models: Mapping[str, nn.Module], optimizers: Mapping[str, Any], schedulers: Mapping[str, Any]
 ) -> Trained:
-    """Check that each optimizer trains parameters of these models, that no other one trains."""
+    """Check that each parameter has at most one optimizer; freeze those that have none."""
     model = several.together(models)
-    if not isinstance(optimizers, Mapping) or not optimizers:
-        raise UsageError("models= goes with optimizers=, by name", FOR_EXAMPLE)
     optimizers = {name: one_of_several(each) for name, each in optimizers.items()}
     names = {id(p): name for name, p in model.named_parameters(remove_duplicate=False)}
     trained: dict[int, str] = {}  # by which
     for name, optimizer in optimizers.items():
-        if not isinstance(name, str) or not name.isidentifier():
-            raise UsageError(f"optimizers= has the name {name!r}", "take letters, digits and _")
         for parameter in parameters_of(name, optimizer, model):
-            if id(parameter) not in names:
-                raise UsageError(
-                    f"optimizers[{name!r}] holds a parameter of shape {tuple(parameter.shape)}"
-                    " that is in none of the models",
-                    "make it from the parameters of the very models that you give in models=",
-                )
             if (other := trained.setdefault(id(parameter), name)) != name:
                 raise UsageError(
                     f"{names[id(parameter)]} is in two optimizers, {other!r} and {name!r}",
                     "leave it to one of them; a loss of another one still flows through it",
                 )
-    refuse_unknown("schedulers=", schedulers or {}, optimizers)
     for parameter in model.parameters():
         if id(parameter) not in trained:
             parameter.requires_grad_(False)  # ddp would wait for its gradient
-    return Trained(model, optimizers, schedulers or {})
-
-
-def refuse_idle_steps(every: Mapping[str, int], optimizers: Mapping[str, Any]) -> None:
-    """Refuse steps in which no optimizer steps."""
-    for name, steps in every.items():
-        if type(steps) is not int or steps < 1:
-            raise UsageError(
-                f"every[{name!r}] is {steps!r}", "give a whole number of steps, 1 or more"
-            )
-    if every and all(every.get(name, 1) > 1 for name in optimizers):
-        raise UsageError(
-            "every= leaves steps in which no optimizer steps",
-            "let one of them step in each: leave it out of every=",
-        )
+    return Trained(model, optimizers, schedulers)
 
 
 def parameters_of(name: str, optimizer: Any, model: nn.ModuleDict) -> list[nn.Parameter]:
@@ -380,15 +307,11 @@ def parameters_of(name: str, optimizer: Any, model: nn.ModuleDict) -> list[nn.Pa
         return [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if callable(optimizer) and name in model:
         return [parameter for parameter in model[name].parameters() if parameter.requires_grad]
-    known = ", ".join(model)
     raise UsageError(
-        f"optimizers[{name!r}] is {kind(optimizer)}, not an optimizer of torch's" if
-        not callable(optimizer) else
-        f"optimizers[{name!r}] is a function of the parameters, and no model is called {name!r}"
-        f" (there are {known})",
+        f"optimizers[{name!r}] is {kind(optimizer)}",
         "give an optimizer over the parameters; or, by the name of a model, a function of its"
-        " parameters",
-    )  # fmt: skip
+        f" parameters (there are {', '.join(model)})",
+    )
 
 
 def refuse_unknown(what: str, named: Each | Mapping[str, Any], known: Mapping[str, Any]) -> None:
@@ -399,9 +322,3 @@ def refuse_unknown(what: str, named: Each | Mapping[str, Any], known: Mapping[st
                 f"{nearest(str(name), [*known])}",
                 f"the optimizers are {', '.join(filter(None, known)) or 'one, without a name'}",
             )
-
-
-def refuse_unfit_for_several(strategy: str, keys: Mapping[str, Any]) -> None:
-    if strategy == "dp" or keys.get("distributed", {}).get("static_graph"):
-        what = 'strategy="dp"' if strategy == "dp" else "distributed.static_graph"
-        raise UsageError(f"{what} takes one loss per step, and models= has several", "leave it out")

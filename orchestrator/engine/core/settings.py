@@ -5,10 +5,8 @@ Each of them does what it says, or is refused by its name with what to type inst
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import json
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,13 +21,7 @@ from orchestrator.common.text import Say, plural
 from orchestrator.config import parse
 from orchestrator.config.parse import at_least, one_of
 from orchestrator.config.schema import SHARDED, Config, Training, best_metric
-from orchestrator.engine.core.stopping import (
-    Duration,
-    Limit,
-    StopPolicy,
-    TrainState,
-    parse_period,
-)
+from orchestrator.engine.core.stopping import Duration, Limit, Request, parse_period
 from orchestrator.engine.data.batch import Batches
 from orchestrator.engine.data.sharded_loader import Shard
 from orchestrator.engine.models.losses import Criterion, Step
@@ -54,6 +46,11 @@ REFUSED = {
     "scheduler": f"{OWN} scheduler=, and warmup_steps=",
     "training.batch_size": "the batch size is that of your DataLoader",
     "training.loss": f"{OWN} loss= or step=",
+    "training.mixed_precision": f"{OWN} precision=",
+    "training.gradient_accumulation": f"{OWN} accumulate=",
+    "training.grad_clip_norm": f"{OWN} clip_grad_norm=",
+    "training.ema": f"{OWN} ema=",
+    "training.seed": f"{OWN} seed=",
     "fsdp.sharding_strategy": f"{OWN} strategy=",
     "distributed.backend": f"{OWN} backend=",
     "logging.trackers": f"{OWN} trackers=",
@@ -109,8 +106,8 @@ class Arguments:
 
     @property
     def keys(self) -> Mapping[str, Any]:
-        """The keys of config=, with the one that ema= stands for."""
-        return with_average(self.config or {}, self.ema)
+        """The keys of config=."""
+        return self.config or {}
 
     def config_for(self, strategy: str) -> Config:
         """Return the engine's config with this strategy, which may have been chosen for `auto`.
@@ -118,80 +115,33 @@ class Arguments:
         The ddp that was chosen takes models that leave out parts of themselves, as hybrid_shard
         does, at the cost of a look at the graph of each step.
         """
+        refuse_unread(self.keys)
+        if strategy == "auto" and "fsdp" in self.keys:
+            strategy = "hybrid_shard"  # the only one of the two that reads them
         chosen = self.strategy == "auto" and strategy == "ddp"
         static = self.keys.get("distributed", {}).get("static_graph")
-        unused = self.find_unused_parameters or (chosen and not static)
-        given = arguments(
-            self.precision, self.accumulate, self.clip_grad_norm, self.seed, self.log_every
-        )
-        return config_of(given, strategy, unused, self.keys)
-
-
-def arguments(
-    precision: str, accumulate: int, clip: Each, seed: int, log_every: int | None
-) -> dict[str, Any]:
-    """Give the keys that the Trainer's own arguments stand for."""
-    training = {"mixed_precision": precision, "gradient_accumulation": accumulate}
-    training |= {"grad_clip_norm": one_for_all(clip) or 0.0, "seed": seed, "max_steps": UNENDING}
-    return {"training": training, "logging": {"interval": log_every or 50}}
-
-
-SAME = {  # keys, by the arguments that stand for them
-    "precision": "training.mixed_precision",
-    "accumulate": "training.gradient_accumulation",
-    "clip_grad_norm": "training.grad_clip_norm",
-    "seed": "training.seed",
-    "log_every": "logging.interval",
-}
-
-
-def refuse_twice(given: Mapping[str, Any], keys: Mapping[str, Any]) -> None:
-    """Refuse an argument of a Trainer beside a key of config= that says something else."""
-    usual = arguments("fp32", 1, None, 0, None)
-    for argument, name in SAME.items():
-        section, key = name.split(".")
-        value, inner = given[section].get(key), keys.get(section, {})
-        if value != usual[section][key]:
-            refuse_other(argument, value, name, inner.get(key, value))
-
-
-def refuse_other(argument: str, value: Any, name: str, of_key: Any) -> None:
-    if of_key != value:
-        raise UsageError(
-            f"{argument}={value!r} and config= with {name} {of_key!r} contradict each other",
-            f"leave one of them out: {argument}= is the same as {name}",
-        )
-
-
-OF_SEVERAL_RANKS = ("fsdp", "distributed")
-OF_ANY = ("fsdp.wrap", "distributed.timeout")
-
-
-def refuse_unspread(strategy: str, unused: bool, keys: Mapping[str, Any]) -> None:
-    """Refuse what says how a model is spread over ranks, if it is not."""
-    if strategy not in ("dp", "none"):
-        return
-    named = [f"{name}.{key}" for name in OF_SEVERAL_RANKS for key in keys.get(name, {})]
-    named = ["find_unused_parameters="] * unused + [key for key in named if key not in OF_ANY]
-    if named:
-        raise UsageError(
-            f"{named[0]} says how a model is spread over ranks, and strategy={strategy!r} spreads"
-            " none",
-            f'leave it out, or say strategy="ddp" ({" or ".join(SHARDED)} for keys of fsdp)',
-        )
+        merged: dict[str, Any] = {
+            "training": {
+                "mixed_precision": self.precision,
+                "gradient_accumulation": self.accumulate,
+                "grad_clip_norm": one_for_all(self.clip_grad_norm) or 0.0,
+                "ema": one_for_all(self.ema),
+                "seed": self.seed,
+                "max_steps": UNENDING,
+            },
+            "logging": {"interval": self.log_every or 50},
+            "fsdp": {"sharding_strategy": strategy if strategy in OVER_RANKS else "ddp"},
+            "distributed": {
+                "find_unused_parameters": self.find_unused_parameters or (chosen and not static)
+            },
+        }
+        for section, values in self.keys.items():
+            merged[section] = {**merged.get(section, {}), **values}
+        return parse.build(Config, merged)
 
 
 def one_for_all(value: Each) -> float | None:
     return None if isinstance(value, Mapping) else value
-
-
-def with_average(keys: Mapping[str, Any], ema: Each) -> Mapping[str, Any]:
-    """Give the keys of config= with what the argument ema= stands for."""
-    if one_for_all(ema) is None:
-        return keys
-    inner = keys.get("training", {})
-    refuse_other("ema", ema, "training.ema", inner.get("ema", ema))
-    return {**keys, "training": {**inner, "ema": ema}}
 
 
 def refuse_unread(keys: Mapping[str, Any]) -> None:
@@ -205,23 +155,6 @@ def refuse_unread(keys: Mapping[str, Any]) -> None:
                 first = next(iter(inner), None)
                 shown = f"{name}.{first}" if name == section and first else name
                 raise UsageError(f"config: a Trainer does not read {shown}", REFUSED[name])
-
-
-def config_of(
-    given: Mapping[str, Any], strategy: str, find_unused: bool, keys: Mapping[str, Any]
-) -> Config:
-    """Make the engine's config of the Trainer's arguments and the keys of its config=."""
-    refuse_unread(keys)
-    refuse_twice(given, keys)
-    refuse_unspread(strategy, find_unused, keys)
-    merged: dict[str, Any] = copy.deepcopy(dict(given))
-    if strategy == "auto" and "fsdp" in keys:
-        strategy = "hybrid_shard"  # the only one of the two that reads them
-    merged["fsdp"] = {"sharding_strategy": strategy if strategy in OVER_RANKS else "ddp"}
-    merged["distributed"] = {"find_unused_parameters": find_unused}
-    for section, values in keys.items():
-        merged.setdefault(section, {}).update(values)
-    return parse.build(Config, merged)
 
 
 def of_launch() -> Config | None:
@@ -248,11 +181,13 @@ SHARE = 0.5  # of a device's memory; the rest is for activations, and for what o
 TRAINED = 4  # weights, gradients and two moments, as large as each other
 
 
-def choose(model: nn.Module, ranks: Ranks, keys: Mapping[str, Any]) -> tuple[str, str]:
+def choose(
+    model: nn.Module, ranks: Ranks, keys: Mapping[str, Any], *, averages: bool
+) -> tuple[str, str]:
     """Return the strategy, the same on all ranks, and a sentence that says why."""
     if "fsdp" in keys:
         return "hybrid_shard", "strategy: hybrid_shard, because config= has keys of fsdp"
-    trained = TRAINED + bool(keys.get("training", {}).get("ema"))
+    trained = TRAINED + averages
     needed = sum(p.nbytes * (trained if p.requires_grad else 1) for p in model.parameters())
     needed += sum(buffer.nbytes for buffer in model.buffers())
     memory = min(gather(memory_of(ranks)))
@@ -276,111 +211,31 @@ def memory_of(ranks: Ranks) -> int:
 VARIABLE = "ORCHESTRATOR_FIRST_WORLD_SIZE"
 
 
-@dataclass(frozen=True)
-class Share:
-    """The part of each step that every rank works off."""
-
-    accumulation: int  # micro-batches
-    batch_size: int | None  # samples in each; None: the user's own loader decides
-
-
-def share(first: int, world: int, accumulation: int, batch_size: int | None) -> Share:
-    """Divide the step of `first` ranks among `world`: equal where it divides, else the nearest.
-
-    Micro-batches are made smaller where their number does not divide, never larger: they have to
-    fit into the memory of a device.
-    """
-    micros = first * accumulation
-    if micros % world == 0:
-        return Share(micros // world, batch_size)
-    if batch_size is not None and micros * batch_size % world == 0:
-        samples = micros * batch_size // world  # samples of a rank
-        size = max(size for size in range(1, batch_size + 1) if samples % size == 0)
-        if samples // size <= 2 * -(
-            -samples // batch_size
-        ):  # 13 micro-batches of one sample are no gain
-            return Share(samples // size, size)
-    if batch_size is None:
-        return Share(max(1, round(micros / world)), None)
-    ideal = micros * batch_size / world
-    counts = {max(1, math.floor(ideal / batch_size)), math.ceil(ideal / batch_size)}
-    shares = [Share(n, min(batch_size, max(1, round(ideal / n)))) for n in sorted(counts)]
-    return min(shares, key=lambda one: abs(one.accumulation * (one.batch_size or 1) - ideal))
-
-
 def first_world(world: int) -> int:
     """Return with how many ranks the first attempt of this job began."""
     value = os.environ.get(VARIABLE, "")
     return int(value) if value.isdecimal() and int(value) else world
 
 
-def keep_batch(config: Config, world: int, say: Say, *, loader: bool) -> Config:
-    """Return the config for this number of ranks, and say what a step is made of if it is another.
-
-    `loader`: the batches are those of a user's own DataLoader.
-    """
+def keep_batch(config: Config, world: int, say: Say) -> Config:
+    """Return the config for this number of ranks: as many micro-batches in a step as before."""
     first, training = first_world(world), config.training
     if first == world:
         return config
-    size = None if loader else training.batch_size
-    share_now = share(first, world, training.gradient_accumulation, size)
-    say(in_words(first, world, training.gradient_accumulation, size, share_now))
-    changed = dataclasses.replace(training, gradient_accumulation=share_now.accumulation)
-    if share_now.batch_size is not None:
-        changed = dataclasses.replace(changed, batch_size=share_now.batch_size)
-    if training.eval_batches is not None:  # an evaluation, too, sees as many samples
-        samples = training.eval_batches * first * (size or 1)
-        batches = max(1, round(samples / (world * (share_now.batch_size or 1))))
+    before = first * training.gradient_accumulation
+    micros = max(1, round(before / world))
+    what = f"{plural(world, 'rank')} in place of {first}: a step has {micros} micro-batches of each"
+    equal = micros * world == before
+    say(f"{what}, {before} as before" if equal else
+        f"WARNING: {what}, {micros * world} and not {before} as before")  # fmt: skip
+    changed = dataclasses.replace(training, gradient_accumulation=micros)
+    if training.eval_batches is not None:  # an evaluation sees as many samples
+        batches = max(1, round(training.eval_batches * first / world))
         changed = dataclasses.replace(changed, eval_batches=batches)
     return dataclasses.replace(config, training=changed)
 
 
-def in_words(first: int, world: int, accumulation: int, size: int | None, share_now: Share) -> str:
-    """Say how many samples a step has now, or micro-batches where nobody knows their size."""
-    what = "micro-batches" if size is None else "samples"
-    before = first * accumulation * (size or 1)
-    now = world * share_now.accumulation * (share_now.batch_size or 1)
-    micros = f"{share_now.accumulation} micro-batch{'' if share_now.accumulation == 1 else 'es'}"
-    micros += "" if share_now.batch_size is None else f" of {share_now.batch_size}"
-    ranks = f"{plural(world, 'rank')} in place of {first}"
-    if now == before:
-        return f"{ranks}: a step keeps its {before} {what}, {micros} on each rank"
-    return (
-        f"WARNING: {ranks} cannot share the {before} {what} of a step equally: a step has {now}"
-        f" from now on, {micros} on each rank"
-    )
-
-
 # -- what train() is asked for -------------------------------------------------------------------
-
-
-WAYS = "say save_to=DIR (at the end, and when stopped), save_every= or best="
-OF_SAVING = ("keep", "asynchronous", "at_end")  # keys that say how it saves
-
-
-@dataclass(frozen=True)
-class Request:
-    """All that a training is to do, as far as it is known before there are data."""
-
-    epochs: int | None
-    least: Duration | None  # that it lasts, whatever ends it
-    limits: list[Limit]
-    saving: list[Duration]  # how often
-    evaluating: list[Duration]
-    best: str | None  # metric
-    patience: int | None
-    directory: str | Path | None  # that somebody has named
-    keep: int  # checkpoints
-    resume: str  # never, auto, or from what
-    asks_to_save: bool  # by a place, a time or a metric
-    saves: bool
-    at_end: bool
-
-    def policy(self, state: TrainState) -> StopPolicy:
-        return StopPolicy(
-            state, epochs=self.epochs, least=self.least, limits=self.limits, saving=self.saving,
-            evaluating=self.evaluating, best=self.best, patience=self.patience,
-        )  # fmt: skip
 
 
 def request_of(
@@ -414,11 +269,10 @@ def request_of(
     every = parse_period("save_every", save_every)
     saving = [*cadences(checkpoint, "steps", "seconds"), *([every] if every else [])]
     best, patience = best or checkpoint.best, patience or training.patience
-    refuse_lone(best, patience, save_to)
     named = save_to or checkpoint.directory
     asks = bool(saving or best or save_to or (named and not built_in))
     at_end = checkpoint.at_end if built_in or "at_end" in set_keys else asks
-    refuse_unused(keep, set_keys, asks=asks, at_end=at_end, ever=bool(saving or best))
+    refuse_lone(best, patience, keep, saves=asks or at_end)
     return Request(
         epochs=epochs,
         least=parse_period("min_period", min_period),
@@ -436,42 +290,20 @@ def request_of(
     )
 
 
-def refuse_lone(best: str | None, patience: int | None, save_to: str | Path | None) -> None:
+def refuse_lone(best: str | None, patience: int | None, keep: int | None, *, saves: bool) -> None:
     """Refuse what is no answer by itself."""
     if best is not None:
         best_metric("best", best)
-    if save_to is not None and not str(save_to):
-        raise UsageError("save_to= is empty", "name a directory, or leave it out")
     if patience and not best:
         raise UsageError(
             "patience= counts how often no better value came, but no metric is named",
             'best="min val_loss" or best="max val_accuracy" (checkpoint.best) names it',
         )
-
-
-def refuse_unused(
-    keep: int | None, keys: Mapping[str, Any], *, asks: bool, at_end: bool, ever: bool
-) -> None:
-    """Refuse what says how to save, if nothing is ever saved."""
-    if asks and not at_end and not ever:
-        raise UsageError(
-            "a place for checkpoints is named, but checkpoint.at_end is false, and nothing says"
-            " when else to save",
-            "leave at_end out, or say save_every= or best=",
-        )
-    if asks or at_end:
-        return
-    if keep is not None:
+    if keep is not None and not saves:
         raise UsageError(
             f"keep={keep} says how many checkpoints stay, but none is saved",
-            f"{WAYS}; or leave keep= out",
+            "say save_to=DIR (at the end, and when stopped), save_every= or best=",
         )
-    for name in OF_SAVING:
-        if name in keys:
-            raise UsageError(
-                f"checkpoint.{name} says how checkpoints are saved, but none is",
-                f"{WAYS}; or leave it out",
-            )
 
 
 def limits_of(training: Training, most: Duration | None) -> list[Limit]:

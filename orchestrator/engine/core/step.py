@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
-from orchestrator.common.errors import CheckFailed, UsageError
+from orchestrator.common.errors import CheckFailed
 from orchestrator.config.schema import Training
 from orchestrator.engine.core.average import Average, refuse_two_averages
 from orchestrator.engine.core.optimizer import (
@@ -90,7 +90,7 @@ class Stepper:
         self.mesh, self.training, self.lr_factor = mesh, training, lr_factor
         self.name, self.loss, self.every = name, loss_of(name), every
         self.parameters = dict(plain_names.parameters(model))
-        self.optimizer = bound(optimizer, names, own_of(self.parameters, optimizer, name))
+        self.optimizer = bound(optimizer, names, self.parameters, name)
         self.initial_settings = settings_of(self.optimizer)
         chosen = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
         self.named = [(key, p) for key, p in self.parameters.items() if id(p) in chosen]
@@ -107,8 +107,6 @@ class Stepper:
         if training.ema is not None:
             refuse_two_averages(self.optimizer)
             self.average = Average(training.ema, self.named)
-        self.proved = False  # its step() has come to an end once
-        self.reached = False  # its loss has been seen to depend on what it trains
         self.latest: Outcome | None = None
         self.scaling = training.mixed_precision == "fp16"
         self.nominal = nominal
@@ -136,14 +134,6 @@ class Stepper:
             return usual or 1.0
         total = usual * dist.get_world_size() * self.training.gradient_accumulation
         return float(2.0 ** math.ceil(math.log2(max(1.0, total))))
-
-    def refuse_new_groups(self) -> None:
-        if sum(len(group["params"]) for group in self.optimizer.param_groups) != len(self.named):
-            raise UsageError(
-                "the optimizer was given other parameters after the Trainer was made",
-                "give it all of them from the start: those that are frozen (requires_grad=False)"
-                " stay as they are until a hook unfreezes them",
-            )
 
     def step(
         self, step: int, squares: Tensor, loss: Tensor, count: Tensor, apart: Tensor | None
@@ -183,28 +173,9 @@ class Stepper:
             elif not bad.item():
                 self._multiply(1.0 / divisor.item())
                 seed_all(self.training.seed, step)  # copies draw the same, and so does a resume
-                self._step_explained()
+                step_of(self.optimizer)
         first: float | Tensor = math.nan if lr is None else lr * lr_factor
         return first
-
-    def _step_explained(self) -> None:
-        """Say, at its first step, by name what an optimizer cannot do here."""
-        name = type(self.optimizer).__name__
-        try:
-            step_of(self.optimizer)
-        except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError,
-                TypeError, ValueError) as error:  # fmt: skip
-            # Too little memory, or a rank that is gone, says nothing of the optimizer.
-            if self.proved or isinstance(error, (torch.OutOfMemoryError, dist.DistError)):
-                raise
-            sharded = self.mesh.mesh is not None
-            raise UsageError(
-                f"{name}.step() fails{' with sharded parameters' * sharded}:"
-                f" {type(error).__name__} {error}".rstrip(),
-                'strategy="ddp" (fsdp.sharding_strategy) keeps them whole' if sharded else
-                "a Trainer calls it as torch's own: after the backward, without a closure",
-            ) from error  # fmt: skip
-        self.proved = True
 
     def _multiply(self, factor: float | Tensor) -> None:
         dense = []
@@ -236,12 +207,6 @@ class Stepper:
         grow = 1.0 + (self.good >= GROW_AFTER).float()
         self.good *= self.good < GROW_AFTER
         self.scale = (self.scale * (1 - lost / 2) * grow).clamp(1.0, LARGEST_SCALE)
-
-    def tell(self, mode: str) -> None:
-        """Tell an optimizer that wants to know whether it trains: "train" or "eval"."""
-        method = getattr(self.optimizer, mode, None)
-        if callable(method):
-            method()
 
     # -- what a checkpoint holds of it ----------------------------------------------------------
 
@@ -301,6 +266,7 @@ class Steppers:
             for name, optimizer in optimizers.items()
         }
         self.due = [*self.by_name.values()]
+        self.several = "" not in self.by_name
         self.first = next(iter(self.by_name.values()))
         self.parameters, self.device = self.first.parameters, self.first.device
         self.left = [p for p in self.parameters.values() if not is_summed(p, mesh)]
@@ -309,10 +275,6 @@ class Steppers:
 
     def __iter__(self) -> Iterator[Stepper]:
         return iter(self.by_name.values())
-
-    @property
-    def several(self) -> bool:
-        return "" not in self.by_name
 
     def begin(self, step: int) -> None:
         """Choose who takes this step."""
@@ -328,7 +290,7 @@ class Steppers:
 
     @property
     def sums_itself(self) -> bool:
-        """True if ddp, which waits for the gradients of all, must not sum in this step."""
+        """Whether ddp, which waits for the gradients of all, must not sum in this step."""
         return not self.all_due and self.mesh.strategy == "ddp"
 
     @property
@@ -339,14 +301,6 @@ class Steppers:
         if self.sums_itself:
             left = [parameter for stepper in self.due for _, parameter in stepper.named]
         return [parameter for parameter in left if parameter.requires_grad]
-
-    def untrained(self) -> list[str]:
-        """Name the weights that want gradients although no optimizer holds them."""
-        return [
-            name
-            for name, parameter in self.parameters.items()
-            if parameter.requires_grad and not any(id(parameter) in s.members for s in self)
-        ]
 
     # -- a step -------------------------------------------------------------------------------
 
@@ -360,7 +314,6 @@ class Steppers:
         """Compute the gradients of a micro-batch: of each loss those that its optimizer takes."""
         for stepper in self.due:
             loss, count = totals[stepper.loss]
-            refuse_detached(loss, stepper.name)
             scaled, last = stepper.scaled(loss, count, real=real), stepper is self.due[-1]
             if not self.several:
                 run(scaled)
@@ -378,10 +331,7 @@ class Steppers:
         with each other.
         """
         whole = self.whole
-        for stepper in self:
-            stepper.refuse_new_groups()
         sum_whole(whole)
-        self._refuse_unreached()
         flat = [value.to(self.device) for pair in sums.values() for value in pair]
         sharded = self.mesh.mesh is not None
         if sharded:
@@ -396,19 +346,6 @@ class Steppers:
             return total, None
         # Equal numbers alone have the mean of their squares for the square of their mean.
         return total[:-2], (total[-1] * world != total[-2] ** 2).float()
-
-    def _refuse_unreached(self) -> None:
-        """Refuse at its first step an optimizer whose parameters its loss does not depend on."""
-        for stepper in self.due if self.several else ():
-            if not stepper.reached and all(
-                parameter.grad is None for _, parameter in stepper.named
-            ):
-                raise UsageError(
-                    f"the loss of {stepper.name!r} depends on none of the parameters of its"
-                    f" optimizer, such as {stepper.named[0][0]}",
-                    "give each optimizer its loss by its own name, without detach() on the way",
-                )
-            stepper.reached = True
 
     def step(
         self, step: int, names: tuple[str, ...], total: Tensor, apart: Tensor | None = None
@@ -469,26 +406,10 @@ class Steppers:
                 self._tell("train")
 
     def _tell(self, mode: str) -> None:
+        """Tell optimizers that want to know whether they train: train or eval."""
         for stepper in self:
-            stepper.tell(mode)
-
-
-def refuse_detached(loss: Tensor, name: str) -> None:
-    if not loss.requires_grad:
-        raise UsageError(
-            f"the loss{f' of {name!r}' if name else ''} depends on no parameter that is trained",
-            "return the tensor itself, not loss.item() or loss.detach(), and leave something"
-            " unfrozen (requires_grad)",
-        )
-
-
-def own_of(
-    parameters: Mapping[str, nn.Parameter], optimizer: Optimizer | Factory, name: str
-) -> Mapping[str, nn.Parameter]:
-    """Return what an optimizer may have: a function by a model's name gets those of that model."""
-    if not name or isinstance(optimizer, Optimizer):
-        return parameters
-    return {key: p for key, p in parameters.items() if key.startswith(f"{name}.")}
+            if callable(method := getattr(stepper.optimizer, mode, None)):
+                method()
 
 
 def squares_of(grads: Iterable[Tensor | None]) -> Tensor:

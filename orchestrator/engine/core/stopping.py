@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 
 import torch
@@ -181,6 +182,25 @@ class Limit:
     reason: str
 
 
+@dataclass(frozen=True)
+class Request:
+    """All that a training is to do, as far as it is known before there are data."""
+
+    epochs: int | None = None
+    least: Duration | None = None  # that it lasts, whatever ends it
+    limits: Sequence[Limit] = ()
+    saving: Sequence[Duration] = ()  # how often
+    evaluating: Sequence[Duration] = ()
+    best: str | None = None  # metric
+    patience: int | None = None
+    directory: str | Path | None = None  # as the user has named it
+    keep: int = 3  # checkpoints
+    resume: str = "never"  # auto, or from what
+    asks_to_save: bool = False  # by a place, a time or a metric
+    saves: bool = False
+    at_end: bool = False
+
+
 class Cadence:
     """Every so many seconds, steps or epochs."""
 
@@ -240,23 +260,12 @@ BY_PROGRAM = "ended by a hook that returned True, or by trainer.stop()"
 class StopPolicy:
     """Decide with the other ranks, after each step and epoch, whether to save, evaluate or end."""
 
-    def __init__(
-        self,
-        state: TrainState,
-        *,
-        epochs: int | None = None,
-        least: Duration | None = None,
-        limits: Sequence[Limit] = (),
-        saving: Sequence[Duration] = (),
-        evaluating: Sequence[Duration] = (),
-        best: str | None = None,
-        patience: int | None = None,
-    ) -> None:
-        self.state, self.epochs, self.least = state, epochs, least
-        self.best = Best(best, patience, state)
-        self.limits = sorted(limits, key=lambda limit: limit.most.amount)
-        self.saving = [Cadence(every, state) for every in saving]
-        self.evaluating = [Cadence(every, state) for every in evaluating]
+    def __init__(self, state: TrainState, asked: Request) -> None:
+        self.state, self.epochs, self.least = state, asked.epochs, asked.least
+        self.best = Best(asked.best, asked.patience, state)
+        self.limits = sorted(asked.limits, key=lambda limit: limit.most.amount)
+        self.saving = [Cadence(every, state) for every in asked.saving]
+        self.evaluating = [Cadence(every, state) for every in asked.evaluating]
         self.vote = StopVote()
         self.first = ranks.is_first()  # its clock is that of all
         self.began = time.monotonic()

@@ -64,22 +64,18 @@ def one_of_several(optimizer: Any) -> Any:
     seen: set[int] = set()
     for part in optimizer:
         if not isinstance(part, Optimizer):
-            what = f"the class {part.__name__}" if isinstance(part, type) else kind(part)
-            raise UsageError(f"optimizer= is a list with {what} in it", FOR_EXAMPLE)
-        own = type(part)
+            raise UsageError(f"optimizer= is a list with {kind(part)} in it", FOR_EXAMPLE)
         for name in ("state_dict", "load_state_dict", "add_param_group"):
-            if getattr(own, name) is not getattr(Optimizer, name):
+            if getattr(type(part), name) is not getattr(Optimizer, name):
                 raise UsageError(
-                    f"{own.__name__} has a {name}() of its own, which a list of optimizers would"
-                    " not call",
+                    f"{type(part).__name__} has a {name}() of its own, which a list of optimizers"
+                    " would not call",
                     "give it alone, or let each train a model of its own: models=, optimizers=",
                 )
         mine = {id(parameter) for group in part.param_groups for parameter in group["params"]}
         if mine & seen:
             raise UsageError("a parameter is in two optimizers of the list", FOR_EXAMPLE)
         seen |= mine
-    if len(optimizer) < 2:
-        raise UsageError(f"optimizer= is a list of {len(optimizer)}", FOR_EXAMPLE)
     names = "+".join(type(part).__name__ for part in optimizer)
     return type(names, (Together,), {"__module__": __name__})(optimizer)
 

@@ -209,14 +209,6 @@ def device_of_rank() -> torch.device:
     return torch.device("cuda", local)
 
 
-def unused_accelerator(device: torch.device) -> str:
-    """Name the accelerator of this machine that the engine does not use, such as MPS or XPU."""
-    if device.type != "cpu" or not torch.accelerator.is_available():
-        return ""
-    accelerator = torch.accelerator.current_accelerator()
-    return "" if accelerator is None or accelerator.type == "cuda" else accelerator.type
-
-
 def gpu_of(device: torch.device) -> str:
     """Name the very GPU, whatever number it has in this process."""
     if device.type != "cuda" or "MIG" in os.environ.get("CUDA_VISIBLE_DEVICES", ""):

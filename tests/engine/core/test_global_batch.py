@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as some
 
 from orchestrator.config.schema import Config, Training
-from orchestrator.engine.core.settings import VARIABLE, Share, in_words, keep_batch, share
+from orchestrator.engine.core.settings import VARIABLE, keep_batch
 from tests.engine.core.test_parity import accumulate, config, fsdp
 from tests.engine.worlds import Job, run
 
@@ -18,88 +16,28 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    ("first", "world", "accumulation", "size", "expected"),
+    ("first", "world", "accumulation", "expected", "words"),
     [
-        (4, 4, 1, 8, Share(1, 8)),
-        (4, 2, 1, 8, Share(2, 8)),
-        (4, 1, 3, 8, Share(12, 8)),
-        (3, 2, 2, 5, Share(3, 5)),  # six micro-batches, three on each
-        (2, 4, 2, 8, Share(1, 8)),  # it has grown beyond its beginning
-        (2, 4, 1, 8, Share(1, 4)),  # no half of a micro-batch, but a smaller one
-        (4, 3, 1, 6, Share(2, 4)),  # 24 samples, eight on each rank
-        (4, 3, 1, 8, Share(2, 5)),  # 32 samples: 30 are nearer than 24
-        (4, 3, 4, 8, Share(6, 7)),  # 128 samples: 126 are nearer than 120
-        (64, 63, 1, 8, Share(1, 8)),
-        (13, 8, 1, 8, Share(2, 6)),  # 13 micro-batches of one sample would fit, slowly
-        (2, 5, 1, 8, Share(1, 3)),  # 16 samples: 15 are nearer than 40
-        (2, 3, 1, 8, Share(1, 5)),
-        (1, 64, 1, 8, Share(1, 1)),
-        (4, 2, 1, None, Share(2, None)),
-        (4, 3, 1, None, Share(1, None)),
-        (2, 4, 1, None, Share(1, None)),
+        (4, 4, 1, 1, ""),
+        (4, 2, 1, 2, "2 ranks in place of 4: a step has 2 micro-batches of each, 4 as before"),
+        (3, 2, 2, 3, "6 as before"),
+        (2, 4, 2, 1, "4 as before"),
+        (4, 3, 4, 5, "WARNING: 3 ranks in place of 4"),
+        (2, 5, 1, 1, "5 and not 2 as before"),
     ],
 )
-def test_a_step_is_divided_anew(
-    first: int, world: int, accumulation: int, size: int | None, expected: Share
-) -> None:
-    assert share(first, world, accumulation, size) == expected
-
-
-@given(*(some.integers(1, 40) for _ in range(3)), some.none() | some.integers(1, 40))
-def test_it_is_kept_where_the_micro_batches_divide(
-    first: int, world: int, accumulation: int, size: int | None
-) -> None:
-    own = share(first, world, accumulation, size)
-    assert own.accumulation >= 1
-    assert (own.batch_size is None) is (size is None)
-    assert (own.batch_size or 0) <= (size or 0)  # none that memory might not hold
-    if first * accumulation % world == 0:
-        assert own == Share(first * accumulation // world, size)
-    off = abs(world * own.accumulation * (own.batch_size or 1) - first * accumulation * (size or 1))
-    assert off <= world * (size or 1)
-    if size is not None and world > first * accumulation:  # each can have one that is smaller
-        assert off <= world / 2 or own == Share(1, 1)
-
-
-def test_it_is_said_in_numbers() -> None:
-    words = in_words(4, 2, 1, 8, Share(2, 8))
-    assert words == (
-        "2 ranks in place of 4: a step keeps its 32 samples, 2 micro-batches of 8 on each rank"
-    )
-    words = in_words(4, 3, 1, 8, Share(1, 8))
-    assert words.startswith("WARNING: 3 ranks in place of 4 cannot share the 32 samples of a step")
-    assert words.endswith("a step has 24 from now on, 1 micro-batch of 8 on each rank")
-    assert "its 4 micro-batches, 2 micro-batches on each" in in_words(4, 2, 1, None, Share(2, None))
-
-
-@pytest.mark.parametrize(
-    ("first", "world", "loader", "before", "after"),
-    [
-        (4, 2, False, 3, 6),
-        (2, 4, False, 3, 3),  # of half the size
-        (4, 3, False, 3, 6),  # of 5 samples each
-        (2, 3, False, 3, 3),  # of 5 samples each, not of 8
-        (4, 2, True, 3, 6),
-        (1, 8, True, 3, 1),
-        (1, 8, True, None, None),  # all there are
-    ],
-)
-def test_an_evaluation_sees_as_much_as_before(
-    first: int,
-    world: int,
-    loader: bool,
-    before: int | None,
-    after: int | None,
+def test_a_step_is_divided_among_other_ranks(
+    first: int, world: int, accumulation: int, expected: int, words: str,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Else its losses are those of other samples, and the best of all attempts is no best."""
-    training = Training(batch_size=8, eval_steps=1, eval_batches=before)
+) -> None:  # fmt: skip
+    """An evaluation as well: else the best of all attempts is no best."""
+    said: list[str] = []
+    training = Training(gradient_accumulation=accumulation, eval_steps=1, eval_batches=6)
     monkeypatch.setenv(VARIABLE, str(first))
-    found = keep_batch(Config(training=training), world, lambda _: None, loader=loader)
-    assert found.training.eval_batches == after
-    monkeypatch.setenv(VARIABLE, str(world))
-    same = Config(training=training)
-    assert keep_batch(same, world, lambda _: None, loader=loader) == same
+    found = keep_batch(Config(training=training), world, said.append).training
+    assert found.gradient_accumulation == expected
+    assert found.eval_batches == round(6 * first / world)
+    assert words in "".join(said)
 
 
 STEPS = 9
@@ -135,7 +73,7 @@ def test_four_ranks_then_two_then_four(tmp_path: Path) -> None:
     two = part(tmp_path, "two", [2], fsdp("full_shard"), data, attempt=2, until=6)
     three = part(tmp_path, "three", [2, 2], fsdp("full_shard"), data, attempt=3)
     assert run(whole, one, two, three) == [[0] * 4, [0] * 4, [0] * 2, [0] * 4], two.output()
-    assert "2 ranks in place of 4: a step keeps its 12 samples, 2 micro-batches of 3" in (
+    assert "2 ranks in place of 4: a step has 2 micro-batches of each, 4 as before" in (
         two.output()
     )
     assert "in place of" not in whole.output() + one.output() + three.output()

@@ -11,10 +11,12 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from orchestrator import Trainer
 from orchestrator.common.errors import OrchestratorError, UsageError
+from orchestrator.config import parse
+from orchestrator.config.schema import Config
 from orchestrator.engine.core import settings
+from orchestrator.engine.core.stopping import Request
 
 pytestmark = pytest.mark.usefixtures("no_groups_left")
-OWN = settings.arguments("fp32", 1, None, 0, None)
 NOTHING = dict.fromkeys(
     ("epochs", "min_period", "max_period", "save_every", "best", "patience", "save_to", "keep")
 )
@@ -22,9 +24,12 @@ BEST = {"best": "min val_loss"}
 DIR = {"save_to": "here"}
 
 
-def asked(keys: dict[str, Any] | None = None, **more: Any) -> settings.Request:
+def asked(keys: dict[str, Any] | None = None, **more: Any) -> Request:
     sections = {"checkpoint": keys or {}} if "training" not in (keys or {}) else keys or {}
-    config = settings.config_of(OWN, "ddp", False, sections)
+    config = parse.build(Config, {"training": {"max_steps": settings.UNENDING}} | sections)
+    if "training" in sections:
+        training = {"max_steps": settings.UNENDING, **sections["training"]}
+        config = parse.build(Config, {"training": training})
     arguments: dict[str, Any] = {**NOTHING, "resume": False, "epochs": 1, **more}
     return settings.request_of(config, sections, False, **arguments)
 
@@ -37,14 +42,7 @@ def asked(keys: dict[str, Any] | None = None, **more: Any) -> settings.Request:
         ({}, {"patience": 2}, "no metric is named"),
         ({"training": {"patience": 2}}, {}, "no metric is named"),
         ({}, {"best": "val_loss"}, "it must be min or max"),
-        ({}, {"save_to": ""}, "save_to= is empty"),
         ({}, {"keep": 2}, "keep=2 says how many checkpoints stay, but none is saved"),
-        ({"keep": 2}, {}, "checkpoint.keep says how checkpoints are saved, but none is"),
-        ({"keep": 2}, {"resume": True}, "checkpoint.keep says how"),
-        ({"asynchronous": False}, {}, "checkpoint.asynchronous says how"),
-        ({"at_end": False}, {}, "checkpoint.at_end says how"),
-        ({"at_end": False}, DIR, "at_end is false, and nothing says when else"),
-        ({"at_end": False, "directory": "here"}, {}, "at_end is false, and nothing says when else"),
         ({}, {"save_every": "100"}, "save_every is '100'"),
     ],
 )
@@ -104,43 +102,20 @@ def made(**more: Any) -> Trainer:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"strategy": "none", "find_unused_parameters": True}, "find_unused_parameters= says how"),
-        (
-            {"strategy": "dp", "config": {"distributed": {"static_graph": True}}},
-            "static_graph says",
-        ),
-        (
-            {"strategy": "none", "config": {"distributed": {"broadcast_buffers": True}}},
-            "buffers says how",
-        ),
-        ({"strategy": "none", "config": {"fsdp": {"shard_size": 2}}}, "fsdp.shard_size says how"),
         ({"strategy": "ddp", "config": {"fsdp": {"shard_size": 2}}}, "nothing reads it while"),
         ({"strategy": "full_shard", "config": {"distributed": {"static_graph": True}}}, "nothing"),
-        ({"accumulate": 2, "config": {"training": {"gradient_accumulation": 4}}}, "contradict"),
-        ({"precision": "bf16", "config": {"training": {"mixed_precision": "fp16"}}}, "contradict"),
-        ({"clip_grad_norm": 1.0, "config": {"training": {"grad_clip_norm": 2.0}}}, "contradict"),
-        ({"seed": 3, "config": {"training": {"seed": 4}}}, "contradict"),
-        ({"ema": 0.9, "config": {"training": {"ema": 0.5}}}, "contradict"),
-        ({"log_every": 3, "config": {"logging": {"interval": 4}}}, "contradict"),
-        ({"scheduler_every": "epoch"}, "scheduler_every='epoch' says when"),
-        ({"schedulers": {}}, "a model does not go with"),
+        ({"config": {"training": {"gradient_accumulation": 4}}}, "a Trainer does not read"),
+        ({"schedulers": {}}, "models= and optimizers= go together"),
         ({"metrics": {"a": max}, "step": max}, "metrics= goes with loss="),
         ({"metrics": {"a": 3}}, "metrics['a'] is an int"),
         ({"loss": nn.MSELoss(), "step": max}, "either loss= or step="),
         ({"scheduler": "cosine"}, "scheduler is a str"),
-        ({"device": "gpu"}, "device='gpu' cannot be used"),
     ],
 )
 def test_what_does_nothing_in_a_trainer_is_refused(more: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError) as error:
         made(**more)
     assert said in str(error.value)
-
-
-def test_what_says_the_same_twice_is_taken() -> None:
-    config = {"training": {"gradient_accumulation": 2, "grad_clip_norm": 1.0}}
-    trainer = made(accumulate=2, clip_grad_norm=1.0, config=config)
-    assert trainer.config.training.gradient_accumulation == 2
 
 
 class Stream(IterableDataset[Any]):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orchestrator import Trainer
 from orchestrator.common.errors import UsageError
+from orchestrator.config.schema import Config
 from orchestrator.engine.core import settings
 from tests.engine.core.test_fields import ENGINE, every_field
 from tests.engine.worlds import Job, run
@@ -18,9 +21,8 @@ pytestmark = pytest.mark.slow
 # Section -> the keys that a Trainer reads, and what has to be set beside them.
 READ: dict[str, tuple[str, dict[str, Any]]] = {
     "training": (
-        "max_steps max_minutes gradient_accumulation mixed_precision activation_checkpointing"
-        " grad_clip_norm ema seed deterministic max_bad_steps eval_steps eval_seconds eval_batches"
-        " patience",
+        "max_steps max_minutes activation_checkpointing deterministic max_bad_steps eval_steps"
+        " eval_seconds eval_batches patience",
         {"eval_steps": 7},
     ),
     "fsdp": (
@@ -47,30 +49,35 @@ READ: dict[str, tuple[str, dict[str, Any]]] = {
 KEYS = {f"{section}.{key}" for section, (keys, _) in READ.items() for key in keys.split()}
 
 
+def config_of(strategy: str, keys: dict[str, Any], **more: Any) -> Config:
+    parameters = inspect.signature(Trainer.__init__).parameters
+    usual = {name: each.default for name, each in parameters.items() if name != "self"}
+    given = settings.Arguments(**{**usual, "strategy": strategy, "config": keys, **more})
+    return given.config_for(strategy)
+
+
 @pytest.mark.parametrize("name", [*every_field()])
 def test_every_key_is_read_or_refused_by_name(name: str) -> None:
     section, _, key = name.partition(".")
-    precision = "bf16" if name == "fsdp.param_dtype" else "fp32"
-    own = settings.arguments(precision, 1, None, 0, None)
+    own = {"precision": "bf16"} if name == "fsdp.param_dtype" else {}
     strategy = "ddp" if section == "distributed" and key != "backend" else "hybrid_shard"
     if name in KEYS:
         value = ENGINE[name].value
         beside = {**READ[section][1], key: value}
-        made = settings.config_of(own, strategy, False, {section: beside})
+        made = config_of(strategy, {section: beside}, **own)
         read = getattr(getattr(made, section), key)
         assert read == (tuple(value) if isinstance(value, list) else value)
         return
     with pytest.raises(UsageError, match=f"a Trainer does not read {name}\n") as error:
-        settings.config_of(own, strategy, False, {section: {key: 1} if key else {}})
+        config_of(strategy, {section: {key: 1} if key else {}})
     assert error.value.fix
 
 
 def test_what_is_no_key_is_named() -> None:
-    own = settings.arguments("fp32", 1, None, 0, None)
     with pytest.raises(UsageError, match="did you mean 'shard_size'"):
-        settings.config_of(own, "hybrid_shard", False, {"fsdp": {"shard_sise": 2}})
+        config_of("hybrid_shard", {"fsdp": {"shard_sise": 2}})
     with pytest.raises(UsageError, match=r"config\['fsdp'\] must hold keys, not 2"):
-        settings.config_of(own, "hybrid_shard", False, {"fsdp": 2})
+        config_of("hybrid_shard", {"fsdp": 2})
 
 
 # -- and they do what they do in the engine -------------------------------------------------------

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader
 
 from orchestrator import Trainer
-from orchestrator.common.errors import CheckFailed, OrchestratorError, UsageError
+from orchestrator.common.errors import CheckFailed, OrchestratorError
 from tests.engine import pair
 from tests.engine.by_hand import far
 from tests.engine.programs.several import (
@@ -163,8 +163,7 @@ def test_a_teacher_is_in_no_optimizer_and_stays_as_it_is(
     assert trainer.state.val_metrics["loss_own"] < first / 2
     assert far(dict(teacher.state_dict()), before) == 0
     assert not teacher.training
-    assert "8 of 16 parameters are not in the optimizer and stay as they are" in (
-        capsys.readouterr().out)  # fmt: skip
+    assert "8 of 16 are not in the optimizer" in capsys.readouterr().out
 
 
 def test_a_function_makes_the_optimizer_of_the_model_of_its_name() -> None:
@@ -183,43 +182,29 @@ def optimizers_of(name: str) -> Callable[[Any], Any]:
     return kinds[name]
 
 
-def test_what_is_predicted_is_said() -> None:
-    trainer, loader = made(), DataLoader(data(), BATCH)
-    with pytest.raises(UsageError, match=r"does not know which of the models to call: G, D"):
-        trainer.predict(loader)
-    found = trainer.predict(loader, lambda models, batch: models["G"](batch[1]))
-    assert found.shape == (STEPS * BATCH, 6)
-
-
 # -- what a user may mistake -----------------------------------------------------------------------
 
 
 G, D = models().values()
 SHARED = Adam([*G.parameters(), *D.parameters()])
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
-    "no models": ({"models": None}, r"optimizers= or schedulers= does not go with a single model"),
-    "no optimizers": ({"optimizers": None}, r"models= goes with optimizers=, by name"),
-    "a model, too": ({"model": G}, r"a model does not go with models=, optimizers= and"),
-    "no dict": ({"models": [G, D]}, r"models= is a list, not a dict"),
+    "no models": ({"models": None}, r"models= and optimizers= go together"),
+    "no optimizers": ({"optimizers": None}, r"models= and optimizers= go together"),
+    "a model, too": ({"model": G}, r"models= and optimizers= go together"),
+    "no dict": ({"models": [G, D]}, r"models= is a list, not models by name"),
     "no module": ({"models": {"G": "g", "D": D}}, r"models\['G'\] is .*str.*, not a module"),
     "a method": ({"models": {"train": G, "D": D}}, r"the name 'train', which no part"),
     "twice": ({"models": {"G": G, "D": G}}, r"models\['G'\] and models\['D'\] are the same"),
-    "strangers": ({"optimizers": {"G": SGD(Net(4, 6).parameters())}},
-                  r"optimizers\['G'\] holds a parameter of shape \(8, 4\) that is in none"),
+    "no optimizer": ({"optimizers": {"g": SGD}}, r"by the name of a model, .*\(there are G, D\)"),
     "shared": ({"optimizers": {"G": SHARED, "D": SGD(D.parameters())}},
                r"D\.first\.weight is in two optimizers, 'G' and 'D'"),
-    "no optimizer": ({"optimizers": {"G": 3}}, r"optimizers\['G'\] is .*int.*, not an optimizer"),
-    "whose": ({"optimizers": {"g": SGD}},
-              r"a function of the parameters, and no model is called 'g' \(there are G, D\)"),
     "scheduler": ({"schedulers": {"g": None}}, r"schedulers= has 'g', and no optimizer.*'G'"),
     "clipping": ({"clip_grad_norm": {"g": 1.0}}, r"clip_grad_norm= has 'g'"),
     "ema": ({"ema": {"H": 0.9}}, r"ema= has 'H'"),
     "every": ({"every": {"H": 2}}, r"every= has 'H'"),
-    "every none": ({"every": {"G": 0}}, r"every\['G'\] is 0"),
     "every all": ({"every": {"G": 2, "D": 2}}, r"steps in which no optimizer steps"),
     "no step": ({"step": None, "loss": functional.mse_loss}, r"models= needs step="),
-    "dp": ({"strategy": "dp"}, r'strategy="dp" takes one loss per step'),
-    "static": ({"config": {"distributed": {"static_graph": True}}}, r"static_graph takes one loss"),
+    "dp": ({"strategy": "dp"}, r'strategy="dp" takes one loss'),
 }  # fmt: skip
 
 
@@ -237,8 +222,6 @@ LOSSES: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
     "one more": (lambda d: {**d, "H": d["G"]}, r"a loss of 'H', and no optimizer"),
     "missing": (lambda d: {"G": d["G"]}, r"gives no loss of 'D', which is an optimizer"),
     "no dict": (lambda d: d["G"], r"the step gave .*, where each optimizer needs a loss"),
-    "detached": (lambda d: {**d, "D": d["D"].detach()}, r"the loss of 'D' depends on no param"),
-    "swapped": (lambda d: {"G": d["D"], "D": d["G"]}, r"the loss of 'G' depends on none of the"),
     "text": (lambda d: {**d, "D": "1.0"}, r"the step's loss of 'D' gave"),
     "metrics": (lambda d: {name: (loss, 1, {"same": loss}) for name, loss in d.items()},
                 r"the metric 'same' twice"),

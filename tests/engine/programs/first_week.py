@@ -104,10 +104,10 @@ def unfrozen_in_low_precision() -> list[float]:
 
 
 def all_frozen() -> list[Any]:
-    """A model that is to predict only, and one that is trained by mistake."""
+    """A model that is to evaluate only, and one that is trained by mistake."""
     trainer = trainer_of(Net().requires_grad_(False))
-    outputs = trainer.predict(fit())
-    return [list(outputs.shape), message(lambda: trainer.train(fit(), epochs=1, verbose=False))]
+    found = trainer.evaluate(fit())
+    return [list(found), message(lambda: trainer.train(fit(), epochs=1, verbose=False))]
 
 
 def detached() -> None:

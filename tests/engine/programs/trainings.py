@@ -791,7 +791,7 @@ class Written:
 
 
 def gives_itself_away(directory: Path) -> None:
-    """Weights and predictions under every strategy, for the test to compare."""
+    """Whole weights under every strategy, for the test to compare."""
     results: dict[str, Any] = {}
     for strategy in (*MORE, *(("dp", "none") if world() == 1 else ())):
         torch.manual_seed(0)
@@ -812,15 +812,8 @@ def gives_itself_away(directory: Path) -> None:
                 directory / strategy / name if name == "whole" else directory / f"{strategy}-{name}"
             )
         made.save_checkpoint(directory / strategy / "kept")
-        numbers = {
-            "batches": made.predict(loader(batch_size=3)),
-            "of one's own": made.predict(loader(), lambda model, batch: {"out": model(batch[0])}),
-            "stream": made.predict([[x] for x in samples().tensors[0].split(4)]),
-        }
         assert [module.training for module in model.layers] == [False, True]
-        results[strategy] = numbers
-    results["loss"] = message(made.predict, loader(), lambda model, batch: model(batch[0]).sum())
-    results["half"] = message(made.predict, loader(), lambda model, batch: model(batch[0])[:1])
+        results[strategy] = True
     results["where"] = message(made.save, directory / "one.txt")
     results["disk"] = message(made.save, directory / "no" / "one.safetensors")
     torch.save(results, directory / f"results_{made.ranks.rank}")

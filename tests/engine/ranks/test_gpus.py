@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from orchestrator.common.errors import CheckFailed
-from orchestrator.engine.core import parts
 from orchestrator.engine.ranks import ranks
-from orchestrator.engine.ranks.ranks import Ranks
 
 
 @pytest.mark.parametrize(
@@ -43,17 +41,3 @@ def test_two_ranks_on_one_gpu_are_named() -> None:
     ranks.refuse_shared_gpus([("a", ""), ("a", "")])
     with pytest.raises(CheckFailed, match="ranks 0 and 2 have the same GPU of a"):
         ranks.refuse_shared_gpus([("a", "1"), ("a", "2"), ("a", "1")])
-
-
-@pytest.mark.parametrize(("kind", "warns"), [("mps", True), ("xpu", True), ("cuda", False)])
-def test_an_accelerator_that_is_not_used_is_said(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str, warns: bool
-) -> None:
-    alone = Ranks(0, 1, 0, torch.device("cpu"), ((0, "here"),))
-    parts.say_unused_accelerator(alone)
-    assert not capsys.readouterr().out
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(kind))
-    parts.say_unused_accelerator(alone)
-    warning = f"WARNING: the training runs on the CPU: this machine has an accelerator ({kind})"
-    assert (warning in capsys.readouterr().out) == warns
