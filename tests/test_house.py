@@ -77,7 +77,7 @@ OTHERS = {
     "local_cluster/cluster.py": {"cryptography"},
     **{f"engine/{inside}": {"torch", "numpy"} for inside in ENGINE},
     "engine": {"torch"},
-    "launchers": {"yaml", "click"},
+    "launchers": {"click"},
     "api": {"click"},
     "api/cluster.py": {"fabric"},
     "api/functions.py": {"cloudpickle"},

@@ -144,27 +144,6 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("orchestrator prune --keep 20 --older-than 14d", "remove the others, if old"),
         ("orchestrator prune --pin NAME", "never remove this one"),
     ),
-    "generate": (
-        ("orchestrator generate compose --nnodes 2 --image IMAGE train.py", "for Compose"),
-        ("orchestrator generate kubernetes --nnodes 2 --image IMAGE train.py", "for Kubernetes"),
-        ("orchestrator generate compose --nnodes 2 --gpus 4 --image IMAGE train.py", "with GPUs"),
-    ),
-    "generate compose": (
-        ("orchestrator generate compose --nnodes 2 --image IMAGE train.py", "two containers"),
-        ("orchestrator generate compose --nnodes 2 --gpus 4 --image IMAGE train.py", "with GPUs"),
-        ("orchestrator generate compose --nnodes 2 --image IMAGE --name a train.py", "named"),
-    ),
-    "generate kubernetes": (
-        ("orchestrator generate kubernetes --nnodes 2 --image IMAGE train.py", "an indexed Job"),
-        (
-            "orchestrator generate kubernetes --nnodes 2 --gpus 8 --image IMAGE train.py",
-            "with GPUs",
-        ),
-        (
-            "orchestrator generate kubernetes --nnodes 2 --image IMAGE --volume v train.py",
-            "with a volume for the experiments",
-        ),
-    ),
     "submit": (
         ("orchestrator submit slurm --nnodes 4 --gpus 8 train.py", "queue a job, and follow it"),
         ("orchestrator submit slurm --nnodes 4 --detach train.py", "and leave it"),

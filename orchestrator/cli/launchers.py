@@ -1,4 +1,4 @@
-"""The commands for jobs that somebody else starts: Slurm, containers, you by hand."""
+"""The commands for jobs that somebody else starts: Slurm, you by hand."""
 
 from __future__ import annotations
 
@@ -71,14 +71,10 @@ def submit_slurm(
     return sbatch.submit(options, arguments, launch_arguments(arguments), detach=detach)
 
 
-def groups(kind: type[click.Group]) -> tuple[click.Group, ...]:
-    """Make `generate` and `submit`, with a command for each launcher."""
-    generate = kind("generate", help="Write the files with which another launcher runs the job.")
-    for each in (generate_compose, generate_kubernetes):
-        generate.add_command(each)
+def submit_group(kind: type[click.Group]) -> click.Group:
     submit = kind("submit", help="Submit the job to another launcher, and follow it.")
     submit.add_command(submit_slurm)
-    return generate, submit
+    return submit
 
 
 # -- a node by hand -------------------------------------------------------------------------------
@@ -103,61 +99,3 @@ def run_node(wait: float, arguments: tuple[str, ...]) -> int:
 
     mine = by_hand.part(os.environ)  # first: its errors say more than those of --master-port
     return by_hand.run(mine, wait, launch_arguments(arguments))
-
-
-# -- containers -----------------------------------------------------------------------------------
-
-
-def container_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of the containers; the arguments that follow go to run-node in each."""
-    for option in (
-        rest_argument,
-        click.option("--name", help="Name the whole. [default: the experiment's name, multinode]"),
-        click.option(
-            "--shm-size", default="8g", show_default=True, metavar="SIZE", help="Size of /dev/shm."
-        ),
-        click.option(
-            "--gpu-kind",
-            type=click.Choice(["nvidia", "amd"]),
-            default="nvidia",
-            show_default=True,
-            help="The vendor of the GPUs.",
-        ),
-        gpus_option,
-        click.option(
-            "--image", required=True, help="The image to run, with torch and this package."
-        ),
-        nnodes_option,
-    ):
-        function = option(function)
-    return function
-
-
-@command("compose", context_settings=THROUGH)
-@container_options
-def generate_compose(**asked: Any) -> int:
-    """Print a Compose file: a service per node, on one machine."""
-    from orchestrator.launchers import container
-
-    options = container.ContainerOptions(**asked)
-    return container.generate_compose(options, launch_arguments(options.arguments))
-
-
-@command("kubernetes", context_settings=THROUGH)
-@container_options
-@click.option(
-    "--volume", metavar="CLAIM", help="A volume claim that all pods share, for experiments."
-)
-@click.option(
-    "--retries",
-    type=click.IntRange(0),
-    default=3,
-    show_default=True,
-    help="Start again this many times after a node is lost.",
-)
-def generate_kubernetes(**asked: Any) -> int:
-    """Print an Indexed Job and its Service: a pod per node."""
-    from orchestrator.launchers import container
-
-    options = container.ContainerOptions(**asked)
-    return container.generate_kubernetes(options, launch_arguments(options.arguments))

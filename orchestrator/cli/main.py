@@ -64,7 +64,7 @@ HEADINGS = {
         *("dashboard", "report", "profile", "track", "checkpoint"),
         "prune",
     ),
-    "Other launchers": ("run-node", "submit", "generate"),
+    "Other launchers": ("run-node", "submit"),
     "Help": ("help",),
 }
 
@@ -276,5 +276,5 @@ for command in (
     prune,
 ):
     cli.add_command(command)
-for command in (*launchers.groups(Group), launchers.run_node):
+for command in (launchers.submit_group(Group), launchers.run_node):
     cli.add_command(command)

@@ -131,9 +131,8 @@ json_option = click.option(
 # Commands of the version before, and what is typed in their place.
 GONE_COMMANDS = {
     "diff": "orchestrator report EXP1 EXP2 shows what differs",
-    "generate accelerate": "master_launch --accelerate-config FILE, or run-node with it by hand",
-    "generate dockerfile": "docs/containers.md has one to copy",
-    "generate slurm": "orchestrator submit slurm --print prints the batch file",
+    "generate": "docs/containers.md has files for Compose and Kubernetes to copy; submit slurm"
+    " --print prints a batch file; --accelerate-config takes accelerate's",
     "label": "name it at its launch: --tag WORD, --set launch.note=TEXT",
     "metrics": "orchestrator track --serve 9400",
     "node": "orchestrator nodes --cordon HOST, or --uncordon HOST",

@@ -172,7 +172,7 @@ def test_there_are_not_more_commands_and_options_than_a_person_learns() -> None:
 def test_a_command_that_is_gone_is_answered() -> None:
     for words, answer in (
         (["who"], "who is gone: orchestrator top --once"),
-        (["generate", "slurm"], "generate slurm is gone: orchestrator submit slurm --print"),
+        (["generate", "slurm"], "generate is gone: docs/containers.md has files"),
     ):
         result = CliRunner().invoke(cli, words, prog_name="orchestrator", standalone_mode=False)
         assert answer in str(result.exception)
