@@ -1,14 +1,11 @@
-"""Measures the file systems of a job: their space, kind and rights; in a thread for sampling."""
+"""Measures the file systems of a job: their space, kind and rights."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-import threading
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from orchestrator.node.machine import sysfs
 from orchestrator.protocol.facts import Disk
@@ -56,57 +53,24 @@ def mount(mountinfo: str, path: str) -> tuple[str, str, str]:
 
 
 SHM = "/dev/shm"
-SLOW_SECONDS = 30.0  # after which a disk that does not answer is said to be stuck
-
-
-@dataclass
-class AskedPath:
-    """The path that the thread looks at, and since when."""
-
-    path: str = ""
-    since: float = 0.0
 
 
 class Disks:
-    """The file systems that hold these paths, as they were when they last answered."""
+    """The file systems that hold these paths. One that hangs stops the sampler, and no job."""
 
-    def __init__(self, paths: Sequence[str], seconds: float) -> None:
-        self.paths, self.seconds = paths, seconds
+    def __init__(self, paths: Sequence[str]) -> None:
         self.points: dict[str, str] = {}  # mount point -> one of the paths
-        self.known: dict[str, list[int]] = {}
-        self.at = AskedPath()
-        threading.Thread(target=self.watch, daemon=True, name="disks").start()
-
-    def watch(self) -> None:
-        for path in self.paths:
-            with self.looking(path), contextlib.suppress(OSError):
-                if os.path.isdir(path):
-                    self.points.setdefault(disk(path).mounted, path)
-        while True:
-            known = {}
-            for point, path in self.points.items():
-                with self.looking(path), contextlib.suppress(OSError):
-                    status = os.statvfs(path)
-                    sizes = status.f_bavail, status.f_blocks
-                    known[point] = [count * status.f_frsize for count in sizes]
-            self.known = known
-            time.sleep(self.seconds)
-
-    @contextlib.contextmanager
-    def looking(self, path: str) -> Iterator[None]:
-        self.at = AskedPath(path, time.monotonic())
-        yield
-        self.at = AskedPath()
-
-    @property
-    def stuck(self) -> str:
-        """Return the path that has not answered for long, or nothing."""
-        at = self.at
-        return at.path if at.path and time.monotonic() - at.since > SLOW_SECONDS else ""
+        for path in filter(os.path.isdir, paths):
+            self.points.setdefault(disk(path).mounted, path)
 
     def sample(self) -> dict[str, list[int]]:
-        """Return mount point -> (free, total) bytes; of one that is stuck, what it was."""
-        return self.known
+        """Return mount point -> (free, total) bytes."""
+        sizes = {}
+        for point, path in self.points.items():
+            with contextlib.suppress(OSError):
+                status = os.statvfs(path)
+                sizes[point] = [n * status.f_frsize for n in (status.f_bavail, status.f_blocks)]
+        return sizes
 
 
 def paths_of(workdir: str, experiment: str) -> list[str]:

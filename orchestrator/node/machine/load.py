@@ -40,8 +40,7 @@ def load(seconds: float = SECONDS) -> Load:
             user = user.replace(name=now.name, pid=pid)
             user = user if user.job else user.replace(since=began_at(now))
         if user.job:
-            since = min(user.since, max(began_at(now), is_given_to_job(pid)))
-            user = user.replace(since=since)
+            user = user.replace(since=min(user.since, began_at(now)))
         users[key] = user.replace(
             cores=user.cores + used,
             memory=user.memory + now.pages * PAGE,
@@ -107,17 +106,8 @@ def owner(pid: int) -> dict[str, Any] | None:
     return {"user": user, "job": os.fsdecode(tags.get(b"ORCHESTRATOR_JOB", b""))}
 
 
-def is_given_to_job(pid: int) -> float:
-    """Return when a process's job came to this node: one that waited warm is older than its job."""
-    tags = dict(entry.partition(b"=")[::2] for entry in processes.environment(pid))
-    try:
-        return os.stat(os.path.join(tags[b"ORCHESTRATOR_RUN"], b"spec.json")).st_mtime
-    except (KeyError, OSError):
-        return 0.0
-
-
 def is_ours(pid: int) -> bool:
-    """Tell whether a process is this login's: its jobs are named also while they wait."""
+    """Return True for a process of this login: its jobs are named also while they wait."""
     try:
         return os.stat(f"/proc/{pid}").st_uid == os.getuid()
     except OSError:

@@ -31,9 +31,6 @@ ENVIRONMENTS = (
     *("/opt/miniconda3", "/opt/miniconda3/envs/*", "/usr/local"),
 )
 MOST_PYTHONS = 8
-# What a login's shells read, where it may activate an environment for terminals alone.
-SHELL_FILES = (".bashrc", ".bash_profile", ".profile", ".zshrc", ".zprofile")
-ACTIVATES = re.compile(r"""^\s*(?:source|\.)\s+["']?([^\s"']+)/bin/activate\b""", re.MULTILINE)
 
 
 def software(root: str = "") -> tuple[str, Software]:
@@ -63,22 +60,13 @@ def pythons_with_torch(workdir: str) -> tuple[str, ...]:
     ours = os.path.join(files_home(), "environments/newest")
     work, of_login = glob.escape(workdir), glob.escape(home)
     usual = (p.replace("{work}", work).replace("~", of_login, 1) for p in ENVIRONMENTS)
-    for path in (*map(glob.escape, (ours, *environments_of_login(home))), *usual):
+    for path in (glob.escape(ours), *usual):
         for version in sorted(glob.glob(f"{path}/lib/python3*/site-packages/torch/version.py")):
             python = os.path.join(version.rpartition("/lib/python3")[0], "bin/python")
             if os.access(python, os.X_OK):
                 shown = f"~{python[len(home) :]}" if python.startswith(home + "/") else python
                 found[shown] = None
     return tuple(found)[:MOST_PYTHONS]
-
-
-def environments_of_login(home: str) -> list[str]:
-    """Return the environments that the files of its shells activate, and those that conda lists."""
-    texts = (sysfs.text(os.path.join(home, name)) for name in SHELL_FILES)
-    activated = [path for text in texts for path in ACTIVATES.findall(text)]
-    of_conda = sysfs.text(os.path.join(home, ".conda/environments.txt")).splitlines()
-    places = [os.path.expanduser(os.path.expandvars(path)) for path in activated]
-    return [path for path in (*places, *of_conda) if os.path.isabs(path)]
 
 
 def torch_home() -> str:

@@ -26,7 +26,6 @@ from orchestrator.protocol.requests.start import Claimed, Page, ReadBook
 from orchestrator.protocol.spec import Spec
 
 LOOK_SECONDS = 0.05  # between two looks at what others hold
-LOCK_SECONDS = 0.01  # between two looks whether something has become free, which cost 2 us each
 START_PATIENCE_SECONDS = 2.0  # for others who try at the same moment, and give up or start
 TOOL_SECONDS = 5.0  # a driver that is loaded for each query takes some
 SHARED_BY_ALL = ("nvidia-cuda-mps-server",)  # computes for others
@@ -287,25 +286,8 @@ def read(visit: Visit, request: ReadBook) -> Page:
     used = users_of(some)[0] if request.programs else {}
     while True:
         entries = tuple(book.entries())
-        own = claims.entry
-        removed = own is not None and own.id not in {one.id for one in entries}
-        news = removed or set(entries) != set(request.before)
-        if news or called or time.monotonic() > deadline:
+        if set(entries) != set(request.before) or called or time.monotonic() > deadline:
             free = sum(not book.locked(one.key) and one.key not in used for one in some)
-            return Page(
-                entries=entries,
-                free=free,
-                total=len(some),
-                wants=count,
-                removed=removed,
-            )
-        called = is_called(visit, book, some)
+            return Page(entries=entries, free=free, total=len(some), wants=count)
+        called = visit.is_called(LOOK_SECONDS)
 
-
-def is_called(visit: Visit, book: Book, some: Sequence[Device]) -> bool:
-    """Wait a moment, or until one of these is free or taken; return True if the head says more."""
-    before, until = [book.locked(one.key) for one in some], time.monotonic() + LOOK_SECONDS
-    while time.monotonic() < until and [book.locked(one.key) for one in some] == before:
-        if visit.is_called(LOCK_SECONDS):
-            return True
-    return False

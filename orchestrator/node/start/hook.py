@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
 import shutil
 import signal
 import subprocess
-import threading
-from collections.abc import Iterator
 
 HOOK_SECONDS = 60
-LOOK_SECONDS = 0.2  # between two looks at whether the head is still there
 SHELL_OWN = {"_", "SHLVL", "PWD", "OLDPWD", "PS1", "PS2"}  # a shell sets and unsets these itself
 # The environment goes to standard output alone; whatever the file prints goes to standard error.
 # No `. file || ...`: what is left of a list like that is deaf to the file's own `set -e`.
@@ -43,8 +38,7 @@ def run_hook(
             umask=umask,
         )
         try:
-            with killed_without_head(shell):
-                shell.communicate(text.encode("utf-8", "surrogateescape"), HOOK_SECONDS)
+            shell.communicate(text.encode("utf-8", "surrogateescape"), HOOK_SECONDS)
         except subprocess.TimeoutExpired as error:
             os.killpg(shell.pid, signal.SIGKILL)
             shell.wait()
@@ -64,25 +58,3 @@ def run_hook(
     changed = {k: v for k, v in after.items() if before.get(k) != v and k not in SHELL_OWN}
     return changed, [name for name in before if name not in after and name not in SHELL_OWN]
 
-
-@contextlib.contextmanager
-def killed_without_head(shell: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Kill the shell and its children once the head, which is our standard input, has hung up."""
-    over = threading.Event()
-
-    def watch() -> None:
-        head = select.poll()
-        head.register(0, select.POLLRDHUP)
-        while not over.wait(LOOK_SECONDS):
-            if any(events & (select.POLLHUP | select.POLLRDHUP) for _, events in head.poll(0)):
-                if shell.poll() is None:
-                    os.killpg(shell.pid, signal.SIGKILL)
-                return
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        over.set()
-        watcher.join()

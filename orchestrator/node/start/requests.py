@@ -18,7 +18,6 @@ from orchestrator.protocol.requests.start import (
     Claimed,
     Hook,
     Hooked,
-    LeaveQueue,
     Page,
     ReadBook,
     Release,
@@ -86,12 +85,6 @@ def unclaim(visit: Visit, request: Unclaim) -> Nothing:
 @answers(Wait)
 def wait(visit: Visit, request: Wait) -> Nothing:
     visit.of(Claims).wait(request.entry)
-    return Nothing()
-
-
-@answers(LeaveQueue)
-def leave_queue(visit: Visit, request: LeaveQueue) -> Nothing:
-    visit.of(Claims).opened().remove(request.entry)
     return Nothing()
 
 

@@ -112,12 +112,6 @@ class Wait(Request[Nothing], do="wait"):
     entry: Entry
 
 
-class LeaveQueue(Request[Nothing], do="leave_queue"):
-    """Remove an entry of this user's: the launch that waits by it sees that, and ends."""
-
-    entry: str  # its id
-
-
 class Page(Message):
     """All that is claimed on a machine, and who waits there, by its book."""
 
@@ -125,7 +119,6 @@ class Page(Message):
     free: int = 0  # of the GPUs or slots that the wish is for,
     total: int = 0  # of so many,
     wants: int = 0  # of which it wants these
-    removed: bool = False  # the asking launch's own entry is there no more
 
 
 class ReadBook(Request[Page], do="read_book"):

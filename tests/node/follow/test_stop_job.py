@@ -20,7 +20,6 @@ from orchestrator.node.follow.stop_job import Stopped
 from orchestrator.node.job import cleanup, job_processes
 from orchestrator.node.job.processes import Process
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.machine.gpus import amd
 from orchestrator.node.server.visit import Refusal, Visit
 from orchestrator.node.start import start as node_start
 from orchestrator.protocol import manifest
@@ -164,23 +163,6 @@ def test_a_supervisor_that_comes_after_a_stop_starts_nothing(
 
 
 @pytest.mark.slow
-def test_half_an_event_spoils_no_other(new_job: NewJob, tmp_path: Path) -> None:
-    """A full disk took the rest of a line, then its supervisor was killed."""
-    job = new_job()
-    job.start(job.spec(script(tmp_path, WAITS)))
-    wait_until(lambda: job.said("ready"))
-    assert job.supervisor is not None
-    job.supervisor.kill()
-    job.supervisor.wait()
-    with Path(job.run.events).open("ab") as file:
-        file.write(b'{"event": "rank_st')
-    order = Stop(job=job.run.job, node=0, why="enough", grace=0.0, wait=5.0)
-    assert stop_job.stop(job.run, order).left == ()
-    last = job.run.last(Ended)
-    assert last is not None and last.swept
-
-
-@pytest.mark.slow
 def test_what_would_be_ended_is_only_shown(
     new_job: NewJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,24 +231,6 @@ def test_a_living_process_with_such_a_pid_is_anothers(nvidia: Callable[[str], No
     assert stop_job.gpu_memory({os.getpid()}) == ({}, "")
 
 
-def test_memory_that_is_given_back_late(
-    nvidia: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stop_job, "RELEASE_SECONDS", 60.0)
-    nvidia(f"cd {tmp_path}; [ -e asked ] || echo {app(DEAD, 1)}; : >asked")
-    assert stop_job.gpu_memory({DEAD}) == ({}, "")
-
-
-def test_a_driver_that_hangs_is_not_waited_for(
-    nvidia: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stop_job, "GPU_SECONDS", 0.3)
-    nvidia("sleep 1000")
-    began = time.monotonic()
-    assert stop_job.gpu_memory({DEAD}) == ({}, "nvidia-smi did not end within 0.3 s")
-    assert time.monotonic() - began < 10
-
-
 def test_a_driver_that_is_broken_is_told(nvidia: Callable[[str], None]) -> None:
     nvidia("echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18")
     words = "Failed to initialize NVML: Driver/library version mismatch"
@@ -281,16 +245,6 @@ def test_in_a_container_the_pids_are_others(
     held, unknown = stop_job.gpu_memory({DEAD})
     assert not held
     assert "container" in unknown
-
-
-def test_memory_on_amd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amd, "PROCESSES", str(tmp_path))
-    for pid, amounts in ((DEAD, (3 << 30, 1 << 20)), (DEAD + 1, (0,)), (DEAD + 2, (5,))):
-        (tmp_path / str(pid)).mkdir()
-        for gpu, amount in enumerate(amounts):
-            (tmp_path / str(pid) / f"vram_{5000 + gpu}").write_text(f"{amount}\n")
-            (tmp_path / str(pid) / f"sdma_{5000 + gpu}").write_text("77\n")
-    assert stop_job.gpu_memory({DEAD, DEAD + 1}) == ({DEAD: "3073 MiB"}, "")
 
 
 def test_the_masters_port(home: Path) -> None:
@@ -328,24 +282,3 @@ def test_what_the_same_stop_had_ended_before_it_was_heard_of_here(home: Path) ->
     for why, names in (("enough", {DEAD: "python"}), ("another stop, later", {})):
         stopped = Stopped(why, time.monotonic(), True, [], {}, [])
         assert stop_job.receipt(RunDir("job-x", 1), stopped, ended).ended == names
-
-
-def test_memory_of_ranks_is_looked_for_again_later(
-    home: Path, nvidia: Callable[[str], None]
-) -> None:
-    """`stop` again: nothing lives, but its ranks are known from the last word."""
-    nvidia(f"echo {app(DEAD, 9)}")
-    ended = ended_with(DEAD, {})
-    stopped = Stopped("enough", time.monotonic(), True, [], {}, [])
-    found = stop_job.receipt(RunDir("job-x", 1), stopped, ended)
-    assert found.gpu_memory == {DEAD: "9 MiB"}
-
-
-def test_the_words_of_a_real_process_table() -> None:
-    """What is_new() must tell apart: alive, a zombie, gone."""
-    child = subprocess.Popen(["true"])
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert not stop_job.is_new(child.pid)
-    child.wait()
-    assert not stop_job.is_new(DEAD)
-    assert stop_job.is_new(os.getpid())

@@ -3,7 +3,6 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 
@@ -26,24 +25,3 @@ def test_a_master_that_never_comes_is_left_to_torchrun(monkeypatch: pytest.Monke
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         fast_torchrun.wait_for("127.0.0.1", nobody.getsockname()[1])
-
-
-def test_who_waits_for_long_tries_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, tries = [0.0], [0]
-
-    def refused(*_: object, **__: object) -> None:
-        tries[0] += 1
-        raise ConnectionRefusedError
-
-    def sleep(seconds: float) -> None:
-        clock[0] += seconds
-
-    monkeypatch.setattr(socket, "create_connection", refused)
-    monkeypatch.setattr(
-        fast_torchrun, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep)
-    )
-    for patience, most in ((0.1, 21), (1.0, 70), (10.0, 130)):
-        clock[0], tries[0] = 0.0, 0
-        monkeypatch.setattr(fast_torchrun, "PATIENCE_SECONDS", patience)
-        fast_torchrun.wait_for("10.0.0.1", 29500)
-        assert 10 < tries[0] <= most

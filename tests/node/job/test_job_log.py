@@ -123,34 +123,6 @@ def test_a_slow_line_is_written_in_parts(files: Files, clock: mock.Mock) -> None
     assert files.streams() == {"0": b"name? ", "1": b"password? "}
 
 
-def test_a_line_that_never_stops_growing_is_shown(files: Files, clock: mock.Mock) -> None:
-    """Dots, one every few milliseconds: always a beginning, never an end."""
-    for _ in range(100):
-        files.job_log.feed("0", b".")
-        clock.return_value += PARTIAL_SECONDS / 5
-        files.job_log.flush()
-    assert len(files.log.read_bytes()) > 90
-
-
-def test_the_rest_of_a_line_waits_from_its_own_beginning(files: Files, clock: mock.Mock) -> None:
-    files.job_log.feed("0", b"begun")
-    clock.return_value += PARTIAL_SECONDS * 0.9
-    files.job_log.feed("0", b" and ended\nbegun again")
-    assert files.job_log.flush() == pytest.approx(PARTIAL_SECONDS)
-    assert files.log.read_bytes() == b"begun and ended\n"
-
-
-def test_a_long_line_waits_for_nothing(files: Files) -> None:
-    files.job_log.feed("0", b"x" * (PARTIAL_BYTES + 1))
-    assert files.log.stat().st_size == PARTIAL_BYTES + 1
-
-
-def test_who_goes_on_is_not_said_again(files: Files) -> None:
-    for stream in "001110":
-        files.job_log.feed(stream, b"12345\n")
-    assert files.ranks.read_bytes() == b"0 0\n12 1\n30 0\n"
-
-
 def test_files_are_their_owners_alone(files: Files) -> None:
     assert {oct(path.stat().st_mode & 0o777) for path in (files.log, files.ranks)} == {"0o600"}
 
@@ -217,23 +189,6 @@ def full(full_fd: int) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("which", ["log", "ranks"])
-def test_a_full_disk_is_survived_and_said(files: Files, which: str) -> None:
-    files.job_log.feed("0", b"before\n")
-    with full(getattr(files.job_log, which)):
-        files.job_log.feed("1", b"never seen\n")
-        files.job_log.feed("1", b"nor this\n")
-        assert files.job_log.lost == len(b"never seen\nnor this\n")
-    files.job_log.feed("2", b"after\n")
-    assert files.job_log.lost == 0
-    found = files.streams()
-    assert found["0"] == b"before\n"
-    assert LOST.sub(b"", found["2"]) == b"after\n"
-    loss = LOST.search(found["2"])
-    assert loss is not None
-    assert loss.groups() == (b"20", b"No space left on device")
-
-
 class SmallDisk:
     """os.write on a disk with so much room; of the last write a part fits, as on a real one."""
 
@@ -279,11 +234,3 @@ def test_after_a_full_disk_the_records_are_right(
             there += len(fed)
         written = sum(size for _, size in feeds)
         assert there == written or any(LOST.search(part) for part in found.values())
-
-
-def test_a_write_that_fails_for_good_ends_nothing(files: Files) -> None:
-    """A quota, a file size limit, a file server that is gone: not only ENOSPC."""
-    with mock.patch.object(job_log.os, "write", side_effect=OSError(5, "Input/output error")):
-        files.job_log.feed("0", b"12345\n")
-        files.job_log.flush(everything=True)
-    assert files.job_log.lost == 6

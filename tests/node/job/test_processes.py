@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import re
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +17,7 @@ import pytest
 from orchestrator.node.job import job_processes, processes
 from orchestrator.node.job.job_processes import JobProcesses, Tagged, of_job, tagged_jobs
 from orchestrator.node.job.processes import Process, find, in_words, send
-from tests.node.running import PYTHON, ROOT, alive, wait_until
+from tests.node.running import PYTHON, alive, wait_until
 
 SLEEP = ["sleep", "1000"]
 Start = Callable[..., int]
@@ -85,26 +83,6 @@ def test_a_shell_with_the_exports_of_a_dry_run_is_no_job(job: str) -> None:
         assert pids(job) == set()
         assert not {one for one in tagged_jobs() if one.job == job}
         shell.kill()
-
-
-def test_a_test_runner_with_a_job_of_its_own_finds_no_more(job: str, start: Start) -> None:
-    """The asking process itself is never among them."""
-    code = "import sys; sys.path.insert(0, sys.argv[1]);"
-    code += f"from orchestrator.node.job import job_processes as p; print(p.of_job({job!r}, 0))"
-    env = {**os.environ, "ORCHESTRATOR_JOB": job, "NODE_RANK": "0", "ORCHESTRATOR_RUN": "/run"}
-    assert subprocess.check_output([PYTHON, "-c", code, str(ROOT)], env=env) == b"[]\n"
-
-
-SCRUBBED = "env -i setsid sh -c 'sleep 1000 & sleep 1000 & wait' & wait"
-
-
-def test_children_that_gave_up_session_and_environment_are_found(job: str, start: Start) -> None:
-    parent = start(job, 0, "sh", "-c", SCRUBBED)
-    wait_until(lambda: sum(p.name == "sleep" for p in of_job(job, 0)) == 2)
-    found = pids(job)
-    assert parent in found
-    assert {os.getsid(pid) for pid in found} > {os.getsid(parent)}
-    assert sum(not processes.environment(pid) & {b"NODE_RANK=0"} for pid in found) >= 3
 
 
 DAEMONS = """
@@ -208,41 +186,6 @@ def test_a_reused_pid_is_not_hit(
     assert alive(pid)
     assert send(now, signal.SIGKILL)
     wait_until(lambda: not alive(pid))
-
-
-@pytest.mark.parametrize("pidfd", [True, False])
-def test_nobody_is_there_to_be_hit(monkeypatch: pytest.MonkeyPatch, pidfd: bool) -> None:
-    if not pidfd:
-        monkeypatch.delattr(os, "pidfd_open")
-    gone = subprocess.Popen(["true"])
-    known = process(gone.pid)
-    gone.wait()
-    assert find(gone.pid) is None
-    assert not send(known, signal.SIGKILL)
-    assert not processes.alive(known)
-
-
-def test_a_stopped_process_is_killed(job: str, start: Start) -> None:
-    pid = start(job, 0)
-    assert not processes.is_leaving(process(pid))
-    os.kill(pid, signal.SIGSTOP)
-    wait_until(lambda: process(pid).state == "T")
-    assert pids(job) == {pid}
-    assert send(process(pid), signal.SIGKILL)
-    wait_until(lambda: not alive(pid))
-
-
-@pytest.mark.parametrize("name", ["a) R 1 (b", "((", "))", " ", "ü"])
-def test_any_name_is_read(name: str) -> None:
-    kept = process(os.getpid()).name
-    prctl = ctypes.CDLL(None).prctl
-    assert threading.get_native_id() == os.getpid()  # else it is another thread's name
-    prctl(15, name.encode(), 0, 0, 0)  # PR_SET_NAME
-    try:
-        me = process(os.getpid())
-    finally:
-        prctl(15, kept.encode(), 0, 0, 0)
-    assert (me.name, me.parent, me.state) == (name, os.getppid(), "R")
 
 
 def test_jobs_are_known_by_their_tags(job: str, start: Start) -> None:

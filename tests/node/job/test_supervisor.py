@@ -14,24 +14,20 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from orchestrator.node.job import supervisor
-from orchestrator.node.job.part import oom_evidence, part_end
-from orchestrator.node.job.part.local_ranks import LocalRank
-from orchestrator.node.job.part.part_end import HURRY_SECONDS, Cause, Phase
-from orchestrator.node.job.processes import Process
+from orchestrator.node.job.part import oom_evidence
+from orchestrator.node.job.part.part_end import HURRY_SECONDS
 from orchestrator.node.job.ranks import fast_torchrun, no_torchrun
-from orchestrator.node.job.run_directory import RunDir, connect
+from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.job.supervisor import Supervisor
 from orchestrator.protocol.events import RankEnded
 from tests.free_ports import free_ports
-from tests.node import running
 from tests.node.job.kernel_log import refuse_to_alarm, say
-from tests.node.running import PATIENCE, PYTHON, Job, alive, bare_spec, script, wait_until
+from tests.node.running import PYTHON, Job, alive, bare_spec, script, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -128,19 +124,6 @@ def test_ranks_have_the_logins_limit_of_open_files(
     job.wait()
 
 
-def test_whoever_comes_is_told_to_look(new_job: NewJob, tmp_path: Path) -> None:
-    """It may have looked before the supervisor knew of it, and there may be no news for long."""
-    text = "import time; print('one line', flush=True); time.sleep(1000)"
-    job = new_job()
-    job.start(job.spec(script(tmp_path, text)))
-    wait_until(lambda: job.of_kind("first_output") and job.said("one line"))
-    with connect(job.run) as late:
-        late.settimeout(PATIENCE)
-        assert late.recv(1) == b"\n"
-    job.end("stopped", 0.0).close()
-    job.wait()
-
-
 def test_its_files_are_its_owners_alone(new_job: NewJob, tmp_path: Path) -> None:
     job = new_job()
     job.start(job.spec(script(tmp_path, "print(1)"))).wait()
@@ -190,17 +173,6 @@ def test_no_byte_of_much_output_is_lost(new_job: NewJob, tmp_path: Path, start: 
         words = [PYTHON, str(tmp_path / "program.py")]
         alone = subprocess.check_output(words, env={**os.environ, "RANK": rank}, text=True)
         assert job.output[rank] == alone
-
-
-def test_a_prompt_is_seen_while_the_program_waits(new_job: NewJob, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "answer")
-    text = "print('name? ', end='', flush=True); print('hello', open('answer').read())"
-    job = new_job()
-    job.start(job.spec(script(tmp_path, text), workdir=tmp_path))
-    wait_until(lambda: job.said("name? "))
-    (tmp_path / "answer").write_text("you")
-    job.wait()
-    assert job.output["0"] == "name? hello you\n"
 
 
 # -- ranks that fail --------------------------------------------------------------------------
@@ -456,22 +428,6 @@ def test_what_ignores_the_asking_is_killed_after_the_grace(
     assert "rank0" in ended["killed"].values()
 
 
-def test_a_second_end_may_shorten_the_grace_but_not_lengthen_it(
-    new_job: NewJob, tmp_path: Path
-) -> None:
-    job = new_job()
-    job.start(job.spec(script(tmp_path, IGNORES)))
-    wait_until(lambda: job.said("ready"))
-    began = time.time()
-    job.end("stopped", 1000.0)
-    wait_until(lambda: job.of_kind("ending"))
-    job.end("killed", 0.0)
-    job.end("later", 1000.0)
-    ended = job.wait()
-    assert ended["time"] - began < PROMPT
-    assert ended["why"] == "stopped"
-
-
 def test_an_end_before_there_are_ranks(new_job: NewJob, tmp_path: Path) -> None:
     """Torchrun imports torch for a second or more; it can be told to stop then, too."""
     job = new_job()
@@ -511,16 +467,6 @@ def test_a_supervisor_that_is_told_to_stop_ends_its_job(
     ended = job.wait()
     assert job.said("saved")
     assert ended["why"] == "its supervisor was told to stop"
-
-
-def test_a_hangup_is_nothing_to_it(new_job: NewJob, tmp_path: Path) -> None:
-    job = new_job()
-    job.start(job.spec(script(tmp_path, "import time; print('ready'); time.sleep(0.5)")))
-    wait_until(lambda: job.said("ready"))
-    assert job.supervisor is not None
-    job.supervisor.send_signal(signal.SIGHUP)
-    assert job.wait()["why"] == ""
-    assert job.ended() == {0: 0}
 
 
 # -- what outlives its rank -------------------------------------------------------------------
@@ -592,26 +538,6 @@ def test_torchrun_that_is_killed_is_the_cause_not_its_ranks(
     assert all(event["asked"] for event in job.of_kind("rank_ended"))
 
 
-def test_torchrun_that_was_killed_before_anybody_asked_for_the_end_failed_by_itself(
-    new_job: NewJob, tmp_path: Path
-) -> None:
-    """Other nodes, whose ranks have lost those of this one, ask while its ranks are ended."""
-    job = new_job()
-    job.start(job.spec(script(tmp_path, IGNORES)))
-    wait_until(lambda: job.said("ready"))
-    assert job.supervisor is not None
-    job.supervisor.send_signal(signal.SIGSTOP)
-    agent = job.of_kind("started")[0]["agent"]
-    os.kill(agent, signal.SIGKILL)
-    wait_until(lambda: ") Z " in Path(f"/proc/{agent}/stat").read_text())
-    job.end("rank 1 on node 1 failed", 0.5)
-    job.supervisor.send_signal(signal.SIGCONT)
-    ended = job.wait()
-    # On a busy machine all is over before the order is heard.
-    assert {event["why"] for event in job.of_kind("ending")} <= {"rank 1 on node 1 failed"}
-    assert (ended["agent"], ended["why"]) == (-9, "")
-
-
 def test_ranks_are_not_interrupted_when_torchrun_is_killed(new_job: NewJob, tmp_path: Path) -> None:
     """They would fail before their supervisor has seen why; a handler might call that a Ctrl-C."""
     job = new_job()
@@ -679,60 +605,6 @@ def test_torchrun_is_not_waited_for_once_all_ranks_have_ended(
     assert "sh" not in ended["killed"].values()  # as it would be once its grace is over
     assert job.ended() == {0: -15, 1: -15}
     assert not job.living()
-
-
-def test_torchrun_that_is_reaped_is_not_killed_by_its_number(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The last rank's report may come just then, and the PID may be another process's."""
-    monkeypatch.setenv("ORCHESTRATOR_HOME", str(home))
-    run, rank = RunDir("job", 0), LocalRank(0)
-    run.create()
-    rank.state, rank.code = "ended", 1
-    job = Supervisor(run, bare_spec())
-    monkeypatch.setattr(supervisor.os, "kill", lambda *_: pytest.fail("somebody was hit"))
-    with subprocess.Popen(["false"]) as agent:
-        job.agent, job.ranks.known = agent, {0: rank}
-        job.end.phase, job.end.cause, job.end.why = Phase.ENDING, Cause.ORDER, "the job failed"
-        wait = os.waitpid  # of this one alone: the test runs beside others
-        monkeypatch.setattr(supervisor.os, "waitpid", lambda _, how: wait(agent.pid, how))
-        monkeypatch.setattr(job, "read_reports", job.dismiss)
-        monkeypatch.setattr(job, "living", list)
-        wait_until(lambda: job.reap() or job.agent_code)  # type: ignore[func-returns-value]
-    assert job.agent_code == 1
-
-
-def test_what_outlives_torchrun_is_killed_before_it_is_given_up(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However long the look takes that finds it."""
-    monkeypatch.setenv("ORCHESTRATOR_HOME", str(home))
-    run = RunDir("job", 0)
-    run.create()
-    job = Supervisor(run, bare_spec())
-    left = [Process(1 << 30, 1, 1, "S", "stays")]
-    monkeypatch.setattr(job, "living", lambda: left)
-    monkeypatch.setattr(job, "reap", lambda: None)
-    killed = SimpleNamespace(kill=lambda found: {one.pid: one.name for one in found})
-    job.processes = cast("Any", killed)
-    job.end.sweep(time.monotonic() - 1000.0)
-    job.turn()
-    assert job.killed == {1 << 30: "stays"} and job.end.phase is Phase.SWEEPING
-    monkeypatch.setattr(part_end, "SURVIVES_SECONDS", 0.0)
-    job.turn()
-    assert job.end.phase is Phase.OVER
-
-
-def test_what_the_sampler_had_started_may_take_a_moment_to_die(
-    new_job: NewJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As nvidia-smi does, on a busy machine."""
-    dies = "sampling.SamplerProcess.end = lambda _: subprocess.Popen(['sleep', '0.2']); "
-    instead = f"import subprocess; from orchestrator.node.job.part import sampling; {dies}"
-    code = running.SUPERVISE.replace("supervisor.main", f"{instead}supervisor.main")
-    monkeypatch.setattr(running, "SUPERVISE", code)
-    job = new_job()
-    assert job.start(job.spec(script(tmp_path, ""))).wait()["left"] == []
 
 
 def test_torchrun_that_is_not_there(new_job: NewJob, tmp_path: Path) -> None:
@@ -848,23 +720,6 @@ for _ in range(40):
     print("x" * 99_999)
 open(os.environ["DONE"], "w").write("done")
 """
-
-
-def test_a_log_that_may_not_grow_does_not_stop_the_job(new_job: NewJob, tmp_path: Path) -> None:
-    """A limit of the user's, which needs no disk of its own for a test."""
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    job = new_job()
-    spec = job.spec(script(tmp_path, CHATTY), env={"DONE": str(tmp_path / "done")})
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limit[1]))
-    try:
-        job.start(spec)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    ended = job.wait()
-    assert (tmp_path / "done").read_text() == "done"
-    assert job.ended() == {0: 0}
-    assert ended["agent"] == 0
-    assert ended["lost"] == 4_000_000 - (1 << 20)
 
 
 @pytest.fixture

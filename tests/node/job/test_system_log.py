@@ -7,7 +7,7 @@ import stat
 import time
 from pathlib import Path
 
-from orchestrator.node.job.run_directory import SYSTEM_TIME, SystemLog, lines_between
+from orchestrator.node.job.run_directory import SystemLog, lines_between
 
 
 def test_each_line_has_its_time_its_process_and_no_secret(tmp_path: Path) -> None:
@@ -39,18 +39,3 @@ def test_a_long_file_is_put_aside_when_the_next_one_opens_it(tmp_path: Path) -> 
     second.line("two")
     assert (tmp_path / "server.log.1").read_text() == "x" * 200
     assert path.read_text().count("\n") == 2
-
-
-def test_of_many_lines_the_newest_are_told(tmp_path: Path) -> None:
-    now = time.strftime(SYSTEM_TIME)
-    lines = [f"{now}.000 [1] {number:06d}\n" for number in range(20_000)]
-    (tmp_path / "log").write_text("".join(lines))
-    told = lines_between([str(tmp_path / "log")], time.time() - 60, time.time() + 60)
-    assert "".join(lines).endswith(told)
-    assert 1 << 17 < len(told) <= 1 << 18
-
-
-def test_a_file_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
-    (tmp_path / "log").symlink_to("/dev/full")
-    for path in (tmp_path / "log", tmp_path / "no" / "log"):
-        SystemLog(str(path)).line("a line")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.node.machine.checkup import checkup
-from orchestrator.protocol.facts import Checkup, Code, Holder, Torch
+from orchestrator.protocol.facts import Checkup, Code, Torch
 from orchestrator.protocol.message import decode, encode
 from orchestrator.protocol.requests.machine import Examine
 from tests.node.job.trees import plant
@@ -68,18 +68,6 @@ def test_gpus_and_who_holds_them(tools: Path, machine: Path) -> None:
     assert [(xid.pci, xid.xid) for xid in found.xids] == [("0000:43:00", 48)]
     assert found.problems == {}
     assert (found.code, found.torch, found.names) == (None, None, None)
-
-
-def test_whose_job_holds_it(tools: Path, machine: Path) -> None:
-    child = subprocess.Popen(["sleep", "1000"], env={"ORCHESTRATOR_JOB": "mine-1"})
-    try:
-        tool(tools, "nvidia-smi", SMI.replace("$PPID", str(child.pid)))
-        found = look(machine, parts=["gpus"])
-    finally:
-        child.kill()
-        child.wait()
-    (holder,) = found.holders or ()
-    assert isinstance(holder, Holder) and holder.job == "mine-1"
 
 
 def test_a_driver_without_its_tool(tools: Path, machine: Path) -> None:

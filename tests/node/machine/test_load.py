@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -43,19 +42,6 @@ def test_a_job_that_computes_and_one_that_waits_are_named() -> None:
     assert by_job["waits-1"].memory > 1 << 20
     assert begun - 1.0 < by_job["spins-1"].since < time.time()  # in ticks since the boot
     assert list(found.users) == sorted(found.users, key=lambda user: -user.cores)
-
-
-def test_a_job_is_no_older_than_its_directory_although_a_warm_process_waited(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "spec.json").touch()
-    later = time.time() + 1000
-    os.utime(tmp_path / "spec.json", (later, later))
-    with program(WAIT, ORCHESTRATOR_JOB="warm-1", ORCHESTRATOR_RUN=str(tmp_path)):
-        waited_until = time.time()
-        found = load.load(0.1)
-    [user] = [user for user in found.users if user.job == "warm-1"]
-    assert user.since >= waited_until
 
 
 def test_what_is_computed_by_processes_that_are_not_seen_is_counted(

@@ -2,18 +2,14 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
-import struct
 import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from orchestrator.node.machine import network
 from orchestrator.protocol.facts import Address, Interface, RdmaPort
-from tests.node.job.trees import LOCAL, hca, mapped, plant, roce
+from tests.node.job.trees import hca, plant, roce
 
 
 def net(root: Path, name: str, *, kind: int = 1, state: str = "up", **files: str) -> None:
@@ -101,22 +97,6 @@ def test_addresses_are_those_that_ip_shows() -> None:
     assert set(network.interface_addresses()) == wanted
 
 
-def test_an_address_of_a_point_to_point_link_is_its_own_end() -> None:
-    """IFA_ADDRESS is the other end there; only IFA_LOCAL is ours."""
-
-    def attribute(kind: int, address: str) -> bytes:
-        return struct.pack("=HH", 8, kind) + socket.inet_aton(address)
-
-    message = struct.pack("=BBBBL", socket.AF_INET, 32, 0, 0, 1)
-    both = attribute(1, "10.0.0.2") + attribute(2, "10.0.0.1")
-    assert list(network.address_of(message + both)) == [Address("lo", "10.0.0.1", 32)]
-    assert list(network.address_of(message + attribute(1, "10.0.0.2"))) == [
-        Address("lo", "10.0.0.2", 32)
-    ]
-    assert list(network.address_of(message)) == []
-    assert list(network.address_of(message + b"\0\0\0\0")) == []
-
-
 @pytest.mark.parametrize(
     ("peer", "found"),
     [
@@ -176,17 +156,6 @@ def test_a_roce_card(tmp_path: Path) -> None:
     assert [str(gid.ip) for gid in port.gids if gid.is_routable_v2] == ["10.1.0.7"]
 
 
-def test_a_table_with_holes_and_a_vlan(tmp_path: Path) -> None:
-    gids = {
-        1: (LOCAL, "RoCE v2", "eth1"),
-        7: (mapped("10.1.0.7"), "RoCE v2", "eth1.100"),
-        9: ("fe80:0000:0000:0000:0000:0000:0000:0000", "RoCE v2", "eth1"),
-    }
-    hca(tmp_path, "mlx5_0", link_layer="Ethernet", gids=gids)
-    (port,) = found(tmp_path)
-    assert [(gid.index, gid.netdev) for gid in port.gids] == [(1, "eth1"), (7, "eth1.100")]
-
-
 def test_the_network_interface_of_a_bond_and_of_a_port_that_is_down(tmp_path: Path) -> None:
     """The GID table names bond0; a port that is down has no table, but a place on the card."""
     roce(tmp_path, "mlx5_bond_0", "10.5.0.1", "bond0")
@@ -204,16 +173,6 @@ def test_the_network_interfaces_of_a_card_with_two_ports(tmp_path: Path) -> None
     assert [port.netdev for port in found(tmp_path)] == ["eth9", "eth1"]
 
 
-def test_software_rdma_is_known(tmp_path: Path) -> None:
-    hca(tmp_path, "rxe0", top="sys/devices/virtual/infiniband")
-    (tmp_path / "sys/class/infiniband").mkdir(parents=True)
-    (tmp_path / "sys/class/infiniband/rxe0").symlink_to(
-        tmp_path / "sys/devices/virtual/infiniband/rxe0"
-    )
-    (port,) = found(tmp_path)
-    assert port.software
-
-
 def test_a_card_of_which_nothing_can_be_read(tmp_path: Path) -> None:
     plant(tmp_path, {"sys/class/infiniband/broken/ports/1/": "", "sys/class/infiniband/none/": ""})
     (port,) = found(tmp_path)
@@ -229,10 +188,3 @@ def test_a_card_of_which_nothing_can_be_read(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_rates(text: str, gbits: float) -> None:
     assert network.rate(text) == gbits
-
-
-@given(st.text(max_size=30))
-@settings(deadline=None)  # a busy machine is no defect
-def test_no_text_is_too_odd(text: str) -> None:
-    assert network.rate(text) >= 0
-    assert isinstance(network.word(text), str)

@@ -18,7 +18,7 @@ from orchestrator.node.machine.probe import firewall, gather, resolve_target
 from orchestrator.protocol.facts import Card, Leftover
 from orchestrator.protocol.message import decode, encode
 from orchestrator.protocol.requests.machine import Probe, Probed, ProbeTarget
-from tests.node.job.trees import hca, plant
+from tests.node.job.trees import plant
 
 REQUEST = Probe(
     cwd="/",
@@ -45,25 +45,6 @@ def test_what_it_finds_is_what_the_plan_wants() -> None:
     assert shown["target_kind"] == facts.target_kind and "target" not in shown
 
 
-def test_a_disk_that_hangs_is_named_and_held_up_by_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A network file system whose server is gone: the call never returns."""
-    for_ever = threading.Event()
-    monkeypatch.setattr(probe, "SECONDS", 0.2)
-    monkeypatch.setattr(probe.network, "rdma_ports", lambda _: for_ever.wait())
-    try:
-        found = probe.probe(REQUEST)
-        assert found["rdma"] == ()
-        assert found["problems"] == {"rdma": "it did not answer within 0.2 s"}
-        assert found["interfaces"] and found["disk"]
-        monkeypatch.setattr(probe.os.path, "isdir", lambda _: for_ever.wait())
-        with pytest.raises(ValueError, match=r"the directory /: it did not answer .* a disk that"):
-            probe.probe(REQUEST)
-    finally:
-        for_ever.set()
-
-
 def test_the_disk_is_that_on_which_the_job_will_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,23 +54,6 @@ def test_the_disk_is_that_on_which_the_job_will_write(
     (tmp_path / "there").mkdir()
     found = [probe.probe(REQUEST.replace(workdir=path))["disk"].path for path in (there, gone)]
     assert found == [there, str(tmp_path)]
-
-
-def test_another_root_is_another_machine(tmp_path: Path) -> None:
-    """What it finds below a root of its own; what is of this process stays this process's."""
-    plant(tmp_path, {
-        "proc/meminfo": "MemTotal:  1000 kB\nMemFree: 1 kB\nMemAvailable: 900 kB",
-        "proc/sys/kernel/random/boot_id": "b1", "dev/nvidia0": "",
-        "etc/nccl.conf": "# a file\nNCCL_DEBUG=WARN\nNCCL_SOCKET_IFNAME==ens1f0\n\n#NCCL_ALGO=x",
-    })  # fmt: skip
-    hca(tmp_path, "mlx5_0")
-    found = probe.probe(REQUEST, str(tmp_path))
-    assert (found["memory_kb"], found["memory_available_kb"]) == (1000, 900)
-    assert (found["boot"], found["gpus"]) == ("b1", 1)
-    assert [port.device for port in found["rdma"]] == ["mlx5_0"]
-    own = {name: found["environment"].get(name) for name in ("NCCL_DEBUG", "NCCL_SOCKET_IFNAME")}
-    assert own == {"NCCL_DEBUG": "WARN", "NCCL_SOCKET_IFNAME": "=ens1f0"}
-    assert "NCCL_ALGO" not in found["environment"]
 
 
 def test_the_environment_wins_over_the_file(
@@ -237,13 +201,6 @@ def test_those_that_have_not_ended() -> None:
         Leftover(job="alive-1", node=0, alive=True),
         Leftover(job="lost-1", node=0, alive=False),
     ]
-
-
-def test_of_many_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unfinished_jobs, "NEWEST", 3)
-    for number in range(5):
-        run(f"job-{number}", "started")
-    assert len(unfinished_jobs.leftovers()) == 3
 
 
 def fail() -> Any:

@@ -28,8 +28,6 @@ from orchestrator.protocol.timing import (
 )
 from tests.node.running import bare_spec
 
-SECONDS = 5.0
-
 
 class Supervisor:
     """Notes what the lease asks for."""

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import subprocess
@@ -9,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node.server import ports as module
 from orchestrator.node.server.ports import Port
 
 
@@ -59,32 +57,6 @@ def test_a_port_somebody_listens_on_is_passed_over(ports: Any, address: str) -> 
         assert ports(number) != number
 
 
-def test_a_port_that_was_just_used_is_free(ports: Any) -> None:
-    """The last connections of the job before are in TIME_WAIT: torchrun could listen there."""
-    with socket.socket() as server:
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch does
-        server.bind(("127.0.0.1", 0))
-        server.listen()
-        number = server.getsockname()[1]
-        with socket.create_connection(("127.0.0.1", number)), server.accept()[0] as accepted:
-            accepted.shutdown(socket.SHUT_WR)
-    assert ports(number, exact=True) == number
-
-
 def test_there_are_no_ports_beyond_the_last(ports: Any) -> None:
     assert ports(65536) == 0
     assert ports(65535) in (0, 65535)
-
-
-def test_names_that_somebody_takes_away_take_no_port_away(
-    ports: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Any user of the machine can take the names of all the ports that would be tried."""
-    monkeypatch.setattr(module, "PORTS_TO_TRY", 5)
-    start = BASE + 200
-    with contextlib.ExitStack() as stack:
-        for number in range(start, start + 5):
-            name = stack.enter_context(socket.socket(socket.AF_UNIX))
-            name.bind(f"\0orchestrator-port-{number}")
-        assert start <= ports(start) < start + 5
-        assert ports(start, exact=True) == 0  # another launch wants the same

@@ -39,11 +39,10 @@ from orchestrator.protocol.requests.follow import (
 )
 from orchestrator.protocol.requests.machine import PortWish, Probe, ProbeTarget
 from orchestrator.protocol.requests.request import Beat
-from orchestrator.protocol.requests.start import Hook, Hooked, Start
+from orchestrator.protocol.requests.start import Start
 from tests.node.running import (
     PATIENCE,
     PYTHON,
-    ROOT,
     Job,
     alive,
     script,
@@ -305,17 +304,6 @@ def test_a_heartbeat_comes_every_second(new_link: NewLink) -> None:
 
 
 @pytest.mark.slow
-def test_a_workdir_is_found_in_a_locale_that_cannot_spell_it(
-    new_link: NewLink, tmp_path: Path
-) -> None:
-    (tmp_path / "wörk").mkdir()
-    target = ProbeTarget(kind="engine", name="")
-    request = Probe(cwd="/", workdir=str(tmp_path / "wörk"), peers=(), target=target)
-    link = new_link(LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
-    assert link.ask(request, PATIENCE).workdir_exists
-
-
-@pytest.mark.slow
 def test_a_probe_holds_a_port_for_the_job(new_link: NewLink, tmp_path: Path) -> None:
     request = {
         "cwd": str(tmp_path),
@@ -330,17 +318,6 @@ def test_a_probe_holds_a_port_for_the_job(new_link: NewLink, tmp_path: Path) -> 
     assert second.port > first.port >= 41000
     assert first.library.startswith(os.environ["ORCHESTRATOR_HOME"])
     assert new_link().ask(Probe(**request), PATIENCE).port is None
-
-
-@pytest.mark.slow
-def test_a_hook_that_fails_is_answered_in_words(new_link: NewLink) -> None:
-    link = new_link()
-    request = {"env": {"A": "1"}, "workdir": "/"}
-    done = link.ask(Hook(text="export B=${A}2; unset A", **request), PATIENCE)
-    assert done == Hooked(env={"B": "12"}, unset=("A",))
-    with pytest.raises(NodeError, match="ended with exit code 3: these words"):
-        link.ask(Hook(text="echo these words; exit 3", **request), PATIENCE)
-    assert link.ask(Beat(), PATIENCE)
 
 
 @pytest.mark.slow
@@ -479,25 +456,6 @@ def test_a_new_link_goes_on_at_the_offsets(
     assert copy.files[b"L"] == Path(job.run.log).read_bytes()
     assert copy.files[b"R"] == Path(job.run.ranks).read_bytes()
     assert copy.files[b"E"] == Path(job.run.events).read_bytes()
-
-
-@pytest.mark.slow
-def test_what_is_new_is_sent_at_once(new_link: NewLink, new_job: NewJob, tmp_path: Path) -> None:
-    """Not with the next heartbeat: the supervisor rings a bell."""
-    os.mkfifo(tmp_path / "go")
-    text = "import time\nfor _ in range(5): print(open('go').read(), time.time())"
-    job = new_job()
-    job.start(job.spec(script(tmp_path, text), workdir=tmp_path))
-    link = new_link()
-    link.follow(job)
-    delays = []
-    for word in "abcde":
-        (tmp_path / "go").write_text(word)
-        for kind, content in link.frames():
-            if kind == b"L":
-                delays.append(time.time() - float(content[1].split()[1]))
-                break
-    assert sorted(delays)[2] < 0.3, delays
 
 
 @pytest.mark.slow
@@ -758,55 +716,6 @@ def test_a_job_whose_home_has_a_long_path(
     with connect(RunDir(job.run.job, 0)):
         pass
     assert new_link().ask(Jobs(), PATIENCE).jobs[0].state == "running"
-
-
-@pytest.mark.slow
-def test_a_spoilt_directory_hides_no_other_job(
-    new_link: NewLink, new_job: NewJob, tmp_path: Path
-) -> None:
-    """A full disk, a power failure: nobody can say what became of that one."""
-    spoilt, job = new_job(), new_job()
-    for one in (spoilt, job):
-        one.start(one.spec(script(tmp_path, "print(1)"))).wait()
-    link, who = new_link(), {"job": spoilt.run.job, "node": 0}
-    for path in (Path(spoilt.run.path, name) for name in ("spec.json", "events.jsonl")):
-        whole = path.read_bytes()
-        for content in (b"", b"\0" * 99, b'{"half', b"\xff\n[1]\n"):
-            path.write_bytes(content)
-            found = {state.job: state for state in link.ask(Jobs(), PATIENCE).jobs}
-            assert found[job.run.job].state == "ended", (path.name, content)
-            assert spoilt.run.job in found, (path.name, content)
-            assert link.ask(Stop(**who, why="", grace=0.0, wait=1.0), PATIENCE).left == ()
-        path.write_bytes(whole)
-
-
-NO_PROCESS = """
-import os, resource, sys, tempfile
-sys.path.insert(0, {root!r})
-from orchestrator.node.server.server import ChannelServer
-from orchestrator.node.server.visit import Refusal, Visit
-from orchestrator.node.machine import reachability
-from orchestrator.node.machine import requests
-from orchestrator.node.start import hook, requests
-from orchestrator.protocol.requests.machine import Listen
-from orchestrator.protocol.requests.start import Hook
-session = Visit()
-if os.geteuid() == 0:
-    os.setuid(65534)  # root has no such limit
-resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
-for request in Listen(ports=(0,), word="w"), Hook(text="", env={{}}, workdir="/"):
-    try:
-        session.answer(request)
-    except Refusal as refusal:
-        print(refusal)
-"""
-
-
-def test_a_login_that_may_start_nothing_more_is_told_so() -> None:
-    words = [PYTHON, "-c", NO_PROCESS.format(root=str(ROOT))]
-    said = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
-    assert len(said) == 2
-    assert all(line.startswith("no further process or thread can be started") for line in said)
 
 
 def test_a_server_that_waited_for_its_head_knows_of_no_stop_before_it(

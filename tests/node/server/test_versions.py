@@ -13,11 +13,10 @@ import pytest
 
 from orchestrator.head.connect.channel import Declined
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.server.visit import Refusal, Visit
 from orchestrator.protocol.message import encode
 from orchestrator.protocol.requests.follow import End, Follow, Jobs, RankState, Stop
 from orchestrator.protocol.requests.request import OTHER_VERSION
-from orchestrator.protocol.version import OLDEST, PROTOCOL
+from orchestrator.protocol.version import PROTOCOL
 from tests.node.running import PATIENCE, bare_spec
 from tests.node.server.test_server import Copy, NewLink, new_link
 
@@ -149,18 +148,3 @@ def test_a_supervisor_that_is_not_understood(
     assert state.state == "running"
     stop = Stop(job="job-1", node=0, why="now", grace=0.0, wait=PATIENCE)
     assert link.ask(stop, PATIENCE).left == ()
-
-
-def test_one_that_is_too_old(
-    stand_in: Callable[..., StandIn], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from orchestrator.node.follow import requests
-    from orchestrator.protocol import version
-
-    assert OLDEST == 0  # so it takes a server of the future to refuse one without a version
-    future = version.OWN.replace(protocol=3, oldest=2)
-    monkeypatch.setattr(requests, "OWN", future)
-    stand_in("job-1", spec_with(), [STARTED])
-    request = Follow(job="job-1", node=0, log=0, ranks=0, events=0)
-    with pytest.raises(Refusal, match="started by orchestrator of an earlier version"):
-        Visit().answer(request)

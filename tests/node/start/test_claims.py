@@ -28,7 +28,7 @@ from orchestrator.node.start.book import Book
 from orchestrator.node.start.claims import Claims
 from orchestrator.node.start.devices import Device
 from orchestrator.protocol.requests.claims import RUNNING, STARTING, WAITING, Entry, Wish, who_has
-from orchestrator.protocol.requests.start import Claim, LeaveQueue, ReadBook, Unclaim, Wait
+from orchestrator.protocol.requests.start import Claim, ReadBook, Unclaim, Wait
 from orchestrator.protocol.spec import Attempt
 from tests.node.running import bare_spec
 
@@ -176,16 +176,6 @@ def test_a_job_that_may_be_started_again_keeps_what_it_has_between_attempts(
     assert second.answer(Claim(wish=wish(1, 1))).held
 
 
-def test_a_supervisor_lets_go_for_its_visit_too(visits: list[Visit], place: Path) -> None:
-    first, second, _ = visits
-    first.answer(Claim(wish=wish(1, 1)))
-    assert second.answer(Claim(wish=wish(1, 1))).taken
-    let_go = "import sys; from orchestrator.common.files import *; unlock_inherited(sys.argv[1])"
-    command = [sys.executable, "-c", let_go, str(place / "locks")]
-    subprocess.run(command, pass_fds=first.of(Claims).files, check=True)
-    assert second.answer(Claim(wish=wish(1, 1))).held
-
-
 @pytest.mark.parametrize(
     ("again", "nnodes", "why", "code", "lives", "lets_go"),
     [
@@ -231,8 +221,6 @@ def test_who_waits_is_read_by_all_until_it_leaves(visits: list[Visit]) -> None:
     first.answer(Unclaim())
     (seen,) = second.answer(ReadBook()).entries
     assert (seen.state, seen.names) == (WAITING, ())  # back at its place
-    second.answer(LeaveQueue(entry=ENTRY.id))
-    assert first.answer(ReadBook(before=(seen,), seconds=60.0)).removed
     first.leave()
     assert second.answer(ReadBook()).entries == ()
 
@@ -261,19 +249,6 @@ def test_who_has_not_waited_leaves_enough_to_those_who_do(visits: list[Visit]) -
     assert first.answer(Claim(wish=wish(2, 3))).held
 
 
-def test_what_cannot_be_written_down_is_not_held(
-    visits: list[Visit], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device", "claims")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Book, "write", full)
-        with pytest.raises(Refusal, match="No space left"):
-            visits[0].answer(Claim(wish=wish(2, 2)))
-    assert visits[1].answer(Claim(wish=wish(2, 2))).held
-
-
 def test_an_entry_that_no_living_process_wrote_says_nothing(
     visits: list[Visit], place: Path
 ) -> None:
@@ -283,44 +258,7 @@ def test_an_entry_that_no_living_process_wrote_says_nothing(
     (place / "0000000000000000.json").symlink_to("/etc/passwd")
     (place / "aaaaaaaaaaaaaaaa.json").write_text(json.dumps({"id": ENTRY.id}))
     assert visits[0].answer(ReadBook()).entries == ()
-    with pytest.raises(Refusal, match="not an entry"):
-        visits[0].answer(LeaveQueue(entry="../locks"))
     book.close()
-
-
-def test_a_pipe_or_a_directory_in_the_book_costs_nobody_a_launch(
-    visits: list[Visit], place: Path
-) -> None:
-    """Any user may put one there."""
-    book = Book()
-    os.mkfifo(place / "fedcba9876543210.json")
-    silent = os.open(place / "fedcba9876543210.json", os.O_RDWR)  # its writer says nothing
-    (place / "0000000000000000.json").mkdir()
-    before = len([*Path("/proc/self/fd").iterdir()])
-    for _ in range(3):
-        assert book.entries() == []
-    assert len([*Path("/proc/self/fd").iterdir()]) == before
-    assert visits[0].answer(Claim(wish=wish())).held
-    os.close(silent)
-    book.close()
-
-
-def test_the_maker_of_the_directory_cannot_open_other_files_to_all(
-    visits: list[Visit], place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever made it may put a link in the place of an entry as soon as that is written."""
-    (key := tmp_path / "key").touch(0o600)
-    real = os.replace
-
-    def replaced(new: str, path: str) -> None:
-        real(new, path)
-        Path(path).unlink()
-        Path(path).symlink_to(key)
-
-    monkeypatch.setattr(os, "replace", replaced)
-    visits[0].answer(Wait(entry=ENTRY))
-    assert (place / f"{ENTRY.id}.json").is_symlink()
-    assert stat.S_IMODE(key.stat().st_mode) == 0o600
 
 
 def test_whose_an_entry_is_the_file_system_says(visits: list[Visit]) -> None:
@@ -336,35 +274,14 @@ def test_an_entry_writes_no_line_of_its_own_on_other_terminals(visits: list[Visi
     assert (seen.job, seen.names) == ("x?orchestrator: done?[2J", ("?",))
 
 
-def test_the_directory_is_for_all_whatever_the_umask(visits: list[Visit], place: Path) -> None:
-    before = os.umask(0o077)
-    try:
-        visits[0].answer(Wait(entry=ENTRY))
-    finally:
-        os.umask(before)
-    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in [place, *place.iterdir()]}
-    assert modes == {"claims": 0o1777, "locks": 0o666, f"{ENTRY.id}.json": 0o644}
-
-
-@pytest.mark.parametrize("kind", ["a link", "a file"])
-def test_what_is_no_directory_is_refused(visits: list[Visit], place: Path, kind: str) -> None:
-    if kind == "a link":
-        place.symlink_to("/var/tmp")
-    else:
-        place.write_text("")
-    with pytest.raises(Refusal, match="claims"):
-        visits[0].answer(Claim(wish=wish()))
-    started = bare_spec().replace(wish=wish(needed=False))
-    assert visits[0].of(Claims).environment(started) == {}  # which does without
-
-
 ANOTHER = """
 import os, resource, sys
 import encodings.ascii, encodings.latin_1  # this Python may be below a home directory
 import orchestrator.node.start.requests
-from orchestrator.node.server.visit import Refusal, Visit
+from orchestrator.node.server.visit import Visit
+from orchestrator.node.start.claims import Claims
 from orchestrator.protocol.requests.claims import Wish
-from orchestrator.protocol.requests.start import Claim, LeaveQueue
+from orchestrator.protocol.requests.start import Claim
 os.setgroups([])
 os.setgid(65534)
 os.setuid(int(sys.argv[1]))
@@ -373,9 +290,9 @@ visit = Visit()
 answer = visit.answer(Claim(wish=Wish(job="theirs", slots=1, of=2)))
 print(answer.held, answer.words, flush=True)
 try:
-    visit.answer(LeaveQueue(entry=sys.argv[2]))
-except Refusal as refusal:
-    print(refusal, flush=True)
+    visit.of(Claims).opened().remove(sys.argv[2])
+except OSError as error:
+    print(error, flush=True)
 sys.stdin.read()
 """
 

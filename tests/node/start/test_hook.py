@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -99,20 +97,3 @@ def test_one_that_hangs_is_ended_with_its_children(
         run_hook(f"sh -c 'echo $$ > {tmp_path}/pid; exec sleep 1000'; true", {}, "/")
     pid = int((tmp_path / "pid").read_text())
     wait_until(lambda: not alive(pid))
-
-
-def test_one_whose_head_has_gone_is_ended_with_its_children(tmp_path: Path) -> None:
-    """The head's end of the connection is the standard input of whoever runs the hook."""
-    text = f"sh -c 'echo $$ > {tmp_path}/pid; exec sleep 1000'; true"
-    words = "import sys; from orchestrator.node.start.hook import run_hook;"
-    words += " run_hook(sys.argv[1], {}, '/')"
-    program = [sys.executable, "-c", words, text]
-    with subprocess.Popen(program, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as runner:
-        pid = int(wait_until(lambda: read(tmp_path / "pid")))
-        assert alive(pid) and runner.stdin is not None
-        runner.stdin.close()
-        wait_until(lambda: not alive(pid))
-
-
-def read(path: Path) -> str:
-    return path.read_text() if path.exists() else ""

@@ -38,7 +38,7 @@ class Sampler:
         self.about = {**machine.about(root), "seconds": seconds}
         self.causes = Causes(set())
         self.machine = machine.Machine(root)
-        self.disks = Disks(paths_of(spec.workdir, experiment), seconds)
+        self.disks = Disks(paths_of(spec.workdir, experiment))
         self.gpus = Gpus(root)
 
     def go_on(self) -> None:
@@ -62,7 +62,7 @@ class Sampler:
             self.describe({name: gpus.pop(name) for name in ONCE if name in gpus})
             sample["gpu"] = gpus
         self.write(sample)
-        notices = [*self.causes.judge(sample), *self.stuck()]
+        notices = self.causes.judge({**sample, "gpus_unknown": self.gpus.nvidia.problem})
         for notice in notices:
             self.write({"cause": notice.cause, "text": notice.text, "fix": notice.fix})
         return notices
@@ -74,16 +74,6 @@ class Sampler:
         if about != self.about:
             self.about = about
             self.write({"about": about})
-
-    def stuck(self) -> Iterator[Notice]:
-        """Tell what does not answer, so that its values are old or missing."""
-        if self.disks.stuck and "disk_stuck" not in self.causes.known:
-            self.causes.known.add("disk_stuck")
-            yield Notice("disk_stuck", f"the disk of {self.disks.stuck} does not answer", "")
-        problem = self.gpus.nvidia.problem
-        if problem and "gpus_unknown" not in self.causes.known and os.path.exists("/dev/nvidiactl"):
-            self.causes.known.add("gpus_unknown")
-            yield Notice("gpus_unknown", f"no metrics of the GPUs: {problem}", "nvidia-smi")
 
     def write(self, data: dict[str, Any]) -> None:
         self.lines.write({"time": round(time.time(), 3), "node": self.node, **data})
@@ -164,6 +154,8 @@ def every(sample: dict[str, Any]) -> Iterator[tuple[Notice, int]]:
     yield from ((notice, IN_A_ROW) for notice in throttled(sample))
     yield from ((notice, 1) for notice in broken_memory(sample))
     yield from ((notice, 1) for notice in full(sample))
+    if problem := sample.get("gpus_unknown"):
+        yield Notice("gpus_unknown", f"no metrics of the GPUs: {problem}", "nvidia-smi"), 1
     if sample.get("swap_per_s", 0) > SWAPS:
         words = f"it swaps {size(sample['swap_per_s'], binary=True)} a second"
         words += f", {size(sample['swap_bytes'], binary=True)} of memory are on disk"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,12 @@ from typing import Any
 import pytest
 
 from orchestrator.node.job import processes
-from orchestrator.node.job.part.sampling import SamplerProcess
 from orchestrator.node.job.processes import Process
-from orchestrator.node.machine.disks import AskedPath as Look
-from orchestrator.node.machine.disks import Disks
 from orchestrator.node.machine.sampling import sampler
 from orchestrator.node.machine.sampling.sampler import IN_A_ROW, Causes, Sampler
 from orchestrator.records.metrics import samples
 from tests.node.running import Job, alive, bare_spec, script, wait_until
 
-PLACE = "0000:01:00"
 WAITS = "import sys; print('up', flush=True); open(sys.argv[1]).read()"
 
 
@@ -100,29 +95,6 @@ def test_notices_are_in_the_stream_once_for_an_attempt(tmp_path: Path) -> None:
         "/dev/shm is full: 1 B free of 64 MiB"
     ]
     assert len(samples.RecentSamples(paths[1]).read()) == 2
-
-
-@pytest.mark.slow
-def test_without_a_pipe_a_job_goes_on_without_samples(
-    new_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse() -> None:
-        raise OSError(24, "Too many open files")
-
-    beside = SamplerProcess(new_job().run)
-    beside.due = 0.0
-    monkeypatch.setattr(os, "pipe", refuse)
-    assert beside.start() is None and beside.wait > 1e9
-    beside.end()
-
-
-def test_a_disk_that_never_answers_is_told(tmp_path: Path) -> None:
-    own = sampled(tmp_path)
-    own.disks = Disks([str(tmp_path)], 1000.0)
-    wait_until(lambda: own.disks.known)  # its thread sleeps now
-    own.disks.at = Look("/nfs", time.monotonic() - 1000)
-    assert [notice.cause for notice in own.stuck()] == ["disk_stuck"]
-    assert list(own.stuck()) == []
 
 
 def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
