@@ -290,4 +290,3 @@ def read(visit: Visit, request: ReadBook) -> Page:
             free = sum(not book.locked(one.key) and one.key not in used for one in some)
             return Page(entries=entries, free=free, total=len(some), wants=count)
         called = visit.is_called(LOOK_SECONDS)
-

@@ -57,4 +57,3 @@ def run_hook(
             after[os.fsdecode(name)] = os.fsdecode(value)
     changed = {k: v for k, v in after.items() if before.get(k) != v and k not in SHELL_OWN}
     return changed, [name for name in before if name not in after and name not in SHELL_OWN]
-
