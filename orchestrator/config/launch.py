@@ -150,13 +150,6 @@ class Launch:
         COMMON,
         commands=START,
     )
-    after: tuple[str, ...] = option(
-        (),
-        "Wait until another experiment is done; refused if it fails.",
-        NODES,
-        commands=START,
-        metavar="EXP",
-    )
     check: str = option(
         "quick",
         "Check the nodes before the start: quickly, as thoroughly as the doctor, or not at all.",
@@ -374,11 +367,6 @@ class Launch:
     def ranks_know_hosts(self) -> bool:
         """Tell whether ranks get variables that name all nodes."""
         return "slurm" in self.variables_of_ranks
-
-    @property
-    def waits(self) -> bool:
-        """Return True if the start may come later than the command."""
-        return bool(self.queue or self.after)
 
     @property
     def node_counts(self) -> tuple[int, int] | None:

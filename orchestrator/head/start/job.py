@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from orchestrator.common.errors import OrchestratorError
 from orchestrator.common.text import Say
@@ -160,22 +160,16 @@ def release(record: JobRecord, channels: Mapping[int, NodeChannel], transport: T
     held = {node.name: channels[node.index] for node in record.nodes if node.index in channels}
     away = [node for node in every if node.state == "lost" and node.name not in held]
 
-    def order(node: NodeRecord) -> Release:
-        job, part = record.first_part(node)
-        return Release(job=job, node=part)
-
     def tell(node: NodeRecord) -> None:
         ours = held.get(node.name)
         opened = contextlib.nullcontext(ours) if ours else for_now(transport, node)
+        job, part = record.first_part(node)
         with contextlib.suppress(OrchestratorError), opened as channel:
-            channel.ask(order(node), ANSWER_SECONDS)
+            channel.ask(Release(job=job, node=part), ANSWER_SECONDS)
 
-    telling = threading.Thread(target=fleet.everywhere, args=(away, tell), daemon=True)
-    if away:
-        telling.start()
+    telling = fleet.start(partial(fleet.everywhere, away, tell))
     fleet.everywhere([node for node in every if node not in away], tell)
-    if away:
-        telling.join(AWAY_SECONDS)
+    telling.join(AWAY_SECONDS)
 
 
 def make_screen(

@@ -27,7 +27,6 @@ from orchestrator.head.screen import failures, output
 from orchestrator.head.screen.output import say
 from orchestrator.head.screen.progress import Progress, counted
 from orchestrator.head.start import payload, record, selection
-from orchestrator.head.start.claims import claims
 from orchestrator.head.start.code import expect_code, reach_with_code
 from orchestrator.head.start.nodes import ListedNodes, Nodes, reach_all
 from orchestrator.head.start.parts import Meeting, Prepared, make_plan, part, patience, places
@@ -71,7 +70,8 @@ def launch(request: Request, queued: Callable[[], None] = lambda: None) -> Launc
     request, nodes = reach_with_code(request)
     times = {"begin": request.begun, "reached": nodes.at, "synced": time.time()}
     request, nodes = hold(request, nodes, queued)
-    with created(request, nodes) as experiment:
+    experiment = create(request, nodes)
+    with discarded_on_error(experiment):
         job = f"{experiment.name}-{secrets.token_hex(3)}"
         planned = plan(request, nodes, experiment, job)
         times["planned"] = time.time()
@@ -94,15 +94,13 @@ def rehearse(request: Request) -> Plan:
     check_name(name)
     job = f"{name}_dry-run"
     experiment = Experiment(request.where.experiments.absolute() / job)
-    planned = plan(request, nodes, experiment, job)
-    taken = claims.foreseen(request, nodes.reached)
-    return replace(planned, notes=(*planned.notes, *taken))
+    return plan(request, nodes, experiment, job)
 
 
 def hold(request: Request, nodes: Nodes, queued: Callable[[], None]) -> tuple[Request, Nodes]:
     """Choose the nodes of a job and hold its GPUs there; with --queue wait until they are free."""
     request = as_held(request, nodes)
-    if not request.config.launch.waits:
+    if not request.config.launch.queue:
         return held_now(request, nodes)
     from orchestrator.head.start.claims import queue  # no other launch needs it
 
@@ -120,8 +118,7 @@ def held_now(request: Request, nodes: Nodes) -> tuple[Request, Nodes]:
     return request, selection.choose(request, nodes, hold=True)
 
 
-@contextlib.contextmanager
-def created(request: Request, nodes: Nodes) -> Iterator[Experiment]:
+def create(request: Request, nodes: Nodes) -> Experiment:
     """Make the directory of a job; it is removed where the job cannot be started."""
     if request.payload is not None:
         payload.check_python(nodes.probed)
@@ -130,8 +127,7 @@ def created(request: Request, nodes: Nodes) -> Iterator[Experiment]:
     interrupt.undo_with(experiment.discard)  # until the job is recorded
     interrupt.answer_now()
     job_log.keep_in(experiment.head_log)
-    with discarded_on_error(experiment):
-        yield experiment
+    return experiment
 
 
 @contextlib.contextmanager

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from orchestrator.common.errors import CheckFailed, NodeError, NoKey, OrchestratorError, UsageError
+from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError, UsageError
 from orchestrator.common.hosts import listed
 from orchestrator.common.text import plural
 from orchestrator.config.launch import Launch
@@ -38,8 +37,6 @@ from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.machines import machine_of
 
 log = logging.getLogger(__name__)
-
-MOST_PEERS = 64  # hosts to which each node looks for a route
 
 
 class NodeSource(Protocol):
@@ -125,25 +122,9 @@ def reach_all(request: Request) -> Nodes:
     if len(nodes.reached) < bounds.least:
         total = len(nodes.reached) + len(nodes.lost)
         table = failures.failure_table(nodes.lost, total, "; nothing was started")
-        more = [f"  {note}" for note in nodes.notes]
-        more += [*cordoned_lines(bounds), *other_config(request, nodes)]
+        more = [*(f"  {note}" for note in nodes.notes), *cordoned_lines(bounds)]
         raise NodeError("\n".join([table, *more]))
     return replace(nodes, bounds=bounds)
-
-
-def other_config(request: Request, nodes: Nodes) -> list[str]:
-    """Name the ssh_config of the last job here, where this command has none and lacks a key."""
-    where = request.where
-    keyless = any(isinstance(error, NoKey) or "key" in error.what for _, error in nodes.lost)
-    newest = experiments.find(where.experiments, None) if keyless and not where.ssh_config else None
-    try:
-        config = newest.read_record().ssh_config if newest is not None else None
-    except (OrchestratorError, OSError):
-        config = None
-    if not config:
-        return []
-    option = f"--ssh-config {shlex.quote(config)}"
-    return [f"  or, as the last job here had it: {option} (or export ORCHESTRATOR_SSH_CONFIG)"]
 
 
 def try_all(request: Request, settle: Callable[[Node, Launch], Node] | None = None) -> Nodes:
@@ -199,7 +180,7 @@ def reach_these(
     notes = [] if settle else note_remembered(nodes, launch)
     nodes = [(settle or settled)(node, launch) for node in nodes]
     probe = probe_of(request, transport, nodes)
-    port = None if launch.waits else port_request(request, len(nodes))  # else when it is its turn
+    port = None if launch.queue else port_request(request, len(nodes))  # else when it is its turn
     with marker(request.directory) as path:
 
         def reach_node(node: Node) -> Reached:
@@ -301,18 +282,14 @@ def peers(transport: Transport, active: Sequence[Node]) -> list[str]:
     """List the hosts to which every node looks for a route: the master, and all numeric ones.
 
     Names are left to the doctor: a name server that does not answer would hold up the launch.
-    Of many hosts it is one of each network, since that is what routes lead to.
     """
-    hosts = [transport.host_of(node) for node in active]
-    numeric = [(network, host) for host in hosts[1:] if (network := network_of(host))]
-    if len(numeric) > MOST_PEERS:
-        numeric = list(dict(numeric).items())[:MOST_PEERS]
-    return list(dict.fromkeys([hosts[0], *(host for _, host in numeric)]))
+    first, *others = (transport.host_of(node) for node in active)
+    return list(dict.fromkeys([first, *filter(is_numeric, others)]))
 
 
-def network_of(host: str) -> str:
-    """Return the network that an address is most likely in; nothing for a name."""
+def is_numeric(host: str) -> bool:
     try:
-        return str(ipaddress.ip_interface(f"{host}/{64 if ':' in host else 24}").network)
+        ipaddress.ip_address(host)
     except ValueError:
-        return ""
+        return False
+    return True

@@ -31,10 +31,6 @@ from orchestrator.head.plan.plan import ENGINE
 from orchestrator.head.start.payload import CALL
 from orchestrator.head.start.variables import hook, user_env
 
-# Options that few programs have.
-MISPLACED = ("--dry-run", "--nproc", "--nnodes", "--nodes", "--max-restarts", "--detach")
-START_TIME = 19  # among the fields of /proc/self/stat after the name, see proc(5)
-
 
 @dataclass(frozen=True)
 class Request:
@@ -105,9 +101,9 @@ def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) ->
         origin=arguments.origin,
         accelerate=by,
         notify=notify,
-        begun=begun() if command is None else time.time(),
+        begun=time.time(),
         hook=hook.read(launch.hook),
-        notes=(*notes, *user_env.notes(arguments, os.environ), *behind_the_script(arguments)),
+        notes=(*notes, *user_env.notes(arguments, os.environ)),
         secret_files=tuple(
             Path(os.path.normpath(Path.cwd() / file)) for file in arguments.env_file
         ),
@@ -139,14 +135,6 @@ def target_of(arguments: LaunchArguments) -> Target:
     return Target("engine", ENGINE, ())
 
 
-def behind_the_script(arguments: LaunchArguments) -> list[str]:
-    """Name options that were likely meant for the launch, and that the program gets."""
-    script = next((word for word in arguments.program[:3] if word.endswith(".py")), "")
-    words = arguments.program[arguments.program.index(script) + 1 :] if script else ()
-    which = ", ".join(word for word in MISPLACED if word in words)
-    return [f"passed to {script}: {which}; master_launch's own stand before it"] if which else []
-
-
 def without_python(program: Sequence[str]) -> Target:
     """Take `python train.py` and `python -m pkg` for what they run: each rank is a Python anyway.
 
@@ -168,15 +156,3 @@ def refuse_a_setting(name: str) -> None:
     if equals and key.replace(".", "").isidentifier() and not Path(name).exists():
         option = "--env" if key.isupper() else "--set"
         raise UsageError(f"{name} is not a program", f"did you mean: {option} {shlex.quote(name)}")
-
-
-def begun() -> float:
-    """Return when this process was started, or now where the kernel does not say."""
-    now = time.time()
-    try:
-        status = Path("/proc/self/stat").read_bytes()
-        ticks = int(status.rpartition(b")")[2].split()[START_TIME])
-        since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
-    except (OSError, ValueError, IndexError):
-        return now
-    return now - max(0.0, since_boot - ticks / os.sysconf("SC_CLK_TCK"))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from orchestrator.common.errors import CheckFailed, OrchestratorError
+from orchestrator.common.errors import CheckFailed
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.doctor import examination
@@ -50,13 +50,21 @@ def choose(request: Request, nodes: Nodes, *, hold: bool) -> Nodes:
     log.info("not chosen: %s", [one.node.name for one in standing_by])
     bad_spares = problems(request, nodes, standing_by)
     spares = [node for node in standing_by if node.node.name not in bad_spares]
-    notes = [*passed_over(nodes, bounds, unfit), *stand_in(nodes, chosen)]
+    cordoned = {node.name: f"it is cordoned ({c.words})" for node, c in bounds.passed_over}
+    lost = {node.name: error.what for node, error in nodes.lost}
+    skipped = {**cordoned, **lost, **unfit}
+    instead = [node.node.name for node in chosen if node.node.spare]
+    notes = [f"{name} is skipped: {reason}" for name, reason in skipped.items()]
+    notes += [f"{name} (spare) takes its place" for name in instead]
     notes += held.notes
     notes += [f"{name} cannot be a spare: {reason}" for name, reason in bad_spares.items()]
     if chosen[0].node.name != nodes.master:
         chosen = with_master(request, nodes, chosen)
-    if hold:
-        let_go(nodes, [*chosen, *spares])
+    if hold:  # While a job runs, it waits nowhere for its turn.
+        kept = {node.node.name for node in (*chosen, *spares)}
+        for node in nodes.reached:
+            if node.node.name not in kept:
+                node.channel.connection.close()
     return replace(
         nodes,
         reached=tuple(marked(node, spare=False) for node in chosen),
@@ -65,14 +73,6 @@ def choose(request: Request, nodes: Nodes, *, hold: bool) -> Nodes:
         bounds=None,
         notes=(*nodes.notes, *notes),
     )
-
-
-def let_go(nodes: Nodes, kept: Sequence[Reached]) -> None:
-    """Leave the nodes that a job does not get: while it runs, it waits nowhere for its turn."""
-    names = {node.node.name for node in kept}
-    for node in nodes.reached:
-        if node.node.name not in names:
-            node.channel.connection.close()
 
 
 def fit_for(
@@ -115,23 +115,6 @@ def problems(request: Request, nodes: Nodes, some: Sequence[Reached]) -> dict[st
             for name in finding.nodes:
                 bad.setdefault(name, finding.what.removeprefix(f"{name}: "))
     return bad
-
-
-def passed_over(nodes: Nodes, bounds: Bounds, unfit: dict[str, str]) -> list[str]:
-    """Say which nodes the job does not get, and why."""
-    reason = [
-        f"{node.name} is skipped: it is cordoned ({c.words})" for node, c in bounds.passed_over
-    ]
-    lost: Sequence[tuple[str, OrchestratorError]] = [(n.name, error) for n, error in nodes.lost]
-    reason += [f"{name} is skipped: {error.what}" for name, error in lost]
-    return [*reason, *(f"{name} is skipped: {what}" for name, what in unfit.items())]
-
-
-def stand_in(nodes: Nodes, chosen: Sequence[Reached]) -> list[str]:
-    names = ", ".join(node.node.name for node in chosen if node.node.spare)
-    if not names:
-        return []
-    return [f"{names} (spare) {'take their places' if ', ' in names else 'takes its place'}"]
 
 
 def marked(node: Reached, *, spare: bool) -> Reached:

@@ -42,7 +42,7 @@ def steps(times: StartTimes, record: JobRecord) -> dict[str, float]:
         "output": min(outputs) if outputs and all_run else 0.0,
     }
     # How long a launch waited for its turn is not known apart: its steps count from there.
-    waited = record.launch.waits
+    waited = record.launch.queue
     before = times.synced if waited else times.begin
     moments = since_its_turn if waited else {**before_its_turn, **since_its_turn}
     seconds: dict[str, float] = {}

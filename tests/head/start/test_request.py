@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 
 from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import LaunchArguments
-from orchestrator.head.start.request import begun, resolve, target_of
+from orchestrator.head.start.request import resolve, target_of
 
 
 @pytest.mark.parametrize(
@@ -78,27 +77,8 @@ def test_an_environment_of_this_directory_has_one_path_on_all_nodes(
     assert request.config.launch.activate == expected
 
 
-@pytest.mark.parametrize(
-    ("words", "noted"),
-    [
-        (["--nproc", "2", "--lr", "1", "--nproc"], "--nproc"),
-        (["--lr", "1", "nproc"], ""),
-        (["--name", "x"], ""),
-        (["--dry-run", "--nnodes", "2"], "--dry-run, --nnodes"),
-    ],
-)
-def test_resolve_notes_options_that_stand_behind_the_script(words: list[str], noted: str) -> None:
-    for program in (["slow.py"], ["python", "slow.py"]):
-        notes = resolve(LaunchArguments(program=(*program, *words))).notes
-        assert [f"passed to slow.py: {noted};" in note for note in notes] == [True] * bool(noted)
-
-
 def test_resolve_suggests_the_nearest_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("slow.py").touch()
     assert resolve(LaunchArguments(program=("solw.py",))).target.near.endswith("'slow.py'?")
     assert not resolve(LaunchArguments(program=("slow.py",))).target.near
-
-
-def test_the_command_began_before_now_and_not_long_ago() -> None:
-    assert 0 < begun() <= time.time()

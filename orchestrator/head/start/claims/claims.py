@@ -12,13 +12,13 @@ from orchestrator.common.text import plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import Reached
-from orchestrator.head.nodes.facts import by_value, said_of
+from orchestrator.head.nodes.facts import by_value
 from orchestrator.head.plan import wishes
 from orchestrator.head.plan.plan import count_ranks
 from orchestrator.head.screen import failures
 from orchestrator.head.start.request import Request
 from orchestrator.protocol.requests.claims import STARTING, Wish, who_has
-from orchestrator.protocol.requests.start import Claim, Claimed, Page, ReadBook, Unclaim
+from orchestrator.protocol.requests.start import Claim, Claimed, Unclaim
 from orchestrator.protocol.timing import QUICK_ANSWER_SECONDS
 
 log = logging.getLogger(__name__)
@@ -137,17 +137,3 @@ def wish_of(request: Request, node: Reached) -> Wish | None:
     """Return what a launch wants of a node; None with --claim none."""
     ranks, _ = count_ranks(node.probed, request.config.launch)
     return wishes.of(node.probed, request.config, ranks, request.env)
-
-
-def foreseen(request: Request, nodes: Sequence[Reached]) -> list[str]:
-    """Say on which nodes a launch would now find too little free; take nothing."""
-    wanted = claims_of(request, nodes)
-    looks = [ReadBook(wish=one.wish or Wish(), programs=True) for one in wanted]
-    pages = fleet.ask_channels([one.channel for one in wanted], looks, QUICK_ANSWER_SECONDS)
-    few = [
-        (one.name, f"{page.free} of {page.wants} free")
-        for one, page in zip(wanted, pages, strict=True)
-        if isinstance(page, Page) and page.free < page.wants
-    ]
-    words = " now: a launch would be refused, or wait with --queue"
-    return [line + words for line in said_of(few)]

@@ -7,7 +7,6 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -19,13 +18,12 @@ from orchestrator.head.screen import failures
 from orchestrator.head.screen.output import say
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.start.claims.claims import NodeClaim, Occupied, wish_of
-from orchestrator.head.start.claims.turn import count_before, holders, obstacles
+from orchestrator.head.start.claims.turn import holders, obstacles
 from orchestrator.head.start.nodes import Nodes
 from orchestrator.head.start.request import Request
 from orchestrator.protocol.requests.claims import NO_ENTRIES, WAITING, Entry, Wish
 from orchestrator.protocol.requests.start import Page, ReadBook, Wait
 from orchestrator.protocol.timing import QUICK_ANSWER_SECONDS
-from orchestrator.records import experiments
 
 log = logging.getLogger(__name__)
 
@@ -49,13 +47,13 @@ def wait(
 ) -> T:
     """Start a job when it is its turn; nodes that are away for a while cost it nothing."""
     place, said, pause = QueuePlace(request, nodes), "", LOOK_SECONDS
-    with Progress("waiting for its turn") as line:
+    with Progress("waiting for its turn"):
         while True:
             try:
                 place.look(LOOK_SECONDS if place.pages else 0.0)
                 why = place.why_it_waits()
                 if not why:
-                    return start(place.request, place.free_first())
+                    return start(place.request, place.nodes)
                 pause = LOOK_SECONDS
             except Occupied as error:
                 # Others were quicker, or a program that is no job of ours computes there.
@@ -69,7 +67,7 @@ def wait(
             if why != said:
                 log.info("waits: %s", why)
                 say(why)
-            said, line.what = why, place.in_words()
+            said = why
 
 
 def reach_again(reach: Callable[[], tuple[Request, Nodes]]) -> tuple[Request, Nodes]:
@@ -99,10 +97,6 @@ class QueuePlace:
     def why_it_waits(self) -> str:
         """Say why the launch cannot start yet; nothing if it is its turn."""
         if not self.entered:
-            if reason := not_yet(self.request):
-                return f"it waits: {reason}"
-            if not self.request.config.launch.queue:
-                return ""
             self.enter()
         reasons = obstacles(self.entry, self.pages, self.least)
         return in_queue({name: why + holders(self.pages[name]) for name, why in reasons.items()})
@@ -128,15 +122,10 @@ class QueuePlace:
         self.pages = {one.name: page for one, page in zip(self.wanted, pages, strict=True)}
 
     def read(self, seconds: float, one: NodeClaim) -> Page:
-        """Read the book of a node; one with news has the others answer at once."""
+        """Read the book of a node, with a time once it has news."""
         before = self.pages[one.name].entries if self.pages else NO_ENTRIES
         request = ReadBook(wish=one.wish or Wish(), before=before, seconds=seconds)
-        page = one.channel.ask(request, QUICK_ANSWER_SECONDS + seconds)
-        if seconds and page.entries != before:
-            for other in self.wanted:
-                if other is not one:
-                    other.channel.beat()
-        return page
+        return one.channel.ask(request, QUICK_ANSWER_SECONDS + seconds)
 
     def answered(self, answers: Sequence[A | OrchestratorError]) -> list[A]:
         """Return the answers of all nodes; if one is lost, leave the others and raise."""
@@ -145,21 +134,6 @@ class QueuePlace:
                 one.channel.connection.close()
             raise Disconnected(failures.failure_table(lost, len(answers), "; connecting again"))
         return [answer for answer in answers if not isinstance(answer, OrchestratorError)]
-
-    def free_first(self) -> Nodes:
-        """Return the nodes, in the queue those with enough that is free first."""
-        if not self.entered:
-            return self.nodes
-        free = {name for name, page in self.pages.items() if page.free >= page.wants}
-        reached = sorted(self.nodes.reached, key=lambda one: one.node.name not in free)
-        return replace(self.nodes, reached=tuple(reached))
-
-    def in_words(self) -> str:
-        """Say how many are before this launch, for the line that moves."""
-        if not self.entered:
-            return "waiting for its turn"
-        before = count_before(self.entry, self.pages.values())
-        return f"in the queue, {before} before it" if before else "next in the queue"
 
 
 def in_queue(reasons: Mapping[str, str]) -> str:
@@ -180,19 +154,3 @@ def entry_of(request: Request, reached: Sequence[Reached]) -> Entry:
         order=since,
         head=socket.gethostname(),
     )
-
-
-def not_yet(request: Request) -> str:
-    """Say which job a launch waits for before it stands in the queue; nothing if for none."""
-    for name in request.config.launch.after:
-        root = request.where.experiments
-        experiment = experiments.find(root, name)
-        if experiment is None:
-            raise experiments.missing(root, name)
-        record = experiment.read_record()
-        if not record.over:
-            return f"not before {name} is over"
-        if record.state != "done":
-            fix = "leave out --after, or name a job that is done"
-            raise CheckFailed(f"{name} has {record.state}; nothing was started", fix)
-    return ""

@@ -6,7 +6,7 @@ of the entry, then its id. It is the same on all nodes, so the first of all can 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from orchestrator.protocol.requests.claims import WAITING, Entry
 from orchestrator.protocol.requests.start import Page
@@ -46,8 +46,3 @@ def holders(page: Page) -> str:
         return ""
     who = ", ".join(f"{one.user}'s {one.job}" for one in some)
     return f"; {who} {'has' if len(some) == 1 else 'have'} the rest"
-
-
-def count_before(mine: Entry, pages: Iterable[Page]) -> int:
-    """Return how many launches wait before this one on any of its nodes."""
-    return len({one.id for page in pages for one in ahead(mine, page)})
