@@ -501,7 +501,7 @@ BUDGETS = {
     "head/follow": 2480,
     "head/background": 143,
     "head/plan": 1079,
-    "head/start": 2151,
+    "head/start": 2050,
     "head/transfer": 1982,
     "node/job": 3104,
     "node/peers": 511,
