@@ -502,11 +502,11 @@ BUDGETS = {
     "head/background": 143,
     "head/plan": 1079,
     "head/start": 2050,
-    "head/transfer": 1982,
+    "head/transfer": 1713,
     "node/job": 3104,
     "node/peers": 511,
     "node/start": 730,
-    "node/transfer": 1588,
+    "node/transfer": 1405,
     "node/warm": 510,
 }
 

@@ -100,29 +100,21 @@ class Partial:
             raise FileExistsError(errno.EEXIST, "what has this name is not a file")
         return status
 
-    def open(self) -> int:
-        """Open what is to become the file, and return how much of it is there."""
+    def open(self) -> None:
+        """Open what is to become the file, empty."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(self.hidden, flags, 0o600, dir_fd=self.directory)
         self.file = self.stack.enter_context(os.fdopen(descriptor, "rb+", buffering=0))
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
-            raise OSError(errno.EPERM, "not a file of its own")
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise OSError(errno.EBUSY, BUSY) from None
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+            raise OSError(errno.EPERM, "not a file of its own")
         if not self.is_ours():  # it got its name between our open and our lock
             raise OSError(errno.EBUSY, BUSY)
-        return status.st_size
-
-    def begun_size(self) -> int:
-        """Return how much is there of what a broken transfer has left."""
-        try:
-            status = os.lstat(self.hidden, dir_fd=self.directory)
-        except FileNotFoundError:
-            return 0
-        return status.st_size if stat.S_ISREG(status.st_mode) else 0
+        self.file.truncate(0)
 
     def is_ours(self) -> bool:
         """Return True if the hidden name is still that of the file that is open."""
@@ -131,15 +123,6 @@ class Partial:
         except FileNotFoundError:
             return False
         return os.path.samestat(named, os.fstat(self.file.fileno()))
-
-    def take_over(self) -> int:
-        """Begin with a copy of the file that is here."""
-        source = os.open(self.name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self.directory)
-        with os.fdopen(source, "rb") as old:
-            self.file.seek(0)
-            while data := old.read(1 << 20):
-                self.file.write(data)
-        return self.file.tell()
 
     def put(self, data: bytes | bytearray | memoryview) -> None:
         """Write all of it: the last room of a disk takes a part, without an error.
@@ -160,8 +143,6 @@ class Partial:
         os.fchmod(self.file.fileno(), mode)
         os.utime(self.file.fileno(), ns=(time_ns, time_ns))
         where = self.directory
-        if not self.is_ours():  # nodes that share a disk, where that has no locks
-            raise OSError(errno.EBUSY, BUSY)
         os.rename(self.hidden, self.name, src_dir_fd=where, dst_dir_fd=where)
 
     def discard(self) -> None:

@@ -126,7 +126,9 @@ def test_a_firewall_and_a_host_that_is_lost(
     assert "cannot take files from" in said[0]
     assert hosts.addresses[3] in text  # behind the first, which has a firewall
     assert hosts.addresses[6] in text  # behind the lost one
-    assert not {hosts.addresses[at] for at in (0, 1, 4, 5)} & {*said[1].split(": ")[1].split(", ")}
+    assert not {hosts.addresses[at] for at in (0, 1, 4, 5)} & {
+        *said[1].split(" to ")[1].split(", ")
+    }
 
 
 def push(hosts: NetnsCluster, work: Path, into: str = "kept") -> tuple[list[Moved], list[str]]:

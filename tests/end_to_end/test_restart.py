@@ -161,7 +161,7 @@ def test_all_nodes_find_what_rank_0_alone_has_saved(apart: Head) -> None:
         assert said.count(f"attempt {attempt} finds above {above}") == 2, said
     kept = apart.experiment / "outputs" / "/".join(apart.directory.parts[-3:-1]) / "outputs"
     assert (kept / "model.pt").read_text() == "that of 3"
-    assert command.text.count("checksums compared") == 2 and "WARNING" not in command.text
+    assert command.text.count(": came in ") == 2 and "WARNING" not in command.text
     assert command.text.count("stays on the nodes: orchestrator pull PATH") == 1
 
 

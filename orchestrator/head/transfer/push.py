@@ -16,9 +16,9 @@ from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes.node_list import NumberedNode
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.transfer.peer import Moved, Peer
-from orchestrator.head.transfer.send import Outbox, Sender
-from orchestrator.head.transfer.spread import PassingOn, deliver
-from orchestrator.head.transfer.tree import Tree, TreeSums
+from orchestrator.head.transfer.send import Outbox, Sender, Sent
+from orchestrator.head.transfer.spread import PassingOn, send_to_all
+from orchestrator.head.transfer.tree import Tree
 from orchestrator.node.transfer.outputs import Listing
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, MOST_ENTRIES, Entry
 from orchestrator.protocol.requests.transfer import OutputFile, Place
@@ -90,50 +90,49 @@ def push(
 
     Where many nodes lack much, they pass it on to each other.
     """
-    together = passing_on.pays(len(targets), cargo.tree.size) and not dry_run
-    tree, unread = TreeSums(cargo.tree).tree_with_sums() if together else (cargo.tree, {})
-    outbox, into = Outbox(tree), Place(directory=cargo.directory)
-
+    progress.size = cargo.tree.size * len(targets)
     with contextlib.ExitStack() as opened:
-        opened.callback(outbox.close)
 
-        def begin(target: NumberedNode) -> Sender:
+        def connect(target: NumberedNode) -> Peer:
             connection = transport.connect(target.node)
             opened.callback(connection.close)
             channel = open_channel(connection, target.node, transport.timeout)
-            sender = Sender(outbox, Peer(target.label, channel), into, progress.add)
-            sender.result.failed.update(unread)
-            sender.offer(dry_run=dry_run)
-            progress.size += sender.size
-            if not (together or dry_run):
-                sender.go()
-                progress.node_done()
-            return sender
+            return Peer(target.label, channel)
 
-        begun = fleet.everywhere(targets, begin)
-        if together:
-            sent = deliver(begun, passing_on)
-            begun = [
-                result if isinstance(result, OrchestratorError) else sender
-                for sender, result in zip(begun, sent, strict=True)
-            ]
-    moved = [sent_by(sender, dry_run=dry_run) for sender in begun]
+        connected = fleet.everywhere(targets, connect)
+        there = [peer for peer in connected if isinstance(peer, Peer)]
+        into = [Place(directory=cargo.directory)] * len(there)
+        if dry_run:
+            results = iter(would_send(there, cargo))
+        else:
+            results = iter(send_to_all(there, into, cargo.tree, progress.add, passing_on))
+        sent = [next(results) if isinstance(peer, Peer) else peer for peer in connected]
     return [
-        replace(part, node=target.index, name=target.node.name, into=cargo.directory)
-        for target, part in zip(targets, moved, strict=True)
+        replace(sent_by(cargo, each), node=target.index, name=target.node.name)
+        for target, each in zip(targets, sent, strict=True)
     ]
 
 
-def sent_by(sender: Sender | OrchestratorError, *, dry_run: bool) -> Moved:
+def would_send(peers: Sequence[Peer], cargo: Cargo) -> list[Sent | OrchestratorError]:
+    """Return what nodes lack, and send nothing."""
+    outbox, into = Outbox(cargo.tree), Place(directory=cargo.directory)
+    try:
+        return fleet.everywhere(
+            peers, lambda peer: Sender(outbox, peer, into).offer(dry_run=True).done()
+        )
+    finally:
+        outbox.close()
+
+
+def sent_by(cargo: Cargo, result: Sent | OrchestratorError) -> Moved:
     """Count what was sent, or would be, and what was there."""
-    if isinstance(sender, OrchestratorError):
-        return Moved(error=sender)
-    tree, result = sender.outbox.tree, sender.result
-    sent = [tree.entries[at].path for at in sender.numbers] if dry_run else result.sent
-    files = {entry.path for entry in tree.entries if entry.kind == FILE}
+    if isinstance(result, OrchestratorError):
+        return Moved(into=cargo.directory, error=result)
+    files = {entry.path for entry in cargo.tree.entries if entry.kind == FILE}
     return Moved(
-        files=list(map(os.fsdecode, sent)),
-        kept=len(files.difference(sent, result.failed)),
+        into=cargo.directory,
+        files=list(map(os.fsdecode, result.sent)),
+        kept=len(files.difference(result.sent, result.failed)),
         size=result.size,
         failed={os.fsdecode(path): reason for path, reason in result.failed.items()},
     )

@@ -1,4 +1,9 @@
-"""Bring files to one node: offer their list, and send what it lacks."""
+"""Bring files to nodes: offer their list to each, and send what it lacks in batches.
+
+Contents are read and compressed once for all nodes that lack the same. A few batches stay in
+memory. A node that is behind them has its own read and compressed again: that costs time of this
+machine, and holds no other node up.
+"""
 
 from __future__ import annotations
 
@@ -7,32 +12,97 @@ import os
 import threading
 import zlib
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import NamedTuple
 
 from orchestrator.common.errors import NodeError
-from orchestrator.head.transfer.contents import SharedBatches, Starts
 from orchestrator.head.transfer.peer import Peer
-from orchestrator.head.transfer.tree import Tree, TreeSums
-from orchestrator.protocol.manifest import FILE, numbers_in
+from orchestrator.head.transfer.tree import Tree
+from orchestrator.protocol.manifest import FILE, Entry, numbers_in
 from orchestrator.protocol.message import Nonsense
 from orchestrator.protocol.requests import transfer
-from orchestrator.protocol.requests.transfer import Lacking, Offer, PartlyThere, Place
+from orchestrator.protocol.requests.transfer import FilePart, Offer, Place
 from orchestrator.protocol.timing import (
     FILE_ANSWER_SECONDS,
     FILES_ANSWER_SECONDS,
     WORK_ANSWER_SECONDS,
 )
 
-if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
-
 log = logging.getLogger(__name__)
 
-AHEAD = 2  # batches that are on their way while the node writes another
+BATCH_BYTES = 4 << 20  # before compression
+AHEAD = 4  # batches that no node has asked for yet
+KEPT = 16  # batches in memory: more than AHEAD
+ON_THE_WAY = 2  # batches that are on their way while the node writes another
+SAMPLE_BYTES = 1 << 16
+WORTH_IT = 0.95  # what compresses to more is sent as it is
 
 Seen = Callable[[int], None]
+
+
+class Batch(NamedTuple):
+    """Some parts of files, packed, and what could not be read for it."""
+
+    data: bytes  # compressed
+    size: int  # before
+    contents: int  # bytes of files in it
+    failed: Mapping[int, str]
+
+
+def cut(entries: Sequence[Entry], numbers: Sequence[int], limit: int) -> Iterator[list[FilePart]]:
+    """Cut files into batches of parts; also an empty file has a part."""
+    parts: list[FilePart] = []
+    room = limit
+    for number in numbers:
+        at, end = 0, entries[number].size
+        while at < end or at == 0:
+            size = min(end - at, room)
+            parts.append(FilePart(number, at, size))
+            at, room = at + size, room - size
+            if not room:
+                yield parts
+                parts, room = [], limit
+            if at >= end:
+                break
+    if parts:
+        yield parts
+
+
+class SharedBatches:
+    """The batches for those nodes that lack the same. Each node takes them at its own pace."""
+
+    def __init__(self, tree: Tree, numbers: Sequence[int], pool: ThreadPoolExecutor) -> None:
+        self.tree = tree
+        self.cuts = list(cut(tree.entries, numbers, BATCH_BYTES))
+        self.lock = threading.Lock()
+        # The newest batches stay in memory, each as a future: another thread may still make it.
+        self.begin = lru_cache(KEPT)(lambda number: pool.submit(self.make, number))
+
+    def get(self, number: int) -> Batch | None:
+        """Return a batch, and begin to make those behind it; None after the last."""
+        with self.lock:
+            numbers = range(number, min(number + 1 + AHEAD, len(self.cuts)))
+            batches = [self.begin(each) for each in numbers]
+        return batches[0].result() if batches else None
+
+    def make(self, number: int) -> Batch:
+        """Read and compress one batch."""
+        pieces, failed, count = list[bytes](), dict[int, str](), 0
+        for part in self.cuts[number]:
+            try:
+                data = self.tree.read(self.tree.entries[part.number], part.offset, part.size)
+            except OSError as error:
+                failed[part.number] = error.strerror or str(error)
+                continue
+            pieces += (part.packed(), data)
+            count += len(data)
+        raw = b"".join(pieces)
+        sample = raw[:SAMPLE_BYTES]
+        level = 1 if len(zlib.compress(sample, 1)) < WORTH_IT * len(sample) else 0
+        return Batch(zlib.compress(raw, level), len(raw), count, failed)
 
 
 @dataclass
@@ -52,27 +122,21 @@ class Outbox:
     """Holds what several nodes are sent: those that lack the same share its batches."""
 
     def __init__(self, tree: Tree) -> None:
-        self.tree, self.sums = tree, TreeSums(tree)
+        self.tree = tree
         self.packed = zlib.compress(tree.listing, 1)
         self.lock = threading.Lock()  # of the contents
-        self.contents: dict[tuple[tuple[int, int], ...], SharedBatches] = {}
-        self.pool: ThreadPoolExecutor | None = None
+        self.contents: dict[tuple[int, ...], SharedBatches] = {}
+        self.pool = ThreadPoolExecutor(os.cpu_count() or 1)  # zlib lets other threads run
 
-    def contents_from(self, starts: Starts) -> SharedBatches:
-        from concurrent.futures import ThreadPoolExecutor  # brings logging: 5 ms
-
-        key = tuple(sorted(starts.items()))
+    def batches(self, numbers: Sequence[int]) -> SharedBatches:
+        key = tuple(numbers)
         with self.lock:
-            if self.pool is None:  # zlib lets other threads run
-                self.pool = ThreadPoolExecutor(os.cpu_count() or 1)
             if key not in self.contents:
-                self.contents[key] = SharedBatches(self.tree, self.sums, starts, self.pool)
+                self.contents[key] = SharedBatches(self.tree, numbers, self.pool)
             return self.contents[key]
 
     def close(self) -> None:
-        if self.pool is not None:
-            self.pool.shutdown(cancel_futures=True)
-        self.sums.keep()
+        self.pool.shutdown(cancel_futures=True)
 
 
 class Sender:
@@ -83,36 +147,22 @@ class Sender:
     ) -> None:
         self.outbox, self.peer, self.into, self.seen = outbox, peer, into, seen
         self.entries = outbox.tree.entries
-        # What the node said to the last offer, and the numbers of the files that it lacks by that.
-        self.lacking: Lacking | None = None
-        self.numbers: list[int] = []
-        # The files that it lacked at first, without those that only get another time there.
-        self.lacked = set[int]()
+        # The numbers of the files that the node lacks by its last answer, and lacked at first.
+        self.numbers: list[int] | None = None
+        self.lacked: list[int] | None = None
         self.result = Sent()
 
-    def go(self) -> Sent:
-        """Offer the files, unless that was done, and send what is lacking."""
-        return self.deliver(self.lacking or self.offer())
-
-    def offered(self) -> Sender:
-        """Offer the files, and return the sender."""
-        self.offer()
-        return self
-
-    def offer(self, *, dry_run: bool = False, seconds: float = WORK_ANSWER_SECONDS) -> Lacking:
-        """Send the list, and return the checked answer about what is lacking."""
+    def offer(self, *, dry_run: bool = False) -> Sender:
+        """Send the list, and note the checked answer about what is lacking."""
         self.peer.open.put(self.outbox.packed, FILE_ANSWER_SECONDS)
-        lacking = self.peer.open.ask(Offer(into=self.into, dry_run=dry_run), seconds)
+        lacking = self.peer.ask(Offer(into=self.into, dry_run=dry_run), WORK_ANSWER_SECONDS)
         try:
             self.numbers = list(numbers_in(lacking.ranges, len(self.entries)))
-            if not {begun.number for begun in lacking.begun} <= set(self.numbers):
-                raise Nonsense("a file is there in part, and is not lacking")
         except Nonsense:
             raise NodeError("it lacks files that the list does not have") from None
         self.note_failed(lacking.failed)
-        self.lacking = lacking
-        self.lacked = self.lacked or set(self.numbers)
-        return lacking
+        self.lacked = self.numbers if self.lacked is None else self.lacked
+        return self
 
     def note_failed(self, failed: Mapping[int, str]) -> None:
         """Note why files cannot be on the node, by their numbers; the first reason counts."""
@@ -123,75 +173,42 @@ class Sender:
     @property
     def size(self) -> int:
         """Return how many bytes the node lacks."""
-        there = sum(half.have for half in self.lacking.begun) if self.lacking else 0
-        return sum(self.entries[at].size for at in self.numbers) - there
+        return sum(self.entries[at].size for at in self.numbers or ())
 
-    def count_taken(self, size: int) -> None:
+    def count(self, size: int) -> None:
         """Count bytes that have come to the node from here or from another node."""
         self.result.size += size
         self.seen(size)
 
-    def end_taking(self, problem: str) -> None:
-        """Note that the node has taken all from another one, or that it has to be offered again."""
-        self.lacking = None
-        if not problem:
-            self.count()
-
-    def deliver(self, lacking: Lacking) -> Sent:
-        """Send what the node lacks, batch after batch."""
-        starts = self.starts(lacking)
-        log.debug("%s: lacks %d files, %d bytes", self.peer.name, len(self.numbers), self.size)
-        contents = self.outbox.contents_from(starts) if starts else None
+    def go(self) -> Sent:
+        """Send what the node lacks, batch after batch; offer the files first if that is due."""
+        if self.numbers is None:
+            self.offer()
+        numbers = [at for at in self.numbers or () if self.entries[at].kind == FILE]
+        log.debug("%s: lacks %d files, %d bytes", self.peer.name, len(numbers), self.size)
+        batches = self.outbox.batches(numbers) if numbers else None
         window: deque[tuple[int, transfer.Contents]] = deque()
         number = 0
-        while contents is not None and (batch := contents.get(number)) is not None:
+        while batches is not None and (batch := batches.get(number)) is not None:
             number += 1
-            self.note_failed({at: reason_of(error) for at, error in batch.problems.items()})
+            self.note_failed(batch.failed)
             self.peer.open.put(batch.data, FILE_ANSWER_SECONDS)
-            request = transfer.Contents(size=batch.size, last=number == len(contents.cuts))
+            request = transfer.Contents(size=batch.size, last=number == len(batches.cuts))
             window.append((self.peer.open.post(request), request))
-            if len(window) > AHEAD:
+            if len(window) > ON_THE_WAY:
                 self.hear(window)
-            self.count_taken(batch.contents)
+            self.count(batch.contents)
         while window:
             self.hear(window)
-        self.count()
-        return self.result
+        return self.done()
 
     def hear(self, window: deque[tuple[int, transfer.Contents]]) -> None:
         """Wait for the answer to the oldest batch."""
         self.note_failed(self.peer.open.wait_for(*window.popleft(), FILES_ANSWER_SECONDS).failed)
 
-    def count(self) -> None:
+    def done(self) -> Sent:
         """Note which files the node has now that it lacked."""
-        came = (self.entries[at] for at in sorted(self.lacked))
+        came = (self.entries[at] for at in self.lacked or ())
         paths = (entry.path for entry in came if entry.kind == FILE)
         self.result.sent = [path for path in paths if path not in self.result.failed]
-
-    def starts(self, lacking: Lacking) -> dict[int, int]:
-        """Return from where on each file is to be sent, by what the node has of it."""
-        begun = {half.number: half for half in lacking.begun}
-        starts = {at: 0 for at in self.numbers if self.entries[at].kind == FILE}
-        for at in starts.keys() & begun.keys():
-            try:
-                starts[at] = self.common(begun[at])
-            except OSError as error:
-                self.note_failed({at: reason_of(error)})
-                del starts[at]
-                continue
-            if begun[at].whole and starts[at] == self.entries[at].size:
-                self.lacked.discard(at)
-        return starts
-
-    def common(self, begun: PartlyThere) -> int:
-        """Return how many bytes the node has of a file as it is here."""
-        tree, entry = self.outbox.tree, self.entries[begun.number]
-        if begun.have > entry.size:
-            return 0
-        whole = begun.have == entry.size
-        total = self.outbox.sums.of(entry) if whole else tree.sum(entry, begun.have)
-        return begun.have if total == begun.sum else 0
-
-
-def reason_of(error: OSError) -> str:
-    return error.strerror or str(error)
+        return self.result

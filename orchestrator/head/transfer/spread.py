@@ -16,12 +16,11 @@ from dataclasses import dataclass
 
 from orchestrator.common.errors import NodeError, OrchestratorError
 from orchestrator.common.hosts import listed
-from orchestrator.common.text import plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.nodes.facts import OWN_BRIDGES
 from orchestrator.head.screen.output import say
-from orchestrator.head.transfer.peer import NodeTree, Peer
+from orchestrator.head.transfer.peer import Peer
 from orchestrator.head.transfer.schedule import ORIGIN, WIDTH, givers
 from orchestrator.head.transfer.send import Outbox, Seen, Sender, Sent
 from orchestrator.head.transfer.tree import Tree
@@ -87,43 +86,30 @@ def send_to_all(
     tree: Tree,
     seen: Seen = lambda _: None,
     passing_on: PassingOn = NEVER,
+    origin: Peer | None = None,
     stopped: Callable[[], None] = lambda: None,
 ) -> list[Sent | OrchestratorError]:
     """Send a tree to nodes; return what each lacked, or its error. `seen` hears of the bytes.
 
-    Nodes pass on only a tree with all checksums; one that a node has is given by that node.
-    `stopped` raises an error once the files are no longer wanted.
+    Nodes give it to each other where that pays, or where it is at the node `origin`. `stopped`
+    raises an error once the files are no longer wanted.
     """
     outbox = Outbox(tree)
     pairs = zip(peers, places, strict=True)
     senders = [Sender(outbox, peer, into, seen) for peer, into in pairs]
-    origin = tree.peer if isinstance(tree, NodeTree) else None
     try:
         if origin is None and not passing_on.pays(len(senders), tree.size):
             return fleet.everywhere(senders, Sender.go)
-        offered = fleet.everywhere(senders, Sender.offered)
-        return deliver(offered, passing_on, origin, stopped)
+        offered = fleet.everywhere(senders, Sender.offer)
+        there = [sender for sender in offered if isinstance(sender, Sender)]
+        lacking = [sender.size for sender in there if sender.numbers]
+        if lacking and (origin is not None or passing_on.pays(len(lacking), max(lacking))):
+            results = iter(Relay(there, origin, stopped).run())
+        else:
+            results = iter(fleet.everywhere(there, Sender.go))
+        return [next(results) if isinstance(each, Sender) else each for each in offered]
     finally:
         outbox.close()
-
-
-def deliver(
-    offered: Sequence[Sender | OrchestratorError],
-    passing_on: PassingOn,
-    origin: Peer | None = None,
-    stopped: Callable[[], None] = lambda: None,
-) -> list[Sent | OrchestratorError]:
-    """Send what nodes lack of one tree; pass on the errors of those that were not offered it.
-
-    Nodes give it to each other where that pays, or where it is at the node `origin`.
-    """
-    senders = [sender for sender in offered if isinstance(sender, Sender)]
-    lacking = [sender.size for sender in senders if sender.numbers]
-    if lacking and (origin is not None or passing_on.pays(len(lacking), max(lacking))):
-        results = iter(Relay(senders, origin, stopped).run())
-    else:
-        results = iter(fleet.everywhere(senders, Sender.go))
-    return [next(results) if isinstance(each, Sender) else each for each in offered]
 
 
 class CannotTake(Exception):
@@ -201,6 +187,8 @@ class Relay:
                     log.debug("%s cannot take from %s: %s", sender.peer.name, *problem)
                 else:
                     return sender.result
+            if problem is not None and self.origin is not None:
+                raise NodeError("it cannot take files from {} ({})".format(*problem))
             if problem is not None:
                 self.problems[sender.peer.name] = problem
             return sender.go()
@@ -222,7 +210,7 @@ class Relay:
         giver = self.giving.get(number)
         if giver is None:
             raise CannotTake("it may not listen for others")
-        if sender.lacking is None:
+        if sender.numbers is None:
             sender.offer()
         addresses = places(self.peer(number), sender.peer)
         sender.peer.ask(Take(giver=giver.replace(addresses=addresses)), ANSWER_SECONDS)
@@ -234,25 +222,21 @@ class Relay:
                 sender.peer.ask(AskTaken(end=True), ANSWER_SECONDS)
                 raise
             taken = sender.peer.ask(AskTaken(end=number in self.lost), ANSWER_SECONDS)
-            sender.count_taken(max(0, taken.size - size))
+            sender.count(max(0, taken.size - size))
             size, over = max(size, taken.size), taken.over
-        sender.end_taking(taken.problem)
         if taken.problem:
+            # What has come is no longer lacking.
+            sender.numbers = None
             raise CannotTake(taken.problem)
+        sender.done()
 
     def say_problems(self) -> None:
         """Say which nodes could not take files from another one; of the first with the reason."""
         for taker, (giver, problem) in list(self.problems.items())[:1]:
             reason = problem.encode("ascii", "replace").decode()[:200]
-            how = (
-                "they are sent from here"
-                if self.origin is None
-                else "they come through this machine"
-            )
-            say(f"{taker} cannot take files from {giver} ({reason}): {how}")
+            say(f"{taker} cannot take files from {giver} ({reason}): they are sent from here")
         if others := list(self.problems)[1:]:
-            count = plural(len(others), "other node")
-            say(f"files were sent from here to {count}, too: {listed(others)}")
+            say(f"files were also sent from here to {listed(others)}")
 
 
 def places(giver: Peer, taker: Peer) -> tuple[str, ...]:

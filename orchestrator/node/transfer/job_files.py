@@ -13,6 +13,7 @@ import re
 import stat
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from orchestrator.common import files
@@ -20,13 +21,16 @@ from orchestrator.node.job import resume_dir
 from orchestrator.node.job.run_directory import RunDir, home
 from orchestrator.node.transfer.code import snapshot
 from orchestrator.node.transfer.code.store import Store
-from orchestrator.protocol.manifest import is_inside
+from orchestrator.node.transfer.directory import TargetDirectory
+from orchestrator.node.transfer.receive import FileTarget
+from orchestrator.protocol.manifest import DIRECTORY, LINK, Entry, is_inside, numbers_in
 from orchestrator.protocol.requests.transfer import (
+    LATE,
     AskJobFiles,
-    AskLacking,
     JobFiles,
-    LackingFiles,
+    Lacking,
     OutputFile,
+    Place,
 )
 from orchestrator.protocol.spec import Spec
 
@@ -80,35 +84,75 @@ def written(run: RunDir, request: AskJobFiles) -> JobFiles:
     )
 
 
-def lacking(run: RunDir, request: AskLacking) -> LackingFiles:
-    """Return which files of the master's this node lacks, and note that they come.
+def target(run: RunDir, place: Place, entries: Sequence[Entry], umask: int) -> FileTarget:
+    """Return the directory of a job as a place for what the job's master wrote in its own."""
+    root = roots_of(run, run.read_spec(), place.outputs).get(place.directory)
+    if root is None:  # this node does not have it
+        return NoPlace(())
+    if root.shared and place.shared:
+        return SharedPlace(root.path, entries)
+    return FromMaster(run, place.directory, Path(os.path.realpath(root.path)), entries, umask)
 
-    In the directory that outlives attempts a file that this node's ranks wrote stays. On a disk
-    that both see, a file is lacking until its name is there.
+
+class NoPlace(FileTarget):
+    """A directory that this node does not have: it lacks nothing there."""
+
+    def compare(self, *, dry_run: bool) -> Lacking:
+        return Lacking(ranges=(), failed={})
+
+
+class SharedPlace(FileTarget):
+    """A directory on a disk that the master sees as well: its files appear by themselves."""
+
+    def __init__(self, root: str, entries: Sequence[Entry]) -> None:
+        super().__init__(entries)
+        self.root = os.fsencode(root)
+
+    def compare(self, *, dry_run: bool) -> Lacking:
+        there = [os.path.lexists(os.path.join(self.root, entry.path)) for entry in self.entries]
+        return Lacking(ranges=(), failed={n: LATE for n, seen in enumerate(there) if not seen})
+
+
+class FromMaster(TargetDirectory):
+    """A directory of a job that gets what the master wrote, and notes what came so.
+
+    In the directory that outlives attempts a file that this node's ranks wrote stays.
     """
-    roots, known = roots_of(run, run.read_spec(), request.outputs), brought(run)
-    both = {name for name in request.shared if name in roots and roots[name].shared}
-    places = {name: os.path.realpath(root.path) for name, root in roots.items()}
-    numbers = []
-    for number, file in enumerate(request.files):
-        if not is_inside(os.fsencode(file.path)):
-            raise ValueError(f"a path that leads out of its directory: {file.path!r}")
-        if file.kind == "directory" or file.place not in places:
-            continue
-        path = os.path.join(places[file.place], file.path)
-        here, theirs = looks_at(path), looks_of(file)
-        own = file.place == RESUME and here is not None and here != known.get(path)
-        if here is not None and (file.place in both or own or here == theirs):
-            continue
-        numbers.append(number)
-        if file.place not in both:
-            known[path] = theirs
-    if numbers:
-        files.replace(note_of(run), json.dumps(known))
-    else:
-        set_times(roots, request.files)
-    apart = {name: place for name, place in places.items() if name not in both}
-    return LackingFiles(numbers=tuple(numbers), roots=apart)
+
+    def __init__(
+        self, run: RunDir, name: str, root: Path, entries: Sequence[Entry], umask: int
+    ) -> None:
+        super().__init__(root, entries, umask)
+        self.run, self.name, self.known = run, name, brought(run)
+
+    def compare(self, *, dry_run: bool) -> Lacking:
+        found = super().compare(dry_run=dry_run)
+        coming = [self.entries[at] for at in numbers_in(found.ranges, len(self.entries))]
+        if coming:
+            self.known |= {self.path_of(entry): looks_of(entry) for entry in coming}
+            files.replace(note_of(self.run), json.dumps(self.known))
+        return found
+
+    def lacks(self, entry: Entry, *, dry_run: bool) -> bool:
+        path = self.path_of(entry)
+        here = looks_at(path)
+        own = self.name == RESUME and here is not None and here != self.known.get(path)
+        if own and entry.kind != DIRECTORY:
+            return False
+        if entry.kind == LINK and here != looks_of(entry):
+            self.known[path] = looks_of(entry)
+        return super().lacks(entry, dry_run=dry_run)
+
+    def finish(self) -> None:
+        """Give directories the times of the master's, inner ones first: some ask for the newest."""
+        for entry in sorted(self.entries, reverse=True):
+            if entry.kind == DIRECTORY:
+                with contextlib.suppress(OSError):
+                    times = (entry.time, entry.time)
+                    os.utime(self.path_of(entry), ns=times, follow_symlinks=False)
+
+    def path_of(self, entry: Entry) -> str:
+        return os.path.join(self.folder.root, os.fsdecode(entry.path))
 
 
 # -- where a job writes --------------------------------------------------------------------------
@@ -229,21 +273,13 @@ def directories(roots: Mapping[str, Root], found: Sequence[OutputFile]) -> Itera
             path = os.path.dirname(path)
 
 
-def set_times(roots: Mapping[str, Root], listed: Iterable[OutputFile]) -> None:
-    """Let directories be as old as the master's, inner ones first."""
-    for file in sorted(listed, key=lambda file: file.path, reverse=True):
-        root = roots.get(file.place)
-        if file.kind == "directory" and root is not None and not root.shared:
-            with contextlib.suppress(OSError):
-                times = (file.changed, file.changed)
-                os.utime(os.path.join(root.path, file.path), ns=times, follow_symlinks=False)
-
-
 # -- what has come from the master ---------------------------------------------------------------
 
 
-def looks_of(file: OutputFile) -> Looks:
-    return (0, 0, file.target) if file.kind == "link" else (file.size, file.changed // 1000, "")
+def looks_of(entry: Entry) -> Looks:
+    if entry.kind == LINK:
+        return 0, 0, os.fsdecode(entry.value)
+    return entry.size, entry.time // 1000, ""
 
 
 def looks_at(path: str) -> Looks | None:
@@ -273,9 +309,6 @@ def brought(run: RunDir) -> dict[str, Looks]:
 def without_brought(run: RunDir, listed: Sequence[OutputFile], place: str) -> list[OutputFile]:
     """Leave out of the results of a node what came to it from the master, and is as it came."""
     known = brought(run)
-    real = {name: os.path.realpath(name or place) for name in {file.place for file in listed}}
-    return [
-        file
-        for file in listed
-        if known.get(os.path.join(real[file.place], file.path)) != looks_of(file)
-    ]
+    paths = (os.path.join(os.path.realpath(file.place or place), file.path) for file in listed)
+    pairs = zip(listed, paths)  # noqa: B905  3.9
+    return [file for file, path in pairs if path not in known or looks_at(path) != known[path]]

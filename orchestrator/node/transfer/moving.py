@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.common import files
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server.visit import Refusal, RoomState, Visit
-from orchestrator.node.transfer import outputs, payload
+from orchestrator.node.transfer import payload
 from orchestrator.node.transfer.directory import TargetDirectory
 from orchestrator.node.transfer.receive import FileTarget, IncomingFiles, unzip
 from orchestrator.protocol import manifest
@@ -17,6 +16,7 @@ from orchestrator.protocol.manifest import LARGEST_LIST_BYTES
 from orchestrator.protocol.requests.transfer import (
     HANDED,
     LARGEST_BATCH_BYTES,
+    OF_JOB,
     STORE,
     AskTaken,
     Contents,
@@ -49,7 +49,6 @@ class Moving(RoomState):
         self.taking: Taking | None = None
         self.giver: Giver | None = None
         self.handed: dict[str, RunDir] = {}  # what waits for the start of its job
-        self.reader = outputs.Reader()
         self.listed: set[tuple[str, str]] = set()  # files that the head knows, and may ask for
 
     def leave(self) -> None:
@@ -82,6 +81,11 @@ class Moving(RoomState):
             target = payload.place(run, entries)
             self.handed[run.path] = run
             return target
+        if place.kind == OF_JOB:
+            from orchestrator.node.transfer import job_files
+
+            run = RunDir(place.job, place.node)
+            return job_files.target(run, place, entries, self.visit.umask)
         return TargetDirectory(Path(absolute(place.directory)), entries, self.visit.umask)
 
     # -- from the head -----------------------------------------------------------------------
@@ -94,18 +98,15 @@ class Moving(RoomState):
         return self.offered.compare(dry_run=request.dry_run)
 
     def contents(self, request: Contents, packed: bytes | bytearray) -> FailedWrites:
-        """Write what came; the answer to the last request says that all is written."""
+        """Write what came."""
         offered = self.offered
         if offered is None or request.size > LARGEST_BATCH_BYTES:
-            raise ValueError("contents that nobody expects")
+            raise ValueError("contents that were not offered")
         try:
-            data = zlib.decompress(packed, bufsize=max(1, request.size))
+            data = unzip(packed, max(1, request.size))
             if len(data) != request.size:
                 raise ValueError("contents of another size came")
-            offered.take_batch(data, last=request.last)
-        except zlib.error as error:
-            offered.abandon()
-            raise ValueError(f"contents were damaged on their way: {error}") from None
+            offered.put_all(data)
         except Exception:
             offered.abandon()
             raise

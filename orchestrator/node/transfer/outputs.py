@@ -6,11 +6,8 @@ import os
 import re
 import stat
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO
 
 from orchestrator.common import files
-from orchestrator.common.files import state_of
 from orchestrator.common.folder import is_half
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol.requests.transfer import (
@@ -21,12 +18,8 @@ from orchestrator.protocol.requests.transfer import (
     ReadFile,
 )
 
-if TYPE_CHECKING:
-    import hashlib
-
 MOST = 1_000_000  # files in one listing
 MOST_LEFT_OUT = 100
-MOST_SUMS = 1000  # files whose checksums are known in part
 PUBLISHED = "checkpoints/step_"  # torch's .metadata belongs to it
 # Hidden names that are no results: of caches, environments and tools, and what we keep ourselves.
 STAY_HIDDEN = re.compile(
@@ -171,65 +164,10 @@ class Listing:
             self.walk(path, ())
 
 
-# -- what is in them --------------------------------------------------------------------------
-
-
-@dataclass
-class FileSum:
-    """A file as far as it was read from its beginning, and its state then."""
-
-    state: tuple[int, ...]
-    sum: hashlib._Hash
-    at: int = 0
-
-    def add(self, data: bytes) -> None:
-        self.sum.update(data)
-        self.at += len(data)
-
-
-class Reader:
-    """Reads listed files piece by piece, and knows their checksums from that.
-
-    A file of terabytes is not read a second time for its checksum, unless it changed in between.
-    """
-
-    def __init__(self) -> None:
-        self.known: dict[tuple[str, str], FileSum] = {}
-
-    def read(self, request: ReadFile) -> FilePiece:
-        """Return a piece of a file, and the checksum of all up to its end if that is asked for."""
-        with opened(request.place, request.path) as file:
-            descriptor = file.fileno()
-            if request.changed and os.fstat(descriptor).st_mtime_ns != request.changed:
-                raise ValueError("it changed while it was read: fetch it again")
-            known = self.sum_of(request, state_of(os.fstat(descriptor)))
-            data = os.pread(descriptor, min(request.size, PIECE_BYTES), request.offset)
-            if known.at == request.offset:
-                known.add(data)
-            if not request.with_sum:
-                return FilePiece(data=data)
-            while left := request.offset + len(data) - known.at:
-                before = os.pread(descriptor, min(PIECE_BYTES, left), known.at)
-                if not before:
-                    break
-                known.add(before)
-        if known.at >= known.state[0]:
-            del self.known[request.place, request.path]
-        return FilePiece(data=data, sum=known.sum.hexdigest())
-
-    def sum_of(self, request: ReadFile, state: tuple[int, ...]) -> FileSum:
-        """Return what is known of a file before the offset, which may be nothing yet."""
-        import hashlib  # not for the probe
-
-        key = request.place, request.path
-        known = self.known.get(key)
-        if known is None or known.state != state or known.at > request.offset:
-            if len(self.known) == MOST_SUMS:
-                self.known.clear()
-            known = self.known[key] = FileSum(state, hashlib.sha256())
-        return known
-
-
-def opened(place: str, path: str) -> BinaryIO:
-    """Open one of the listed files. The caller has seen that it is listed."""
-    return files.open_plain(os.path.join(place, path))
+def read(request: ReadFile) -> FilePiece:
+    """Read a piece of a listed file; the caller has seen that it is listed."""
+    with files.open_plain(os.path.join(request.place, request.path)) as file:
+        if request.changed not in (0, os.fstat(file.fileno()).st_mtime_ns):
+            raise ValueError("it changed while it was read: fetch it again")
+        size = min(request.size, PIECE_BYTES)
+        return FilePiece(data=os.pread(file.fileno(), size, request.offset))

@@ -13,7 +13,6 @@ from orchestrator.node.transfer.moving import Moving
 from orchestrator.protocol.requests.request import LACKING, NO_PART, Nothing
 from orchestrator.protocol.requests.transfer import (
     AskJobFiles,
-    AskLacking,
     AskTaken,
     CheckedOut,
     CheckOut,
@@ -25,7 +24,6 @@ from orchestrator.protocol.requests.transfer import (
     Giving,
     JobFiles,
     Lacking,
-    LackingFiles,
     ListPath,
     Offer,
     OutputFiles,
@@ -99,7 +97,7 @@ def files(visit: Visit, request: ListPath) -> OutputFiles:
 @answers(ReadFile)
 def read_file(visit: Visit, request: ReadFile) -> FilePiece:
     visit.of(Moving).refuse_if_not_listed(request)
-    return visit.of(Moving).reader.read(request)
+    return outputs.read(request)
 
 
 # -- what the master of a job wrote ---------------------------------------------------------------
@@ -110,11 +108,6 @@ def files_of_job(visit: Visit, request: AskJobFiles) -> JobFiles:
     answer = job_files.written(part_of_job(request.job, request.node), request)
     visit.of(Moving).listed |= {(answer.roots[file.place], file.path) for file in answer.files}
     return answer
-
-
-@answers(AskLacking)
-def lacking(visit: Visit, request: AskLacking) -> LackingFiles:
-    return job_files.lacking(part_of_job(request.job, request.node), request)
 
 
 def part_of_job(job: str, node: int) -> RunDir:

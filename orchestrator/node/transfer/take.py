@@ -6,7 +6,6 @@ import errno
 import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
 
 from orchestrator.node.peers.signed_connection import Broken
 from orchestrator.node.transfer.receive import IncomingFiles
@@ -45,34 +44,6 @@ def why(error: OSError) -> str:
     return os.strerror(error.errno).lower() if known and error.errno else str(error)
 
 
-def receive_files(
-    wire: NodeWire,
-    wanted: Sequence[tuple[int, int, int]],
-    take: Callable[[int, int, memoryview], None],
-) -> list[int]:
-    """Receive files (number, offset, size); return the numbers of those that are not there.
-
-    `take` gets their contents in pieces, with the number and the offset of each.
-    """
-    wire.send({"files": [(number, offset) for number, offset, size in wanted if offset < size]})
-    absent = []
-    for number, offset, size in wanted:
-        if offset == size:
-            take(number, offset, memoryview(b""))
-        at = offset
-        while at < size:
-            piece = wire.receive()
-            if isinstance(piece, dict):
-                absent.append(number)
-                break
-            if len(piece) > size - at:
-                raise Broken("not one of us")
-            if piece:
-                take(number, at, memoryview(piece))
-            at += len(piece)
-    return absent
-
-
 class Taking:
     """A transfer from another node; `size` counts the bytes that have come."""
 
@@ -100,19 +71,24 @@ class Taking:
             self.over.set()
 
     def fill(self, wire: NodeWire) -> None:
-        """Fetch the missing files of the manifest; note which could not come or be written."""
-        incoming, entries = self.incoming, self.incoming.target.entries
-        starts = {half.number: half.have for half in incoming.lacking.begun if not half.whole}
-        wanted = [(at, starts.get(at, 0), entries[at].size) for at in sorted(incoming.missing)]
-
-        def write(number: int, offset: int, piece: memoryview) -> None:
-            incoming.put(FilePart(number, offset, len(piece)), piece)
-            self.size += len(piece)
-
-        problems = [
-            f"it has no {os.fsdecode(entries[number].path)}"
-            for number in receive_files(wire, wanted, write)
-        ]
+        """Receive the missing files of the manifest; note which could not come or be written."""
+        incoming, problems = self.incoming, list[str]()
+        wanted = sorted(incoming.missing)
+        wire.send({"files": [number for number in wanted if incoming.size(number)]})
+        for number in wanted:
+            at, size = 0, incoming.size(number)
+            if not size:
+                incoming.put(FilePart(number, 0, 0), memoryview(b""))
+            while at < size:
+                piece = wire.receive()
+                if isinstance(piece, dict):
+                    path = os.fsdecode(incoming.target.entries[number].path)
+                    problems.append(f"it has no {path}")
+                    break
+                if piece:
+                    incoming.put(FilePart(number, at, len(piece)), memoryview(piece))
+                at += len(piece)
+                self.size += len(piece)
         self.problem = next(iter([*problems, *incoming.failed.values()]), "")
 
     def progress(self, seconds: float) -> TakeProgress:

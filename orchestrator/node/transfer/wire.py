@@ -1,9 +1,8 @@
 """A TCP connection between two nodes, over which one gives files of a manifest to the other.
 
-It carries the frames of protocol/frames.py. JSON is signed as the lines between supervisors are
+It carries the frames of protocol/frames.py. Each is signed as the lines between supervisors are
 (node/peers/signed_connection.py), by a token that the head gave to both nodes over its own
-connections. Contents are not signed: the taker knows their SHA-256. The calls block, for a thread;
-`close` ends their waiting.
+connections. The calls block, for a thread; `close` ends their waiting.
 """
 
 from __future__ import annotations
@@ -44,26 +43,33 @@ class NodeWire:
 
     def greet(self) -> None:
         """Agree on a key, and prove to each other that both have the token; the caller first."""
-        self._write(self.signature.nonce)
+        with self._broken():
+            self.connection.sendall(self.signature.nonce)
         self.signature.agree(self._read(len(self.signature.nonce)))
         if self.side == "spoke":
             self.send({})
-        self._receive(LARGEST_GREETING_BYTES)
+        self.receive(LARGEST_GREETING_BYTES)
         if self.side == "hub":
             self.send({})
 
-    def send(self, message: dict[str, Any]) -> None:
-        text = json.dumps(message).encode("ascii")
-        payload = self.signature.sign(text) + text
-        self._write(frames.header(JSON, len(payload)) + payload)
+    def send(self, message: dict[str, Any] | bytes) -> None:
+        """Send a message, or bytes of a file; none tell the taker that they are still to come."""
+        kind = PIECE if isinstance(message, bytes) else JSON
+        data = message if isinstance(message, bytes) else json.dumps(message).encode("ascii")
+        signature = self.signature.sign(data)
+        with self._broken():
+            self.connection.sendall(
+                frames.header(kind, len(signature) + len(data)) + signature + data
+            )
 
-    def send_piece(self, data: bytes) -> None:
-        """Send bytes of a file; none tell the taker that the next ones are still to come."""
-        self._write(frames.header(PIECE, len(data)) + data)
-
-    def receive(self) -> dict[str, Any] | bytes:
-        """Return the next message, proved, or the next bytes of a file."""
-        return self._receive(max(frames.LARGEST.values()))
+    def receive(self, most: int = max(frames.LARGEST.values())) -> dict[str, Any] | bytes:
+        """Return the next message, or the next bytes of a file, proved."""
+        kind, size = frames.parse_header(self._read(frames.HEADER.size))
+        if not SIGNATURE_BYTES <= size <= most or kind not in (JSON, PIECE):
+            raise Broken("not one of us")
+        signature, data = self._read(SIGNATURE_BYTES), self._read(size - SIGNATURE_BYTES)
+        self.signature.prove(signature, data)
+        return data if kind == PIECE else parse(data)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -71,29 +77,12 @@ class NodeWire:
             self.connection.shutdown(socket.SHUT_RDWR)
         self.connection.close()
 
-    def _receive(self, most: int) -> dict[str, Any] | bytes:
-        kind, size = frames.parse_header(self._read(frames.HEADER.size))
-        if size > most:
-            raise Broken("not one of us")
-        payload = self._read(size)
-        if kind == PIECE:
-            return payload
-        if kind != JSON:
-            raise Broken("not one of us")
-        text = payload[SIGNATURE_BYTES:]
-        self.signature.prove(payload[:SIGNATURE_BYTES], text)
-        return parse(text)
-
     def _read(self, size: int) -> bytes:
         with self._broken():
             data: bytes = self.reader.read(size)
         if len(data) < size:
             raise HungUp
         return data
-
-    def _write(self, data: bytes) -> None:
-        with self._broken():
-            self.connection.sendall(data)
 
     @contextlib.contextmanager
     def _broken(self) -> Iterator[None]:

@@ -21,36 +21,32 @@ PIECE_BYTES = 1 << 19  # of a file in one answer
 # -- where ------------------------------------------------------------------------------------
 
 STORE = "store"  # contents by their digest: a snapshot is made of them (CheckOut)
-DIRECTORY = "directory"  # the user's own: what differs is overwritten, half files are continued
+DIRECTORY = "directory"  # the user's own: what differs is overwritten
 HANDED = "handed"  # what the ranks of a job are handed when it starts: private, gone with the job
+OF_JOB = "of_job"  # a directory of a job, which gets what the job's master wrote there
 
 
 class Place(Message):
     """A place for files on a node; its kind says by which policy they come to be there."""
 
     kind: str = DIRECTORY
-    directory: str = ""  # absolute, or below ~
+    directory: str = ""  # absolute, or below ~; or the name that a directory of the job has
     job: str = ""
     node: Count = 0
+    outputs: tuple[str, ...] = ()  # sync.outputs
+    shared: bool = False  # the master's directory lies on the disk of the head's experiment
 
 
 # -- from the head to a node ------------------------------------------------------------------
 
 
-class PartlyThere(Message):
-    """A file that is here in part, or of the same size with another time."""
-
-    number: Count
-    have: Count  # bytes
-    sum: str  # their SHA-256
-    whole: bool = False  # under its own name
+LATE = "a disk that it shares does not show it yet"  # of a file in Lacking
 
 
 class Lacking(Message):
     """The files of a manifest that are not here as they were described."""
 
     ranges: tuple[tuple[Count, Count], ...]  # first and last number
-    begun: tuple[PartlyThere, ...] = ()  # of these
     failed: dict[int, str]  # number -> why it cannot be here
 
 
@@ -77,8 +73,7 @@ class Contents(Request[FailedWrites], do="contents"):
     last: bool = False  # answer when all of it is on the disk
 
 
-PART = struct.Struct(">IQI32s")
-UNKNOWN = bytes(32)
+PART = struct.Struct(">IQI")
 
 
 class FilePart(NamedTuple):
@@ -87,11 +82,9 @@ class FilePart(NamedTuple):
     number: int
     offset: int
     size: int
-    sum: str = ""  # of the whole file, with its last bytes, where the manifest does not have it
 
     def packed(self) -> bytes:
-        total = bytes.fromhex(self.sum) if self.sum else UNKNOWN
-        return PART.pack(self.number, self.offset, self.size, total)
+        return PART.pack(*self)
 
 
 def parts_of(data: bytes) -> Iterator[tuple[FilePart, memoryview]]:
@@ -100,13 +93,12 @@ def parts_of(data: bytes) -> Iterator[tuple[FilePart, memoryview]]:
     while at < len(view):
         if len(view) - at < PART.size:
             raise Nonsense("half of a part")
-        number, offset, size, total = PART.unpack_from(view, at)
+        part = FilePart(*PART.unpack_from(view, at))
         at += PART.size
-        if len(view) - at < size:
-            raise Nonsense(f"a part of {size} bytes that is cut off")
-        known = "" if total == UNKNOWN else total.hex()
-        yield FilePart(number, offset, size, known), view[at : at + size]
-        at += size
+        if len(view) - at < part.size:
+            raise Nonsense(f"a part of {part.size} bytes that is cut off")
+        yield part, view[at : at + part.size]
+        at += part.size
 
 
 # -- from node to node ------------------------------------------------------------------------
@@ -143,10 +135,7 @@ class GivingNode(Message):
 
 
 class Take(Request[Nothing], do="take"):
-    """Begin to take what is lacking of the manifest that was offered last from a node that gives.
-
-    Every checksum is in that manifest.
-    """
+    """Begin to take what is lacking of the manifest that was offered last from another node."""
 
     giver: GivingNode
 
@@ -240,20 +229,16 @@ class FilePiece(Message):
     """Bytes of a file; none at its end."""
 
     data: bytes
-    # The SHA-256 of the file up to the end of these, if it was asked for.
-    sum: str = ""
 
 
 class ReadFile(Request[FilePiece], do="read_file"):
-    """Send a piece of one of the listed files."""
+    """Send a piece of one of the listed files, unless it has changed since it was listed."""
 
     place: str
     path: str
     offset: Count
-    # At most PIECE_BYTES; 0 with a sum asks for that of the bytes before the offset.
     size: Count = PIECE_BYTES
-    with_sum: bool = False
-    changed: Count = 0  # nanoseconds: when the file was listed as changed last
+    changed: Count = 0  # nanoseconds; 0: it may have changed
 
 
 # -- what the master of a job wrote ---------------------------------------------------------------
@@ -263,7 +248,7 @@ class JobFiles(Message):
     """The files that ranks wrote on this node below their job's directories since it began."""
 
     files: tuple[OutputFile, ...]  # by the names of their directories; see node/transfer/job_files
-    roots: dict[str, str]  # name -> the directory that it is here
+    roots: dict[str, str]  # name -> the directory that it is here, as files are listed
     shared: tuple[str, ...] = ()  # names of those on the disk of the head's experiment
     whole: bool = True  # these are all
 
@@ -273,21 +258,4 @@ class AskJobFiles(Request[JobFiles], do="job_files"):
 
     job: str
     node: int
-    outputs: tuple[str, ...] = ()  # sync.outputs
-
-
-class LackingFiles(Message):
-    """The files of the job's master that a node lacks, by their numbers in the request."""
-
-    numbers: tuple[Count, ...]
-    roots: dict[str, str]  # name -> the directory that it is here, of those that are not shared
-
-
-class AskLacking(Request[LackingFiles], do="lacking"):
-    """Ask which files of the job's master this node lacks; they are noted as what comes from it."""
-
-    job: str
-    node: int
-    files: tuple[OutputFile, ...]
-    shared: tuple[str, ...] = ()  # names of the master's directories on the disk of the experiment
     outputs: tuple[str, ...] = ()  # sync.outputs

@@ -11,14 +11,13 @@ from pathlib import Path
 import pytest
 
 from orchestrator.common.errors import UsageError
-from orchestrator.common.folder import IS_DIRECTORY, Folder, Partial
+from orchestrator.common.folder import IS_DIRECTORY
 from orchestrator.head.commands.machines.transfer import notes_on
 from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.nodes.node_list import Node, NumberedNode
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.transfer import push as pushing
 from orchestrator.head.transfer.peer import Moved
-from orchestrator.node.transfer.directory import LABEL
 
 pytestmark = pytest.mark.slow
 
@@ -79,27 +78,9 @@ def test_a_tree_and_then_what_has_changed(push: Push, tmp_path: Path) -> None:
     (here / "link").symlink_to("program")
     (there / "own").write_text("stays")
     changed = push()
-    assert (changed.files, changed.size) == (["program"], 1)
+    assert (changed.files, changed.size) == ([".hidden", "program"], 2)
     (there / "own").unlink()
     assert tree(there) == tree(here)
-
-
-@pytest.mark.parametrize("damaged", [False, True])
-def test_a_half_file_is_continued_after_a_look_at_it(
-    push: Push, tmp_path: Path, damaged: bool
-) -> None:
-    data = os.urandom((1 << 20) + 7)
-    (tmp_path / "here/large").write_bytes(data)
-    folder = Folder(tmp_path / "there", private=False)
-    folder.make()
-    part = Partial(folder, ["large"], LABEL)
-    half = bytearray(data[: 1 << 19])
-    half[5] ^= damaged
-    (tmp_path / "there" / part.hidden).write_bytes(half)
-    part.close()
-    assert push().size == len(data) - (0 if damaged else 1 << 19)
-    assert (tmp_path / "there/large").read_bytes() == data
-    assert [path.name for path in (tmp_path / "there").iterdir()] == ["large"]
 
 
 def test_nothing_is_written_through_a_link(push: Push, tmp_path: Path) -> None:
@@ -145,18 +126,3 @@ def test_a_name_that_is_taken_there(push: Push, tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("x")
     with pytest.raises(AssertionError, match="Not a directory"):
         push("here", "plain")
-
-
-def test_what_another_has_given_its_name_is_let_alone(tmp_path: Path) -> None:
-    """Nodes that share a disk write one file, and not each such disk has locks."""
-    folder = Folder(tmp_path, private=False)
-    part = Partial(folder, ["file"], LABEL)
-    part.open()
-    part.put(b"whole")
-    (tmp_path / part.hidden).rename(tmp_path / "file")
-    with pytest.raises(OSError, match="another command or node is writing it"):
-        part.publish(0o600, 0)
-    part.close()
-    assert (tmp_path / "file").read_bytes() == b"whole"
-    assert part.hidden != Partial(folder, ["file"], "push another-node").hidden
-    assert os.uname().nodename in LABEL  # so each writes its own

@@ -162,16 +162,17 @@ class ToStore(FileTarget):
             self.store.keep_tree(manifest.digest_of(self.listing), self.listing)
         return Lacking(ranges=manifest.ranges(self.store.lacking(self.entries)), failed={})
 
-    def begin(self, number: int, offset: int) -> Content:
-        if offset:
-            raise ValueError("a part of a content that nothing comes before")
+    def begin(self, number: int) -> Content:
         with self.store.writing():
             return Content(self.store, self.entries[number])
 
     def open(self, number: int) -> BinaryIO | None:
         """Open a content; None for one that was thrown away, and comes again."""
+        entry = self.entries[number]
+        if entry.kind != FILE:
+            raise LookupError(number)
         try:
-            return files.open_plain(os.fsdecode(self.store.path_of(self.entries[number])))
+            return files.open_plain(os.fsdecode(self.store.path_of(entry)))
         except OSError:
             return None
 
@@ -192,8 +193,8 @@ class Content:
             while data:
                 data = data[os.write(self.file, data) :]
 
-    def finish(self, total: str) -> None:
-        if not self.digest.hexdigest().encode() == self.entry.value == total.encode():
+    def finish(self) -> None:
+        if self.digest.hexdigest().encode() != self.entry.value:
             raise OtherContent(self.entry.path)
         with self.store.writing():
             settle(self.file, self.entry)
