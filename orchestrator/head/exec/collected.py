@@ -2,64 +2,46 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import IO, Any, TextIO
+from typing import Any, TextIO
 
 from orchestrator.common.hosts import listed
 from orchestrator.head.exec.execution import Outcome
 from orchestrator.head.nodes.node_list import NumberedNode, in_words
 from orchestrator.head.screen import output, styles
-from orchestrator.head.screen.lines import LineSplitter, plain
-
-IN_MEMORY_BYTES = 1 << 16  # of a stream; what is longer goes to a file
-PIECE_BYTES = 1 << 16
-LONGEST_BYTES = 64 << 20  # of a stream that JSON shows
+from orchestrator.head.screen.lines import LineSplitter
 
 
 class Stream:
     """Keeps what one program writes to one of its streams, until the end."""
 
     def __init__(self) -> None:
-        self.file: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES)  # noqa: SIM115
-        self.sum = hashlib.sha256()
-        self.size = 0
+        self.data = bytearray()
 
     def write(self, data: bytes) -> None:
-        self.file.write(data)
-        self.sum.update(data)
-        self.size += len(data)
+        self.data += data
 
     def close(self) -> None:
-        """Nothing more comes, and what has come stays."""
-
-    def pieces(self) -> Iterator[bytes]:
-        self.file.seek(0)
-        while data := self.file.read(PIECE_BYTES):
-            yield data
+        """Keep what has come."""
 
 
 # By the node's number, and whether it is standard error.
 Streams = Mapping[tuple[int, bool], Stream]
 
 
-def folded(nodes: Sequence[NumberedNode], streams: Streams) -> Iterator[tuple[str, Stream]]:
-    """Return each different output once, with a heading that names its nodes."""
+def folded(nodes: Sequence[NumberedNode], streams: Streams) -> Iterator[tuple[str, str]]:
+    """Yield each different output once, with a heading that names its nodes."""
     groups: dict[bytes, list[NumberedNode]] = {}
     for node in sorted(nodes, key=lambda node: node.index):
         stream = streams.get((node.index, False))
-        if stream is not None and stream.size:
-            groups.setdefault(stream.sum.digest(), []).append(node)
-    for group in groups.values():
+        if stream is not None and stream.data:
+            groups.setdefault(bytes(stream.data), []).append(node)
+    for data, group in groups.items():
         names = in_words([node.index for node in group])
-        yield (
-            f"--- {names} ({listed([node.node.name for node in group])})",
-            streams[group[0].index, False],
-        )
+        heading = f"--- {names} ({listed([node.node.name for node in group])})"
+        yield heading, data.decode("utf-8", "replace")
 
 
 def as_json(outcome: Outcome, streams: Streams) -> dict[str, Any]:
@@ -75,18 +57,9 @@ def as_json(outcome: Outcome, streams: Streams) -> dict[str, Any]:
     }
     for name, errors in (("stdout", False), ("stderr", True)):
         stream = streams.get((index, errors)) or Stream()
-        stream.file.seek(0)
-        shown[f"{name}_bytes"] = stream.size
-        shown[name] = stream.file.read(LONGEST_BYTES).decode("utf-8", "replace")
+        shown[f"{name}_bytes"] = len(stream.data)
+        shown[name] = stream.data.decode("utf-8", "replace")
     return shown
-
-
-def json_pieces(outcomes: Sequence[Outcome], streams: Streams, code: int) -> Iterator[str]:
-    """Write one JSON document, a node at a time: together they may be larger than the memory."""
-    yield '{"nodes": ['
-    for number, outcome in enumerate(outcomes):
-        yield f"{',' * bool(number)}\n{json.dumps(as_json(outcome, streams))}"
-    yield f'\n], "exit_code": {code}}}\n'
 
 
 # -- prefixed -----------------------------------------------------------------------------------
@@ -120,7 +93,6 @@ class PrefixedStream:
         self.whole, self.out = whole, out
         color = whole.colored[out]
         self.splitter = LineSplitter(color)
-        self.at_start = True
         prefix = f"node{node}".ljust(whole.width) + " | "
         self.prefix = (
             f"\x1b[{styles.OF_NODES[node % len(styles.OF_NODES)]}m{prefix}\x1b[0m"
@@ -129,10 +101,7 @@ class PrefixedStream:
         )
 
     def write(self, data: bytes) -> None:
-        whole = data if self.at_start and data.endswith(b"\n") else b""
-        block = plain(whole)  # the usual case, and five times faster
-        self._show(block[:-1].split("\n") if block else self.splitter.feed(data))
-        self.at_start = data.endswith(b"\n")
+        self._show(self.splitter.feed(data))
 
     def close(self) -> None:
         """Show the last line, if nothing has ended it."""

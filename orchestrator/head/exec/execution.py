@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -81,10 +80,18 @@ class Visit:
         self.channel: Channel | None = None
         self.began = 0.0
         self.begun = False  # the login shell has come to the command
-        self.deadline: float | None = None
         self.why = ""  # why it was ended, if it was
         self.given_up = False
         self.changing = threading.RLock()  # its end may be ordered while it begins
+        self.timer = threading.Timer(0.0, self.give_up)
+
+    def after(self, seconds: float | None, do: Callable[[], None]) -> None:
+        """Do something after a while, in place of what would have been done."""
+        self.timer.cancel()
+        if seconds is not None:
+            self.timer = threading.Timer(seconds, do)
+            self.timer.daemon = True
+            self.timer.start()
 
     def start(self, connection: Connection, line: str, wait: float) -> bool:
         """Start the login shell that comes to the program, unless its end came first."""
@@ -96,8 +103,8 @@ class Visit:
             self.channel = connection.run(line, wait)
             self.channel.settimeout(None)
             self.began = time.monotonic()
-            self.deadline = self.began + wait
-        with contextlib.suppress(OSError):  # it left at once; whoever reads hears why
+            self.after(wait, self.give_up)
+        with contextlib.suppress(OSError):  # it left at once; the reader hears why
             self.channel.sendall(server_command.FIRST_LINE)
         return True
 
@@ -107,33 +114,27 @@ class Visit:
             if self.why or self.channel is None:
                 return
             self.begun = True
-            self.deadline = None if limit is None else self.began + limit
+            self.after(limit, lambda: self.end("timeout"))
             with contextlib.suppress(OSError):
                 self.channel.sendall(f"{GO}\n".encode())
 
     def end(self, reason: str) -> None:
         """Ask the supervisor there to end the program: the end of its input tells it."""
         with self.changing:
-            if self.why:
-                return
-            self.why = reason
-            if self.channel is not None:
-                self.deadline = time.monotonic() + PATIENCE
-                self.channel.shutdown_write()
+            if not self.why:
+                self.why = reason
+                if self.channel is not None:
+                    self.after(PATIENCE, self.give_up)
+                    self.channel.shutdown_write()
 
-    def check(self, now: float) -> None:
-        """End it at its deadline, and hang up where it does not end."""
-        if self.deadline is None or now < self.deadline:
-            return
+    def give_up(self) -> None:
+        """Hang up: it has not begun in time, or does not end."""
         with self.changing:
             if not self.begun and not self.why:
                 self.why = NEVER_BEGAN
-        if not self.why:
-            self.end("timeout")
-        elif self.connection is not None and not self.given_up:
             self.given_up = True
-            self.deadline = None
-            self.connection.close()
+            if self.connection is not None:
+                self.connection.close()
 
 
 class Execution:
@@ -152,45 +153,24 @@ class Execution:
         self.ssh, self.line_of, self.sink_of = ssh, line_of, sink_of
         self.limit, self.given = limit, given
         self.visits = [Visit(node) for node in nodes]
-        self.orders: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
     def end(self, reason: str) -> None:
         """End it everywhere; may be called from a signal handler."""
-        self.orders.put(reason)
+        for visit in self.visits:
+            visit.end(reason)
 
     def go(self) -> list[Outcome]:
         """Run it on all nodes, and return in their order how it ended."""
         lines = [self.line_of(visit.node) for visit in self.visits]  # a mistake in it comes first
         fleet.need_room_for(self.visits)
-        watch = threading.Thread(target=self._watch, daemon=True)
-        watch.start()
-        work = fleet.everywhere(
-            list(zip(self.visits, lines, strict=True)), lambda pair: self._visit(*pair)
-        )
-        self.orders.put(None)
+        pairs = list(zip(self.visits, lines, strict=True))
+        results = fleet.everywhere(pairs, lambda pair: self._visit(*pair))
         return [
             Outcome(visit.node, problem=result.what, fix=result.fix, lost=True)
             if isinstance(result, OrchestratorError)
             else result
-            for visit, result in zip(self.visits, work, strict=True)
+            for visit, result in zip(self.visits, results, strict=True)
         ]
-
-    def _watch(self) -> None:
-        """Carry out orders and deadlines, until all is over."""
-        while True:
-            deadlines = [visit.deadline for visit in self.visits if visit.deadline is not None]
-            wait = 1.0  # a deadline may begin meanwhile
-            if deadlines:
-                wait = min(wait, max(0.0, min(deadlines) - time.monotonic()))
-            try:
-                reason = self.orders.get(timeout=wait)
-                if reason is None:
-                    return
-                for visit in self.visits:
-                    visit.end(reason)
-            except queue.Empty:
-                for visit in self.visits:
-                    visit.check(time.monotonic())
 
     def _visit(self, visit: Visit, line: str) -> Outcome:
         connection = self.ssh.connect(visit.node.node)
@@ -211,6 +191,7 @@ class Execution:
             code = channel.recv_exit_status()
             lost = not connection.alive
         finally:
+            visit.timer.cancel()
             out.sink.close()
             err.sink.close()
             connection.close()

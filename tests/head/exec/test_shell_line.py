@@ -146,7 +146,7 @@ def test_what_an_rc_file_does(tmp_path: Path, shell: str, text: str, problem: st
             given=Input(file.fileno(), 0, given.stat().st_size),
         )
         (outcome,) = execution.go()
-    shown = b"".join(out.pieces()), b"".join(err.pieces())
+    shown = bytes(out.data), bytes(err.data)
     assert problem in outcome.problem and outcome.lost == bool(problem)
     assert (outcome.code, mark.exists()) == ((None, False) if problem else (0, True))
     assert shown == (b"" if problem else given.read_bytes(), b"")

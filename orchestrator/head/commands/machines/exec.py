@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import signal
 import stat
@@ -28,7 +29,7 @@ from orchestrator.config.parse import waiting_time
 from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.exec import collected
-from orchestrator.head.exec.collected import PrefixedOutput, Stream, Streams
+from orchestrator.head.exec.collected import PrefixedOutput, Stream
 from orchestrator.head.exec.execution import Execution, Input, Outcome, Sink
 from orchestrator.head.exec.shell import (
     Directory,
@@ -126,10 +127,12 @@ def execute(
         output.complain(NOT_GIVEN)
     code = EXIT_STOPPED if stopped else NOBODY_READS if shown.broken else exit_code(outcomes)
     if output.as_json():
-        for piece in collected.json_pieces(outcomes, kept, code):
-            output.pass_on(piece)
+        data = [collected.as_json(outcome, kept) for outcome in outcomes]
+        output.write_out(json.dumps({"nodes": data, "exit_code": code}))
         return code
-    show_folded(nodes, kept)
+    for heading, text in collected.folded(nodes, kept):
+        output.write_out(output.paint(heading, styles.STRONG, output.terminal()))
+        output.write_out(text)
     if code not in (EXIT_DONE, NOBODY_READS):
         output.complain(summary(outcomes))
     return code
@@ -180,15 +183,6 @@ def exit_code(outcomes: Sequence[Outcome]) -> int:
     if any(outcome.lost for outcome in outcomes):
         return EXIT_NODE
     return EXIT_DONE if all(outcome.code == 0 for outcome in outcomes) else EXIT_FAILED
-
-
-def show_folded(nodes: Sequence[NumberedNode], kept: Streams) -> None:
-    for heading, stream in collected.folded(nodes, kept):
-        output.write_out(output.paint(heading, styles.STRONG, output.terminal()))
-        last = b"\n"
-        for last in stream.pieces():
-            output.pass_on(last.decode("utf-8", "replace"))
-        output.pass_on("" if last.endswith(b"\n") else "\n")
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
