@@ -82,16 +82,6 @@ def table(
     ]
 
 
-def span(texts: Sequence[str]) -> str:
-    """Write the least and the most of some measures, or of spans: 1.2 GB to 3 TB.
-
-    A text without a number is less than any.
-    """
-    parts = [part for each in texts for part in each.split(" to ")]
-    ends = min(parts, key=measure), max(parts, key=measure)
-    return " to ".join(dict.fromkeys(ends))
-
-
 # -- reading ----------------------------------------------------------------------------------
 
 

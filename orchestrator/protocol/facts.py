@@ -274,16 +274,6 @@ class Xid(Message, kw_only=False):
         return f"Xid {self.xid} at {self.pci}: {words}"
 
 
-class Code(Message, kw_only=False):
-    """The git revision of the workdir."""
-
-    commit: str
-    top: str
-    changed: tuple[str, ...]  # files, the first hundred
-    changes: int
-    diff: str  # a hash of the changes: equal commit and diff are equal code
-
-
 class Torch(Message, kw_only=False):
     """The outcome of importing torch on a node."""
 
@@ -303,7 +293,6 @@ class Checkup(Message, kw_only=False):
     gpus: Optional[tuple[Gpu, ...]] = None
     holders: Optional[tuple[Holder, ...]] = None
     xids: Optional[tuple[Xid, ...]] = None
-    code: Optional[Code] = None
     script: Optional[str] = None  # sha256
     torch: Optional[Torch] = None
     names: Optional[tuple[IpAddress, ...]] = None  # what its own name resolves to there

@@ -4,32 +4,19 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from orchestrator.common import files
 from orchestrator.common.errors import UsageError
 from orchestrator.common.program import tree_title
-from orchestrator.protocol.message import Nonsense, decode, parse
+from orchestrator.protocol.message import parse
 from orchestrator.records.experiment import Experiment
 
 NAME = "manifest.json"
 LARGEST_BYTES = 64 << 20
 MISSING = re.compile(r"FileNotFoundError: .*?'([^']+)'")
 SNAPSHOT = r".*/code/snapshots/[^/]+/"
-
-
-@dataclass(frozen=True)
-class StartTimes:
-    """When each step of a start was done, in Unix seconds of the head's clock; 0: never."""
-
-    begin: float = 0.0  # the command was typed
-    reached: float = 0.0  # all nodes have answered
-    synced: float = 0.0  # the code is where it was lacking
-    planned: float = 0.0
-    checked: float = 0.0
-    nodes: list[dict[str, float]] = field(default_factory=list)  # begin, connect, server, probe
 
 
 def read(experiment: Experiment) -> dict[str, Any]:
@@ -75,10 +62,3 @@ def not_sent(experiment: Experiment, message: str) -> str:
         " what is too large for that comes with `orchestrator push`, to a path that you give the"
         " program"
     )
-
-
-def start_times(experiment: Experiment) -> StartTimes:
-    try:
-        return decode(StartTimes, read(experiment).get("timeline") or {}, newer=True)
-    except Nonsense as error:
-        raise UsageError(f"{experiment.path / NAME}: its timeline: {error}") from error

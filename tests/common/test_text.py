@@ -49,20 +49,6 @@ def test_plurals() -> None:
     assert [text.plural(count, "node") for count in (0, 1, 2)] == ["0 nodes", "1 node", "2 nodes"]
 
 
-@pytest.mark.parametrize(
-    ("texts", "span"),
-    [
-        (["2 h 05 min", "1 h 59 min", "30 s"], "30 s to 2 h 05 min"),
-        (["1.5 GB of 2 TB", "900 MB of 2 TB"], "900 MB of 2 TB to 1.5 GB of 2 TB"),
-        (["idle to 9 %", "5 % to 97 %"], "idle to 97 %"),
-        (["0.3 of 8 cores", "0.3 of 8 cores"], "0.3 of 8 cores"),
-        (["999 KiB", "1 MiB"], "999 KiB to 1 MiB"),
-    ],
-)
-def test_spans(texts: list[str], span: str) -> None:
-    assert text.span(texts) == span
-
-
 def test_a_table() -> None:
     rows = [("step", "size", ""), ("7", "10 kB", "complete"), ("120", "1 B", "")]
     assert text.table(rows, right={0, 1}) == [

@@ -144,20 +144,7 @@ def driver(case: Case) -> Iterator[Finding]:
 
 
 def code(case: Case) -> Iterator[Finding]:
-    """Compare revisions and uncommitted changes, or without git the program itself."""
-    yield from unknown_code(case)
-    known = [(node, checkup.code) for node, checkup in case.checked_in_depth]
-    commits = [(node.name, source.commit[:12] if source else "") for node, source in known]
-    if any(commit for _, commit in commits):
-        fix = "git pull, or rsync -a, on these nodes; or one workdir on a disk that all share"
-        yield from unequal("code", BAD, "revision of the code", commits, fix)
-        _, others = odd_values(commits)
-        same = [pair for pair in known if not any(pair[0].name in who for who in others.values())]
-        states = [(node.name, source.diff if source else "") for node, source in same]
-        for _, names in odd_values(states)[1].items():
-            files = {name for node, source in same if source for name in source.changed}
-            what = f"uncommitted changes differ on {listed(names)}: {listed(sorted(files))}"
-            yield Finding("code", BAD, tuple(names), what, "commit them, or rsync -a the workdir")
+    """Compare the program itself, where each node has a copy."""
     scripts = [
         (node.name, checkup.script[:12])
         for node, checkup in case.checked_in_depth
@@ -165,10 +152,3 @@ def code(case: Case) -> Iterator[Finding]:
     ]
     fix = "copy it: rsync -a WORKDIR/ NODE:WORKDIR/"
     yield from unequal("code", BAD, "sha256 of the program", scripts, fix)
-
-
-def unknown_code(case: Case) -> Iterator[Finding]:
-    for node, checkup in case.checked_in_depth:
-        reason = checkup.problems.get("code", "")
-        if reason and "not installed" not in reason:
-            yield Finding("code", UNKNOWN, (node.name,), f"{node.name}: its revision: {reason}")

@@ -322,23 +322,17 @@ def _drawn(
 
 R = TypeVar("R")
 NOTHING = "-"
-MOST_ROWS = 32  # of a table whose rows may be merged
-Merge = Callable[[Sequence[str]], str]
 
 
 @dataclass(frozen=True)
 class Column(Generic[R]):
-    """A heading and what stands below it; `absent` is shown of a row of which nothing is known.
-
-    In a long table one row stands for all that differ only in columns with a `merge`.
-    """
+    """A heading and what stands below it; `absent` is shown of a row of which nothing is known."""
 
     heading: str
     cell: Callable[[R], Cell]
     absent: Callable[[R], Cell] = lambda _: NOTHING
     right: bool = False
     drop: int = 0  # where there is no room: the highest goes first, and 0 never
-    merge: Merge | None = None
 
 
 @dataclass(frozen=True)
@@ -348,7 +342,6 @@ class Table(Generic[R]):
     columns: Sequence[Column[R]]
     is_absent: Callable[[R], bool] = lambda _: False
     indent: int = 0
-    second: int = 0  # the column that begins a second table, where one is too wide for a terminal
 
     @property
     def headings(self) -> list[str]:
@@ -379,40 +372,8 @@ class Table(Generic[R]):
         return replace(self, columns=[self.columns[at] for at in kept])
 
     def text(self, rows: Iterable[R], terminal: Terminal = PLAIN) -> str:
-        """Lay the rows out below their headings; as two tables where one is too wide."""
-        body = self.merged(list(rows))
-        if not self.second or fits(self._drawn(body, range(len(self.columns)), PLAIN), terminal):
-            return self._drawn(body, range(len(self.columns)), terminal)
-        parts = range(self.second), (0, *range(self.second, len(self.columns)))
-        return "\n\n".join(self._drawn(body, part, terminal) for part in parts)
-
-    def merged(self, rows: Sequence[R]) -> list[list[Cell]]:
-        """Return the cells of each row; of a long table, those that are absent first."""
-        if len(rows) <= MOST_ROWS or not any(column.merge for column in self.columns):
-            return [self.cells(row) for row in rows]
-        groups: dict[tuple[object, ...], list[list[tuple[str, str]]]] = {}
-        for row in sorted(rows, key=lambda row: not self.is_absent(row)):
-            cells = [_styled(cell) for cell in self.cells(row)]
-            pairs = zip(self.columns, cells, strict=True)
-            key = tuple(style if column.merge else (text, style) for column, (text, style) in pairs)
-            groups.setdefault(key, []).append(cells)
-        return [
-            [
-                (column.merge([text for text, _ in cells]) if column.merge else cells[0][0],
-                 cells[0][1])
-                for column, cells in zip(self.columns, zip(*group, strict=True), strict=True)
-            ]
-            for group in groups.values()
-        ]  # fmt: skip
-
-    def _drawn(
-        self, body: Sequence[Sequence[Cell]], numbers: Sequence[int], terminal: Terminal
-    ) -> str:
+        """Lay the rows out below their headings."""
         headed = any(self.headings)
-        rows = [[row[at] for at in numbers] for row in ([self.headings] * headed + list(body))]
-        right = [at for at, number in enumerate(numbers) if self.columns[number].right]
-        return table(rows, terminal, right=right, headed=headed, indent=self.indent)
-
-
-def fits(text: str, terminal: Terminal) -> bool:
-    return terminal.width is None or max(map(len, text.splitlines())) <= terminal.width
+        body = [self.headings] * headed + [self.cells(row) for row in rows]
+        right = [at for at, column in enumerate(self.columns) if column.right]
+        return table(body, terminal, right=right, headed=headed, indent=self.indent)

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.common.errors import OrchestratorError
-from orchestrator.common.hosts import folded
-from orchestrator.common.text import duration, plural, span
+from orchestrator.common.text import duration, plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import ask_once
 from orchestrator.head.connect.ssh import SshTransport
@@ -24,7 +23,7 @@ from orchestrator.head.screen import failures, output, styles
 from orchestrator.head.screen import tracebacks as crash_dump
 from orchestrator.head.screen.output import Column, Table
 from orchestrator.head.screen.progress import SEPARATOR
-from orchestrator.head.status import containers, start_steps
+from orchestrator.head.status import containers
 from orchestrator.protocol.events import RankState
 from orchestrator.protocol.message import encode
 from orchestrator.protocol.requests.follow import Jobs, JobState
@@ -113,8 +112,6 @@ def to_text(
     heading += f", {scheduled.text}" if scheduled.text else ""
     lines = [heading, *how_far(record)]
     lines.append(STATES_THERE.text(rows_of(record, states), output.terminal()).rstrip())
-    if words := start_steps.in_words(start_steps.of(record)):
-        lines.append(f"  start: {words}")
     if words := goodput.in_words(time_of(record)):
         lines.append(f"  time spent: {words}")
     lines += [f"  {output.printable(slow.text)}" for slow in record.slow]
@@ -124,51 +121,28 @@ def to_text(
 
 
 def rows_of(record: JobRecord, states: Sequence[JobState]) -> Iterator[Line]:
-    """Yield a line for each node, or for many that are alike, followed by its ranks."""
-    groups: dict[tuple[str, object], list[tuple[NodeRecord, JobState]]] = {}
-    cordoned = cordons.read()
+    """Yield a line for each node, followed by one for each kind of rank on it."""
+    cordoned, fault = cordons.read(), rank_at_fault(record)
     for node, state in zip(record.nodes, states, strict=True):
         reason = cordons.words_of(node, cordoned)
-        note = ", ".join(filter(None, [state.why, f"cordoned ({reason})" if reason else ""]))
-        alike_ranks = tuple(
-            (len(ranks), ranks[0].state, ranks[0].code) for _, ranks in alike(state.ranks)
-        )
-        apart = len(record.nodes) <= failures.MANY or rank_at_fault(record) in state.ranks
-        key = (note, node.index if apart else (state.state, alike_ranks))
-        groups.setdefault(key, []).append((node, state))
-    for (note, _), group in groups.items():
-        nodes, of_nodes = zip(*group, strict=True)
-        yield from rows_of_alike(record, nodes, of_nodes, note)
-
-
-def rows_of_alike(
-    record: JobRecord, nodes: Sequence[NodeRecord], states: Sequence[JobState], note: str
-) -> Iterator[Line]:
-    """Yield a line for nodes that are alike, and one for each kind of rank that they have."""
-    times = [state.log_time for state in states if state.log_time]
-    silences = [duration(round(max(0.0, time.time() - each))) for each in times]
-    spoke = f"last output {span(silences)} ago" if silences else ""
-    yield Line(
-        in_words([node.index for node in nodes]),
-        folded([node.name for node in nodes]),
-        states[0].state,
-        ", ".join(filter(None, [note, spoke])),
-    )
-    of_each = [list(alike(state.ranks)) for state in states]
-    for kind in zip(*of_each, strict=True):
-        numbers = [number for part, _ in kind for number in part]
-        ranks = [rank for _, part in kind for rank in part]
-        pids = ["?" if rank.pid is None else str(rank.pid) for rank in ranks]
-        shown = ", ".join(pids if len(pids) <= MOST_PIDS else [*pids[: MOST_PIDS - 1], "..."])
-        end = "" if ranks[0].code is None else f"exit code {ranks[0].code}"
-        if rank_at_fault(record) in numbers:
-            end += f"{', ' * bool(end)}rank {rank_at_fault(record)} was the cause"
-        yield Line(
-            f"  {in_words(numbers, 'rank')}",
-            f"pid{'s' * (len(pids) > 1)} {shown}",
-            ranks[0].state,
-            end,
-        )
+        notes = [state.why, f"cordoned ({reason})" if reason else ""]
+        if state.log_time:
+            silence = duration(round(max(0.0, time.time() - state.log_time)))
+            notes.append(f"last output {silence} ago")
+        yield Line(f"node {node.index}", node.name, state.state, ", ".join(filter(None, notes)))
+        for numbers, ranks in alike(state.ranks):
+            pids = ["?" if rank.pid is None else str(rank.pid) for rank in ranks]
+            shown = ", ".join(pids if len(pids) <= MOST_PIDS else [*pids[: MOST_PIDS - 1], "..."])
+            ends = [
+                "" if ranks[0].code is None else f"exit code {ranks[0].code}",
+                f"rank {fault} was the cause" if fault in numbers else "",
+            ]
+            yield Line(
+                f"  {in_words(numbers, 'rank')}",
+                f"pid{'s' * (len(pids) > 1)} {shown}",
+                ranks[0].state,
+                ", ".join(filter(None, ends)),
+            )
 
 
 def rank_at_fault(record: JobRecord) -> int | None:
@@ -271,7 +245,6 @@ def to_json(
         "verdict": encode(record.verdict),
         "slow": encode(record.slow),
         "attempts": encode(record.attempts),
-        "start": start_steps.of(record),
         "goodput": time_of(record),
         "nodes": nodes,
         **scheduled.data,

@@ -19,7 +19,7 @@ from orchestrator.node.machine.gpus import amd, nvidia
 from orchestrator.node.machine.load import load, owner, started
 from orchestrator.node.machine.probe import gather
 from orchestrator.node.machine.tool import Command, Output, run_all
-from orchestrator.protocol.facts import Checkup, Code, Gpu, Holder, Torch, Xid
+from orchestrator.protocol.facts import Checkup, Gpu, Holder, Torch, Xid
 from orchestrator.protocol.message import decode
 from orchestrator.protocol.requests.machine import Examine
 
@@ -59,8 +59,6 @@ def checkup(request: Examine, root: str = "") -> Checkup:
         fields["gpus"], fields["holders"], problems["gpus"] = gpu_part(outputs, root)
     if "xids" in wanted:
         fields["xids"], problems["xids"] = xid_part(outputs)
-    if "code" in wanted:
-        fields["code"], problems["code"] = code_part(outputs)
     if "torch" in wanted:
         fields["torch"], problems["torch"] = torch_part(outputs)
     others: dict[str, Callable[[], Any]] = {"load": load} if "load" in wanted else {}
@@ -85,12 +83,6 @@ def commands(wanted: Any, workdir: str, root: str) -> dict[str, Command]:
         tools["dmesg"] = Command(["dmesg"], LOG_SECONDS)
         journal = ["journalctl", "-k", "-b", "--no-pager", "-q", "-o", "short", "-g", "NVRM: Xid"]
         tools["journal"] = Command(journal, LOG_SECONDS)
-    if "code" in wanted and os.path.isdir(workdir):  # else a launch sends it
-        git = ["git", "-C", workdir]
-        tools["commit"] = Command([*git, "log", "-1", "--format=%H"], GIT_SECONDS)
-        tools["top"] = Command([*git, "rev-parse", "--show-toplevel"], GIT_SECONDS)
-        tools["status"] = Command([*git, "status", "--porcelain"], GIT_SECONDS)
-        tools["diff"] = Command([*git, "diff", "HEAD"], GIT_SECONDS)
     if "torch" in wanted:
         quiet = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "OMP_NUM_THREADS": "1"}
         tools["torch"] = Command([sys.executable, "-c", TORCH], TORCH_SECONDS, quiet)
@@ -136,27 +128,6 @@ def xid_part(outputs: dict[str, Output]) -> tuple[tuple[Xid, ...], str]:
     if outputs["journal"].problem.endswith("exit code 1"):  # grep's: it found none
         return (), ""
     return (), "; ".join(outputs[name].problem for name in ("dmesg", "journal"))
-
-
-def code_part(outputs: dict[str, Output]) -> tuple[Code | None, str]:
-    """Return the revision of the workdir and a hash of its changes; None without git."""
-    if "commit" not in outputs:
-        return None, ""
-    if outputs["commit"].problem:
-        text = outputs["commit"].problem
-        return None, "" if "not a git repository" in text else text
-    status = outputs["status"]
-    changed = [line[3:] for line in status.out.splitlines()]
-    problem = "; ".join(filter(None, (outputs[name].problem for name in ("top", "status", "diff"))))
-    diff = outputs["diff"].out
-    code = Code(
-        commit=outputs["commit"].out.strip(),
-        top=outputs["top"].out.strip(),
-        changed=tuple(changed[:100]),
-        changes=len(changed),
-        diff=hashlib.sha256(diff.encode("utf-8", "replace")).hexdigest()[:16] if diff else "",
-    )
-    return code, problem
 
 
 def digest(workdir: str, script: str) -> str:

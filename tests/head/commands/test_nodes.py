@@ -17,7 +17,7 @@ from orchestrator.head.nodes import machine
 from orchestrator.head.nodes.facts import Facts, ProbedNode
 from orchestrator.head.nodes.machine import Machine
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.head.screen.output import PLAIN, Terminal
+from orchestrator.head.screen.output import PLAIN
 from orchestrator.protocol.facts import Card, Checkup, Disk, Gpu
 from orchestrator.views.top import command as top
 from orchestrator.views.top.sample import NodeSample, Sample
@@ -90,17 +90,6 @@ def test_each_machine_is_a_row_with_all_that_it_is(machines: list[Machine]) -> N
 
 
 @pytest.mark.cluster
-def test_a_terminal_of_eighty_columns_shows_all_of_it(machines: list[Machine]) -> None:
-    text = to_text(machines[:2], Terminal(width=80))
-    assert max(map(len, text.splitlines())) <= 80
-    assert text.count("10.0.0.2 (spare)") == 2
-    shown = " ".join(text.split())
-    for words in ("gpu-one", "1 TB of 2 TB", "2.9.1+cu128", "570.86.15", "mlx5_0:1"):
-        assert words in shown
-    assert to_text(machines[:2], Terminal(width=300)).count("10.0.0.2 (spare)") == 1
-
-
-@pytest.mark.cluster
 def test_the_site_is_shown_where_the_list_has_one(machines: list[Machine]) -> None:
     assert "SITE" not in to_text(machines, PLAIN)
     lost = machine.lost(node("10.0.0.4", site="hall2"), NodeError("gone", ""))
@@ -112,23 +101,6 @@ def test_the_site_is_shown_where_the_list_has_one(machines: list[Machine]) -> No
 
 
 @pytest.mark.cluster
-def test_many_machines_that_are_alike_share_a_row(machines: list[Machine]) -> None:
-    many = [
-        machines[0].replace(name=f"10.0.0.{n}", hostname=f"gpu{n}", disk_free=n * 10**9)
-        for n in range(1, 41)
-    ]
-    many[6] = machines[2].replace(name="10.0.0.7")
-    many[20] = many[20].replace(driver="550.1")
-    lines = [" ".join(line.split()) for line in to_text(many, PLAIN).splitlines()]
-    assert [line.split(" 8 ")[0] for line in lines[1:4]] == [
-        "10.0.0.7 unreachable - - - - - - -",
-        "10.0.0.[1-6,8-20,22-40] gpu[1-6,8-20,22-40]",
-        "10.0.0.21 gpu21",
-    ]
-    assert "1 GB of 2 TB to 40 GB of 2 TB" in lines[2] and "21 GB of 2 TB" in lines[3]
-    assert len(to_text(many[:32], PLAIN).splitlines()) > 32
-
-
 def test_what_slurm_gives_of_a_machine_is_told_apart_from_what_it_has() -> None:
     known = facts(gpus=2, cards=(Card("nvidia", H100),) * 8)
     assert machine.gpu_text(described("a", known)) == f"2 of 8 x {H100}"

@@ -59,9 +59,3 @@ def test_a_column_that_says_nothing_goes_first_where_room_is_short() -> None:
     )
     headings = [Table(columns).fitted([1, 2], width).headings for width in (19, 18, 13, 12)]
     assert headings == [["ONE", "NONE", "SOME"], *[["ONE", "SOME"]] * 2, ["ONE"]]
-
-
-def test_a_table_that_is_too_wide_becomes_two() -> None:
-    wide, narrow = Terminal(width=80), Terminal(width=14)
-    assert [line.rstrip() for line in shown([2], wide, second=2)] == shown([2])
-    assert shown([2], narrow, second=2) == ["N  SQUARE", "2  4", "", "N  CUBE", "2  8"]

@@ -42,28 +42,6 @@ def test_a_line_for_every_node_and_rank() -> None:
     ]
 
 
-def test_many_nodes_that_are_alike_share_a_line() -> None:
-    nodes = [
-        dataclasses.replace(NODES[0], index=index, name=f"gpu{index:03d}", first_rank=2 * index)
-        for index in range(500)
-    ]
-    record = dataclasses.replace(RECORD, nodes=nodes)
-    states = [
-        state_of(record, node, "running").replace(
-            log_time=time.time() - 5 - node.index // 499,
-            ranks={node.first_rank + at: RankState(state="running", pid=at) for at in range(2)},
-        )
-        for node in nodes
-    ]
-    states[7] = state_of(record, nodes[7], "unreachable", "no answer")
-    _, _, _, *lines = to_text(record, states).splitlines()
-    assert [" ".join(line.split()) for line in lines] == [
-        "nodes 0-6, 8-499 gpu[000-006,008-499] running last output 5 s to 6 s ago",
-        "ranks 0-13, 16-999 pids 0, 1, 0, ... running",
-        "node 7 gpu007 unreachable no answer",
-    ]
-
-
 def test_a_job_that_failed_says_why() -> None:
     cause = Verdict(
         **{"node": 1, "node_name": "gpu12", "rank": 2, "time": 1060.0, "kind": "exception"},

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator.node.machine.checkup import checkup
-from orchestrator.protocol.facts import Checkup, Code, Torch
+from orchestrator.protocol.facts import Checkup, Torch
 from orchestrator.protocol.message import decode, encode
 from orchestrator.protocol.requests.machine import Examine
 from tests.node.job.trees import plant
@@ -67,7 +66,7 @@ def test_gpus_and_who_holds_them(tools: Path, machine: Path) -> None:
     assert holder.user  # of a process that is here
     assert [(xid.pci, xid.xid) for xid in found.xids] == [("0000:43:00", 48)]
     assert found.problems == {}
-    assert (found.code, found.torch, found.names) == (None, None, None)
+    assert (found.torch, found.names) == (None, None)
 
 
 def test_a_driver_without_its_tool(tools: Path, machine: Path) -> None:
@@ -132,47 +131,14 @@ def test_amd_by_the_drivers_files(tools: Path, tmp_path: Path) -> None:
 # -- code and torch ---------------------------------------------------------------------------
 
 
-def git(directory: Path, *words: str) -> None:
-    who = ["-c", "user.name=n", "-c", "user.email=e@example.org", "-c", "init.defaultBranch=main"]
-    subprocess.run(["git", "-C", str(directory), *who, *words], check=True, capture_output=True)
-
-
-def code(directory: Path) -> Code:
-    found = look(workdir=str(directory), parts=["code"]).code
-    assert found is not None
-    return found
-
-
-def test_equal_code_is_equal_and_a_change_is_seen(tmp_path: Path) -> None:
-    git(tmp_path, "init")
-    assert "code" in look(workdir=str(tmp_path), parts=["code"]).problems  # no commit yet
-    (tmp_path / "train.py").write_text("x = 1\n")
-    git(tmp_path, "add", "train.py")
-    git(tmp_path, "commit", "-m", "first")
-    clean = code(tmp_path)
-    assert len(clean.commit) == 40 and (clean.changes, clean.diff) == (0, "")
-    (tmp_path / "train.py").write_text("x = 2\n")
-    (tmp_path / "new.py").write_text("")
-    edited = code(tmp_path)
-    assert edited.changed == ("train.py", "new.py")
-    assert edited.diff and edited.commit == clean.commit
-    (tmp_path / "train.py").write_text("x = 3\n")
-    assert code(tmp_path).diff != edited.diff
-
-
-def test_a_directory_without_git(tmp_path: Path) -> None:
+def test_the_program_has_a_digest(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("x = 1\n")
     found = look(workdir=str(tmp_path), script="train.py", parts=["code"])
-    assert found.code is None and found.script and len(found.script) == 64
+    assert found.script and len(found.script) == 64
     assert found.problems == {}
     assert look(workdir=str(tmp_path), script="gone.py", parts=["code"]).script == ""
     sent_later = look(workdir=str(tmp_path / "none"), script="train.py", parts=["code"])
-    assert (sent_later.code, sent_later.problems) == (None, {})
-
-
-def test_without_git_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert look(parts=["code"]).problems == {"code": "git is not installed"}
+    assert sent_later.problems == {}
 
 
 @pytest.mark.slow

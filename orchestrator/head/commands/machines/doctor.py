@@ -6,9 +6,9 @@ import time
 from dataclasses import replace
 from functools import partial
 
-from orchestrator.common.errors import EXIT_CHECK, EXIT_DONE, UsageError
+from orchestrator.common.errors import EXIT_CHECK, EXIT_DONE
 from orchestrator.config.launch import LaunchArguments
-from orchestrator.head.doctor import examination, last_look
+from orchestrator.head.doctor import examination
 from orchestrator.head.screen import output
 from orchestrator.head.start.code import expect_code
 from orchestrator.head.start.nodes import try_all
@@ -22,10 +22,6 @@ def examine(arguments: LaunchArguments, *, full: bool, hints: bool) -> int:
     request, nodes = expect_code(request, try_all(request))
     diagnosis = diagnose(request, nodes, full=full)
     diagnosis = replace(diagnosis, seconds=time.monotonic() - began)
-    try:
-        last_look.note(nodes.source.nodes, diagnosis.findings)
-    except UsageError as error:
-        output.complain(f"orchestrator: later views do not know of this look: {error.what}")
     words = partial(examination.to_text, diagnosis, hints=hints)
     output.result(examination.to_json(diagnosis), words)
     return EXIT_CHECK if diagnosis.bad else EXIT_DONE

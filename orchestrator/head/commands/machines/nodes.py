@@ -13,7 +13,6 @@ from orchestrator.common.errors import (
     EXIT_NODE,
     OrchestratorError,
 )
-from orchestrator.common.hosts import folded
 from orchestrator.config.launch import LaunchArguments
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
@@ -40,23 +39,21 @@ def name_of(node: Machine) -> str:
 
 MACHINES: Table[Machine] = Table(
     (
-        Column("NODE", name_of, absent=lambda node: (name_of(node), LOST), merge=folded),
+        Column("NODE", name_of, absent=lambda node: (name_of(node), LOST)),
         Column(
             "HOST",
             lambda node: node.hostname,
             absent=lambda _: ("unreachable", LOST),
-            merge=folded,
         ),
         Column("CPUS", lambda node: str(node.cpus)),
         Column("MEMORY", lambda node: text.size(node.memory, binary=True)),
-        Column("DISK FREE", machine.disk_text, merge=text.span),
+        Column("DISK FREE", machine.disk_text),
         Column("TORCH", lambda node: node.torch or ("none", styles.WARNING)),
         Column("GPUS", machine.gpu_text),
         Column("DRIVER", lambda node: node.driver or "-"),
         Column("NETWORK", machine.network_text),
     ),
     is_absent=lambda node: not node.reached,
-    second=6,
 )
 SITE: Column[Machine] = Column(
     "SITE", lambda node: node.site or "-", absent=lambda node: node.site or "-"

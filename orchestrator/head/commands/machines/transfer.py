@@ -17,7 +17,6 @@ from orchestrator.common.errors import (
     UsageError,
 )
 from orchestrator.common.folder import IS_DIRECTORY, Folder
-from orchestrator.common.hosts import folded
 from orchestrator.head.commands.machines.exec import Chosen, directory
 from orchestrator.head.connect.channel import Declined
 from orchestrator.head.connect.transport import Transport
@@ -61,16 +60,16 @@ def to_text(
     """
     columns: Table[Moved] = Table(
         (
-            Column("NODE", label_of, absent=label_of, merge=folded),
-            Column("NAME", lambda part: part.name, absent=lambda part: part.name, merge=folded),
+            Column("NODE", label_of, absent=label_of),
+            Column("NAME", lambda part: part.name, absent=lambda part: part.name),
             Column(
                 verb.upper(),
                 lambda part: f"{len(part.files)}{later}",
                 absent=lambda _: ("-", styles.FAILED),
             ),
-            Column("SIZE", lambda part: "" if later else text.size(part.size), merge=text.span),
+            Column("SIZE", lambda part: "" if later else text.size(part.size)),
             Column(before, lambda part: str(part.kept)),
-            Column("INTO", lambda part: part.into, merge=folded),
+            Column("INTO", lambda part: part.into),
         ),
         is_absent=lambda part: part.error is not None,
     )
