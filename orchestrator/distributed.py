@@ -13,8 +13,7 @@ from orchestrator.engine.ranks.collectives import (
     is_master_process,
     setup_distributed,
 )
-from orchestrator.engine.saving.carry import copy_to_nodes
 
 __all__ = ["NodeInfo", "all_reduce_tensor", "barrier", "broadcast_object", "choose_backend"]
-__all__ += ["cleanup_distributed", "copy_to_nodes", "gather_tensors", "get_node_info"]
+__all__ += ["cleanup_distributed", "gather_tensors", "get_node_info"]
 __all__ += ["is_master_node", "is_master_process", "setup_distributed"]

@@ -139,16 +139,16 @@ class Model:
             multiple("model.num_heads", self.num_heads, "model.num_kv_heads", self.num_kv_heads)
 
 
-RECORDS = only("dataset.kind", "records", "huggingface")
-FILES = only("dataset.kind", "tokens", "records")
-NAMED = only("dataset.kind", "tokens", "records", "huggingface")
-SPLIT = only("dataset.kind", "library", "tokens", "synthetic", "records", "huggingface")
+RECORDS = only("dataset.kind", "huggingface")
+FILES = only("dataset.kind", "tokens")
+NAMED = only("dataset.kind", "tokens", "huggingface")
+SPLIT = only("dataset.kind", "library", "tokens", "synthetic", "huggingface")
 SYNTHETIC = only("dataset.kind", "synthetic")
 TEXT = only("dataset.kind", "library", "tokens", "synthetic")
 OWN_DATA = only("dataset.kind", "target")
 WITH_ARGS = only("dataset.kind", "target", "huggingface")
-KINDS = ("library", "synthetic", "tokens", "records", "huggingface", "target")
-LINES = ".jsonl"  # the suffix of a file of records
+KINDS = ("library", "synthetic", "tokens", "huggingface", "target")
+RECORD_FILES = {".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}  # datasets reads them
 
 
 @dataclass(frozen=True)
@@ -156,8 +156,8 @@ class Dataset:
     """The data to train on. Every sample is seen once per epoch, for any number of ranks.
 
     library: Python's own sources, as bytes. synthetic. tokens: a file of scripts/make_tokens.py.
-    records: a file, or a directory of files, of JSON lines. huggingface: a dataset of the hub, a
-    directory of save_to_disk, or csv or parquet. target: your own.
+    huggingface: a dataset of the hub, a directory of save_to_disk, or json, csv or parquet with
+    data_files in args. target: your own.
     """
 
     kind: str = "library"  # one of the above; path and target imply it
@@ -174,6 +174,13 @@ class Dataset:
     shuffle: bool = True
 
     def __post_init__(self) -> None:
+        reader = RECORD_FILES.get(Path(self.path or "").suffix)
+        if self.kind == "records" or (reader is not None and self.kind != "huggingface"):
+            raise UsageError(
+                "dataset.kind=records was removed: the package datasets reads such files",
+                f"dataset.kind=huggingface, dataset.path={reader or 'json'}, and"
+                f" dataset.args={{data_files: {self.path}}}",
+            )
         implied = self._implied()
         if implied != self.kind:
             if self.kind != Dataset.kind:
@@ -181,16 +188,9 @@ class Dataset:
                 raise UsageError(f"dataset.kind is {self.kind!r}, but dataset.{key} is set too")
             object.__setattr__(self, "kind", implied)
         one_of("dataset.kind", self.kind, KINDS)
-        suffix = Path(self.path or "").suffix
-        if self.kind != "huggingface" and suffix in (".csv", ".parquet"):
-            raise UsageError(
-                f"dataset.path: {suffix} files are not read as records any more",
-                f"dataset.kind=huggingface, dataset.path={suffix[1:]}, and"
-                f" dataset.args={{data_files: {self.path}}}",
-            )
         if self.kind == "target" and self.target is None:
             raise UsageError("dataset.kind is 'target', but dataset.target names no function")
-        if self.kind in ("tokens", "records", "huggingface") and self.path is None:
+        if self.kind in ("tokens", "huggingface") and self.path is None:
             what = "dataset" if self.kind == "huggingface" else "file"
             raise UsageError(f"dataset.kind is {self.kind!r}, but dataset.path names no {what}")
         at_least("dataset.sequence_length", self.sequence_length, 1)
@@ -200,9 +200,7 @@ class Dataset:
     def _implied(self) -> str:
         if self.target is not None:
             return "target"
-        if self.path is None or self.kind in ("records", "huggingface"):
-            return self.kind
-        return "records" if self.path.endswith(LINES) else "tokens"
+        return self.kind if self.path is None or self.kind == "huggingface" else "tokens"
 
 
 @dataclass(frozen=True)
@@ -382,13 +380,19 @@ class Checkpoint:
     copies: int = 1  # nodes that keep each part, where they share no disk; 2: also a neighbour
     best: str | None = None  # also keep the best: "min eval_loss", "max eval_correct"
     asynchronous: bool = True  # training continues while files are written
+    mirror: str | None = None  # copy each there in the background: s3://BUCKET/NAME, file:///PATH
     memory_every: int | None = None  # steps between states in memory; 0: none; default: what 3% pay
-    resume: str = "never"  # auto: from the newest valid one; or a checkpoint or experiment
+    resume: str = "never"  # auto: from the newest valid one; or a checkpoint, experiment or mirror
 
     def __post_init__(self) -> None:
         at_least_each("checkpoint", self, 1, "steps", "keep", "copies")
         above("checkpoint.seconds", self.seconds, 0)
         at_least("checkpoint.memory_every", self.memory_every, 0)
+        if self.mirror is not None and "://" not in self.mirror:
+            raise UsageError(
+                f"checkpoint.mirror is {self.mirror!r}, which is no URL",
+                "such as s3://bucket/name, or file:///mnt/name for a directory",
+            )
         if self.best is not None:
             best_metric("checkpoint.best", self.best)
 

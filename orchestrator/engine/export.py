@@ -152,7 +152,7 @@ class Source:
 
     @staticmethod
     def of(path: Path, wanted: torch.dtype | None, *, ema: bool = False) -> Source:
-        checkpoint = checkpoint_store.load(path, exposed=checkpoint_store.exposure(path))
+        checkpoint = checkpoint_store.load(path)
         problems = checkpoint_store.verify(checkpoint)
         if problems:
             raise CheckFailed(f"{shown(path)} is not exported: {'; '.join(problems[:3])}")

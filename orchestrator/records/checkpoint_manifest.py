@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from orchestrator.common.permissions import others
 from orchestrator.common.text import plural
 from orchestrator.protocol import message
 from orchestrator.protocol.message import Check, Count, Moment, Nonsense
@@ -23,7 +22,6 @@ NAME = "manifest.json"
 LONGEST_TEXT = 4096  # of a name in it
 Text = Annotated[str, Check("a name", lambda text: len(text) <= LONGEST_TEXT)]
 Sha256 = Annotated[str, Check("a checksum", re.compile("[0-9a-f]{64}").fullmatch)]
-LAST_GENERATION = 1 << 60  # more is none of ours
 PIECE_BYTES = 1 << 20  # read at a time; sha256 of 1 MiB takes about 1 ms
 
 
@@ -52,24 +50,6 @@ def shown(name: str | Path) -> str:
     """Return a name as one line of text, whatever is in it."""
     text = str(name)
     return text if text.isprintable() else repr(text)
-
-
-def generation(progress: Any) -> int:
-    """Return which start of a training saved this: each has a higher one than those before it.
-
-    0 where an earlier version saved it, which did not say.
-    """
-    run = progress.get("run") if isinstance(progress, Mapping) else None
-    number = run.get("generation") if isinstance(run, Mapping) else None
-    return number if type(number) is int and 0 <= number < LAST_GENERATION else 0
-
-
-def order(generation: int, step: int, created: float) -> tuple[float, ...]:
-    """Sort states by when they were saved, whatever the clocks of the machines that saved them say.
-
-    Within a generation steps only grow. Only of states that have none do clocks decide.
-    """
-    return (generation, step) if generation else (0, created, step)
 
 
 def digest(
@@ -142,18 +122,6 @@ def shortfall(path: Path, files: Mapping[str, FileRecord]) -> str:
 def lacking(path: Path, files: Mapping[str, FileRecord]) -> tuple[str, ...]:
     """List the files that are not there at all: other nodes may have them."""
     return tuple(name for name in files if not os.path.lexists(path / name))
-
-
-def exposed(path: Path, files: Mapping[str, FileRecord]) -> str:
-    """Say who besides us may have written any of it, or nothing."""
-    for name in (".", NAME, *files):
-        try:
-            problem = others((path / name).lstat())
-        except OSError:
-            continue  # shortfall() knows
-        if problem:
-            return problem
-    return ""
 
 
 def mis_sized(path: Path, name: str, record: FileRecord) -> str:

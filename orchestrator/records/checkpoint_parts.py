@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.common.errors import CheckFailed
-from orchestrator.records import checkpoint_manifest
 from orchestrator.records.checkpoint_manifest import FileRecord, shown
 
 MOST_NAMED = 5
@@ -29,7 +28,6 @@ class Holding:
     here: frozenset[str]  # those that this node has
     hosts: Mapping[str, str]  # the host that wrote each, if there were several
     path: str = ""  # of its directory
-    generation: int = 0  # of the training that saved it
     run: str = ""  # that training, over all its attempts
     in_memory: bool = False
 
@@ -60,13 +58,8 @@ class Candidate:
     save: str
     created: float  # the last of its nodes
     versions: Mapping[str, Version]  # by the checksum of the manifest
-    generation: int = 0
     run: str = ""
     in_memory: bool = False
-
-    @property
-    def order(self) -> tuple[float, ...]:
-        return checkpoint_manifest.order(self.generation, self.step, self.created)
 
     @property
     def whole(self) -> bool:
@@ -124,12 +117,11 @@ def candidates(holdings: Iterable[Holding]) -> list[Candidate]:
         found.append(
             Candidate(
                 *(step, save, last.created, versions),
-                generation=last.generation,
                 run=last.run,
                 in_memory=last.in_memory,
             )
         )
-    return sorted(found, key=lambda each: (each.order, each.in_memory, each.save), reverse=True)
+    return sorted(found, key=lambda each: (each.created, each.step, each.save), reverse=True)
 
 
 @dataclass(frozen=True)

@@ -23,14 +23,13 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from orchestrator.common.errors import JobFailed, UsageError, nearest
 from orchestrator.common.files import AS_USUAL, delete, expanded, hide, replace, sync_directory
-from orchestrator.common.permissions import others
 from orchestrator.records import checkpoint_manifest, experiments
 from orchestrator.records.checkpoint_manifest import FileRecord, Manifest, digest, shown
 
@@ -59,16 +58,11 @@ class Checkpoint:
     save: str = ""  # of the run that wrote it, the same on all nodes
     hosts: Mapping[str, str] = dataclasses.field(default_factory=dict)  # none: one disk has it all
     problem: str = ""  # why it cannot be used; nothing, if all files are there with their sizes
-    foreign: bool = False  # that is the problem: somebody else may have written it
     part: bool = False  # that is the problem: some of its files are on other nodes
 
     @property
     def complete(self) -> bool:
         return not self.problem
-
-    @property
-    def generation(self) -> int:
-        return checkpoint_manifest.generation(self.progress)
 
     @property
     def size(self) -> int:
@@ -186,34 +180,23 @@ def _as_job_failure(what: str) -> Iterator[None]:
 # -- finding ----------------------------------------------------------------------------------
 
 
-def exposure(path: Path) -> str:
-    """Say who else may write a directory that the user named: of what is in it, that is no news."""
-    try:
-        return others(path.stat())
-    except (OSError, ValueError):
-        return ""
-
-
-def described(directory: Path, *, exposed: str = "") -> list[Checkpoint]:
+def described(directory: Path) -> list[Checkpoint]:
     """Return the parts that a crash has kept from being published, though they are described.
 
     Another node may have published its own part just before.
     """
     partials = [path for _, kind, path in _entries(directory) if kind == "partial"]
-    found = (load(path, exposed=exposed) for path in partials)
+    found = map(load, partials)
     return [each for each in found if each.hosts and (each.part or each.complete)]
 
 
-def every(directory: Path, *, exposed: str = "") -> list[Checkpoint]:
-    """Return all checkpoints of a directory, newest first, also those that have a problem.
-
-    It is one that somebody else may have written them, unless that is `exposed`: known.
-    """
+def every(directory: Path) -> list[Checkpoint]:
+    """Return all checkpoints of a directory, newest first, also those that have a problem."""
     newest: dict[int, Checkpoint] = {}
     for step, kind, path in sorted(_entries(directory), key=lambda entry: entry[1] == "aside"):
         if kind not in ("final", "aside") or (step in newest and newest[step].complete):
             continue
-        checkpoint = load(path, exposed=exposed)
+        checkpoint = load(path)
         if step not in newest or checkpoint.complete:
             newest[step] = checkpoint
     return [newest[step] for step in sorted(newest, reverse=True)]
@@ -238,7 +221,7 @@ def _entries(directory: Path) -> list[tuple[int, str, Path]]:
     return ours
 
 
-def load(path: Path, *, exposed: str = "") -> Checkpoint:
+def load(path: Path) -> Checkpoint:
     """Read one checkpoint; `problem` says what is wrong with it."""
     named = STEP.fullmatch(path.name) or HIDDEN.fullmatch(path.name)
     step = int(named[1]) if named else 0
@@ -254,10 +237,6 @@ def load(path: Path, *, exposed: str = "") -> Checkpoint:
         )
     except (ValueError, RecursionError) as error:
         return Checkpoint(path, step, problem=f"{checkpoint_manifest.NAME} {error}")
-    problem = checkpoint_manifest.exposed(path, manifest.files)
-    if problem and problem != exposed:
-        problem = f"it {problem}: somebody else may have written it"
-        return Checkpoint(path, **vars(manifest), problem=problem, foreign=True)
     problem = checkpoint_manifest.shortfall(path, manifest.files)
     lacking = checkpoint_manifest.lacking(path, manifest.files) if problem else ()
     here = {name: record for name, record in manifest.files.items() if name not in lacking}
@@ -301,18 +280,17 @@ def resolve(text: str | None, root: Path = Path("experiments")) -> list[Checkpoi
     known = experiments.every(root)
     if text is None:
         for candidate in reversed(known):
-            if checkpoints := last_saved_first((candidate.path / CHECKPOINTS).absolute()):
+            if checkpoints := newest_first(every((candidate.path / CHECKPOINTS).absolute())):
                 return checkpoints
         raise UsageError(f"no experiment in {shown(root)} has a checkpoint", ELSEWHERE)
     tried = []
     plain = Path(expanded(text))
     for path in dict.fromkeys(((root / plain).absolute(), plain.absolute())):
-        exposed = exposure(path)  # named by the user, whoever has written it
-        checkpoint = load(path, exposed=exposed)
+        checkpoint = load(path)
         if checkpoint.files or (STEP.fullmatch(path.name) and checkpoint.path.is_dir()):
             return [checkpoint]
         for inner in (path / CHECKPOINTS, path):
-            if checkpoints := last_saved_first(inner, exposed=exposed):
+            if checkpoints := newest_first(every(inner)):
                 return checkpoints
             tried.append(inner)
     there = any(path.exists() for path in tried)
@@ -323,25 +301,9 @@ def resolve(text: str | None, root: Path = Path("experiments")) -> list[Checkpoi
     )
 
 
-def last_saved_first(directory: Path, *, exposed: str = "") -> list[Checkpoint]:
-    """Return all checkpoints of a directory by when they were saved, not by step: an earlier run
-    that saved there may have come further."""
-    return newest_first(every(directory, exposed=exposed))
-
-
-def newest_first(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """Sort checkpoints, those that were saved last first.
-
-    One without a manifest counts as of the last generation: nobody knows, and its step tells more
-    than when its directory changed.
-    """
-    latest = max((checkpoint.generation for checkpoint in checkpoints), default=0)
-
-    def order(checkpoint: Checkpoint) -> tuple[float, ...]:
-        generation = checkpoint.generation if checkpoint.files else latest
-        return checkpoint_manifest.order(generation, checkpoint.step, saved_at(checkpoint))
-
-    return sorted(checkpoints, key=order, reverse=True)
+def newest_first(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
+    """Sort checkpoints, those that were saved last first: an earlier run may have come further."""
+    return sorted(checkpoints, key=lambda each: (saved_at(each), each.step), reverse=True)
 
 
 def saved_at(checkpoint: Checkpoint) -> float:
@@ -369,8 +331,8 @@ def prune(
     does what is not `own`.
     """
 
-    def age(checkpoint: Checkpoint) -> tuple[int, int]:
-        return checkpoint.generation, checkpoint.step
+    def age(checkpoint: Checkpoint) -> tuple[float, int]:
+        return checkpoint.created, checkpoint.step
 
     checkpoints = sorted(filter(is_ours, every(directory)), key=age, reverse=True)
     best = directory / BEST

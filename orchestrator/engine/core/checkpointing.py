@@ -24,13 +24,13 @@ from orchestrator.engine.data.batch import Batches, DataPlace
 from orchestrator.engine.models.losses import Losses
 from orchestrator.engine.ranks import agreement, plain_names
 from orchestrator.engine.ranks.ranks import gather
-from orchestrator.engine.saving import loading, memory, ownership, search, weights
+from orchestrator.engine.saving import loading, memory, mirror, ownership, search, weights
 from orchestrator.engine.saving.checkpoint import Checkpoints
 from orchestrator.engine.saving.memory import Memory
 from orchestrator.engine.saving.nodes import holds_all
 from orchestrator.engine.saving.state import state_of as state_of_model
 from orchestrator.engine.sharding import mesh
-from orchestrator.records import checkpoint_manifest, checkpoint_store
+from orchestrator.records import checkpoint_store
 
 KEEP_ALL = 1 << 30
 NUMBERS = itertools.count(1)
@@ -49,6 +49,7 @@ class Checkpointing:
         self.run = ownership.new_run(parts.bare, built_in=built_in)
         self.checkpoints: Checkpoints | None = None
         self.memory: Memory | None = None
+        self.latest = 0.0  # when the state was saved that this training goes on from
         # Among the Trainers of this program that have trained, from 1 on.
         self.number = 0
         # The last state is saved when a training ends.
@@ -83,7 +84,7 @@ class Checkpointing:
 
     def save_to(self, directory: Path) -> Path:
         """Save into directory/step_NNNNNNNN, wait for it and return it."""
-        store = self._store(directory, KEEP_ALL, background=False)
+        store = self._store(directory, KEEP_ALL, background=False, url=None)
         with contextlib.closing(store):
             self._save_into(store)
             store.finish()
@@ -133,8 +134,8 @@ class Checkpointing:
             self.state = state_of(loaded.progress)
             self.parts.schedulers.restore(loaded.progress.get("scheduler"))
             if before := ownership.run_of(loaded.progress):
-                generation = checkpoint_manifest.generation(loaded.progress)
-                self.run = dataclasses.replace(self.run, id=before.id, generation=generation)
+                self.run = dataclasses.replace(self.run, id=before.id)
+            self.latest = loaded.created
         return loaded
 
     def _say_not_taken(self, progress: Mapping[str, Any]) -> None:
@@ -176,9 +177,6 @@ class Checkpointing:
         place = self._place_in_memory()
         checkpoints = self._resumed_from(asked, place)
         self._open_memory(place)
-        if checkpoints is not None and self.memory is not None and not self.memory.off:
-            checkpoints.run = self.memory.run  # states on disk and in memory are counted together
-            self.run = self.memory.run
         return checkpoints
 
     def _resumed_from(self, asked: Request, place: Path | None) -> Checkpoints | None:
@@ -196,7 +194,9 @@ class Checkpointing:
         if asked.asks_to_save and not here:
             search.refuse_later(directory, self.state.step)
         in_background = self.parts.config.checkpoint.asynchronous
-        checkpoints = self._store(directory, asked.keep, background=in_background)
+        checkpoints = self._store(
+            directory, asked.keep, background=in_background, url=self.parts.config.checkpoint.mirror
+        )
         if loaded is not None and here:
             checkpoints.last_saved = loaded.step
         checkpoints.known_whole = self.state.step
@@ -215,11 +215,28 @@ class Checkpointing:
         if again or place is not None:
             # What an earlier attempt saved is this run's own.
             loaded = self._load(find, directory, in_memory=place, disk_alone=again)
-            if loaded is None and asked.resume == "auto":
-                self.say(f"nothing to resume from in {directory}: starting from the beginning")
-        if loaded is None and asked.resume not in ("auto", "never"):
-            loaded = self._load_named(asked.resume, directory)
+        named = None if asked.resume in ("auto", "never") else asked.resume
+        url = named or (self.parts.config.checkpoint.mirror if again else None)
+        if loaded is None and url and mirror.is_url(url):
+            named = self._fetched(url, directory)
+        if loaded is None and named is not None:
+            loaded = self._load_named(named, directory)
+        if loaded is None and asked.resume == "auto":
+            self.say(f"nothing to resume from in {directory}: starting from the beginning")
         return loaded
+
+    def _fetched(self, url: str, directory: Path) -> str | None:
+        """Have rank 0 bring the newest checkpoint of a mirror: the load gives others their part."""
+        path, problem = None, ""
+        try:
+            if self.parts.ranks.rank == 0:
+                path = mirror.fetch(url, directory, self.say)
+        except (OSError, OrchestratorError) as error:
+            problem = f"{url}: {error}"
+        path, problem = gather((path, problem))[0]
+        if problem:
+            raise CheckFailed(problem)
+        return None if path is None else str(path)
 
     def _without_directory(self, asked: Request, place: Path | None) -> None:
         """Say that the engine, started by hand, has no directory of its own to save into."""
@@ -237,16 +254,18 @@ class Checkpointing:
             self._load_named(asked.resume, Path.cwd())
         self.say(f"this run has no experiment, so nothing of it is saved: {fix}")
 
-    def _store(self, directory: Path, keep: int, *, background: bool) -> Checkpoints:
+    def _store(
+        self, directory: Path, keep: int, *, background: bool, url: str | None
+    ) -> Checkpoints:
         """Open a store; unless in the background, it copies no state: the caller waits."""
         wanted = dataclasses.replace(
-            self.parts.config.checkpoint, keep=keep, asynchronous=background
+            self.parts.config.checkpoint, keep=keep, asynchronous=background, mirror=url
         )
         store = Checkpoints(
             wanted, directory, self.parts.ranks, self.run, self.say,
             node_holds_all=holds_all(self.parts.mesh, self.parts.ranks),
         )  # fmt: skip
-        self.run = store.run
+        store.latest = max(store.latest, self.latest)
         return store
 
     def _place_in_memory(self) -> Path | None:
@@ -271,6 +290,7 @@ class Checkpointing:
             every=self.parts.config.checkpoint.memory_every,
         )  # fmt: skip
         if not self.memory.off:
+            self.memory.latest = max(self.memory.latest, self.latest)
             self.memory.keep_only(self.state.step)
 
     def _accept(self, progress: Any) -> None:

@@ -48,9 +48,8 @@ def sources(config: Config) -> tuple[Source, Source | None]:
 
 def source(config: Config, path: str) -> Source:
     data = config.dataset
-    if data.kind in ("records", "huggingface"):
-        on_hub = data.kind == "huggingface"
-        records = tables.hugging_face(path, data.args) if on_hub else tables.open_table(Path(path))
+    if data.kind == "huggingface":
+        records = tables.hugging_face(path, data.args)
         return OwnData(tables.Table(records, data.columns, path), config, path)
     if data.kind == "tokens":
         return token_file(config, Path(path))

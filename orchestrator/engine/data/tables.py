@@ -1,27 +1,15 @@
-"""Files of records as a list of samples: JSON lines, and Hugging Face datasets.
-
-A sample is a dict of its columns: numbers, lists of numbers (tensors), text. JSON lines are mapped
-into memory, and 8 bytes are kept for each line.
-"""
+"""Hugging Face datasets as a list of samples: dicts of numbers, lists of numbers, and text."""
 
 from __future__ import annotations
 
-import json
-import mmap
-import re
-from array import array
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch.utils.data import ConcatDataset, default_collate
+from torch.utils.data import default_collate
 
 from orchestrator.common.errors import CheckFailed, import_optional
-from orchestrator.config.schema import LINES
-
-# A line that is not blank.
-LINE = re.compile(rb".*\S.*")
 
 
 class Records(Protocol):
@@ -71,54 +59,6 @@ def is_numbers(value: Any) -> bool:
     if isinstance(value, list):
         return bool(value) and all(is_numbers(inner) for inner in value)
     return isinstance(value, (int, float))
-
-
-def open_table(path: Path) -> Records:
-    """Open a file of JSON lines, or all of a directory in the order of their names."""
-    if path.is_dir():
-        files = sorted(path.glob(f"*{LINES}"))
-        if not files:
-            raise CheckFailed(f"{path} has no file that ends in {LINES}")
-        parts: list[Any] = [open_table(file) for file in files]
-        return ConcatDataset(parts)
-    try:
-        return JsonLines(path)
-    except OSError as error:
-        raise CheckFailed(f"{path} cannot be read: {error.strerror}") from None
-
-
-class JsonLines:
-    """A mapped file of JSON objects, one a line."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with path.open("rb") as file:
-            # An empty file cannot be mapped.
-            empty = not path.stat().st_size
-            self.text: Any = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self.starts = array("q", (line.start() for line in LINE.finditer(self.text)))
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def __getitem__(self, index: int) -> Mapping[str, Any]:
-        line = LINE.match(self.text, self.starts[index])
-        assert line is not None
-        try:
-            record = json.loads(line.group())
-        except ValueError as error:
-            raise self._broken(line.start(), str(error)) from None
-        if not isinstance(record, dict):
-            raise self._broken(line.start(), "this is not an object of names and values")
-        return record
-
-    def _broken(self, start: int, problem: str) -> CheckFailed:
-        number = self.text[:start].count(b"\n") + 1
-        return CheckFailed(f"line {number} of {self.path}: {problem}")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Each worker maps the file by itself.
-        return type(self), (self.path,)
 
 
 def hugging_face(name: str, options: Mapping[str, Any]) -> Records:

@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import torch
 import torch.distributed as dist
 
-from orchestrator.common.errors import JobFailed, UsageError
 from orchestrator.common.files import AS_USUAL, replacing, sync_directory
-from orchestrator.engine.ranks.collectives import has_others
-from orchestrator.engine.ranks.ranks import gather, host_group
-from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_manifest import FileRecord
 
 PIECE_BYTES = 4 << 20
@@ -135,94 +130,3 @@ def of_nodes(nodes: Sequence[tuple[int, str]]) -> Mapping[int, list[int]]:
     for rank, (node, _) in enumerate(nodes):
         ranks.setdefault(node, []).append(rank)
     return ranks
-
-
-# -- for a script that saves on rank 0 alone ------------------------------------------------------
-
-
-def copy_to_nodes(path: str | Path, *, missing_ok: bool = False) -> int:
-    """Copy a file or directory of rank 0 to every node; return the number of files that came.
-
-    Every rank calls it, with the path as it is on its own node. What a node has already stays, and
-    nodes that see the disk of rank 0 get nothing. Where rank 0 has nothing it is an error, or, with
-    missing_ok, nothing happens.
-    """
-    path = Path(path)
-    if not has_others():
-        return 0
-    group, rank = host_group(), dist.get_rank()
-    # First of all the nodes: until a rank of rank 0's node is here, it may still be writing there.
-    nodes = gather(os.environ.get("GROUP_RANK") or os.uname().nodename)
-    offered: Any = gather(offer(path) if rank == 0 else None)[0]
-    if not offered and missing_ok:
-        return 0
-    if not offered:
-        raise UsageError(
-            f"rank 0 has no file at {path}", "it is written there before all ranks call this"
-        )
-    if isinstance(offered, str):
-        raise JobFailed(offered)
-    receives = nodes.index(nodes[rank]) == rank and nodes[rank] != nodes[0]
-    wanted = gather([name for name in offered if lacks(path / name, offered[name])]
-                    if receives else [])  # fmt: skip
-    errands = [
-        Errand(0, target, name, offered[name].record)
-        for target, names in enumerate(wanted)
-        for name in names
-    ]
-    problem = ""
-    try:
-        for errand in errands:
-            if errand.target == rank:
-                (path / errand.name).parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        problem = f"{error.filename}: {error.strerror}"
-    refuse(gather(problem), path)
-    problems = carry(errands, rank, group, lambda errand: path / errand.name,
-                     lambda errand: path / errand.name)  # fmt: skip
-    refuse(gather(next((f"{e.name}: {text}" for e, text in problems.items()), "")), path)
-    return len(errands)
-
-
-@dataclass(frozen=True)
-class Offered:
-    """A file of rank 0's, and what shows that another rank sees the very same one."""
-
-    record: FileRecord
-    identity: tuple[int, ...]
-
-
-def offer(path: Path) -> dict[str, Offered] | str:
-    """Describe the files at a path; or say why they cannot be read."""
-    try:
-        files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
-        found = {}
-        for file in files:
-            name = "" if file == path else str(file.relative_to(path))
-            found[name] = Offered(checkpoint_store.digest(file), identity_of(file))
-    except OSError as error:
-        return f"{error.filename}: {error.strerror}"
-    return found
-
-
-def identity_of(path: Path) -> tuple[int, ...]:
-    """Return what is the same of a file on all nodes that see it, until it is written to."""
-    status = path.lstat()
-    return status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def lacks(path: Path, offered: Offered) -> bool:
-    """Return True if this node lacks a file, or has another one there."""
-    try:
-        if path.stat().st_size != offered.record.size:
-            return True
-        same = identity_of(path) == offered.identity
-        return not same and checkpoint_store.digest(path) != offered.record
-    except OSError:
-        return True
-
-
-def refuse(problems: Sequence[str], path: Path) -> None:
-    for rank, problem in enumerate(problems):
-        if problem:
-            raise JobFailed(f"{path} has not come to the node of rank {rank}: {problem}")

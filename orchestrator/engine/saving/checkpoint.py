@@ -16,7 +16,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -34,9 +33,10 @@ from orchestrator.common.text import Say
 from orchestrator.config import schema
 from orchestrator.engine.ranks import supervisor
 from orchestrator.engine.ranks.ranks import Ranks, gather, say_once
-from orchestrator.engine.saving import nodes
+from orchestrator.engine.saving import nodes, ownership
+from orchestrator.engine.saving.mirror import Mirror
 from orchestrator.engine.saving.nodes import writers
-from orchestrator.engine.saving.ownership import Run, WriterLock, is_of, later_than
+from orchestrator.engine.saving.ownership import Run, is_of
 from orchestrator.engine.saving.reader import METADATA
 from orchestrator.engine.saving.writer import (
     StagedPlanner,
@@ -48,6 +48,8 @@ from orchestrator.engine.sharding.mesh import local_tensor
 from orchestrator.protocol.reports import UNSAVED
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import Checkpoint, FileRecord, Manifest
+
+LATER_SECONDS = 1e-3  # at least, after what was saved before
 
 
 class Checkpoints:
@@ -85,8 +87,10 @@ class Checkpoints:
         self.last_saved = -1  # or tried to
         self.unprotected = ""  # why there are no copies of the last one
         self.known_whole = -1  # the step that was resumed from: parts up to there are of use
-        self.lock = WriterLock(directory)
-        self.run = self._open(run)
+        self.run = run
+        self._open()
+        mirrors = self.writers.publishes and (self.writers.apart or ranks.rank == 0)
+        self.mirror = Mirror(config.mirror, config.keep) if config.mirror and mirrors else None
         if not self.in_memory:
             self._say_what_is_kept()
 
@@ -102,29 +106,30 @@ class Checkpoints:
                 reason = f"the nodes share {self.directory}"
             self.say(f"checkpoint.copies={copies} adds nothing: {reason}")
 
-    def _open(self, run: Run) -> Run:
-        """Lock the directory, remove what a crash has left, and number this start of the run."""
+    def _open(self) -> None:
+        """Lock the directory, remove what a crash has left, and find out what is there."""
         directory = self.directory
-        owner = self.lock.acquire(run) if self.writers.publishes else ""
-        if other := next((owner for owner in gather(owner) if owner), ""):
+        self.locks = self.writers.publishes and not ownership.is_locked(directory)
+        if not all(gather(not self.locks or ownership.lock(directory))):
             self.close()
             raise CheckFailed(
-                f"{directory} is in use: {other} saves its checkpoints there",
-                "save_to= (checkpoint.directory) names another directory; if the machine of that"
-                f" program is gone, remove {self.lock.path}",
+                f"{directory} is in use: another program saves its checkpoints there",
+                "save_to= (checkpoint.directory) names another directory",
             )
-        if self.lock.first:  # else another one may be writing
+        if self.locks:  # else another store of this process may be writing
             checkpoint_store.clean(directory, self.token)
         here = checkpoint_store.every(directory) if self.writers.publishes else []
-        latest = gather(max((each.generation for each in here), default=run.generation))
-        own = (each for each in here if is_of(run, each.progress))
+        self.latest = max(gather(max((each.created for each in here), default=0.0)))
+        own = (each for each in here if is_of(self.run, each.progress))
         self.newest = max((each.step for each in own if each.complete or each.part), default=None)
-        return replace(run, generation=later_than(max(*latest, run.generation)))
 
     def close(self) -> None:
-        """Release the directory and the memory of the copy."""
+        """Release the directory and the memory of the copy, once the mirror has its last one."""
+        if self.mirror is not None:
+            self.mirror.close()
         self.staged.clear()
-        self.lock.release()
+        if self.locks:
+            ownership.unlock(self.directory)
 
     def leave(self) -> None:
         """Close on all ranks: then none of them finds a trace of the others."""
@@ -293,7 +298,9 @@ class Checkpoints:
         hosts = {}
         if self.writers.apart:
             hosts = {n: ranks.nodes[nodes.writer_of(n)][1] for n in files if n != METADATA}
-        manifest = Manifest(step, time.time(), progress, ranks.world, files, self.token, hosts)
+        # The clock may be behind that of the machine which saved before.
+        self.latest = max(time.time(), self.latest + LATER_SECONDS)
+        manifest = Manifest(step, self.latest, progress, ranks.world, files, self.token, hosts)
         names = list(files)
         if self.writers.apart:
             manifest = self._broadcast(writer.directory, manifest)
@@ -306,6 +313,10 @@ class Checkpoints:
             problem = nodes.keep_copies(final, files, ranks, group, self.config.copies)
             if problem:
                 self.unprotected = f"step {step} is saved, but not all of its copies: {problem}"
+        if self.mirror is not None:
+            first = self.writers.first
+            mirrored = [name for name in names if first or name != METADATA]
+            self.mirror.copy(final, mirrored, whole=first)
         if self.writers.publishes:
             if best:
                 checkpoint_store.mark_best(self.directory, step)

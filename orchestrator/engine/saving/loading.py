@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -20,7 +21,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from orchestrator.common import text
 from orchestrator.common.errors import CheckFailed
 from orchestrator.common.text import Say
-from orchestrator.engine.ranks.ranks import Ranks, free_host_memory, gather, host_group
+from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
 from orchestrator.engine.saving import carry, reader, search
 from orchestrator.engine.saving.carry import Errand
 from orchestrator.engine.saving.ownership import Run, saved_by
@@ -34,7 +35,7 @@ from orchestrator.records.checkpoint_store import Checkpoint
 
 T = TypeVar("T")
 Damaged = tuple[int, str, str]  # node, checksum of the manifest, file
-KEPT_FREE = 0.1  # of what is free where files are brought to
+THREADS = 4  # that verify beside the reading
 
 
 class Auxiliary(Protocol):
@@ -88,18 +89,25 @@ def resume(
     """
     began = time.perf_counter()
     found = search.every(find, memory, target.run, target.ranks, target.say, disk_alone=disk_alone)
-    newest = found.candidates[0].step if found.candidates else -1
+    newest, begun = found.candidates[0].step if found.candidates else -1, False
     for checkpoint in found.unusable:
-        if checkpoint.foreign or checkpoint.step > newest:
+        if checkpoint.step > newest:
             target.say(f"WARNING: step {checkpoint.step} cannot be trusted: {checkpoint.problem}")
     for candidate in found.candidates:
         own = memory if candidate.in_memory and memory else room
         loading = Loading(candidate, target, own, shared=found.shared and not candidate.in_memory)
         if (loaded := loading.load(began)) is not None:
             return loaded
+        begun = begun or loading.begun
     on_disk = [candidate for candidate in found.candidates if not candidate.in_memory]
     if on_disk and not found.shared:
         raise checkpoint_parts.nothing_whole(on_disk)
+    if begun:
+        raise CheckFailed(
+            "none of its checkpoints verifies, and the model holds what was read of one",
+            "look at them with: orchestrator checkpoint verify; checkpoint.resume=never starts from"
+            " the beginning",
+        )
     return None
 
 
@@ -114,7 +122,7 @@ class Loading:
         self.brought = checkpoint_store.partial(room, candidate.step, "brought")
         self.problem = ""  # why it is passed over
         self.damage: list[str] = []
-        self.verified: set[str] = set()
+        self.begun = False  # the target is filled
         self.travelled = 0  # bytes that came to any node from others
 
     def load(self, began: float) -> Checkpoint | None:
@@ -142,6 +150,10 @@ class Loading:
         """Load it, or find out what is damaged: then it may be whole without that."""
         if not self._bring({checkpoint_manifest.NAME, METADATA}):
             return None
+        if self._is_damaged(
+            [m for name in self._to_verify({METADATA}) for m in self._damage_of(name)]
+        ):
+            return None
         manifest = self._read(
             lambda path: checkpoint_manifest.parse((path / checkpoint_manifest.NAME).read_bytes())
         )
@@ -151,10 +163,27 @@ class Loading:
         needed = self._read(lambda _: self._needed(state, metadata))
         if not self._bring(needed):
             return None
-        self._read(lambda path: reader.load_into(state, path))
+        if not self._verified_and_read(state, needed):
+            return None
         gather(None)  # then what was brought may go
         path = self.own or checkpoint_store.final(self.brought.parent, manifest.step)
         return Checkpoint(path, **vars(manifest))
+
+    def _verified_and_read(self, state: Mapping[str, Tensor], needed: set[str]) -> bool:
+        """Fill the state, while threads sum up the files that it is read from."""
+        self.begun, problem = True, ""
+        with ThreadPoolExecutor(THREADS) as pool:
+            sums = pool.map(self._damage_of, self._to_verify(needed))
+            try:
+                self._read(lambda path: reader.load_into(state, path))
+            except CheckFailed as error:
+                problem = error.what
+            damaged = [each for some in sums for each in some]
+        if self._is_damaged(damaged):
+            return False
+        if problem:
+            raise CheckFailed(problem)
+        return True
 
     def _needed(self, state: Mapping[str, Tensor], metadata: Metadata) -> set[str]:
         names = reader.files_for(state, metadata)
@@ -192,15 +221,13 @@ class Loading:
         return self.brought if own is None or self.brought.exists() else own
 
     def _bring(self, names: set[str]) -> bool:
-        """Verify what this node has of these files, and have other nodes send what it lacks.
+        """Have other nodes send what this one lacks of these files.
 
-        Returns False where some are damaged: the candidate is without them from then on.
+        Returns False where some arrive damaged: the candidate is without them from then on.
         """
         needs: dict[int, set[str]] = {}
         for node, some in gather((self.node, names)):
             needs.setdefault(node, set()).update(some)
-        if self._is_damaged(self._verify(needs)):
-            return False
         deliveries = checkpoint_parts.deliveries(self.candidate, needs)
         if not deliveries:
             return True
@@ -241,25 +268,25 @@ class Loading:
         path = next(each.path for each in holdings if each.node == self.node)
         return Path(path, errand.name)
 
-    def _verify(self, needs: Mapping[int, set[str]]) -> list[tuple[Damaged, str]]:
-        """Read every byte of the files that are needed where they lie; ranks share the work."""
-        version, manifest = self.version, self.candidate.version_for(self.node)
-        names = set().union(*needs.values()) if self.shared else needs[self.node]
-        here = {name for name in names - self.verified if self.node in version.holders(name)}
+    def _to_verify(self, needed: set[str]) -> list[str]:
+        """Divide the files that are needed among the ranks that see them."""
         sharing = range(self.ranks.world) if self.shared else self.ranks.neighbours
+        names = set().union(*(some for rank, some in enumerate(gather(needed)) if rank in sharing))
+        here = sorted(name for name in names if self.node in self.version.holders(name))
+        return here[sharing.index(self.ranks.rank) :: len(sharing)]
+
+    def _damage_of(self, name: str) -> list[tuple[Damaged, str]]:
+        """Read every byte of a file; return what is wrong with it, for each node that reads it."""
+        problem = "is damaged: its sha256 is not the manifest's"
+        try:
+            if checkpoint_manifest.digest(Path(self.own or "", name)) == self.version.files[name]:
+                return []
+        except OSError as error:
+            problem = f"cannot be read: {error.strerror}"
+        words = f"{name} {problem} ({self.ranks.nodes[self.ranks.rank][1]})"
+        manifest = self.candidate.version_for(self.node)
         nodes = self.members if self.shared else [self.node]
-        damaged = []
-        for name in sorted(here)[sharing.index(self.ranks.rank) :: len(sharing)]:
-            problem = "is damaged: its sha256 is not the manifest's"
-            try:
-                if checkpoint_manifest.digest(Path(self.own or "", name)) == version.files[name]:
-                    continue
-            except OSError as error:
-                problem = f"cannot be read: {error.strerror}"
-            words = f"{name} {problem} ({self.ranks.nodes[self.ranks.rank][1]})"
-            damaged += [((node, manifest, name), words) for node in nodes]
-        self.verified |= here
-        return damaged
+        return [((node, manifest, name), words) for node in nodes]
 
     def _is_damaged(self, damaged: Sequence[tuple[Damaged, str]]) -> bool:
         """Forget, on all ranks, the files that cannot be trusted; return True if there are any."""
@@ -278,12 +305,9 @@ class Loading:
         try:
             self.brought.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(room).free
-            if self.candidate.in_memory:
-                free = min(free, free_host_memory())
-            if size > free * (1 - KEPT_FREE):
+            if size > free:
                 return (
-                    f"{text.size(size)} from other nodes do not fit in {room}, where"
-                    f" {text.size(free)} are free"
+                    f"{text.size(size)} from other nodes do not fit in {room} ({text.size(free)})"
                 )
             for path in own.iterdir() if own is not None else ():
                 (self.brought / path.name).unlink(missing_ok=True)

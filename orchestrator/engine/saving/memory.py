@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from orchestrator.common import text
 from orchestrator.common.errors import CheckFailed, JobFailed
@@ -61,7 +60,10 @@ class Memory(Checkpoints):
         self, where: Path, ranks: Ranks, run: Run, say: Say, *,
         node_holds_all: bool, every: int | None = 1,
     ) -> None:  # fmt: skip
-        self.pace = Pace(every)
+        self.every = every  # None until it is measured what a state costs
+        self.stalls: list[float] = []  # seconds for which training waited, of each state
+        self.measures: list[list[float]] = []
+        self.lap = time.perf_counter()
         self.off = ""  # why nothing is kept any more
         self.lost = ""  # why this rank could not keep its part of a state
         self._stop_if(gather(unfit(where.parent)), say)
@@ -86,14 +88,22 @@ class Memory(Checkpoints):
 
     def due(self, step: int) -> bool:
         """Return True if a state is kept after this step: on all ranks the same."""
-        self.pace.begin_step()
         if self.off:
             return False
-        if self.pace.every is None and self.thread is not None:
+        now = time.perf_counter()
+        lap, self.lap = now - self.lap, now
+        if self.every is None and self.thread is not None:
             self.wait()
-            self.pace.measure(self.this_save[2])
-            self.pace.restart_lap()
-        return self.pace.due(step, self.say)
+            # All ranks go by the slowest.
+            measure = [self.stalls[-1], self.this_save[2], max(lap - self.stalls[-1], 1e-6)]
+            self.measures.append([max(each) for each in zip(*gather(measure), strict=True)])
+            self.lap = time.perf_counter()  # the wait is no part of the step
+        if self.every is None and len(self.measures) == MEASURED_STATES:
+            self.every = affordable(self.measures[1:])
+            if self.every > 1:
+                self.say(f"a state is kept in memory every {self.every} steps: more often would"
+                         f" cost more than {COST:.0%} (checkpoint.memory_every)")  # fmt: skip
+        return self.every is None or step % self.every == 0
 
     def save(
         self,
@@ -113,52 +123,33 @@ class Memory(Checkpoints):
             with contextlib.suppress(JobFailed):  # then there is less room for a while
                 self.prune(1)  # what is written now is the second
             super().save(step, state, progress, best=best)
-            self.pace.stalls.append(time.perf_counter() - began)
+            self.stalls.append(time.perf_counter() - began)
 
     def _report(self, problem: str) -> None:
         """Report nothing of each: a failure ends them, and end() sums them up."""
         self.lost = problem or self.unprotected or self.lost
 
     def _no_room(self, state: Mapping[str, Tensor]) -> str:
-        """Describe what this node lacks for two states and their copy, or return nothing."""
-        parts = [value for value in state.values() if isinstance(value, DTensor)]
-        alike = bytes_of(state.values()) - bytes_of(parts)
+        """Describe what this node lacks for two states and a copy of another's; or say the size."""
         node, host = self.ranks.nodes[self.ranks.rank]
-        shards: dict[int, int] = {}
-        for number, size in gather((node, bytes_of(map(local_tensor, parts)))):
-            shards[number] = shards.get(number, 0) + size
-        order = sorted(shards)
-        kept = {node, order[order.index(node) - 1]} if self.writers.apart else set()
-        size = sum(shards[number] for number in kept) if kept else bytes_of(parts)
-        copied = shards[node] + alike * len(self.ranks.neighbours)
-        have = bytes_in(self.directory)
-        free = {
-            "free there": shutil.disk_usage(self.directory).free,
-            "available": free_host_memory() - copied,
-        }
-        what, least = min(free.items(), key=lambda item: item[1])
-        need = 2 * (size + alike)
-        if need - have <= least * (1 - KEPT_FREE):
-            self._say_size(need)
-            return ""
-        return (
-            f"two states of this node's ranks take {text.size(need)} of memory in"
-            f" {self.directory.parent}, and {text.size(max(0, least + have))} are {what} on {host}"
-        )
-
-    def _say_size(self, size: int) -> None:
-        every, copied = self.pace.every, ""
-        if self.writers.apart:
-            copied = ", with a copy of the node before it"
-        elif len(self.writers.members) < self.ranks.world:
-            copied = ", already replicated: no extra traffic"
-        often = "every step" if every == 1 else f"every {every} steps"
-        if every is None:
-            often = f"for at most {COST:.0%} of the time"
+        parts: dict[int, int] = {}
+        for number, size in gather((node, bytes_of(map(local_tensor, state.values())))):
+            parts[number] = parts.get(number, 0) + size
+        copies = 2 if self.writers.apart else 1
+        need = 2 * copies * max(parts.values())
+        free = min(shutil.disk_usage(self.directory).free, free_host_memory() - parts[node])
+        if need > (free + bytes_in(self.directory)) * (1 - KEPT_FREE):
+            return (
+                f"two states of this node's ranks take {text.size(need)} of memory in"
+                f" {self.directory.parent}, and {text.size(max(0, free))} are free on {host}"
+            )
+        often = {None: f"for at most {COST:.0%} of the time", 1: "every step"}
+        copied = ", with a copy of the node before it" if self.writers.apart else ""
         self.say(
-            f"checkpoint in memory {often}: up to {text.size(size)} per node for two states, in"
-            f" {self.directory.parent}{copied}"
+            f"checkpoint in memory {often.get(self.every, f'every {self.every} steps')}: up to"
+            f" {text.size(need)} per node for two states, in {self.directory.parent}{copied}"
         )
+        return ""
 
     def keep_only(self, step: int) -> None:
         """Remove all but the state that the training has gone on from, if it is one of these."""
@@ -176,8 +167,10 @@ class Memory(Checkpoints):
         self.wait()
         atexit.unregister(self._finish_writing)  # which would hold all this for good
         self.close()
-        if summary := self.pace.summary():
-            self.say(summary)
+        if self.stalls[1:]:
+            mean = sum(self.stalls[1:]) / len(self.stalls[1:])
+            self.say(f"{len(self.stalls)} states were kept in memory; training waited"
+                     f" {mean * 1e3:,.1f} ms for each")  # fmt: skip
 
     def _finish_writing(self) -> None:
         """Wait a moment for the thread before the interpreter ends."""
@@ -202,50 +195,11 @@ MEASURED_STATES = 3  # before it is decided how often
 
 
 def affordable(measures: Sequence[Sequence[float]]) -> int:
-    """Return every how many steps a state is kept, so that it costs what COST allows at most."""
-    every = []
-    for stall, busy, seconds in measures:
-        step = max(seconds - stall, 1e-6)
-        every.append(max(1, math.ceil(stall / (COST * step)), math.ceil(busy / step)))
-    return min(every)
+    """Return every how many steps a state is kept, so that it costs what COST allows at most.
 
-
-class Pace:
-    """Tells after which steps a state is kept, and counts what that took."""
-
-    def __init__(self, every: int | None) -> None:
-        self.every = every  # None until it is measured what a state costs
-        self.stalls: list[float] = []  # seconds for which training waited, of each state
-        self.lap, self.step_seconds = time.perf_counter(), 0.0
-        self.measures: list[list[float]] = []  # of each state: stall, all of it, a step
-
-    def begin_step(self) -> None:
-        now = time.perf_counter()
-        self.lap, self.step_seconds = now, now - self.lap
-
-    def restart_lap(self) -> None:
-        """Begin the step now: a wait for the state before it is no part of it."""
-        self.lap = time.perf_counter()
-
-    def measure(self, busy: float) -> None:
-        """Note what the last state took; all ranks go by the slowest."""
-        mine = [self.stalls[-1], busy, self.step_seconds]
-        self.measures.append([max(each) for each in zip(*gather(mine), strict=True)])
-
-    def due(self, step: int, say: Say) -> bool:
-        if self.every is None:
-            if len(self.measures) < MEASURED_STATES:
-                return True
-            self.every = affordable(self.measures[1:])
-            if self.every > 1:
-                say(f"a state is kept in memory every {self.every} steps: more often would"
-                    f" cost more than {COST:.0%} (checkpoint.memory_every)")  # fmt: skip
-        return step % self.every == 0
-
-    def summary(self) -> str:
-        """Return what the states took; nothing where there were too few to tell."""
-        if len(self.stalls) < 2:
-            return ""
-        mean = sum(self.stalls[1:]) / len(self.stalls[1:])
-        return (f"{len(self.stalls)} states were kept in memory; training waited"
-                f" {mean * 1e3:,.1f} ms for each")  # fmt: skip
+    A measure is of one state: the stall of the training, all that it took, a step without it.
+    """
+    return min(
+        max(1, math.ceil(stall / (COST * step)), math.ceil(busy / step))
+        for stall, busy, step in measures
+    )

@@ -7,30 +7,22 @@ permission and leave no trace.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
-import json
 import os
-import re
 import secrets
 import socket
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from orchestrator.common.errors import CheckFailed
 from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.ranks.ranks import gather
-
-LOCK = ".writer.lock"
-EXPERIMENT = "ORCHESTRATOR_EXPERIMENT"  # its path, whose name has the head's time of the launch
-MOST_ATTEMPTS = 1000
 
 
 @dataclass(frozen=True)
@@ -42,7 +34,6 @@ class Run:
     host: str = ""
     pid: int = 0
     model: str = ""  # stands for the names and shapes of the parameters
-    generation: int = 0  # rises each time that a program begins to save, over all attempts
 
     def __str__(self) -> str:
         return f"{self.program} on {self.host} (process {self.pid})" if self.program else "a run"
@@ -68,18 +59,6 @@ def run_of(progress: Any) -> Run | None:
     return Run(**{item.name: data[item.name] for item in fields(Run) if item.name in data})
 
 
-def later_than(latest: int) -> int:
-    """Number a program that begins to save: higher than all that it knows of, by the head's count.
-
-    What it does not know of are the disks of nodes that are away. The head has launched it later
-    than the jobs and the attempts that they are of, and no clock of a node is asked.
-    """
-    launched = re.findall(r"_([0-9]{8})_([0-9]{6})(?=[-/]|$)", os.environ.get(EXPERIMENT, ""))
-    number = min(attempt(), MOST_ATTEMPTS - 1)
-    current = int("".join(launched[-1])) * MOST_ATTEMPTS + number if launched else 0
-    return max(current, latest + 1)
-
-
 def attempt() -> int:
     """Return which attempt of the job this is, as its head counts them."""
     return int(os.environ.get("ORCHESTRATOR_ATTEMPT", "1"))
@@ -95,74 +74,31 @@ def saved_by(progress: Any, created: float) -> str:
     return f"saved by {run}, {when}" if run else f"saved {when}"
 
 
-class WriterLock:
-    """The right to save into a directory; this process may have it several times.
-
-    It ends with the process, however that ends, and holds over NFS. Where a file system has no
-    locks, no program is refused.
-    """
-
-    _held: dict[Path, tuple[int, int]] = {}  # noqa: RUF012  path -> descriptor, how many times
-
-    def __init__(self, directory: Path) -> None:
-        self.path = Path(os.path.realpath(directory), LOCK)
-        self.locked = self.first = False  # first: nothing else in this process has it
-
-    def acquire(self, run: Run) -> str:
-        """Return nothing, or the run that holds it."""
-        if self.path in self._held:
-            descriptor, times = self._held[self.path]
-            self._held[self.path] = descriptor, times + 1
-            self.locked = True
-            return ""
-        while True:
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            try:
-                descriptor = os.open(self.path, flags, 0o666)
-            except OSError as error:
-                if error.errno != errno.ELOOP:
-                    raise
-                raise CheckFailed(f"{self.path} is a symbolic link", "remove it") from None
-            try:
-                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except (BlockingIOError, PermissionError):
-                owner = os.read(descriptor, 4096)
-                os.close(descriptor)
-                return str(read_run(owner))
-            except OSError:  # no locks here
-                os.close(descriptor)
-                return ""
-            if self._is_there(descriptor):
-                break
-            os.close(descriptor)  # its owner has just removed it
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(asdict(run)).encode(), 0)
-        self._held[self.path] = descriptor, 1
-        self.locked = self.first = True
-        return ""
-
-    def _is_there(self, descriptor: int) -> bool:
-        try:
-            return os.path.samestat(self.path.stat(), os.fstat(descriptor))
-        except FileNotFoundError:
-            return False
-
-    def release(self) -> None:
-        if not self.locked:
-            return
-        self.locked = False
-        descriptor, times = self._held[self.path]
-        if times > 1:
-            self._held[self.path] = descriptor, times - 1
-            return
-        del self._held[self.path]
-        with contextlib.suppress(OSError):
-            self.path.unlink()
-        os.close(descriptor)
+_locked: dict[Path, int] = {}  # the descriptors of the directories that this process saves into
 
 
-def read_run(content: bytes) -> Run:
+def is_locked(directory: Path) -> bool:
+    """Return True if this process saves into a directory already."""
+    return directory.resolve() in _locked
+
+
+def lock(directory: Path) -> bool:
+    """Return True if no other process saves into a directory: then this one alone may, until it
+    ends. Where a file system has no locks for directories (NFS), no program is refused."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        return run_of({"run": json.loads(content)}) or Run()
-    except ValueError:
-        return Run()
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return False
+    except OSError:
+        pass
+    _locked[directory.resolve()] = descriptor
+    return True
+
+
+def unlock(directory: Path) -> None:
+    if (descriptor := _locked.pop(directory.resolve(), None)) is not None:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # workers may have inherited the descriptor
+        os.close(descriptor)

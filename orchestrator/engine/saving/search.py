@@ -67,7 +67,7 @@ def every(
         on_disk = [holding for holding in on_disk if holding.run in runs]
     if not kept and (strange := next((text for _, text, _ in answers if text), "")):
         say(f"what is in memory is skipped: {strange}")
-    unusable = [each for each in checkpoints if not each.files or each.foreign]
+    unusable = [each for each in checkpoints if not each.files]
     return Found(checkpoint_parts.candidates([*on_disk, *kept]), shared, unusable)
 
 
@@ -99,18 +99,17 @@ def unfit(where: Path) -> str:
     return f"{where} {who}" if who else ""
 
 
-def in_directory(path: Path, exposed: str | None = None) -> list[Checkpoint]:
+def in_directory(path: Path) -> list[Checkpoint]:
     """Return all that a directory has, and parts that a crash has kept from being published."""
-    exposed = checkpoint_store.exposure(path) if exposed is None else exposed
-    checkpoints = checkpoint_store.every(path, exposed=exposed)
+    checkpoints = checkpoint_store.every(path)
     known = {(checkpoint.step, checkpoint.save) for checkpoint in checkpoints}
-    parts = checkpoint_store.described(path, exposed=exposed)
+    parts = checkpoint_store.described(path)
     return [*checkpoints, *(part for part in parts if (part.step, part.save) not in known)]
 
 
 def held_of(checkpoint: Checkpoint, node: int) -> Holding | None:
-    """Return what this node has of a checkpoint; of what others may have written, nothing."""
-    if not checkpoint.files or checkpoint.foreign:
+    """Return what this node has of a checkpoint."""
+    if not checkpoint.files:
         return None
     try:
         manifest = (checkpoint.path / checkpoint_manifest.NAME).read_bytes()
@@ -132,7 +131,6 @@ def held_of(checkpoint: Checkpoint, node: int) -> Holding | None:
         here | {checkpoint_manifest.NAME},
         checkpoint.hosts,
         str(checkpoint.path),
-        checkpoint.generation,
         run=run.id if run else "",
     )
 
@@ -207,53 +205,42 @@ def left_here(name: str, local: Path | None) -> list[Path]:
 
 
 def newest(directory: Path, *, searches: bool, accept: Accept, say: Say) -> Find:
-    """Look at a directory; if it may search, also at earlier runs of the same program."""
-    mentioned: set[str] = set()  # it may look several times
+    """Look at a directory; if it may search, also at the run of the same name before it.
 
-    def pass_over(text: str) -> None:
-        if text not in mentioned:
-            mentioned.add(text)
-            say(text)
+    What another program wrote does not count: programs share the name by default.
+    """
+    mentioned: set[Path] = set()  # it may look several times
 
     def find() -> list[Checkpoint]:
-        checkpoints = in_directory(directory)
-        if not searches:
-            return checkpoints
-        if checkpoints and (reason := reason_against(checkpoints, accept)):
-            pass_over(passed_over(directory, reason))
+        checkpoints: list[Checkpoint] = []
+        for place in [directory, *earlier_runs(directory)] if searches else [directory]:
+            checkpoints = in_directory(place)
+            reason = reason_against(checkpoints, accept) if searches else ""
+            if checkpoints and not reason:
+                break
+            if checkpoints and place not in mentioned:
+                mentioned.add(place)
+                say(f"the checkpoints in {place} are skipped: {reason}")
             checkpoints = []
-        return checkpoints or earlier_runs(directory, accept, pass_over)
+        return checkpoints
 
     return find
 
 
-def earlier_runs(directory: Path, accept: Accept, say: Say = lambda text: None) -> list[Checkpoint]:
-    """Find the newest experiment of the same name, next to this one, that has a checkpoint.
+def earlier_runs(directory: Path) -> list[Path]:
+    """List the checkpoints of experiments of the same name, next to this one: the newest first.
 
-    One that another program wrote does not count: programs share the name by default.
     A node that shares no disk has its own: runs/<experiment>-<id>/<node>/experiment.
     """
-    run, inner = directory.parent.parent, Path("outputs/checkpoints")
+    run, inner = directory.parent.parent, "outputs/checkpoints"
     if run.name == "experiment":
-        run, inner = run.parent.parent, Path("*/experiment/outputs/checkpoints")
+        run, inner = run.parent.parent, "*/experiment/outputs/checkpoints"
     same_name = re.fullmatch(r"(.+)_\d{8}_\d{6}(-\w+)?", run.name)
     if same_name is None:
         return []
     pattern = f"{glob.escape(same_name[1])}_[0-9]*_[0-9]*"
-    for other in sorted(run.parent.glob(pattern), reverse=True):
-        for path in other.glob(str(inner)) if other != run else ():
-            checkpoints = in_directory(path, checkpoint_store.exposure(directory))
-            if checkpoints and all(checkpoint.foreign for checkpoint in checkpoints):
-                say(passed_over(path, checkpoints[0].problem))
-            elif checkpoints and not (reason := reason_against(checkpoints, accept)):
-                return checkpoints
-            elif checkpoints:
-                say(passed_over(path, reason))
-    return []
-
-
-def passed_over(directory: Path, reason: str) -> str:
-    return f"the checkpoints in {directory} are skipped: {reason}"
+    others = sorted(run.parent.glob(pattern), reverse=True)
+    return [path for other in others if other != run for path in other.glob(inner)]
 
 
 def reason_against(checkpoints: Iterable[Checkpoint], accept: Accept) -> str:
@@ -271,23 +258,20 @@ def reason_against(checkpoints: Iterable[Checkpoint], accept: Accept) -> str:
 
 
 def refuse_unreadable(path: Path) -> None:
-    """Look before anything is made."""
+    """Look before anything is made; where nodes share no disk, it is enough that one has it."""
     problem: tuple[str, str] | None = None
-    if path.is_file():
-        problem = (
-            f"{path} is a file, and a checkpoint of several ranks is a directory",
-            "weights from torch.save: model.load_state_dict(torch.load(FILE)) before the Trainer",
-        )
-    else:
-        try:
-            checkpoint_store.resolve(str(path))
-        except OrchestratorError as error:
-            problem = (error.what, error.fix)
-    answers = gather((problem, path.is_file()))
-    problems = [problem for problem, _ in answers if problem]
-    # Where nodes share no disk, it is enough that one has it.
-    if len(problems) == len(answers) or any(is_file for _, is_file in answers):
-        raise UsageError(*(problem or problems[0]))
+    try:
+        if path.is_file():
+            raise UsageError(
+                f"{path} is a file, and a checkpoint of several ranks is a directory",
+                "weights from torch.save: model.load_state_dict(torch.load(FILE)) before the"
+                " Trainer",
+            )
+        checkpoint_store.resolve(str(path))
+    except OrchestratorError as error:
+        problem = (error.what, error.fix)
+    if all(problems := gather(problem)):
+        raise UsageError(*(problems[0] or ()))
 
 
 def refuse_later(path: Path, step: int) -> None:

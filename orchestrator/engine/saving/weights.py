@@ -6,7 +6,6 @@ more than the largest tensor beside its own shards.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import math
 import re
@@ -23,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from orchestrator.common import files
 from orchestrator.common.errors import JobFailed, OrchestratorError, UsageError
 from orchestrator.engine.ranks import plain_names
+from orchestrator.engine.ranks.agreement import memory
 from orchestrator.engine.ranks.ranks import gather, is_first
 from orchestrator.engine.sharding.mesh import plain_class, reshard
 
@@ -31,13 +31,11 @@ TORCH = (".pt", ".pth", ".bin")
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor in a safetensors file, or one that is to be written into it."""
+    """A tensor that is to be written into a safetensors file."""
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
-    file: Path = Path()
-    offset: int = 0  # of its first byte
 
     @property
     def bytes(self) -> int:
@@ -252,11 +250,6 @@ def write(out: Path, head: bytes, tensors: Iterable[Tensor]) -> None:
         for value in tensors:
             file.write(memory(value))
             del value  # before the next one needs the place
-
-
-def memory(value: Tensor) -> ctypes.Array[ctypes.c_char]:
-    """Return the bytes of a tensor where they lie, without numpy."""
-    return (ctypes.c_char * value.nbytes).from_address(value.data_ptr())
 
 
 # -- the directory that Hugging Face's from_pretrained reads ---------------------------------------

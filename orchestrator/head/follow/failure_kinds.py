@@ -267,8 +267,8 @@ FIXES: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (
         ("exception",),
         r"^FileNotFoundError|^ValueError: Can't find a valid checkpoint at",
-        "the file has to be on that node too: share or copy it, or set workdir=; what rank 0 saved"
-        " comes to all nodes with orchestrator.distributed.copy_to_nodes(path)",
+        "the file has to be on that node too: share or copy it, or set workdir=; orchestrator"
+        " push brings it to all nodes",
     ),
 )
 

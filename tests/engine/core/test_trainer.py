@@ -146,7 +146,7 @@ def test_two_programs_and_one_directory(tmp_path: Path) -> None:
     job = done(tmp_path, "two", [2], "reads_where_others_write")
     for rank in range(2):
         for results in json.loads((job.path / f"results_{rank}").read_text()):
-            assert f"{job.path / 'kept'} is in use: b.py on here (process 7) saves" in results
+            assert f"{job.path / 'kept'} is in use: another program saves" in results
 
 
 def test_low_precision_is_the_same_arithmetic_for_every_strategy(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from orchestrator.common.errors import CheckFailed
 from orchestrator.engine.core.checkpointing import is_endless
-from orchestrator.engine.saving.search import earlier_runs
+from orchestrator.engine.saving.search import newest
 from tests.records.test_checkpoint_store import save
 
 
@@ -18,17 +18,20 @@ def checkpoints(experiments: Path, name: str) -> Path:
     return experiments / name / "outputs/checkpoints"
 
 
+def found(experiments: Path, name: str) -> list[int]:
+    find = newest(checkpoints(experiments, name), searches=True, accept=of_a_trainer, say=print)
+    return [one.step for one in find()]
+
+
 def test_the_newest_run_of_the_same_name_counts(tmp_path: Path) -> None:
     for day, step in ((1, 30), (2, 20)):
         save(checkpoints(tmp_path, f"mine_2026010{day}_000000"), step, progress={"endless": False})
     save(checkpoints(tmp_path, "other_20260103_000000"), 40, progress={"endless": False})
-    found = earlier_runs(checkpoints(tmp_path, "mine_20260104_000000"), of_a_trainer)
-    assert [one.step for one in found] == [20]
+    assert found(tmp_path, "mine_20260104_000000") == [20]
 
 
 def test_a_run_of_another_kind_of_program_is_passed_over(tmp_path: Path) -> None:
     """Programs share the name by default: the engine's run is no reason for a Trainer to fail."""
     save(checkpoints(tmp_path, "multinode_20260101_000000"), 3, progress={"endless": False})
     save(checkpoints(tmp_path, "multinode_20260102_000000"), 9, progress={"endless": True})
-    own = checkpoints(tmp_path, "multinode_20260103_000000")
-    assert [one.step for one in earlier_runs(own, of_a_trainer)] == [3]
+    assert found(tmp_path, "multinode_20260103_000000") == [3]

@@ -354,7 +354,7 @@ def test_the_newest_that_verifies(tmp_path: Path) -> None:
 
 def export_of(directory: Path, step: int | None = None) -> int:
     where, out = Where(experiments=directory), Path("out")
-    return checkpoints.export(where, (str(directory),), out, step, None, "file", force=False)
+    return checkpoints.export(where, str(directory), out, step, None, "file", force=False)
 
 
 def test_a_step_that_was_asked_for_has_no_stand_in(

@@ -16,9 +16,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from orchestrator.common.errors import CheckFailed
-from orchestrator.engine.saving import ownership
 from orchestrator.engine.saving.reader import METADATA, load_into, metadata_of, misfit
-from orchestrator.engine.saving.search import earlier_runs, newest
 from orchestrator.records import checkpoint_store
 
 KINDS = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.complex64)
@@ -128,39 +126,3 @@ def test_nobody_else_may_write_what_is_published(tmp_path: Path) -> None:
         os.umask(before)
     assert not any(inner.stat().st_mode & 0o022 for inner in (path, *path.iterdir()))
     assert checkpoint_store.load(path).complete
-
-
-@pytest.mark.parametrize("which", [".", METADATA, "manifest.json", "__0_0.distcp"])
-def test_what_others_may_write_is_passed_over_unless_it_is_named(
-    tmp_path: Path, which: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    root = tmp_path / "experiments"
-    older, newer, own = (root / f"run_2026010{i}_000000/outputs/checkpoints" for i in (1, 2, 3))
-    own.mkdir(parents=True)
-    published(older, 1)
-    theirs = published(newer, 2)
-    (theirs / which).chmod(0o777)
-    (found,) = checkpoint_store.every(newer)
-    assert not found.complete
-    assert "it may be written by everybody: somebody else may have written it" in found.problem
-
-    def accept(progress: Any) -> None:
-        pass
-
-    runs = earlier_runs(own, accept)
-    assert [checkpoint.path.parent for checkpoint in runs if checkpoint.complete] == [older]
-    looked = newest(own, searches=True, accept=accept, say=print)()
-    assert [checkpoint.step for checkpoint in looked if checkpoint.complete] == [1]
-    named = checkpoint_store.resolve(str(theirs))
-    assert [checkpoint.step for checkpoint in named] == [2]
-    assert named[0].complete == (which == ".")
-
-
-def test_the_lock_of_a_directory_is_written_through_no_link(tmp_path: Path) -> None:
-    """Its directory may be one in which others write, too."""
-    (tmp_path / "keys").write_text("mine")
-    (tmp_path / ownership.LOCK).symlink_to(tmp_path / "keys")
-    with pytest.raises(CheckFailed, match="is a symbolic link"):
-        ownership.WriterLock(tmp_path).acquire(ownership.Run())
-    assert (tmp_path / "keys").read_text() == "mine"

@@ -166,7 +166,7 @@ GROUP_TRACE = """  + Exception Group Traceback (most recent call last):
         ({"type": "FileNotFoundError", "message": "[Errno 2] No such file: 'scontrol'"},
          "FileNotFoundError: [Errno 2] No such file: 'scontrol'", "MASTER_ADDR"),
         ({"type": "ValueError", "message": "Can't find a valid checkpoint at /a/checkpoint-30"},
-         "ValueError: Can't find a valid checkpoint at /a/checkpoint-30", "copy_to_nodes(path)"),
+         "ValueError: Can't find a valid checkpoint at /a/checkpoint-30", "orchestrator push"),
     ],
 )  # fmt: skip
 def test_an_exception_that_says_little_by_itself(
