@@ -255,5 +255,4 @@ def holding_of(node: int, directory: str, text: bytes, sizes: Mapping[str, int])
         files=files,
         here=frozenset(n for n in files if sizes.get(f"{directory}/{n}") == files[n].size),
         hosts=manifest.hosts,
-        generation=checkpoint_manifest.generation(manifest.progress),
     )
