@@ -22,8 +22,8 @@ from orchestrator.common import text
 from orchestrator.common.errors import CheckFailed
 from orchestrator.common.text import Say
 from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
-from orchestrator.engine.saving import carry, reader, search
-from orchestrator.engine.saving.carry import Errand
+from orchestrator.engine.saving import nodes, reader, search
+from orchestrator.engine.saving.nodes import Errand
 from orchestrator.engine.saving.ownership import Run, saved_by
 from orchestrator.engine.saving.reader import METADATA, several
 from orchestrator.engine.saving.search import Accept, Find
@@ -117,7 +117,7 @@ class Loading:
     def __init__(self, candidate: Candidate, target: Target, room: Path, *, shared: bool) -> None:
         self.candidate, self.target, self.ranks = candidate, target, target.ranks
         self.node = self.ranks.nodes[self.ranks.rank][0]
-        self.members = carry.of_nodes(self.ranks.nodes)
+        self.members = nodes.of_nodes(self.ranks.nodes)
         self.shared = shared  # all ranks see one directory
         self.brought = checkpoint_store.partial(room, candidate.step, "brought")
         self.problem = ""  # why it is passed over
@@ -242,7 +242,7 @@ class Loading:
         self.problem = next(filter(None, gather(self._prepare(size))), "")
         if self.problem:
             return False
-        problems = carry.carry(
+        problems = nodes.carry(
             errands, self.ranks.rank, host_group(), self._sent, lambda e: self.brought / e.name
         )
         self.travelled += sum(delivery.record.size for delivery in deliveries)
@@ -250,7 +250,7 @@ class Loading:
         for errand, problem in problems.items():
             node, host = self.ranks.nodes[errand.source]
             manifest = self.candidate.version_for(self.node)
-            if problem == carry.DAMAGED:
+            if problem == nodes.DAMAGED:
                 damaged.append(((node, manifest, errand.name), f"{errand.name} ({host})"))
             else:
                 full = f"{errand.name} does not come from {host}: {problem}"
@@ -285,8 +285,8 @@ class Loading:
             problem = f"cannot be read: {error.strerror}"
         words = f"{name} {problem} ({self.ranks.nodes[self.ranks.rank][1]})"
         manifest = self.candidate.version_for(self.node)
-        nodes = self.members if self.shared else [self.node]
-        return [((node, manifest, name), words) for node in nodes]
+        readers = self.members if self.shared else [self.node]
+        return [((node, manifest, name), words) for node in readers]
 
     def _is_damaged(self, damaged: Sequence[tuple[Damaged, str]]) -> bool:
         """Forget, on all ranks, the files that cannot be trusted; return True if there are any."""
