@@ -430,7 +430,7 @@ class Profiling:
         return (self.wait or 0) + (self.warmup or 0)
 
 
-TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
+TRACKERS = ("tensorboard", "wandb", "mlflow")
 
 
 @dataclass(frozen=True)
@@ -438,9 +438,7 @@ class Logging:
     """The reports of a run."""
 
     interval: int = 10  # steps between two progress lines and metrics lines
-    trackers: tuple[
-        str, ...
-    ] = ()  # tensorboard, wandb, mlflow, trackio: they get what rank 0 measures
+    trackers: tuple[str, ...] = ()  # tensorboard, wandb, mlflow: they get what rank 0 measures
     tracker_options: dict[str, Any] = field(default_factory=dict)  # {wandb: {project: p}}
 
     def __post_init__(self) -> None:

@@ -87,7 +87,7 @@ class Trainer:
         seed: of the order of the samples and of all randomness.
         device: of a single process; each of several has its own.
         backend: nccl, gloo or mpi; nccl where there are GPUs.
-        trackers: "tensorboard", "wandb", "mlflow", "trackio", or objects with log(values, step) and
+        trackers: "tensorboard", "wandb", "mlflow", or objects with log(values, step) and
             close().
         on_train_begin: called with the Trainer before the first step.
         on_step_end: called with the Trainer after every step.

@@ -1,1 +1,1 @@
-"""Trackers by name: TensorBoard, W&B, MLflow, trackio, each imported only when asked for."""
+"""Trackers by name: TensorBoard, W&B, MLflow, each imported only when asked for."""

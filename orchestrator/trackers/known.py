@@ -85,26 +85,12 @@ class WandB:
         self.run.finish()
 
 
-class AcceptedNames:
-    """Names that MLflow takes: it may keep each as a file, and one that it refuses costs the whole
-    line. Two metrics never become one."""
-
-    def __init__(self) -> None:
-        self.given: dict[str, str] = {}
-        self.taken: set[str] = set()
-
-    def of(self, name: str) -> str:
-        if name not in self.given:
-            parts = re.sub(r"[^\w./ -]", "_", name).split("/")
-            plain = "/".join(part for part in parts if part not in ("", ".", "..")) or "_"
-            plain = f"_{plain}" if plain.startswith("..") else plain
-            candidate, number = plain, 1
-            while candidate in self.taken:
-                number += 1
-                candidate = f"{plain}_{number}"
-            self.given[name] = candidate
-            self.taken.add(candidate)
-        return self.given[name]
+def accepted(name: str) -> str:
+    """Return a name that MLflow takes: it may keep each as a file, and one that it refuses costs
+    the whole line."""
+    parts = re.sub(r"[^\w./ -]", "_", name).split("/")
+    plain = "/".join(part for part in parts if part not in ("", ".", "..")) or "_"
+    return f"_{plain}" if plain.startswith("..") else plain
 
 
 class MLflow:
@@ -125,7 +111,6 @@ class MLflow:
         if curves.beside:
             options = {"nested": True, **options}
         self.run = self.mlflow.start_run(**options).info.run_id
-        self.names = AcceptedNames()
         self.last = {} if curves.axis else self._last_steps()
 
     def _same_run(self, curves: Curves) -> dict[str, Any]:
@@ -146,7 +131,7 @@ class MLflow:
 
     def log(self, values: Mapping[str, float], step: int, moment: float) -> None:
         at = int(moment * 1e3)
-        named = {self.names.of(name): number for name, number in values.items()}
+        named = {accepted(name): number for name, number in values.items()}
         new = {name: number for name, number in named.items() if step > self.last.get(name, -1)}
         metrics = [self.entities.Metric(name, number, at, step) for name, number in new.items()]
         if metrics:
@@ -155,20 +140,6 @@ class MLflow:
     def close(self) -> None:
         self.client.set_terminated(self.run)
         self.mlflow.end_run()
-
-
-class Trackio:
-    def __init__(self, curves: Curves, **options: Any) -> None:
-        trackio = module("trackio", "trackio")
-        name = "-".join(word for word in (curves.name, curves.id) if word)
-        settings = {"project": "orchestrator", "name": name, "resume": "allow", "embed": False}
-        self.run = trackio.init(**{**settings, **options})
-
-    def log(self, values: Mapping[str, float], step: int, moment: float) -> None:
-        self.run.log(dict(values), step=step)
-
-    def close(self) -> None:
-        self.run.finish()
 
 
 @dataclass(frozen=True)
@@ -182,7 +153,6 @@ KNOWN = {
     "tensorboard": Known(TensorBoard, "tensorboard", "tensorboard"),
     "wandb": Known(WandB, "wandb", "wandb"),
     "mlflow": Known(MLflow, "mlflow", "mlflow"),
-    "trackio": Known(Trackio, "trackio", "trackio"),
 }
 
 
@@ -191,17 +161,8 @@ def opened(name: str, curves: Curves, options: Mapping[str, Any]) -> Opened:
     try:
         return KNOWN[name].open(curves, **options)
     except TypeError as error:
-        trace = error.__traceback__
-        frames = 0
-        while trace is not None:
-            frames, trace = frames + 1, trace.tb_next
-        if frames > OPTIONS_FRAMES:  # a defect within the package
-            raise
         what = f"{name} could not be opened: {error}"
         raise UsageError(what, "leave that option out, or correct its name") from error
-
-
-OPTIONS_FRAMES = 2  # `opened`, and the class that hands them on
 
 
 def module(package: str, name: str) -> Any:

@@ -54,11 +54,6 @@ class Sending:
                 self.say(f"WARNING: {self.name} is too slow: some values are left out there")
             self.left_out += 1
 
-    @property
-    def half_full(self) -> bool:
-        """Tell whether much waits already: who can come again later does."""
-        return self.lines.qsize() > WAITING_LINES // 2
-
     def close(self) -> None:
         """Let what waits be sent, for a while; again, it does nothing."""
         end = time.monotonic() + LAST_SECONDS

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,11 @@ from orchestrator.head.status.find_job import find_experiment
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.trackers.known import KNOWN, module
-from orchestrator.views.track.passing_on import OfLaterTrainers, OfNodes, OfRanks, PassingOn
+from orchestrator.views.track.passing_on import PassingOn, later_trainers
 
 TRACKING = ".tracking"  # in the experiment: held by the one that tracks it
 LOOK_SECONDS = 2.0  # between two looks at files that grow
-BUSY_SECONDS = 0.1  # and while a tracker has much to take
 LONGEST_TOKEN = 4096
-SLOW_SECONDS = 5.0
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def track(where: Where, wanted: str | None, names: Sequence[str], options: Sequence[str]) -> int:
@@ -39,85 +37,77 @@ def track(where: Where, wanted: str | None, names: Sequence[str], options: Seque
     experiment = find_experiment(where, wanted)
     if experiment is None:
         raise experiments.missing(where.experiments, wanted)
-    record = experiment.read_record()
     if not experiment.hold(TRACKING):
         raise UsageError(f"{experiment.name} is tracked already, by another process")
-    passing: list[PassingOn] = []
-
-    def begin(kind: type[PassingOn], record: JobRecord) -> None:
-        failed = {each.to.name for each in passing if each.to.failed}
-        for name in dict.fromkeys(name for name in names if name not in failed):
-            each = kind(experiment, record, name, parameters.get(name, {}), say)
-            passing.append(each)
-            with said_if_slow(name):
-                each.to.wait_open()
-
+    say(
+        f"passing {experiment.name} on to {', '.join(names)}; Ctrl-C ends it, and the job continues"
+    )
+    tracking = Tracking(experiment, {name: parameters.get(name, {}) for name in names})
+    code = EXIT_DONE
     try:
-        for kind in (OfRanks, OfNodes):
-            begin(kind, record)
-        code = until_over(experiment, record, passing, begin)
+        tracking.until_over()
+    except KeyboardInterrupt:
+        code = EXIT_STOPPED
     finally:
-        for each in passing:
-            if each.to.tried.is_set():
-                each.to.close()
-    for each in passing:
-        each.keep()
-    lines = sum(each.to.sent for each in passing)
+        tracking.close()
+    lines = sum(each.sent for each in tracking.passing.values())
     say(f"{plural(lines, 'line')} of {experiment.name} passed on to {', '.join(names)}")
-    return EXIT_FAILED if any(each.to.failed for each in passing) else code
+    return EXIT_FAILED if tracking.failed else code
 
 
-@contextlib.contextmanager
-def said_if_slow(name: str) -> Iterator[None]:
-    """Say that a tracker is waited for: some ask a server that is down for many minutes."""
-    what = f"waiting for {name} to answer; Ctrl-C leaves, and the job continues"
-    timer = threading.Timer(SLOW_SECONDS, say, [what])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+@dataclass
+class Tracking:
+    """A job, the trackers that it is passed on to, and those that failed."""
 
+    experiment: Experiment
+    options: Mapping[str, Mapping[str, Any]]  # of each tracker
+    passing: dict[tuple[str, str], PassingOn] = field(default_factory=dict)  # kind, tracker
+    failed: set[str] = field(default_factory=set)
 
-def until_over(
-    experiment: Experiment,
-    record: JobRecord,
-    passing: Sequence[PassingOn],
-    begin: Callable[[type[PassingOn], JobRecord], None],
-) -> int:
-    """Look again and again; after Ctrl-C what was read before is still passed on.
+    def until_over(self) -> None:
+        """Look again and again."""
+        record, warned = self.experiment.read_record(), False
+        while True:
+            self.look(record)
+            if record.over or self.failed == self.options.keys():
+                return
+            if not warned and not self.experiment.followed and not record.head_elsewhere:
+                say(
+                    f"nothing follows {self.experiment.name}, so its numbers may stay on the"
+                    f" nodes: orchestrator attach {self.experiment.name}"
+                )
+                warned = True
+            time.sleep(LOOK_SECONDS)
+            record = self.experiment.read_record()
 
-    A tracker hears of a run for the later Trainers of a program when there is one.
-    """
-    asked = threading.Event()
-    before = [signal.signal(number, lambda *_: asked.set()) for number in SIGNALS]
-    passed = waits = more = False
-    while True:
-        if not more and OfLaterTrainers.are_there(experiment.path / "outputs"):
-            more = True
-            begin(OfLaterTrainers, record)
-        results = [each.pass_on(record) for each in passing]
-        whole = all(results)
-        lost = all(each.to.failed for each in passing)
-        if asked.is_set() or lost or (whole and record.over):
-            break
-        if not whole:
-            if not waits:
-                say("there is more than a tracker takes at once. Ctrl-C ends it, and later it goes"
-                    f" on from there: orchestrator track {experiment.name}")  # fmt: skip
-            waits = True
-            asked.wait(BUSY_SECONDS)
-            continue
-        if not passed and not experiment.followed and not record.head_elsewhere:
-            say(f"nobody follows {experiment.name}, so its numbers may stay on the nodes:"
-                f" orchestrator attach {experiment.name}")  # fmt: skip
-            passed = True
-        asked.wait(LOOK_SECONDS)
-        record = experiment.read_record()
-    for number, handler in zip(SIGNALS, before, strict=True):
-        signal.signal(number, handler)
-    return EXIT_STOPPED if asked.is_set() else EXIT_DONE
+    def look(self, record: JobRecord) -> None:
+        """Pass on what is new, to each tracker that has not failed.
+
+        A tracker hears of a run for the later Trainers of a program when there is one.
+        """
+        kinds = ["training", "nodes"]
+        kinds += ["trainers"] * bool(later_trainers(self.experiment.path / "outputs"))
+        for name, kind in product(self.options, kinds):
+            if name in self.failed:
+                continue
+            what = "could not be opened, and gets no values"
+            try:
+                if (kind, name) not in self.passing:
+                    own = PassingOn(self.experiment, record, kind, name, self.options[name])
+                    self.passing[kind, name] = own
+                what = "failed and is switched off from now on"
+                self.passing[kind, name].pass_on(record)
+            except UsageError:  # of an option that it does not know
+                raise
+            except (Exception, SystemExit) as error:  # noqa: BLE001 (the network, a server)
+                self.failed.add(name)
+                say(f"WARNING: {name} {what}: {str(error) or type(error).__name__}")
+
+    def close(self) -> None:
+        for each in self.passing.values():
+            if each.name not in self.failed:
+                with contextlib.suppress(Exception):  # what was sent is sent
+                    each.tracker.close()
 
 
 def parsed(options: Sequence[str], names: Sequence[str]) -> Mapping[str, dict[str, Any]]:

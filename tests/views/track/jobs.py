@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from orchestrator.protocol.message import encode
+from orchestrator.protocol.message import decode, encode
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.experiments import create
 
@@ -16,7 +16,7 @@ def job(root: Path, name: str, **more: object) -> Experiment:
     made = create(root, name)
     nodes = [NodeRecord(0, "a", "a", None, None, "10.0.0.1", "python", 0, 1)]
     record = JobRecord("0123456789abcdef", made.name, "running", ["x"], nodes, NOW - 60)
-    made.write_record(JobRecord.from_json({**encode(record), "launch": {}, **more}))
+    made.write_record(decode(JobRecord, {**encode(record), "launch": {}, **more}))
     return made
 
 

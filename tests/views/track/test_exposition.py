@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.protocol.message import encode
+from orchestrator.protocol.message import decode, encode
 from orchestrator.records.experiment import JobRecord, NodeRecord
 from orchestrator.views.track.exposition import (
     HELP,
@@ -122,7 +122,7 @@ def test_a_record_is_read_again_when_it_has_changed(tmp_path: Path) -> None:
     looking = Exposition(tmp_path)
     assert 'state="running"' in written(looking.points(NOW))
     record = made.read_record()
-    made.write_record(JobRecord.from_json({**encode(record), "nodes": [], "state": "stopped",
+    made.write_record(decode(JobRecord, {**encode(record), "nodes": [], "state": "stopped",
                                            "launch": {}, "ended": NOW}))  # fmt: skip
     assert 'state="stopped"' in written(looking.points(NOW))
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,11 +15,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from orchestrator.common.errors import EXIT_FAILED, UsageError
 from orchestrator.config.launch import Where
 from orchestrator.records.experiment import Attempt, Experiment, NodeRecord
-from orchestrator.trackers import sending
 from orchestrator.trackers.known import KNOWN, Curves, Known
 from orchestrator.views.track import command as track
 from orchestrator.views.track import passing_on
-from orchestrator.views.track.passing_on import OfNodes, OfRanks
+from orchestrator.views.track.passing_on import PassingOn
 from tests.views.track.jobs import NOW, job, tell
 
 BOTH = ["tensorboard"]
@@ -155,137 +153,64 @@ def test_moments_are_of_the_heads_clock(tmp_path: Path, monkeypatch: pytest.Monk
         {"time": NOW + 3600, "about": {"host": "a"}},
         {"time": NOW + 3605, "cpu": 0.5},
     )
-    heard: list[tuple[int, float]] = []
-
-    class Clock(Slow):
-        def log(self, _: Mapping[str, float], step: int, moment: float) -> None:
-            heard.append((step, moment))
-
-    monkeypatch.setitem(KNOWN, "slow", Known(Clock().open, "json", "slow"))
-    for kind in (OfRanks, OfNodes):
-        passing = kind(made, made.read_record(), "slow", {}, said.append)
-        passing.pass_on(passing.record)
-        passing.to.close()
-    assert heard == [(1, NOW), (2, NOW + 20), (65, NOW + 5)]
+    heard = Heard()
+    monkeypatch.setitem(KNOWN, "own", Known(heard.open, "json", "own"))
+    record = made.read_record()
+    for kind in ("training", "nodes"):
+        PassingOn(made, record, kind, "own", {}).pass_on(record)
+    assert heard.moments == [(1, NOW), (2, NOW + 20), (65, NOW + 5)]
 
 
-def test_a_tracker_whose_server_does_not_answer_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """MLflow asks one that is down for many minutes, without a word."""
-    made = job(tmp_path, "one", state="done", ended=NOW)
-    heard: list[str] = []
-    told = threading.Event()
-
-    def say(what: str) -> None:
-        heard.append(what)
-        told.set()
-
-    def opened(_: Curves) -> Slow:
-        assert told.wait(60)
-        raise ConnectionError("no server")
-
-    monkeypatch.setattr(track, "say", say)
-    monkeypatch.setattr(track, "SLOW_SECONDS", 0.01)
-    monkeypatch.setitem(KNOWN, "tensorboard", Known(opened, "json", "tensorboard"))
-    assert track.track(Where(experiments=tmp_path), made.name, ["tensorboard"], []) == EXIT_FAILED
-    assert heard == [
-        "waiting for tensorboard to answer; Ctrl-C leaves, and the job continues",
-        "WARNING: tensorboard could not be opened, and gets no values: no server",
-        f"0 lines of {made.name} passed on to tensorboard",
-    ]
-
-
-class Slow:
-    """A tracker that takes a line when it may, and fails at some step."""
+class Heard:
+    """A tracker that fails at some step."""
 
     def __init__(self, fails_at: int = -1) -> None:
-        self.may, self.fails_at = threading.Semaphore(0), fails_at
-        self.heard: list[tuple[int, str]] = []
+        self.fails_at = fails_at
+        self.moments: list[tuple[int, float]] = []
 
-    def open(self, _: Curves) -> Slow:
+    def open(self, _: Curves) -> Heard:
         return self
 
-    def log(self, values: Mapping[str, float], step: int, moment: float) -> None:
-        assert self.may.acquire(timeout=60)
+    def log(self, _: Mapping[str, float], step: int, moment: float) -> None:
         if step == self.fails_at:
             raise ConnectionError("no network")
-        self.heard += [(step, name) for name in values]
+        self.moments.append((step, moment))
 
     def close(self) -> None:
         pass
-
-
-def steps_of(made: Experiment, slow: Slow, monkeypatch: pytest.MonkeyPatch) -> OfRanks:
-    monkeypatch.setitem(KNOWN, "slow", Known(slow.open, "json", "slow"))
-    return OfRanks(made, made.read_record(), "slow", {}, said.append)
-
-
-said: list[str] = []
-
-
-def test_a_slow_tracker_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sending, "WAITING_LINES", 8)
-    monkeypatch.setattr(passing_on, "PIECE_BYTES", 128)
-    said.clear()
-    made, slow = job(tmp_path, "one"), Slow()
-    tell(made, "rank_00_metrics.jsonl", *({"time": NOW, "step": s, "loss": 1} for s in range(60)))
-    passing = steps_of(made, slow, monkeypatch)
-    looks = 1
-    while not passing.pass_on(passing.record):
-        slow.may.release()
-        looks += 1
-    assert looks > 10
-    slow.may.release(60)
-    passing.to.close()
-    passing.keep()
-    assert slow.heard == [(step, "loss") for step in range(60)]
-    assert said == []
-    again = steps_of(made, Slow(), monkeypatch)
-    assert again.pass_on(again.record)  # and none of them again
 
 
 def test_what_a_tracker_did_not_take_is_not_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(passing_on, "PIECE_BYTES", 128)
-    made, slow = job(tmp_path, "one"), Slow(fails_at=30)
-    tell(made, "rank_00_metrics.jsonl", *({"time": NOW, "step": s, "loss": 1} for s in range(40)))
-    passing = steps_of(made, slow, monkeypatch)
-    slow.may.release(90)
-    passing.pass_on(passing.record)
-    passing.to.thread.join(60)
-    with (made.path / "outputs" / "rank_00_metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"time": NOW, "step": 40, "loss": 1}) + "\n")
-    passing.pass_on(passing.record)
-    passing.to.close()
-    passing.keep()
-    later = Slow()
-    later.may.release(90)
-    passing = steps_of(made, later, monkeypatch)
-    passing.pass_on(passing.record)
-    passing.to.close()
-    assert slow.heard[-1] == (29, "loss")
-    assert later.heard[-1] == (40, "loss") and (30, "loss") in later.heard
-    assert later.heard[0][0] > 0  # what it took is not told again but for a piece
+    made, first, later = job(tmp_path, "one"), Heard(fails_at=30), Heard()
+    tell(made, "rank_00_metrics.jsonl", *steps(*range(40)))
+    record = made.read_record()
+    for heard in (first, later):
+        monkeypatch.setitem(KNOWN, "own", Known(heard.open, "json", "own"))
+        with contextlib.suppress(ConnectionError):
+            PassingOn(made, record, "training", "own", {}).pass_on(record)
+    assert first.moments[-1][0] == 29
+    told = [step for step, _ in later.moments]
+    assert told == list(range(told[0], 40)) and 0 < told[0] <= 30
 
 
-def test_a_tracker_that_cannot_be_opened_costs_its_curves_and_one_warning(
+def test_a_tracker_that_fails_costs_its_curves_and_one_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = job(tmp_path, "one", state="done", ended=NOW)
-    tell(made, "rank_00_metrics.jsonl", {"time": NOW, "rank": 0, "step": 1, "loss": 0.5})
+    tell(made, "rank_00_metrics.jsonl", *steps(1))
     (tmp_path / "file").write_text("")
-    heard: list[str] = []
-    monkeypatch.setattr(track, "say", heard.append)
-    other = Slow()
-    other.may.release(90)
-    monkeypatch.setitem(KNOWN, "trackio", Known(lambda _: other, "json", "trackio"))
-    code = track.track(
-        Where(experiments=tmp_path), made.name, ["tensorboard", "trackio"],
-        [f"tensorboard.log_dir={tmp_path}/file/x"],
-    )  # fmt: skip
-    warning, *_ = heard
-    assert code == EXIT_FAILED and len([line for line in heard if "WARNING" in line]) == 1
-    assert re.match(r"WARNING: tensorboard could not be opened, .*Not a directory", warning)
-    assert (1, "loss") in other.heard
+    said: list[str] = []
+    monkeypatch.setattr(track, "say", said.append)
+    bad, good = Heard(fails_at=1), Heard()
+    monkeypatch.setitem(KNOWN, "bad", Known(bad.open, "json", "bad"))
+    monkeypatch.setitem(KNOWN, "good", Known(good.open, "json", "good"))
+    names, options = ["tensorboard", "bad", "good"], [f"tensorboard.log_dir={tmp_path}/file/x"]
+    assert track.track(Where(experiments=tmp_path), made.name, names, options) == EXIT_FAILED
+    one, other = (line for line in said if "WARNING" in line)
+    assert re.match(r"WARNING: tensorboard could not be opened, .*Not a directory", one)
+    assert other == "WARNING: bad failed and is switched off from now on: no network"
+    assert [step for step, _ in good.moments] == [1]
+    assert said[-1] == f"1 line of {made.name} passed on to tensorboard, bad, good"
