@@ -402,7 +402,7 @@ PROFILED = only("profiling.enabled", True)
 
 @dataclass(frozen=True)
 class Profiling:
-    """A Chrome trace per rank and a summary of what overlapped, over some steps of the run."""
+    """A Chrome trace per rank, over some steps of the run; `orchestrator profile` reads them."""
 
     enabled: bool = False
     wait: int | None = field(default=None, metadata=PROFILED)  # steps before it; 5, if there are

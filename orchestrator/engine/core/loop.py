@@ -82,7 +82,7 @@ class Loop:
                 before=state.step,
             ) as self.profile,
         ):
-            after.enter_context(self.reporter.file)
+            after.callback(self.reporter.file.close)
             after.callback(self._restore_randomness)
             after.enter_context(self.saving.open())
             to_train(self.parts.model, self.parts.bare)

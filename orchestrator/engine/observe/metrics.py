@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from orchestrator.common import files
-from orchestrator.common.text import duration, plural
+from orchestrator.common.text import duration
 from orchestrator.records.metrics import trainers
 
 # -- memory ---------------------------------------------------------------------------------------
@@ -36,9 +36,6 @@ def memory(device: torch.device) -> tuple[int, int]:
 # -- the file -------------------------------------------------------------------------------------
 
 
-MOST_WAITING_BYTES = 8 << 20  # some 20,000 lines that a full disk has refused
-
-
 class MetricsFile:
     """outputs/rank_RR_metrics.jsonl of the experiment: one object of JSON per logged step.
 
@@ -46,24 +43,22 @@ class MetricsFile:
 
     Each begins with the time (Unix seconds) and the rank, so that lines of many files can be put
     together. A run that goes on from a checkpoint of step `after` keeps the lines up to it; another
-    begins an empty file. Without an experiment (torchrun by hand) there is none. What a full disk
-    refuses waits in memory for room, up to MOST_WAITING_BYTES; it never costs the run.
+    begins an empty file. Without an experiment (torchrun by hand) there is none. A line that a full
+    disk refuses is lost, which is said once; it never costs the run.
     """
 
     def __init__(
         self, rank: int, after: int = 0, trainer: int = 1, unit: str = trainers.TOKENS
     ) -> None:
-        self._rank, self._after, self._warned = rank, after, False
+        self._rank, self._after, self._lost = rank, after, 0
         # What `tokens` counts; a line has it where they are no tokens.
         self._unit = {} if unit == trainers.TOKENS else {trainers.UNIT: unit}
         self._file: io.FileIO | None = None
-        self._waiting = b""  # whole lines
-        self._lost = 0  # of them
         experiment = os.environ.get("ORCHESTRATOR_EXPERIMENT", "")
         self._path = Path(experiment, "outputs", trainers.file_name(rank, trainer))
         self._wanted = bool(experiment)
         if self._wanted:
-            self._flush()
+            self._append(b"")
 
     def write(self, record: Mapping[str, float | None]) -> None:
         if not self._wanted:
@@ -75,46 +70,26 @@ class MetricsFile:
         }
         unit = self._unit if "tokens" in record else {}
         about = {"time": round(time.time(), 3), "rank": self._rank}
-        self._waiting += json.dumps(about | finite | unit).encode() + b"\n"
-        self._flush()
-        if len(self._waiting) > MOST_WAITING_BYTES:
-            self._lost += self._waiting.count(b"\n")
-            self._waiting = b""
+        self._append(json.dumps(about | finite | unit).encode() + b"\n")
 
-    def _flush(self) -> None:
-        """Write what waits; nothing is left of a line that finds only room for a part."""
+    def _append(self, line: bytes) -> None:
+        """Write a line; nothing is left of one that finds only room for a part."""
         try:
             if self._file is None:
-                self._file = self._begin()
-            while self._waiting:
-                whole = files.append_lines(self._file.fileno(), self._waiting)
-                if not whole:
-                    raise OSError("there is no room for a line")
-                self._waiting = self._waiting[whole:]
+                # A node may not share the head's disk.
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                kept = _lines_up_to(self._path, self._after) if self._after else b""
+                files.replace(self._path, kept)  # whole or not at all, should the disk be full
+                self._file = self._path.open("ab", buffering=0)
+            if files.append_lines(self._file.fileno(), line) < len(line):
+                raise OSError("there is no room for a line")
         except OSError as error:
-            self._warn(f"wait in memory: {self._path}: {error.strerror or error}")
+            if not self._lost:
+                what = f"metrics of rank {self._rank} are lost: {self._path}"
+                sys.stderr.write(f"WARNING: {what}: {error.strerror or error}\n")
+            self._lost += 1
 
-    def _begin(self) -> io.FileIO:
-        # A node may not share the head's disk.
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        kept = _lines_up_to(self._path, self._after) if self._after else b""
-        files.replace(self._path, kept)  # whole or not at all, should the disk be full
-        return self._path.open("ab", buffering=0)
-
-    def _warn(self, words: str) -> None:
-        if not self._warned:
-            self._warned = True
-            sys.stderr.write(f"WARNING: metrics of rank {self._rank} {words}\n")
-
-    def __enter__(self) -> MetricsFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._waiting:
-            self._flush()
-        if lost := self._lost + self._waiting.count(b"\n"):
-            self._warned = False
-            self._warn(f"are lost: {plural(lost, 'line')} found no room")
+    def close(self) -> None:
         if self._file is not None:
             self._file.close()
 
@@ -179,16 +154,6 @@ class Estimate:
         return steps * sum(self._recent) / len(self._recent) * with_pauses
 
 
-COLUMNS = 104  # of a line with its prefix: that of a job of 999 steps lacks `lr` alone
-DROPPED_FIRST = ("lr", "step", "grad", "mfu")  # where the line has too little room
-
-
-def room() -> int:
-    """Return the columns that the launcher's prefix leaves to a line of this job."""
-    nodes, ranks = (int(os.environ.get(name) or 1) for name in ("NNODES", "WORLD_SIZE"))
-    return COLUMNS - len(f"node{nodes - 1} rank{ranks - 1} | ")
-
-
 def progress(
     record: Mapping[str, float | None],
     steps: int | None,
@@ -196,35 +161,23 @@ def progress(
     *,
     unit: str = "tokens",
     metrics: Mapping[str, float | None] = {},
-    columns: int = COLUMNS,
-    ends: bool = False,
 ) -> str:
-    """Write the line on screen; the columns keep their places from line to line.
-
-    What has no room is left out, the least important first; the file of metrics has it. A training
-    of some epochs ends, too, though nobody knows its number of steps for certain.
-    """
+    """Write the line on screen; the columns keep their places from line to line."""
     total = f"/{steps}" if steps else ""
     parts = {
         "": f"step {record['step']:>{len(total) - 1 if total else 6}}{total}",
         "loss": f"loss {_number(record['loss'], 4)}",
         **{f"metric {name}": f"{name} {_number(value, 4)}" for name, value in metrics.items()},
-        "lr": f"lr {record['lr']:.1e}",
         "grad": f"grad {_number(record['grad_norm'], 3)}",
         "speed": f"{_short(record['tokens_per_s']):>5} {unit}/s",
         "step": _step_time(record["step_ms"] or 0.0),
     }
     if record.get("mfu") is not None:
         parts["mfu"] = f"mfu {record['mfu']:>5.1%}"
-    if steps or ends:  # also where it is not known yet, so that the same columns are left out
-        seconds = round(eta_seconds or 0.0)  # none: it has only begun, or ends
-        left = f"{duration(seconds)} left" if seconds else ""
-        parts["left"] = left.ljust(len("59 min 59 s left"))
+    if seconds := round(eta_seconds or 0.0):  # none: it has only begun, or ends
+        parts["left"] = f"{duration(seconds)} left"
     if record.get("skipped_steps"):
         parts["skipped"] = f"{record['skipped_steps']:.0f} skipped"
-    for name in DROPPED_FIRST:
-        if len("  ".join(parts.values())) > columns:
-            parts.pop(name, None)
     return "  ".join(parts.values()).rstrip()
 
 

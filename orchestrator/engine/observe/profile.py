@@ -1,8 +1,8 @@
 """Write a Chrome trace per rank over some steps of the run: as the config says, or when asked.
 
-config.profiling says when; outputs/profile then holds rank_RR.json.gz (for chrome://tracing or
-ui.perfetto.dev) and summary.json. Traces that a head asks for, while the training runs, are in
-outputs/profile/step_NNNNNNNN; what they say is worked out at the head.
+config.profiling says when; outputs/profile then holds rank_RR.json.gz, for chrome://tracing or
+ui.perfetto.dev. Traces that a head asks for, while the training runs, are in
+outputs/profile/step_NNNNNNNN. What they say is worked out at the head.
 """
 
 from __future__ import annotations
@@ -14,23 +14,19 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import torch.distributed as dist
 
 from orchestrator.common import files
 from orchestrator.common.errors import UsageError
 from orchestrator.common.text import Say
 from orchestrator.config.schema import Profiling
-from orchestrator.engine.ranks.ranks import Ranks, host_group
+from orchestrator.engine.ranks.ranks import Ranks, gather
 from orchestrator.protocol import profiling as asked
 from orchestrator.protocol.message import Nonsense, decode, encode, parse
 from orchestrator.protocol.profiling import ProfileNews, ProfileWish
-from orchestrator.traces import overlap
-from orchestrator.traces.rank import Rank, read
 
 LARGEST_TRACE_BYTES = 1 << 30  # before it is packed
 
@@ -60,15 +56,14 @@ class Profile:
         say: Say,
         *,
         marks: Callable[[bool], None] = lambda _: None,
-        about: Mapping[str, Any] | None = None,
         before: int = 0,
     ) -> None:
-        """`marks` switches the marks of phases in a trace on and off; `about` is written into it.
+        """`marks` switches the marks of phases in a trace on and off.
 
         `before` is how many steps have been made, by earlier runs.
         """
         self._profiling, self._ranks, self._say = profiling, ranks, say
-        self._marks, self._about, self._before = marks, about or {}, before
+        self._marks, self._before = marks, before
         # Started by hand, without an experiment: use the current directory.
         self._directory = (outputs or Path()) / "profile"
         self._recording: Recording | None = None
@@ -132,38 +127,22 @@ class Profile:
         self._marks(True)
 
     def step(self) -> None:
-        if self._recording is None:
+        recording = self._recording
+        if recording is None:
             return
         if self._profiler is not None:
             if self._left == 1:  # it can be noted while it records, and no more later
-                about = {**self._about, **self._place(self._recording)}
+                node, host = self._ranks.nodes[self._ranks.rank]
+                about: dict[str, Any] = {"rank": self._ranks.rank, "node": node, "host": host}
+                about |= {"world": self._ranks.world}
+                about |= {"first": recording.first, "last": recording.last}
                 self._profiler.add_metadata_json("orchestrator", json.dumps(about))
             self._profiler.step()  # after the last one this stops the recording
         self._left -= 1
         if not self._left:
-            self._finish(self._recording)
-
-    def _place(self, recording: Recording) -> dict[str, Any]:
-        node, host = self._ranks.nodes[self._ranks.rank]
-        return {
-            "rank": self._ranks.rank,
-            "world": self._ranks.world,
-            "node": node,
-            "host": host,
-            "first": recording.first,
-            "last": recording.last,
-        }
-
-    def _finish(self, recording: Recording) -> None:
-        result = self._write(recording) if self._profiler is not None else self._problem
-        self._close()
-        results = self._gather(result)
-        if results is None:
-            return
-        if recording.asked:
-            self._answer(recording, results)
-        else:
-            self._summarize(recording, results)
+            problem = self._write(recording) if self._profiler is not None else self._problem
+            self._close()
+            self._answer(recording, gather(problem))
 
     def _close(self) -> None:
         self._recording = self._profiler = None
@@ -183,7 +162,7 @@ class Profile:
 
     # -- what is written --------------------------------------------------------------------------
 
-    def _write(self, recording: Recording) -> Rank | str | None:
+    def _write(self, recording: Recording) -> str:
         """Write this rank's trace, or return why it cannot be written. Never raises: the training
         goes on, and the other ranks wait for the answer."""
         directory, name = recording.directory, f"rank_{self._ranks.rank:02d}.json"
@@ -193,75 +172,43 @@ class Profile:
             # The profiler does not say when the disk is full; the file it leaves cannot be read.
             self._profiler.export_chrome_trace(str(plain))
             refuse_cut_off(plain)
-            result = None if recording.asked else read(plain)[1]
-            if plain.stat().st_size > LARGEST_TRACE_BYTES:
-                raise UsageError(
-                    f"it has more than {LARGEST_TRACE_BYTES >> 30} GB: trace fewer steps"
-                )
             # A trace of 124 MB became 15 MB in 0.4 s; the default level, 9, 12 MB in 6.6 s.
             with plain.open("rb") as source, gzip.open(packed, "wb", compresslevel=1) as target:
                 shutil.copyfileobj(source, target, 1 << 20)
             packed.replace(directory / f"{name}.gz")
-            return result
+            return ""
         except (OSError, UsageError, RuntimeError) as error:
-            self._warn(f"no trace of rank {self._ranks.rank}: {error}")
+            sys.stderr.write(f"WARNING: no trace of rank {self._ranks.rank}: {error}\n")
             return str(error)
         finally:
             with contextlib.suppress(OSError):
                 for rest in directory.glob(f".{name}*"):  # the profiler's .tmp among them
                     rest.unlink()
 
-    def _gather(self, result: Rank | str | None) -> list[Rank | str | None] | None:
-        """Gather all ranks' results on rank 0; return None on the others."""
-        if self._ranks.world == 1:
-            return [result]
-        first = self._ranks.rank == 0
-        results: list[Rank | str | None] = [None] * self._ranks.world
-        dist.gather_object(result, results if first else None, dst=0, group=host_group())
-        return results if first else None
-
-    def _answer(self, recording: Recording, results: list[Rank | str | None]) -> None:
-        """Tell the head that asked where the traces are."""
-        without = [(n, reason) for n, reason in enumerate(results) if isinstance(reason, str)]
-        lacking = "; ".join(f"rank {n}: {reason}" for n, reason in without[:4])
+    def _answer(self, recording: Recording, problems: list[str]) -> None:
+        """Say where the traces are, also to the head that asked for them."""
+        without = [f"rank {n}: {problem}" for n, problem in enumerate(problems) if problem]
+        lacking = "; ".join(without[:4])
         steps = (recording.first, recording.last)
-        directory = f"{self._directory.name}/{recording.directory.name}"
-        if len(without) == len(results):
-            self.requests.notify(
-                asked.FAILED, steps, text=f"no rank could write a trace: {lacking}"
-            )
+        if len(without) == len(problems):
+            words = f"no rank could write a trace: {lacking}"
+            self._say(words)
+            self.requests.notify(asked.FAILED, steps, text=words)
             return
-        self._say(f"profile of steps {steps[0]} to {steps[1]} in {recording.directory}")
-        self.requests.notify(asked.WRITTEN, steps, directory, lacking)
-
-    def _summarize(self, recording: Recording, results: list[Rank | str | None]) -> None:
-        """Write and print what the traces say."""
-        ranks = {n: rank for n, rank in enumerate(results) if isinstance(rank, Rank)}
-        if not ranks:
-            return
-        together = overlap.compare(ranks)
-        try:
-            summary = json.dumps(overlap.as_data(together), indent=1) + "\n"
-            files.replace(recording.directory / "summary.json", summary)
-        except OSError as error:
-            self._warn(f"no summary of the profile: {error}")
-        before, active = recording.wanted.steps_before, recording.wanted.active
-        which = f"its steps {before + 1} to {before + active}" if before else "its first steps"
-        self._say(f"profile of {active} steps of this run, {which}, in {recording.directory}")
-        self._say(overlap.to_text(together))
-        if len(ranks) < self._ranks.world:
-            missing = [str(n) for n, rank in enumerate(results) if n not in ranks]
-            self._say(f"it lacks the ranks that could not write a trace: {', '.join(missing)}")
-
-    def _warn(self, text: str) -> None:
-        sys.stderr.write(f"WARNING: {text}\n")
-        sys.stderr.flush()
+        lacks = f"; it lacks {lacking}" if lacking else ""
+        self._say(f"profile of steps {steps[0]} to {steps[1]} in {recording.directory}{lacks};"
+                  " `orchestrator profile` reads it")  # fmt: skip
+        directory = recording.directory.relative_to(self._directory.parent)
+        self.requests.notify(asked.WRITTEN, steps, str(directory), lacking)
 
 
 def refuse_cut_off(path: Path) -> None:
-    """Refuse a trace that ends within an event: the head reads the rest."""
+    """Refuse a trace that ends within an event, or is too large for a head to read."""
+    size = path.stat().st_size
+    if size > LARGEST_TRACE_BYTES:
+        raise UsageError(f"it has more than {LARGEST_TRACE_BYTES >> 30} GB: trace fewer steps")
     with path.open("rb") as file:
-        file.seek(-min(path.stat().st_size, 64), os.SEEK_END)
+        file.seek(-min(size, 64), os.SEEK_END)
         if not file.read().rstrip().endswith(b"}"):
             raise UsageError("it was cut off: is the disk full?")
 

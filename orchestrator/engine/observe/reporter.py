@@ -41,8 +41,7 @@ class StepReport:
     optimizers: int = 1
 
     def value(self, name: str) -> float | Tensor | None:
-        value: float | Tensor | None = getattr(self, name) if name in MEASURED else self.each[name]
-        return value
+        return self.each[name] if name in self.each else getattr(self, name)
 
 
 @dataclass(frozen=True)
@@ -270,23 +269,22 @@ class Reporter:
             **self._utilization(per_step and steps * per_step / seconds),
             "skipped_steps": self.skipped,
         }
-        left, ends = self._left(last=last)
+        left = None if last else self._left()
         self._write(record | ({} if left is None else {LEFT: round(left, 1)}))
         others = {name: value for name, value in means.items() if name != "loss"}
         shown = metrics.progress(
             record, self.measures.max_steps, left,
-            unit=self.measures.unit, metrics=others, columns=metrics.room(), ends=ends,
+            unit=self.measures.unit, metrics=others,
         )  # fmt: skip
         self.say(shown)
         self.busy, self.logged_step, self.begun = 0.0, step, True
         self.logged_tokens = self.tokens
 
-    def _left(self, *, last: bool) -> tuple[float | None, bool]:
-        """Return the seconds until the end, where they are known, and whether they can be."""
+    def _left(self) -> float | None:
+        """Return the seconds until the end, where they are known."""
         steps, clock = self.measures.left()
         known = [s for s in (self.estimate.seconds(steps), clock) if s is not None]
-        ends = steps is not None or clock is not None
-        return (None if last else min(known, default=None)), ends
+        return min(known, default=None)
 
     def _utilization(self, samples_per_s: float | None) -> dict[str, float | None]:
         """Compare with what the vendor promises, and with what a large multiplication reaches."""

@@ -97,5 +97,4 @@ def test_a_trainer_does_what_the_engine_does(tmp_path: Path) -> None:
     kept = sorted(path.name for path in (job.path / "kept").iterdir())
     assert kept == ["step_00000006", "step_00000008"]
     outputs = job.experiment() / "outputs"
-    assert (outputs / "profile/summary.json").exists()
     assert (outputs / "profile/rank_01.json.gz").exists()

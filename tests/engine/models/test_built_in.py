@@ -96,9 +96,7 @@ def test_a_profile_of_a_run(tmp_path: Path, strategy: str) -> None:
     for rank in range(2):
         with gzip.open(directory / f"rank_{rank:02d}.json.gz") as file:
             assert len(json.load(file)["traceEvents"]) > 100
-    summary = json.loads((directory / "summary.json").read_text())
-    assert len(summary["ranks"]) == 2
-    assert "communication" in one.output()
+    assert "`orchestrator profile` reads it" in one.output()
     assert len(one.metrics()) == STEPS
 
 

@@ -8,7 +8,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,8 +18,6 @@ from orchestrator.config.schema import Profiling
 from orchestrator.engine.observe.profile import Profile
 from orchestrator.engine.ranks.ranks import Ranks
 from orchestrator.node.transfer.outputs import STAY_HIDDEN
-from orchestrator.traces import overlap
-from orchestrator.traces.rank import read
 from tests.engine import pair
 
 pytestmark = pytest.mark.slow
@@ -59,18 +56,14 @@ def test_one_rank(tmp_path: Path) -> None:
     said: list[str] = []
     assert run(WANTED, tmp_path, 6, said, alone()) == [4, 5, 6]
     directory = tmp_path / "profile"
-    assert sorted(path.name for path in directory.iterdir()) == ["rank_00.json.gz", "summary.json"]
+    assert sorted(path.name for path in directory.iterdir()) == ["rank_00.json.gz"]
     traced = names(directory / "rank_00.json.gz")
     assert "aten::mm" in traced
     assert {name for name in traced if name.startswith("ProfilerStep")} == {
         "ProfilerStep#2",
         "ProfilerStep#3",
     }
-    summary = json.loads((directory / "summary.json").read_text())
-    assert summary["ranks"]["0"]["steps"] == 2
-    assert summary["ranks"]["0"]["compute_ms"] > 0
-    assert "no communication was seen" in said[-1]
-    assert str(directory) in said[0]
+    assert said == [f"profile of steps 3 to 4 in {directory}; `orchestrator profile` reads it"]
 
 
 def test_half_a_trace_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +127,7 @@ def test_a_directory_that_cannot_be_is_told(
         for _ in range(6):
             profile.step()
     assert "WARNING: no trace of rank 0" in capfd.readouterr().err
-    assert not said
+    assert said[-1].startswith("no rank could write a trace: rank 0: ")
 
 
 def test_by_hand_it_is_written_where_one_is(
@@ -142,46 +135,31 @@ def test_by_hand_it_is_written_where_one_is(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run(WANTED, None, 4, [], alone())
-    assert (tmp_path / "profile" / "summary.json").exists()
+    assert (tmp_path / "profile" / "rank_00.json.gz").exists()
 
 
 # -- two ranks ------------------------------------------------------------------------------------
 
-NAP = 0.1
-
 
 def two_ranks(rank: int, directory: Path) -> None:
-    """Rank 1 is slow; then its disk is full; then that of rank 0."""
+    """The disk of rank 1 is full; then that of rank 0."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    for name, full in (("slow", None), ("full 1", 1), ("full 0", 0)):
+    for name, full in (("full 1", 1), ("full 0", 0)):
         said: list[str] = []
         if rank == full:
             resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
         with Profile(WANTED, directory / name, alone(rank, 2), said.append) as profile:
             for _ in range(5):
-                time.sleep(NAP * rank)
                 work()
                 dist.all_reduce(torch.ones(10))
                 profile.step()
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
-        assert bool(said) == (rank == 0)
         if rank == 0:
             (directory / f"{name} said").write_text("\n".join(said))
 
 
-def test_two_ranks_share_what_they_saw(tmp_path: Path) -> None:
+def test_a_full_disk_costs_one_trace(tmp_path: Path) -> None:
     results = pair.run(two_ranks, tmp_path)
-
-    slow = tmp_path / "slow" / "profile"
-    files = ["rank_00.json.gz", "rank_01.json.gz", "summary.json"]
-    assert sorted(path.name for path in slow.iterdir()) == files
-    said = (tmp_path / "slow said").read_text()
-    assert "rank 1 is slowest: others wait" in said
-    summary = json.loads((slow / "summary.json").read_text())
-    assert summary["straggler"] == 1
-    assert summary["lag_ms_per_step"] > NAP * 1e3 / 2
-    again = overlap.compare({n: read(slow / f"rank_{n:02d}.json.gz")[1] for n in (0, 1)})
-    assert overlap.as_data(again) == summary, "the traces say the same by hand"
 
     for full in (0, 1):
         directory = tmp_path / f"full {full}" / "profile"
@@ -191,7 +169,7 @@ def test_two_ranks_share_what_they_saw(tmp_path: Path) -> None:
         assert not (directory / f"rank_{full:02d}.json.gz").exists()
         assert not [path for path in directory.iterdir() if path.name.startswith(".")]
         said = (tmp_path / f"full {full} said").read_text()
-        assert said.endswith(f"it lacks the ranks that could not write a trace: {full}")
+        assert f"it lacks rank {full}: " in said
 
 
 def test_it_is_imported_only_when_it_is_enabled() -> None:
