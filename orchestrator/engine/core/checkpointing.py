@@ -331,11 +331,10 @@ class Checkpointing:
 
     def refuse_unsaved(self) -> None:
         """Refuse at the first step, and not at a resume, what no checkpoint can hold."""
-        steppers, saves = self.parts.steppers, bool(self.checkpoints or self.memory)
-        if self.savable or not saves or not any(s.optimizer.state for s in steppers):
+        if self.savable or not (self.checkpoints or self.memory):
             return
         self.savable = True
-        for stepper in steppers:
+        for stepper in self.parts.steppers:
             refuse_unsaved(stepper.optimizer, stepper.state.content().unsaved)
 
     def save(self) -> None:

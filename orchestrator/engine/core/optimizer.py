@@ -7,7 +7,7 @@ import functools
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -107,12 +107,7 @@ def bound(
     """
     if isinstance(optimizer, Optimizer):
         for group in optimizer.param_groups:
-            if strangers := [p for p in group["params"] if id(p) not in names]:
-                raise UsageError(
-                    f"the optimizer holds a parameter of shape {tuple(strangers[0].shape)} that is"
-                    " not the model's",
-                    "make it from the parameters of the very model that you give to the Trainer",
-                )
+            refuse_strangers(group["params"], names)
             move(optimizer, group, names, now)
     elif callable(optimizer):
         prefix = f"{name}." if name else ""
@@ -123,6 +118,8 @@ def bound(
                 f"optimizer gave a {type(optimizer).__name__}, not a torch optimizer",
                 "give torch.optim.AdamW(model.parameters()), or a function of the parameters",
             )
+        for group in optimizer.param_groups:
+            refuse_strangers(group["params"], {id(parameter) for parameter in wanted})
     else:
         raise UsageError(
             f"optimizer is {kind(optimizer)}, not an optimizer of torch's",
@@ -138,6 +135,15 @@ def is_summed(parameter: nn.Parameter, mesh: Mesh) -> bool:
     if mesh.mesh is not None:
         return isinstance(parameter, DTensor)
     return mesh.strategy == "single" or parameter.requires_grad
+
+
+def refuse_strangers(parameters: list[nn.Parameter], known: Container[int]) -> None:
+    if strangers := [parameter for parameter in parameters if id(parameter) not in known]:
+        raise UsageError(
+            f"the optimizer holds a parameter of shape {tuple(strangers[0].shape)} that is"
+            " not the model's",
+            "make it from the parameters of the very model that you give to the Trainer",
+        )
 
 
 def refuse_closure(optimizer: Optimizer) -> None:

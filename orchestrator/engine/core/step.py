@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
-from orchestrator.common.errors import CheckFailed
+from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.schema import Training
 from orchestrator.engine.core.average import Average, refuse_two_averages
 from orchestrator.engine.core.optimizer import (
@@ -331,6 +331,13 @@ class Steppers:
         with each other.
         """
         whole = self.whole
+        for stepper in self:
+            if sum(len(g["params"]) for g in stepper.optimizer.param_groups) != len(stepper.named):
+                raise UsageError(
+                    "the optimizer was given other parameters after the Trainer was made",
+                    "give it all of them from the start: those that are frozen"
+                    " (requires_grad=False) stay as they are until a hook unfreezes them",
+                )
         sum_whole(whole)
         flat = [value.to(self.device) for pair in sums.values() for value in pair]
         sharded = self.mesh.mesh is not None

@@ -38,7 +38,6 @@ from tests.engine.by_hand import (
     made,
     momentum,
     net,
-    replacing,
     thaw,
     trained,
     whole,
@@ -47,7 +46,6 @@ from tests.engine.programs.optimizers import (
     ELEMENTWISE,
     OWN,
     ByTensor,
-    Closed,
     Closing,
     Lists,
     Noisy,
@@ -94,13 +92,10 @@ def test_a_choice_of_the_user_stays() -> None:
 def every(strategies: list[dict[str, Any]]) -> Iterator[tuple[str, float]]:
     """Compare each kind of program with a loop by hand, in each of the layouts."""
     cases: list[tuple[str, Make, Any, slice]] = [
-        ("skipped first, SGD", momentum, None, FIRST),
         ("skipped first, AdamW", adamw, None, FIRST),
         ("skipped later, AdamW", adamw, None, LATER),
         ("hook, SGD", clipping(momentum), None, NONE),
         ("hook, AdamW", clipping(adamw), None, NONE),
-        ("step() replaced, AdamW", replacing(adamw), None, NONE),
-        ("unfreezing, SGD", momentum, thaw, NONE),
         ("unfreezing, AdamW", adamw, thaw, NONE),
     ]
     for name, make, after, poisoned in cases:
@@ -357,34 +352,10 @@ def test_what_tells_training_from_evaluation_is_told(tmp_path: Path) -> None:
     assert "T" not in switching.turns[len(turns) :], "nobody trains any more"
 
 
-@pytest.mark.parametrize("later", [True, False])
-def test_what_is_unfrozen_and_in_no_optimizer_is_named(
-    later: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A function of the parameters gets those that train at the start."""
-    said: dict[int, str] = {}
-
-    def thaw_and_look(trainer: Trainer) -> None:
-        said[trainer.state.step] = capsys.readouterr().out
-        thaw(trainer.bare, trainer.state.step)
-
-    trainer = made(adamw, frozen=True, later=later, on_step_end=thaw_and_look)
-    trainer.train(DataLoader(data(), BATCH), epochs=1)
-    warned = [step for step, text in said.items() if "which no optimizer holds" in text]
-    assert len(warned) == later, said
-    if later:
-        assert "a hook has unfrozen 2.weight, 2.bias, which no optimizer" in said[warned[0]]
-
-
 @pytest.mark.parametrize("make", [torch.optim.LBFGS, Closing])
 def test_what_needs_a_closure_is_refused(make: Any) -> None:
     with pytest.raises(UsageError, match=f"{make.__name__} evaluates the loss several times"):
         made(make)
-
-
-def test_what_fails_in_its_first_step_is_named() -> None:
-    with pytest.raises(UsageError, match=r"Closed\.step\(\) fails: AssertionError no closure"):
-        trained(made(Closed))
 
 
 def test_an_optimizer_may_have_no_learning_rate() -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from torch.utils import checkpoint
 
 from orchestrator import Trainer, distributed
@@ -31,33 +29,12 @@ class Net(nn.Module):
         return self.head(x)
 
 
-@dataclass
-class Outputs:
-    logits: Tensor
-
-
-class Wrapped(Net):
-    def forward(self, x: Tensor) -> Any:
-        return Outputs(super().forward(x))
-
-
 class Reentrant(Net):
     def forward(self, x: Tensor) -> Any:
         x = x.clone().requires_grad_()
         for block in self.body:
             x = checkpoint.checkpoint(block, x, use_reentrant=True)
         return self.head(x)
-
-
-class Falling:
-    """A scheduler of one's own, with no more than it needs."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer, self.steps = optimizer, 0
-
-    def step(self) -> None:
-        self.steps += 1
-        self.optimizer.param_groups[0]["lr"] = 0.1 / self.steps
 
 
 def trainer_of(model: nn.Module, parts: nn.Module | None = None, **more: Any) -> Trainer:
@@ -103,20 +80,6 @@ def unfrozen_in_low_precision() -> list[float]:
     return norms
 
 
-def all_frozen() -> list[Any]:
-    """A model that is to evaluate only, and one that is trained by mistake."""
-    trainer = trainer_of(Net().requires_grad_(False))
-    found = trainer.evaluate(fit())
-    return [list(found), message(lambda: trainer.train(fit(), epochs=1, verbose=False))]
-
-
-def detached() -> None:
-    def step(model: nn.Module, batch: Any) -> float:
-        return cross_entropy(model(batch[0]), batch[1]).item()
-
-    Trainer(Net(), torch.optim.AdamW, step=step).train(fit(), epochs=1, verbose=False)
-
-
 def another_group() -> None:
     def unfreeze(trainer: Trainer) -> None:
         trainer.optimizer.add_param_group({"params": list(trainer.bare.body.parameters())})
@@ -148,30 +111,6 @@ def compiled(directory: Path) -> list[Any]:
     return [names == sorted(Net().state_dict()), plain.state.step]
 
 
-def in_full_precision() -> list[str]:
-    seen = set()
-
-    def loss(outputs: Outputs, targets: Tensor) -> Tensor:
-        seen.add(str(outputs.logits.dtype))
-        return cross_entropy(outputs.logits, targets)
-
-    trainer_of(Wrapped(), loss=loss, precision="bf16").train(fit(), epochs=1, verbose=False)
-    return sorted(seen)
-
-
-def own_scheduler(directory: Path) -> list[int]:
-    """A class that was given as it is; its steps, and those after a resume."""
-    steps = []
-    for epochs in (1, 2):
-        trainer = trainer_of(Net(), scheduler=Falling)
-        trainer.train(
-            fit(), epochs=epochs, save_every="1 epoch", save_to=directory, resume=True,
-            verbose=False,
-        )  # fmt: skip
-        steps.append(trainer.parts.schedulers.by_name[""].scheduler.steps)
-    return steps
-
-
 def counted() -> int:
     trainer = trainer_of(Net())
     trainer.train(fit(), epochs=3, verbose=False)
@@ -200,15 +139,10 @@ def first_week(directory: Path) -> None:
     results = {
         "unfrozen": [unfrozen(strategy) for strategy in ("auto", "hybrid_shard")],
         "unfrozen in bf16": unfrozen_in_low_precision(),
-        "all frozen": all_frozen(),
-        "detached": message(detached),
         "another group": message(another_group),
         "stranger": message(stranger),
-        "two optimizers": message(lambda: Trainer(Net(), [], nn.CrossEntropyLoss())),  # type: ignore[arg-type]
         "reentrant": message(lambda: trainer_of(Reentrant()).train(fit(), epochs=1)),
         "compiled": compiled(directory / "compiled"),
-        "dtypes": in_full_precision(),
-        "own scheduler": own_scheduler(directory / "own_scheduler"),
         "by hand": by_hand(directory / "by_hand"),
         "counted": counted(),
         "other rate": other_rate(directory / "other_rate"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 from collections import UserDict, namedtuple
 from collections.abc import Callable, Iterator
@@ -130,42 +128,6 @@ def seen(loader: Any, **more: Any) -> list[float]:
     history = trainer.train(loader, verbose=False, **({"epochs": 1} | more))
     shared = distributed.gather_tensors(torch.tensor(numbers))
     return [*sorted(torch.cat(shared).tolist()), history[-1]["train_sum"]]
-
-
-def arguments(directory: Path) -> None:
-    """Train once with each argument of train() alone, and say what it changed."""
-
-    def alone(**more: Any) -> Any:
-        place = directory / "-".join(more)
-        place.mkdir()
-        os.chdir(place)
-        model, said = nn.Linear(6, 3), io.StringIO()
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        with contextlib.redirect_stdout(said):
-            trainer = Trainer(model, optimizer, step=plain)
-            trainer.train(fit(), **{"epochs": 1} | more)
-        saved = sorted(str(path.relative_to(place)) for path in place.rglob("step_*"))
-        words = [line for line in said.getvalue().splitlines() if "resume" in line]
-        return [
-            trainer.state.step,
-            sorted(trainer.state.val_metrics),
-            saved,
-            words,
-            f"(step {trainer.state.step})" in said.getvalue(),
-        ]
-
-    given: dict[str, Any] = {
-        "epochs": 2, "val_loader": fit(), "min_period": "3 steps", "max_period": "1 steps",
-        "save_every": "1 steps", "best": "min train_loss", "patience": 1, "save_to": "here",
-        "keep": 1, "resume": True, "verbose": False,
-    }  # fmt: skip
-    results = {name: attempt(lambda: alone(**{name: value})) for name, value in given.items()}  # noqa: B023
-    model = nn.Linear(6, 3)
-    results["scheduler_every"] = message(
-        Trainer, model, torch.optim.SGD(model.parameters(), 0.1), step=plain,
-        scheduler_every="epoch",
-    )  # fmt: skip
-    tell(directory, results)
 
 
 class Late(Numbers):
