@@ -9,9 +9,10 @@ from orchestrator.common.version import __version__
 
 if TYPE_CHECKING:
     from orchestrator.api.cluster import Cluster
-    from orchestrator.api.job import Job, Line, Receipt, Verdict
+    from orchestrator.api.job import Job, Line, Verdict
     from orchestrator.common.errors import JobFailed, NoRestart, OrchestratorError
     from orchestrator.engine.trainer import Trainer
+    from orchestrator.records.outcome import Receipt
 
 __all__ = [
     "Cluster",
@@ -34,7 +35,7 @@ LATER = {
     "Line": "orchestrator.api.job",
     "NoRestart": "orchestrator.common.errors",
     "OrchestratorError": "orchestrator.common.errors",
-    "Receipt": "orchestrator.api.job",
+    "Receipt": "orchestrator.records.outcome",
     "Trainer": "orchestrator.engine.trainer",
     "Verdict": "orchestrator.api.job",
 }

@@ -29,10 +29,12 @@ from orchestrator.head.follow.streams.node_logs import log_files
 from orchestrator.head.screen import tracebacks as crash_dump
 from orchestrator.head.screen.lines import LineSplitter
 from orchestrator.head.screen.log_reader import GOODBYE, NO_RANK, LogFile, LogReader
+from orchestrator.protocol.message import decode
 from orchestrator.records import manifest, outcome
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.metrics import trainers
 from orchestrator.records.metrics.lines import GrowingFile
+from orchestrator.records.outcome import Receipt
 
 CALLED = "Cluster.run"  # the first word of the command of a job that has results
 LOOK_SECONDS = 0.2  # between two looks at what the head has written
@@ -82,16 +84,6 @@ class Line:
     def __str__(self) -> str:
         rank = "" if self.rank is None else f" rank{self.rank}"
         return f"node{self.node}{rank} | {self.text}"
-
-
-@dataclass(frozen=True)
-class Receipt:
-    """One node's end of the job: what was ended there. stop() returns them when all is proved."""
-
-    node: str
-    ended: dict[int, str]  # PID -> name: what lived before
-    killed: dict[int, str]  # of these, what did not go when asked
-    took: float
 
 
 class RemoteTraceback(Exception):
@@ -319,15 +311,7 @@ class Job:
             raise JobFailed(answer["text"], verdict=self.verdict)
         if answer["why"]:
             raise OrchestratorError(f"it is stopped, but job.json does not say so: {answer['why']}")
-        return tuple(
-            Receipt(
-                receipt["node"],
-                {int(pid): name for pid, name in receipt["ended"].items()},
-                {int(pid): name for pid, name in receipt["killed"].items()},
-                receipt["took"],
-            )
-            for receipt in answer["receipts"]
-        )
+        return tuple(decode(Receipt, receipt) for receipt in answer["receipts"])
 
     # -- results ---------------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from orchestrator.cli.launch import HELP, PROGRAM, TAKES_PROGRAM
 from orchestrator.cli.options import (
@@ -130,20 +129,12 @@ def ssh_command(**params: Any) -> int:
     chores.ssh(words=words[words[:1] == ("--",) :], **params)
 
 
-def pullable(
-    ctx: click.Context, parameter: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Complete an experiment's name; a path of the nodes often is one of this machine, too."""
-    names = experiment_names(ctx, parameter, incomplete)
-    return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="file")]
-
-
 @command("pull")
 @partial(reaching, jobs=True)
 @click.option("--checkpoints", is_flag=True, help="Fetch the job's checkpoints, too.")
 @click.option("--dry-run", is_flag=True, help="Say how much there is; fetch nothing.")
 @json_option
-@click.argument("wanted", required=False, metavar="[EXP_OR_PATH]", shell_complete=pullable)
+@click.argument("wanted", required=False, metavar="[EXP_OR_PATH]", shell_complete=experiment_names)
 @click.argument("destination", required=False, type=FILE, metavar="[DST]")
 def pull_command(**params: Any) -> int:
     """Fetch files from all nodes: what a job left, or any path.
@@ -288,13 +279,6 @@ def bootstrap_command(
     return command.bootstrap(arguments_from(params), asked)
 
 
-def cordoned_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Complete the name of a machine that is cordoned."""
-    from orchestrator.head.commands.machines import nodes
-
-    return [name for name in nodes.cordoned_names() if name.startswith(incomplete)]
-
-
 @click.command("nodes", cls=GroupedCommand, params=[*launch_options("nodes")])
 @click.option("--queue", is_flag=True, help="Show who holds GPUs, who waits, and why.")
 @click.option(
@@ -308,7 +292,7 @@ def cordoned_names(ctx: click.Context, parameter: click.Parameter, incomplete: s
     "--uncordon",
     multiple=True,
     metavar="N|NAME",
-    shell_complete=cordoned_names,
+    shell_complete=node_names,
     help="Start jobs on this node again.",
 )
 @click.option("--reason", default="", metavar="TEXT", help="With --cordon: why, for lists.")

@@ -50,13 +50,11 @@ class Interface(Message, kw_only=False):
     state: str  # up, down, lowerlayerdown, dormant, ...
     speed: Optional[int] = None  # Mb/s, where it is known
     mtu: int = 1500
-    mac: str = ""
     master: str = ""  # the bond or bridge that it is part of
     members: tuple[str, ...] = ()  # what it is made of
     driver: str = ""
     vendor: str = ""  # of its PCI card, 0x15b3
     pci: str = ""
-    numa: Optional[int] = None
 
 
 class Gid(Message, kw_only=False):
@@ -92,17 +90,12 @@ class RdmaPort(Message, kw_only=False):
     port: int
     link_layer: str  # InfiniBand, Ethernet; or another that NCCL does not know
     state: str  # ACTIVE, DOWN, INIT, ARMED
-    physical: str = ""  # LinkUp, Disabled, Polling, ...
     rate: float = 0.0  # Gb/s
     netdev: str = ""
     gids: tuple[Gid, ...] = ()
     node_type: str = "CA"  # RNIC: iWARP
     software: bool = False  # without a card
-    board: str = ""
-    firmware: str = ""
-    guid: str = ""
     pci: str = ""
-    numa: Optional[int] = None
 
     @property
     def name(self) -> str:
@@ -131,7 +124,6 @@ class Software(Message, kw_only=False):
     cuda: str = ""
     hip: str = ""
     nccl: str = ""  # or RCCL's
-    nccl_from: str = ""
     nvidia_driver: str = ""
     amd_driver: str = ""
 
@@ -189,7 +181,6 @@ class Gpu(Message, kw_only=False):
     mig: Optional[bool] = None
     ecc: Optional[bool] = None
     ecc_errors: Optional[int] = None  # uncorrected, since the driver started
-    ecc_errors_ever: Optional[int] = None
     pages_pending: Optional[bool] = None  # memory that is retired at the next reset
     rows_pending: Optional[bool] = None
     rows_failed: Optional[bool] = None  # memory that could not be replaced: change the card

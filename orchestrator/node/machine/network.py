@@ -47,13 +47,11 @@ def interface(path: str, name: str) -> Interface:
         state=state,
         speed=speed if speed is not None and speed > 0 else None,  # -1: it does not know
         mtu=sysfs.number(f"{path}/mtu") or 0,
-        mac=sysfs.text(f"{path}/address"),
         master=sysfs.target(f"{path}/master") if "master" in inside else "",
         members=tuple(entry[6:] for entry in inside if entry.startswith("lower_")),
         driver=sysfs.target(f"{card}/driver") if card else "",
         vendor=sysfs.text(f"{card}/vendor") if card else "",
         pci=sysfs.target(card) if card else "",
-        numa=sysfs.number(f"{card}/numa_node") if card else None,
     )
 
 
@@ -145,18 +143,13 @@ def port(path: str, device: str, number: int) -> RdmaPort:
         port=number,
         link_layer=link_layer,
         state=word(sysfs.text(f"{here}/state")),
-        physical=word(sysfs.text(f"{here}/phys_state")),
         rate=rate(sysfs.text(f"{here}/rate")),
         netdev=next((gid.netdev for gid in addresses if gid.netdev), "")
         or netdev_of_port(path, number),
         gids=tuple(addresses),
         node_type=word(sysfs.text(f"{path}/node_type")),
         software="/virtual/" in os.path.realpath(path),  # rxe, siw: a driver without a card
-        board=sysfs.text(f"{path}/board_id"),
-        firmware=sysfs.text(f"{path}/fw_ver"),
-        guid=sysfs.text(f"{path}/node_guid"),
         pci=sysfs.target(f"{path}/device"),
-        numa=sysfs.number(f"{path}/device/numa_node"),
     )
 
 

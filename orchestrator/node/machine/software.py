@@ -38,16 +38,15 @@ def software(root: str = "") -> tuple[str, Software]:
     home = torch_home()
     versions = sysfs.text(os.path.join(home, "version.py")) if home else ""
     cuda, hip = value(versions, "cuda"), value(versions, "hip")
-    nccl, source = ("", "")
+    nccl = ""
     if cuda:
-        nccl, source = nccl_version(home, cuda, root)
+        nccl = nccl_version(home, cuda, root)
     elif hip:
-        nccl, source = rccl_version(root)
+        nccl = rccl_version(root)
     return value(versions, "__version__"), Software(
         cuda=cuda,
         hip=hip,
         nccl=nccl,
-        nccl_from=source,
         nvidia_driver=sysfs.text(f"{root}/sys/module/nvidia/version"),
         amd_driver=sysfs.text(f"{root}/sys/module/amdgpu/version"),
     )
@@ -90,32 +89,31 @@ def value(text: str, name: str) -> str:
     return match.group(1) if match else ""
 
 
-def nccl_version(home: str, cuda: str, root: str = "") -> tuple[str, str]:
-    """Return (version, from where): the wheel next to torch, or conda's, or the system's."""
+def nccl_version(home: str, cuda: str, root: str = "") -> str:
+    """Return the version of the wheel next to torch, or of conda's, or of the system's."""
     major = cuda.partition(".")[0]
     wheels = [
         match for match in map(NCCL_WHEEL.fullmatch, sysfs.names(os.path.dirname(home))) if match
     ]
     for match in sorted(wheels, key=lambda wheel: wheel.group(1) != major):
-        return match.group(2), f"nvidia-nccl-cu{match.group(1)}"
+        return match.group(2)
     for name in sysfs.names(os.path.join(sys.prefix, "conda-meta")):
         conda = NCCL_CONDA.fullmatch(name)
         if conda:
-            return conda.group(1), "conda"
+            return conda.group(1)
     for pattern in NCCL_FILES:
         for path in glob.glob(root + pattern):
             version = path.partition(".so.")[2]
             if re.fullmatch(r"\d+\.\d+(\.\d+)*", version):
-                return version, path
-    return "", ""
+                return version
+    return ""
 
 
-def rccl_version(root: str = "") -> tuple[str, str]:
+def rccl_version(root: str = "") -> str:
     path = "/opt/rocm/include/rccl/rccl.h"
     text = sysfs.text(root + path)
     parts = [
         re.search(rf"^#define NCCL_{part} (\d+)", text, re.MULTILINE)
         for part in ("MAJOR", "MINOR", "PATCH")
     ]
-    version = ".".join(match.group(1) for match in parts if match)
-    return (version, path) if version else ("", "")
+    return ".".join(match.group(1) for match in parts if match)

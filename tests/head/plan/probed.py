@@ -60,7 +60,7 @@ def interface(
 
 
 def software(nccl: str = "2.27.5") -> Software:
-    return Software(cuda="12.8", nccl=nccl, nccl_from="nvidia-nccl-cu12", nvidia_driver="570.86")
+    return Software(cuda="12.8", nccl=nccl, nvidia_driver="570.86")
 
 
 SUBNET = "fe80:0000:0000:0000"

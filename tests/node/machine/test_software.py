@@ -70,10 +70,7 @@ def test_nccl_of_the_wheel_that_fits(site: Path) -> None:
     for name in ("nvidia_nccl_cu13-2.28.3.dist-info", "nvidia_nccl_cu12-2.27.5.dist-info"):
         (site / name).mkdir()
     _, found = software.software(str(site))
-    assert (found.cuda, found.nccl, found.nccl_from) == (
-        *("12.8", "2.27.5"),
-        "nvidia-nccl-cu12",
-    )
+    assert (found.cuda, found.nccl) == ("12.8", "2.27.5")
 
 
 def test_nccl_of_conda_and_of_the_system(site: Path) -> None:

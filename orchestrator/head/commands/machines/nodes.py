@@ -137,11 +137,3 @@ def cordon(node_list: Path, hosts: Sequence[str], free: Sequence[str], reason: s
 def named(node_list: Path, host: str) -> list[str]:
     """Return the machines that a name or a number means in the node list."""
     return [machine_of(each.node) for each in choose(read_nodes(node_list), (host,))]
-
-
-def cordoned_names() -> list[str]:
-    """Return the machines that are cordoned, for completion."""
-    try:
-        return list(cordons.read())
-    except OrchestratorError:
-        return []

@@ -111,7 +111,6 @@ def more(text: str) -> dict[str, dict[str, Any]]:
     """Return uuid -> what newer drivers add: memory that fails, PCIe links narrower than built."""
     return {
         row["uuid"]: {
-            "ecc_errors_ever": number(row["ecc.errors.uncorrected.aggregate.total"]),
             "pages_pending": flag(row["retired_pages.pending"]),
             "rows_pending": state(row["remapped_rows.pending"]),
             "rows_failed": state(row["remapped_rows.failure"]),

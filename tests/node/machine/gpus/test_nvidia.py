@@ -111,7 +111,7 @@ def test_what_newer_drivers_add() -> None:
     text += "GPU-3, 1, [N/A], No, No, 4, 4\n"
     found = nvidia.more(text)
     assert found[UUID] == {
-        "ecc_errors_ever": 0, "pages_pending": False, "rows_pending": False, "rows_failed": False,
+        "pages_pending": False, "rows_pending": False, "rows_failed": False,
         "pcie_width": 16, "pcie_width_most": 16,
     }  # fmt: skip
     assert (found["GPU-2"]["pages_pending"], found["GPU-2"]["rows_failed"]) == (True, True)
