@@ -17,7 +17,7 @@ from orchestrator.cli.chores import doctor_command, nodes_command, plan_command,
 from orchestrator.cli.examples import EXAMPLES
 from orchestrator.cli.launch import launch_arguments, launch_command
 from orchestrator.cli.main import cli
-from orchestrator.cli.options import FILE, LAUNCH_OPTIONS
+from orchestrator.cli.options import LAUNCH_OPTIONS
 from orchestrator.common.errors import UsageError
 from orchestrator.config import load
 from orchestrator.config.launch import (
@@ -30,7 +30,7 @@ from orchestrator.config.launch import (
     Where,
     options_of,
 )
-from orchestrator.records.experiment import Experiment, JobRecord
+from orchestrator.records.experiment import JobRecord
 
 DEFINED: dict[str, Option] = {
     name: option for kind in LAUNCH_OPTIONS for name, option in options_of(kind).items()
@@ -58,27 +58,6 @@ def test_every_key_of_a_launch_is_an_option_a_keyword_and_recorded() -> None:
     others = {option.keyword for option in options_of(LaunchArguments).values() if option.keyword}
     assert set(OPTIONS) == keys | others
     assert set(dataclasses.asdict(RECORD)["launch"]) == keys
-
-
-def test_an_option_that_is_defined_anew_needs_nothing_else(tmp_path: Path) -> None:
-    """The command line, the config's checks and the record know it from its definition alone."""
-    typed = [
-        "--claim",
-        "none",
-        "--grace",
-        "2.5",
-        "--strict-host-keys",
-        "--nproc",
-        "3",
-        "x",
-        "-y",
-    ]
-    arguments = launch_arguments(typed)
-    given = {"claim": "none", "grace": 2.5, "strict_host_keys": True, "nproc": 3}
-    assert arguments.launch == given and arguments.program == ("x", "-y")
-    place = Experiment(tmp_path)
-    place.write_record(dataclasses.replace(RECORD, launch=Launch(**given)))
-    assert place.read_record().launch == Launch(**given)
 
 
 def test_what_is_not_typed_is_left_to_the_config_and_the_environment(
@@ -114,19 +93,6 @@ def test_what_stands_after_the_program_is_its_own(
     arguments = launch_arguments(typed.split())
     assert (arguments.module, " ".join(arguments.program)) == (module, program)
     assert "nproc" not in arguments.launch
-
-
-@pytest.mark.parametrize(
-    ("typed", "given"),
-    [
-        ("--master_port 29511", {"master_port": 29511}),
-        ("--master_port=29511 --claim all", {"master_port": 29511, "claim": "all"}),
-        ("--nnodes=2", {"nnodes": "2"}),
-    ],
-)
-def test_an_option_may_be_spelled_with_underscores(typed: str, given: dict[str, object]) -> None:
-    arguments = launch_arguments([*typed.split(), "train.py"])
-    assert (arguments.launch, arguments.program) == (given, ("train.py",))
 
 
 @pytest.mark.parametrize(
@@ -249,12 +215,6 @@ def test_the_shell_completes_options_and_choices() -> None:
         assert found == ["--time-limit"]
         option = next(one for one in launch_command.params if one.name == "sync")
         assert [item.value for item in option.shell_complete(context, "al")] == ["always"]
-
-
-def test_an_empty_path_is_not_the_current_directory() -> None:
-    with pytest.raises(click.BadParameter, match="the path is empty; is the variable set"):
-        FILE.convert("", None, None)
-    assert FILE.convert(".", None, None) == Path()
 
 
 @pytest.mark.parametrize(

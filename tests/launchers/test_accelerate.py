@@ -171,12 +171,3 @@ def test_what_node_0_refuses_is_told_to_all(tmp_path: Path) -> None:
         assert "num_processes is 4 in a.yaml, but these 2 nodes run 2 ranks" in one.text
     assert "error: node 0 (" in both[1].text
     assert not list(tmp_path.glob("experiments/*"))
-
-
-@pytest.mark.slow
-def test_another_machine_rank_by_hand_is_named(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(TRAIN)
-    file = config(tmp_path)
-    alone = by_hand(tmp_path, 0, "--accelerate-config", file, "train.py")
-    assert alone.finish() == 3, alone.text
-    assert "machine_rank is 1 in a.yaml, but NODE_RANK is 0" in alone.text

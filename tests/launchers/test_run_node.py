@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
 import socket
 import threading
 import time
@@ -124,17 +123,6 @@ def test_a_failure_ends_it_on_all_nodes(machines: Machines) -> None:
 
 
 @pytest.mark.cluster
-def test_ctrl_c_on_one_of_them_stops_all(machines: Machines) -> None:
-    name = machines.script(ENDLESS)
-    first, second = machines.node(0, name), machines.node(1, name)
-    for command in (first, second):
-        command.wait_for("begun with")
-    second.interrupt(signal.SIGINT)
-    assert (first.finish(), second.finish()) == (130, 130), first.text + second.text
-    assert machines.nothing_left()
-
-
-@pytest.mark.cluster
 def test_nodes_that_disagree_are_told_before_anything_starts(machines: Machines) -> None:
     """Both of them; what else may disagree is below."""
     name = machines.script(ENDLESS)
@@ -155,16 +143,6 @@ def test_a_node_that_never_comes_is_named(machines: Machines) -> None:
     )
     assert alone.finish() == 3
     assert "NODE_RANK 1, 2 did not arrive within 1 s" in alone.text
-
-
-@pytest.mark.cluster
-def test_a_master_without_an_address_is_named(machines: Machines) -> None:
-    name = machines.script(ENDLESS)
-    words = (str(BIN / "orchestrator"), "run-node", "--wait", "0.5", name)
-    place = {"MASTER_ADDR": "nowhere.invalid", "NNODES": "2", "NODE_RANK": "1"}
-    alone = machines.command(*words, **place)
-    assert alone.finish() == 2
-    assert "MASTER_ADDR 'nowhere.invalid' could not be resolved here within" in alone.text
 
 
 @pytest.mark.cluster

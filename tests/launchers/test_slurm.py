@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import sys
 import time
@@ -134,61 +133,6 @@ def test_a_submitted_job_is_queued_again_at_its_time_limit_and_resumes(login: Lo
     logs = login.typed("logs", "--rank", "0")
     assert logs.finish() == 0
     assert "resuming after" in logs.text
-
-
-@pytest.mark.cluster
-def test_a_limit_that_is_reached_is_the_reason_of_the_end(login: Login) -> None:
-    forever = login.script("import time\nprint('begun', flush=True)\ntime.sleep(1000)")
-    asked = ("--nnodes", "2", "--time", "1", "--no-requeue")
-    command = login.typed("submit", "slurm", *asked, forever)
-    words = r"stopped after .* \(the time limit of Slurm's job \d+ is over\)"
-    command.wait_for(words, 150)
-    assert command.finish() == 130, command.text
-    assert "time limit" in login.record["verdict"]["message"]
-
-
-@pytest.mark.cluster
-def test_the_batch_file_runs_as_it_is_and_scancel_is_a_stop(login: Login) -> None:
-    words = ["two words", 'it\'s "quoted" $HOME `id`', "é\\n"]
-    name = login.script(TICKS, "a script.py")
-    asked = ["--nnodes", "2", "--time", "0:30:00", "--cpus-per-task", "1", "--setup", "export A=b"]
-    made = login.typed("submit", "slurm", "--print", *asked, "--name", "own", name, *words)
-    assert made.finish() == 0, made.text
-    file = login.directory / "job.sh"
-    file.write_text(made.text + "\n")
-    tested = login.slurm.run("sbatch", "--test-only", str(file))
-    assert tested.returncode == 0, tested.stderr
-    job = login.command("sbatch", "--parsable", str(file))
-    assert job.finish() == 0, job.text
-    wait_until(lambda: list(login.directory.glob("experiments/own_*/job.json")), "the experiment")
-    wait_until(lambda: f"begun with {words}" in login.log(1), "the arguments")
-    login.slurm.run("scancel", job.text)
-    attached = login.typed("attach")
-    assert attached.finish() == 130, attached.text
-    assert login.record["state"] == "stopped"
-
-
-@pytest.mark.cluster
-def test_a_job_that_waits_is_known_and_stopped(login: Login) -> None:
-    """Nothing of it ever runs; and what cannot be handed in leaves nothing behind."""
-    asked = ["--nnodes", "2", "--sbatch=--begin=now+1hour"]
-    handed = login.typed("submit", "slurm", "--detach", *asked, login.script(TICKS))
-    assert handed.finish() == 0, handed.text
-    status = login.typed("status")
-    assert status.finish() == 0
-    assert "queued, 0 nodes, Slurm's job" in status.text
-    assert re.search(r"PENDING \((BeginTime|Resources|Priority|None)\)", status.text), status.text
-    kept = login.typed("prune", "--keep", "0", "--yes", "-v")
-    assert kept.finish() == 0, kept.text
-    assert "it is Slurm's job" in kept.text
-    assert login.experiment.exists()
-    assert login.typed("stop").finish() == 0
-    assert login.record["state"] == "stopped"
-    assert login.slurm.queue() == ""
-    refused = login.typed("submit", "slurm", "--nnodes", "2", "--partition", "no", "job.py")
-    assert refused.finish() == 4
-    assert "sbatch: " in refused.text
-    assert len(list((login.directory / "experiments").glob("[!.]*"))) == 1
 
 
 @pytest.mark.cluster

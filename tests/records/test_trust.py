@@ -142,15 +142,6 @@ def test_a_record_that_somebody_changed(launched: Experiment, changed: dict[str,
         launched.check_launched(record(**changed))
 
 
-def test_a_record_of_an_earlier_version_is_trusted_once(launched: Experiment) -> None:
-    (launched.path / ".launched").unlink()
-    with pytest.raises(UsageError, match="was not launched by this login") as refused:
-        launched.check_launched(record())
-    assert "--trust-record" in refused.value.fix
-    Experiment(launched.path, trusted=True).check_launched(record())
-    launched.check_launched(record())
-
-
 def test_another_login_has_another_key(
     launched: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,16 +158,6 @@ def test_a_key_that_others_could_read_is_none(launched: Experiment) -> None:
     launched.sign(record())
     assert trust.key_file().read_bytes() != old
     assert launched.is_launched_here(record())
-
-
-def test_a_login_that_can_keep_no_key_launches_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "file" / "home"))
-    made = create(tmp_path / "experiments", "run")
-    made.sign(record())
-    assert not made.is_launched_here(record())
 
 
 # -- writing ----------------------------------------------------------------------------------
