@@ -70,7 +70,7 @@ def infiniband(device: str, rate: float = 400.0, **fields: Any) -> RdmaPort:
     """An active InfiniBand port; subnet="..." is the first half of its GID."""
     subnet = fields.pop("subnet", SUBNET)
     gid = Gid(0, f"{subnet}:b8ce:f603:0012:3456", "IB/RoCE v1")
-    port = RdmaPort(device, 1, "InfiniBand", "ACTIVE", "LinkUp", rate, gids=(gid,))
+    port = RdmaPort(device, 1, "InfiniBand", "ACTIVE", rate, gids=(gid,))
     return port.replace(**fields)
 
 
@@ -89,5 +89,5 @@ def roce(
             Gid(index - 1, mapped, "IB/RoCE v1", netdev),
             Gid(index, mapped, "RoCE v2", netdev),
         ]
-    port = RdmaPort(device, 1, "Ethernet", "ACTIVE", "LinkUp", rate, netdev, tuple(gids))
+    port = RdmaPort(device, 1, "Ethernet", "ACTIVE", rate, netdev, tuple(gids))
     return port.replace(**fields)
