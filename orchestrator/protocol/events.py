@@ -77,7 +77,6 @@ class Ended(Event, event="ended"):
     left: tuple[int, ...]  # processes that do not die
     ranks: dict[int, RankState]
     lived: Optional[dict[int, str]] = None  # PID -> name: what lived when its end began
-    left_behind: Optional[dict[int, str]] = None  # ranks had left them running
     lost: int = 0  # bytes of the log that a full disk refused
     shared_memory: tuple[str, ...] = ()  # in /dev/shm: the job's, and not removed
     swept: bool = False  # the supervisor was killed; somebody else cleaned up
@@ -127,12 +126,6 @@ class RankExit(RankEvent, event="rank_exit"):
     """The program called sys.exit with this."""
 
     code: str
-
-
-class RankRaised(RankEvent, event="rank_raised"):
-    """The exception, sent here because the disk had no room for it."""
-
-    error: RankError
 
 
 class RankSlow(RankEvent, event="rank_slow"):

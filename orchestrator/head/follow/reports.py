@@ -263,9 +263,6 @@ class Reports:
 
     def say_what_was_killed(self, node: NodeState, event: events.Ended) -> None:
         """Say what did not end by itself: what it had not saved is lost."""
-        if event.left_behind:
-            names = ", ".join(f"{name} (process {pid})" for pid, name in event.left_behind.items())
-            self.job.warn(f"{node.who}: ended what ranks had left running: {names}")
         if event.shared_memory:
             names = ", ".join(event.shared_memory)
             self.job.warn(f"{node.who}: shared memory of the job stays there: {names}")

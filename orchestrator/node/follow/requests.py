@@ -8,14 +8,13 @@ import time
 from orchestrator.node.follow import stop_job
 from orchestrator.node.follow.job_state import job_state
 from orchestrator.node.job import job_processes, run_directory
-from orchestrator.node.job.hang import Activity, collect, of_process
+from orchestrator.node.job.hang import Activity, collect
 from orchestrator.node.job.run_directory import RunDir, all_runs
 from orchestrator.node.server.stream import FileStreamer
 from orchestrator.node.server.visit import LIBRARY, Refusal, Visit, answers
 from orchestrator.node.warm.visit import WarmVisit
 from orchestrator.protocol.events import EndOrder
 from orchestrator.protocol.requests.follow import (
-    AskProcess,
     AskProfile,
     AskStuck,
     AskSystem,
@@ -27,7 +26,6 @@ from orchestrator.protocol.requests.follow import (
     Living,
     LivingRuns,
     ProfileState,
-    RankStacks,
     Remove,
     RemovedRuns,
     Stop,
@@ -84,11 +82,6 @@ def system(visit: Visit, request: AskSystem) -> SystemLines:
 @answers(AskStuck)
 def stuck(visit: Visit, request: AskStuck) -> Stuck:
     return Stuck(stuck=collect(RunDir(request.job, request.node)), time=time.time())
-
-
-@answers(AskProcess)
-def process(visit: Visit, request: AskProcess) -> RankStacks:
-    return of_process(request.pid)
 
 
 @answers(AskProfile)

@@ -16,7 +16,7 @@ from functools import partial
 from typing import NamedTuple
 
 from orchestrator.node.job import job_processes, processes, resume_dir
-from orchestrator.node.job.job_processes import JobProcesses, Looks, Tagged
+from orchestrator.node.job.job_processes import JobProcesses, Tagged
 from orchestrator.node.job.processes import Process
 from orchestrator.node.job.run_directory import (
     RunDir,
@@ -46,7 +46,7 @@ def end(run: RunDir, order: EndOrder) -> None:
         supervisor.sendall(control.to_line(order))
 
 
-def stop(run: RunDir, request: Stop | StopAll, looks: Looks | None = None) -> StopReceipt:
+def stop(run: RunDir, request: Stop | StopAll) -> StopReceipt:
     """Ask the supervisor and wait, or kill what is left where there is none; prove the end."""
     began = time.monotonic()
     problem = forbid_start(run)
@@ -54,7 +54,7 @@ def stop(run: RunDir, request: Stop | StopAll, looks: Looks | None = None) -> St
     if first is not None:
         with contextlib.suppress(OSError):  # a full disk: its head hears of the end of this one
             first.forbid_attempts()
-    ours = JobProcesses(run.job, run.node, looks=looks)
+    ours = JobProcesses(run.job, run.node)
     before = ours.members()
     known = bool(ours.seen) or os.path.isdir(run.path)
     with contextlib.suppress(OSError), connect(run) as supervisor:  # else it is gone, or not there
@@ -103,15 +103,14 @@ def last_event(run: RunDir, reason: str, killed: dict[int, str]) -> Ended:
 def stop_all(request: StopAll) -> list[StopReceipt]:
     """End every job here of this user, or of all; known by its directory or only by its tag."""
     if request.only_show:
-        shown = (show(job, Looks()) for job in jobs_here(request))
+        shown = (show(job) for job in jobs_here(request))
         return [receipt for receipt in shown if receipt.left]
     with contextlib.suppress(OSError):
         note_stop_of_all()
-    looks = Looks()  # all of /proc is read for all of them together
     work = [
         partial(stop_of_another, job, request)
         if job.owner != os.getuid()
-        else partial(stop, RunDir(job.job, job.node), request, looks)
+        else partial(stop, RunDir(job.job, job.node), request)
         for job in jobs_here(request)
     ]
     from concurrent.futures import ThreadPoolExecutor  # not for the probe
@@ -134,11 +133,11 @@ def jobs_here(request: StopAll) -> list[Tagged]:
     return [*(jobs[key] for key in sorted(jobs)), *(others[key] for key in sorted(others))]
 
 
-def show(job: Tagged, looks: Looks) -> StopReceipt:
+def show(job: Tagged) -> StopReceipt:
     """Say what lives of a job, and end nothing."""
     us = os.getuid()
     run, owner = RunDir(job.job, job.node), None if job.owner == us else job.owner
-    ours = JobProcesses(job.job, job.node, owner=owner, looks=looks)
+    ours = JobProcesses(job.job, job.node, owner=owner)
     alive = ours.living()
     ours.close()
     experiment = ""
@@ -294,7 +293,7 @@ def gpu_memory(pids: set[int]) -> tuple[dict[int, str], str]:
     deadline = time.monotonic() + RELEASE_SECONDS
     while True:
         try:
-            held = {**nvidia_memory(), **amd_memory()}
+            held = nvidia_memory()
         except OSError as error:
             return {}, str(error)
         ours = {pid: held[pid] for pid in sorted(pids & set(held)) if not is_new(pid)}
@@ -320,14 +319,4 @@ def nvidia_memory() -> dict[int, str]:
     if problem:
         raise OSError(problem)
     holders = ((holder.pid, holder.used) for holder in found)
-    return {pid: "some memory" if used is None else in_mib(used) for pid, used in holders}
-
-
-def amd_memory() -> dict[int, str]:
-    from orchestrator.node.machine.gpus import amd
-
-    return {pid: in_mib(used) for pid, used in amd.memory_of_processes().items()}
-
-
-def in_mib(size: int) -> str:
-    return f"{size >> 20} MiB"
+    return {pid: "some memory" if used is None else f"{used >> 20} MiB" for pid, used in holders}

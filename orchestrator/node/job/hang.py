@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator.node.job import job_processes, processes
 from orchestrator.node.job.processes import Process
-from orchestrator.node.job.run_directory import RunDir, all_runs
+from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol.events import RankStarted, Started
 from orchestrator.protocol.requests.follow import RankStacks, has_ended
 from orchestrator.protocol.timing import STACKS_SIGNAL
@@ -89,18 +89,8 @@ def ticks_of(pid: int) -> int:
     return process.ticks + process.waited if process is not None else 0
 
 
-def of_process(pid: int) -> RankStacks:
-    """Ask one process of this machine; a stack is known of a rank of a job of this login alone."""
-    for run in job_processes.here(all_runs()):
-        if (rank := rank_pids(run).get(pid)) is not None and (found := collect(run, pid)):
-            return found[rank]
-    process = processes.find(pid)
-    state, program = (process.state, process.name) if process else ("", "it has ended")
-    return RankStacks(state=state, stacks="", collectives="", program=program)
-
-
-def collect(run: RunDir, only: int | None = None) -> dict[int, RankStacks]:
-    """Ask every rank, or the one with this PID, for its stacks and the collectives it remembers.
+def collect(run: RunDir) -> dict[int, RankStacks]:
+    """Ask every rank for its stack and the collectives it remembers.
 
     Waits for none longer than a moment: one that is stopped, or stuck in the kernel, says nothing.
     One that does not catch the signal, such as a shell script, would be killed by it: it is not
@@ -111,7 +101,7 @@ def collect(run: RunDir, only: int | None = None) -> dict[int, RankStacks]:
     asked: dict[int, tuple[int, int, int]] = {}  # rank -> PID, local rank, size of its stacks
     awaited = []
     for pid, rank in rank_pids(run).items():
-        if pid in ours and only in (None, pid):
+        if pid in ours:
             local = rank - first
             who = asked[rank] = (pid, local, size_of(file_of(run, "stacks", local)))
             if processes.catches(pid, STACKS_SIGNAL):

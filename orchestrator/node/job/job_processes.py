@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -81,23 +80,6 @@ class Look:
         return {pid: names for pid, names in found.items() if names[0]}
 
 
-class Looks:
-    """Looks that threads share: each thread gets one that began after it asked."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.begun = 0
-        self.last: Look | None = None
-
-    def new(self) -> Look:
-        known = self.begun
-        with self.lock:
-            if self.last is None or self.begun <= known:
-                self.begun += 1
-                self.last = Look()
-            return self.last
-
-
 def living(wanted: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
     """Return the runs of which anything lives here: a process of the job, or its supervisor.
 
@@ -136,24 +118,16 @@ def started_on(run: RunDir) -> str:
 class JobProcesses(ProcessSet):
     """The processes of a job on this node."""
 
-    def __init__(
-        self,
-        job: str,
-        node: int,
-        supervisor: int = 0,
-        owner: int | None = None,
-        looks: Looks | None = None,
-    ) -> None:
+    def __init__(self, job: str, node: int, supervisor: int = 0, owner: int | None = None) -> None:
         super().__init__()
         self.names = (job, str(node))
         self.supervisor = supervisor  # the asking process itself; 0: the supervisor is looked for
         self.owner = os.getuid() if owner is None else owner
-        self.looks = looks or Looks()
         self.supervisors: set[tuple[int, int]] = set()
         self.segments = Segments()
 
     def find(self) -> list[Process]:
-        look = self.looks.new()
+        look = Look()
         supervisors = self.find_supervisors(look)
         self.supervisors |= {process.key for process in supervisors}
         return [*self.family(look, {process.pid for process in supervisors}), *supervisors]
@@ -170,7 +144,7 @@ class JobProcesses(ProcessSet):
         """
         still: list[Process] = []
         tried, supervisors = set(self.supervisors), {pid for pid, _ in self.supervisors}
-        look, deadline = self.looks.last or Look(), time.monotonic() + CHASE_SECONDS
+        look, deadline = Look(), time.monotonic() + CHASE_SECONDS
         while wanted and time.monotonic() < deadline:
             for process in wanted:
                 processes.send(process, signal.SIGSTOP)

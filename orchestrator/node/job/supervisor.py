@@ -27,7 +27,7 @@ from orchestrator.node.job import processes, resume_dir
 from orchestrator.node.job.job_processes import JobProcesses
 from orchestrator.node.job.part.event_file import EventFile, Listeners
 from orchestrator.node.job.part.job_log import NO_RANK, JobLog
-from orchestrator.node.job.part.local_ranks import ENDED_BY_US, LocalRanks
+from orchestrator.node.job.part.local_ranks import LocalRanks
 from orchestrator.node.job.part.oom_evidence import Evidence, last_words
 from orchestrator.node.job.part.outputs import READ_BYTES, Outputs, open_fifo
 from orchestrator.node.job.part.part_end import (
@@ -80,13 +80,10 @@ class Supervisor:
         self.agent_code: int | None = None
         self.processes = JobProcesses(run.job, run.node, os.getpid())
         self.limits = limits()  # of the login
-        if not self.spec.node:
-            self.limits = with_room(self.limits, self.spec.nnodes, self.spec.nproc)
+        if not self.spec.node and self.spec.nnodes > 1:
+            self.limits = with_room(self.limits)
         self.killed: dict[int, str] = {}
-        # PID -> name: what lived when the end began, what torchrun left, and what of that was ended
-        self.lived: dict[int, str] = {}
-        self.outlived: dict[int, str] = {}
-        self.left_behind: dict[int, str] = {}
+        self.lived: dict[int, str] = {}  # PID -> name: what lived when the end began
         self.sampler = SamplerProcess(run)
 
     # -- start -------------------------------------------------------------------------------
@@ -198,9 +195,6 @@ class Supervisor:
             return
         self.unwatch(fd)
         os.close(fd)
-        if not self.end.sweeps and self.sampler.errors:
-            words = f"orchestrator: no more metrics of this node: {self.sampler.err}\n"
-            self.outputs.note(words.encode("utf-8", "replace"))
 
     def read_kernel_log(self, log: int) -> None:
         """Report a GPU that its driver calls broken: what waits for it may never fail."""
@@ -344,7 +338,6 @@ class Supervisor:
         self.end.sweep(time.monotonic())
         left = self.living()
         self.system.line("ends what torchrun left: %s", [one.pid for one in left])
-        self.outlived = {process.pid: process.name for process in left}
         self.ranks.ask_all()
         # A keeper would pass SIGTERM on to its rank, which has it already.
         asked = self.ranks.asked()
@@ -353,12 +346,7 @@ class Supervisor:
                 processes.send(process, signal.SIGTERM)
 
     def orphan_ended(self, pid: int, code: int) -> None:
-        """Report the end of a rank whose keeper was killed: it is a child of ours since then.
-
-        Also note what ranks had left running after themselves, if it did not end by itself.
-        """
-        if pid in self.outlived and code in ENDED_BY_US:
-            self.left_behind[pid] = self.outlived[pid]
+        """Report the end of a rank whose keeper was killed: it is a child of ours since then."""
         self.read_reports()  # the keeper may have told it just before
         for number, rank in list(self.ranks.known.items()):
             if rank.pid == pid and rank.state != "ended":
@@ -407,7 +395,6 @@ class Supervisor:
             left=tuple(process.pid for process in left),
             shared_memory=self.processes.segments.remove(),
             lived=self.lived or None,
-            left_behind=(self.left_behind or None) if ended_well else None,
             lost=self.log.lost,
             stood_still=self.lease.stood_still,
             **more,

@@ -170,12 +170,6 @@ class AskStuck(Request[Stuck], do="stuck"):
     node: int
 
 
-class AskProcess(Request[RankStacks], do="stack"):
-    """Ask one process where it is, whoever has started it."""
-
-    pid: int
-
-
 class ProfileState(Message):
     """Tell how far the profile is, and whether any rank there can make one."""
 

@@ -27,7 +27,7 @@ from orchestrator.head.screen.failures import reasons
 from orchestrator.head.screen.log_reader import tail
 from orchestrator.head.screen.tracebacks import THREAD, CrashDump
 from orchestrator.head.status.find_job import FoundJob, without_record
-from orchestrator.protocol.requests.follow import AskProcess, AskStuck
+from orchestrator.protocol.requests.follow import AskStuck
 from orchestrator.records import experiments, manifest
 from orchestrator.records.experiment import Experiment
 from orchestrator.records.metrics.progress import RankProgress
@@ -101,7 +101,6 @@ def live(where: Where, watch: Watch, seconds: float, alone: str = "") -> int:
     actions = Actions(
         log=partial(open_log, where),
         stack=partial(stack_lines, where, watch.transport),
-        process=partial(process_lines, watch),
         stop=partial(end, where),
         over=partial(is_over, where),
     )
@@ -160,19 +159,6 @@ def stack_lines(
         reason = "it does not run, it is no Python program, or it hangs in the kernel"
         return [f"rank {rank.rank} has not answered: {reason}"]
     return users_frames(stuck.stacks, manifest.working_tree(found))
-
-
-def process_lines(watch: Watch, name: str, pid: int) -> Sequence[str]:
-    """Ask a node for the stack of one of its processes."""
-    node = next(node for node in watch.nodes if node.name == name)
-    found = ask_once(watch.transport, node, AskProcess(pid=pid), STACK_SECONDS)
-    if found.stacks.strip():
-        return users_frames(found.stacks, "")
-    state = f", state {found.state}" if found.state else ""
-    return [
-        f"process {pid}: {found.program}{state}",
-        "a stack is known of each rank of yours, and of no other process",
-    ]
 
 
 def users_frames(stacks: str, tree: str) -> Sequence[str]:

@@ -40,7 +40,6 @@ class Actions:
 
     log: Callable[[JobSample, RankProgress | None, str], Lines]  # of a rank, a node, or all
     stack: Callable[[JobSample, RankProgress], Sequence[str]]
-    process: Callable[[str, int], Sequence[str]]  # the stack of a process on a node
     stop: Callable[[JobSample], str]
     over: Callable[[str], bool]  # as far as the record of that job tells
 
@@ -212,12 +211,8 @@ class Closer(ModalScreen[None]):
         if isinstance(item, RankProgress) and isinstance(self.of, JobSample):
             lines = partial(self.app.actions.stack, self.of, item)
             self.app.push_screen(LinesScreen(f"{title(self.of, item)}: stack", lines))
-        elif isinstance(item, table.Part) and item.pid is not None:
-            name = self.of.name if isinstance(self.of, NodeSample) else ""
-            lines = partial(self.app.actions.process, name, item.pid)
-            self.app.push_screen(LinesScreen(f"{name}, process {item.pid}: stack", lines))
         else:
-            self.app.notify("a process has a stack; choose one")
+            self.app.notify("a rank has a stack: choose one of a job")
 
     def action_log(self) -> None:
         if isinstance(self.of, JobSample):

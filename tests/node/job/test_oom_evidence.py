@@ -11,21 +11,16 @@ from tests.node.job.kernel_log import refuse_to_alarm, say
 
 
 def test_kills_of_a_control_group_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the kernel's own format, of both versions; only what came since the job began counts."""
+    """In the kernel's own format; only what came since the job began counts."""
     monkeypatch.setattr(oom_evidence, "CGROUPS", str(tmp_path))
-    new, old = tmp_path / "memory.events", tmp_path / "memory/memory.oom_control"
-    old.parent.mkdir()
-    for file, text in (
-        (new, "low 0\nhigh 0\nmax 31\noom 3\noom_kill {}\noom_group_kill 0\n"),
-        (old, "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"),
-    ):
-        file.write_text(text.format(3))
-        before = Evidence()
-        assert before.now()["oom_kills"] == 0
-        file.write_text(text.format(5))
-        assert before.now()["oom_kills"] == (2 if str(file) in before.before else 0)
-        assert Evidence().now()["oom_kills"] == 0
-    assert {str(new), str(old)} & set(Evidence().before), "neither version is known here"
+    file = tmp_path / "memory.events"
+    text = "low 0\nhigh 0\nmax 31\noom 3\noom_kill {}\noom_group_kill 0\n"
+    file.write_text(text.format(3))
+    before = Evidence()
+    assert before.now()["oom_kills"] == 0
+    file.write_text(text.format(5))
+    assert before.now()["oom_kills"] == (2 if str(file) in before.before else 0)
+    assert Evidence().now()["oom_kills"] == 0
 
 
 XID = (

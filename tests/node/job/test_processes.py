@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node.job import job_processes, processes
+from orchestrator.node.job import processes
 from orchestrator.node.job.job_processes import JobProcesses, Tagged, of_job, tagged_jobs
 from orchestrator.node.job.processes import Process, find, in_words, send
 from tests.node.running import PYTHON, alive, wait_until
@@ -223,24 +223,3 @@ def test_an_error_of_the_system_is_said_in_words(
 ) -> None:
     monkeypatch.setenv("ORCHESTRATOR_HOME", "/h/o")
     assert re.search(said, in_words(error)) and "Errno" not in in_words(error)
-
-
-def test_whoever_asks_at_once_shares_a_look() -> None:
-    """But never one that had begun before they asked."""
-    looks = job_processes.Looks()
-    first = looks.new()
-    assert looks.new() is not first
-    newer = job_processes.Look()
-
-    class Busy:
-        """Another thread begins and ends a look while this one waits for the lock."""
-
-        def __enter__(self) -> None:
-            looks.begun += 1
-            looks.last = newer
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-    looks.lock = Busy()  # type: ignore[assignment]
-    assert looks.new() is newer

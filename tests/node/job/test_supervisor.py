@@ -99,7 +99,7 @@ def test_the_ranks_have_the_umask_of_the_login(new_job: NewJob, tmp_path: Path) 
     assert job.output["0"] == f"{0o027}\n"
 
 
-@pytest.mark.parametrize(("node", "nnodes", "more"), [(0, 1, 0), (1, 300, 0), (0, 300, 1200)])
+@pytest.mark.parametrize(("node", "nnodes", "more"), [(0, 1, 0), (1, 300, 0), (0, 300, 1)])
 def test_ranks_have_the_logins_limit_of_open_files(
     new_job: NewJob, tmp_path: Path, node: int, nnodes: int, more: int
 ) -> None:
@@ -119,7 +119,8 @@ def test_ranks_have_the_logins_limit_of_open_files(
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, kept)
     assert raised == (kept[1], kept[1])
-    wait_until(lambda: job.said(f"({700 + more}, {kept[1]})"))
+    soft = kept[1] if more else 700
+    wait_until(lambda: job.said(f"({soft}, {kept[1]})"))
     job.end("enough", 0.0).close()
     job.wait()
 
@@ -491,7 +492,6 @@ def test_leftovers_of_a_finished_job_are_swept(new_job: NewJob, tmp_path: Path, 
     assert job.ended() == {0: 0}
     assert (tmp_path / "polite").exists()
     assert "sh" in ended["killed"].values()
-    assert list(ended["left_behind"].values()) == ["sh"]  # the polite one ended itself
     assert not any(alive(int(pid)) for pid in ended["killed"])
     assert (ended["agent"], ended["why"], ended["left"]) == (0, "", [])
     assert job.living() == []

@@ -23,7 +23,7 @@ PATIENCE = 120  # seconds, on a machine that is busy
 EVERY = 0.2  # a walk waits until nothing is to be drawn
 FIRST = Sample(NOW, (NodeSample("one", problem="connecting ..."),), ())
 ACTIONS = Actions(
-    log=lambda *_: list, stack=lambda *_: [], process=lambda *_: [], stop=str,
+    log=lambda *_: list, stack=lambda *_: [], stop=str,
     over=lambda _: False,
 )  # fmt: skip
 Walk = Callable[[Top, Pilot[None]], Awaitable[None]]
@@ -54,7 +54,6 @@ def drive(
         actions = Actions(
             log=log,
             stack=lambda _, rank: [f"stack of {rank.rank}", *map(str, range(40))],
-            process=lambda node, pid: [f"stack of {pid} on {node}"],
             stop=stop,
             over=over,
         )
@@ -258,9 +257,7 @@ def test_a_node_leads_to_its_processes_and_to_a_stack() -> None:
         assert app.screen is node
         await pilot.press("down")
         app.show(sample(job("train")))  # it is live, and stays where it is
-        await pilot.press("enter")
-        assert await read(app, pilot) == ["stack of 72 on one"]
-        await pilot.press("escape", "escape")
+        await pilot.press("escape")
         assert len(app.screen_stack) == 1
 
     drive(walk, sample(job("train")))

@@ -136,9 +136,6 @@ def oom_kills() -> dict[str, int]:
             _, controllers, path = line.rstrip("\n").split(":", 2)
             if not controllers:
                 files += [f"{CGROUPS}{path}/memory.events", f"{CGROUPS}/memory.events"]
-            elif "memory" in controllers.split(","):
-                files += [f"{CGROUPS}/memory{path}/memory.oom_control"]
-                files += [f"{CGROUPS}/memory/memory.oom_control"]
     counts = {}
     for name in files:
         with contextlib.suppress(OSError), open(name, encoding="ascii") as file:

@@ -31,13 +31,8 @@ class SamplerProcess:
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
-        self.err = os.path.join(run.path, "sampler.err")
         self.due = time.monotonic() + AFTER_SECONDS
         self.process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid if self.process is not None else 0
 
     @property
     def wait(self) -> float:
@@ -56,25 +51,17 @@ class SamplerProcess:
             return None
         os.set_blocking(reading, False)
         # Where no process is to be had the job goes on without samples.
-        with contextlib.suppress(OSError), open(self.err, "wb") as errors:
+        with contextlib.suppress(OSError):
             self.process = subprocess.Popen(
                 [sys.executable, *processes.OPTIONS, "-c", START, LIBRARY, "sample", *names],
                 cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=writing,
-                stderr=errors,
+                stderr=subprocess.DEVNULL,
                 preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509
             )
         os.close(writing)
         return reading
-
-    @property
-    def errors(self) -> bool:
-        """Return True if it has ended by a defect of ours."""
-        try:
-            return os.path.getsize(self.err) > 0
-        except OSError:
-            return False
 
     def end(self) -> None:
         """Kill it: all that it wrote is whole. One that hangs in the kernel is not waited for."""

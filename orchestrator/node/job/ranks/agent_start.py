@@ -14,9 +14,10 @@ import signal
 from typing import TypedDict
 
 PR_SET_PDEATHSIG = 1
-ENDLESS = resource.RLIM_INFINITY
-STORE_OF_A_RANK = 3  # connections: its own, its groups', and that of a watchdog
 PRCTL = ctypes.CDLL(None).prctl  # found before a fork, after which another thread's lock may stay
+
+
+Limits = list[tuple[int, int, int]]  # kind, soft, hard
 
 
 class AgentStart(TypedDict):
@@ -25,7 +26,7 @@ class AgentStart(TypedDict):
     command: list[str]
     environment: dict[str, str]
     umask: int  # -1: as it is
-    limits: list[tuple[int, int, int]]  # of the login: kind, soft, hard
+    limits: Limits
     # `-m` puts it on torchrun's path; the ranks go to the workdir.
     directory: str
     supervisor: int  # PID
@@ -35,34 +36,19 @@ def prctl(option: int, value: int) -> None:
     PRCTL(option, value, 0, 0, 0)
 
 
-def limits() -> list[tuple[int, int, int]]:
+def limits() -> Limits:
     """Return the limits of this process."""
     kinds = sorted({v for n, v in vars(resource).items() if n.startswith("RLIMIT_")})
     return [(kind, *resource.getrlimit(kind)) for kind in kinds]
 
 
-def with_room(
-    known: list[tuple[int, int, int]], nodes: int, nproc: int
-) -> list[tuple[int, int, int]]:
-    """Return limits under which node 0 of so many can have the store that all others ask.
-
-    Each connection is an open file of torchrun there, and of the ranks that are forked from it. A
-    job that needs few of them starts with the login's own limit.
-    """
-    connections = nodes * (1 + STORE_OF_A_RANK * nproc)
-
-    def raised(soft: int, hard: int) -> int:
-        if soft == ENDLESS or connections <= soft // 4:
-            return soft
-        return soft + connections if hard == ENDLESS else min(soft + connections, hard)
-
+def with_room(known: Limits) -> Limits:
+    """Return limits with as many open files as may be: node 0's torchrun has the store of all."""
     files = resource.RLIMIT_NOFILE
-    return [
-        (kind, raised(soft, hard) if kind == files else soft, hard) for kind, soft, hard in known
-    ]
+    return [(kind, hard if kind == files else soft, hard) for kind, soft, hard in known]
 
 
-def set_limits(wanted: list[tuple[int, int, int]]) -> None:
+def set_limits(wanted: Limits) -> None:
     for kind, soft, hard in wanted:
         if resource.getrlimit(kind) != (soft, hard):
             resource.setrlimit(kind, (soft, hard))

@@ -244,8 +244,7 @@ class Rank:
             "line": (here.lineno or 0) if here else 0,
             "function": here.name if here else "",
         }
-        if not write_whole(os.path.join(self.run, f"error_{self.local}.json"), json.dumps(record)):
-            self.report({"event": "raised", "error": shortened(record)})  # under PIPE_BUF
+        write_whole(os.path.join(self.run, f"error_{self.local}.json"), json.dumps(record))
 
     def hiding(self) -> Callable[[str], str]:
         """Return what takes the secrets of this job out of a text, as its supervisor does."""
@@ -266,17 +265,6 @@ def end_in_time(code: int) -> None:
         f" not end within {LEAVING_SECONDS:g} s: its process is ended\n"
     )
     os._exit(code)
-
-
-def shortened(record: ErrorRecord) -> ErrorRecord:
-    return {
-        **record,
-        "type": record["type"][:150],
-        "message": record["message"][:150],
-        "traceback": "",
-        "file": record["file"][:150],
-        "function": record["function"][:150],
-    }
 
 
 def recorded() -> Iterator[str]:
@@ -339,16 +327,13 @@ def users_line(frames: traceback.StackSummary) -> traceback.FrameSummary | None:
     return shown[-1] if shown else None
 
 
-def write_whole(path: str, text: str) -> bool:
-    """Let a file be there with all of this, or not at all; return True if it is there."""
+def write_whole(path: str, text: str) -> None:
+    """Write a file with all of this, or none on a full disk."""
     new = f"{path}.{_thread.get_ident()}.tmp"  # another thread may write it as well
-    try:
+    with contextlib.suppress(OSError):
         with open(new, "w", encoding="utf-8", errors="replace") as file:
             file.write(text)
         os.replace(new, path)
-    except OSError:
-        return False
-    return True
 
 
 def prctl(option: int, value: Any) -> None:

@@ -52,6 +52,4 @@ def of_slurm(environ: Mapping[str, str], spec: RankSpec) -> dict[str, str]:
     if int(size) == int(per_node) * spec["nnodes"]:
         shares["NTASKS_PER_NODE"] = per_node
     found = {**rank, **sizes, **names, **places, **shares}
-    own = {"SLURMD_NODENAME": hosts[node]} if node < len(hosts) else {}
-    launcher = {"SLURM_LAUNCH_NODE_IPADDR": environ["MASTER_ADDR"]}
-    return {**{f"SLURM_{name}": value for name, value in found.items()}, **launcher, **own}
+    return {f"SLURM_{name}": value for name, value in found.items()}
