@@ -17,7 +17,7 @@ import pytest
 from orchestrator.config.schema import Config
 from tests.clusters.netns import NetnsCluster
 from tests.conftest import Cluster
-from tests.launching import PATIENCE, Command, Head
+from tests.launching import PATIENCE, Head
 
 pytestmark = pytest.mark.cluster
 
@@ -143,32 +143,6 @@ def test_ctrl_c_twice_kills(head: Head) -> None:
     assert head.nothing_left() and sleepers(head.cluster) == 0
 
 
-def until_it_answers(command: Command) -> None:
-    """Before it has its first line behind it, an interrupt is Python's own matter."""
-    bit = 1 << (signal.SIGTERM - 1)
-    while True:
-        status = Path(f"/proc/{command.process.pid}/status").read_text()
-        caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
-        if int(caught.split()[1], 16) & bit:
-            return
-        time.sleep(0.005)
-
-
-@pytest.mark.parametrize("after", [0.0, 0.5, 1.2])
-def test_ctrl_c_ten_times_at_any_moment(head: Head, after: float) -> None:
-    """During connecting, planning, starting, importing: an answer, and nothing left."""
-    script = head.script("save.py", SAVE)
-    command = head.launch("--nproc", "2", script, "stubborn")
-    until_it_answers(command)
-    time.sleep(after)  # the moment itself is what is tested
-    for _ in range(10):
-        command.interrupt()
-        time.sleep(0.02)
-    assert command.finish() == 130, command.text
-    assert "Traceback" not in command.text
-    assert head.nothing_left(), command.text
-
-
 def test_ctrl_c_until_the_command_is_gone(head: Head) -> None:
     """Also while the result is written down: the record is whole and nothing is taken back."""
     script = head.script("save.py", SAVE)
@@ -199,49 +173,6 @@ def test_torchrun_itself_fails(head: Head) -> None:
     assert head.record["verdict"]["kind"] == "environment"
     assert re.search(r"^node1 +\| ImportError: broken torch$", command.text, re.MULTILINE)
     assert head.nothing_left()
-
-
-def test_a_supervisor_that_is_killed(head: Head) -> None:
-    script = head.script("save.py", SAVE)
-    command = head.launch("--nnodes", "1", "--nproc", "2", script, "stubborn")
-    for _ in range(2):
-        command.wait_for("ready")
-    job = head.record["job"]  # others on this machine may have theirs
-    head.cluster.exec(0, ["sh", "-c", f"pkill -9 -f 'supervise [{job[0]}]{job[1:]}'"])
-    assert command.finish() == 1
-    assert "supervisor was killed" in command.text
-    assert head.nothing_left()
-
-
-# Its supervisor sees nothing of the child any more, which has no parent and an empty environment.
-UNSEEN = f"""
-import os, signal, subprocess, time
-def found(*words):
-    return [int(pid) for pid in subprocess.run(["pgrep", *words], stdout=-1).stdout.split()]
-supervisors = found("-f", "supervise.*[m]ultinode_")
-for pid in supervisors:
-    os.kill(pid, signal.SIGSTOP)
-subprocess.run(["sh", "-c", "env -i setsid sleep {LONG} &"], stdout=-3)
-while not found("-x", "-f", "sleep {LONG}"):
-    time.sleep(0.01)
-for pid in supervisors:
-    os.kill(pid, signal.SIGKILL)
-time.sleep(1000)
-"""
-
-
-def test_what_a_killed_supervisor_may_have_left_is_said(head: Head) -> None:
-    """Where the login may make a control group the kernel knows; elsewhere nobody does."""
-    command = head.launch("--nnodes", "1", "--no-torchrun", head.script("unseen.py", UNSEEN))
-    assert command.finish() == 1
-    stop = head.command("orchestrator", "stop")
-    if list(head.cluster.run_home(0).glob("runs/*/0/processes.json")):
-        assert re.search("nobody can tell whether .*, and they live: .*sleep", command.text)
-        assert stop.finish() == 1 and "CANNOT BE TOLD" in stop.text
-        head.cluster.exec(0, ["pkill", "-x", "-f", f"sleep {LONG}"])
-        stop = head.command("orchestrator", "stop")
-    assert stop.finish() == 0 and "nothing left" in stop.text, stop.text
-    assert sleepers(head.cluster) == 0
 
 
 def test_stop_ends_one_job_and_proves_it(head: Head) -> None:
@@ -312,27 +243,6 @@ def test_a_stop_while_the_job_is_being_started(head: Head) -> None:
     assert again.finish() == 0 and "has ended already (stopped)" in again.text
 
 
-def test_a_stop_of_what_this_login_cannot_see_proves_nothing(head: Head) -> None:
-    (head.directory / "torch.py").write_text("raise ImportError('no need of it')\n")
-    hook = head.script("hook.sh", f'export PYTHONPATH="{head.directory}"\n')
-    over = head.launch("--nnodes", "1", "--hook", hook, head.script("x.py", ""))
-    assert over.finish() == 1, over.text  # a job that is over, and cost little
-    path = head.experiment / "job.json"
-    record = {**head.record, "job": "somebody_elses-000000", "state": "running"}
-    path.write_text(json.dumps(record))
-    stop = head.command("orchestrator", "stop", "--trust-record")
-    assert stop.finish() == 1, stop.text
-    assert stop.text.count("NOTHING IS KNOWN of it there") == 1
-    assert head.record["state"] == "running"
-    assert [receipt["known"] for receipt in head.record["receipts"].values()] == [False]
-    (head.experiment / ".head").unlink()
-    (head.experiment / ".head").mkdir()  # as closed to root as to anybody
-    for words in (("stop",), ("attach",), ("logs",)):
-        command = head.command("orchestrator", *words)
-        assert command.finish() == 2
-        assert "cannot be followed from here" in command.text and "Traceback" not in command.text
-
-
 def test_a_node_that_is_lost_for_good(
     netns_cluster: Callable[..., NetnsCluster], tmp_path: Path
 ) -> None:
@@ -358,41 +268,6 @@ test "$NODE_RANK" = 1 || mkfifo {here}/go
 touch {here}/hooked
 test "$NODE_RANK" = 1 || read < {here}/go
 """
-
-
-def test_who_vanishes_before_its_start_is_proved_once_it_is_back(
-    netns_cluster: Callable[..., NetnsCluster], tmp_path: Path
-) -> None:
-    """Its part never began: this login would find its files, and the machine is the same."""
-    cluster = netns_cluster(2)
-    head = Head(cluster, tmp_path)
-    hook = head.script("hook.sh", HOOK.format(here=cluster.home_path))
-    terms = ("--hook", hook, "--no-torchrun", "--node-loss-timeout", "3", "--sync", "off")
-    command = head.launch(*terms, "sleep", LONG)
-    hooked = [cluster.home(node) / "hooked" for node in range(2)]
-    deadline = time.monotonic() + PATIENCE
-    while not all(path.exists() for path in hooked):
-        assert command.process.poll() is None and time.monotonic() < deadline, command.text
-        time.sleep(0.05)
-    # A login takes longer than the hook's answer, which is on its way.
-    there = head.command("orchestrator", "exec", "--", "true")
-    assert there.finish() == 0, there.text
-    cluster.cut(1)
-    (cluster.home(0) / "go").write_text("\n")
-    assert command.finish() == 4, command.text
-    assert "what it may have started there ends by itself" in command.text
-    assert [node["state"] for node in head.record["nodes"]] == ["not started", "lost"]
-    away = head.command("orchestrator", "stop", "--now")
-    assert away.finish() == 4, away.text
-    assert "NOT ENDED" in away.text and "if it began there, its supervisor will end" in away.text
-    cluster.restore(1)
-    back = head.command("orchestrator", "stop", "--now")
-    assert back.finish() == 0, back.text
-    assert "it never began there, and never will" in back.text
-    assert [receipt["began"] for receipt in head.record["receipts"].values()] == [False]
-    assert head.nothing_left() and sleepers(cluster) == 0
-    again = head.command("orchestrator", "stop")
-    assert again.finish() == 0 and "has ended already (failed)" in again.text
 
 
 def test_a_terminal_that_is_closed_leaves_the_job(head: Head) -> None:

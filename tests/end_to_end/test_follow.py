@@ -288,16 +288,3 @@ def test_a_disk_that_is_full_already_starts_nothing(head: Head, small: Path) -> 
     assert "cannot be written: No space left on device; nothing was started" in command.text
     assert [path.name for path in small.iterdir()] == ["filler"]
     assert head.nothing_left()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
-def test_logs_that_cannot_be_opened_start_nothing(head: Head, small: Path) -> None:
-    """There are inodes for the record, and not for the logs of all nodes."""
-    runs = head.cluster.run_home(0) / "runs"
-    before = set(runs.glob("*/0/events.jsonl"))
-    subprocess.run(["mount", "-o", "remount,nr_inodes=9", str(small)], check=True)
-    command = head.launch("--experiments", str(small), head.script("x.py", "print('never')"))
-    assert command.finish() == 2, command.text
-    assert "cannot be written: No space left on device" in command.text
-    assert set(runs.glob("*/0/events.jsonl")) == before
-    assert head.nothing_left()

@@ -136,52 +136,6 @@ def test_the_dry_run_pastes_into_a_shell(head: Head) -> None:
     assert node["shell"] in text
 
 
-def test_the_option_wins_over_the_list_and_the_plan_refuses_what_it_knows(head: Head) -> None:
-    first, second = head.cluster.addresses
-    head.node_list = head.cluster.write_list([f"{first} slots=1", f"{second} slots=3"])
-    for words in (["master_launch", "--dry-run"], ["orchestrator", "doctor", "--quick"]):
-        refused = head.command(*words)
-        assert refused.finish() == 3
-        assert "all nodes need the same number of ranks; here they have 1, 3" in refused.text
-    allowed = head.command("master_launch", "--dry-run", "--nproc", "2")
-    assert allowed.finish() == 0
-    assert f"--nproc 2 wins over slots= in the list ({first}, {second})" in allowed.text
-    assert "4 ranks" in allowed.text
-
-
-def test_a_taken_port_is_left_alone_and_said(head: Head) -> None:
-    """Also where two look for a free one at once."""
-    name = head.script("sum.py", ALL_REDUCE)
-    holder = "import socket, time; s = socket.create_server(('', 29500)); print('held', flush=True)"
-    busy = head.cluster.popen(
-        0, ["python3", "-c", f"{holder}; time.sleep(100)"], stdout=subprocess.PIPE
-    )
-    try:
-        assert busy.stdout is not None and busy.stdout.readline() == "held\n"
-        both = [head.launch("--nnodes", "1", "--nproc", "2", name) for _ in range(2)]
-        assert [command.finish() for command in both] == [0, 0]
-        assert all("port 29500 is taken" in command.text for command in both)
-        masters = {json.loads((e / "job.json").read_text())["master"] for e in head.experiments}
-        assert sorted(master.rpartition(":")[2] for master in masters) == ["29501", "29502"]
-        refused = head.launch("--master-port", "29500", name)
-        assert refused.finish() == 3
-        assert "port 29500 is taken" in refused.text
-        assert "Traceback" not in refused.text
-    finally:
-        busy.kill()
-        busy.wait()
-    assert ":29777" in head.run("--dry-run", name, MASTER_PORT="29777").text
-
-
-def test_what_cannot_be_forked_starts_plainly_and_says_so(head: Head) -> None:
-    program = head.directory / "run me.sh"
-    program.write_text('#!/bin/sh\necho "TOLD {\\"args\\": [\\"$1\\"], \\"rank\\": $RANK}"\n')
-    program.chmod(0o755)
-    command = head.run("--nnodes", "1", "run me.sh", "it's")
-    assert "plain start" in command.text
-    assert told(head)["args"] == ["it's"]
-
-
 def test_the_record_of_a_job_and_a_secret_that_is_in_none_of_it(head: Head) -> None:
     """It is in no file of the head, in no dry run, and on the node in the spec alone."""
     (head.directory / "c.yaml").write_text("env: {COPY: see-hunter2-here}\n")
@@ -266,20 +220,6 @@ def test_a_hook_that_fails_starts_nothing(head: Head) -> None:
     assert command.finish() == 3
     assert "no such module" in command.text and "exit code 3" in command.text
     assert not head.experiments
-
-
-def test_a_python_without_torch(head: Head) -> None:
-    command = head.launch("--python", "/usr/bin/env", head.script("tell.py", TELL))
-    assert command.finish() == 4
-    none = head.launch("--python", "/no/such/python", head.script("tell.py", TELL))
-    assert none.finish() == 4
-    assert "there is no /no/such/python that can be executed" in none.text
-
-
-def test_an_unknown_option(head: Head) -> None:
-    wrong = head.launch("--nprco", "2", "x.py")
-    assert wrong.finish() == 2
-    assert "--nproc" in wrong.text
 
 
 def test_if_one_node_cannot_start_the_others_are_ended_again(head: Head) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -185,45 +184,6 @@ def test_a_firewall_between_the_supervisors(lonely: Head) -> None:
 def port(head: Head) -> tuple[str, int]:
     words = json.loads(head.node_file(0, "spec.json").read_text())["lease"]
     return words["address"], words["port"]
-
-
-def test_strangers_at_the_port_and_a_stop_that_goes_through_it(lonely: Head) -> None:
-    """They learn a random number, and disturb nobody. The head cannot reach node 1, node 0 can."""
-    command = launch(lonely)
-    place = port(lonely)
-    spec = json.loads(lonely.node_file(0, "spec.json").read_text())
-    assert spec["lease"]["token"] not in lonely.cluster.exec(0, ["sh", "-c", "cat /proc/*/cmdline"])
-    assert spec["lease"]["token"] not in (lonely.experiment / "job.json").read_text()
-    half_open = [socket.create_connection(place) for _ in range(100)]
-    heard = []
-    for garbage in (b"", b"\0" * 100_000, b"GET / HTTP/1.0\r\n\r\n", b"0" * 32 + b"\n{}\n" * 9):
-        with socket.create_connection(place) as stranger:
-            with contextlib.suppress(OSError):  # hung up on already
-                stranger.sendall(garbage)
-                stranger.shutdown(socket.SHUT_WR)
-            heard.append(all_of(stranger))
-    assert all(re.fullmatch(rb"([0-9a-f]{32}\n)?", words) for words in heard), heard
-    assert any(heard) and len(set(filter(None, heard))) == len(list(filter(None, heard)))
-    for _ in range(2_000):  # more than it may have files open
-        socket.create_connection(place).close()
-    supervisor = events(lonely, 0, "started")[0]["supervisor"]
-    held = lonely.cluster.exec(0, ["ls", f"/proc/{supervisor}/fd"]).split()
-    assert len(held) < 100, "it holds a bounded number of them"
-    assert not events(lonely, 0, "ending") and not events(lonely, 1, "ending")
-    wait_until(lambda: all(all_of(one) is not None for one in half_open), 15)  # hung up on
-    assert [event["active"] for event in events(lonely, 1, "lease")] == [True]
-    killed(command)
-    lonely.cluster.kill_sshd(1)
-    stop = lonely.command("orchestrator", "stop", "--now")
-    assert stop.finish() == 4
-    assert "its supervisor will end the job itself when its lease runs out (60 s" in stop.text
-    wait_until(lambda: not lonely.left(1), 20)  # not with its lease of 60 s
-    assert lonely.record["state"] == "running"
-    lonely.cluster.start_sshd(1)
-    again = lonely.command("orchestrator", "stop")
-    assert again.finish() == 0, again.text
-    assert again.text.count("nothing left") == 2
-    assert lonely.record["state"] == "stopped"
 
 
 def all_of(stranger: socket.socket) -> bytes:

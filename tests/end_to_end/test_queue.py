@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import time
@@ -122,31 +121,6 @@ def test_a_head_that_is_killed_leaves_the_queue_and_its_job_keeps_the_hosts(line
     line.end(third)
 
 
-def test_one_may_leave_the_terminal_and_the_queue(line: Line) -> None:
-    first = line.launch("first", "--claim", "all")
-    first.wait_for("running")
-    second = line.launch("second", "--queue", "--detach")
-    assert second.finish() == 0 and "waits, and follows the job then" in second.text
-    third = line.launch("third", "--queue", "--detach")
-    assert third.finish() == 0
-    (_, waiting, _) = line.until(lambda jobs: len(jobs) == 3)
-    assert waiting["job"] == "second" and waiting["head"]
-    (leaving,) = re.findall(r"background process (\d+) waits", third.text)
-    os.kill(int(leaving), signal.SIGTERM)
-    line.until(lambda jobs: len(jobs) == 2)
-    line.end(first)
-    line.until(lambda jobs: [one["state"] for one in jobs] == [RUNNING])
-    for command, end in line.running:
-        if command is second:
-            end.touch()
-    line.until(lambda jobs: jobs == [])
-    (place,) = line.head.directory.glob("experiments/second_*/job.json")
-    deadline = time.monotonic() + PATIENCE
-    while json.loads(place.read_text())["state"] != "done":
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 # What the driver has of four GPUs, in /proc and /dev of one host.
 FOUR_GPUS = """
 set -e
@@ -201,17 +175,3 @@ def test_two_jobs_share_the_gpus_of_both_hosts(line: Line, gpus: None) -> None:
 def test_an_option_that_does_nothing_is_refused(line: Line) -> None:
     command = line.launch("wrong", "--queue", "--claim", "none")
     assert command.finish() == 2 and "--queue waits for GPUs to hold" in command.text
-
-
-def test_who_has_started_waits_on_no_other_host(line: Line) -> None:
-    first = line.launch("first", "--claim", "all", "--nnodes", "1")
-    first.wait_for("running")
-    second = line.launch("second", "--queue", "--nnodes", "1")
-    second.wait_for("running")
-    assert [job["state"] for job in line.shown()] == [RUNNING, RUNNING]
-    third = line.launch("third", "--queue", "--nnodes", "1")
-    third.wait_for("in the queue")
-    line.end(first)
-    third.wait_for("running")  # though second still runs
-    line.end(third)
-    line.end(second)

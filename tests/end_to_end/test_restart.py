@@ -165,16 +165,6 @@ def test_all_nodes_find_what_rank_0_alone_has_saved(apart: Head) -> None:
     assert command.text.count("stays on the nodes: orchestrator pull PATH") == 1
 
 
-UNTIL_THE_SECOND = """
-import os, time
-attempt = int(os.environ["ORCHESTRATOR_ATTEMPT"])
-while attempt < 2:
-    print("still in", attempt, flush=True)
-    time.sleep(0.1)
-print("attempt", attempt, "has", os.environ["KEY_OF_MINE"][:3], os.environ["OF_HOOK"], flush=True)
-"""
-
-
 def test_ranks_of_all_nodes_find_their_state_where_the_directory_is_shared(head: Head) -> None:
     head.script("program.py", PROGRAM)
     command = head.launch("--nproc", "2", "--max-restarts", "2", "program.py")

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.clusters.netns import NetnsCluster
-from tests.clusters.require import lacking
 from tests.launching import Command, Head
 
 pytestmark = pytest.mark.cluster
@@ -175,21 +174,6 @@ def assert_it_ends_with_the_verdict(command: Command, verdict: dict[str, Any]) -
 # -- several ranks ----------------------------------------------------------------------------
 
 
-def test_two_that_fail_in_the_same_millisecond_are_both_told(head: Head) -> None:
-    text = """
-at = [float(int(time.time()) + 1)]
-join()
-dist.broadcast_object_list(at)
-while time.time() < at[0]: pass
-raise ValueError(f"of rank {rank}")
-"""
-    command, verdict = launch(head, text, 2)
-    other = 1 - verdict["rank"]
-    assert verdict["message"] == f"ValueError: of rank {verdict['rank']}"
-    assert [told["message"] for told in verdict["also"]] == [f"ValueError: of rank {other}"]
-    assert f"rank {other} on node {other} failed by itself too: ValueError: of" in command.text
-
-
 SKEWED = """
 import runpy, sys, time
 true = time.time
@@ -294,52 +278,6 @@ def test_the_kernels_out_of_memory_killer(head: Head) -> None:
         (group / "cgroup.procs").write_text(str(pid_here(head, 0, pid)))
         head.script("go", "")
         is_out_of_memory(head, command)
-
-
-def test_the_killers_counter_is_read(head: Head) -> None:
-    """/proc/vmstat covered by a copy in which the count goes up with the kill."""
-    if not isinstance(head.cluster, NetnsCluster):
-        lacking("covering /proc/vmstat needs root")
-    copy = head.directory / "vmstat"
-    text = Path("/proc/vmstat").read_text()
-    copy.write_text(re.sub(r"^oom_kill .*\n", "", text, flags=re.MULTILINE) + "oom_kill 4\n")
-    head.cluster.exec(0, ["mount", "--bind", str(copy), "/proc/vmstat"])
-    try:
-        script = """
-join()
-if rank == 1:
-    open("vmstat", "a").write("nr_unstable 0\\n")
-    text = open("vmstat").read()
-    open("vmstat", "w").write(text.replace("oom_kill 4", "oom_kill 5"))
-    os.kill(os.getpid(), signal.SIGKILL)
-dist.all_reduce(torch.ones(1))
-"""
-        program = head.script("killed.py", BEGIN + script)
-        command = head.launch("--nnodes", "1", "--nproc", "2", program)
-        is_out_of_memory(head, command)
-    finally:
-        head.cluster.exec(0, ["umount", "/proc/vmstat"])
-
-
-def test_shared_memory_that_is_full(head: Head) -> None:
-    if not isinstance(head.cluster, NetnsCluster):
-        lacking("a small /dev/shm needs root")
-    text = """
-class Rows(torch.utils.data.Dataset):
-    def __len__(self): return 8
-    def __getitem__(self, i): return torch.ones(2**20)
-join()
-if rank == 1:
-    list(torch.utils.data.DataLoader(Rows(), num_workers=1))
-dist.all_reduce(torch.ones(1))
-"""
-    head.cluster.exec(0, ["mount", "-o", "remount,size=1m", "/dev/shm"])
-    try:
-        _, verdict = launch(head, text)
-    finally:
-        head.cluster.exec(0, ["mount", "-o", "remount,size=50%", "/dev/shm"])
-    assert (verdict["kind"], verdict["rank"]) == ("shared_memory", 1), verdict
-    assert "df -h /dev/shm" in verdict["fix"]
 
 
 def test_a_home_that_is_full(netns_cluster: Callable[..., NetnsCluster], tmp_path: Path) -> None:

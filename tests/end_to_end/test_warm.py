@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.launching import PATIENCE, Head
-from tests.node.warm import what_a_rank_sees
-from tests.node.warm.same_start import Differences
 
 pytestmark = pytest.mark.cluster
 
@@ -106,50 +102,3 @@ OWN = (
     (r"(--master-port=)\d+", r"\1"),
     (r"(\d+\.\d+\.\d+\.\d+) \d+( \d)", r"\1\2"),
 )
-OF_ATTEMPTS = ("ORCHESTRATOR_ATTEMPT", "ORCHESTRATOR_RESUME_DIR", "ORCHESTRATOR_FIRST_WORLD_SIZE")
-
-
-def seen(directory: Path, launch: int, attempt: int) -> list[dict[str, Any]]:
-    """What each rank of an attempt saw."""
-    found = []
-    for rank in range(4):
-        text = (directory / f"seen{launch}.{attempt}.{rank}").read_text()
-        for pattern, own in OWN:
-            text = re.sub(pattern, own, text)
-        rank_sees = json.loads(text)
-        variables = rank_sees["variables"]
-        for name in ("of C code", "as shown"):
-            variables[name] = [v for v in variables[name] if not v.startswith(OF_ATTEMPTS)]
-        for name in OF_ATTEMPTS:
-            variables["environ"].pop(name, None)
-        found.append({**rank_sees, "drawn": [], "imported": []})
-    return found
-
-
-def test_ranks_see_the_same_cold_warm_and_in_a_second_attempt(
-    head: Head, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the real torchrun and torch, whose threads and variables are among what is seen."""
-    monkeypatch.setenv("ORCHESTRATOR_HOME", str(head.directory / "home"))
-    head.script("what_a_rank_sees.py", Path(what_a_rank_sees.__file__).read_text())
-    script = head.script("program.py", SEES)
-    for number, more in enumerate((["--warm"], ["--warm"], ["--max-restarts", "1"])):
-        (head.directory / "seen in").write_text(f"seen{number}")
-        launch = head.launch(*INSIDE, "--nproc", "2", *more, script)
-        for attempt in ("1", "2") if number == 2 else ("",):
-            if number == 1 or attempt == "2":
-                launch.wait_for("warm start on all nodes")
-            launch.wait_for("waits")
-            if attempt != "2":
-                wait_until_ready(head)
-            (head.directory / f"go on{attempt}").touch()
-        assert launch.finish() == 0, launch.text[-5000:]
-        (head.directory / "go on").unlink(missing_ok=True)
-        if number == 1:  # what waits in the last launch is its own
-            assert warm(head, "off")[0] == 0
-    cold = seen(head.directory, 0, 1)
-    for launch_and_attempt in ((1, 1), (2, 1), (2, 2)):
-        differences = Differences()
-        for before, after in zip(cold, seen(head.directory, *launch_and_attempt), strict=True):
-            differences.compare(before, after)
-        assert not differences.found, launch_and_attempt

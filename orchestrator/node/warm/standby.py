@@ -26,7 +26,6 @@ from typing import Any, NoReturn
 TICK_SECONDS = 15.0  # between two looks at memory and files: 0.1 ms each
 PATIENCE_SECONDS = 10.0  # for a caller to say what it wants
 LEAST_MEMORY = 0.08  # part of the machine's memory that must stay available
-MOST_STALLS_PERCENT = 10.0  # of the last minute in which some process waited for memory
 MOST_FILES = 253  # that Linux lets one message carry
 
 
@@ -134,11 +133,8 @@ def memory_is_short() -> bool:
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             sizes = {line.partition(":")[0]: int(line.split()[1]) for line in file}
-        if sizes["MemAvailable"] < LEAST_MEMORY * sizes["MemTotal"]:
-            return True
-        with open("/proc/pressure/memory", encoding="ascii") as file:
-            return float(file.readline().split()[2].partition("=")[2]) > MOST_STALLS_PERCENT
-    except (OSError, ValueError, LookupError):  # a kernel that does not count stalls
+        return sizes["MemAvailable"] < LEAST_MEMORY * sizes["MemTotal"]
+    except (OSError, ValueError, LookupError):
         return False
 
 

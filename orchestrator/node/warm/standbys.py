@@ -34,7 +34,6 @@ from orchestrator.protocol.message import Message, Nonsense, decode, encode, par
 from orchestrator.protocol.spec import Spec
 
 PROGRAM = os.path.join("orchestrator", "node", "warm", "standby.py")
-AGENT = os.path.join("node", "job", "ranks", "fast_torchrun.py")
 ROOM_VARIABLE = "ORCHESTRATOR_ROOM"  # its value is room for the variables of a job
 ROOM_BYTES = 1 << 15
 COMMAND_ROOM_BYTES = 4096
@@ -62,7 +61,6 @@ class Standby(Message):
     job: str  # whose next attempt alone it is for; nothing: for any launch with --warm
     python: str
     since: float  # Unix time
-    started_with: dict[str, str]  # what a job must have in common with it -> a digest
     pid: int = 0
     started: int = 0  # with the PID, this identifies one process forever
     directory: str = ""
@@ -91,8 +89,6 @@ def unsuitable(spec: Spec, environ: Mapping[str, str]) -> str:
     """Return why a job like this one can never start warm, or nothing."""
     if spec.start != "fork":
         return "its ranks do not start from torchrun's process (start: plain, --no-torchrun)"
-    if len(spec.agent) < 3 or not spec.agent[2].endswith(AGENT):
-        return "another launcher starts its ranks"
     if "SLURM_STEP_ID" in environ:
         return "Slurm ends all processes of a job with the job"
     return ""
@@ -111,29 +107,13 @@ def variables_of(spec: Spec, environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def started_with(spec: Spec, environ: Mapping[str, str], umask: int) -> dict[str, str]:
-    """Return what a standby for this job is started with: words for users -> a digest."""
-    python = os.path.realpath(spec.agent[0])
-    found = {
-        "the version of orchestrator": LIBRARY,
-        "the Python": f"{spec.agent[0]} {python} {modified(python)}",
-        "a limit, priority or right of the login": login(umask),
-        **variables_of(spec, environ),
-    }
-    return {name: digest(value) for name, value in found.items()}
-
-
 def login(umask: int) -> str:
     """Return what a process inherits from its login and keeps through all that it executes."""
     lines = text("/proc/self/status").splitlines()
     status = [line for line in lines if line.partition(":")[0] in INHERITED]
-    names = ("oom_score_adj", "timerslack_ns", "coredump_filter", "personality")
-    files = [text(f"/proc/self/{name}") for name in names]
-    memory = text("/proc/self/numa_maps").split(maxsplit=2)[1:2]  # as numactl sets it
-    priority = os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)
     hard = [hard for _, _, hard in limits()]
     group = SESSION.sub("session", text("/proc/self/cgroup"))
-    return str((umask, status, files, memory, priority, hard, group))
+    return str((umask, status, os.getpriority(os.PRIO_PROCESS, 0), hard, group))
 
 
 def machine() -> str:
@@ -151,8 +131,11 @@ def job_of(spec: Spec) -> str:
     return spec.attempt.first_job if spec.attempt and not spec.warm else ""
 
 
-def path_of(spec: Spec, wanted: Mapping[str, str]) -> str:
-    words = [machine(), job_of(spec), *sorted(wanted.items())]
+def path_of(spec: Spec, environ: Mapping[str, str], umask: int) -> str:
+    """Return the directory of a standby for jobs like this: what they must share makes its name."""
+    python = os.path.realpath(spec.agent[0])
+    words = [machine(), job_of(spec), LIBRARY, spec.agent[0], python, modified(python)]
+    words += [login(umask), *sorted(variables_of(spec, environ).items())]
     return os.path.join(root(), digest(json.dumps(words)))
 
 
@@ -221,8 +204,8 @@ def start(run: RunDir, environ: Mapping[str, str], umask: int, least: float = 0.
         spec = run.read_spec()
         if unsuitable(spec, environ):
             return
-        wanted = started_with(spec, environ, umask)
-        path, until, others = path_of(spec, wanted), time.time() + max(spec.warm, least), find_all()
+        path, until = path_of(spec, environ, umask), time.time() + max(spec.warm, least)
+        others = find_all()
         for standby in others:
             if standby.directory == path:
                 os.utime(os.path.join(path, "standby.json"), (until, until))
@@ -230,7 +213,7 @@ def start(run: RunDir, environ: Mapping[str, str], umask: int, least: float = 0.
         for standby in others[:-1]:  # a node has two at most
             end(standby)
         os.makedirs(root(), mode=0o700, exist_ok=True)
-        spawn(path, until, run, spec, environ, wanted)
+        spawn(path, until, run, spec, environ)
 
 
 def spawn(
@@ -239,7 +222,6 @@ def spawn(
     run: RunDir,
     spec: Spec,
     environ: Mapping[str, str],
-    wanted: dict[str, str],
 ) -> None:
     """Start the process in a new directory, which another start may have made a moment ago."""
     new = f"{path}.{secrets.token_hex(4)}"
@@ -265,7 +247,6 @@ def spawn(
             job=job_of(spec),
             python=spec.agent[0],
             since=time.time(),
-            started_with=wanted,
             pid=process.pid,
             started=now.started if now else 0,
         )
@@ -321,24 +302,16 @@ def hand_over(
     reason = unsuitable(spec, environ)
     if reason:
         return None, f"cold start: {reason}"
-    wanted = started_with(spec, environ, umask)
-    path = path_of(spec, wanted)
+    path = path_of(spec, environ, umask)
     there = [standby for standby in find_all() if standby.job == job_of(spec)]
     for standby in there:
         claimed = claim(standby) if standby.directory == path else None
         if claimed is not None:
             return take(claimed, run, environ, files)
-    others = [standby.started_with for standby in there if standby.directory != path]
-    reason = difference(others[-1], wanted) if others else "nothing waited there"
+    reason = "what waited there was started otherwise" if there else "nothing waited there"
     for standby in there if spec.warm else ():
         end(standby)
     return None, f"cold start: {reason}"
-
-
-def difference(before: Mapping[str, str], wanted: Mapping[str, str]) -> str:
-    """Return a sentence that names what differs."""
-    names = sorted(name for name in {*before, *wanted} if before.get(name) != wanted.get(name))
-    return f"{', '.join(names[:3])} {'differs' if len(names) == 1 else 'differ'}"
 
 
 def take(

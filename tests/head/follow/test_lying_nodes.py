@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +22,6 @@ from orchestrator.head.connect.subprocess_transport import (
     ProcessChannel,
     ProcessConnection,
 )
-from orchestrator.head.follow import reports
 from orchestrator.head.follow import verdict as verdicts
 from orchestrator.head.follow.reports import CLOCK_IS_OFF_SECONDS
 from orchestrator.head.follow.run import Run
@@ -36,7 +34,6 @@ from orchestrator.head.screen.screen import Display, Screen
 from orchestrator.head.transfer.fetch import fetch
 from orchestrator.protocol import events, frames
 from orchestrator.protocol.frames import EVENTS, JSON, LARGEST, LOG, OFFSET, RANKS
-from orchestrator.protocol.reports import UNSAVED
 from orchestrator.protocol.requests.follow import StopReceipt
 from orchestrator.records import experiments
 from orchestrator.records.experiment import JobRecord, NodeRecord
@@ -189,37 +186,6 @@ def test_any_events_end_in_a_record_and_a_verdict(
         follower.ranks.close()
 
 
-def test_a_node_is_believed_about_itself_alone_and_not_without_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = experiments.create(tmp_path, "run")
-    record = JobRecord("run-1", str(place.path), "running", ["x"], NODES, 1000.0)
-    place.write_record(record)
-    said = io.StringIO()
-    run = Run(place, record, Display(Screen([], said, tty=False, color=False, quiet=True)),
-              backend_of(record))  # fmt: skip
-    blamed: list[int | None] = []
-    monkeypatch.setattr(run.job, "remember", lambda index, *_: blamed.append(index))
-    liar = run.job.nodes[1]
-    slow = events.RankSlow(
-        time=1.0, rank=1, local=0, cause="slow compute", who=0, node=0, step=1, text="x"
-    )
-    end = events.RankEnded(time=1.0, rank=0, local=0, pid=1, code=-9, oom_kills=1)
-    for event in (slow, slow.replace(rank=0), end, end.replace(rank=1 << 100)):
-        run.reports.handle(Happened(1, event))
-    assert not (blamed or run.record.slow or run.job.failures or liar.ranks)
-    run.reports.handle(Happened(1, slow.replace(cause=UNSAVED)))  # of a disk that they share
-    assert [one.node for one in run.record.slow] == [0] and not blamed
-    long = "long" * (1 << 20)
-    for step in range(reports.MOST_SAID + 5):
-        run.reports.handle(Happened(1, slow.replace(node=1, who=1, step=step, text=long)))
-        run.reports.handle(Happened(1, end.replace(rank=1, time=float(step))))
-        run.reports.handle(Warned(1, long))
-    assert len(run.record.slow) + len(run.job.failures) <= reports.MOST_SAID + 2
-    assert len(said.getvalue()) < 2 * reports.MOST_SAID * reports.LONGEST_WORDS
-    assert set(blamed) == {1}
-
-
 def test_stop_asks_again_where_an_end_was_not_proved_whatever_failed_first(tmp_path: Path) -> None:
     place = experiments.create(tmp_path, "run")
     record = JobRecord("run-1", str(place.path), "running", ["x"], NODES, 1000.0)
@@ -259,11 +225,6 @@ def test_of_a_very_long_text_the_middle_is_left_out(tmp_path: Path) -> None:
     assert isinstance(happened.event, events.RankEnded) and happened.event.error is not None
     text = happened.event.error.message
     assert len(text) < 40_000 and text.startswith("ccc") and text.endswith("c!")
-
-
-def test_a_refusal_is_a_sentence(tmp_path: Path) -> None:
-    heard = follow(tmp_path, b"", refusal="no " * (1 << 20))
-    assert isinstance(heard[-1], Lost) and len(heard[-1].why) < 5000
 
 
 @given(st.text() | st.sampled_from(["../x", "/x", "a/../../b", "a\0b", "\ud800", "results/\udcff"]))

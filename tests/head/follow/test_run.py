@@ -7,25 +7,19 @@ import shutil
 import signal
 import time
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from orchestrator.config.launch import Launch
-from orchestrator.head.follow import followed_job
 from orchestrator.head.follow.job_end import Outcome
 from orchestrator.head.follow.run import Run
-from orchestrator.head.follow.streams.news import Answer, Happened, Lost, Over
+from orchestrator.head.follow.streams.news import Happened, Lost, Over
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.schedulers.backend import backend_of
-from orchestrator.head.screen.keyboard import Keys
 from orchestrator.head.screen.lines import clean
 from orchestrator.head.screen.screen import Display, Screen
-from orchestrator.protocol.events import Ended, Ending, GpuReport, RankState, Started
-from orchestrator.protocol.requests.machine import Dialed
+from orchestrator.protocol.events import Ended, Ending, GpuReport, RankState
 from orchestrator.protocol.timing import HEARSAY_SECONDS
 from orchestrator.records import experiment, experiments
 from orchestrator.records.experiment import JobRecord, NodeRecord
@@ -328,15 +322,6 @@ def test_a_short_limit_for_hangs_comes_before_the_look_at_the_port(
     assert run_of(directory, record).monitors.start.master == ("10.0.0.1:29500" if dials else "")
 
 
-def test_what_nodes_say_of_each_other_is_heard(tmp_path: Path) -> None:
-    directory = experiments.create(tmp_path, "run")
-    nodes = [NodeRecord(n, f"n{n}", "n", None, None, f"10.0.0.{n}", "", n, 1) for n in range(2)]
-    run = run_of(directory, replace(job(directory), nodes=nodes))
-    run.monitors.start.over = False
-    run.take(Answer(0, Dialed(answers=("refused",))))
-    assert run.monitors.start.answers == {0: Dialed(answers=("refused",))}
-
-
 @pytest.mark.parametrize(
     ("rank", "kind", "message", "at_once"),
     [
@@ -355,44 +340,3 @@ def test_a_rank_that_was_killed_is_the_cause_and_nobody_is_heard_first(
     run.job.failed(Failure(1, "n2", rank, 1001.0, kind, message))
     assert run.end.order_is_due(time.monotonic()) is at_once
     assert run.end.order_is_due(time.monotonic() + HEARSAY_SECONDS)
-
-
-def test_what_many_nodes_report_at_once_is_written_once(tmp_path: Path) -> None:
-    """Each record has all nodes in it: one for each event took a minute for 512 nodes."""
-    directory = experiments.create(tmp_path, "run")
-    nodes = [
-        NodeRecord(n, f"n{n}", f"n{n}", None, None, f"10.0.0.{n}", "python3", n, 1)
-        for n in range(50)
-    ]
-    run = run_of(directory, replace(job(directory), state="starting", nodes=nodes))
-    quiet: Any = [SimpleNamespace(node=node, silent=0.0, idle=0.0) for node in nodes]
-    run.job.followers = quiet
-    written: list[None] = []
-    save = run.job.save
-    run.job.save = lambda: written.append(save())  # type: ignore[method-assign, func-returns-value]
-    for node in nodes:
-        run.inbox.put(Happened(node.index, Started(time=1001.0, agent=1, supervisor=2)))
-    run.turn(Keys())
-    assert (len(written), directory.read_record().state) == (1, "running")
-
-
-def test_a_record_that_takes_long_to_write_is_written_less_often(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    directory = experiments.create(tmp_path, "run")
-    followed = run_of(directory, job(directory)).job
-    now, written = [100.0], list[float]()
-    monkeypatch.setattr(followed_job.time, "monotonic", lambda: now[0])
-
-    def save() -> None:
-        written.append(now[0])
-        now[0] += 0.1
-
-    followed.save = save  # type: ignore[method-assign]
-    for _ in range(100):
-        now[0] += 0.05
-        followed.save_in_turn(at_once=False)
-    gaps = {round(b - a, 2) for a, b in pairwise(written)}
-    assert min(gaps) >= 0.5
-    followed.save_in_turn(at_once=True)
-    assert written[-1] == now[0] - 0.1  # what ends the job waits for nothing

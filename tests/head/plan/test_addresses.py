@@ -55,13 +55,6 @@ def test_a_routed_network() -> None:
     assert places(nodes, ["10.0.1.5", "10.0.2.5"])[1] == NodeAddress("10.0.2.5", "eth0")
 
 
-def test_a_routed_network_with_names_in_the_list() -> None:
-    """The way was asked for by name: addresses are known only once the head is connected."""
-    worker = facts("eth0 10.0.2.5/24", routes={"gpu01": ("eth0", "10.0.2.5")})
-    nodes = [facts("eth0 10.0.1.5/24"), worker]
-    assert places(nodes, ["10.0.1.5", "10.0.2.5"])[1] == NodeAddress("10.0.2.5", "eth0")
-
-
 def test_no_way_to_the_master() -> None:
     lost = facts("eth0 10.9.9.9/24", hostname="gpu07", routes={"gpu01": ("lo", "127.0.0.1")})
     nodes = [facts("eth0 10.0.1.5/24"), lost]
@@ -93,15 +86,6 @@ def test_localhost_as_master_of_others_is_its_address_on_their_network() -> None
     ]
     found = places(nodes, ["127.0.0.1", "10.0.0.2"])
     assert found == [NodeAddress(f"10.0.0.{n}", "eth0") for n in (1, 2)]
-
-
-def test_localhost_as_master_without_a_network_in_common() -> None:
-    nodes = [facts("eth0 192.168.1.1/24"), facts("eth0 10.0.0.2/24")]
-    with pytest.raises(CheckFailed) as failed:
-        places(nodes, ["127.0.0.1", "10.0.0.2"])
-    assert "the list calls it 127.0.0.1" in failed.value.what
-    assert "192.168.1.1" in failed.value.what
-    assert "first line of the list" in failed.value.fix
 
 
 # -- NAT and jump hosts -----------------------------------------------------------------------
@@ -216,13 +200,6 @@ def test_a_worker_without_the_masters_family() -> None:
     assert "gpu02 has no route" in said and "it has eth0 2001:db8::2/64" in said
 
 
-def test_a_way_of_the_other_family_is_none() -> None:
-    """The list's name means IPv6 there, and the master is called by its IPv4 address."""
-    routes = {"gpu01": ("eth0", "2001:db8::2")}
-    lost = facts("eth0 2001:db8::2/64", hostname="gpu02", routes=routes)
-    assert "gpu02 has no route" in refused([facts("eth0 10.0.0.1/24"), lost], ["10.0.0.1", ""])
-
-
 def test_a_worker_without_any_address() -> None:
     said = refused([facts("eth0 10.0.0.1/24"), facts("eth0 fe80::2/64")], ["10.0.0.1", ""])
     assert "no address other than loopback" in said
@@ -250,21 +227,3 @@ def test_workers_that_do_not_reach_each_other() -> None:
     ]
     said = refused(nodes, ["10.0.0.1", "10.0.1.2", "10.0.2.3"])
     assert said == "gpu02 has no route to gpu03 at 10.0.2.3"
-
-
-def test_only_the_way_to_the_master_counts_where_it_was_asked_for_by_name() -> None:
-    """The first route is the master's; that another node can be reached says nothing of it."""
-    routes = {"gpu01": ("", ""), "10.0.9.3": ("eth9", "10.0.9.2")}
-    lost = facts("eth9 10.0.9.2/24", hostname="gpu02", routes=routes)
-    assert "gpu02 has no route" in refused(
-        [facts("eth0 10.0.0.1/24"), lost], ["10.0.0.1", "10.0.9.2"]
-    )
-
-
-def test_a_common_network_before_a_container_bridge() -> None:
-    """The bridges have one network on all machines, and here even addresses of their own in it."""
-    nodes = [
-        facts("docker0 172.17.0.1/16", "eth0 10.0.0.1/24"),
-        facts("docker0 172.17.0.2/16", "eth0 10.0.0.2/24"),
-    ]
-    assert places(nodes, ["", ""])[0] == NodeAddress("10.0.0.1", "eth0")

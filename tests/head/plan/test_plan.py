@@ -118,12 +118,6 @@ def test_how_many_ranks_and_why(
     assert [note for note in made.notes if "--nproc" in note] == overruled
 
 
-def test_without_torchrun_nobody_is_told_of_an_option_that_was_not_typed() -> None:
-    made = make(found("a slots=3"), nproc=1, no_torchrun=True)
-    assert made.nodes[0].nproc_why == "--no-torchrun"
-    assert made.notes == ("--no-torchrun wins over slots= in the list (a)",)
-
-
 def test_without_torchrun_torch_is_imported_by_nobody_but_the_program() -> None:
     made = make(found("a\nb"), Target("auto", "train.py", ("--", "x")), nproc=1, no_torchrun=True)
     assert made.start == "plain"
@@ -175,11 +169,6 @@ def test_a_port_that_was_taken_is_said() -> None:
     made = make(change(found("a\nb"), 0, port=29503))
     assert made.master_port == 29503
     assert made.notes == ("port 29500 is taken on a: using 29503",)
-
-
-def test_a_port_that_was_asked_for_is_used_without_a_word() -> None:
-    made = make(change(found("a"), 0, port=4000), master_port=4000)
-    assert (made.master_port, made.notes) == (4000, ())
 
 
 @pytest.mark.parametrize(
@@ -276,25 +265,6 @@ def test_the_pythons_that_have_torch_are_said(pythons: list[tuple[str, ...]], wo
     with pytest.raises(CheckFailed) as failed:
         make(nodes)
     assert failed.value.fix.startswith(words)
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        (
-            {"target": program("missing", "/w/x.py")},
-            "script not found: /w/x.py (64 of 64 nodes: n[0-63])",
-        ),
-        (
-            {"torch": ""},
-            "there is no torch on: n[0-63] (/usr/bin/python3)",
-        ),
-    ],
-)
-def test_what_all_nodes_lack_is_told_once(fields: dict[str, Any], words: str) -> None:
-    with pytest.raises(CheckFailed) as failed:
-        make(found("\n".join(f"n{number}" for number in range(64)), **fields))
-    assert failed.value.what.splitlines()[-1].strip() == words
 
 
 def test_a_program_that_no_node_has_is_misspelt_and_not_left_out() -> None:
