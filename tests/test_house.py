@@ -501,13 +501,13 @@ BUDGETS = {
     "head/follow": 2480,
     "head/background": 143,
     "head/plan": 1079,
-    "head/start": 2050,
+    "head/start": 2048,
     "head/transfer": 1713,
     "node/job": 3104,
     "node/peers": 511,
     "node/start": 730,
     "node/transfer": 1405,
-    "node/warm": 510,
+    "node/warm": 490,
 }
 
 
