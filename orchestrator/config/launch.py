@@ -150,6 +150,13 @@ class Launch:
         COMMON,
         commands=START,
     )
+    after: tuple[str, ...] = option(
+        (),
+        "Wait until another experiment is done; refused if it fails.",
+        NODES,
+        commands=START,
+        metavar="EXP",
+    )
     check: str = option(
         "quick",
         "Check the nodes before the start: quickly, as thoroughly as the doctor, or not at all.",

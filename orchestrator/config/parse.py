@@ -21,7 +21,6 @@ VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
 
 # Keys of the version before, and what to write in their place.
 GONE_KEYS = {
-    "launch.after": "type: orchestrator attach EXP && master_launch ...",
     "launch.on_head_loss": "leave it out: a job continues without its head",
     "distributed.compare_copies": "leave it out: copies of the weights are not compared",
 }

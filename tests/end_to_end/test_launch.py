@@ -62,6 +62,10 @@ def test_ranks_find_each_other_and_the_logs_come_home(head: Head) -> None:
     nodes = head.record["nodes"]
     assert [node["exit_code"] for node in nodes] == [0, 0]
     assert [rank["code"] for node in nodes for rank in node["ranks"].values()] == [0, 0, 0, 0]
+    shown = head.command("orchestrator", "status", "--json")
+    assert shown.finish() == 0, shown.text
+    steps = json.loads(shown.text)["start"]
+    assert [*steps] == ["connect", "code", "plan", "check", "ranks"] and steps["ranks"] > 0, steps
 
 
 def test_hosts_without_ipv4(netns_cluster: Callable[..., NetnsCluster], tmp_path: Path) -> None:

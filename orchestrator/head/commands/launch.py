@@ -29,7 +29,7 @@ def launch(arguments: LaunchArguments) -> int:
         show = dry_run.to_json if arguments.as_json else dry_run.to_text
         write_out(show(starting.rehearse(request)))
         return EXIT_DONE
-    if request.config.launch.queue and arguments.detach:
+    if (request.config.launch.queue or request.config.launch.after) and arguments.detach:
         return wait_in_background(arguments)
     return follow_up(starting.launch(request), arguments)
 

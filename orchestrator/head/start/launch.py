@@ -27,6 +27,7 @@ from orchestrator.head.screen import failures, output
 from orchestrator.head.screen.output import say
 from orchestrator.head.screen.progress import Progress, counted
 from orchestrator.head.start import payload, record, selection
+from orchestrator.head.start.claims.after import wait_for_others
 from orchestrator.head.start.code import expect_code, reach_with_code
 from orchestrator.head.start.nodes import ListedNodes, Nodes, reach_all
 from orchestrator.head.start.parts import Meeting, Prepared, make_plan, part, patience, places
@@ -67,6 +68,9 @@ def launch(request: Request, queued: Callable[[], None] = lambda: None) -> Launc
     """Start a job on all of its nodes or on none; `queued` is called once it waits for them."""
     job_log.hold(request.secrets)
     log.info("launches %s from %s", request.target.name or "the engine", request.directory)
+    if request.config.launch.after:
+        queued()
+        wait_for_others(request)
     request, nodes = reach_with_code(request)
     times = {"begin": request.begun, "reached": nodes.at, "synced": time.time()}
     request, nodes = hold(request, nodes, queued)

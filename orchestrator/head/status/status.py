@@ -24,6 +24,7 @@ from orchestrator.head.screen import tracebacks as crash_dump
 from orchestrator.head.screen.output import Column, Table
 from orchestrator.head.screen.progress import SEPARATOR
 from orchestrator.head.status import containers
+from orchestrator.head.status import start_times as starts
 from orchestrator.protocol.events import RankState
 from orchestrator.protocol.message import encode
 from orchestrator.protocol.requests.follow import Jobs, JobState
@@ -112,6 +113,8 @@ def to_text(
     heading += f", {scheduled.text}" if scheduled.text else ""
     lines = [heading, *how_far(record)]
     lines.append(STATES_THERE.text(rows_of(record, states), output.terminal()).rstrip())
+    if words := starts.in_words(starts.start_times(record)):
+        lines.append(f"  start: {words}")
     if words := goodput.in_words(time_of(record)):
         lines.append(f"  time spent: {words}")
     lines += [f"  {output.printable(slow.text)}" for slow in record.slow]
@@ -245,6 +248,7 @@ def to_json(
         "verdict": encode(record.verdict),
         "slow": encode(record.slow),
         "attempts": encode(record.attempts),
+        "start": starts.start_times(record),
         "goodput": time_of(record),
         "nodes": nodes,
         **scheduled.data,
