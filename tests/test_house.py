@@ -501,7 +501,7 @@ BUDGETS = {
     "head/follow": 2480,
     "head/background": 143,
     "head/plan": 1079,
-    "head/start": 2048,
+    "head/start": 2078,
     "head/transfer": 1713,
     "node/job": 3104,
     "node/peers": 511,
