@@ -12,7 +12,6 @@ import os
 import re
 import stat
 import struct
-import time
 from collections.abc import Callable, Iterator
 from typing import BinaryIO, Union
 
@@ -25,7 +24,6 @@ AS_USUAL = 0o666  # less the umask: of a file that the user asked for
 GONE = ".gone-"  # in the name of a directory that is being deleted: .NAME.gone-0123abcd
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 MOUNTS = "/proc/self/mountinfo"
-ABANDONED_SECONDS = 3600.0
 NO_SYNC = (errno.EINVAL, errno.ENOTSUP)  # a network file system that has no such call
 NO_SOCKETS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
 # Locks of an open file, not of a process (fcntl(2)): those who inherit the file hold them, too.
@@ -281,33 +279,6 @@ def mount_of(descriptor: int) -> bytes:
     with contextlib.suppress(OSError), open(f"/proc/self/fdinfo/{descriptor}", "rb") as file:
         return next((line for line in file if line.startswith(b"mnt_id:")), b"")
     return b""
-
-
-def delete_abandoned(directory: Name, prefix: str) -> None:
-    """Delete files and directories of this name that a killed process has left here.
-
-    Whoever still uses one writes into it: those to which nothing was done for an hour are nobody's.
-    """
-    with contextlib.suppress(OSError):
-        for name in os.listdir(directory):
-            path = os.path.join(directory, name)
-            if name.startswith(prefix) and time.time() - last_change(path) > ABANDONED_SECONDS:
-                if not os.path.isdir(path) or os.path.islink(path):
-                    os.unlink(path)
-                else:
-                    delete(path)
-
-
-def last_change(path: str) -> float:
-    """Return when a file, or one in a directory, was changed last; now, where that is hidden."""
-    try:
-        status = os.lstat(path)
-        if status.st_uid != os.getuid():
-            return time.time()
-        inside = os.listdir(path) if stat.S_ISDIR(status.st_mode) else []
-        return max([status.st_mtime, *(last_change(os.path.join(path, name)) for name in inside)])
-    except OSError:
-        return time.time()
 
 
 def mounts_below(path: Name) -> list[str]:

@@ -4,7 +4,6 @@ import errno
 import itertools
 import os
 import resource
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -108,33 +107,6 @@ def test_what_cannot_go_is_named_once(tmp_path: Path, monkeypatch: pytest.Monkey
     assert files.delete("gone", dir_fd=root) == ["gone/a/busy: Device or resource busy"]
     os.close(root)
     assert [path.name for path in (tmp_path / "gone").rglob("*")] == ["a", "busy"]
-
-
-def test_what_a_killed_process_left_goes_when_it_is_old(tmp_path: Path) -> None:
-    for name in (".mine-old", ".mine-new", ".mine-in-use", "other-old"):
-        (tmp_path / name / "deep").mkdir(parents=True)
-        (tmp_path / name / "deep/file").touch()
-    (tmp_path / ".mine-file").touch()
-    (tmp_path / ".mine-link").symlink_to(tmp_path / "other-old")
-    before = time.time() - files.ABANDONED_SECONDS - 60
-    for path in [*tmp_path.rglob("*")]:
-        if not path.is_relative_to(tmp_path / ".mine-new") and path != (
-            tmp_path / ".mine-in-use/deep/file"
-        ):
-            os.utime(path, (before, before), follow_symlinks=False)
-    files.delete_abandoned(tmp_path, ".mine-")
-    assert {path.name for path in tmp_path.iterdir()} == {".mine-new", ".mine-in-use", "other-old"}
-    assert (tmp_path / "other-old/deep/file").exists()
-    files.delete_abandoned(tmp_path / "no such", ".mine-")
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root may give files away")
-def test_what_somebody_else_left_stays(tmp_path: Path) -> None:
-    (tmp_path / ".mine-a").touch()
-    os.chown(tmp_path / ".mine-a", 12345, -1)
-    os.utime(tmp_path / ".mine-a", (1, 1))
-    files.delete_abandoned(tmp_path, ".mine-")
-    assert (tmp_path / ".mine-a").exists()
 
 
 def test_a_disk_that_holds_no_sockets_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
