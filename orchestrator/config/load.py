@@ -1,15 +1,14 @@
-"""Load a Config from a YAML file, the environment and --set; later sources win."""
+"""Load a Config from a YAML file and --set; later sources win."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.common.errors import UsageError, nearest, nearest_file
+from orchestrator.common.errors import UsageError, nearest_file
 from orchestrator.config import aorta, resolved
 from orchestrator.config.parse import collect, hints_of, raise_all, rest_of
 from orchestrator.config.schema import Config, unread
@@ -34,16 +33,12 @@ def found(file: Path) -> Path:
     return shipped if inside and shipped.is_file() else file
 
 
-def load(
-    file: Path | None, overrides: Sequence[str] = (), environment: Mapping[str, str] = os.environ
-) -> Config:
-    """Apply a config file (or the defaults), ORCHESTRATOR_SECTION_KEY, then section.key=value."""
-    return load_and_note(file, overrides, environment)[0]
+def load(file: Path | None, overrides: Sequence[str] = ()) -> Config:
+    """Apply a config file (or the defaults), then section.key=value."""
+    return load_and_note(file, overrides)[0]
 
 
-def load_and_note(
-    file: Path | None, overrides: Sequence[str] = (), environment: Mapping[str, str] = os.environ
-) -> tuple[Config, list[str]]:
+def load_and_note(file: Path | None, overrides: Sequence[str] = ()) -> tuple[Config, list[str]]:
     """Load a config; say which keys of another program were understood."""
     data: dict[str, Any] = {}
     if file is not None:
@@ -64,7 +59,7 @@ def load_and_note(
         data = loaded
         written = _parse(text, f"config {file}", as_written=True)
         data.update({section: written[section] for section in VARIABLES if section in data})
-    for override in [*_from(environment), *overrides]:
+    for override in overrides:
         _override(data, override)
     translated = aorta.translate(data)
     problems = [UsageError(problem) for problem in translated.problems]
@@ -133,22 +128,6 @@ def _parse(text: str, what: str, *, as_written: bool = False) -> Any:
         return yaml.load(text, Loader=AsWritten if as_written else Plain)
     except yaml.YAMLError as error:
         raise UsageError(f"{what} is not valid YAML: {error}") from error
-
-
-def _from(environment: Mapping[str, str]) -> list[str]:
-    """Read overrides from variables: ORCHESTRATOR_TRAINING_MAX_STEPS=5 is training.max_steps=5."""
-    overrides = []
-    for section, keys in SECTIONS.items():
-        prefix = f"ORCHESTRATOR_{section.upper()}_"
-        names = {prefix + key.upper(): key for key in keys}
-        for variable in sorted(name for name in environment if name.startswith(prefix)):
-            if variable not in names:
-                raise UsageError(
-                    f"the environment has {variable}, which sets no key of {section}"
-                    f"{nearest(variable, list(names))}"
-                )
-            overrides.append(f"{section}.{names[variable]}={environment[variable]}")
-    return overrides
 
 
 def _override(data: dict[str, Any], text: str) -> None:

@@ -290,24 +290,6 @@ def test_every_field_says_what_it_is() -> None:
 # -- the environment ----------------------------------------------------------------------------
 
 
-def test_the_environment_wins_over_the_file_and_loses_to_set(tmp_path: Path) -> None:
-    file = tmp_path / "c.yaml"
-    file.write_text("training: {max_steps: 1, batch_size: 1, seed: 1}\n")
-    given = {
-        "ORCHESTRATOR_TRAINING_MAX_STEPS": "2",
-        "ORCHESTRATOR_TRAINING_SEED": "2",
-        "ORCHESTRATOR_OPTIMIZER_BETAS": "[0.5, 0.6]",
-        "ORCHESTRATOR_HOME": "/elsewhere",
-        "ORCHESTRATOR_EXPERIMENT": "x",
-    }
-    found = load(file, ["training.seed=3"], given)
-    training = found.training
-    assert (training.max_steps, training.batch_size, training.seed) == (2, 1, 3)
-    assert found.optimizer.betas == (0.5, 0.6)
-    with pytest.raises(UsageError, match="did you mean 'ORCHESTRATOR_TRAINING_MAX_STEPS'"):
-        load(None, (), {"ORCHESTRATOR_TRAINING_MAXSTEPS": "2"})
-
-
 # -- values that cannot both be meant --------------------------------------------------------
 
 
