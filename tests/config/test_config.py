@@ -398,16 +398,16 @@ def test_a_number_of_nodes_is_written_as_under_torchrun(
 ) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(f"launch:\n  {written}\n")
-    assert load(file, environment={}).launch.node_counts == counts
+    assert load(file).launch.node_counts == counts
     if counts:
         value = written.partition(": ")[2]
-        assert load(None, [f"launch.nnodes={value}"], {}).launch.node_counts == counts
+        assert load(None, [f"launch.nnodes={value}"]).launch.node_counts == counts
 
 
 @pytest.mark.parametrize("written", ["0", "4:2", "2:", ":2", "a", "2:4:6", "-1", "1.5", "99999"])
 def test_no_number_of_nodes(written: str) -> None:
     with pytest.raises(UsageError, match=r"not a number of nodes|launch.nnodes must be"):
-        load(None, [f"launch.nnodes={written}"], {})
+        load(None, [f"launch.nnodes={written}"])
 
 
 def test_a_key_that_is_gone_is_answered() -> None:
