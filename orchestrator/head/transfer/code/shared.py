@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from orchestrator.common import interrupt
 from orchestrator.head.transfer.code.listing import OURS
 
 MARKER = os.fsdecode(OURS) + "marker-"
-ABANDONED_SECONDS = 3600.0
 
 
 @contextlib.contextmanager
@@ -23,10 +21,6 @@ def marker(directory: Path) -> Iterator[str]:
     Where none can be written its name is empty: then no node counts as one that shares the disk.
     """
     path = directory / f"{MARKER}{secrets.token_hex(8)}"
-    for left in directory.glob(f"{MARKER}*"):  # by a launch that was killed
-        with contextlib.suppress(OSError):
-            if time.time() - left.stat().st_mtime > ABANDONED_SECONDS:
-                left.unlink()
     try:
         path.touch(0o600, exist_ok=False)
     except OSError:
