@@ -511,11 +511,16 @@ BUDGETS = {
     "head/plan": 1079,
     "head/start": 2078,
     "head/transfer": 1713,
-    "node/job": 3104,
-    "node/peers": 511,
-    "node/start": 730,
+    "node/job": 2504,
+    "node/peers": 482,
+    "node/start": 631,
     "node/transfer": 1405,
     "node/warm": 490,
+    "node/environments": 329,
+    "node/follow": 366,
+    "node/machine": 1295,
+    "node/server": 399,
+    "node": 151,
 }
 
 
