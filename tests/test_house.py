@@ -511,7 +511,7 @@ BUDGETS = {
     "head/plan": 1079,
     "head/start": 2078,
     "head/transfer": 1713,
-    "node/job": 2504,
+    "node/job": 2494,
     "node/peers": 482,
     "node/start": 631,
     "node/transfer": 1405,

@@ -39,8 +39,10 @@ def remove(wanted: Sequence[Run], library: str) -> RemovedRuns:
         runs.append(RemovedRun(job=job, node=node, problem=problem))
     resume_dir.remove_forgotten(time.time())
     libraries = remove_libraries(library, freed.append)
-    for path in [*_interrupted("runs"), *_interrupted("lib")]:
-        files.delete(path, freed.append)
+    for directory in (os.path.join(home(), "runs"), os.path.join(home(), "lib")):
+        for name in names_in(directory):  # what an earlier removal had no time to delete
+            if name.startswith(".") and files.GONE in name:
+                files.delete(os.path.join(directory, name), freed.append)
     return RemovedRuns(runs=tuple(runs), freed=sum(freed), libraries=libraries)
 
 
@@ -85,13 +87,6 @@ def _remove_run(run: RunDir, seen: Callable[[int], None]) -> None:
     problems = files.delete(hidden, seen)
     if problems:
         raise OSError(problems[0])
-
-
-def _interrupted(kind: str) -> list[str]:
-    """Return the directories that an earlier removal had no time to delete."""
-    directory = os.path.join(home(), kind)
-    hidden = (n for n in names_in(directory) if n.startswith(".") and files.GONE in n)
-    return [os.path.join(directory, name) for name in hidden]
 
 
 def old_libraries(current: str, now: float) -> list[str]:

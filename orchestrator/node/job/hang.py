@@ -155,22 +155,16 @@ def collectives(run: RunDir, local: int) -> str:
     return os.path.join(run.path, f"collectives_{local}.json")
 
 
-def entries_of(dumps: str) -> list[dict[str, Any]]:
-    """Return the collectives that a rank's recorders hold: each dump is a line of JSON."""
-    entries: list[dict[str, Any]] = []
-    for dump in dumps.splitlines():
-        with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):
-            entries += json.loads(dump)["entries"]  # else of a torch that writes it differently
-    return entries
-
-
 def shortened(dumps: str) -> str:
     """Return the last collectives of each group, and the first that has not ended, as JSON."""
     groups: dict[str, list[dict[str, Any]]] = {}
-    for entry in entries_of(dumps):
-        backend = str(entry.get("profiling_name")).partition(":")[0]
-        of = str((entry.get("process_group"), backend, entry.get("is_p2p")))
-        groups.setdefault(of, []).append(entry)
+    for dump in dumps.splitlines():
+        # A torch of another version may write its dump differently.
+        with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):
+            for entry in json.loads(dump)["entries"]:
+                backend = str(entry.get("profiling_name")).partition(":")[0]
+                of = str((entry.get("process_group"), backend, entry.get("is_p2p")))
+                groups.setdefault(of, []).append(entry)
     kept = []
     for entries in groups.values():
         ended = [at for at, entry in enumerate(entries) if has_ended(entry)]

@@ -89,13 +89,10 @@ class RunDir:
         return os.path.join(self.path, f"error_{local_rank}.json")
 
     def write_spec(self, spec: Spec) -> None:
-        # The spec holds the job's environment, which may hold secrets.
-        fd = os.open(self.spec, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with files.naming(self.spec), open(fd, "w", encoding="ascii") as file:
-            json.dump(encode(spec), file)
+        self.write("spec.json", json.dumps(encode(spec)))
 
     def write(self, name: str, text: str) -> None:
-        """Write a file that the agent finds in the directory it starts in."""
+        """Write a file that the agent finds in the directory it starts in, for its owner alone."""
         path = os.path.join(self.path, name)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with files.naming(path), open(fd, "w", encoding="utf-8") as file:

@@ -286,27 +286,6 @@ def test_multiprocessing_works_inside(begin: Begin, tmp_path: Path, start: str) 
     ]  # fmt: skip
 
 
-@both
-def test_words_leave_at_once_in_their_order(begin: Begin, tmp_path: Path, start: str) -> None:
-    text = """
-import os, sys
-print(".", end="")
-sys.stderr.write("e")
-os.system("echo from a child")
-sys.stdout.write("a part")
-open("go").read()
-print("the rest", end="")
-"""
-    os.mkfifo(tmp_path / "go")
-    (tmp_path / "words.py").write_text(text)
-    ranks = begin(start, "words.py")
-    ranks.wait_for("a part")
-    assert ranks.output == ".efrom a child\na part"
-    (tmp_path / "go").write_text("")
-    assert ranks.end() == 0
-    assert ranks.output.endswith("a partthe rest")
-
-
 OUTLIVED = """
 import multiprocessing, os, sys
 if sys.argv[1] == "daemon":

@@ -28,14 +28,3 @@ def test_each_line_has_its_time_its_process_and_no_secret(tmp_path: Path) -> Non
     assert lines_between([path], before, time.time()) == text
     assert lines_between([path, "/nowhere"], before - 100, before - 50) == ""
     assert lines_between([path], before + 50, before + 100) == ""
-
-
-def test_a_long_file_is_put_aside_when_the_next_one_opens_it(tmp_path: Path) -> None:
-    path = tmp_path / "server.log"
-    path.write_text("x" * 200)
-    first = SystemLog(str(path), largest=100)
-    second = SystemLog(str(path), largest=100)
-    first.line("one")
-    second.line("two")
-    assert (tmp_path / "server.log.1").read_text() == "x" * 200
-    assert path.read_text().count("\n") == 2

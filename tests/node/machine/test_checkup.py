@@ -114,11 +114,6 @@ def test_a_sick_driver_is_in_words(tools: Path, machine: Path) -> None:
     assert found.problems == {"gpus": LOST.strip()}
 
 
-def test_a_machine_without_gpus_has_no_problem(tools: Path, tmp_path: Path) -> None:
-    found = look(tmp_path, parts=["gpus", "xids"])
-    assert (found.gpus, found.xids, found.problems) == ((), (), {})
-
-
 def test_amd_by_the_drivers_files(tools: Path, tmp_path: Path) -> None:
     device = {"vendor": "0x1002", "mem_info_vram_total": "100", "mem_info_vram_used": "7"}
     plant(tmp_path, {f"sys/class/drm/card0/device/{name}": text for name, text in device.items()})

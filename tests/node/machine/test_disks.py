@@ -4,8 +4,6 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from orchestrator.node.machine import disks, probe
 
@@ -33,13 +31,6 @@ def test_which_file_system_holds_a_path(path: str, found: tuple[str, str, str]) 
     assert disks.mount(MOUNTINFO, path) == found
 
 
-@given(st.text(max_size=200))
-@settings(deadline=None)  # a busy machine is no defect
-def test_no_mountinfo_is_too_odd(text: str) -> None:
-    disks.mount(text, "/home")
-    disks.mount(MOUNTINFO + text, "/home")
-
-
 def test_a_directory_here(tmp_path: Path) -> None:
     found = disks.disk(str(tmp_path))
     space = os.statvfs(tmp_path)
@@ -59,11 +50,6 @@ def test_limits_of_this_login() -> None:
     found = probe.limits()
     soft, hard = found.nofile
     assert soft > 0 and (hard >= soft or hard == -1)
-
-
-def test_memory() -> None:
-    total, available = probe.memory_kb().values()
-    assert 0 < available <= total
 
 
 def test_shared_memory_that_is_not_there(tmp_path: Path) -> None:

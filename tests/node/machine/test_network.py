@@ -152,23 +152,6 @@ def test_a_roce_card(tmp_path: Path) -> None:
     assert [str(gid.ip) for gid in port.gids if gid.is_routable_v2] == ["10.1.0.7"]
 
 
-def test_the_network_interface_of_a_bond_and_of_a_port_that_is_down(tmp_path: Path) -> None:
-    """The GID table names bond0; a port that is down has no table, but a place on the card."""
-    roce(tmp_path, "mlx5_bond_0", "10.5.0.1", "bond0")
-    hca(
-        tmp_path, "mlx5_3", link_layer="Ethernet", state="1: DOWN", gids={},
-        pci="0000:1c:00.0", netdev="eth3",
-    )  # fmt: skip
-    assert [port.netdev for port in found(tmp_path)] == ["eth3", "bond0"]
-
-
-def test_the_network_interfaces_of_a_card_with_two_ports(tmp_path: Path) -> None:
-    """By their numbers, not by their order: port 1 is dev_port 0."""
-    for port, netdev in ((1, "eth9"), (2, "eth1")):
-        hca(tmp_path, "mlx4_0", port=port, netdev=netdev, gids={})
-    assert [port.netdev for port in found(tmp_path)] == ["eth9", "eth1"]
-
-
 def test_a_card_of_which_nothing_can_be_read(tmp_path: Path) -> None:
     plant(tmp_path, {"sys/class/infiniband/broken/ports/1/": "", "sys/class/infiniband/none/": ""})
     (port,) = found(tmp_path)

@@ -45,17 +45,6 @@ def test_what_it_finds_is_what_the_plan_wants() -> None:
     assert shown["target_kind"] == facts.target_kind and "target" not in shown
 
 
-def test_the_disk_is_that_on_which_the_job_will_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A directory that is not there is sent, or not needed: then it is the one of ours."""
-    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path))
-    there, gone = str(tmp_path / "there"), "/proc/no/such/directory"
-    (tmp_path / "there").mkdir()
-    found = [probe.probe(REQUEST.replace(workdir=path))["disk"].path for path in (there, gone)]
-    assert found == [there, str(tmp_path)]
-
-
 def test_the_environment_wins_over_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,26 +274,3 @@ def test_nvidia_cards_by_the_drivers_own_files(tmp_path: Path) -> None:
         "0000:1b:00.0",
     )  # fmt: skip
     assert (second.model, second.uuid) == ("Unknown", "")
-
-
-def test_amd_cards_by_sysfs(tmp_path: Path) -> None:
-    """A card of another maker, an output of a card, and a driver that tells no name."""
-    device = tmp_path / "sys/devices/0000:c1:00.0"
-    plant(device, {
-        "vendor": "0x1002", "device": "0x74a1", "mem_info_vram_total": "206141652992",
-        "mem_info_vram_used": "299032576", "product_name": "AMD Instinct MI300X OAM",
-        "unique_id": "8e6b0a5ef2a9d3c1",
-    })  # fmt: skip
-    drm = tmp_path / "sys/class/drm"
-    for name in ("card1", "card1-DP-1", "renderD128"):
-        (drm / name).mkdir(parents=True)
-        (drm / name / "device").symlink_to(device)
-    plant(drm, {"card0/device/vendor": "0x1a03", "card2/device/vendor": "0x1002"})
-    plant(drm / "card3/device", {
-        "vendor": "0x1002", "device": "0x740c", "mem_info_vram_total": "68702699520"})  # fmt: skip
-    first, second = probe.cards(str(tmp_path))
-    assert first == Card(
-        "amd", "AMD Instinct MI300X OAM", "8e6b0a5ef2a9d3c1", "0000:c1:00.0", 206141652992,
-        299032576,
-    )  # fmt: skip
-    assert (second.model, second.memory, second.used) == ("AMD 0x740c", 68702699520, None)

@@ -221,21 +221,6 @@ def test_what_a_login_prints_first_is_no_matter(new_link: NewLink, noise: str) -
     assert link.ask(Beat(), PATIENCE).time == pytest.approx(time.time(), abs=10)
 
 
-def test_a_login_that_ends_says_why() -> None:
-    link = NodeLink("echo 'this account is closed' >&2; exit 1")
-    with pytest.raises(NodeError, match="this account is closed"):
-        link.begin(PATIENCE)
-    link.close()
-
-
-def test_a_login_that_hangs_is_not_waited_for() -> None:
-    link = NodeLink("sleep 1000")
-    with pytest.raises(NodeError):
-        link.begin(0.2)
-    link.close()
-    os.killpg(link.process.pid, signal.SIGKILL)
-
-
 def test_a_probe_pays_for_nothing_that_it_does_not_need() -> None:
     """A head asks many nodes at once, and often: these take a quarter of the server's start."""
     names = "orchestrator.node.server.server, orchestrator.node.machine.requests"
@@ -561,24 +546,6 @@ def test_a_job_known_only_by_its_processes_is_swept(
     receipt = link.ask(Stop(**who, why="enough", grace=0.0, wait=5.0), PATIENCE)
     assert receipt.left == ()
     assert receipt.killed
-
-
-@pytest.mark.slow
-def test_an_end_that_takes_too_long_becomes_a_sweep(
-    new_link: NewLink, new_job: NewJob, tmp_path: Path
-) -> None:
-    job = new_job()
-    job.start(job.spec(script(tmp_path, WAITS)))
-    wait_until(lambda: job.said("ready"))
-    assert job.supervisor is not None
-    job.supervisor.send_signal(signal.SIGSTOP)
-    link = new_link()
-    who = {"job": job.run.job, "node": 0}
-    began = time.monotonic()
-    receipt = link.ask(Stop(**who, why="enough", grace=0.0, wait=0.5), PATIENCE)
-    assert time.monotonic() - began > 0.5
-    assert receipt.killed
-    assert receipt.left == ()
 
 
 SLEEPS = ["sleep", "1000"]

@@ -8,7 +8,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -223,19 +222,6 @@ def test_who_waits_is_read_by_all_until_it_leaves(visits: list[Visit]) -> None:
     assert (seen.state, seen.names) == (WAITING, ())  # back at its place
     first.leave()
     assert second.answer(ReadBook()).entries == ()
-
-
-def test_a_reader_answers_once_its_head_says_more(visits: list[Visit]) -> None:
-    reading, writing = os.pipe()
-    visits[0].input = reading
-    try:
-        threading.Timer(0.1, os.write, (writing, b"+")).start()
-        began = time.monotonic()
-        assert visits[0].answer(ReadBook(seconds=600.0)).entries == ()
-        assert time.monotonic() - began < 300.0
-    finally:
-        os.close(reading)
-        os.close(writing)
 
 
 def test_who_has_not_waited_leaves_enough_to_those_who_do(visits: list[Visit]) -> None:

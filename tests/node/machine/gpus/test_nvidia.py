@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from orchestrator.node.machine.gpus import nvidia
 from orchestrator.protocol.facts import Gpu, Holder
-from orchestrator.protocol.message import decode, encode
 
 UUID = "GPU-6c35a82c-6ee1-5a9b-1b5a-2f6f7ad4f9a1"
 HEALTHY = f"""\
@@ -168,17 +165,3 @@ def test_a_program_that_is_called_like_a_report_breaks_no_gpu() -> None:
         assert len(nvidia.xids(before + name)) == 1
     assert len(nvidia.xids(f"[25755.496178][ T1234] {name}")) == 1
     assert len(nvidia.xids(f"6,44854,25755496178,-,caller=T1;{name}")) == 1
-
-
-@given(
-    st.text(alphabet=st.sampled_from(list("0123456789,[]N/A Xid(PCI:)-.\nGPU-ERR!é")), max_size=300)
-)
-def test_no_text_is_too_odd(text: str) -> None:
-    for one in (text, HEALTHY + text, text + SICK, f"NVRM: Xid (PCI:0000:3b:00): {text}"):
-        for gpu in gpus(one):
-            assert gpu.index is not None
-        for holder in nvidia.processes(one):
-            assert decode(Holder, encode(holder)) == holder
-        nvidia.more(one)
-        nvidia.xids(one)
-        nvidia.lost(one)
