@@ -58,6 +58,7 @@ class Facts(Probed):
 # -- probed node --------------------------------------------------------------------------------
 # A node of the list together with what was learned about it when it was reached.
 
+NEWEST = "/environments/newest/bin/python"  # of `orchestrator bootstrap`
 PLAIN = re.compile(r"~?(/[\w.+-]+)+")  # a path that a shell and a node list take as it is
 # Bridges of containers, which may have the same addresses on every machine.
 OWN_BRIDGES = ("docker", "virbr", "br-", "cni", "podman", "lxcbr", "flannel", "veth")
@@ -129,40 +130,19 @@ def no_torch(nodes: Sequence[ProbedNode]) -> CheckFailed:
 
 def how_to_get_torch(without: Mapping[str, Facts], version: str) -> str:
     """Say what to type for nodes whose Python has no torch; the others have this version."""
-    there = where_torch_is(without)
-    if there:
-        return there
+    found = {
+        name: python
+        for name, facts in without.items()
+        for python in reversed(facts.torch_elsewhere)
+        if PLAIN.fullmatch(python)
+    }
+    if found and all(python.endswith(NEWEST) for python in found.values()):
+        return "orchestrator bootstrap made an environment with it there: --activate bootstrap"
+    if found:
+        places = "; ".join(f"{name} python={python}" for name, python in found.items())
+        return f"these have it, as lines of the list: {places}"
     return (
         f"{bootstrap_words(['numpy'], version)}   makes an environment with it on every node; a"
-        " requirements.txt does, too\n  or name a Python that has it: --python /path/to/python, or"
-        " python=/path in the list"
+        " requirements.txt does as well\n  or name a Python that has it: --python /path/to/python,"
+        " or python=/path in the list"
     )
-
-
-def where_torch_is(without: Mapping[str, Facts]) -> str:
-    """Say which Pythons of these nodes have torch, as it may be typed; nothing where none has."""
-    found = {
-        name: [python for python in facts.torch_elsewhere if PLAIN.fullmatch(python)]
-        for name, facts in without.items()
-    }
-    first = next(iter(found.values()), [])
-    if first and all(of_bootstrap(found_here) for found_here in found.values()):
-        return "orchestrator bootstrap made an environment with it there: --activate bootstrap"
-    of_ours = [name for name, pythons in found.items() if of_bootstrap(pythons)]
-    if of_ours:
-        return (
-            f"orchestrator bootstrap made an environment with it on {listed(of_ours)}: type that"
-            " command again, which makes it on the others, too; and then --activate bootstrap"
-        )
-    everywhere = [python for python in first if all(python in others for others in found.values())]
-    if everywhere:
-        # In quotes, a shell here leaves it the home of each node.
-        words = [f"'{python}'" if python.startswith("~") else python for python in everywhere]
-        return f"these have it there: --python {' or '.join(words)}"
-    places = [f"{name} python={pythons[0]}" for name, pythons in found.items() if pythons]
-    return f"these have it, as lines of the list: {'; '.join(places)}" if places else ""
-
-
-def of_bootstrap(pythons: Sequence[str]) -> bool:
-    """Tell whether the environment that bootstrap made last is among these."""
-    return any(python.endswith("/environments/newest/bin/python") for python in pythons)

@@ -61,32 +61,17 @@ INSTALLED_AS = {
 OF_TORCH = ("torch", "functorch", "torchgen")
 WITH_CUDA = ("triton",)  # comes with torch's CUDA build
 MODULE = re.compile(r"No module named ['\"]?([A-Za-z_]\w*)")
-WITHIN = re.compile(r"No module named ['\"]?([A-Za-z_][\w.]*)\.(\w+)")  # the package is there
-SHARED = ("azure", "backports", "google", "mpl_toolkits", "ruamel")  # by several packages
-# What packages say of those that they need, with the words that would install them.
-NEEDS = re.compile(
-    r"^(ModuleNotFoundError: |ImportError: (?!cannot import name).*(not installed|requires|pip ))"
-)
-PIP_INSTALL = re.compile(
-    r"pip3? install (?:-\S+ )*['\"`]?([A-Za-z0-9][\w.-]*(?:\[[\w,-]+\])?(?:[=<>~!]=?[\w.*,<>=]+)?)"
-)
 
 
 def is_missing(message: str) -> bool:
-    """Tell whether an error says that a package is not installed."""
-    return "No module named" in message or NEEDS.search(message) is not None
+    """Return True for an error that says that a package is not installed."""
+    return "No module named" in message
 
 
 def package_of(module: str) -> str:
     """Return what to install for a module, by the name of its outermost package."""
     top = module.partition(".")[0]
-    if top in OF_TORCH:
-        return "torch"
-    if module.startswith("google.protobuf"):
-        return "protobuf"
-    if module.startswith("google.cloud."):
-        return "google-cloud-" + module.split(".")[2].replace("_", "-")
-    return INSTALLED_AS.get(top, top.replace("_", "-"))
+    return "torch" if top in OF_TORCH else INSTALLED_AS.get(top, top.replace("_", "-"))
 
 
 def bootstrap_words(modules: Iterable[str], torch: str = "") -> str:
@@ -108,18 +93,8 @@ def missing(message: str, *, everywhere: bool) -> str:
     """
     match = MODULE.search(message)
     module = match[1] if match else ""
-    within = WITHIN.search(message)
-    if within and module not in SHARED:
-        return (
-            f"{within[1]} is there, and has no {within[2]}: check its spelling; a file of that name"
-            f" in this directory hides a package {module}; or it is of another version of it"
-        )
-    asked = None if match else PIP_INSTALL.search(message)
     who = "no node has it" if everywhere else f"{module or 'it'} is missing there, if nowhere else"
-    if module in WITH_CUDA:
-        return f"{who}: it comes with torch's CUDA build"
     words = bootstrap_words(["numpy", module] if module else ["numpy"])
-    words += f" {shlex.quote(asked[1])}" if asked else ""
     return (
         f"{who}: `{words}`, with what else the program imports, makes the same environment"
         " on all nodes (--activate bootstrap); or install it there for the Python that the job"

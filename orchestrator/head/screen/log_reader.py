@@ -251,12 +251,12 @@ def last_words(log: LogFile, rank: int | None) -> list[str]:
         if _THREAD.match(line):
             threads.append([])
         threads[-1].append(line)
-    heading, *others = [_users_frames(thread) for thread in threads]
+    heading, *others = [users_frames(thread) for thread in threads]
     shown = [thread for thread in others if len(thread) > 1]  # not those that are all ours
     return [line for thread in (heading, *shown) for line in thread if line.strip()]
 
 
-def _users_frames(thread: list[str]) -> list[str]:
+def users_frames(thread: list[str]) -> list[str]:
     """Return a thread's stack above our own frames, from which the program was called."""
     ours = (i for i, line in enumerate(thread) if "orchestrator/node/job/ranks/rank.py" in line)
     return thread[: min(next(ours, len(thread)), _LAST_LINES)]

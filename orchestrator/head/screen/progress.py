@@ -5,26 +5,22 @@ A bar where the size is known, with the speed, the time that is left and the nod
 
 from __future__ import annotations
 
-import io
 import shutil
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from orchestrator.common import text
 from orchestrator.head.screen import output, styles
 from orchestrator.head.screen.lines import fit
 
-if TYPE_CHECKING:
-    from rich.progress import Progress as Bars
-
 T = TypeVar("T")
 R = TypeVar("R")
 FRAME_SECONDS = 0.2  # between two looks of the line; what is done before the first shows none
-MOST_COLUMNS = 120  # of a line with a bar
+BAR_COLUMNS = 20
 SEPARATOR = " · "
 
 
@@ -37,7 +33,6 @@ class Progress:
         self.began = time.monotonic()
         self.lock = threading.Lock()  # transfers add from threads of their own
         self._over = threading.Event()
-        self._bars: Bars | None = None
         self._thread: threading.Thread | None = None
         if sys.stderr is not None and sys.stderr.isatty() and not quiet:
             self._thread = threading.Thread(target=self._run, daemon=True, name="progress")
@@ -73,56 +68,17 @@ class Progress:
     def line(self, columns: int) -> str:
         """Return the line for so many columns."""
         nodes = f"{self.nodes_done}/{self.nodes} nodes" if self.nodes > 1 else ""
-        if not self.size:
-            done = text.size(self.done) if self.done else ""
-            seconds = text.duration(round(time.monotonic() - self.began))
-            words = [f"{self.what} {nodes or ''}".rstrip(), done, seconds]
+        seconds = time.monotonic() - self.began
+        done = text.size(self.done) if self.done else ""
+        if not self.size or not self.done:
+            words = [f"{self.what} {nodes}".rstrip(), done, text.duration(round(seconds))]
             return fit(SEPARATOR.join(filter(None, words)), columns)
-        return self._bar(nodes, columns)
-
-    def _bar(self, nodes: str, columns: int) -> str:
-        from rich.console import Console
-
-        bars = self._bars = self._bars or bars_of(self.what)
-        (task,) = bars.tasks
-        bars.update(task.id, total=self.size, completed=min(self.done, self.size))
-        words = [f"{text.size(self.done)} of {text.size(self.size)}"]
-        if task.speed:
-            words.append(f"{text.size(task.speed)}/s")
-        if task.time_remaining is not None:
-            words.append(f"{text.duration(task.time_remaining)} left")
-        bars.update(task.id, words=SEPARATOR.join(filter(None, [*words, nodes])))
-        colored = styles.shown(sys.stderr)
-        encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
-        out = io.TextIOWrapper(io.BytesIO(), encoding, "replace")
-        console = Console(
-            file=out,
-            width=max(20, min(columns, MOST_COLUMNS)),
-            force_terminal=True,
-            no_color=not colored,
-            color_system="standard" if colored else None,
-            _environ={},
-        )
-        with console.capture() as captured:
-            console.print(bars.get_renderable(), crop=True, overflow="crop")
-        return captured.get().split("\n")[0].rstrip()
-
-
-def bars_of(what: str) -> Bars:
-    from rich.progress import BarColumn, TaskProgressColumn, TextColumn
-    from rich.progress import Progress as Bars
-    from rich.table import Column
-
-    bars = Bars(
-        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
-        BarColumn(bar_width=None, table_column=Column(min_width=6, ratio=1)),
-        TaskProgressColumn(table_column=Column(no_wrap=True)),
-        TextColumn("{task.fields[words]}", markup=False, table_column=Column(no_wrap=True)),
-        auto_refresh=False,
-        expand=True,
-    )
-    bars.add_task(what, total=None, words="")
-    return bars
+        part = min(1.0, self.done / self.size)
+        left = text.duration(round(seconds / part - seconds))
+        words = [f"{part:.0%}", f"{done} of {text.size(self.size)}"]
+        words += [f"{text.size(self.done / max(seconds, 0.001))}/s", f"{left} left", nodes]
+        bar = ("#" * round(part * BAR_COLUMNS)).ljust(BAR_COLUMNS, "-")
+        return fit(f"{self.what} {bar} {SEPARATOR.join(filter(None, words))}", columns)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from orchestrator.head.screen.lines import LineSplitter, clean, fit, plain
 from orchestrator.head.screen.log_reader import GOODBYE, NO_RANK, LogFile, LogReader, last_begin
 from orchestrator.head.screen.output import OURS, is_full
 from orchestrator.head.screen.styles import DIM, OF_NODES, styled
-from orchestrator.head.screen.tracebacks import CrashDump, HeldStack
+from orchestrator.head.screen.tracebacks import HeldStack
 
 FRAME_SECONDS = 0.05  # between two paintings of a terminal
 BARS = 8  # progress bars shown at a time
@@ -46,7 +46,6 @@ class _Stream:
     rank: int | None
     splitter: LineSplitter
     prefix: str = ""
-    dump: CrashDump = field(default_factory=CrashDump)
     held: HeldStack = field(default_factory=HeldStack)
     moved: float = 0.0
 
@@ -174,10 +173,7 @@ class Screen:
         """
         streams = sorted(self._streams(), key=lambda stream: stream.order)
         folded = [stream for stream in streams if fold and stream.held.lines]
-        rests = [
-            (stream, [*stream.held.rest(), *stream.dump.rest(), *stream.splitter.flush()])
-            for stream in streams
-        ]
+        rests = [(stream, [*stream.held.rest(), *stream.splitter.flush()]) for stream in streams]
         self.status, self._status_row = None, ""
         text = (self._lines(stream, lines) for stream, lines in rests if stream not in folded)
         self._paint("".join(text))
@@ -209,7 +205,7 @@ class Screen:
         first = data.find(b"\n") + 1
         yield self._lines(stream, self._wanted(stream, stream.splitter.feed(data[:first])))
         data = data[first:]
-        if stream.dump.concerns(data) or (self._folds and stream.held.concerns(data)):
+        if self._folds and stream.held.concerns(data):
             yield self._lines(stream, self._wanted(stream, stream.splitter.feed(data)))
             return
         last = data.rfind(b"\n") + 1
@@ -221,8 +217,7 @@ class Screen:
         yield self._lines(stream, stream.splitter.feed(data))
 
     def _wanted(self, stream: _Stream, lines: list[str]) -> list[str]:
-        """Return the lines that are shown now, without our frames and what may be last words."""
-        lines = stream.dump.users_lines(lines)
+        """Return the lines that are shown now, without what may be last words."""
         if not self._folds:
             return lines
         own = f"[rank{stream.rank}]: "  # torch's, before each line of a traceback

@@ -1,8 +1,7 @@
-"""Decides what of the stacks that ranks print is shown, and when. The logs keep every byte.
+"""Holds back the stacks that ranks end with, and shows paths as the user knows them.
 
-Our code calls a rank's program, and in a fast start torchrun's code calls ours: of a crash, some
-thirty frames below the two that matter are left out. One rank's failure is met by all others within
-a second, and each prints a traceback of its own: those are held back until the cause is known.
+One rank's failure is met by all others within a second, and each prints a traceback of its own:
+those are held back until the cause is known. The logs keep every byte.
 """
 
 from __future__ import annotations
@@ -12,53 +11,6 @@ from dataclasses import replace
 
 from orchestrator.common.program import tree_title
 from orchestrator.records.outcome import Verdict
-
-OURS = "orchestrator/node/job/ranks/rank.py"
-# As faulthandler writes them; a traceback has a comma before "in".
-FRAME = re.compile(r'  File "(?P<file>[^"]*)", line [0-9]+ in ')
-THREAD = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+")
-SIGNS = (b"hread 0x", b'rank.py", line ')  # one of these begins what is of interest here
-
-
-class CrashDump:
-    """Watches the lines of one stream."""
-
-    def __init__(self) -> None:
-        self.held = ""  # the heading of a thread, which may have no frames but ours
-        self.below = False  # these frames are ours, and of what called us
-        self.nothing_left = False  # of this thread
-
-    def concerns(self, data: bytes) -> bool:
-        """Tell whether these bytes need users_lines(): nearly all do not."""
-        return self.below or bool(self.held) or any(sign in data for sign in SIGNS)
-
-    def users_lines(self, lines: list[str]) -> list[str]:
-        """Return the lines without our frames, and without threads that have no others."""
-        shown: list[str] = []
-        for line in lines:
-            frame = FRAME.match(line)
-            if frame and (self.below or frame["file"].endswith(OURS)):
-                self.nothing_left = self.nothing_left or bool(self.held)
-                self.below, self.held = True, ""
-                continue
-            if self.nothing_left and not line:
-                self.nothing_left = self.below = False
-                continue  # what divided it from the next
-            self.nothing_left = self.below = False
-            shown += self.rest()
-            if THREAD.match(line):
-                self.held = line
-            else:
-                shown.append(line)
-        return shown
-
-    def rest(self) -> list[str]:
-        """Return the line that waited for the next one."""
-        held, self.held = self.held, ""
-        return [held] if held else []
-
-
-# -- held back ----------------------------------------------------------------------------------
 
 # How a stack begins that may be a program's last word; torch begins lines of a traceback so.
 LAST_WORDS = re.compile(

@@ -24,8 +24,7 @@ from orchestrator.head.nodes.node_list import read_nodes
 from orchestrator.head.screen import output
 from orchestrator.head.screen import tracebacks as crash_dump
 from orchestrator.head.screen.failures import reasons
-from orchestrator.head.screen.log_reader import tail
-from orchestrator.head.screen.tracebacks import THREAD, CrashDump
+from orchestrator.head.screen.log_reader import tail, users_frames
 from orchestrator.head.status.find_job import FoundJob, without_record
 from orchestrator.protocol.requests.follow import AskStuck
 from orchestrator.records import experiments, manifest
@@ -158,18 +157,16 @@ def stack_lines(
     if stuck is None or not stuck.stacks.strip():
         reason = "it does not run, it is no Python program, or it hangs in the kernel"
         return [f"rank {rank.rank} has not answered: {reason}"]
-    return users_frames(stuck.stacks, manifest.working_tree(found))
+    return users_stack(stuck.stacks, manifest.working_tree(found))
 
 
-def users_frames(stacks: str, tree: str) -> Sequence[str]:
-    """Leave out the frames that lead to the program, whose main thread stands first."""
-    dump = CrashDump()
-    lines = dump.users_lines(crash_dump.in_text(stacks, tree).splitlines())
-    text = "\n".join([*lines, *dump.rest()])
-    threads = text.strip().split("\n\n")  # faulthandler writes the main one last
-    if all(map(THREAD.match, threads)):
-        text = "\n\n".join(reversed(threads))
-    return text.splitlines()
+def users_stack(stacks: str, tree: str) -> Sequence[str]:
+    """Leave out the frames that lead to the program, and show the main thread first."""
+    threads = crash_dump.in_text(stacks, tree).strip().split("\n\n")
+    lines: list[str] = []
+    for thread in reversed(threads):  # faulthandler writes the main one last
+        lines += [*users_frames(thread.splitlines()), ""]
+    return lines[:-1]
 
 
 def is_over(where: Where, job: str) -> bool:

@@ -202,24 +202,6 @@ def test_a_module_that_no_node_has() -> None:
     assert "like the others" not in alone.fix and alone.kind == "environment"
 
 
-@pytest.mark.parametrize(
-    ("module", "fix"),
-    [("util.nothing", "util is there, and has no nothing"), ("google.cloud", "bootstrap torch")],
-)
-def test_a_module_that_its_package_lacks(module: str, fix: str) -> None:
-    missing = error(f"No module named '{module}'", type="ModuleNotFoundError")
-    told = conclude([of_rank(n, "a", ended(1, missing, rank=n), 1000.0) for n in (0, 1)], 2)
-    assert told is not None and fix in told.fix
-
-
-def test_a_package_that_asks_for_another() -> None:
-    words = "Requirement 'jsonargparse' not met. Try `pip install -U 'jsonargparse[urls]>=4.27'`"
-    asked = error(words, type="ModuleNotFoundError")
-    told = conclude([of_rank(n, "a", ended(1, asked, rank=n), 1000.0) for n in (0, 1)], 2)
-    assert told is not None and told.kind == "exception" and "like the others" not in told.fix
-    assert "bootstrap torch numpy 'jsonargparse[urls]>=4.27'`" in told.fix
-
-
 def test_the_traceback_of_a_program_that_a_shell_started() -> None:
     """torch begins its lines with the rank."""
     lines = ["Traceback (most recent call last):", '  File "/w/train.py", line 9, in <module>']

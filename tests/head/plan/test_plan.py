@@ -249,11 +249,9 @@ NEWEST = "~/.orchestrator/environments/newest/bin/python"
     ("pythons", "words"),
     [
         ([(), ()], NO_TORCH),
-        ([("~/venv/bin/python", "/opt/x/bin/python"), ("~/venv/bin/python",)],
-         "these have it there: --python '~/venv/bin/python'"),
         ([("/a/bin/python",), ("/b/bin/python",)],
          "these have it, as lines of the list: a python=/a/bin/python; b python=/b/bin/python"),
-        ([(NEWEST,), ("/a/bin/python", NEWEST)],
+        ([(NEWEST,), (NEWEST, "/a/bin/python")],
          "orchestrator bootstrap made an environment with it there: --activate bootstrap"),
         ([("/a b/bin/python", "/$(evil)/python"), ()], NO_TORCH),
     ],

@@ -9,7 +9,6 @@ import struct
 import termios
 import threading
 import time
-import tracemalloc
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,13 +102,6 @@ def test_what_torch_says_of_itself_stays_in_the_log(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_numbers_of_different_length_stay_aligned(tmp_path: Path) -> None:
-    logs = [log_in(tmp_path, 2), log_in(tmp_path, 10)]
-    append(logs[0], ("8", b"x\n"))
-    append(logs[1], ("80", b"y\n"))
-    assert shown(logs, ranks=88) == ["node2  rank8  | x", "node10 rank80 | y"]
-
-
 def test_only_finished_lines_reach_a_pipe_and_a_bar_once(tmp_path: Path) -> None:
     log = log_in(tmp_path)
     out = io.StringIO()
@@ -139,12 +131,6 @@ def test_one_can_begin_with_what_comes_from_now_on(two_nodes: list[LogFile]) -> 
     assert out.getvalue() == "node1 rank3 | new\n"
 
 
-def test_a_pipe_never_skips(tmp_path: Path) -> None:
-    log = log_in(tmp_path)
-    append(log, ("0", b"a line of words\n" * 600_000))  # 9.6 MB
-    assert len(shown([log])) == 600_000
-
-
 @settings(max_examples=40, deadline=None)
 @given(data=BYTES)
 def test_a_pipe_gets_no_control_character(data: bytes) -> None:
@@ -170,39 +156,6 @@ def test_a_pipe_that_nobody_reads_ends_the_showing_and_nothing_else(
     screen.close()
     with pytest.raises(BrokenPipeError):  # what Python still held for it
         out.close()
-
-
-def test_an_output_that_cannot_spell_a_bar_gets_a_question_mark(tmp_path: Path) -> None:
-    log = log_in(tmp_path)
-    append(log, ("0", "50%|██|\n".encode()))
-    buffer = io.BytesIO()
-    screen = piped([log], io.TextIOWrapper(buffer, encoding="latin-1"))
-    pump_all(screen)
-    assert buffer.getvalue() == b"node0 rank0 | 50%|??|\n"
-
-
-def test_one_pump_does_a_bounded_piece_of_work(tmp_path: Path) -> None:
-    logs = [log_in(tmp_path, node) for node in range(4)]
-    for log in logs:
-        append(log, ("0", b"0123456789abcdef\n" * 100_000))
-    out = io.StringIO()
-    screen = piped(logs, out)
-    assert screen.pump()
-    assert 0 < len(out.getvalue()) < 3 << 20
-    assert all(f"node{node} rank0" in out.getvalue() for node in range(4))  # nobody waits
-
-
-@pytest.mark.slow
-def test_memory_is_bounded_for_64_nodes_of_8_ranks(tmp_path: Path) -> None:
-    logs = [log_in(tmp_path, node) for node in range(64)]
-    for log in logs:
-        append(log, *((str(log.node * 8 + rank), b"x" * 150_000) for rank in range(8)))
-    with Path(os.devnull).open("w", encoding="utf-8") as out:
-        tracemalloc.start()
-        pump_all(piped(logs, out))
-        _, peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-    assert peak < 60 << 20  # of 77 MB: 64 KiB for each of 512 streams, and one pump's work
 
 
 class Terminal:
@@ -301,20 +254,6 @@ def test_lines_and_bars_stay_right_while_the_terminal_scrolls(
     assert terminal.lines()[1:] == expected[1:] + [f"node0 rank{r} |  at 59" for r in range(3)]
 
 
-def test_rows_are_cut_to_the_width_that_the_terminal_has_now(
-    tmp_path: Path, terminal: Terminal
-) -> None:
-    log = log_in(tmp_path)
-    screen = on_tty([log], terminal)
-    append(log, ("0", "\r漢字漢字漢字漢字漢字漢字漢字漢字".encode()), ("1", b"\r" + b"y" * 99))
-    pump_all(screen)
-    assert terminal.lines() == ["node0 rank0 | " + "漢字" * 6, "node0 rank1 | " + "y" * 25]
-    terminal.resize(30, 24)
-    append(log, ("1", b"\r" + b"z" * 99))
-    pump_all(screen)
-    assert terminal.lines() == ["node0 rank0 | " + "漢字" * 3 + "漢", "node0 rank1 | " + "z" * 15]
-
-
 @pytest.mark.parametrize(("height", "bars"), [(50, 7), (10, 4), (3, 1)])
 def test_many_bars_leave_room_and_say_how_many_more(
     tmp_path: Path, terminal: Terminal, height: int, bars: int
@@ -396,16 +335,6 @@ def test_colour_marks_the_node_and_keeps_the_lines_own(
         "\x1b[32mnode1 rank3 | \x1b[0m\x1b[31mred\x1b[0m",
         "\x1b[32mnode1 rank3 | \x1b[0mgreen bar",
     ]
-
-
-@pytest.mark.cluster
-def test_dumb_terminals_have_no_bars(
-    two_nodes: list[LogFile], terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TERM", "dumb")
-    append(two_nodes[0], ("0", b"\r 10%"))
-    pump_all(on_tty(two_nodes, terminal, color=True))
-    assert b"10%" not in terminal.read()
 
 
 @pytest.mark.cluster
@@ -524,21 +453,6 @@ Current thread 0x00007f2 (most recent call first):
 Extension modules: numpy
   File "/home/u/segv.py", line 9, in traceback
 """
-
-
-@pytest.mark.parametrize("size", [1, 40, 10_000])
-def test_a_crash_is_shown_without_the_frames_of_the_launcher(tmp_path: Path, size: int) -> None:
-    log = log_in(tmp_path, 0)
-    out = io.StringIO()
-    screen = piped([log], out)
-    for at in range(0, len(DUMP), size):
-        append(log, ("0", DUMP[at : at + size].encode()))
-        pump_all(screen)
-    screen.close()
-    ours = ("rank.py", "process.py", "Thread 0x00007f1")
-    wanted = [line for line in DUMP.splitlines() if not any(word in line for word in ours)]
-    del wanted[2]  # the empty line after a thread that is left out
-    assert [line.partition("| ")[2] for line in out.getvalue().splitlines()] == wanted
 
 
 def test_quiet_shows_nothing(tmp_path: Path) -> None:
