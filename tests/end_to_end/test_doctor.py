@@ -241,8 +241,6 @@ def test_hosts_that_cannot_be_asked(ward: Head, cluster: NetnsCluster) -> None:
         text = ward.command("orchestrator", "doctor", "--quick")
         assert text.finish() == 3
         assert "refuses connections" in text.text and "host key" in text.text
-        (row,) = (line for line in text.lines if line.startswith(one))
-        assert "BAD" not in row
     finally:
         cluster.start_sshd(1)
         cluster.restore_host_key(2)

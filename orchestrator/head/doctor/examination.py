@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from orchestrator.common.errors import CheckFailed, OrchestratorError
-from orchestrator.common.hosts import listed
 from orchestrator.common.text import plural
 from orchestrator.head.doctor import check_machine, check_network, check_software
 from orchestrator.head.doctor.findings import (
@@ -27,7 +26,7 @@ from orchestrator.head.doctor.findings import (
     Needs,
     folded,
 )
-from orchestrator.head.nodes.facts import ProbedNode, by_value
+from orchestrator.head.nodes.facts import ProbedNode
 from orchestrator.head.plan import addresses as node_addresses
 from orchestrator.head.plan.model import NodeAddress
 from orchestrator.head.screen import output, styles
@@ -228,32 +227,14 @@ def dial(
 
 # -- the report ------------------------------------------------------------------------------------
 
-WORDS = {"": "ok", WARN: "warn", BAD: "BAD", UNKNOWN: "?", "-": "-"}
-STYLES = {
-    "": styles.DONE,
-    WARN: styles.WARNING,
-    BAD: styles.FAILED,
-    UNKNOWN: styles.UNKNOWN,
-    "-": styles.DIM,
-}
+WORDS = {WARN: "warn", BAD: "BAD", UNKNOWN: "?"}
+STYLES = {WARN: styles.WARNING, BAD: styles.FAILED, UNKNOWN: styles.UNKNOWN}
 LEVELS = (BAD, WARN, UNKNOWN)
 
 
 def to_text(diagnosis: Diagnosis, terminal: Terminal = PLAIN, *, hints: bool = True) -> str:
-    parts = [
-        table(diagnosis, terminal),
-        problems(diagnosis.findings, terminal, hints=hints),
-        summary(diagnosis),
-    ]
+    parts = [problems(diagnosis.findings, terminal, hints=hints), summary(diagnosis)]
     return "\n\n".join(part for part in parts if part)
-
-
-def telling(diagnosis: Diagnosis) -> tuple[list[str], int]:
-    """Return the checks that are not well on every node, and how many others there are."""
-    every = columns(diagnosis)
-    nodes = diagnosis.case.nodes
-    told = [name for name in every if any(diagnosis.level(node, name) in LEVELS for node in nodes)]
-    return told, len(every) - len(told)
 
 
 def columns(diagnosis: Diagnosis) -> list[str]:
@@ -263,44 +244,6 @@ def columns(diagnosis: Diagnosis) -> list[str]:
         for name in CHECKS
         if any(diagnosis.level(n, name) != "-" for n in diagnosis.case.nodes)
     ]
-
-
-def table(diagnosis: Diagnosis, terminal: Terminal) -> str:
-    """Draw a row for each node; several tables, one below the other, on a narrow screen."""
-    told, well = telling(diagnosis)
-    blocks = []
-    alike = by_value(
-        (node.name, tuple(diagnosis.level(node, name) for name in told))
-        for node in diagnosis.case.nodes
-    )
-    named = [(listed(names), levels) for levels, names in alike.items()]
-    room = (terminal.width or output.UNLIMITED_COLUMNS) - max(len(names) for names, _ in named)
-    for checks in groups(told, room):
-        rows: list[list[Cell]] = [["", *checks]]
-        for names, levels in named:
-            of_node = dict(zip(told, levels, strict=True))
-            cells = [(WORDS[of_node[name]], STYLES[of_node[name]]) for name in checks]
-            rows.append([names, *cells])
-        blocks.append(output.table(rows, terminal, headed=True))
-    if well:
-        blocks.append(f"{plural(well, 'check')} {'is' if well == 1 else 'are'} ok on all nodes")
-    return "\n\n".join(blocks)
-
-
-def groups(checks: Sequence[str], width: int) -> Iterator[list[str]]:
-    """Split the checks into rows of headings that are no wider than this."""
-    group: list[str] = []
-    if not checks:
-        return
-    used = 0
-    for name in checks:
-        size = max(len(name), 4) + 2
-        if group and used + size > width:
-            yield group
-            group, used = [], 0
-        group.append(name)
-        used += size
-    yield group
 
 
 def problems(findings: Sequence[Finding], terminal: Terminal, *, hints: bool) -> str:

@@ -445,37 +445,14 @@ def test_what_fails_on_many_nodes_is_told_once() -> None:
     assert told.fix == "ssh-copy-id ada@10.0.0.0  # for each of them, with its name"
 
 
-def test_the_table(sick: Diagnosis) -> None:
+def test_the_report(sick: Diagnosis) -> None:
     lines = to_text(sick).splitlines()
-    assert [line.split() for line in lines[:5]] == [
-        ["reach", "torch", "clock"],
-        ["gpu1,", "gpu2", "ok", "ok", "ok"],  # nodes that are alike share a row
-        ["gpu3", "ok", "BAD", "ok"],
-        ["gpu4", "ok", "ok", "warn"],
-        ["gpu5", "BAD", "-", "-"],
-    ]
-    assert f"{len(CHECKS) - 3} checks are ok on all nodes" in lines
     assert lines[-1].startswith("5 nodes, all checks") and lines[-1].endswith("2 BAD, 1 warn")
     advice = lines.index("       -> is sshd running?")
     assert lines[advice + 1] == "          or is it off?"
     assert "->" not in to_text(sick, hints=False)
     assert "\x1b[1;31mBAD" in to_text(sick, Terminal(color=True))
-
-
-def test_a_narrow_terminal_gets_several_tables(sick: Diagnosis) -> None:
-    tables = to_text(sick, Terminal(26)).split("\n\n")[:-3]
-    assert [table.splitlines()[0].split() for table in tables] == [["reach", "torch"], ["clock"]]
-    for table in tables:
-        assert [line.split()[0] for line in table.splitlines()[1:]] == [
-            "gpu1,", "gpu3", "gpu4", "gpu5",
-        ]  # fmt: skip
-        assert max(map(len, table.splitlines())) <= 26
-
-
-def test_where_all_is_well_there_is_no_table() -> None:
-    well = judge(case(), 0.0)
-    told, summary = to_text(well).split("\n\n")
-    assert told == f"{len(CHECKS)} checks are ok on all nodes" and "all is well" in summary
+    assert to_text(judge(case(), 0.0)).endswith(" s: all is well")
 
 
 def test_what_scripts_read(sick: Diagnosis) -> None:

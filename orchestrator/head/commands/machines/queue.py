@@ -89,10 +89,8 @@ def read_books(arguments: LaunchArguments) -> tuple[list[tuple[Reached, Page]], 
 def queue(arguments: LaunchArguments) -> int:
     read, lost = read_books(arguments)
     lines = list(lines_of(read, time.time()))
-    data = {
-        "jobs": [to_json(line) for line in lines],
-        "lost": lost_json(lost),
-    }
+    problems = [{"name": name, "problem": error.what} for name, error in lost]
+    data = {"jobs": [to_json(line) for line in lines], "lost": problems}
     output.result(data, partial(to_text, lines, lost))
     return EXIT_NODE if lost else EXIT_DONE
 
@@ -154,12 +152,5 @@ def to_json(line: Line) -> dict[str, Any]:
 
 def to_text(lines: Sequence[Line], lost: Lost, terminal: Terminal) -> str:
     table = LINES.text(lines, terminal) if lines else "no job holds or waits for these nodes"
-    return "\n\n".join(filter(None, [table, "\n".join(reasons(lost))]))
-
-
-def reasons(lost: Lost) -> Sequence[str]:
-    return list(failures.reasons((name, error.what, error.fix) for name, error in lost))
-
-
-def lost_json(lost: Lost) -> list[dict[str, str]]:
-    return [{"name": name, "problem": error.what} for name, error in lost]
+    reasons = failures.reasons((name, error.what, error.fix) for name, error in lost)
+    return "\n\n".join(filter(None, [table, "\n".join(reasons)]))
