@@ -231,7 +231,7 @@ def test_no_way_to_the_master(ward: Head, cluster: NetnsCluster) -> None:
 
 def test_hosts_that_cannot_be_asked(ward: Head, cluster: NetnsCluster) -> None:
     """One is down, one shows another key; the third is examined all the same."""
-    one, two, three = cluster.addresses
+    _, two, three = cluster.addresses
     cluster.kill_sshd(1)
     cluster.change_host_key(2)
     try:
