@@ -506,7 +506,7 @@ BUDGETS = {
     "engine/saving": 2136,
     "engine/sharding": 824,
     "head/connect": 1300,
-    "head/follow": 2480,
+    "head/follow": 2477,
     "head/background": 143,
     "head/plan": 1079,
     "head/start": 2078,
