@@ -324,8 +324,8 @@ class Trainer:
         return training, held_out
 
     def _shared(self, loader: Any, name: str) -> sharded_loader.Shard:
-        seed, first = self.config.training.seed, settings.first_world(self.ranks.world)
-        return sharded_loader.shared(loader, self.ranks, seed, self._stream, name, first)
+        seed = self.config.training.seed
+        return sharded_loader.shared(loader, self.ranks, seed, self._stream, name)
 
     # -- checkpoints --------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ the files. It is whole if each file is on some node (records/checkpoint_parts.py
     step_00000120/                   published: manifest.json and the files that it lists
     best                             link to the best by a metric: never pruned
     .step_00000120.<token>.partial/  being written, or left by a crash: never taken
-    .step_00000120.<token>.aside/    the old one of a step that is being published again
     .step_00000120.<token>.gone/     being deleted
 """
 
@@ -33,12 +32,12 @@ from orchestrator.common.files import AS_USUAL, delete, expanded, hide, replace,
 from orchestrator.records import checkpoint_manifest, experiments
 from orchestrator.records.checkpoint_manifest import FileRecord, Manifest, digest, shown
 
-__all__ = ["Checkpoint", "FileRecord", "Manifest", "clean", "describe", "described", "digest"]
+__all__ = ["Checkpoint", "FileRecord", "Manifest", "clean", "describe", "digest"]
 __all__ += ["discard", "every", "final", "load", "mark_best", "partial", "prune", "publish"]
 __all__ += ["put_in_place", "resolve", "shown", "verify"]
 
 STEP = re.compile(r"step_([0-9]{8,18})")
-HIDDEN = re.compile(r"\.step_([0-9]{8,18})\.(.+)\.(partial|aside|gone)", re.DOTALL)
+HIDDEN = re.compile(r"\.step_([0-9]{8,18})\.(.+)\.(partial|gone)", re.DOTALL)
 TOKEN = re.compile(r"[A-Za-z0-9_.+-]+")
 CHECKPOINTS = Path("outputs/checkpoints")  # of an experiment
 BEST = "best"
@@ -123,10 +122,17 @@ def describe(partial: Path, directory: Path, manifest: Manifest, listed: Sequenc
 
 
 def put_in_place(partial: Path, directory: Path, step: int) -> Path:
-    """Publish a partial directory that is described."""
+    """Publish a partial directory that is described; one that is there already is replaced."""
     target = final(directory, step)
     with _saving(directory, step):
-        _put_in_place(partial, target, step)
+        if target.is_symlink() or (os.path.lexists(target) and not load(target).files):
+            raise JobFailed(f"{shown(target)} is in the way and is not one of our checkpoints")
+        old = _hidden(directory, step, "gone")
+        if target.exists():
+            target.rename(old)
+        partial.rename(target)
+        sync_directory(directory)
+        delete(old)
     return target
 
 
@@ -142,22 +148,6 @@ def _close_to_others(partial: Path, names: Sequence[str]) -> None:
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & 0o022:
             path.chmod(mode & ~0o022)
-
-
-def _put_in_place(partial: Path, target: Path, step: int) -> None:
-    directory = target.parent
-    if not os.path.lexists(target):
-        partial.rename(target)
-        sync_directory(directory)
-        return
-    if target.is_symlink() or not target.is_dir():
-        raise JobFailed(f"{shown(target)} is in the way and is not one of our checkpoints")
-    old, aside = load(target), _hidden(directory, step, "aside")
-    target.rename(aside)  # every() finds it there, and clean() brings it back, if this ends here
-    partial.rename(target)
-    sync_directory(directory)
-    if old.files:  # without a manifest it may be somebody else's: it stays aside
-        _remove(directory, [(step, aside)])
 
 
 def mark_best(directory: Path, step: int) -> None:
@@ -180,26 +170,10 @@ def _as_job_failure(what: str) -> Iterator[None]:
 # -- finding ----------------------------------------------------------------------------------
 
 
-def described(directory: Path) -> list[Checkpoint]:
-    """Return the parts that a crash has kept from being published, though they are described.
-
-    Another node may have published its own part just before.
-    """
-    partials = [path for _, kind, path in _entries(directory) if kind == "partial"]
-    found = map(load, partials)
-    return [each for each in found if each.hosts and (each.part or each.complete)]
-
-
 def every(directory: Path) -> list[Checkpoint]:
     """Return all checkpoints of a directory, newest first, also those that have a problem."""
-    newest: dict[int, Checkpoint] = {}
-    for step, kind, path in sorted(_entries(directory), key=lambda entry: entry[1] == "aside"):
-        if kind not in ("final", "aside") or (step in newest and newest[step].complete):
-            continue
-        checkpoint = load(path)
-        if step not in newest or checkpoint.complete:
-            newest[step] = checkpoint
-    return [newest[step] for step in sorted(newest, reverse=True)]
+    steps = {step: path for step, kind, path in _entries(directory) if kind == "final"}
+    return [load(steps[step]) for step in sorted(steps, reverse=True)]
 
 
 def _entries(directory: Path) -> list[tuple[int, str, Path]]:
@@ -350,19 +324,12 @@ def prune(
 
 def clean(directory: Path, token: str) -> None:
     """Remove what interrupted runs left; the files of this run's token are spared."""
-    taken = {checkpoint.path for checkpoint in every(directory)}
-    old = []
     with _as_job_failure(f"leftovers of a crash in {shown(directory)} could not be removed"):
-        for step, kind, path in _entries(directory):
-            if kind == "aside" and path in taken:  # a crash before the new one was in its place
-                if not os.path.lexists(final(directory, step)):
-                    path.rename(final(directory, step))
-            elif (
-                kind == "gone"
-                or (kind == "partial" and path.name != f".step_{step:08d}.{token}.partial")
-                or (kind == "aside" and load(path).files)
-            ):
-                old.append((step, path))
+        old = [
+            (step, path)
+            for step, kind, path in _entries(directory)
+            if kind != "final" and path.name != f".step_{step:08d}.{token}.partial"
+        ]
         _remove(directory, old)
 
 

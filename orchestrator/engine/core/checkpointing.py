@@ -16,8 +16,7 @@ from torch.optim import Optimizer
 from orchestrator.common.errors import CheckFailed, OrchestratorError, UsageError
 from orchestrator.common.text import Say
 from orchestrator.engine.core import average
-from orchestrator.engine.core.kept import WHAT_IS_DRAWN, ExtraState, Snapshot
-from orchestrator.engine.core.optimizer_state import HOW, by_name, of_name
+from orchestrator.engine.core.kept import WHAT_IS_DRAWN, Snapshot
 from orchestrator.engine.core.parts import Parts, as_path
 from orchestrator.engine.core.stopping import Request, TrainState
 from orchestrator.engine.data.batch import Batches, DataPlace
@@ -60,15 +59,7 @@ class Checkpointing:
         self._keep_what_is_known()
 
     def _keep_what_is_known(self) -> None:
-        """Save what the model, the averages, the loss and the data have beside the weights."""
-        extra = ExtraState(self.parts.bare)
-        if problem := extra.refused():
-            self.say(
-                "WARNING: checkpoints will not have what get_extra_state() gives, and a resume"
-                f" begins without it: {problem}"
-            )
-        if extra:
-            self.keep("extra state of modules", extra)
+        """Save what the averages, the loss and the data have beside the weights."""
         for stepper in self.parts.steppers:
             if stepper.average is not None:
                 self.keep(average.name_of(stepper.name), stepper.average)
@@ -125,7 +116,6 @@ class Checkpointing:
         self, loaded: checkpoint_store.Checkpoint | None
     ) -> checkpoint_store.Checkpoint | None:
         if loaded is not None:
-            self._say_not_taken(loaded.progress)
             for name in self.parts.auxiliary.lacking(loaded.progress):
                 self.say(f"WARNING: nothing of {name!r} was saved there: it stays as it is")
             for name in self.parts.auxiliary.unread(loaded.progress):
@@ -137,15 +127,6 @@ class Checkpointing:
                 self.run = dataclasses.replace(self.run, id=before.id)
             self.latest = loaded.created
         return loaded
-
-    def _say_not_taken(self, progress: Mapping[str, Any]) -> None:
-        """Say what the program has changed of its optimizer, and a resume does not take."""
-        steppers, saved = self.parts.steppers, progress.get("given")
-        for name, now in given(self.parts).items():
-            other = not_taken(of_name(saved, name), now)
-            if other and not steppers.by_name[name].state.keeps_settings:
-                whose = f"trainer.optimizers[{name!r}]" if name else "trainer.optimizer"
-                self.say(f"as saved: {other}; on_train_begin= may change {whose}")
 
     # -- at the beginning of a training ------------------------------------------------------------
 
@@ -397,7 +378,6 @@ class Checkpointing:
             "stepper": snapshot.progress,
             "state": dataclasses.asdict(state),
             "scheduler": schedulers.state(),
-            "given": by_name(given(self.parts)),
             "endless": self.built_in,
             "run": dataclasses.asdict(run),
         }
@@ -420,17 +400,6 @@ def refuse_unsaved(optimizer: Optimizer, names: list[str]) -> None:
 
 
 # -- the state that is no tensor -------------------------------------------------------------------
-
-
-def given(parts: Parts) -> dict[str, dict[str, Any]]:
-    """Return what the program has set of each optimizer."""
-    return {
-        stepper.name: {
-            "optimizer": stepper.initial_settings,
-            "scheduler": parts.schedulers.by_name[stepper.name].initial_settings,
-        }
-        for stepper in parts.steppers
-    }
 
 
 def state_of(progress: Mapping[str, Any]) -> TrainState:
@@ -466,39 +435,3 @@ def configs_of(model: nn.Module) -> dict[str, str]:
 
 def is_endless(progress: Mapping[str, Any]) -> bool:
     return bool(progress.get("endless", "state" not in progress))
-
-
-# -- settings that a resume does not take ----------------------------------------------------------
-
-
-SHOWN = (bool, int, float, str)
-
-
-def not_taken(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> str:
-    """Name the settings that the program has changed since the checkpoint's training began."""
-    if not saved:  # of an earlier version
-        return ""
-    groups = list(zip(saved.get("optimizer") or [], now["optimizer"], strict=False))
-    changes = list(dict.fromkeys(text for pair in groups for text in changed(*pair)))
-    changes += changed(saved.get("scheduler") or {}, now["scheduler"] or {})
-    return ", ".join(changes)
-
-
-def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    for key, value in now.items():
-        if key in HOW or key.startswith("_") or key not in before or same(before[key], value):
-            continue
-        shown = isinstance(value, SHOWN) and isinstance(before[key], SHOWN)
-        yield f"{key} {number(before[key])}, not {number(value)}" if shown else key
-
-
-def same(before: Any, now: Any) -> bool:
-    """Compare, where one side went through JSON, which has no tuples."""
-    if isinstance(now, (list, tuple)):
-        alike = isinstance(before, (list, tuple)) and len(before) == len(now)
-        return alike and all(same(*pair) for pair in zip(before, now, strict=True))
-    return bool(before == now)
-
-
-def number(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.engine.core.optimizer_state import (
@@ -22,9 +19,7 @@ from orchestrator.engine.core.optimizer_state import (
     tensors_of,
 )
 from orchestrator.engine.core.step import Stepper, Steppers
-from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.saving.state import decoded
-from orchestrator.engine.sharding.mesh import plain_class
 
 # By this name the place in the data is kept.
 WHAT_IS_DRAWN = "what is drawn"
@@ -187,50 +182,3 @@ def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def unprefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     start = f"{prefix}."
     return {n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)}
-
-
-class ExtraState:
-    """Holds what modules have beside parameters and buffers: get_extra_state() gives it.
-
-    It may be of another size at each time, so it is kept as text, and read as weights alone.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.modules = {
-            plain_names.plain(name): module
-            for name, module in model.named_modules()
-            if type(module).get_extra_state is not nn.Module.get_extra_state
-        }
-
-    def __bool__(self) -> bool:
-        return bool(self.modules)
-
-    def refused(self) -> str:
-        """Say what cannot be read again, and is left out from now on."""
-        found = []
-        for name, module in list(self.modules.items()):
-            try:
-                read(written(module.get_extra_state()))
-            except NOT_READ as error:
-                del self.modules[name]
-                reason = (str(error).splitlines() or [type(error).__name__])[0]
-                found.append(f"{name or 'the model'} ({plain_class(module).__name__}): {reason}")
-        return "; ".join(found)
-
-    def state_dict(self) -> dict[str, str]:
-        return {name: written(module.get_extra_state()) for name, module in self.modules.items()}
-
-    def load_state_dict(self, state: Mapping[str, str]) -> None:
-        for name, module in self.modules.items():
-            if name in state:
-                module.set_extra_state(read(state[name]))
-
-
-def written(value: Any) -> str:
-    file = io.BytesIO()
-    torch.save(value, file)
-    return base64.b64encode(file.getvalue()).decode("ascii")
-
-
-def read(text: str) -> Any:
-    return torch.load(io.BytesIO(base64.b64decode(text)), map_location="cpu", weights_only=True)

@@ -208,15 +208,6 @@ def lr_multiplied(optimizer: Optimizer, factor: float) -> Iterator[None]:
         group["lr"] = lr
 
 
-def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return what a user can set of each group of parameters, as JSON keeps it."""
-    plain = [
-        {k: v.item() if isinstance(v, Tensor) and not v.dim() else v for k, v in group.items()}
-        for group in optimizer.param_groups
-    ]
-    return [{key: v for key, v in group.items() if is_plain(v)} for group in plain]
-
-
 def is_plain(value: Any) -> bool:
     """Return True if JSON keeps it as it is."""
     if isinstance(value, (list, tuple)):
@@ -320,7 +311,6 @@ class LrScheduler:
                 "a Trainer shows ReduceLROnPlateau the loss of each epoch",
                 'say scheduler_every="epoch", and leave mode= out',
             )
-        self.initial_settings = self.state()
 
     def after_step(self) -> None:
         if self.scheduler is not None and self.every == "step":

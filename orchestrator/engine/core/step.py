@@ -30,7 +30,6 @@ from orchestrator.engine.core.optimizer import (
     lr_multiplied,
     makes_state,
     refuse_not_elementwise,
-    settings_of,
 )
 from orchestrator.engine.core.optimizer_state import OptimizerState
 from orchestrator.engine.core.together import parts_of
@@ -91,7 +90,6 @@ class Stepper:
         self.name, self.loss, self.every = name, loss_of(name), every
         self.parameters = dict(plain_names.parameters(model))
         self.optimizer = bound(optimizer, names, self.parameters, name)
-        self.initial_settings = settings_of(self.optimizer)
         chosen = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
         self.named = [(key, p) for key, p in self.parameters.items() if id(p) in chosen]
         self.members = chosen

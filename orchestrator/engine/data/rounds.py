@@ -47,12 +47,10 @@ class OurOrder:
         shuffle: bool,
         batch_size: int = 1,
         drop_last: bool = False,
-        began: int = 0,
     ) -> None:
-        """`began`: with how many ranks the job began, if not with these."""
         self.order = Order(size, seed, shuffle=shuffle)
         self.size, self.ranks, self.drop_last = size, ranks, drop_last
-        self.batch_size, self.began = batch_size, began or ranks.world
+        self.batch_size = batch_size
         how = f"shuffled by seed {seed} and epoch" if shuffle else "in their order"
         self.description = f"{size:,} samples, {how}"
 
@@ -60,12 +58,8 @@ class OurOrder:
         """Return where an epoch ends that goes on from a position."""
         if not self.drop_last:
             return self.size
-        at_once, whole = self.batch_size * self.ranks.world, self.batch_size * self.began
-        end = self.size // whole * whole
-        # Other ranks drop what those that began would have dropped, where their rounds allow it.
-        if end < position or (end - position) % at_once:
-            end = position + (self.size - position) // at_once * at_once
-        return end
+        at_once = self.batch_size * self.ranks.world
+        return position + (self.size - position) // at_once * at_once
 
     def rounds(self, epoch: int, position: int) -> Iterator[Round]:
         """Yield this rank's rounds from a position on; all ranks get equally many."""

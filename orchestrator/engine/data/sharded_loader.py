@@ -39,8 +39,8 @@ ADDRESS = re.compile(r"\b0x[0-9a-f]+")
 ITEMS_COMPARED = 1 << 10
 
 
-def shared(loader: Any, ranks: Ranks, seed: int, stream: str, name: str, began: int = 0) -> Shard:
-    """Return how the ranks share this loader; `began`: with how many ranks the job began."""
+def shared(loader: Any, ranks: Ranks, seed: int, stream: str, name: str) -> Shard:
+    """Return how the ranks share this loader."""
     one_of("stream", stream, ("dealt", "own"))
     if not isinstance(loader, Iterable):
         raise CheckFailed(f"{name} is a {type(loader).__name__}, not a DataLoader")
@@ -50,7 +50,7 @@ def shared(loader: Any, ranks: Ranks, seed: int, stream: str, name: str, began: 
         refuse_other_ranks(sampler, ranks, name)
     each = knows_ranks or stream == "own"
     if type(loader) is DataLoader and not isinstance(loader.dataset, IterableDataset):
-        return MapShard(loader, ranks, seed, began, each=each)
+        return MapShard(loader, ranks, seed, each=each)
     return StreamShard(loader, ranks, seed, each=each)
 
 
@@ -156,7 +156,7 @@ class MapShard(Shard):
     """A dataset with a length; this object is the batch sampler of the user's loader, rebuilt."""
 
     def __init__(
-        self, loader: DataLoader[Any], ranks: Ranks, seed: int, began: int = 0, each: bool = False
+        self, loader: DataLoader[Any], ranks: Ranks, seed: int, each: bool = False
     ) -> None:
         super().__init__(loader, ranks, seed)
         self.sampler, self.batch_size, drop_last = drawn_by(loader)
@@ -178,7 +178,7 @@ class MapShard(Shard):
         if shuffle is not None:
             self.order = OurOrder(
                 many or 0, seed, ranks, shuffle=shuffle, batch_size=self.batch_size or 1,
-                drop_last=drop_last, began=began,
+                drop_last=drop_last,
             )  # fmt: skip
             self.description = self.order.description + dealt
             if not self.order.end(0):

@@ -88,23 +88,13 @@ class Checkpoints:
         self.unprotected = ""  # why there are no copies of the last one
         self.known_whole = -1  # the step that was resumed from: parts up to there are of use
         self.run = run
+        self.mirror: Mirror | None = None
         self._open()
         mirrors = self.writers.publishes and (self.writers.apart or ranks.rank == 0)
-        self.mirror = Mirror(config.mirror, config.keep) if config.mirror and mirrors else None
-        if not self.in_memory:
-            self._say_what_is_kept()
-
-    def _say_what_is_kept(self) -> None:
-        count, copies = len({node for node, _ in self.ranks.nodes}), self.config.copies
-        if self.writers.apart:
-            self.say(nodes.picture(count, copies))
-        elif copies > 1:
-            reason = "every node keeps a whole checkpoint by itself"
-            if count == 1:
-                reason = "there is no other node"
-            elif len(self.writers.members) == self.ranks.world:
-                reason = f"the nodes share {self.directory}"
-            self.say(f"checkpoint.copies={copies} adds nothing: {reason}")
+        if config.mirror and mirrors:
+            self.mirror = Mirror(config.mirror, config.keep)
+        if self.writers.apart and not self.in_memory:
+            say(nodes.picture(len({node for node, _ in ranks.nodes}), config.copies))
 
     def _open(self) -> None:
         """Lock the directory, remove what a crash has left, and find out what is there."""

@@ -74,7 +74,7 @@ def every(
 def kept_in(memory: Path, run: Run, node: int) -> tuple[list[Holding], str]:
     """List this program's states in the memory of this node; or say whose the others are."""
     holdings, strange = [], ""
-    for checkpoint in in_directory(memory) if not unfit(memory.parent) else ():
+    for checkpoint in checkpoint_store.every(memory) if not unfit(memory.parent) else ():
         other = run_of(checkpoint.progress) or Run()
         for key in ("program", "model"):
             found, own = getattr(other, key), getattr(run, key)
@@ -97,14 +97,6 @@ def unfit(where: Path) -> str:
         return f"{where} is not a directory"
     who = others(status)
     return f"{where} {who}" if who else ""
-
-
-def in_directory(path: Path) -> list[Checkpoint]:
-    """Return all that a directory has, and parts that a crash has kept from being published."""
-    checkpoints = checkpoint_store.every(path)
-    known = {(checkpoint.step, checkpoint.save) for checkpoint in checkpoints}
-    parts = checkpoint_store.described(path)
-    return [*checkpoints, *(part for part in parts if (part.step, part.save) not in known)]
 
 
 def held_of(checkpoint: Checkpoint, node: int) -> Holding | None:
@@ -181,9 +173,8 @@ def named(path: str, local: Path | None = None) -> Find:
         try:
             return checkpoint_store.resolve(path)
         except UsageError:
-            left = [
-                checkpoint for place in left_here(path, local) for checkpoint in in_directory(place)
-            ]
+            places = left_here(path, local)
+            left = [each for place in places for each in checkpoint_store.every(place)]
             if not left:
                 raise
             return left
@@ -214,7 +205,7 @@ def newest(directory: Path, *, searches: bool, accept: Accept, say: Say) -> Find
     def find() -> list[Checkpoint]:
         checkpoints: list[Checkpoint] = []
         for place in [directory, *earlier_runs(directory)] if searches else [directory]:
-            checkpoints = in_directory(place)
+            checkpoints = checkpoint_store.every(place)
             reason = reason_against(checkpoints, accept) if searches else ""
             if checkpoints and not reason:
                 break

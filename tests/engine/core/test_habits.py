@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from orchestrator.engine.core.checkpointing import not_taken
 from tests.engine.worlds import Job, run
 
 pytestmark = pytest.mark.slow
@@ -65,19 +63,5 @@ def test_what_a_team_does_in_its_first_week(tmp_path: Path) -> None:
         job.output().count("nothing of it is saved: train(..., save_to=DIR) saves at the end") == 2
     )
     assert job.output().count(f"checkpoints go to {job.path}/by_hand") == 1
-    assert job.output().count("as saved: lr 0.1, not 0.01") == 1
 
 
-def test_what_a_resume_does_not_take_of_the_program() -> None:
-    def of(lr: float, total: int, last: int) -> dict[str, Any]:
-        group = {"lr": lr, "betas": (0.9, 0.99), "fused": True}
-        return {
-            "optimizer": [group, group],
-            "scheduler": {"total_steps": total, "_last": last, "phases": [[total]]},
-        }
-
-    saved = json.loads(json.dumps(of(0.1, 6, 3)))
-    assert not_taken(saved, of(0.1, 6, 0)) == ""
-    assert not_taken(saved, of(1e-05, 9, 0)) == "lr 0.1, not 1e-05, total_steps 6, not 9, phases"
-    assert not_taken(None, of(1e-05, 9, 0)) == "", "an earlier version did not say"
-    assert not_taken(saved, of(0.1, 6, 0) | {"scheduler": None}) == ""

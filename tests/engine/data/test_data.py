@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -27,7 +27,6 @@ from orchestrator.config import parse
 from orchestrator.config.schema import Config
 from orchestrator.engine.data import dataset, sources, tokens
 from orchestrator.engine.data.sample_order import Order
-from orchestrator.engine.models.nested import mapped
 from orchestrator.engine.ranks.ranks import Ranks
 from tests.node.running import alive, wait_until
 
@@ -52,36 +51,6 @@ def test_an_epoch_has_every_sample_once(size: int, seed: int, epoch: int) -> Non
     assert sorted(found) == list(range(size))
 
 
-@settings(deadline=None)
-@given(SIZES, st.integers(0, 300), st.integers(0, 300), st.booleans())
-def test_any_part_of_the_order_is_that_part(
-    size: int, start: int, count: int, shuffle: bool
-) -> None:
-    order = Order(size, 0, shuffle=shuffle)
-    assert order.indices(start, count) == order.indices(0, start + count)[start:]
-
-
-def test_seeds_and_epochs_have_orders_of_their_own() -> None:
-    orders = {
-        tuple(Order(50, seed, shuffle=True).indices(50 * e, 50))
-        for seed in range(9)
-        for e in range(9)
-    }
-    assert len(orders) == 81
-    assert Order(50, 3, shuffle=False).indices(45, 10) == [*range(45, 50), *range(5)]
-
-
-@pytest.mark.slow
-def test_every_sample_comes_everywhere() -> None:
-    """Over many epochs, each of 10 samples is at each place about as often as at the others."""
-    order = Order(10, 0, shuffle=True)
-    counts = torch.zeros(10, 10)
-    for epoch in range(4000):
-        counts[torch.arange(10), torch.tensor(order.indices(10 * epoch, 10))] += 1
-    # Chi-squared with 81 degrees of freedom: above 126 once in a thousand times.
-    assert ((counts - 400).square() / 400).sum() < 126
-
-
 # -- sources ------------------------------------------------------------------------------------
 
 
@@ -101,12 +70,6 @@ def test_the_library_is_cut_into_pieces_of_which_the_end_is_held_out() -> None:
         == (text[(pieces - 1) * 50 : pieces * 50])
     )
     assert batch["inputs"].is_contiguous() and batch["targets"].is_contiguous()
-
-
-def test_nothing_is_held_out_of_a_fraction_of_nothing() -> None:
-    train, held_out = sources.sources(config(dataset={"eval_fraction": 0}))
-    assert held_out is None
-    assert len(train) == (len(sources.library_text()) - 1) // 64
 
 
 def test_too_little_text_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -505,14 +468,3 @@ def test_an_evaluation_may_be_shorter() -> None:
     found = list(feed(Numbers(100), wanted, 1, 3, held=True))
     assert [batch.ids for batch in found] == [[4, 5, 6, 7], [16, 17, 18, 19]]
     assert len(list(feed(Numbers(5), wanted, 1, 3, held=True))) == 1
-
-
-def test_pinning_keeps_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Tensor, "pin_memory", lambda self: self + 1)
-    data = {"a": torch.zeros(1), "b": [torch.zeros(1), "text"], "c": (torch.zeros(1), 3)}
-    assert mapped(data, Tensor.pin_memory) == {"a": 1, "b": [1, "text"], "c": (1, 3)}
-
-
-def test_sources_are_what_the_protocol_says() -> None:
-    found: list[sources.Source] = [Numbers(3), sources.Part(Numbers(9), 2, 5)]
-    assert [source.batch([2], 0)["index"].item() for source in found] == [2, 4]

@@ -99,19 +99,6 @@ def test_ranks_for_which_nothing_is_left_go_on(many: int, position: int) -> None
     ]
 
 
-@pytest.mark.parametrize("world", [4, 2, 1])
-def test_an_epoch_ends_where_it_ended_before(world: int) -> None:
-    """What four ranks had dropped, two drop as well: else an epoch has a step more from now on."""
-    loader = DataLoader(range(29), batch_size=2, drop_last=True)  # type: ignore[arg-type, var-annotated]
-    for position in (0, 8, 16, 24):
-        parts = [list(MapShard(loader, own, 3, began=4).epoch(0, position)) for own in ranks(world)]
-        dealt = [int(x) for part in parts for micro in part if micro.real for x in micro.data]
-        assert sorted(dealt) == list(range(position, 24))
-        assert {len(micro.data) for part in parts for micro in part} <= {2}
-    more = [list(MapShard(loader, own, 3, began=4).epoch(0, 8)) for own in ranks(3)]
-    assert {len(part) for part in more} == {3}  # three cannot: 18 of the 21 that are left
-
-
 @pytest.mark.parametrize("position", [0, 7 * 64])
 def test_a_sampler_of_a_users_own_loses_nothing_in_the_midst(position: int) -> None:
     many = 99 * 64 + 57

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -42,24 +41,6 @@ def test_tensors_that_disagree_are_warned_of() -> None:
         assert samples_in(([IMAGE] * 4, [TARGETS])) == 3
     with pytest.raises(UsageError, match="it is not known how many samples"):
         samples_in({"id": ["a", "b"]})
-
-
-@pytest.mark.filterwarnings("ignore:a batch of 6 samples")
-@pytest.mark.parametrize("batch", [TARGETS, (torch.ones(4, 2), TARGETS), {"x": TARGETS}])
-def test_samples_that_a_collate_left_out_count_as_none(batch: Any) -> None:
-    loss, count = totals("the loss", torch.tensor(0.5), batch, 6)["loss"]
-    assert (loss.item(), count.item()) == (2, 4)
-
-
-@pytest.mark.parametrize(
-    ("batch", "size"),
-    [(TARGETS, 4), ((torch.ones(9, 2), TARGETS), 6), ([[IMAGE] * 4], 4), ({"n": SCALAR}, 2)],
-)
-def test_what_has_other_rows_than_samples_is_no_matter(batch: Any, size: int) -> None:
-    """Nodes of graphs, tokens of sentences, images of their own sizes."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert totals("the loss", torch.tensor(1.0), batch, size)["loss"][1] == size
 
 
 def test_the_rows_of_a_batch() -> None:
@@ -101,13 +82,3 @@ def test_a_dict_of_outputs_is_no_loss_of_the_only_optimizer() -> None:
     with pytest.raises(CheckFailed, match="the step gave None: it returns nothing"):
         by_optimizer([""], None, TARGETS, 4, [""])
     assert by_optimizer([""], SCALAR, TARGETS, 4, [""])["loss"][1] == 4
-
-
-def test_numbers_of_numpy_and_of_python_are_numbers() -> None:
-    """As a metric has them from .item(), or from a library that computes with numpy."""
-    for half in (0.5, np.float32(0.5), np.float64(0.5)):
-        assert totals("the metric", half, TARGETS, 4)["loss"] == (2.0, 4)
-    for three in (3, np.int64(3), torch.tensor(3)):
-        found = totals("the metric", (three, np.int64(4)), TARGETS, 4)["loss"]
-        assert found == (3.0, 4)
-        assert found[1].dtype == torch.int64

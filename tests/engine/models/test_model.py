@@ -15,13 +15,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from orchestrator.config import parse
 from orchestrator.config.schema import Config
 from orchestrator.engine.models import build, losses
 from orchestrator.engine.models.decoder import Decoder
-from orchestrator.engine.models.losses import Sums
 
 CPU = torch.device("cpu")
 SMALL = {"vocab_size": 61, "model_dim": 48, "num_layers": 3, "num_heads": 6, "loss_chunk": 7}
@@ -150,27 +148,6 @@ def test_no_token_is_guessed_from_what_follows_it() -> None:
             assert torch.equal(*losses) == same, (directory, part)
 
 
-def test_only_an_evaluation_counts_what_was_right() -> None:
-    made, data = decoder(), batch()
-    hidden: list[Tensor] = []
-    made.norm.register_forward_hook(lambda module, inputs, output: hidden.append(output))
-    made.eval()
-    with torch.no_grad():
-        sums = made(data)
-        best = (hidden[0] @ made.head.weight.T).argmax(-1)
-    assert set(sums.extra) == {"correct"}
-    assert sums.extra["correct"] == (best == data["targets"]).sum()
-    data["targets"] = best
-    assert made(data).extra["correct"] == made(data).count == 33
-
-
-def test_dropout_drops_only_in_training() -> None:
-    made, data = decoder(dropout=0.5), batch()
-    assert made(data).loss != made(data).loss
-    made.eval()
-    assert made(data).loss == made(data).loss == decoder().eval()(data).loss
-
-
 def test_positions_are_told_apart_in_bf16() -> None:
     """The angles are computed in fp32, and in bf16 the loss is still a sum in fp32."""
     made, data = decoder(), batch(size=64, length=40)
@@ -200,21 +177,6 @@ def test_blocks_compile_without_a_break(kept: str) -> None:
 # -- the loss, a chunk at a time ----------------------------------------------------------------
 
 
-class Largest(TorchDispatchMode):
-    """The largest tensor that any operation makes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numel = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        for tensor in found if isinstance(found, (tuple, list)) else (found,):
-            if isinstance(tensor, Tensor):
-                self.numel = max(self.numel, tensor.numel())
-        return found
-
-
 def head(tokens: int = 200, dim: int = 8, vocab_size: int = 500) -> tuple[Tensor, Tensor, Tensor]:
     own = torch.Generator().manual_seed(1)
     hidden = torch.randn(tokens, dim, generator=own).requires_grad_()
@@ -238,16 +200,6 @@ def test_chunks_change_nothing(chunk: int) -> None:
     assert sums.extra["correct"] == ((hidden @ weight.T).argmax(1) == targets).sum()
 
 
-def test_logits_of_one_chunk_exist_at_a_time() -> None:
-    hidden, weight, targets = head()
-    with Largest() as largest:
-        losses.summed(hidden, weight, targets, 10, count_correct=False).loss.backward()
-    assert largest.numel == 10 * 500  # and the weight's gradient has 8 * 500
-    with Largest() as largest, torch.no_grad():
-        losses.summed(hidden, weight, targets, 2, count_correct=True)
-    assert largest.numel == 8 * 500  # a view of the weight
-
-
 def test_nothing_to_guess_is_no_loss() -> None:
     hidden, weight, targets = head()
     sums = losses.summed(hidden, weight, targets.fill_(-100), 16, count_correct=True)
@@ -255,21 +207,6 @@ def test_nothing_to_guess_is_no_loss() -> None:
     assert (sums.loss, sums.count, sums.extra["correct"]) == (0, 0, 0)
     assert hidden.grad is not None and not hidden.grad.any()
     assert weight.grad is not None and not weight.grad.any()
-
-
-def test_the_gradient_of_the_head_is_summed_in_fp32() -> None:
-    """In bf16, the error grows with the number of chunks: 2.7 times that of one at 16."""
-    hidden, weight, targets = head(2048, 16, 300)
-    low = [t.detach().bfloat16().requires_grad_() for t in (hidden, weight)]
-    whole = [t.detach().double().requires_grad_() for t in low]
-    loss = F.cross_entropy(whole[0] @ whole[1].T, targets, reduction="sum")
-    (exact,) = torch.autograd.grad(loss, whole[1])
-    errors = []
-    for chunk in (2048, 16):
-        sums = losses.summed(low[0], low[1], targets, chunk, count_correct=False)
-        (found,) = torch.autograd.grad(sums.loss, low[1])
-        errors.append(((found - exact).norm() / exact.norm()).item())
-    assert errors[1] < 1.5 * errors[0] < 0.01
 
 
 # -- first values -------------------------------------------------------------------------------
@@ -316,45 +253,6 @@ def test_a_mesh_of_any_shape_begins_with_the_same_values(
     assert pieces == [{}] * len(pieces)  # tied stays tied
 
 
-@pytest.mark.parametrize("height", [1, 5, 1000, 3001])
-def test_any_rows_can_be_drawn_alone(height: int) -> None:
-    shape = torch.Size((3001, 70))  # 936 rows to a block
-    whole = torch.full(shape, math.nan)
-    for directory, values in build.drawn(7, "w", shape, range(3001), 0.5):
-        whole[directory] = values
-    assert whole.isfinite().all()
-    for first in range(0, 3001, max(height, 277)):
-        rows = range(first, min(3001, first + height))
-        own = torch.full((len(rows), 70), math.nan)
-        for directory, values in build.drawn(7, "w", shape, rows, 0.5):
-            own[directory] = values
-        assert torch.equal(own, whole[first : first + height])
-    assert list(build.drawn(7, "w", shape, range(3001, 3001), 0.5)) == []
-
-
-def test_first_values_are_spread_as_they_should() -> None:
-    made = build.build(config(model_dim=96, vocab_size=999))
-    build.initialise(made, 0, CPU)
-    weights = {name: weight.detach() for name, weight in made.named_parameters()}
-    expected = {
-        "embedding.weight": 0.02,
-        "head.weight": 0.02,
-        "blocks.0.attention.query.weight": 96**-0.5,
-        "blocks.1.attention.out.weight": 96**-0.5 / 6**0.5,  # two additions in each of three blocks
-        "blocks.1.mlp.gate.weight": 96**-0.5,
-        "blocks.2.mlp.down.weight": 256**-0.5 / 6**0.5,
-    }
-    for name, std in expected.items():
-        assert weights[name].std().item() == pytest.approx(std, rel=0.03), name
-        assert abs(weights[name].mean().item()) < std / 20, name
-    assert all((weight == 1).all() for name, weight in weights.items() if "norm" in name)
-    matrices = [weight.flatten()[:9] for weight in weights.values() if weight.dim() == 2]
-    assert len({tuple(values.tolist()) for values in matrices}) == len(matrices)  # all differ
-    other = build.build(config(model_dim=96, vocab_size=999))
-    build.initialise(other, 1, CPU)
-    assert not torch.equal(other.get_parameter("head.weight"), weights["head.weight"])
-
-
 def test_first_values_know_compiled_blocks_and_leave_the_random_state_alone() -> None:
     state = torch.get_rng_state()
     plain, wrapped = build.build(config()), build.build(config())
@@ -366,28 +264,7 @@ def test_first_values_know_compiled_blocks_and_leave_the_random_state_alone() ->
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_nothing_is_known_at_first() -> None:
-    made = build.build(config(vocab_size=256))
-    build.initialise(made, 0, CPU)
-    sums = made(batch(size=16, vocab_size=256))
-    assert sums.loss.item() / sums.count.item() == pytest.approx(math.log(256), abs=0.15)
-
-
 # -- counting -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_flops_are_six_per_matrix_entry_and_token_and_attention(tied: bool) -> None:
-    made = config({"dataset": {"kind": "synthetic", "sequence_length": 32}}, tie_embeddings=tied)
-    model = build.build(made)
-    matrices = sum(w.numel() for name, w in model.named_parameters() if w.dim() == 2)
-    matrices -= 0 if tied else 61 * 48  # the embedding is only looked up
-    assert build.flops_per_sample(made, model) == 32 * (6 * matrices + 12 * 3 * 48 * 32)
-
-
-def test_nobody_knows_the_flops_of_samples_that_a_user_makes() -> None:
-    made = config({"dataset": {"target": "mine:data"}})
-    assert build.flops_per_sample(made, nn.Identity()) is None
 
 
 def test_a_llama_has_the_flops_that_the_field_counts() -> None:
@@ -406,9 +283,3 @@ def test_a_step_counts_tokens_or_samples() -> None:
         Config, {**training, "model": {"kind": "ranking"}, "dataset": {"kind": "synthetic"}}
     )
     assert build.nominal_count(ranking, world=4) == 24
-
-
-def test_sums_are_what_a_built_in_model_gives() -> None:
-    made = decoder()
-    assert isinstance(made(batch()), Sums)
-    assert build.loss_of(config())(made, batch()).keys() == {"loss"}

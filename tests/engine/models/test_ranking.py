@@ -108,35 +108,6 @@ def test_it_computes_what_a_plain_one_does(hidden: int | None) -> None:
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
 
-def test_only_an_evaluation_counts_what_was_right() -> None:
-    made, data = ranking().eval(), batch(50)
-    right = 0
-    for directory in range(50):
-        one = {name: value[directory : directory + 1] for name, value in data.items()}
-        right += made(one).loss.item() < math.log(2)
-    assert made(data).extra["correct"] == right
-    assert 0 < right < 50
-
-
-def test_dropout_drops_only_in_training() -> None:
-    made, data = ranking(dropout=0.3), batch()
-    assert made(data).loss != made(data).loss
-    made.eval()
-    assert made(data).loss == made(data).loss == ranking().eval()(data).loss
-
-
-def test_its_first_values_are_spread_as_they_should() -> None:
-    made = build.build(config(model_dim=64, embedding_dim=48, vocab_size=400))
-    build.initialise(made, 0, CPU)
-    for name, weight in made.named_parameters():
-        if weight.dim() == 1:
-            assert (weight == float("norm" in name and "weight" in name)).all(), name
-    table = made.get_parameter("table.weight")
-    assert table.std().item() == pytest.approx(48**-0.5, rel=0.03)
-    down = made.get_parameter("blocks.0.down.weight")
-    assert down.std().item() == pytest.approx(256**-0.5 / 2, rel=0.03)
-
-
 def test_its_flops_are_six_per_matrix_entry_and_feature_and_attention() -> None:
     made = build.build(config())
     sizes = {name: w.numel() for name, w in made.named_parameters() if w.dim() == 2}

@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader
 
 from orchestrator import Trainer
 from tests.engine.programs.basics import (
-    Net,
     message,
     net,
     optimizer,
@@ -24,29 +23,6 @@ from tests.engine.programs.basics import (
 )
 
 SAVED, PLACE = 4, "STEPS_OF_THIS_LIFE"
-
-
-class Counting(Net):
-    """Counts its calls beside its parameters and buffers, as modules can."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = torch.zeros(0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls = torch.cat([self.calls, torch.ones(1)])
-        return super().forward(x)
-
-    def get_extra_state(self) -> Any:
-        return {"calls": self.calls}
-
-    def set_extra_state(self, state: Any) -> None:
-        self.calls = state["calls"]
-
-
-class Unreadable(Net):
-    def get_extra_state(self) -> Any:
-        return lambda: None
 
 
 class Curriculum:
@@ -70,7 +46,7 @@ def whole_values(named: Iterable[tuple[str, Tensor]]) -> dict[str, list[float]]:
 def keeping(directory: Path) -> None:
     """Train with an average of the weights, counters and an object; write down what came of it."""
     torch.manual_seed(0)
-    model, own, steps = Counting(), Curriculum(), int(os.environ[PLACE])
+    model, own, steps = net(), Curriculum(), int(os.environ[PLACE])
     log: dict[str, Any] = {"steps": 0, "names": ("a", b"b"), "last": (0.0, 0.0)}
 
     def after_step(trainer: Trainer) -> None:
@@ -97,7 +73,6 @@ def keeping(directory: Path) -> None:
     trainer.train(loader, max_period=f"{steps} steps", **more)
     whole = whole_values(average.items())
     told = [own.level, own.seen.tolist(), log["steps"], repr(log["names"]), list(log["last"])]
-    told.append(len(model.calls))
     (directory / f"kept_{trainer.ranks.rank}").write_text(json.dumps([told, whole]))
 
 
@@ -147,5 +122,4 @@ def refusals(directory: Path) -> None:
         else:
             other.keep("counts", content)
         said.append(message(other.load_checkpoint, step))
-    Trainer(Unreadable(), torch.optim.SGD, torch.nn.CrossEntropyLoss())  # is trained as it is
     (directory / "said").write_text(json.dumps(said))

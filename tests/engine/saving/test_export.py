@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import json
 import os
 import subprocess
@@ -93,52 +92,8 @@ def of_three_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return publish(directory, 120)
 
 
-def parse(file: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """The format, as its specification has it."""
-    content = file.read_bytes()
-    length = int.from_bytes(content[:8], "little")
-    assert length % 8 == 0
-    entries = json.loads(content[8 : 8 + length])
-    data = content[8 + length :]
-    assert content[8:9] == b"{"
-    about = entries.pop("__metadata__")
-    places = sorted(entry["data_offsets"] for entry in entries.values())
-    assert places[0][0] == 0 and places[-1][1] == len(data)
-    assert all(before[1] == after[0] for before, after in itertools.pairwise(places))
-    pieces = {name: data[slice(*entry["data_offsets"])] for name, entry in entries.items()}
-    return {"about": about, "entries": entries}, pieces
-
-
 def same(found: Tensor, expected: Tensor) -> bool:
     return found.dtype == expected.dtype and torch.equal(found, expected)
-
-
-@pytest.mark.slow
-def test_the_bytes_are_as_specified(of_three_ranks: Path, tmp_path: Path) -> None:
-    results = export.export(of_three_ranks, tmp_path / "out")
-    assert results == f"step 120: 11 tensors, {(tmp_path / 'out').stat().st_size:,} bytes: " + str(
-        tmp_path / "out"
-    )
-    header, pieces = parse(tmp_path / "out")
-    assert header["about"] == {"format": "pt", "step": "120"}
-    names = {name: (entry["dtype"], entry["shape"]) for name, entry in header["entries"].items()}
-    assert names == {
-        "rows": ("F32", [10, 4]),
-        "columns": ("F64", [4, 7]),
-        "few": ("F32", [2]),
-        "copied.weight": ("F32", [3, 5]),
-        "half": ("BF16", [3]),
-        "scale": ("F32", []),
-        "none": ("F32", [0, 4]),
-        "odd ü\n": ("U8", [1]),
-        "ids": ("I64", [3]),
-        "mask": ("BOOL", [3]),
-        "complex": ("C64", [1]),
-    }
-    for name, value in WHOLE.items():
-        assert pieces[name] == bytes(value.reshape(-1).view(torch.uint8).tolist()), name
-    for name, entry in header["entries"].items():  # where a reader maps it, it is aligned
-        assert entry["data_offsets"][0] % WHOLE[name].itemsize == 0
 
 
 @pytest.mark.slow
@@ -355,22 +310,6 @@ def test_the_newest_that_verifies(tmp_path: Path) -> None:
 def export_of(directory: Path, step: int | None = None) -> int:
     where, out = Where(experiments=directory), Path("out")
     return checkpoints.export(where, str(directory), out, step, None, "file", force=False)
-
-
-def test_a_step_that_was_asked_for_has_no_stand_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for step in (1, 2):
-        save(tmp_path, step, {"model.a": torch.ones(1)})
-    started: list[str] = []
-
-    def refuse(words: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
-        started.append(words[3])
-        return subprocess.CompletedProcess(words, 3)
-
-    monkeypatch.setattr(subprocess, "run", refuse)
-    assert export_of(tmp_path, step=2) == 3
-    assert started == [str(tmp_path / "step_00000002")]
 
 
 def test_an_export_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

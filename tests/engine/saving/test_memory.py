@@ -140,17 +140,6 @@ def test_what_is_not_this_programs_is_passed_over(tmp_path: Path) -> None:
     assert f"resuming after step 8, from {tmp_path / 'disk/step_00000008'}" in later.output()
 
 
-def test_on_fewer_nodes_copies_of_all_parameters_are_enough(tmp_path: Path) -> None:
-    """hybrid_shard holds every shard on each node: a node that does not return is not missed."""
-    first = job(tmp_path, "first", [2, 2], until(7))
-    whole = job(tmp_path, "whole", [2, 2], memory="")
-    assert run(first, whole) == [[0] * 4] * 2
-    fewer = job(tmp_path, "fewer", [2], {"training": {"gradient_accumulation": 2}})
-    assert run(fewer) == [[0, 0]], fewer.output()
-    assert "resuming after step 7, from memory" in fewer.output()
-    assert losses(fewer) == pytest.approx(after(7, whole), abs=1e-5)
-
-
 # By name: the nodes and their strategy, the nodes whose memory is lost, those and the strategy
 # after it, and the harm to what is left.
 OTHER_LAYOUTS: dict[str, tuple[list[int], str, list[int], list[int], str, str]] = {
