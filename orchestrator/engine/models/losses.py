@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from orchestrator.common.errors import CheckFailed, UsageError, nearest
+from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.engine.models.import_by_name import kind
 from orchestrator.engine.models.nested import mapped
 from orchestrator.engine.sharding.refusals import has_no_forward
@@ -266,19 +266,14 @@ def refuse_other_optimizers(names: Sequence[str], result: Any, known: Sequence[s
     shown = ", ".join(f'"{name}": ...' for name in known)
     fix = f"return {{{shown}}}: a mean, or (sum, count), or (sum, count, {{name: sum}}) for each"
     if not isinstance(result, Mapping):
-        raise UsageError(
-            f"the step gave {kind(result)}, where each optimizer needs a loss by its name", fix
-        )
-    lacking = [name for name in names if result.get(name) is None]
-    unknown = [name for name in result if name not in known]
-    if unknown:
-        raise UsageError(
-            f"the step gives a loss of {unknown[0]!r}, and no optimizer has that name"
-            f"{nearest(str(unknown[0]), lacking or names)}",
-            fix,
-        )
-    if lacking:
-        raise UsageError(f"the step gives no loss of {lacking[0]!r}, which is an optimizer", fix)
+        what = f"the step gave {kind(result)}, where each optimizer needs a loss by its name"
+    elif unknown := [name for name in result if name not in known]:
+        what = f"the step gives a loss of {unknown[0]!r}, and no optimizer has that name"
+    elif lacking := [name for name in names if result.get(name) is None]:
+        what = f"the step gives no loss of {lacking[0]!r}, which is an optimizer"
+    else:
+        return
+    raise UsageError(what, fix)
 
 
 def added(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

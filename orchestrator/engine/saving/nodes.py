@@ -287,10 +287,8 @@ def errands_of(
 
 def picture(nodes: int, copies: int) -> str:
     """Describe what is kept where."""
-    what = "the nodes share no disk: each keeps its own part of every checkpoint"
     further = min(copies, nodes) - 1
-    if not further:
-        return f"{what}; checkpoint.copies=2 keeps each part on a second node as well"
-    where = "the next node" if further == 1 else f"the next {further} nodes"
-    fewer = f" (there are {nodes} nodes, not {copies})" if copies > nodes else ""
-    return f"{what}, with a copy on {where}{fewer}"
+    where = "; checkpoint.copies=2 keeps each part on a second node as well"
+    if further:
+        where = f", with a copy on the next {'node' if further == 1 else f'{further} nodes'}"
+    return f"the nodes share no disk: each keeps its own part of every checkpoint{where}"

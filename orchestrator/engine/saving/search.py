@@ -72,19 +72,15 @@ def every(
 
 
 def kept_in(memory: Path, run: Run, node: int) -> tuple[list[Holding], str]:
-    """List this program's states in the memory of this node; or say whose the others are."""
-    holdings, strange = [], ""
-    for checkpoint in checkpoint_store.every(memory) if not unfit(memory.parent) else ():
-        other = run_of(checkpoint.progress) or Run()
-        for key in ("program", "model"):
-            found, own = getattr(other, key), getattr(run, key)
-            if found != own:
-                strange = f"it is of another {key} ({found or 'unknown'}, here {own})"
-                break
-        else:
-            if holding := held_of(checkpoint, node):
-                holdings.append(replace(holding, in_memory=True))
-    return holdings, strange
+    """List this program's states in the memory of this node; or say that the others are not."""
+    states = checkpoint_store.every(memory) if not unfit(memory.parent) else []
+    own = []
+    for state in states:
+        other = run_of(state.progress) or Run()
+        if (other.program, other.model) == (run.program, run.model):
+            own.append(state)
+    held = [replace(holding, in_memory=True) for each in own if (holding := held_of(each, node))]
+    return held, "it is of another program or model" if states and not own else ""
 
 
 def unfit(where: Path) -> str:

@@ -135,7 +135,7 @@ def test_what_is_not_this_programs_is_passed_over(tmp_path: Path) -> None:
     later = job(tmp_path, "later", TWO_NODES, SHARDED, on_disk(tmp_path, 100))
     assert run(first) == [[0, 0]]
     assert run(later, other) == [[0, 0]] * 2, other.output()
-    assert "what is in memory is skipped: it is of another model" in other.output()
+    assert "what is in memory is skipped: it is of another program or model" in other.output()
     assert "resuming" not in other.output()
     assert f"resuming after step 8, from {tmp_path / 'disk/step_00000008'}" in later.output()
 
