@@ -63,5 +63,3 @@ def test_what_a_team_does_in_its_first_week(tmp_path: Path) -> None:
         job.output().count("nothing of it is saved: train(..., save_to=DIR) saves at the end") == 2
     )
     assert job.output().count(f"checkpoints go to {job.path}/by_hand") == 1
-
-
