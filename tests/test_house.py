@@ -74,7 +74,6 @@ OTHERS = {
     "head/schedulers": {"click"},
     "cli": {"click"},
     "config": {"yaml"},
-    "local_cluster/cluster.py": {"cryptography"},
     **{f"engine/{inside}": {"torch", "numpy"} for inside in ENGINE},
     "engine": {"torch"},
     "launchers": {"click"},

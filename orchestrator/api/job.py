@@ -44,33 +44,16 @@ TRACEBACK_LINES = 12  # of str(verdict): with the rest, a small terminal's
 TOO_SOON_SECONDS = 5.0  # a head that ends sooner would end again
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(outcome.Verdict):
     """Why a job did not end well. As text: the traceback, and the lines that the command shows."""
 
-    kind: str  # exception, out_of_memory, signal, hang, lost, stopped, ...
-    title: str
-    message: str
-    node: int | None  # of the cause, where it is known
-    node_name: str
-    rank: int | None
-    where: str  # the user's own line: file:line in function
-    traceback: str
-    fix: str
-    time: float
-    same: tuple[int, ...]  # ranks that failed in the same way
-    others: int  # more ranks that ended because of it
-    text: str
+    @property
+    def text(self) -> str:
+        return "\n".join(verdicts.to_lines(self))
 
     def __str__(self) -> str:
         trace = verdicts.excerpt(self.traceback.splitlines(), TRACEBACK_LINES)
         return "\n".join([*trace, self.text])
-
-    @staticmethod
-    def of(recorded: outcome.Verdict) -> Verdict:
-        """Read the verdict of job.json."""
-        known = {name: value for name, value in vars(recorded).items() if name != "also"}
-        return Verdict(**known, text="\n".join(verdicts.to_lines(recorded)))
 
 
 @dataclass(frozen=True)
@@ -154,7 +137,8 @@ class Job:
         verdict = self._record().verdict
         if not verdict:
             return None
-        return Verdict.of(crash_dump.in_verdict(verdict, manifest.working_tree(self._experiment)))
+        here = crash_dump.in_verdict(verdict, manifest.working_tree(self._experiment))
+        return Verdict(**vars(here))
 
     def metrics(self) -> list[dict[str, float]]:
         """Return the steps that rank 0 measured so far: rows with step, loss and more.

@@ -265,23 +265,12 @@ def client_config(port: int, key: Path, known_hosts: Path, user: str) -> str:
 
 
 def write_key(path: Path) -> str:
-    """Make an ed25519 key at `path` (0.1 ms; ssh-keygen takes 5) and return its public line."""
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    key = Ed25519PrivateKey.generate()
-    private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.OpenSSH,
-        serialization.NoEncryption(),
-    )
-    public = key.public_key().public_bytes(
-        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    )
+    """Make an ed25519 key at `path` and return its public line."""
     path.unlink(missing_ok=True)
-    path.touch(mode=0o600)
-    path.write_bytes(private)
-    return public.decode() + "\n"
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", path], check=True
+    )
+    return path.with_name(f"{path.name}.pub").read_text()
 
 
 def penalty_options(program: str, config: Path) -> list[str]:
