@@ -39,8 +39,6 @@ from orchestrator.protocol.timing import ANSWER_SECONDS, FILE_ANSWER_SECONDS
 AUTO_NODES = 5
 # So is what is no burden: before compression, for all nodes together.
 AUTO_BYTES = 32 << 20
-# Of one transfer: terabytes over a slow line.
-LONGEST_SECONDS = 86400.0
 # Of one node, tried one after the other.
 MOST_ADDRESSES = 3
 RETRY_SECONDS = 1.0
@@ -168,7 +166,7 @@ class Relay:
         if number == ORIGIN:
             peer.open.put(outbox.packed, FILE_ANSWER_SECONDS)
             here = Place(directory=os.fsdecode(outbox.tree.directory))
-        port = peer.ask(Give(token=token, seconds=LONGEST_SECONDS, here=here), ANSWER_SECONDS).port
+        port = peer.ask(Give(token=token, here=here), ANSWER_SECONDS).port
         if port:
             self.giving[number] = GivingNode(addresses=(), port=port, token=token)
 

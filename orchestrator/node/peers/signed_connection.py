@@ -2,8 +2,7 @@
 
 Each side sends a random number first. The two numbers and the job's token, which supervisors alone
 have, make the key that signs every line. Nothing can be forged, replayed or put into another order,
-and the token itself never travels. Questions for files between nodes are signed in the
-same way (node/transfer/wire.py).
+and the token itself never travels.
 """
 
 from __future__ import annotations

@@ -15,14 +15,14 @@ from typing import BinaryIO
 
 from orchestrator.common import files
 from orchestrator.common.folder import Folder, Partial
-from orchestrator.node.transfer.receive import FileTarget
+from orchestrator.node.transfer.receive import IncomingFiles
 from orchestrator.protocol.manifest import DIRECTORY, LINK, Entry, ranges
 from orchestrator.protocol.requests.transfer import Lacking
 
 LABEL = f"push {os.uname().nodename}"  # nodes may share this disk, and not its locks
 
 
-class TargetDirectory(FileTarget):
+class TargetDirectory(IncomingFiles):
     """A directory that takes files; what differs is overwritten."""
 
     def __init__(
@@ -31,7 +31,7 @@ class TargetDirectory(FileTarget):
         super().__init__(entries)
         self.folder = Folder(root, private=private, umask=umask)
 
-    def compare(self, *, dry_run: bool) -> Lacking:
+    def look(self, *, dry_run: bool) -> Lacking:
         """Return what is lacking; make directories and links."""
         lacking, failed = [], {}
         if not dry_run:
@@ -86,7 +86,7 @@ class TargetDirectory(FileTarget):
     def begin(self, number: int) -> Arriving:
         return Arriving(self.folder, self.entries[number])
 
-    def open(self, number: int) -> BinaryIO | None:
+    def open_here(self, number: int) -> BinaryIO | None:
         entry = self.entries[number]
         *above, last = parts_of_path(entry)
         with contextlib.suppress(OSError), self.folder.inside(above, make=False) as directory:

@@ -22,7 +22,7 @@ from orchestrator.node.job.run_directory import RunDir, home
 from orchestrator.node.transfer.code import snapshot
 from orchestrator.node.transfer.code.store import Store
 from orchestrator.node.transfer.directory import TargetDirectory
-from orchestrator.node.transfer.receive import FileTarget
+from orchestrator.node.transfer.receive import IncomingFiles
 from orchestrator.protocol.manifest import DIRECTORY, LINK, Entry, is_inside, numbers_in
 from orchestrator.protocol.requests.transfer import (
     LATE,
@@ -84,31 +84,24 @@ def written(run: RunDir, request: AskJobFiles) -> JobFiles:
     )
 
 
-def target(run: RunDir, place: Place, entries: Sequence[Entry], umask: int) -> FileTarget:
+def target(run: RunDir, place: Place, entries: Sequence[Entry], umask: int) -> IncomingFiles:
     """Return the directory of a job as a place for what the job's master wrote in its own."""
     root = roots_of(run, run.read_spec(), place.outputs).get(place.directory)
     if root is None:  # this node does not have it
-        return NoPlace(())
+        return IncomingFiles(())
     if root.shared and place.shared:
         return SharedPlace(root.path, entries)
     return FromMaster(run, place.directory, Path(os.path.realpath(root.path)), entries, umask)
 
 
-class NoPlace(FileTarget):
-    """A directory that this node does not have: it lacks nothing there."""
-
-    def compare(self, *, dry_run: bool) -> Lacking:
-        return Lacking(ranges=(), failed={})
-
-
-class SharedPlace(FileTarget):
+class SharedPlace(IncomingFiles):
     """A directory on a disk that the master sees as well: its files appear by themselves."""
 
     def __init__(self, root: str, entries: Sequence[Entry]) -> None:
         super().__init__(entries)
         self.root = os.fsencode(root)
 
-    def compare(self, *, dry_run: bool) -> Lacking:
+    def look(self, *, dry_run: bool) -> Lacking:
         there = [os.path.lexists(os.path.join(self.root, entry.path)) for entry in self.entries]
         return Lacking(ranges=(), failed={n: LATE for n, seen in enumerate(there) if not seen})
 
@@ -125,8 +118,8 @@ class FromMaster(TargetDirectory):
         super().__init__(root, entries, umask)
         self.run, self.name, self.known = run, name, brought(run)
 
-    def compare(self, *, dry_run: bool) -> Lacking:
-        found = super().compare(dry_run=dry_run)
+    def look(self, *, dry_run: bool) -> Lacking:
+        found = super().look(dry_run=dry_run)
         coming = [self.entries[at] for at in numbers_in(found.ranges, len(self.entries))]
         if coming:
             self.known |= {self.path_of(entry): looks_of(entry) for entry in coming}

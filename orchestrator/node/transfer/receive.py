@@ -1,7 +1,7 @@
 """Files that come to this node, from the head or from another node: each whole, or not at all.
 
-A `FileTarget` is a place with its policy: what is lacking there, and how a file comes to be there.
-`IncomingFiles` is one manifest on its way into a target. It can be given on while it comes.
+`IncomingFiles` is one manifest on its way into a place; its kinds say what is lacking there, and
+how a file comes to be there. It can be given on while it comes.
 """
 
 from __future__ import annotations
@@ -37,48 +37,41 @@ class Writing(Protocol):
         """Remove it, as it is not whole."""
 
 
-class FileTarget:
-    """A place for the files of a manifest, and the policy by which they come to be there."""
+class IncomingFiles:
+    """The files of one manifest on their way into a place."""
 
     goes_on = True  # after a file that cannot be written; else that ends the transfer
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         self.entries = entries
+        self.missing = set[int]()  # still to come
+        self.failed: dict[int, str] = {}
+        self.news = threading.Condition()  # more has come
+        self.number, self.at = -1, 0  # of the file that is being written
+        self.writing: Writing | None = None
 
-    def compare(self, *, dry_run: bool) -> Lacking:
+    def look(self, *, dry_run: bool) -> Lacking:
         """Return what is lacking, after making what needs no contents."""
-        raise NotImplementedError
+        return Lacking(ranges=(), failed={})
 
     def begin(self, number: int) -> Writing:
-        """Begin with a file."""
+        """Begin to write a file."""
         raise NotImplementedError
 
-    def open(self, number: int) -> BinaryIO | None:
+    def open_here(self, number: int) -> BinaryIO | None:
         """Open a file that is here, to give it on; None where it is not here after all."""
         raise NotImplementedError
 
     def finish(self) -> None:
         """Do what is due once every file is here."""
 
-
-class IncomingFiles:
-    """The files of one manifest on their way into a target."""
-
-    def __init__(self, target: FileTarget, *, all_here: bool = False) -> None:
-        self.target = target
-        self.missing = set[int]() if all_here else set(range(len(target.entries)))  # still to come
-        self.failed: dict[int, str] = {}
-        self.news = threading.Condition()  # more has come
-        self.number, self.at = -1, 0  # of the file that is being written
-        self.writing: Writing | None = None
-
     def compare(self, *, dry_run: bool = False) -> Lacking:
         """Return what is lacking; that is awaited from now on."""
-        lacking = self.target.compare(dry_run=dry_run)
-        self.missing = set(manifest.numbers_in(lacking.ranges, len(self.target.entries)))
+        lacking = self.look(dry_run=dry_run)
+        self.missing = set(manifest.numbers_in(lacking.ranges, len(self.entries)))
         self.failed = dict(lacking.failed)
         if not (self.missing or dry_run):
-            self.target.finish()
+            self.finish()
         return lacking
 
     def put_all(self, data: bytes) -> None:
@@ -97,7 +90,7 @@ class IncomingFiles:
         except OtherContent as error:
             self.fail(part.number, str(error))
         except OSError as error:
-            if not self.target.goes_on:
+            if not self.goes_on:
                 raise
             self.fail(part.number, error.strerror or str(error))
 
@@ -105,7 +98,7 @@ class IncomingFiles:
         size = self.size(part.number)
         if part.offset == 0:
             self.abandon()
-            self.number, self.at, self.writing = part.number, 0, self.target.begin(part.number)
+            self.number, self.at, self.writing = part.number, 0, self.begin(part.number)
         if (part.number, part.offset) != (self.number, self.at) or self.at + len(data) > size:
             raise ValueError("parts of a file in disorder")
         assert self.writing is not None
@@ -118,7 +111,7 @@ class IncomingFiles:
                 self.missing.discard(part.number)
                 self.news.notify_all()
             if not self.missing:
-                self.target.finish()
+                self.finish()
 
     def fail(self, number: int, problem: str) -> None:
         """Give up a file."""
@@ -137,12 +130,12 @@ class IncomingFiles:
 
     def open(self, number: int) -> BinaryIO | None:
         """Open a file to give it on; None while it is missing, LookupError where it stays so."""
-        if not 0 <= number < len(self.target.entries) or number in self.failed:
+        if number not in range(len(self.entries)) or number in self.failed:
             raise LookupError(number)
-        return None if number in self.missing else self.target.open(number)
+        return None if number in self.missing else self.open_here(number)
 
     def size(self, number: int) -> int:
-        return self.target.entries[number].size
+        return self.entries[number].size
 
     def wait(self, seconds: float) -> None:
         """Return when more has come, or after some time."""

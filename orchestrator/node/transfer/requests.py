@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from orchestrator.common import files
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.server.visit import Refusal, Visit, answers
-from orchestrator.node.transfer import job_files, outputs
-from orchestrator.node.transfer.code.checkout import CodeVisit
-from orchestrator.node.transfer.code.store import Incomplete
-from orchestrator.node.transfer.moving import Moving
+from orchestrator.node.server.visit import Refusal, RoomState, Visit, answers
+from orchestrator.node.transfer import outputs, payload
+from orchestrator.node.transfer.directory import TargetDirectory
+from orchestrator.node.transfer.receive import IncomingFiles, unzip
+from orchestrator.protocol import manifest
+from orchestrator.protocol.manifest import LARGEST_LIST_BYTES
 from orchestrator.protocol.requests.request import LACKING, NO_PART, Nothing
 from orchestrator.protocol.requests.transfer import (
+    HANDED,
+    LARGEST_BATCH_BYTES,
+    OF_JOB,
+    STORE,
     AskJobFiles,
     AskTaken,
     CheckedOut,
@@ -28,27 +36,117 @@ from orchestrator.protocol.requests.transfer import (
     Offer,
     OutputFiles,
     Outputs,
+    Place,
     ReadFile,
     Take,
     TakeProgress,
 )
+
+if TYPE_CHECKING:
+    from orchestrator.node.transfer.passing import Giver, Taking
+
+TAKEN_SECONDS = 0.5  # an answer about what is taken waits so long for its end
+
+
+class Moving(RoomState):
+    """Holds what this visit moves."""
+
+    def __init__(self, visit: Visit) -> None:
+        super().__init__(visit)
+        # The files that the head offered last: they come from it, or from another node.
+        self.offered = IncomingFiles(())
+        self.taking: Taking | None = None
+        self.giver: Giver | None = None
+        self.handed: dict[str, RunDir] = {}  # what waits for the start of its job
+        self.listed: set[tuple[str, str]] = set()  # files that the head knows, and may ask for
+
+    def leave(self) -> None:
+        """End all that is under way, and discard what no job took up."""
+        self.end_giving()
+        self.end_taking()
+        for run in self.handed.values():
+            payload.discard(run)
+
+    def offer(self, place: Place) -> IncomingFiles:
+        """Take the list in the pieces before as that of the files that come."""
+        self.end_taking()
+        listing = unzip(self.visit.take_piece(), LARGEST_LIST_BYTES)
+        entries = manifest.unpacked(listing)
+        if place.kind == STORE:
+            from orchestrator.node.transfer.code.checkout import CodeVisit
+            from orchestrator.node.transfer.code.store import ToStore
+
+            self.offered = ToStore(self.visit.of(CodeVisit).store, entries, listing)
+        elif place.kind == HANDED:
+            run = RunDir(place.job, place.node)
+            self.visit.refuse_if_stopped(run)
+            self.offered = payload.place(run, entries)
+            self.handed[run.path] = run
+        elif place.kind == OF_JOB:
+            from orchestrator.node.transfer import job_files
+
+            run = RunDir(place.job, place.node)
+            self.offered = job_files.target(run, place, entries, self.visit.umask)
+        else:
+            path = files.expanded(place.directory)
+            if not path.startswith("/"):
+                raise ValueError(f"not an absolute path: {place.directory!r}")
+            self.offered = TargetDirectory(Path(path), entries, self.visit.umask)
+        return self.offered
+
+    def end_giving(self) -> None:
+        if self.giver is not None:
+            self.giver.close()
+            self.giver = None
+
+    def end_taking(self) -> None:
+        """See that nothing more is written of what was offered before."""
+        if self.taking is not None:
+            self.taking.end()
+        self.offered.abandon()
+
+    def list(self, listing: OutputFiles) -> OutputFiles:
+        """Note the files of an answer: the head may ask for these, and no others."""
+        self.listed |= {(file.place or listing.place, file.path) for file in listing.files}
+        return listing
+
 
 # -- to this node, and from it to others ------------------------------------------------------
 
 
 @answers(Offer)
 def offer(visit: Visit, request: Offer) -> Lacking:
-    return visit.of(Moving).offer(request, visit.take_piece())
+    return visit.of(Moving).offer(request.into).compare(dry_run=request.dry_run)
 
 
 @answers(Contents)
 def contents(visit: Visit, request: Contents) -> FailedWrites:
-    return visit.of(Moving).contents(request, visit.take_piece())
+    """Write what came."""
+    offered = visit.of(Moving).offered
+    try:
+        data = unzip(visit.take_piece(), min(request.size, LARGEST_BATCH_BYTES) or 1)
+        if len(data) != request.size:
+            raise ValueError("contents of another size came")
+        offered.put_all(data)
+    except Exception:
+        offered.abandon()
+        raise
+    if request.last:
+        offered.abandon()  # what has not come by now
+    return FailedWrites(failed=dict(offered.failed))
 
 
 @answers(Give)
 def give(visit: Visit, request: Give) -> Giving:
-    return visit.of(Moving).give(request, visit.take_piece())
+    """Listen for nodes that take the files that were offered here, or files of this node."""
+    from orchestrator.node.transfer.passing import Giver
+
+    moving = visit.of(Moving)
+    if request.here is not None:
+        moving.offer(request.here)
+    moving.end_giving()
+    moving.giver = Giver(request.token, lambda: moving.offered)
+    return Giving(port=moving.giver.port)
 
 
 @answers(EndGiving)
@@ -59,13 +157,24 @@ def end_giving(visit: Visit, request: EndGiving) -> Nothing:
 
 @answers(Take)
 def take(visit: Visit, request: Take) -> Nothing:
-    visit.of(Moving).take(request)
+    """Begin to take from another node what is lacking of the files that were offered."""
+    from orchestrator.node.transfer.passing import Taking
+
+    moving = visit.of(Moving)
+    if moving.taking is not None:
+        moving.taking.end()
+    moving.taking = Taking(moving.offered, request.giver)
     return Nothing()
 
 
 @answers(AskTaken)
 def ask_taken(visit: Visit, request: AskTaken) -> TakeProgress:
-    return visit.of(Moving).taken(request)
+    taking = visit.of(Moving).taking
+    if taking is None:
+        raise ValueError("nothing is being taken here")
+    if request.end:
+        taking.end()
+    return taking.progress(TAKEN_SECONDS)
 
 
 # -- code -------------------------------------------------------------------------------------
@@ -73,6 +182,9 @@ def ask_taken(visit: Visit, request: AskTaken) -> TakeProgress:
 
 @answers(CheckOut)
 def check_out(visit: Visit, request: CheckOut) -> CheckedOut:
+    from orchestrator.node.transfer.code.checkout import CodeVisit
+    from orchestrator.node.transfer.code.store import Incomplete
+
     try:
         return visit.of(CodeVisit).check_out(request)
     except Incomplete:
@@ -90,28 +202,22 @@ def outputs_of_job(visit: Visit, request: Outputs) -> OutputFiles:
 
 
 @answers(ListPath)
-def files(visit: Visit, request: ListPath) -> OutputFiles:
+def files_of_path(visit: Visit, request: ListPath) -> OutputFiles:
     return visit.of(Moving).list(outputs.of_path(request.path, request.directory))
 
 
 @answers(ReadFile)
 def read_file(visit: Visit, request: ReadFile) -> FilePiece:
-    visit.of(Moving).refuse_if_not_listed(request)
+    if (request.place, request.path) not in visit.of(Moving).listed:
+        raise Refusal(f"no such output: {request.path!r}")
     return outputs.read(request)
-
-
-# -- what the master of a job wrote ---------------------------------------------------------------
 
 
 @answers(AskJobFiles)
 def files_of_job(visit: Visit, request: AskJobFiles) -> JobFiles:
-    answer = job_files.written(part_of_job(request.job, request.node), request)
-    visit.of(Moving).listed |= {(answer.roots[file.place], file.path) for file in answer.files}
-    return answer
+    from orchestrator.node.transfer import job_files
 
-
-def part_of_job(job: str, node: int) -> RunDir:
-    run = RunDir(job, node)
+    run = RunDir(request.job, request.node)
     if not os.path.exists(run.spec):
         raise Refusal("it has lost its part of the job", NO_PART)
-    return run
+    return job_files.written(run, request)

@@ -118,7 +118,6 @@ class Give(Request[Giving], do="give"):
     """
 
     token: str
-    seconds: float
     here: Optional[Place] = None
 
 

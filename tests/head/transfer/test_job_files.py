@@ -299,7 +299,7 @@ def test_nodes_that_cannot_reach_each_other_end_the_attempt(
 ) -> None:
     job = Job("ab", place)
     job["a"].write("model.pt", "weights")
-    monkeypatch.setattr("orchestrator.node.transfer.take.socket.create_connection", refused)
+    monkeypatch.setattr("orchestrator.node.transfer.passing.socket.create_connection", refused)
     with pytest.raises(CheckFailed, match="it cannot take files from a") as refusal:
         job.again("ab")
     assert refusal.value.names == ("b",)
@@ -351,7 +351,7 @@ def test_a_line_that_broke_is_tried_again(place: Path, monkeypatch: pytest.Monke
             refused()
         return connect(*words, **more)
 
-    monkeypatch.setattr("orchestrator.node.transfer.take.socket.create_connection", dial)
+    monkeypatch.setattr("orchestrator.node.transfer.passing.socket.create_connection", dial)
     (said,) = job.again("ab")
     assert "b lacked ckpt.pt" in said and job["b"].has() == {"ckpt.pt": "step 40"}
 

@@ -9,14 +9,13 @@ import pytest
 
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.transfer import payload
-from orchestrator.node.transfer.receive import IncomingFiles
 from orchestrator.protocol.manifest import FILE, Entry
 from orchestrator.protocol.requests.transfer import FilePart
 
 
 def keep(run: RunDir, name: str, content: bytes) -> None:
     entry = Entry(name.encode(), FILE, 0o600, len(content), b"")
-    place = IncomingFiles(payload.place(run, [entry]))
+    place = payload.place(run, [entry])
     place.compare()
     place.put(FilePart(0, 0, len(content)), memoryview(content))
 

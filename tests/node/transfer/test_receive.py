@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from orchestrator.node.server.visit import Visit
+from orchestrator.node.server.visit import Refusal, Visit
 from orchestrator.node.transfer import directory
 from orchestrator.node.transfer.directory import TargetDirectory
-from orchestrator.node.transfer.moving import Moving
 from orchestrator.node.transfer.receive import IncomingFiles
 from orchestrator.protocol import manifest
 from orchestrator.protocol.manifest import FILE, Entry
@@ -28,7 +28,7 @@ def entries() -> tuple[Entry, ...]:
 
 
 def incoming(root: Path, *, private: bool = False) -> IncomingFiles:
-    return IncomingFiles(TargetDirectory(root, entries(), 0o022, private=private))
+    return TargetDirectory(root, entries(), 0o022, private=private)
 
 
 def put(place: IncomingFiles, number: int, offset: int, data: bytes) -> None:
@@ -82,16 +82,21 @@ def test_a_file_that_cannot_be_written_is_named(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(directory.Arriving, "write", full)
-    moving = Visit(0o022).of(Moving)
+    visit = Visit(0o022)
+
+    def asked(request: Any, data: bytes) -> Any:
+        visit.piece += data
+        return visit.answer(request)
+
     packed = zlib.compress(manifest.packed(entries()))
-    moving.offer(Offer(into=Place(directory=str(tmp_path))), packed)
+    asked(Offer(into=Place(directory=str(tmp_path))), packed)
     data = FilePart(0, 0, 3).packed() + b"one"
-    written = moving.contents(Contents(size=len(data), last=True), zlib.compress(data))
+    written = asked(Contents(size=len(data), last=True), zlib.compress(data))
     assert written.failed == {0: "No space left on device"}
-    with pytest.raises(ValueError, match="not an absolute path"):
-        moving.offer(Offer(into=Place(directory="relative")), packed)
-    with pytest.raises(ValueError, match="damaged"):
-        moving.contents(Contents(size=3, last=True), b"xxx")
+    with pytest.raises(Refusal, match="not an absolute path"):
+        asked(Offer(into=Place(directory="relative")), packed)
+    with pytest.raises(Refusal, match="damaged"):
+        asked(Contents(size=3, last=True), b"xxx")
 
 
 def test_a_directory_is_compared_and_left_as_it_is(tmp_path: Path) -> None:

@@ -15,16 +15,16 @@ from typing import Any, cast
 import pytest
 
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.server.visit import Visit
+from orchestrator.node.server.visit import Refusal, Visit
 from orchestrator.node.transfer import outputs
 from orchestrator.node.transfer.code import checkout, installs, snapshot
 from orchestrator.node.transfer.code.checkout import CodeVisit
 from orchestrator.node.transfer.code.store import Incomplete, Store
-from orchestrator.node.transfer.moving import Moving
 from orchestrator.protocol import manifest
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry
 from orchestrator.protocol.requests.machine import ProbeTarget
+from orchestrator.protocol.requests.request import Request
 from orchestrator.protocol.requests.transfer import (
     STORE,
     CheckedOut,
@@ -66,14 +66,19 @@ def store(home: Path) -> Store:
     return store
 
 
+def asked(visit: Visit, request: Request[Any], data: bytes) -> Any:
+    visit.piece += zlib.compress(data)
+    return visit.answer(request)
+
+
 def send(_: object = None) -> int:
     """Send what is lacking, as another head would; return how many contents that were."""
-    moving = Visit().of(Moving)
-    lacking = moving.offer(Offer(into=Place(kind=STORE)), zlib.compress(LISTING))
+    visit = Visit()
+    lacking = asked(visit, Offer(into=Place(kind=STORE)), LISTING)
     numbers = list(manifest.numbers_in(lacking.ranges, len(ENTRIES)))
     parts = [(at, CONTENTS[ENTRIES[at].path]) for at in numbers]
     data = b"".join(FilePart(at, 0, len(content)).packed() + content for at, content in parts)
-    written = moving.contents(Contents(size=len(data), last=True), zlib.compress(data))
+    written = asked(visit, Contents(size=len(data), last=True), data)
     assert written.failed == {}
     return len(numbers)
 
@@ -138,17 +143,18 @@ def test_a_content_that_somebody_changed_comes_again(store: Store, way: str, how
 
 
 def test_what_lies_is_refused(store: Store) -> None:
-    moving, into = Visit().of(Moving), Place(kind=STORE)
-    with pytest.raises(ValueError, match="no list of files"):
-        moving.offer(Offer(into=into), zlib.compress(LISTING[1:-1]))
-    with pytest.raises(ValueError, match="contents that were not offered"):
-        moving.contents(Contents(size=1), zlib.compress(b"x"))
+    visit, into = Visit(), Place(kind=STORE)
+    with pytest.raises(Refusal, match="no list of files"):
+        asked(visit, Offer(into=into), LISTING[1:-1])
     nameless = manifest.packed([ENTRIES[0]._replace(value=b"")])
-    with pytest.raises(ValueError, match="without its checksum"):
-        moving.offer(Offer(into=into), zlib.compress(nameless))
-    moving.offer(Offer(into=into), zlib.compress(LISTING))
-    with pytest.raises(ValueError, match="more than 3 bytes"):
-        moving.contents(Contents(size=3), zlib.compress(b"xxxxx"))
+    with pytest.raises(Refusal, match="without its checksum"):
+        asked(visit, Offer(into=into), nameless)
+    part = FilePart(0, 0, 1).packed() + b"x"
+    with pytest.raises(Refusal, match="was not lacking"):
+        asked(visit, Contents(size=len(part)), part)
+    asked(visit, Offer(into=into), LISTING)
+    with pytest.raises(Refusal, match="more than 3 bytes"):
+        asked(visit, Contents(size=3), b"xxxxx")
     with pytest.raises(ValueError, match="not the digest"):
         store.tree("../../../etc/passwd")
     for name, title in (("../x", "t"), ("x", "../t"), ("x", ".."), ("x", ""), (".x", "t")):

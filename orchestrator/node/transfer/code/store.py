@@ -21,7 +21,7 @@ from typing import BinaryIO
 from orchestrator.common import files
 from orchestrator.common.permissions import others
 from orchestrator.node.job.run_directory import home
-from orchestrator.node.transfer.receive import FileTarget, OtherContent, unzip
+from orchestrator.node.transfer.receive import IncomingFiles, OtherContent, unzip
 from orchestrator.protocol import manifest
 from orchestrator.protocol.manifest import FILE, LARGEST_LIST_BYTES, Entry
 from orchestrator.protocol.requests.transfer import Lacking
@@ -145,7 +145,7 @@ def is_kept(path: bytes, entry: Entry) -> bool:
     )
 
 
-class ToStore(FileTarget):
+class ToStore(IncomingFiles):
     """The store as a place for the files of a manifest: each content once, by its digest."""
 
     goes_on = False
@@ -156,7 +156,7 @@ class ToStore(FileTarget):
         super().__init__(entries)
         self.store, self.listing = store, listing
 
-    def compare(self, *, dry_run: bool) -> Lacking:
+    def look(self, *, dry_run: bool) -> Lacking:
         """Keep the list, and return which contents are lacking."""
         with self.store.writing():
             self.store.keep_tree(manifest.digest_of(self.listing), self.listing)
@@ -166,7 +166,7 @@ class ToStore(FileTarget):
         with self.store.writing():
             return Content(self.store, self.entries[number])
 
-    def open(self, number: int) -> BinaryIO | None:
+    def open_here(self, number: int) -> BinaryIO | None:
         """Open a content; None for one that was thrown away, and comes again."""
         entry = self.entries[number]
         if entry.kind != FILE:
