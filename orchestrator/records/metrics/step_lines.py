@@ -77,8 +77,6 @@ NAMED = {  # the surest first
     }.items()
 }
 EPOCH = re.compile(rf"(?<!\w)epoch(?:\(\w{{1,16}}\))?{IS}{NUMBER}{OF_ALL}", re.IGNORECASE)
-END_OF_EPOCH = re.compile(rf"end of epoch{GAP}{COUNT}", re.IGNORECASE)
-OF_TORCHTUNE = re.compile(rf"^\s*\d+\|{WHOLE}\|Loss")
 # Counts of one epoch's batches, with the epoch where it stands beside them: epoch, epochs, step,
 # steps. imagenet, DETR, mmengine, DCGAN: `[0/25][50/1583]`; timm: `Train: 0 [  50/1251 (  4%)]`;
 # a tutorial: `[1,  2000]`.
@@ -100,10 +98,9 @@ OF_EPOCH = (
 BAR = re.compile(  # of tqdm, with the words before it
     rf"^([^|]*?)(?<!\d)\d{{1,3}}%\|[^|]*\|{GAP}{COUNT}/{COUNT} \["
 )
-ROW = re.compile(rf"{GAP}\|{GAP}([\w/.-]{{1,60}}){GAP}\|{GAP}{NUMBER}{GAP}\|{GAP}", re.IGNORECASE)
-STEP_OF_TABLE = re.compile(
-    r"(?:\w+/)?(?:(?:global_)?steps?|iterations?|total_timesteps|num_updates)", re.IGNORECASE
-)
+OF_TORCHTUNE = re.compile(rf"^\s*\d+\|{WHOLE}\|Loss")
+# A row of a table with a line for each value: which row is of which step is ambiguous.
+ROW = re.compile(rf"{GAP}\|{GAP}[\w/.-]{{1,60}}{GAP}\|{GAP}{NUMBER}{GAP}\|{GAP}", re.IGNORECASE)
 MORE = {
     "lr": re.compile(rf"(?<!\w)(?:lr|learning_rate){IS}{NUMBER}", re.IGNORECASE),
     "grad_norm": re.compile(rf"(?<!\w)grad[ _]?norm{IS}{NUMBER}", re.IGNORECASE),
@@ -169,7 +166,6 @@ class Epochs:
     from_zero: bool = False
     begin_anew: bool | None = None  # whether the steps of an epoch do; None while that is unknown
     last: tuple[int, int] | None = None  # an epoch, and the last step that was named in it
-    length: int | None = None  # steps in an epoch
 
     def name(self, epoch: int, of: int | None) -> None:
         self.epoch, self.of = epoch, of
@@ -191,69 +187,36 @@ class Epochs:
             return Place(step, steps)
         if not before:
             whole = steps * self.of if steps and self.of and begin_anew else None
-            self.length = steps if begin_anew else None
             return Place(step, whole)
         if begin_anew is None and steps is None:
             return Place(step)  # without a number of steps it is the number of this one
         if begin_anew is None or steps is None:
             return None
-        self.length = steps
         return Place(before * steps + step, steps * self.of if self.of else None)
-
-    def end_of(self, epoch: int) -> Place | None:
-        if self.length is None:
-            return None
-        return Place((epoch + (1 if self.from_zero else 0)) * self.length)
 
 
 @dataclass
 class Bar:
-    """A progress bar without words, and how often it began anew."""
+    """The progress bar that was shown last, and how often it began again."""
 
-    done: int
-    total: int
+    done: int = 0
+    total: int = 0
     rounds: int = 0
+    with_losses: bool = False  # it has them in its own line
 
     @property
-    def place(self) -> Place:
+    def place(self) -> Place | None:
         whole = None if self.rounds else self.total
-        return Place(self.rounds * self.total + self.done, whole)
+        return Place(self.rounds * self.total + self.done, whole) if self.total else None
 
-    def shows(self, done: int, total: int) -> bool:
-        """Move the bar, if this line is of it."""
-        if total != self.total:
-            return False
-        self.rounds += done < self.done
-        self.done = done
-        return True
-
-
-@dataclass
-class Bars:
-    """The progress bars of a program: the training's is the one that losses stand below."""
-
-    training: Bar | None = None
-    with_losses: bool = False  # the training's bar has them in its own line
-    outer: Bar | None = None  # the one that others, as of an evaluation, come and go in
-    latest: Bar | None = None
-
-    def show(self, done: int, total: int) -> None:
-        for bar in (self.training, self.outer, self.latest):
-            if bar is not None and bar.shows(done, total):
-                self.latest = bar
-                return
-        self.latest = Bar(done, total)
-        if self.outer is None or self.outer.done >= self.outer.total:
-            self.outer = self.latest
-
-    def place(self, *, training: bool) -> Place | None:
-        """Return the place of a loss below the bars, of the training or of an evaluation."""
-        known = self.training
-        over = known is None or (known.done >= known.total and not self.with_losses)
-        if training and self.latest and over:
-            self.training = known = self.latest
-        bar = known or self.outer
-        return bar.place if bar else None
+    def show(self, done: int, total: int, *, sure: bool) -> None:
+        """Move the bar. Another one within it, as of an evaluation, is passed over."""
+        if total == self.total:
+            self.rounds += done < self.done
+            self.done = done
+        elif sure or not (self.with_losses or self.done < self.total):
+            self.done, self.total, self.rounds = done, total, 0
+        self.with_losses = self.with_losses or sure
 
 
 @dataclass
@@ -262,22 +225,19 @@ class StepReader:
 
     place: Place | None = None  # where it was when it last named a step
     epochs: Epochs = field(default_factory=Epochs)
-    bars: Bars = field(default_factory=Bars)
-    iterations: float | None = None  # in a step, where a program counts both
-    table: dict[str, str] = field(default_factory=dict)
+    bar: Bar = field(default_factory=Bar)
+    counts_both: bool = False  # steps, and the iterations in them
 
     def values(self, line: str) -> dict[str, Any]:
         """Return what a line says of a step and its loss; nothing if it says no loss."""
         if not NEWS.search(line):
             return {}
         line = COLORS.sub("", line[:LONGEST_CHARACTERS])
-        if row := ROW.fullmatch(line):
-            return self.of_row(row[1], row[2])
-        if OWN_COUNT.search(line):
+        if OWN_COUNT.search(line) or ROW.fullmatch(line):
             return {}
         losses = list(losses_of(line))
         if (head := EVALUATION.search(line)) and not TRAINING_WORDS.search(line[: head.start()]):
-            return self.of_evaluation(line, losses)
+            return {}  # an evaluation, which counts batches of its own
         bar = BAR.search(line)
         place, named = self.find(line, bar, has_loss=bool(losses))
         if not losses or OF_THE_RUN in line:
@@ -286,44 +246,15 @@ class StepReader:
         evaluated = next((loss for loss in losses if loss.of_evaluation), None)
         if bar is not None:
             evaluated = None  # that of an evaluation before this bar
-        if not named and (at_end := self.end_of_epoch(line)):
-            place = at_end
-            chosen = chosen if chosen and chosen.of_epoch else None  # it is the epoch's mean
-        elif not named:
-            place = self.bars.place(training=chosen is not None) if self.bars.latest else self.place
+        if not (named or self.bar.total) and (epoch := EPOCH.search(line)) and epoch[1].isdigit():
+            return {}  # of a whole epoch, which may have more steps than were printed
+        if not named:
+            place = self.bar.place or self.place
         elif chosen and evaluated and not chosen.of_epoch and chosen.order == 1:
             chosen = None  # what an evaluation estimates of the training's loss
         if place is None or not (chosen or evaluated):
             return {}
         return described(line, place, chosen, evaluated)
-
-    def end_of_epoch(self, line: str) -> Place | None:
-        """Return the place of what a line says of a whole epoch."""
-        epoch = EPOCH.search(line)
-        return self.epochs.end_of(int(epoch[1])) if epoch and epoch[1].isdigit() else None
-
-    def of_row(self, name: str, value: str) -> dict[str, Any]:
-        """Take a row of a table; its step may stand above its loss or below it."""
-        loss = training_loss(list(losses_of(f"{name}: {value}")))
-        if STEP_OF_TABLE.fullmatch(name) and value.isdigit():
-            self.table["step"] = value
-        elif loss is not None and loss.order < OF_A_PART:
-            self.table["loss"] = value
-        if len(self.table) < 2:
-            return {}
-        place = Place(whole(self.table["step"]))
-        loss = Loss("", "", self.table["loss"])
-        self.table = {}
-        return described("", place, loss, None)
-
-    def of_evaluation(self, line: str, losses: list[Loss]) -> dict[str, Any]:
-        """Read a line of an evaluation, which counts only where it names the training's step."""
-        for name, pattern in NAMED.items():
-            match = pattern.search(line)
-            if match and not match[2] and losses:
-                step = self.as_steps(name, whole(match[1]))
-                return described(line, Place(step), None, losses[0])
-        return {}
 
     def find(
         self, line: str, bar: re.Match[str] | None, *, has_loss: bool
@@ -332,8 +263,6 @@ class StepReader:
         epoch = EPOCH.search(line)
         if epoch and epoch[1].isdigit():
             self.epochs.name(int(epoch[1]), whole(epoch[2]) if epoch[2] else None)
-        if match := END_OF_EPOCH.search(line):
-            return self.epochs.end_of(int(match[1])), True
         if match := OF_TORCHTUNE.search(line):
             self.place = Place(whole(match[1]))
             return self.place, True
@@ -354,11 +283,8 @@ class StepReader:
             return self.place, True
         if bar[1].strip() and not has_loss:
             return None, False  # of something else: it maps a data set, or saves
-        self.bars.show(done, total)
-        if not has_loss:
-            return None, False
-        self.bars.training, self.bars.with_losses = self.bars.latest, True
-        return self.bars.place(training=True), True
+        self.bar.show(done, total, sure=has_loss)
+        return (self.bar.place, True) if has_loss else (None, False)
 
     def counts(
         self, line: str, epoch: re.Match[str] | None, *, has_loss: bool
@@ -378,22 +304,19 @@ class StepReader:
     def named(self, line: str, epoch: re.Match[str] | None) -> Iterator[Place | None]:
         """Yield the place that a line names: `step 5`, `iter 10/100`."""
         found = {name: match for name in NAMED if (match := NAMED[name].search(line))}
-        if "step" in found and "iteration" in found and whole(found["step"][1]):
-            self.iterations = whole(found["iteration"][1]) / whole(found["step"][1])
+        if "step" in found and found.pop("iteration", None):
+            self.counts_both = True  # a step has several iterations
+        if "iteration" in found and self.counts_both:
+            yield None
+            return
         for name, match in found.items():
-            step = self.as_steps(name, whole(match[1]))
+            step = whole(match[1])
             steps = whole(match[2]) if match[2] else None
             if epoch is None:
                 yield Place(step, steps)
             else:
                 of_one = name == "batch" or "[" in line[match.start() : match.start(1)]
                 yield self.epochs.place(step, steps, of_one=of_one and steps is not None)
-
-    def as_steps(self, name: str, count: int) -> int:
-        """Return a count in steps, for a program that counts its iterations too."""
-        if name == "iteration" and self.iterations:
-            return round(count / self.iterations)
-        return count
 
 
 def training_loss(losses: list[Loss]) -> Loss | None:

@@ -147,19 +147,6 @@ TRAINERS = [
         val_loss=[(10, 2.2)],
     ),
     Trainer(
-        "torchtitan validate",
-        [
-            (
-                "step:  1  loss:  8.1309  grad_norm:  1.5000  memory:  0.96GiB(2.04%)  tps: 3,0"
-                "00  tflops: 1.0  mfu: 1%"
-            ),
-            "validate step:  5  loss:  7.2000  memory:  0.96GiB(2.04%)  tps: 3,000",
-            "step: 10  loss:  7.5000  grad_norm:  1.5000  memory:  0.96GiB  tps: 3,000",
-        ],
-        loss=[(1, 8.1309), (10, 7.5)],
-        val_loss=[(5, 7.2)],
-    ),
-    Trainer(
         "steps that go on from epoch to epoch",
         [
             "epoch 1 step 90/200 loss 2.0",
@@ -180,20 +167,6 @@ TRAINERS = [
         loss=[(90, 2.0), (110, 1.8)],
     ),
     Trainer(
-        "guided-diffusion / SB3 logger table",
-        [
-            "| grad_norm  | 1.2 |",
-            "| loss       | 0.9 |",
-            "| step       | 0   |",
-            "| grad_norm  | 1.2 |",
-            "| loss       | 0.5 |",
-            "| step       | 10  |",
-            "| loss       | 0.3 |",
-            "| step       | 20  |",
-        ],
-        loss=[(0, 0.9), (10, 0.5), (20, 0.3)],
-    ),
-    Trainer(
         "open_clip",
         [
             (
@@ -210,19 +183,6 @@ TRAINERS = [
         loss=[(4, 1.3863), (36, 1.1)],
     ),
     Trainer(
-        "litgpt pretrain",
-        [
-            (
-                "Epoch 1 | iter 20 step 5 | loss train: 2.345, val: n/a | iter time: 100 ms (st"
-                "ep) remaining time: 0:01"
-            ),
-            "iter 40: val loss 2.2000, val time: 1000 ms",
-            "Epoch 1 | iter 44 step 11 | loss train: 2.1, val: 2.2 | iter time: 1 ms",
-        ],
-        loss=[(5, 2.345), (11, 2.1)],
-        val_loss=[(10, 2.2)],
-    ),
-    Trainer(
         "MNIST example",
         [
             "Train Epoch: 1 [0/2000 (0%)]\tLoss: 2.300000",
@@ -232,37 +192,6 @@ TRAINERS = [
             "Train Epoch: 2 [0/2000 (0%)]\tLoss: 2.100000",
         ],
         loss=[(0, 2.3), (640, 2.2), (2000, 2.1)],
-    ),
-    Trainer(
-        "word_language_model",
-        [
-            (
-                "| epoch   1 |   200/ 2983 batches | lr 20.00 | ms/batch 5.20 | loss  7.63 | pp"
-                "l  2064.00"
-            ),
-            (
-                "| epoch   1 |   400/ 2983 batches | lr 20.00 | ms/batch 5.20 | loss  6.63 | pp"
-                "l  2064.00"
-            ),
-            "| end of epoch   1 | time:  5.00s | valid loss  5.90 | valid ppl   300.00",
-        ],
-        loss=[(200, 7.63), (400, 6.63)],
-        val_loss=[(2983, 5.9)],
-    ),
-    Trainer(
-        "fairseq",
-        [
-            (
-                "2026 | INFO | train_inner | epoch 001:    100 / 1000 loss=12.3, nll_loss=12.1,"
-                " ppl=9, wps=1, num_updates=100, lr=5e-05"
-            ),
-            (
-                "2026 | INFO | valid | epoch 001 | valid on 'valid' subset | loss 9.9 | nll_los"
-                "s 9.8 | num_updates 1000"
-            ),
-        ],
-        loss=[(100, 12.3)],
-        val_loss=[(1000, 9.9)],
     ),
     Trainer(
         "mmengine",
@@ -318,23 +247,6 @@ TRAINERS = [
         ],
         loss=[(10, 2.3), (32, 0.3)],
         val_loss=[(32, 0.4)],
-    ),
-    Trainer(
-        "Megatron-LM",
-        [
-            (
-                " iteration       10/     100 | consumed samples:           80 | elapsed time p"
-                "er iteration (ms): 12.3 | learning rate: 1.000000E-05 | global batch size:    "
-                " 8 | lm loss: 1.050000E+01 | loss scale: 1.0 | grad norm: 2.3 |"
-            ),
-            (
-                " validation loss at iteration 10 | lm loss value: 1.020000E+01 | lm loss PPL: "
-                "2.6E+04 | "
-            ),
-            " iteration       20/     100 | lm loss: 9.000000E+00 | loss scale: 1.0 |",
-        ],
-        loss=[(10, 10.5), (20, 9.0)],
-        val_loss=[(10, 10.2)],
     ),
     Trainer(
         "Lambda guide train_llm.py",
@@ -471,16 +383,6 @@ TRAINERS = [
         loss=[(0, 550.0), (2000, 130.0)],
     ),
     Trainer(
-        "epochs that end with a line of both losses",
-        [
-            "Epoch 1/10, Batch 95/100, Loss: 0.9",
-            "Epoch 1/10 | Train Loss: 1.2 | Val Loss: 1.1",
-            "Epoch 2/10, Batch 5/100, Loss: 0.8",
-        ],
-        loss=[(95, 0.9), (105, 0.8)],
-        val_loss=[(100, 1.1)],
-    ),
-    Trainer(
         "diffusers",
         [
             bar("Steps: ", 10, 100, ", lr=0.0001, step_loss=0.12"),
@@ -531,30 +433,6 @@ TRAINERS = [
         loss=[(10, 0.9), (15, 0.8), (20, 0.7)],
     ),
     Trainer(
-        "batches in bars, epochs in an outer one",
-        [
-            bar("", 0, 3),
-            bar("", 5, 10, ", loss=0.9"),
-            bar("", 10, 10, ", loss=0.85"),
-            bar("", 1, 3),
-            bar("", 5, 10, ", loss=0.8"),
-        ],
-        loss=[(5, 0.9), (10, 0.85), (15, 0.8)],
-    ),
-    Trainer(
-        "Stable-Baselines3",
-        [
-            "| time/              |          |",
-            "|    total_timesteps | 2048     |",
-            "| train/             |          |",
-            "|    loss            | 0.5      |",
-            "|    policy_gradient_loss | 0.1 |",
-            "|    total_timesteps | 4096     |",
-            "|    loss            | 0.4      |",
-        ],
-        loss=[(2048, 0.5), (4096, 0.4)],
-    ),
-    Trainer(
         "what is best so far",
         [
             "step 5 loss 0.5 best_loss 0.4",
@@ -582,33 +460,6 @@ TRAINERS = [
         loss=[(2000, 2.2)],
     ),
     Trainer(
-        "evaluations in words of their own",
-        [
-            "step 10 loss 2.0",
-            "Validation: loss 1.5",
-            "INFO Evaluating [ 5/10] loss 1.4",
-            "Eval | step 10 | loss 1.6",
-            "val | loss 1.2",
-        ],
-        loss=[(10, 2.0)],
-        val_loss=[(10, 1.6)],
-    ),
-    Trainer(
-        "MaxText",
-        [
-            "completed step: 10, seconds: 1.234, TFLOP/s/device: 100.000, Tokens/s/device:"
-            " 1000.000,"
-            " total_weights: 1024, loss: 9.500, lm_loss: 9.400, perplexity: 13359.727",
-            "Completed eval step: 3, seconds: 0.500, running loss=9.300, running perplexity=1.0",
-            "Completed eval after train step 10, loss=9.100, perplexity=8955.293, total_weights=9",
-            "completed step: 11, seconds: 1.234, TFLOP/s/device: 100.000, Tokens/s/device:"
-            " 1000.000,"
-            " total_weights: 1024, loss: 9.400, lm_loss: 9.300, perplexity: 12088.381",
-        ],
-        loss=[(10, 9.5), (11, 9.4)],
-        val_loss=[(10, 9.1)],
-    ),
-    Trainer(
         "ESPnet, whose batches have a range in place of a number",
         [
             "[h] 2026-11-24 (trainer:762) INFO: 1epoch:train:1-50batch: iter_time=0.1,"
@@ -617,32 +468,6 @@ TRAINERS = [
             "[h] 2026-11-24 (trainer:365) INFO: 1epoch results: [train] iter_time=0.1, loss=60.300,"
             " total_count=50, [valid] loss_ctc=90.1, loss=50.200, total_count=9",
         ],
-    ),
-    Trainer(
-        "SpeechBrain",
-        [
-            bar("", 10, 100, ", train_loss=2.5"),
-            bar("", 100, 100, ", train_loss=2.1"),
-            bar("", 20, 20),
-            "speechbrain.utils.train_logger - epoch: 1, lr: 1.00e+00 - train loss: 2.10 - valid"
-            " loss:"
-            " 1.90, valid PER: 20.50",
-            bar("", 10, 100, ", train_loss=1.8"),
-        ],
-        loss=[(10, 2.5), (100, 2.1), (110, 1.8)],
-        val_loss=[(100, 1.9)],
-    ),
-    Trainer(
-        "fairseq2",
-        [
-            "[0] 11/24/26 INFO fairseq2 - Train Metrics (step 100) - Loss: 5.2 | Gradient Norm:"
-            " 1.1",
-            "[0] 11/24/26 INFO fairseq2 - Validation Metrics (step 100) - Loss: 5.0 | Elapsed: 9s",
-            "[0] 11/24/26 INFO fairseq2 - Train Metrics (step 200) - Loss: 5.1 | Gradient Norm:"
-            " 1.1",
-        ],
-        loss=[(100, 5.2), (200, 5.1)],
-        val_loss=[(100, 5.0)],
     ),
     Trainer(
         "sd-scripts of kohya",
@@ -848,24 +673,6 @@ TRAINERS = [
         loss=[(10, 2.3)],
     ),
     Trainer(
-        "fairseq with hydra, in JSON",
-        [
-            '[2026-11-24 10:00:00,123][train_inner][INFO] - {"epoch": 1, "update": 0.1, "loss":'
-            ' "12.3",'
-            ' "nll_loss": "12.1", "ppl": "5000", "num_updates": "100", "lr": "1e-05", "wall":'
-            ' "20"}',
-            '[2026-11-24 10:00:00,123][valid][INFO] - {"epoch": 1, "valid_loss": "9.9",'
-            ' "valid_ppl":'
-            ' "9", "valid_num_updates": "100", "valid_best_loss": "9.9"}',
-            '[2026-11-24 10:00:00,123][train_inner][INFO] - {"epoch": 2, "update": 1.1, "loss":'
-            ' "11.3",'
-            ' "nll_loss": "11.1", "ppl": "5000", "num_updates": "200", "lr": "1e-05", "wall":'
-            ' "20"}',
-        ],
-        loss=[(100, 12.3), (200, 11.3)],
-        val_loss=[(100, 9.9)],
-    ),
-    Trainer(
         "torchrl and CleanRL, which print returns",
         [
             "global_step=512, episodic_return=20.0",
@@ -879,5 +686,19 @@ TRAINERS = [
             "2026-11-24 INFO: [EDVR_..][epoch:  0, iter:     100, lr:(4.000e-04,)] [eta: 1 day,"
             " 1:00:00, time (data): 0.500 (0.002)] l_pix: 2.0e-02",
         ],
+    ),
+    Trainer(
+        "SpeechBrain",
+        [
+            bar("", 10, 100, ", train_loss=2.5"),
+            bar("", 100, 100, ", train_loss=2.1"),
+            bar("", 20, 20),
+            "speechbrain.utils.train_logger - epoch: 1, lr: 1.00e+00 - train loss: 2.10 - valid"
+            " loss:"
+            " 1.90, valid PER: 20.50",
+            bar("", 10, 100, ", train_loss=1.8"),
+        ],
+        loss=[(10, 2.5), (100, 2.1), (110, 1.8)],
+        val_loss=[(100, 1.9)],
     ),
 ]
