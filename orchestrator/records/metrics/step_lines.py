@@ -304,7 +304,8 @@ class StepReader:
     def named(self, line: str, epoch: re.Match[str] | None) -> Iterator[Place | None]:
         """Yield the place that a line names: `step 5`, `iter 10/100`."""
         found = {name: match for name in NAMED if (match := NAMED[name].search(line))}
-        if "step" in found and found.pop("iteration", None):
+        if "step" in found and "iteration" in found:
+            del found["iteration"]
             self.counts_both = True  # a step has several iterations
         if "iteration" in found and self.counts_both:
             yield None
