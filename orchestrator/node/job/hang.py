@@ -44,7 +44,7 @@ class Activity:
         if self._printed():
             self.printed = self.moved = now
         steps = step_times(self.run)
-        pids = [] if steps else list(rank_pids(self.run)) or agent_pids(self.run)
+        pids = [] if steps else list(rank_pids(self.run)) or self.agents()
         ticks = {pid: ticks_of(pid) for pid in pids}
         used = sum(max(0, ticks[pid] - self.ticks.get(pid, 0)) for pid in ticks) / TICKS
         busy = used > BUSY * max(0.1, now - self.checked_at) if not steps else steps != self.steps
@@ -54,6 +54,10 @@ class Activity:
                 self.printed = now
         self.steps, self.ticks, self.checked_at = steps, ticks, now
         return now - self.printed, now - self.moved
+
+    def agents(self) -> list[int]:
+        """Return torchrun itself: until there are ranks, it is what imports torch."""
+        return [e.agent for e in self.run.read_events() if isinstance(e, Started)]
 
     def _printed(self) -> bool:
         try:
@@ -78,11 +82,6 @@ def rank_pids(run: RunDir) -> dict[int, int]:
     return {e.pid: e.rank for e in run.read_events() if isinstance(e, RankStarted)}
 
 
-def agent_pids(run: RunDir) -> list[int]:
-    """Return torchrun itself: until there are ranks, it is what imports torch."""
-    return [e.agent for e in run.read_events() if isinstance(e, Started)]
-
-
 def ticks_of(pid: int) -> int:
     """Return the processor time of a process and of its children that it has waited for."""
     process = processes.find(pid)
@@ -98,36 +97,28 @@ def collect(run: RunDir) -> dict[int, RankStacks]:
     """
     ours = {process.pid: process for process in job_processes.of_job(run.job, run.node)}
     first = run.read_spec().first_rank
-    asked: dict[int, tuple[int, int, int]] = {}  # rank -> PID, local rank, size of its stacks
-    awaited = []
-    for pid, rank in rank_pids(run).items():
-        if pid in ours:
-            local = rank - first
-            who = asked[rank] = (pid, local, size_of(file_of(run, "stacks", local)))
-            if processes.catches(pid, STACKS_SIGNAL):
-                with contextlib.suppress(OSError):
-                    os.unlink(collectives(run, local))
-                processes.send(ours[pid], STACKS_SIGNAL)
-                knock(file_of(run, "ask", local))
-                awaited.append(who)
+    found = {rank: pid for pid, rank in rank_pids(run).items() if pid in ours}
+    asked = [rank for rank, pid in found.items() if processes.catches(pid, STACKS_SIGNAL)]
+    for rank in asked:
+        stacks, dump, fifo = files_of(run, rank - first)
+        with contextlib.suppress(OSError):
+            os.truncate(stacks, 0)
+            os.unlink(dump)
+        processes.send(ours[found[rank]], STACKS_SIGNAL)
+        knock(fifo)
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < deadline and not all(answered(run, *who) for who in awaited):
+    while time.monotonic() < deadline and not all(answered(run, rank - first) for rank in asked):
         time.sleep(0.05)  # a file that another process writes rings no bell
-    main = {
-        rank: read(file_of(run, "stacks", local), size) for rank, (_, local, size) in asked.items()
-    }
-    answers = {
-        rank: RankStacks(
+    answers = {}
+    for rank, pid in found.items():
+        stacks, dump, _ = files_of(run, rank - first)
+        main = read(stacks) if rank in asked else ""
+        answers[rank] = RankStacks(
             state=ours[pid].state,
-            stacks=main[rank].replace("Stack", f"Current thread 0x{pid:016x}", 1),
-            collectives=shortened(read(collectives(run, local), 0, LONGEST_DUMP)),
+            stacks=main.replace("Stack", f"Current thread 0x{pid:016x}", 1),
+            collectives=shortened(read(dump, LONGEST_DUMP)) if rank in asked else "",
+            program="" if main else program_of(pid, list(ours.values())),
         )
-        for rank, (pid, local, _) in asked.items()
-    }
-    for rank, answer in answers.items():
-        if not answer.stacks:
-            program = program_of(asked[rank][0], list(ours.values()))
-            answers[rank] = answer.replace(program=program)
     return answers
 
 
@@ -136,23 +127,20 @@ def program_of(rank: int, ours: Sequence[Process]) -> str:
     at = next(process for process in ours if process.pid == rank)
     while children := [process for process in ours if process.parent == at.pid]:
         at = max(children, key=lambda process: (process.started, process.pid))
-    place = read(f"/proc/{at.pid}/wchan", 0).strip()
+    place = read(f"/proc/{at.pid}/wchan").strip()
     return f"the program {at.name}" + (f", in the kernel's {place}()" if place.strip("0") else "")
 
 
-def answered(run: RunDir, pid: int, local: int, before: int) -> bool:
-    wrote = size_of(file_of(run, "stacks", local)) > before
-    remembers = os.path.exists(file_of(run, "ask", local))
-    return wrote and (not remembers or os.path.exists(collectives(run, local)))
+def answered(run: RunDir, local: int) -> bool:
+    stacks, dump, fifo = files_of(run, local)
+    return bool(read(stacks)) and (not os.path.exists(fifo) or os.path.exists(dump))
 
 
-def file_of(run: RunDir, what: str, local: int) -> str:
-    """Return where a rank writes its "stacks", or is asked for its collectives ("ask")."""
-    return os.path.join(run.path, f"{what}_{local}")
-
-
-def collectives(run: RunDir, local: int) -> str:
-    return os.path.join(run.path, f"collectives_{local}.json")
+def files_of(run: RunDir, local: int) -> tuple[str, str, str]:
+    """Return where a rank writes its stack and its collectives, and is asked for the latter."""
+    names = (f"stacks_{local}", f"collectives_{local}.json", f"ask_{local}")
+    stacks, dump, fifo = (os.path.join(run.path, name) for name in names)
+    return stacks, dump, fifo
 
 
 def shortened(dumps: str) -> str:
@@ -183,17 +171,9 @@ def knock(fifo: str) -> None:
             os.close(fd)
 
 
-def size_of(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0
-
-
-def read(path: str, start: int, most: int = LARGEST_CHARACTERS) -> str:
+def read(path: str, most: int = LARGEST_CHARACTERS) -> str:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            file.seek(start)
             return file.read(most)
     except OSError:
         return ""

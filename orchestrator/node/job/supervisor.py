@@ -104,9 +104,10 @@ class Supervisor:
         self.watch(self.ranks.reports, self.read_reports)
         if (log := self.evidence.log) is not None:
             self.watch(log, lambda: self.read_kernel_log(log))
-        self.listen()
+        os.chdir(self.run.path)  # and hold no directory of the user's
+        self.listeners.listen(listen_in(self.run.path))
         if self.run.start_is_forbidden:  # a later stop finds us listening
-            raise Forbidden(f"job {self.run.job} was stopped before it had started")
+            raise OSError(f"job {self.run.job} was stopped before it had started")
         self.start_agent()
 
     def catch_signals(self) -> None:
@@ -120,10 +121,6 @@ class Supervisor:
             signal.signal(signum, lambda *_: self.ask(stop))
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self.watch(wake, lambda: os.read(wake, 4096))
-
-    def listen(self) -> None:
-        os.chdir(self.run.path)  # and hold no directory of the user's
-        self.listeners.listen(listen_in(self.run.path))
 
     def start_agent(self) -> None:
         """Start torchrun; its output goes into the log."""
@@ -150,7 +147,15 @@ class Supervisor:
         )
 
     def spawn_agent(self, start: AgentStart, output: int) -> subprocess.Popen[bytes]:
-        return spawn(start, output)
+        return subprocess.Popen(
+            start["command"],
+            env=start["environment"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=lambda: settle(start),  # noqa: PLW1509  no threads
+        )
 
     # -- the loop ----------------------------------------------------------------------------
 
@@ -399,22 +404,6 @@ class Supervisor:
             stood_still=self.lease.stood_still,
             **more,
         )
-
-
-class Forbidden(OSError):
-    """Raised for a job that was stopped before it had started."""
-
-
-def spawn(start: AgentStart, output: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        start["command"],
-        env=start["environment"],
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        start_new_session=True,
-        preexec_fn=lambda: settle(start),  # noqa: PLW1509  no threads
-    )
 
 
 def agent_environment(spec: Spec, run: str, environ: Mapping[str, str]) -> dict[str, str]:

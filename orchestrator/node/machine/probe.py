@@ -21,7 +21,7 @@ from orchestrator.node.job.run_directory import RunDir, all_runs, connect, home,
 from orchestrator.node.machine import disks, network, software, sysfs
 from orchestrator.node.machine.gpus import amd, nvidia
 from orchestrator.protocol.events import Ended
-from orchestrator.protocol.facts import Card, Leftover, Limits
+from orchestrator.protocol.facts import Leftover, Limits
 from orchestrator.protocol.requests.machine import Probe, ProbeTarget
 
 SECONDS = 3.0  # for any part: a network file system whose server is gone never answers
@@ -50,7 +50,7 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
             "software": lambda: software.software(root),
             **disks_of(workdir, root),
             "leftovers": leftovers,
-            "cards": lambda: cards(root),
+            "cards": lambda: nvidia.cards(root) + amd.cards(root),
             "interfaces": lambda: network.interfaces(root),
             "rdma": lambda: network.rdma_ports(root),
         },
@@ -93,15 +93,11 @@ LISTS = ("leftovers", "cards", "interfaces", "rdma")
 
 def disks_of(workdir: str, root: str) -> dict[str, Work]:
     return {
-        "disk": lambda: disks.disk(place_of_files(workdir), root),
+        # What is not there is sent, and runs below our own directory.
+        "disk": lambda: disks.disk(workdir if os.path.isdir(workdir) else home(), root),
         "home": lambda: disks.disk(home(), root),
         "shm": lambda: disks.shared_memory(root=root),
     }
-
-
-def place_of_files(workdir: str) -> str:
-    """Return where a job writes: what is not there is sent, and runs below our own directory."""
-    return workdir if os.path.isdir(workdir) else home()
 
 
 def torch_here(torch: str, workdir: str) -> dict[str, Any]:
@@ -167,10 +163,6 @@ def gpu_count(root: str = "") -> int:
         return int(count)  # of the job's own; the others in /dev are somebody else's
     in_dev = sum(1 for name in sysfs.names(f"{root}/dev") if re.fullmatch(r"nvidia\d+", name))
     return in_dev or amd.count(root)
-
-
-def cards(root: str = "") -> list[Card]:
-    return nvidia.cards(root) + amd.cards(root)
 
 
 KINDS = {

@@ -14,6 +14,7 @@ from orchestrator.head.nodes.facts import Facts
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.machine import probe
 from orchestrator.node.machine import probe as unfinished_jobs
+from orchestrator.node.machine.gpus import nvidia
 from orchestrator.node.machine.probe import firewall, gather, resolve_target
 from orchestrator.protocol.facts import Card, Leftover
 from orchestrator.protocol.message import decode, encode
@@ -255,7 +256,7 @@ def test_amd_devices_are_counted_without_their_cpus(tmp_path: Path) -> None:
 
 def test_a_machine_without_any(tmp_path: Path) -> None:
     assert probe.gpu_count(str(tmp_path)) == 0
-    assert probe.cards(str(tmp_path)) == []
+    assert nvidia.cards(str(tmp_path)) == []
 
 
 def test_nvidia_cards_by_the_drivers_own_files(tmp_path: Path) -> None:
@@ -268,7 +269,7 @@ def test_nvidia_cards_by_the_drivers_own_files(tmp_path: Path) -> None:
             f"{top}/0000:43:00.0/information": unknown,
         },
     )
-    first, second = probe.cards(str(tmp_path))
+    first, second = nvidia.cards(str(tmp_path))
     assert first == Card(
         "nvidia", "NVIDIA H100 80GB HBM3", "GPU-6c35a82c-6ee1-5a9b-1b5a-2f6f7ad4f9a1",
         "0000:1b:00.0",
