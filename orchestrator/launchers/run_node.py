@@ -92,10 +92,8 @@ def part(environ: Mapping[str, str]) -> Part:
         return default or 0
 
     nnodes = number("NNODES", 1)
-    indexed = environ.get(INDEX, "") and not environ.get("NODE_RANK", "").strip()
-    rank = number(INDEX if indexed else "NODE_RANK", 0, 0 if nnodes == 1 else None)
-    if environ.get(INDEX, str(rank)) != str(rank):
-        wrong.append(f"NODE_RANK is {rank}, but {INDEX} is {environ[INDEX]}")
+    name = INDEX if environ.get(INDEX) and not environ.get("NODE_RANK") else "NODE_RANK"
+    rank = number(name, 0, 0 if nnodes == 1 else None)
     port = number("MASTER_PORT", 1, plan.DEFAULT_PORT)
     world = number("WORLD_SIZE", 1, 0)
     number("NPROC_PER_NODE", 1, 0)  # read again with the other options
@@ -104,7 +102,6 @@ def part(environ: Mapping[str, str]) -> Part:
     if not master:
         wrong.append("MASTER_ADDR is not set")
     if nnodes and rank >= nnodes:
-        name = INDEX if indexed else "NODE_RANK"
         wrong.append(f"{name} is {rank}, but with NNODES={nnodes} the last is {nnodes - 1}")
     if wrong:
         raise UsageError(

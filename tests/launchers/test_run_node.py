@@ -178,7 +178,6 @@ def test_a_part_of_a_job() -> None:
         ({"NNODES": None}, "NNODES is not set"),
         ({"NODE_RANK": "two"}, "NODE_RANK is 'two'; it must be a number from 0 up"),
         ({"NODE_RANK": "2"}, "NODE_RANK is 2, but with NNODES=2 the last is 1"),
-        ({"JOB_COMPLETION_INDEX": "0"}, "NODE_RANK is 1, but JOB_COMPLETION_INDEX is 0"),
         ({"NODE_RANK": None, "JOB_COMPLETION_INDEX": "2"}, "JOB_COMPLETION_INDEX is 2, but with"),
         ({"NNODES": "0"}, "NNODES is '0'; it must be a number from 1 up"),
         ({"MASTER_PORT": "http"}, "MASTER_PORT is 'http'; it must be a number from 1 up"),
