@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean
 from types import FrameType
 
-from orchestrator.common import interrupt, text
+from orchestrator.common import interrupt
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.launch import LaunchArguments
 from orchestrator.head.screen import output
@@ -34,14 +34,6 @@ from orchestrator.records.metrics.curves import curves as curves_of
 CONFIG = Path("config/demo.yaml")
 SLOTS = 2  # ranks per node
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-NOTES = {
-    "config.yaml": "the settings, resolved",
-    "manifest.json": "code, versions, environment",
-    "job.json": "nodes, ranks, state, exit code",
-    "logs": "what the ranks printed",
-    "outputs": "metrics of every rank, checkpoints",
-}
 
 
 def demo(size: int, keep: bool, options: tuple[str, ...], arguments: LaunchArguments) -> int:
@@ -137,8 +129,7 @@ def show(cluster: LoopbackCluster, root: Path) -> None:
         loss, last = curves["loss"].means, curves["loss"].steps[-1]
         output.write_out(f"\n  loss {loss[0]:.2f} -> {loss[-1]:.2f} in {last} steps\n")
         output.write_out("\n".join(f"  {line}" for line in plot(loss, last)))
-    output.write_out(f"\n  {experiment.path}")
-    output.write_out("\n".join(f"  {line}" for line in tree(experiment.path)))
+    output.write_out(f"\n  {experiment.path} has job.json, logs, metrics and checkpoints")
     if not experiment.read_record().over:
         say("the job was left running; it is stopped with the demo's cluster")
 
@@ -169,17 +160,6 @@ def plot(values: Sequence[float], last: int, width: int = 60, height: int = 10) 
     lines.append(" " * 7 + "+" + "-" * len(means))
     lines.append(" " * 7 + "step 1 " + str(last).rjust(len(means) - 6))
     return lines
-
-
-def tree(directory: Path) -> list[str]:
-    """List every file below a directory with its size, and the purpose of those at the top."""
-    rows = []
-    for path in sorted(directory.rglob("[!.]*")):
-        inside = path.relative_to(directory)
-        name = "  " * len(inside.parts) + path.name + ("/" if path.is_dir() else "")
-        size = text.size(path.stat().st_size) if path.is_file() else ""
-        rows.append((name, size, NOTES.get(str(inside), "")))
-    return text.table(rows, right={1})
 
 
 # -- --keep ---------------------------------------------------------------------------------------
