@@ -128,7 +128,7 @@ def queue_job(
 
 
 # -- batch file ---------------------------------------------------------------------------------
-# `orchestrator generate slurm` and `submit slurm`: write the options as a batch file.
+# `orchestrator submit slurm`: write the options as a batch file, and submit it.
 
 
 def generate(asked: SbatchOptions, arguments: Sequence[str], launch: LaunchArguments) -> int:

@@ -35,6 +35,7 @@ def marked(mark: Path) -> list[int]:
         ("daemon_with_tag", signal.SIGKILL),
     ],
 )
+@pytest.mark.slow
 def test_a_stop_ends_all_leftovers(
     new_job: Callable[..., Job], tmp_path: Path, kind: str, signum: signal.Signals | None
 ) -> None:
