@@ -29,7 +29,8 @@ import os, sys, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 total = torch.tensor(float(os.environ["RANK"]))
 dist.all_reduce(total)
-print("sum", total.item(), os.environ["NODE_RANK"], os.environ["ORCHESTRATOR_EXPERIMENT"], sys.argv[1:])
+place = os.environ["ORCHESTRATOR_EXPERIMENT"]
+print("sum", total.item(), os.environ["NODE_RANK"], place, sys.argv[1:])
 """
 
 
