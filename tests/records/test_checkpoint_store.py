@@ -6,7 +6,6 @@ import errno
 import itertools
 import json
 import os
-import random
 import shutil
 import tempfile
 import time
@@ -112,16 +111,6 @@ def test_the_manifest_is_as_documented(tmp_path: Path) -> None:
     }
 
 
-def test_a_digest_of_many_pieces(tmp_path: Path) -> None:
-    content = random.Random(0).randbytes(2_500_000)
-    (tmp_path / "file").write_bytes(content)
-    seen: list[int] = []
-    found = checkpoint_store.digest(tmp_path / "file", sync=True, seen=seen.append)
-    assert found.size == sum(seen) == len(content)
-    assert len(seen) == 3
-    assert found == checkpoint_store.digest(tmp_path / "file")
-
-
 def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     save(tmp_path, 5, progress="old")
     save(tmp_path, 5, {".metadata": b"new"}, progress="new")
@@ -163,12 +152,6 @@ def test_what_is_not_whole_is_not_published(
     with pytest.raises(JobFailed, match=words):
         checkpoint_store.publish(place, tmp_path, 5, None, 2, files)
     assert steps(tmp_path) == []
-
-
-@pytest.mark.parametrize("token", ["", "a/b", "..\n", "a b", "\0"])
-def test_a_token_is_part_of_a_name(tmp_path: Path, token: str) -> None:
-    with pytest.raises(UsageError):
-        checkpoint_store.partial(tmp_path, 5, token)
 
 
 # -- killed -----------------------------------------------------------------------------------
@@ -463,14 +446,6 @@ def test_odd_names(tmp_path: Path, name: str) -> None:
     assert len(good(directory)) == 1
 
 
-def test_no_directory_is_no_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for directory in (tmp_path / "none", tmp_path / "file", tmp_path / "file" / "below"):
-        assert checkpoint_store.every(directory) == []
-        assert checkpoint_store.prune(directory, 1) == []
-        checkpoint_store.clean(directory, "x")
-
-
 @pytest.mark.parametrize("number", [errno.EACCES, errno.ESTALE, errno.EIO])
 def test_an_unreadable_directory_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
@@ -549,11 +524,6 @@ def test_what_nobody_can_mean(root: Path, text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words) as error:
         checkpoint_store.resolve(text)
     assert f"did you mean {text!r}" not in str(error.value)
-
-
-def test_no_experiment_has_any(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="has a checkpoint"):
-        checkpoint_store.resolve(None, tmp_path)
 
 
 # -- removing ---------------------------------------------------------------------------------

@@ -305,11 +305,6 @@ class Checkpointing:
         with contextlib.closing(self.checkpoints):
             yield
 
-    def refuse_unheld(self) -> None:
-        """Refuse before the first step a model that no checkpoint can hold."""
-        if self.checkpoints or self.memory:
-            state_of_model(self.parts.bare, {})
-
     def refuse_unsaved(self) -> None:
         """Refuse at the first step, and not at a resume, what no checkpoint can hold."""
         if self.savable or not (self.checkpoints or self.memory):

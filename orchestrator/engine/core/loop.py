@@ -90,7 +90,6 @@ class Loop:
             # A hook is heard after its step, so all vote after it; else while the step computes.
             self.votes_late = any(gather(ranks.world == 1 or self.hooks.on_step_end is not None))
             self.parts.steppers.find_whole()
-            self.saving.refuse_unheld()
             self._call(self.hooks.on_train_begin)
             self.policy.before_first_step()
             trains = not state.ended

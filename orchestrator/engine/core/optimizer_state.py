@@ -37,7 +37,7 @@ class Content:
     def write(self, value: Any, path: str, parameter: Tensor | None = None) -> Any:
         """Return a value as JSON, and keep its tensors."""
         tensors: dict[str, Tensor] = {}
-        text = encoded(value, tensors, path, sharded=True)
+        text = encoded(value, tensors, path)
         self.tensors |= tensors
         for name, tensor in tensors.items():
             if parameter is None or form_of(tensor) != form_of(parameter):

@@ -38,13 +38,10 @@ def saved_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 DTYPES = {str(kind): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
 
 
-def encoded(value: Any, tensors: dict[str, Tensor], path: str, *, sharded: bool = False) -> Any:
-    """Return a value as JSON; its tensors go into `tensors`, and the JSON names them.
-
-    With `sharded`, tensors may be DTensors.
-    """
+def encoded(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
+    """Return a value as JSON; its tensors go into `tensors`, and the JSON names them."""
     if isinstance(value, Tensor):
-        refuse_unknown(value, path, sharded=sharded)
+        refuse_unknown(value, path)
         tensors[path] = value.detach()
         return {"tensor": path}
     if value is None or type(value) in (bool, int, float, str):
@@ -55,16 +52,15 @@ def encoded(value: Any, tensors: dict[str, Tensor], path: str, *, sharded: bool 
         return {"dtype": str(value)}
     if isinstance(value, (list, tuple)):
         kind = "tuple" if isinstance(value, tuple) else "list"
-        items = enumerate(value)
-        return {kind: [encoded(v, tensors, f"{path}[{i}]", sharded=sharded) for i, v in items]}
+        return {kind: [encoded(v, tensors, f"{path}[{i}]") for i, v in enumerate(value)]}
     if isinstance(value, dict) and not any(isinstance(key, Tensor) for key in value):
+        items = value.items()
         return {
             "dict": [
-                [encoded(key, tensors, path), encoded(v, tensors, f"{path}[{key!r}]",
-                                                      sharded=sharded)]
-                for key, v in value.items()
+                [encoded(key, tensors, path), encoded(v, tensors, f"{path}[{key!r}]")]
+                for key, v in items
             ]
-        }  # fmt: skip
+        }
     if isinstance(value, (int, float, str)):  # numpy's float64 is one
         return json.loads(json.dumps(value))
     raise UsageError(
@@ -74,14 +70,12 @@ def encoded(value: Any, tensors: dict[str, Tensor], path: str, *, sharded: bool 
     )
 
 
-def refuse_unknown(tensor: Tensor, path: str, *, sharded: bool) -> None:
+def refuse_unknown(tensor: Tensor, path: str) -> None:
     inner = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    plain = tensor.layout is torch.strided and not is_traceable_wrapper_subclass(inner)
-    if not plain or (isinstance(tensor, DTensor) and not sharded):
+    if tensor.layout is not torch.strided or is_traceable_wrapper_subclass(inner):
         raise UsageError(
-            f"{path} is a {type(inner if sharded else tensor).__name__} ({tensor.layout}), which"
-            " cannot be kept",
-            "give this rank's part of it: value.to_local(), or value.to_dense()",
+            f"{path} is a {type(inner).__name__} ({tensor.layout}), which cannot be kept",
+            "give a plain tensor: value.to_dense()",
         )
 
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors import safe_open
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from orchestrator.common.errors import CheckFailed, JobFailed, UsageError
 from orchestrator.config.launch import Where
@@ -117,21 +117,6 @@ def test_only_floating_point_changes_its_dtype(
     for key, value in WHOLE.items():
         floating = value.dtype.is_floating_point
         assert same(found[key], value.to(DTYPES[name]) if floating else value), key
-
-
-def test_a_model_comes_back(tmp_path: Path) -> None:
-    def made() -> nn.Module:
-        return nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 3), nn.BatchNorm1d(3))
-
-    model, other = made(), made()
-    state = {f"model.{name}": value for name, value in model.state_dict().items()}
-    directory = save(
-        tmp_path / "checkpoints", 1, {**state, "optim.0.weight.exp_avg": torch.ones(3)}
-    )
-    export.export(directory, tmp_path / "out")
-    other.load_state_dict(load_file(tmp_path / "out"), strict=True)
-    for name, value in model.state_dict().items():
-        assert same(other.state_dict()[name], value)
 
 
 def test_what_fp16_cannot_hold(tmp_path: Path) -> None:
