@@ -32,7 +32,7 @@ from orchestrator.records.outcome import SlowRank
 
 log = logging.getLogger(__name__)
 
-PAUSES = 4  # as long as the writing of a record, between two of them
+SAVE_SECONDS = 0.25  # between two records
 
 START: dict[type[Event], str] = {
     Started: "supervisor",
@@ -52,7 +52,6 @@ class NodeState:
     ended: Ended | None = None  # the supervisor's last event
     lost_since: float = 0.0  # monotonic; 0: connected
     lost_why: str = ""
-    said: int = 0  # times: words for a terminal, or failures
     silent: float = 0.0  # seconds for which it had said nothing when the connection was lost
     given_up: bool = False
     awaited: float = 0.0  # seconds of waiting of which the user knows
@@ -184,12 +183,10 @@ class FollowedJob:
         return replace(self.record, nodes=nodes, state="running" if running else self.record.state)
 
     def save_in_turn(self, *, at_once: bool) -> None:
-        """Write what has changed. A large record takes at most a fifth of the time."""
-        began = time.monotonic()
-        if self.changed and (at_once or began >= self.save_next_at):
+        """Write what has changed, once in a while or at once."""
+        if self.changed and (at_once or time.monotonic() >= self.save_next_at):
             self.save()
-            now = time.monotonic()
-            self.save_next_at = now + PAUSES * (now - began)
+            self.save_next_at = time.monotonic() + SAVE_SECONDS
 
     def save(self) -> None:
         self.record, self.changed = self.current_record(), False

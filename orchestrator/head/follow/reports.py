@@ -36,7 +36,6 @@ from orchestrator.records.outcome import Receipt, SlowRank
 
 log = logging.getLogger(__name__)
 
-MOST_SAID, LONGEST_WORDS = 1000, 4000  # of one node's that a terminal, or a history, has
 CLOCK_IS_OFF_SECONDS = 2.0  # worth a word, because the log's own times will mislead
 NOT_BEGUN = "its part of the job had not begun, and nobody starts it any more"
 
@@ -84,7 +83,7 @@ class Reports:
 
     @take.register(Warned)
     def _(self, news: Warned, node: NodeState) -> None:
-        self.warn_of(node, f"node {news.node}: {news.what}")
+        self.job.warn(f"node {news.node}: {news.what}")
         if news.receipt is not None:
             of = {"node": node.record.name, "job": self.job.record.job}
             self.not_ended(Receipt(**{**vars(news.receipt), **of}))
@@ -148,8 +147,7 @@ class Reports:
     @take_event.register(events.LeaseFormed)
     def _(self, event: events.LeaseFormed, node: NodeState, when: float) -> None:
         if not event.active:
-            self.warn_of(
-                node,
+            self.job.warn(
                 f"{node.who} cannot reach node 0's supervisor ({event.why}): without a head,"
                 " an end on one will not be an end on the other. If that is a firewall, ranks"
                 f" that connect to each other hang, too: {OPEN_ALL}",
@@ -165,8 +163,6 @@ class Reports:
 
     @take_event.register(events.Ended)
     def _(self, event: events.Ended, node: NodeState, when: float) -> None:
-        if self.said(node):
-            return
         node.ended = event
         if event.lost:  # what a disk refused earlier, the log says by itself
             self.job.warn(
@@ -200,14 +196,14 @@ class Reports:
         """
         own = event.node == node.record.index or 0 in node.record.numbers
         known = event.node in self.nodes and event.rank in node.record.numbers
-        if not known or not (own or event.cause == UNSAVED) or self.said(node):
+        if not known or not (own or event.cause == UNSAVED):
             return
         slow = SlowRank(
-            cause=event.cause[:LONGEST_WORDS],
+            cause=event.cause,
             rank=event.who,
             node=event.node,
             step=event.step or None,
-            text=event.text[:LONGEST_WORDS],
+            text=event.text,
             # By its own clock: a new head, which hears it again, knows that it is the same.
             time=None if event.step else event.time,
         )
@@ -215,19 +211,10 @@ class Reports:
 
     # -- what follows from it ---------------------------------------------------------------------
 
-    def said(self, node: NodeState) -> bool:
-        """Count the words of a node; return True if they are more than a job can have."""
-        node.said += 1
-        return node.said > MOST_SAID
-
-    def warn_of(self, node: NodeState, text: str) -> None:
-        if not self.said(node):
-            self.job.warn(text[:LONGEST_WORDS])
-
     def ending(self, node: NodeState, event: events.Ending, when: float) -> None:
         """Handle an end that a supervisor began, and that this head did not order."""
         if event.headless:
-            self.warn_of(node, f"{node.who} ended its part: {event.why}")
+            self.job.warn(f"{node.who} ended its part: {event.why}")
         elif self.has_other_heads:
             self.ended_elsewhere(node, event, when)
         elif (loss := self.loss_of(event, when)) is None:
@@ -247,7 +234,7 @@ class Reports:
     def lost_before(self, node: NodeState, event: events.Ending, when: float) -> None:
         """Take the loss of a node that is heard of after a rank that failed by it, as the cause."""
         loss = self.loss_of(event, when)
-        if loss is None or self.has_other_heads or self.said(node):
+        if loss is None or self.has_other_heads:
             return
         self.job.failures.append(loss)
         if not event.gone and verdict.cause(self.job.failures) is loss:

@@ -67,8 +67,7 @@ class HangMonitor(Watcher[Failure]):
             if rank in node.numbers
         ]
         stuck = [rank for rank, _ in ranks]
-        ended = max(0, sum(node.nproc for node in asked) - len(ranks)) if ranks else 0
-        return ranks, hang_report.culprit(stuck, ended), hang_report.reading(stuck, ended)
+        return ranks, hang_report.culprit(stuck), hang_report.reading(stuck)
 
     def failure(self) -> Failure | None:
         ranks, who, reading = self.heard()

@@ -91,19 +91,15 @@ def absent(ranks: Sequence[StuckRank]) -> tuple[list[StuckRank], str]:
     return [], ""
 
 
-def culprit(ranks: Sequence[StuckRank], ended: int = 0) -> StuckRank | None:
+def culprit(ranks: Sequence[StuckRank]) -> StuckRank | None:
     """Return the rank to look at first, if there is one."""
     stopped = [stuck for stuck in ranks if stuck.state in "Tt"]
     missing, _ = absent(ranks)
-    last = ranks if ended and len(ranks) == 1 else []
-    return next(iter([*stopped, *missing, *last]), None)
+    return next(iter([*stopped, *missing]), None)
 
 
-def reading(ranks: Sequence[StuckRank], ended: int = 0) -> str:
-    """Return one sentence: where the others wait, and what the culprit does instead.
-
-    So many other ranks have `ended`.
-    """
+def reading(ranks: Sequence[StuckRank]) -> str:
+    """Return one sentence: where the others wait, and what the culprit does instead."""
     waiting = [stuck for stuck in ranks if stuck.waits]
     if not ranks:
         return "no rank has started: every torchrun waits for the others, at the master's port"
@@ -116,10 +112,6 @@ def reading(ranks: Sequence[StuckRank], ended: int = 0) -> str:
     for group in {group for stuck in waiting for group in stuck.waits}:
         if len({stuck.waits[group][1] for stuck in waiting if group in stuck.waits}) > 1:
             return f"the ranks are in different collectives: {places(waiting, group)}"
-    if ended:
-        who = "it has" if len(ranks) == 1 else f"{names(ranks)} have"
-        others = "the other ranks have" if ended > 1 else "the other rank has"
-        return f"{who} not ended, and {others}; {doing(ranks[0])}"
     if at_one_place(ranks):
         return f"all ranks are at the same place: {ranks[0].where}"
     if waiting and len(waiting) == len(ranks):

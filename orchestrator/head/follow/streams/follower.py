@@ -6,7 +6,6 @@ The local file's length is all the state there is: a new process goes on where a
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import threading
 import time
@@ -75,15 +74,8 @@ from orchestrator.records.experiment import Experiment, NodeRecord
 SILENCE = f"no word for {HEAD_PATIENCE_SECONDS:.0f} s"
 log = logging.getLogger(__name__)
 
-CLOCK_READS = 3  # at most; the shortest round trip of these tells best
-CLOCK_SECONDS = 0.01  # An error below this needs no further read: each beat is one.
-RETRY_SECONDS = 5.0  # for the first try to reach a node again; the next has twice as long
 PAUSE_SECONDS = 0.5  # between two tries to reach a node
-LONGEST_PAUSE_SECONDS = 5.0  # of one that was not heard of for long: there may be hundreds
-PART = 20  # of the silence so far, a pause is one
 GIVE_SECONDS = 2.0
-LONGEST_EVENT_BYTES = 1 << 24
-LONGEST_TEXT, MOST_PARTS = 1 << 15, 1 << 12  # characters, or what is listed, in an event
 # What nodes together cost a head: a frame takes 0.2 to 0.4 ms, a line that tells a step 0.05 ms.
 FRAMES_PER_SECOND = 200  # of all beside one, where lines come faster for longer
 LONGEST_GATHER_SECONDS = 0.5
@@ -130,7 +122,6 @@ class NodeFollower:
         self.order: End | None = None  # the end that the node was asked for
         self.next_beat = 0.0
         self.heard_at = time.monotonic()
-        self.retry_seconds = RETRY_SECONDS
         self.silent = self.idle = 0.0  # seconds since the node last printed, or moved
         self.clock = Clock()
         self.growing.began = lambda: self.former_end + self.clock.offset
@@ -217,12 +208,11 @@ class NodeFollower:
             if channel is not None:
                 channel.connection.close()
             silence = time.monotonic() - self.heard_at
-            wait = min(max(PAUSE_SECONDS, silence / PART), LONGEST_PAUSE_SECONDS)
-            log.info("%s: lost: %s; tried again in %.1f s", self.node.name, error.what, wait)
-            self.post(
-                Lost(self.node.index, error.what, min(HEAD_PATIENCE_SECONDS, silence))
-            )  # we may have slept
-            self.closing.wait(wait)
+            log.info("%s: lost: %s; tried again soon", self.node.name, error.what)
+            # This process may have slept.
+            silence = min(HEAD_PATIENCE_SECONDS, silence)
+            self.post(Lost(self.node.index, error.what, silence))
+            self.closing.wait(PAUSE_SECONDS)
             return False
 
     def _bring_outputs(self, channel: NodeChannel) -> None:
@@ -253,24 +243,15 @@ class NodeFollower:
             self.post(Warned(self.node.index, f"{order.why}: {found}", receipt))
 
     def _reopen(self) -> NodeChannel:
-        """Connect; after a cut soon again, and where a login is slow, with time for it."""
-        seconds = min(self.retry_seconds, self.ssh.timeout)
-        self.retry_seconds = 2 * seconds
-        log.debug("%s: connecting again, for %.1f s at most", self.node.name, seconds)
-        connection = self.ssh.connect(self.node, seconds)
-        channel = open_channel(connection, self.node, self.ssh.timeout)
-        self.retry_seconds = RETRY_SECONDS
-        return channel
+        log.debug("%s: connecting again", self.node.name)
+        return open_channel(self.ssh.connect(self.node), self.node, self.ssh.timeout)
 
     def _begin(self, channel: NodeChannel) -> None:
         self.event_rest = b""
         self.growing.begin()
-        for _ in range(CLOCK_READS):
-            sent = time.monotonic()
-            answer = channel.ask(Beat(), HEAD_PATIENCE_SECONDS)
-            self.clock.heard(sent, answer.time)
-            if self.clock.error < CLOCK_SECONDS:
-                break
+        sent = time.monotonic()
+        answer = channel.ask(Beat(), HEAD_PATIENCE_SECONDS)  # later beats tell the clock better
+        self.clock.heard(sent, answer.time)
         self.beats.clear()
         request = Follow(
             job=self.job,
@@ -369,13 +350,11 @@ class NodeFollower:
         lines = (self.event_rest + data[OFFSET.size :]).split(b"\n")
         self.event_rest = lines.pop()
         try:
-            if len(self.event_rest) > LONGEST_EVENT_BYTES:
-                raise Nonsense(f"an event of more than {LONGEST_EVENT_BYTES >> 20} MB")
             for line in lines:
                 known = whole(line)
                 if known is None:
                     continue
-                event = events.from_data(shortened(known))
+                event = events.from_data(known)
                 self.ended = self.ended or isinstance(event, Ended)
                 log.debug("%s: event %s", self.node.name, type(event).__name__)
                 self.post(Happened(self.node.index, event))
@@ -389,13 +368,3 @@ def whole(line: bytes) -> dict[str, Any] | None:
         return parse(line)
     except Nonsense:
         return None
-
-
-def shortened(data: Any) -> Any:
-    """Return what an event says without the middle of a very long text, which is looked through."""
-    if isinstance(data, str) and len(data) > LONGEST_TEXT:
-        return f"{data[: LONGEST_TEXT // 2]}\n[...]\n{data[-LONGEST_TEXT // 2 :]}"
-    if isinstance(data, dict):
-        some = itertools.islice(data.items(), MOST_PARTS)
-        return {key[:LONGEST_TEXT]: shortened(value) for key, value in some}
-    return list(map(shortened, data[:MOST_PARTS])) if isinstance(data, list) else data

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, cast
 
 import pytest
 
-from orchestrator.common.errors import NodeError, UsageError
+from orchestrator.common.errors import UsageError
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import Silent
 from orchestrator.head.follow.streams import follower as following
@@ -117,53 +117,3 @@ def test_who_is_closed_while_it_comes_back_hangs_up(
     monkeypatch.setattr(follower, "_reopen", reopen)
     follower.run()
     assert closed == ["hung up"]
-
-
-def test_a_node_whose_login_is_slow_is_reached_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried: list[float] = []
-
-    class Slow:
-        config = SimpleNamespace(of_node=lambda node: node)
-        timeout = 12.0
-
-        def connect(self, destination: object, timeout: float) -> None:
-            tried.append(timeout)
-            if timeout < 11.0:
-                raise NodeError("it hangs during the login")
-
-    directory = experiments.create(tmp_path, "run")
-    follower = NodeFollower(Slow(), "run-1", NODES[0], directory, print)  # type: ignore[arg-type]
-    monkeypatch.setattr(following, "open_channel", lambda *_: "open")
-    for _ in range(2):
-        with pytest.raises(NodeError):
-            follower._reopen()
-    assert follower._reopen() == "open"
-    with pytest.raises(NodeError):
-        follower._reopen()
-    assert tried == [5.0, 10.0, 12.0, 5.0]
-
-
-@pytest.mark.parametrize(
-    ("silence", "pause"), [(0.0, 0.5), (10.0, 0.5), (60.0, 3.0), (3600.0, 5.0)]
-)
-def test_who_is_silent_for_long_is_dialled_less_often(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silence: float, pause: float
-) -> None:
-    """Hundreds of nodes that are gone would keep their head busy."""
-    paused: list[float] = []
-    directory = experiments.create(tmp_path, "run")
-    follower = NodeFollower(Any, "run-1", NODES[0], directory, lambda _: None)  # type: ignore[arg-type]
-
-    def refused() -> NoReturn:
-        raise NodeError("connection refused")
-
-    def wait(seconds: float) -> None:
-        paused.append(seconds)
-
-    monkeypatch.setattr(follower, "_reopen", refused)
-    monkeypatch.setattr(follower, "closing", SimpleNamespace(is_set=lambda: False, wait=wait))
-    follower.heard_at -= silence
-    assert not follower._follow_once()
-    assert paused == [pytest.approx(pause, abs=0.01)]
