@@ -120,7 +120,6 @@ def test_what_did_not_end_by_itself_is_named(tmp_path: Path) -> None:
     run = run_of(directory, replace(job(directory), nodes=[node]))
     ranks = {number: RankState(state="ended", pid=50 + number) for number in (0, 1)}
     ended = Ended(time=1005.04, agent=0, why="", killed={}, left=(), ranks=ranks)
-    run.reports.say_what_was_killed(run.job.nodes[0], ended.replace(left_behind={7: "sleep"}))
     run.end.outcome = Outcome.STOPPED
     run.job.nodes[0].grace, run.job.nodes[0].asked_at = 5.0, 1000.0
     run.reports.say_what_was_killed(
@@ -133,7 +132,6 @@ def test_what_did_not_end_by_itself_is_named(tmp_path: Path) -> None:
     )
     said = said_by(run)
     assert said == [
-        "orchestrator: node 0 (n1): ended what ranks had left running: sleep (process 7)",
         "orchestrator: node 0 (n1): killed rank 1: still there 5 s after it was asked",
         "orchestrator: node 0 (n1): killed rank 0: still there 1.2 s after it was asked",
     ]
