@@ -505,7 +505,7 @@ BUDGETS = {
     "engine/saving": 1806,
     "engine/sharding": 824,
     "head/connect": 1300,
-    "head/follow": 2477,
+    "head/follow": 2430,
     "head/background": 143,
     "head/plan": 1079,
     "head/start": 2078,
