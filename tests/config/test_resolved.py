@@ -21,7 +21,10 @@ def test_its_text_and_its_keys(tmp_path: Path) -> None:
         assert resolved.read(tmp_path) == {}
 
 
-@pytest.mark.parametrize("text", [b"a: [", b"\x00", b"!!python/object:os.system {}", b"[" * 1000])
+@pytest.mark.parametrize(
+    "text",
+    [b"a: [", b"\x00", b"!!python/object:os.system {}", b"[" * 1000, b"a: &a [1]\nb: *a\n"],
+)
 def test_what_is_no_yaml_is_named(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "config.yaml").write_bytes(text)
     with pytest.raises(UsageError, match=r"config\.yaml cannot be read"):
