@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from orchestrator.common.errors import UsageError
 from orchestrator.engine.sharding.mesh import local_tensor
@@ -95,13 +94,3 @@ class Average:
         for name, weight in self.weights.items():
             if (saved := state[WEIGHTS].get(name)) is not None and saved is not weight:
                 weight.copy_(saved)
-
-
-def refuse_two_averages(optimizer: Optimizer) -> None:
-    """Refuse an optimizer that shows other weights for evaluation by itself."""
-    if all(callable(getattr(optimizer, name, None)) for name in ("train", "eval")):
-        raise UsageError(
-            f"ema= averages the weights, and {type(optimizer).__name__} does so itself: it shows"
-            " its average when it is told to evaluate",
-            "leave out ema= (training.ema), or use another optimizer",
-        )

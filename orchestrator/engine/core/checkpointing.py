@@ -17,6 +17,7 @@ from orchestrator.common.errors import CheckFailed, OrchestratorError, UsageErro
 from orchestrator.common.text import Say
 from orchestrator.engine.core import average
 from orchestrator.engine.core.kept import WHAT_IS_DRAWN, Snapshot
+from orchestrator.engine.core.optimizer_state import by_name, of_name
 from orchestrator.engine.core.parts import Parts, as_path
 from orchestrator.engine.core.stopping import Request, TrainState
 from orchestrator.engine.data.batch import Batches, DataPlace
@@ -122,7 +123,9 @@ class Checkpointing:
                 self.say(f"WARNING: {name!r} was kept there, and this program keeps none: it is"
                           " not read")  # fmt: skip
             self.state = state_of(loaded.progress)
-            self.parts.schedulers.restore(loaded.progress.get("scheduler"))
+            for stepper in self.parts.steppers:
+                saved = loaded.progress.get("scheduler")
+                stepper.scheduler.restore(of_name(saved, stepper.name))
             if before := ownership.run_of(loaded.progress):
                 self.run = dataclasses.replace(self.run, id=before.id)
             self.latest = loaded.created
@@ -350,29 +353,26 @@ class Checkpointing:
         if not in_memory:  # how often that happens depends on the time it takes
             agreement.take_buffers_of_first(parts.bare)
         best = state.best is not None and state.best_step == state.step
-        # On disk are the weights that an evaluation shows; in memory, those that train.
-        shown = parts.steppers.evaluating(average=False)
-        with contextlib.nullcontext() if in_memory else shown:
-            snapshot = parts.auxiliary.snapshot()
-            described = checkpoints.writers.first and not in_memory
-            progress = {
-                **self._progress(snapshot, checkpoints.run),
-                "aliases": aliases_of(parts.bare),
-                "configs": configs_of(parts.bare) if described else {},
-            }
-            tensors = state_of_model(parts.bare, snapshot.tensors)
-            checkpoints.save(state.step, tensors, progress, best=best)
+        snapshot = parts.auxiliary.snapshot()
+        described = checkpoints.writers.first and not in_memory
+        progress = {
+            **self._progress(snapshot, checkpoints.run),
+            "aliases": aliases_of(parts.bare),
+            "configs": configs_of(parts.bare) if described else {},
+        }
+        tensors = state_of_model(parts.bare, snapshot.tensors)
+        checkpoints.save(state.step, tensors, progress, best=best)
 
     def _progress(self, snapshot: Snapshot, run: ownership.Run) -> dict[str, Any]:
         """Return all of the state that is no tensor, as JSON keeps it."""
-        state, schedulers = self.state, self.parts.schedulers
+        state, steppers = self.state, self.parts.steppers
         return {
             "step": state.step,
             "position": state.position,
             "tokens": state.tokens,
             "stepper": snapshot.progress,
             "state": dataclasses.asdict(state),
-            "scheduler": schedulers.state(),
+            "scheduler": by_name({each.name: each.scheduler.state() for each in steppers}),
             "endless": self.built_in,
             "run": dataclasses.asdict(run),
         }

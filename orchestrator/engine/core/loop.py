@@ -86,7 +86,6 @@ class Loop:
             after.callback(self._restore_randomness)
             after.enter_context(self.saving.open())
             to_train(self.parts.model, self.parts.bare)
-            after.enter_context(self.parts.steppers.training_mode())
             # A hook is heard after its step, so all vote after it; else while the step computes.
             self.votes_late = any(gather(ranks.world == 1 or self.hooks.on_step_end is not None))
             self.parts.steppers.find_whole()
@@ -180,7 +179,8 @@ class Loop:
         self.reporter.ledger.close(report)
         self.saving.refuse_unsaved()
         self.sums = {}
-        self.parts.schedulers.after_step(steppers.names_due)
+        for stepper in steppers.due:
+            stepper.scheduler.after_step()
         self._call(self.hooks.on_step_end)
         if self.votes_late:
             self._vote()
@@ -294,7 +294,8 @@ class Loop:
         state.add_to_history({"epoch": state.epoch, "step": state.step, **values})
         reporter.epoch(state.step, state.epoch, values, whole=whole)
         if whole and (metrics := validated or state.train_metrics):
-            self.parts.schedulers.after_epoch(metrics)
+            for stepper in self.parts.steppers:
+                stepper.scheduler.after_epoch(metrics.get(stepper.loss))
         if whole:
             self.policy.compare(values)
         self._call(self.hooks.on_epoch_end)

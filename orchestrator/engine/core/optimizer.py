@@ -7,7 +7,7 @@ import functools
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -29,11 +29,9 @@ from torch.optim import (
 
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.schema import Config, Scheduler
-from orchestrator.engine.core.optimizer_state import HOW, by_name, of_name
-from orchestrator.engine.core.stopping import Metrics
+from orchestrator.engine.core.optimizer_state import HOW
 from orchestrator.engine.core.together import one_of_several, parts_of
 from orchestrator.engine.models.import_by_name import kind
-from orchestrator.engine.models.losses import loss_of
 from orchestrator.engine.models.nested import mapped
 from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.sharding import muon
@@ -126,7 +124,7 @@ def bound(
             "give torch.optim.AdamW(model.parameters()), or a function of the parameters",
         )
     for part in parts_of(optimizer):
-        refuse_closure(part)
+        refuse_other_calls(part)
     return optimizer
 
 
@@ -146,14 +144,20 @@ def refuse_strangers(parameters: list[nn.Parameter], known: Container[int]) -> N
         )
 
 
-def refuse_closure(optimizer: Optimizer) -> None:
-    """Refuse LBFGS, SAM and their like, as far as their step() says what it needs."""
+def refuse_other_calls(optimizer: Optimizer) -> None:
+    """Refuse LBFGS, SAM and schedule-free ones, which need more than step()."""
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
         raise UsageError(
             f"{type(optimizer).__name__} evaluates the loss several times per step, which the"
             " Trainer does not",
             "use another optimizer",
+        )
+    if callable(getattr(optimizer, "eval", None)):
+        raise UsageError(
+            f"{type(optimizer).__name__} has train() and eval(), by which it shows other weights"
+            " for evaluation, and the Trainer calls neither",
+            "use ema=, which evaluates and saves an average, with another optimizer",
         )
 
 
@@ -314,19 +318,21 @@ class LrScheduler:
 
     def after_step(self) -> None:
         if self.scheduler is not None and self.every == "step":
-            with warnings.catch_warnings():
-                # The optimizer's first step may have been left out, and torch counts steps.
-                warnings.filterwarnings("ignore", "Detected call of .lr_scheduler", UserWarning)
-                self.scheduler.step()
+            self._step()
 
     def after_epoch(self, loss: float | None) -> None:
         """Step once per epoch; one that looks at the loss waits for one."""
-        if self.scheduler is None or self.every != "epoch":
-            return
-        if not self.by_metric:
-            self.scheduler.step()
-        elif loss is not None:
-            self.scheduler.step(loss)
+        if self.scheduler is not None and self.every == "epoch":
+            if not self.by_metric:
+                self._step()
+            elif loss is not None:
+                self._step(loss)
+
+    def _step(self, *loss: float) -> None:
+        with warnings.catch_warnings():
+            # The optimizer's first step may have been left out, and torch counts steps.
+            warnings.filterwarnings("ignore", "Detected call of .lr_scheduler", UserWarning)
+            self.scheduler.step(*loss)
 
     def state(self) -> dict[str, Any] | None:
         """Return what JSON keeps of its state."""
@@ -338,30 +344,6 @@ class LrScheduler:
         """Read a saved state; functions stay as the scheduler was made."""
         if self.scheduler is not None and state is not None:
             self.scheduler.load_state_dict({**self.scheduler.state_dict(), **state})
-
-
-class Schedulers:
-    """The schedulers of all optimizers, by their names."""
-
-    def __init__(self, by_name: Mapping[str, LrScheduler]) -> None:
-        self.by_name = by_name
-
-    def after_step(self, names: Sequence[str]) -> None:
-        """Advance the schedulers of optimizers that stepped."""
-        for name in names:
-            self.by_name[name].after_step()
-
-    def after_epoch(self, metrics: Metrics) -> None:
-        """Show each the loss of its own optimizer, if that was due in this epoch."""
-        for name, scheduler in self.by_name.items():
-            scheduler.after_epoch(metrics.get(loss_of(name)))
-
-    def state(self) -> Any:
-        return by_name({name: scheduler.state() for name, scheduler in self.by_name.items()})
-
-    def restore(self, state: Any) -> None:
-        for name, scheduler in self.by_name.items():
-            scheduler.restore(of_name(state, name))
 
 
 def schedule(config: Scheduler, step: int, max_steps: int) -> float:

@@ -18,7 +18,7 @@ from orchestrator.common.files import expanded
 from orchestrator.config.schema import Config, Training
 from orchestrator.engine.core import settings
 from orchestrator.engine.core.kept import AuxiliaryState
-from orchestrator.engine.core.optimizer import LrScheduler, Schedulers, configured, schedule
+from orchestrator.engine.core.optimizer import configured, schedule
 from orchestrator.engine.core.settings import Arguments, Each
 from orchestrator.engine.core.step import Steppers, names_of
 from orchestrator.engine.core.together import one_of_several
@@ -48,7 +48,6 @@ class Parts:
     bare: nn.Module  # without what ddp puts around it
     losses: Loss
     steppers: Steppers
-    schedulers: Schedulers
 
     def totals(self, model: nn.Module, micro: Micro) -> Totals:
         """Compute the losses of a micro-batch, as far as their optimizers are due."""
@@ -80,8 +79,7 @@ class Parts:
         if trained < len(parameters):
             tell(f"{len(parameters) - trained} of {len(parameters)} are not in the optimizer")
         if self.mesh.mesh is not None:
-            for line in described(self.model, sum(p.numel() for p in self.steppers.whole)):
-                tell(line)
+            tell(described(self.model, sum(p.numel() for p in self.steppers.whole)))
 
 
 def counted(config: Config, losses: Loss) -> str:
@@ -126,12 +124,13 @@ def of_arguments(arguments: Arguments) -> Parts:
     steppers = Steppers(
         trained.optimizers, names, model, shape,
         {name: training_of(name, arguments, config.training) for name in trained.optimizers},
-        arguments.every,
+        arguments.every or {},
+        trained.schedulers,
+        scheduler_every=arguments.scheduler_every,
         lr_factor=functools.partial(warmed_up, lr_scale, arguments.warmup_steps),
         elementwise=arguments.elementwise,
     )  # fmt: skip
-    schedulers = scheduled(steppers, trained.schedulers, arguments.scheduler_every)
-    parts = Parts(config, everyone, shape, whole, model, losses, steppers, schedulers)
+    parts = Parts(config, everyone, shape, whole, model, losses, steppers)
     parts.introduce()
     return parts
 
@@ -162,15 +161,6 @@ def training_of(name: str, arguments: Arguments, training: Training) -> Training
     return dataclasses.replace(training, **own)  # type: ignore[arg-type]
 
 
-def scheduled(steppers: Steppers, schedulers: Mapping[str, Any], every: str) -> Schedulers:
-    return Schedulers(
-        {
-            stepper.name: LrScheduler(schedulers.get(stepper.name), stepper.optimizer, every)
-            for stepper in steppers
-        }
-    )
-
-
 # -- by a config -----------------------------------------------------------------------------------
 
 
@@ -187,13 +177,12 @@ def of_config(config: Config, everyone: Ranks) -> Parts:
     optimizer = configured(config, model)
     whole = mesh.spread(model, shape, everyone, config, fill)
     steppers = Steppers(
-        {"": optimizer}, {}, model, shape, {"": config.training},
+        {"": optimizer}, {}, model, shape, {"": config.training}, {}, {},
         lr_factor=lambda step: schedule(config.scheduler, step, config.training.max_steps),
         nominal=build.nominal_count(config, everyone.world),
         keeps_settings=True,
     )  # fmt: skip
-    losses, schedulers = build.loss_of(config), scheduled(steppers, {}, "step")
-    parts = Parts(config, everyone, shape, whole, model, losses, steppers, schedulers)
+    parts = Parts(config, everyone, shape, whole, model, build.loss_of(config), steppers)
     parts.introduce()
     return parts
 

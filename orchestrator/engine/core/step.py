@@ -20,9 +20,10 @@ from torch.optim import Optimizer
 
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.schema import Training
-from orchestrator.engine.core.average import Average, refuse_two_averages
+from orchestrator.engine.core.average import Average
 from orchestrator.engine.core.optimizer import (
     Factory,
+    LrScheduler,
     bound,
     fuse,
     is_summed,
@@ -67,8 +68,8 @@ class Stepper:
     """Any torch optimizer, on the parameters as they are spread over the ranks.
 
     It is driven by its contract: step() on gradients that are divided and clipped, zero_grad(),
-    state_dict(), load_state_dict(), and train() and eval() if it has them. The fused kernels of
-    torch's AdamW, Adam and SGD are told which step to leave out, so that the host does not wait.
+    state_dict() and load_state_dict(). The fused kernels of torch's AdamW, Adam and SGD are told
+    which step to leave out, so that the host does not wait.
     """
 
     def __init__(
@@ -81,6 +82,8 @@ class Stepper:
         *,
         name: str = "",  # among several
         every: int = 1,  # steps of the training is one of its own
+        scheduler: Any = None,
+        scheduler_every: str = "step",
         lr_factor: Callable[[int], float] = lambda step: 1.0,
         nominal: float | None = None,  # things counted in a step, if all are: keeps sums near one
         keeps_settings: bool = False,  # on a resume: the learning rate, weight decay ... of today
@@ -90,9 +93,9 @@ class Stepper:
         self.name, self.loss, self.every = name, loss_of(name), every
         self.parameters = dict(plain_names.parameters(model))
         self.optimizer = bound(optimizer, names, self.parameters, name)
+        self.scheduler = LrScheduler(scheduler, self.optimizer, scheduler_every)
         chosen = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
         self.named = [(key, p) for key, p in self.parameters.items() if id(p) in chosen]
-        self.members = chosen
         fused = [fuse(part) for part in parts_of(self.optimizer)] if not has_sparse(model) else []
         self.fused = all(fused) and len(fused) == 1  # of several, kernels do the arithmetic alone
         for part in parts_of(self.optimizer) if mesh.mesh is not None and not elementwise else ():
@@ -103,7 +106,6 @@ class Stepper:
         )
         self.average: Average | None = None
         if training.ema is not None:
-            refuse_two_averages(self.optimizer)
             self.average = Average(training.ema, self.named)
         self.latest: Outcome | None = None
         self.scaling = training.mixed_precision == "fp16"
@@ -246,7 +248,8 @@ class Steppers:
         model: nn.Module,
         mesh: Mesh,
         training: Mapping[str, Training],  # as each of them has it
-        every: Mapping[str, int] | None = None,  # steps, of those that take fewer
+        every: Mapping[str, int],  # steps, of those that take fewer
+        schedulers: Mapping[str, Any],
         **more: Any,
     ) -> None:
         self.model, self.mesh = model, mesh
@@ -258,7 +261,8 @@ class Steppers:
                 mesh,
                 training[name],
                 name=name,
-                every=(every or {}).get(name, 1),
+                every=every.get(name, 1),
+                scheduler=schedulers.get(name),
                 **more,
             )
             for name, optimizer in optimizers.items()
@@ -269,7 +273,6 @@ class Steppers:
         self.parameters, self.device = self.first.parameters, self.first.device
         self.left = [p for p in self.parameters.values() if not is_summed(p, mesh)]
         self.gathered: dict[int, nn.Parameter] = {}  # whole parameters, by the ids of sharded ones
-        self.in_training = False  # else an evaluation need not end
 
     def __iter__(self) -> Iterator[Stepper]:
         return iter(self.by_name.values())
@@ -383,38 +386,14 @@ class Steppers:
         for parameter in self.parameters.values():  # those that are not in an optimizer, too
             parameter.grad = None
 
-    # -- optimizers that tell training from evaluation --------------------------------------------
-
-    @contextlib.contextmanager
-    def training_mode(self) -> Iterator[None]:
-        self.in_training = True
-        self._tell("train")
-        try:
-            yield
-        finally:
-            self.in_training = False
-            self._tell("eval")
-
     @contextlib.contextmanager
     def evaluating(self, *, average: bool = True) -> Iterator[None]:
-        """Show the weights to evaluate and to save, as schedule-free optimizers ask for; or their
-        average, if there is one."""
-        self._tell("eval")
-        try:
-            with contextlib.ExitStack() as shown:
-                for stepper in self:
-                    if stepper.average is not None and average:
-                        shown.enter_context(stepper.average.shown())
-                yield
-        finally:
-            if self.in_training:
-                self._tell("train")
-
-    def _tell(self, mode: str) -> None:
-        """Tell optimizers that want to know whether they train: train or eval."""
-        for stepper in self:
-            if callable(method := getattr(stepper.optimizer, mode, None)):
-                method()
+        """Show the averages as the weights of the model, if there are some."""
+        with contextlib.ExitStack() as shown:
+            for stepper in self:
+                if stepper.average is not None and average:
+                    shown.enter_context(stepper.average.shown())
+            yield
 
 
 def squares_of(grads: Iterable[Tensor | None]) -> Tensor:

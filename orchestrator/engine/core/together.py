@@ -31,9 +31,6 @@ class Together(Optimizer):
         for part in self.parts:
             self.state.update(part.state)
         self._share()
-        for mode in ("train", "eval"):  # an optimizer that has none need not be told
-            if told := [getattr(part, mode) for part in parts if callable(getattr(part, mode, 0))]:
-                setattr(self, mode, lambda calls=told: [call() for call in calls])
 
     def _share(self) -> None:
         first = 0

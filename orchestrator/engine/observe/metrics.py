@@ -162,49 +162,27 @@ def progress(
     unit: str = "tokens",
     metrics: Mapping[str, float | None] = {},
 ) -> str:
-    """Write the line on screen; the columns keep their places from line to line."""
+    """Write the line on screen."""
     total = f"/{steps}" if steps else ""
-    parts = {
-        "": f"step {record['step']:>{len(total) - 1 if total else 6}}{total}",
-        "loss": f"loss {_number(record['loss'], 4)}",
-        **{f"metric {name}": f"{name} {_number(value, 4)}" for name, value in metrics.items()},
-        "grad": f"grad {_number(record['grad_norm'], 3)}",
-        "speed": f"{_short(record['tokens_per_s']):>5} {unit}/s",
-        "step": _step_time(record["step_ms"] or 0.0),
-    }
+    parts = [
+        f"step {record['step']:>{len(total) - 1 if total else 6}}{total}",
+        f"loss {short(record['loss'])}",
+        *(f"{name} {short(value)}" for name, value in metrics.items()),
+        f"grad {short(record['grad_norm'])}",
+        f"{record['tokens_per_s'] or 0.0:,.0f} {unit}/s",
+        f"{record['step_ms'] or 0.0:,.1f} ms/step",
+    ]
     if record.get("mfu") is not None:
-        parts["mfu"] = f"mfu {record['mfu']:>5.1%}"
+        parts.append(f"mfu {record['mfu']:.1%}")
     if seconds := round(eta_seconds or 0.0):  # none: it has only begun, or ends
-        parts["left"] = f"{duration(seconds)} left"
+        parts.append(f"{duration(seconds)} left")
     if record.get("skipped_steps"):
-        parts["skipped"] = f"{record['skipped_steps']:.0f} skipped"
-    return "  ".join(parts.values()).rstrip()
+        parts.append(f"{record['skipped_steps']:.0f} skipped")
+    return "  ".join(parts)
 
 
-def _number(value: float | None, decimals: int) -> str:
-    """Write a number seven columns wide, with fewer decimals where it is large."""
-    if value is None:
-        return f"{'-':>7}"
-    forms = [*(f".{count}f" for count in range(decimals, -1, -1)), ".1e"]
-    texts = [format(value, form) for form in forms]
-    return f"{next((text for text in texts if len(text) <= 7), texts[-1]):>7}"
-
-
-def _short(value: float | None) -> str:
-    """Write a number with three digits, in thousands or more: 9.1, 850, 12.3k, 1.23M."""
-    if value is None or not math.isfinite(value):
-        return "-"
-    for unit in ("", "k", "M", "G"):
-        if value < 999.5:
-            return f"{value:.3g}{unit}"
-        value /= 1000
-    return f"{value:.0e}"
-
-
-def _step_time(ms: float) -> str:
-    if ms < 9999.5:
-        return f"{ms:>5.1f} ms/step" if ms < 10 else f"{ms:>5,.0f} ms/step"
-    return f"{ms / 1000:>5.0f}  s/step"
+def short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.5g}"
 
 
 # -- the time that an attempt took -----------------------------------------------------------------

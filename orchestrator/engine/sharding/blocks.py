@@ -123,21 +123,18 @@ def has_sparse(model: nn.Module) -> bool:
     return any(getattr(module, "sparse", False) is True for module in model.modules())
 
 
-def described(model: nn.Module, whole: int) -> list[str]:
-    """Return lines on what is sharded one by one, and how much is not."""
-    counts: Counter[str] = Counter()
-    for module in model.modules():
-        if isinstance(module, FSDPModule) and module is not model:
-            counts[type(module).__name__.removeprefix("FSDP")] += 1
+def described(model: nn.Module, whole: int) -> str:
+    """Describe what is sharded one by one, and how much is not."""
+    counts = Counter(
+        type(module).__name__.removeprefix("FSDP")
+        for module in model.modules()
+        if isinstance(module, FSDPModule) and module is not model
+    )
     blocks = ", ".join(f"{count} {name}" for name, count in counts.most_common())
-    lines = [
-        f"  gathered one at a time: {blocks}"
-        if blocks
-        else "  no repeated blocks: the whole model is gathered at once (fsdp.wrap names classes)"
-    ]
-    if whole:
-        lines.append(f"  {whole:,} parameters are whole on each rank: scalars, or of other dtypes")
-    return lines
+    if not blocks:
+        return "  no repeated blocks: the whole model is gathered at once (fsdp.wrap names classes)"
+    rest = f"; {whole:,} parameters are whole on each rank" if whole else ""
+    return f"  gathered one at a time: {blocks}{rest}"
 
 
 def sum_whole(parameters: Sequence[nn.Parameter]) -> None:

@@ -22,19 +22,14 @@ class Models(nn.ModuleDict):
 def together(models: Mapping[str, nn.Module]) -> Models:
     if not isinstance(models, Mapping) or not models:
         raise UsageError(f"models= is a {type(models).__name__}, not models by name", f"say {TYPE}")
-    for name, model in models.items():
-        if not isinstance(model, nn.Module):
-            raise UsageError(
-                f"models[{name!r}] is a {type(model).__name__}, not a module", f"say {TYPE}"
-            )
+    for name in models:
         if not isinstance(name, str) or not name.isidentifier() or hasattr(nn.ModuleDict, name):
             raise UsageError(
                 f"models= has the name {name!r}, which no part of a module may have",
                 "take letters, digits and _, and no name of a method such as train",
             )
-        other = next(other for other, same in models.items() if same is model)
-        if other != name:
-            raise UsageError(f"models[{other!r}] and models[{name!r}] are the same model")
+    if len({id(model) for model in models.values()}) < len(models):
+        raise UsageError("models= has the same model twice", f"say {TYPE}")
     return Models(models)
 
 

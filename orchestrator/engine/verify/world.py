@@ -83,17 +83,13 @@ def join(backend: str | None, patience: float) -> World:
     has_gpu = torch.cuda.is_available()
     backend = backend or ("nccl" if has_gpu else "gloo")
     rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
-    if backend == "nccl" and not has_gpu:
-        raise CheckFailed(
-            f"the backend is nccl, but {socket.gethostname()} has no GPU that torch can use",
-            "verify its CPUs with --backend gloo",
-        )
     device = torch.device("cpu")
     if backend == "nccl":
         if local >= torch.cuda.device_count():
             raise CheckFailed(
-                f"local rank {local} has no GPU of its own: {torch.cuda.device_count()} are there",
-                "start as many ranks as there are GPUs: leave out --nproc and slots=",
+                f"local rank {local} of {socket.gethostname()} has no GPU of its own",
+                "start as many ranks as there are GPUs (leave out --nproc and slots=), or verify"
+                " the CPUs with --backend gloo",
             )
         device = torch.device("cuda", local)
         torch.cuda.set_device(device)

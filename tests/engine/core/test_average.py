@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +31,10 @@ from tests.engine.by_hand import (
     net,
     whole,
 )
-from tests.engine.programs.optimizers import Switching
-from tests.engine.worlds import Job, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_groups_left")]
 
-DECAY, LIFE = 0.9, "STEPS_OF_THIS_LIFE"
+DECAY = 0.9
 LAYOUTS: dict[str, dict[str, Any]] = {
     "ddp": {"strategy": "ddp"},
     "full_shard": {"strategy": "full_shard"},
@@ -115,26 +112,6 @@ def goes_on(place: Path, **more: Any) -> dict[str, float]:
     trained(made(adamw, ema=DECAY, **more), max_period="4 steps", **saved)
     again = trained(made(adamw, ema=DECAY, **more), resume=True, **saved)
     return {f"resumed, {more}": distance} if (distance := far(again, at_once)) else {}
-
-
-def test_it_goes_on_as_it_was_on_two_by_two_and_from_memory(tmp_path: Path) -> None:
-    call, memory = f"{__name__}:live", {"memory": str(tmp_path / "memory")}
-    whole_job = Job(str(tmp_path / "whole"), [2, 2], {}, call=call, env={LIFE: str(STEPS)})
-    first = Job(str(tmp_path / "first"), [2, 2], {}, call=call, env={LIFE: "4"}, **memory)
-    again = Job(str(tmp_path / "again"), [2, 2], {}, call=call, env={LIFE: str(STEPS)}, **memory)
-    assert run(whole_job, first, again) == [[0] * 4] * 3, first.output() + again.output()
-    assert "resuming after step 4, from memory" in again.output()
-    expected, found = (torch.load(job.path / "weights") for job in (whole_job, again))
-    assert far(found, expected) == 0
-    assert far(expected, dict(by_torch(adamw, net()).named_parameters())) < 2e-6
-
-
-def live(directory: Path) -> None:
-    config = {"checkpoint": {"memory_every": 1}}
-    trainer = made(adamw, strategy="hybrid_shard", ema=DECAY, config=config)
-    own = trained(trainer, verbose=True, max_period=f"{os.environ[LIFE]} steps")
-    if trainer.ranks.rank == 0:
-        torch.save(own, directory / "weights")
 
 
 # -- where it is seen ------------------------------------------------------------------------------
@@ -232,7 +209,5 @@ def test_what_cannot_be_averaged_is_refused() -> None:
         made(adamw, ema=1.0)
     with pytest.raises(UsageError, match=r"training.ema is 0; it must be above 0"):
         made(adamw, ema=0.0)
-    with pytest.raises(UsageError, match=r"Switching does so itself"):
-        made(Switching, ema=DECAY)
     with pytest.raises(UsageError, match=r"this Trainer has none"):
         made(adamw).state_dict(ema=True)

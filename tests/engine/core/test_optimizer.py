@@ -51,7 +51,6 @@ from tests.engine.programs.optimizers import (
     Noisy,
     Opaque,
     Rateless,
-    Switching,
 )  # fmt: skip
 from tests.engine.worlds import Job, run
 
@@ -339,22 +338,19 @@ def test_nothing_gathers_in_what_is_not_trained() -> None:
 # -- what has modes, and what cannot work ----------------------------------------------------------
 
 
-def test_what_tells_training_from_evaluation_is_told(tmp_path: Path) -> None:
-    """Evaluations and saves have the weights that it shows then, steps those that it trains."""
-    trainer = made(Switching)
-    loader = DataLoader(data(), BATCH)
-    trainer.train(loader, loader, epochs=1, save_every="4 steps", save_to=tmp_path, verbose=False)
-    switching = trainer.optimizer
-    assert isinstance(switching, Switching)
-    turns = "".join(switching.turns)
-    assert turns == "T" + "sz" * 4 + "ET" + "sz" * 4 + "ET" * 2 + "E"
-    trainer.evaluate(loader)
-    assert "T" not in switching.turns[len(turns) :], "nobody trains any more"
-
-
 @pytest.mark.parametrize("make", [torch.optim.LBFGS, Closing])
 def test_what_needs_a_closure_is_refused(make: Any) -> None:
     with pytest.raises(UsageError, match=f"{make.__name__} evaluates the loss several times"):
+        made(make)
+
+
+def test_one_that_shows_other_weights_for_evaluation_is_refused() -> None:
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        free = adamw(parameters)
+        free.eval = free.train = lambda: None  # as a schedule-free one has
+        return free
+
+    with pytest.raises(UsageError, match="AdamW has train"):
         made(make)
 
 

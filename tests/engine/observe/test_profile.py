@@ -80,26 +80,6 @@ def test_half_a_trace_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert written and all(map(STAY_HIDDEN.fullmatch, written)), written
 
 
-def test_the_switches_reach_the_profiler(tmp_path: Path) -> None:
-    more = Profiling(
-        enabled=True, wait=0, warmup=1, active=1, record_shapes=True, with_stack=True,
-        profile_memory=True,
-    )  # fmt: skip
-    assert run(more, tmp_path, 2, [], alone()) == [2]
-    with gzip.open(tmp_path / "profile" / "rank_00.json.gz", "rt") as file:
-        events = json.load(file)["traceEvents"]
-    (mm,) = (event for event in events if event["name"] == "aten::mm")
-    assert mm["args"]["Input Dims"] == [[64, 64], [64, 64]]
-    assert any(event.get("cat") == "python_function" for event in events)
-    assert any(event["name"] == "[memory]" for event in events)
-
-
-def test_disabled_it_does_nothing(tmp_path: Path) -> None:
-    said: list[str] = []
-    assert run(Profiling(), tmp_path, 12, said, alone()) == []
-    assert not said and not list(tmp_path.iterdir())
-
-
 def test_a_run_that_ends_early_says_so(tmp_path: Path) -> None:
     said: list[str] = []
     assert run(WANTED, tmp_path, 3, said, alone()) == []

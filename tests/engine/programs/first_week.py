@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -63,23 +62,6 @@ def unfrozen(strategy: str) -> list[float]:
     return [whole, *(float(norm) for norm in distributed.gather_tensors(norms))]
 
 
-def unfrozen_in_low_precision() -> list[float]:
-    """As above, sharded: a block that was frozen as a whole when it was made; and as ddp."""
-    norms = []
-    for strategy in ("ddp", "hybrid_shard"):
-
-        def unfreeze(trainer: Trainer) -> None:
-            trainer.bare.requires_grad_()
-
-        trainer = trainer_of(
-            half_frozen(), strategy=strategy, precision="bf16", on_step_end=unfreeze,
-            find_unused_parameters=strategy == "ddp",
-        )  # fmt: skip
-        trainer.train(fit(), epochs=2, verbose=False)
-        norms.append(sum(float(value.norm()) for value in trainer.state_dict().values()))
-    return norms
-
-
 def another_group() -> None:
     def unfreeze(trainer: Trainer) -> None:
         trainer.optimizer.add_param_group({"params": list(trainer.bare.body.parameters())})
@@ -117,34 +99,14 @@ def counted() -> int:
     return trainer.state.tokens
 
 
-def other_rate(directory: Path) -> None:
-    """A resume with another learning rate, which says that it does not count."""
-    for epochs, rate in ((1, 0.1), (2, 0.01)):
-        model = Net()
-        trainer = Trainer(model, torch.optim.SGD(model.parameters(), rate), nn.CrossEntropyLoss())
-        trainer.train(fit(), epochs=epochs, save_every="1 epoch", save_to=directory, resume=True)
-
-
-def by_hand(directory: Path) -> list[str]:
-    """Train without a launch around it; return what is in the directory that was named, if any."""
-    experiment = os.environ.pop("ORCHESTRATOR_EXPERIMENT")
-    trainer_of(Net()).train(fit(), epochs=1)
-    trainer_of(Net()).train(fit(), epochs=1, save_to=directory)
-    os.environ["ORCHESTRATOR_EXPERIMENT"] = experiment
-    return sorted(each.name for each in directory.glob("step_*"))
-
-
 def first_week(directory: Path) -> None:
     distributed.setup_distributed()
     results = {
         "unfrozen": [unfrozen(strategy) for strategy in ("auto", "hybrid_shard")],
-        "unfrozen in bf16": unfrozen_in_low_precision(),
         "another group": message(another_group),
         "stranger": message(stranger),
         "reentrant": message(lambda: trainer_of(Reentrant()).train(fit(), epochs=1)),
         "compiled": compiled(directory / "compiled"),
-        "by hand": by_hand(directory / "by_hand"),
         "counted": counted(),
-        "other rate": other_rate(directory / "other_rate"),
     }
     tell(directory, results)

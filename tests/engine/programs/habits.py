@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
@@ -24,16 +23,13 @@ from torch.utils.data import (
 )
 
 from orchestrator import Trainer, distributed
-from orchestrator.engine import export
 from tests.engine.programs.basics import (
     RANK,
     Numbers,
     attempt,
     data,
     fit,
-    message,
     tell,
-    whole,
     world,
 )
 
@@ -306,18 +302,6 @@ def loaders(directory: Path) -> None:
 # -- what else people do --------------------------------------------------------------------------
 
 
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(6, 6)
-        self.head = nn.Linear(6, 6, bias=False)
-        self.head.weight = self.embedding.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.embedding(x))
-        return out
-
-
 def frozen() -> list[float]:
     """How far a BatchNorm moved: one that was frozen, one in on_train_begin, one of a library."""
     moved = []
@@ -338,48 +322,6 @@ def frozen() -> list[float]:
     return moved
 
 
-def exported(directory: Path) -> list[str]:
-    """The tensors that a file of a model with a tied weight lacks, and has too many."""
-    model = Tied()
-    trainer = Trainer(model, torch.optim.SGD, nn.CrossEntropyLoss())
-    saved, file = trainer.save_checkpoint(directory / "tied"), directory / "tied.safetensors"
-    weight = whole(model)["embedding.weight"]
-    if RANK == 0:
-        export.export(saved, file)
-        other = Tied()
-        lacks = other.load_state_dict(load_file(file), strict=True)
-        assert torch.equal(other.head.weight, weight)
-        return [*lacks.missing_keys, *lacks.unexpected_keys]
-    return []
-
-
-def kept_open(directory: Path) -> list[int]:
-    """Further threads and open files after four more directories."""
-    model = nn.Linear(6, 3)
-    trainer = Trainer(model, torch.optim.SGD, nn.CrossEntropyLoss())
-
-    def resources() -> list[int]:
-        return [len(os.listdir(f"/proc/self/{kind}")) for kind in ("task", "fd")]  # noqa: PTH208
-
-    for number in range(6):
-        if number == 2:
-            before = resources()
-        trainer.load_checkpoint(trainer.save_checkpoint(directory / f"epoch{number}"))
-    return [now - then for now, then in zip(resources(), before, strict=True)]
-
-
-def at_home(directory: Path) -> list[bool]:
-    os.environ["HOME"] = str(directory / "home")
-    model = nn.Linear(6, 3)
-    trainer = Trainer(model, torch.optim.SGD, nn.CrossEntropyLoss())
-    trainer.train(fit(), epochs=1, save_every="1 epoch", save_to="~/trained", verbose=False)
-    trainer.save_checkpoint("~/by hand")
-    trainer.load_checkpoint("~/by hand")
-    return [(directory / "home" / name).is_dir() for name in ("trained", "by hand")] + [
-        Path("~").exists()
-    ]
-
-
 def two_trainers() -> list[int]:
     """The lines that each of two has written in this experiment, epochs included."""
     lines = []
@@ -398,118 +340,5 @@ def habits(directory: Path) -> None:
     results = {
         "two trainers": attempt(two_trainers),
         "frozen": attempt(frozen),
-        "exported": attempt(lambda: exported(directory)),
-        "kept open": attempt(lambda: kept_open(directory)),
-        "at home": attempt(lambda: at_home(directory)),
-    }
-    tell(directory, results)
-
-
-# -- numbers, and checkpoints ---------------------------------------------------------------------
-
-
-def dtypes() -> list[str]:
-    """Of the outputs under bf16, in training and in evaluations."""
-    seen: list[str] = []
-
-    def step(model: nn.Module, batch: Any) -> Tensor:
-        out = model(batch[0])
-        seen.append(str(out.dtype))
-        return cross_entropy(out.float(), batch[1])
-
-    model = nn.Linear(6, 3)
-    trainer = Trainer(model, torch.optim.SGD, step=step, precision="bf16")
-    trainer.train([data()[:]], [data()[:]], epochs=1, verbose=False)
-    return seen
-
-
-def nothing_counts() -> list[Any]:
-    """Twelve steps and an evaluation of targets that are all left out."""
-    empty = [(torch.randn(4, 6), torch.full((4,), -100))] * 12
-    trainer = Trainer(nn.Linear(6, 3), torch.optim.SGD, nn.CrossEntropyLoss(), precision="fp16")
-    scale = trainer.parts.steppers.first.scale.item()
-    (epoch,) = trainer.train(empty, empty, epochs=1, verbose=False)
-    return [
-        str(epoch["val_loss"]),
-        epoch["step"],
-        trainer.parts.steppers.first.scale.item() == scale,
-    ]
-
-
-def saved(directory: Path, optimizer: Any = torch.optim.AdamW, **more: Any) -> Path:
-    model = nn.Linear(6, 3)
-    trainer = Trainer(model, optimizer(model.parameters(), 0.1), nn.CrossEntropyLoss(), **more)
-    trainer.train(fit(), epochs=1, verbose=False)
-    return trainer.save_checkpoint(directory)
-
-
-def other_names(directory: Path) -> list[bool]:
-    """Whether a checkpoint is found by its experiment, and by a link to it."""
-    step = saved(Path(os.environ["ORCHESTRATOR_EXPERIMENT"], "outputs", "checkpoints"))
-    (directory / "latest").symlink_to(step)
-    trainer = Trainer(nn.Linear(6, 3), torch.optim.AdamW, nn.CrossEntropyLoss())
-    names = (os.environ["ORCHESTRATOR_EXPERIMENT"], directory / "latest")
-    return [trainer.load_checkpoint(name).resolve() == step.resolve() for name in names]
-
-
-def into_fp16(directory: Path) -> bool:
-    step = saved(directory / "fp32")
-    half = Trainer(nn.Linear(6, 3), torch.optim.AdamW, nn.CrossEntropyLoss(), precision="fp16")
-    scale = half.parts.steppers.first.scale.item()
-    half.load_checkpoint(step)
-    return half.parts.steppers.first.scale.item() == scale > 1.0
-
-
-def hooked(directory: Path) -> list[int]:
-    """How often a hook of the optimizer ran after a resume, and the steps that there were."""
-    step = saved(directory / "hooked")
-    model, calls = nn.Linear(6, 3), list[int]()
-    optimizer = torch.optim.AdamW(model.parameters(), 0.1)
-    optimizer.register_step_post_hook(lambda *_: calls.append(1))
-    trainer = Trainer(model, optimizer, nn.CrossEntropyLoss())
-    trainer.load_checkpoint(step)
-    before = trainer.state.step
-    trainer.train(fit(), epochs=2, verbose=False)
-    return [len(calls), trainer.state.step - before]
-
-
-def clamped() -> list[list[float]]:
-    """Weights whose gradients a hook makes smaller, after a training and after a plain loop."""
-    found = []
-    for by_hand in (True, False):
-        torch.manual_seed(0)
-        model = nn.Linear(6, 3)
-        model.weight.register_hook(lambda gradient: gradient.clamp(-0.03, 0.03))
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        if by_hand:
-            for batch in fit():
-                plain(model, batch).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-        else:
-            trainer = Trainer(model, optimizer, step=plain)
-            trainer.train(fit(), epochs=1, verbose=False)
-        found.append(model.weight.flatten().tolist())
-    return found
-
-
-def by_epoch() -> None:
-    model = nn.Linear(6, 3)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-    Trainer(model, optimizer, nn.CrossEntropyLoss(), scheduler=plateau)
-
-
-def numbers(directory: Path) -> None:
-    other = Trainer(nn.Linear(6, 3), torch.optim.SGD, nn.CrossEntropyLoss())
-    results = {
-        "dtypes": attempt(dtypes),
-        "nothing counts": attempt(nothing_counts),
-        "other names": attempt(lambda: other_names(directory)),
-        "into fp16": attempt(lambda: into_fp16(directory)),
-        "other optimizer": message(other.load_checkpoint, saved(directory / "adamw")),
-        "hooked": attempt(lambda: hooked(directory)),
-        "clamped": attempt(clamped),
-        "by epoch": message(by_epoch),
     }
     tell(directory, results)

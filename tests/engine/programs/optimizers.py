@@ -130,40 +130,11 @@ class Rateless(Own):
         Optimizer.__init__(self, parameters, {})
 
 
-class Switching(SGD):
-    """Wants to know whether it trains, as schedule-free ones do; notes its turns."""
-
-    def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters, lr=1e-2)
-        self.turns: list[str] = []
-
-    def train(self) -> None:
-        self.turns.append("T")
-
-    def eval(self) -> None:
-        self.turns.append("E")
-
-    def step(self, closure: Any = None) -> None:
-        self.turns.append("s")
-        super().step()
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        self.turns.append("z")
-        super().zero_grad(set_to_none)
-
-
 class Closing(Own):
     """Evaluates the loss by itself, as LBFGS does."""
 
     def step(self, closure: Any) -> None:
         closure()
-
-
-class Closed(Own):
-    """Does so, too, and says it only when it is called."""
-
-    def step(self, closure: Any = None) -> None:
-        assert closure is not None, "no closure"
 
 
 class Noisy(Own):

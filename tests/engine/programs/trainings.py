@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import signal
 import sys
 import threading
@@ -22,9 +21,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from orchestrator import Trainer, distributed
-from orchestrator.common.errors import OrchestratorError
 from orchestrator.engine.observe import trackers as engine_trackers
-from orchestrator.engine.saving import ownership, weights
+from orchestrator.engine.saving import weights
 from orchestrator.trackers import sending
 from orchestrator.trackers.known import KNOWN, Known
 from tests.engine.programs.basics import (
@@ -35,7 +33,6 @@ from tests.engine.programs.basics import (
     MORE,
     RANK,
     Net,
-    Numbers,
     correct,
     loader,
     message,
@@ -155,56 +152,6 @@ def launched_again(directory: Path) -> None:
             warnings.simplefilter("always", ResourceWarning)
             made.train(loader(), epochs=day, save_every="9 epochs", resume=True)
         assert not [str(each.message) for each in seen if each.category is ResourceWarning]
-
-
-def resumes_on_a_disk_of_its_own(directory: Path) -> None:
-    """A script that resumes, on nodes that do not see the head's experiments."""
-    os.environ["ORCHESTRATOR_EXPERIMENT"] = str(directory / "job/0/experiment")
-    for config in ({}, {"checkpoint": {"resume": "auto"}}):
-        made = Trainer(net(), torch.optim.SGD, nn.CrossEntropyLoss(), config=config)
-        made.train(loader(), epochs=1, resume=True)
-
-
-def reads_where_others_write(directory: Path) -> None:
-    """Reading leaves all as it is; a second writer is refused, and saves nothing."""
-    kept, other = directory / "kept", directory / "kept/.step_00000099.0123abcd.partial"
-    model = net()
-    made = Trainer(model, optimizer(model), nn.CrossEntropyLoss())
-    made.train(loader(), epochs=1, save_every="1 epoch", save_to=kept)
-    rank = made.ranks.rank
-    if rank == 0:
-        other.mkdir()
-    distributed.barrier()
-    before = sorted(path.name for path in kept.iterdir()), kept.stat().st_mtime_ns
-    (directory / "link").symlink_to(kept / "step_00000006") if rank == 0 else None
-    distributed.barrier()
-    for path in (kept, kept / "step_00000006", directory / "link"):
-        assert made.load_checkpoint(path).name in ("step_00000006", "link")
-    assert (sorted(path.name for path in kept.iterdir()), kept.stat().st_mtime_ns) == before
-    begun, hold = os.pipe(), os.pipe()
-    child = os.fork() if rank == 0 else 1
-    if child == 0:  # another program, which has begun to save there
-        os.close(hold[1])
-        assert ownership.lock(kept)
-        os.write(begun[1], b"!")
-        os.read(hold[0], 1)
-        os._exit(0)
-    if rank == 0:
-        os.read(begun[0], 1)
-    distributed.barrier()
-    results = [message(made.save_checkpoint, kept)]
-    results.append(message(made.train, loader(), epochs=2, save_every="1 epoch", save_to=kept))
-    assert other.exists()
-    made.load_checkpoint(kept)
-    distributed.barrier()
-    if rank == 0:
-        os.kill(child, signal.SIGKILL)  # the right ends with the process
-        os.waitpid(child, 0)
-    distributed.barrier()
-    made.save_checkpoint(kept)
-    distributed.barrier()
-    assert not other.exists()  # nobody writes it any more
-    tell(directory, results)
 
 
 class Islands(nn.Module):
@@ -392,47 +339,6 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-class Matrices(nn.Module):
-    """Muon takes matrices alone."""
-
-    def __init__(self, *, narrow: bool) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(6, 6, bias=False) for _ in range(2))
-        self.head = nn.Linear(6, 3, bias=False)
-        # Fewer rows than there are shards: some ranks have none of it.
-        self.narrow = nn.Linear(3, 1, bias=False) if narrow else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = x + torch.tanh(layer(x))
-        out: Tensor = self.head(x)
-        return out if self.narrow is None else out * (1 + self.narrow(out))
-
-
-def stepped(name: str, *, narrow: bool) -> Any:
-    """The weights after some steps of an optimizer, or what it was refused with."""
-    torch.manual_seed(0)
-    model = Matrices(narrow=narrow)
-    optimizer = getattr(torch.optim, name)(model.parameters(), **OPTIMIZERS[name])
-    try:
-        made = Trainer(model, optimizer, nn.CrossEntropyLoss(), strategy="hybrid_shard")
-        made.train(loader(), epochs=1, verbose=False)
-    except OrchestratorError as error:
-        return str(error)
-    return whole(model)
-
-
-def every_optimizer(directory: Path) -> None:
-    rank = distributed.setup_distributed()["rank"]
-    names = [name for name in OPTIMIZERS if hasattr(torch.optim, name)]  # Muon since torch 2.9
-    found = {name: stepped(name, narrow=True) for name in names}
-    if "Muon" in names:
-        torch.Tensor.bfloat16 = torch.Tensor.float  # else its iteration rounds, in another order
-        found["Muon, wide"] = stepped("Muon", narrow=False)
-    if rank == 0:
-        torch.save(found, directory / "found")
-
-
 # -- loaders ----------------------------------------------------------------------------------
 
 
@@ -444,45 +350,6 @@ class Flow(IterableDataset[Tensor]):
         rank = int(os.environ["RANK"])
         for index in range(rank, 11, world()) if self.own else range(11):
             yield torch.tensor([float(index)])
-
-
-def loaders(directory: Path) -> None:
-    """Which numbers each kind of loader shows to this rank in two epochs, and what is said."""
-    distributed.setup_distributed()
-    numbers = Numbers(11)
-    weights = torch.ones(11)
-    kinds: dict[str, tuple[Any, dict[str, Any]]] = {
-        "in order": (DataLoader(numbers, 2), {}),
-        "shuffled, with workers": (DataLoader(numbers, 2, shuffle=True, num_workers=1), {}),
-        "drops": (DataLoader(numbers, 2, drop_last=True), {}),
-        "random": (
-            DataLoader(
-                numbers, 2, sampler=torch.utils.data.WeightedRandomSampler(weights, 11, False)
-            ),
-            {},
-        ),
-        "batches": (DataLoader(numbers, batch_sampler=[[0, 1, 2], [3], [4, 5]]), {}),
-        "whole": (DataLoader(numbers, batch_size=None), {}),
-        "kept": (DataLoader(numbers, 2, sampler=DistributedSampler(numbers, shuffle=True)), {}),
-        "stream": (DataLoader(Flow(False), 2), {}),
-        "own stream": (DataLoader(Flow(True), 2), {"stream": "own"}),
-        "list": ([torch.tensor([[float(i)]]) for i in range(5)], {}),
-    }
-    found: dict[str, Any] = {}
-    for name, (made, more) in kinds.items():
-        seen: list[list[float]] = []
-
-        def step(model: nn.Module, batch: Tensor, seen: list[list[float]] = seen) -> Any:
-            seen.append(batch.flatten().tolist())
-            out = model(batch.view(-1, 1))
-            return out.sum(), out.numel(), {"sum": batch.sum()}
-
-        model = nn.Linear(1, 1)
-        trainer = Trainer(model, torch.optim.SGD(model.parameters(), 0.0), step=step, **more)
-        history = trainer.train(made, epochs=2)
-        means = [epoch["train_sum"] for epoch in history]
-        found[name] = {"seen": seen, "means": means}
-    (directory / f"seen_{os.environ['RANK']}").write_text(json.dumps(found))
 
 
 # -- what is refused --------------------------------------------------------------------------
@@ -574,20 +441,6 @@ def tracks(directory: Path) -> None:
     made.close()
     told = {"book": book.calls, "broken": broken.calls}
     tell(directory, {**results, **told})
-
-
-def tracks_again(directory: Path) -> None:
-    """A training that ends in the middle, and one that goes on."""
-    options = {"tensorboard": {"log_dir": str(directory / "tb")}}
-    saving = {"save_to": directory / "saved", "save_every": "2 steps"}
-    first = trainer(trackers=options, log_every=1)
-    first.train(loader(), max_period="5 steps", **saving)
-    first.close()
-    shutil.rmtree(directory / "saved" / "step_00000005", ignore_errors=True)
-    distributed.barrier()
-    second = trainer(trackers=options, log_every=1)
-    second.train(loader(), max_period="6 steps", resume=True, **saving)
-    second.close()
 
 
 # -- what else it promises ----------------------------------------------------------------------
