@@ -36,12 +36,6 @@ def places(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> l
 @click.argument("experiment", metavar="[EXP]", required=False, shell_complete=experiment_names)
 @click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="Set a variable, or change it.")
 @click.option(
-    "--env-file",
-    multiple=True,
-    metavar="FILE",
-    help="Read variables from this file, in place of those of the launch.",
-)
-@click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one setting of it."
 )
 @click.option("--detach", is_flag=True, help="Start the job and leave it running.")
@@ -49,7 +43,6 @@ def rerun(
     where: Where,
     experiment: str | None,
     env: tuple[str, ...],
-    env_file: tuple[str, ...],
     overrides: tuple[str, ...],
     detach: bool,
 ) -> int:
@@ -60,7 +53,7 @@ def rerun(
     from orchestrator.cli.launch import launch_arguments
     from orchestrator.head.commands import rerun
 
-    again = rerun.Again(env, env_file, overrides, detach)
+    again = rerun.Again(env, overrides, detach)
     return rerun.rerun(where, experiment, again, launch_arguments)
 
 

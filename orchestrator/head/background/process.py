@@ -33,7 +33,6 @@ from orchestrator.head.screen.keyboard import Keys
 PROGRAM = str(Path(__file__).with_name("entry.py"))
 HOME = str(Path(__file__).parents[3])  # where this very version of ours is found
 INTERRUPT = b"\x03"
-LEAVE = b"d"
 
 log = logging.getLogger("orchestrator")
 

@@ -32,7 +32,6 @@ class Again:
     """The user's changes to the launch that is repeated."""
 
     env: tuple[str, ...] = ()
-    env_file: tuple[str, ...] = ()  # in place of those of the launch
     overrides: tuple[str, ...] = ()
     detach: bool = False
 
@@ -126,7 +125,7 @@ def changed(
         config_file=experiment.path / "config.yaml",
         overrides=again.overrides,
         env=(*env, *again.env),
-        env_file=env_files(arguments, again, directory),
+        env_file=env_files(arguments, directory),
         accelerate_config=accelerate and directory / accelerate,
         origin=origin,
         detach=again.detach,
@@ -138,17 +137,15 @@ def changed(
     )  # fmt: skip
 
 
-def env_files(arguments: LaunchArguments, again: Again, directory: Path) -> tuple[str, ...]:
-    """Return the files given now, or those of the launch, which must still be there."""
-    if again.env_file:
-        return tuple(str(Path(name).absolute()) for name in again.env_file)
+def env_files(arguments: LaunchArguments, directory: Path) -> tuple[str, ...]:
+    """Return the files of the launch, which must still be there."""
     paths = [directory / name for name in arguments.env_file]
     gone = [str(path) for path in paths if not path.is_file()]
     if gone:
         raise UsageError(
             f"it was launched with --env-file {', '.join(gone)}, which is not there any more, and"
             " whose values were not recorded",
-            "put it back, or give another: --env-file FILE",
+            "put it back",
         )
     return tuple(map(str, paths))
 

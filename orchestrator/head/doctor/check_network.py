@@ -19,13 +19,6 @@ SLOW_FIX = (
     "use a faster interface (ifname=, or its addresses in the list), or send less often"
     " (training.gradient_accumulation); `orchestrator verify` measures it"
 )
-# What to type on the node that drops the calls, by the firewall that runs there.
-OPEN = {
-    "ufw": "sudo ufw allow from {source}",
-    "firewalld": "sudo firewall-cmd --permanent --zone=trusted --add-source={source}"
-    " && sudo firewall-cmd --reload",
-    "": "sudo nft list ruleset, or sudo iptables -S, shows its rules",
-}
 
 
 def net(case: Case) -> Iterator[Finding]:
@@ -142,18 +135,17 @@ def links(case: Case) -> Iterator[Finding]:
     others = len(case.seen) - 1
     for target in [name for name, count in towards.items() if others > 1 and count == others]:
         pairs = [pair for pair in blocked if pair[1] == target]
-        yield unreached(case, f"nobody reaches {target}", blocked, pairs, (target,))
+        yield unreached(f"nobody reaches {target}", blocked, pairs, (target,))
     for source in [name for name, count in away.items() if others > 1 and count == others]:
         pairs = [pair for pair in blocked if pair[0] == source]
         if pairs:
-            yield unreached(case, f"{source} reaches nobody", blocked, pairs, (source,))
+            yield unreached(f"{source} reaches nobody", blocked, pairs, (source,))
     for source, target in list(blocked):
         what = f"{source} does not reach {target}"
-        yield unreached(case, what, blocked, [(source, target)], (source, target))
+        yield unreached(what, blocked, [(source, target)], (source, target))
 
 
 def unreached(
-    case: Case,
     what: str,
     blocked: dict[tuple[str, str], list[tuple[str, int]]],
     pairs: list[tuple[str, str]],
@@ -168,20 +160,7 @@ def unreached(
         "a firewall drops it" if any("no answer" in reason for reason in whys) else "see the reason"
     )
     fix = f"{hint}: open all TCP ports between the nodes, as collectives use any of them"
-    if hint.startswith("a firewall"):
-        called = dict.fromkeys(target for _, target in pairs)
-        fix += "".join(f"; on {target}: {opening(case, pairs, target)}" for target in called)
     return Finding("links", BAD, nodes, f"{what} ({where}: {'; '.join(whys)})", fix)
-
-
-def opening(case: Case, pairs: list[tuple[str, str]], target: str) -> str:
-    """Return what to type on a node so that its firewall lets these callers in."""
-    firewall = next(facts.firewall for node, facts in case.seen if node.name == target)
-    sources = [case.addresses[source].address for source, called in pairs if called == target]
-    command = OPEN[firewall if firewall in OPEN else ""]
-    if "{source}" not in command:
-        return command
-    return " && ".join(command.format(source=source) for source in sources)
 
 
 def port(case: Case) -> Iterator[Finding]:

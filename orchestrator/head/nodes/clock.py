@@ -12,7 +12,6 @@ from orchestrator.protocol.facts import Checkup
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.follow import JobStates
 from orchestrator.protocol.requests.machine import CheckedUp
-from orchestrator.protocol.requests.warm import StandbyStates
 
 MISLEADS_SECONDS = 2.0  # less says nothing of a clock, as an answer takes a while
 
@@ -53,11 +52,6 @@ def jobs_now(answer: JobStates) -> JobStates:
     by = ahead(answer.time, time.time())
     jobs = tuple(moved(job, by, "started", "ended", "log_time") for job in answer.jobs)
     return answer.replace(jobs=jobs)
-
-
-def warm_now(answer: StandbyStates) -> StandbyStates:
-    by = ahead(answer.time, time.time())
-    return answer.replace(standbys=tuple(moved(each, by, "since") for each in answer.standbys))
 
 
 class Clock:

@@ -180,7 +180,6 @@ def disk_text(machine: Machine) -> str:
 
 SOME_MEMORY = 0.05  # of a GPU: used by nobody whom the driver names, it is worth a line
 SOME_CORES, SOME_OF_ALL = 0.5, 0.1  # two ways to count the same time differ by less
-HIDDEN = "in another container, or hidden"  # where they are whom nobody can name
 
 
 def hides_users(gpu: Gpu) -> bool:
@@ -198,5 +197,5 @@ def unknown_users(checkup: Checkup) -> str:
     if load is None:
         return checkup.problems.get("load") or "its load is not known"
     if load.unseen > max(SOME_CORES, SOME_OF_ALL * load.cores):
-        return HIDDEN
+        return "in another container, or hidden"
     return ""

@@ -19,7 +19,6 @@ from orchestrator.head.screen.lines import LONGEST_CHARACTERS, LineSplitter
 NO_RANK = "-"  # the stream of torchrun's own output and the supervisor's
 GOODBYE = "~"  # the same, after all ranks of the node have ended well
 _BLOCK_BYTES = 64 * 1024
-_FEW_BYTES = 1024  # of records
 _RECORD = re.compile(r"^([0-9]{1,18}) ([0-9]{1,9}|[-~])$", re.MULTILINE)
 
 
@@ -131,22 +130,13 @@ class _Records:
         return bool(whole)
 
 
-def stream_at(log: LogFile, offset: int) -> str:
-    """Return whose the byte at that offset is, by a few small reads."""
-    begin = _last_record_before(log.ranks, offset, _FEW_BYTES)
-    block = _read(log.ranks, begin, 2 * _FEW_BYTES)
-    whole = block[: block.rfind(b"\n") + 1].decode("ascii", "replace")
-    streams = [stream for at, stream in _RECORD.findall(whole) if int(at) <= offset]
-    return streams[-1] if streams else NO_RANK
-
-
-def _last_record_before(path: Path, offset: int, near: int = _BLOCK_BYTES) -> int:
+def _last_record_before(path: Path, offset: int) -> int:
     """Find where to begin in a `.ranks` file to know the stream at `offset`.
 
     By bisection, as the file is sorted: a log of 1 GB can have 100 MB of records.
     """
     low, high = 0, _size(path)
-    while high - low > near:
+    while high - low > _BLOCK_BYTES:
         middle = (low + high) // 2
         block = _read(path, middle, 256).decode("ascii", "replace")
         start = block.find("\n") + 1

@@ -58,11 +58,8 @@ def test_other_commands_are_named() -> None:
 
 
 def test_a_file_of_variables_that_is_gone_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"--env-file /project/gone\.env,(.|\n)*another: --env-f"):
+    with pytest.raises(UsageError, match=r"--env-file /project/gone\.env, which is not there"):
         changed("--env-file", "gone.env", "train.py")
-    other = Again(env_file=(str(tmp_path / "other.env"),))
-    arguments = changed("--env-file", "gone.env", "train.py", again=other)
-    assert arguments.env_file == (str(tmp_path / "other.env"),)
 
 
 @pytest.mark.parametrize("tree", ["", "0" * 64], ids=["no code", "too large"])

@@ -348,24 +348,6 @@ def test_cards_that_the_plan_does_not_use_make_no_link_fast() -> None:
 
 
 @pytest.mark.parametrize(
-    ("firewall", "words"),
-    [
-        ("ufw", "on gpu2: sudo ufw allow from 10.0.0.1"),
-        (
-            "firewalld",
-            "on gpu2: sudo firewall-cmd --permanent --zone=trusted --add-source=10.0.0.1",
-        ),
-        ("", "on gpu2: sudo nft list ruleset"),
-        ("$(evil)", "on gpu2: sudo nft list ruleset"),
-    ],
-)
-def test_what_opens_the_firewall_that_runs_there(firewall: str, words: str) -> None:
-    changed = [{"firewall": firewall}, {}, {}]
-    (finding,) = findings(case(*changed, silent=blocked((1, 2))))
-    assert words in finding.fix
-
-
-@pytest.mark.parametrize(
     ("pairs", "told"),
     [
         ([(1, 2)], ["gpu1 does not reach gpu2"]),

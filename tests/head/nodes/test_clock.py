@@ -10,7 +10,6 @@ from orchestrator.head.nodes import clock
 from orchestrator.protocol.facts import Checkup, Holder, Load, User
 from orchestrator.protocol.requests.follow import JobState, JobStates
 from orchestrator.protocol.requests.machine import CheckedUp
-from orchestrator.protocol.requests.warm import StandbyState, StandbyStates
 
 HOURS = 3600.0
 
@@ -33,11 +32,6 @@ def test_times_of_a_node_are_by_our_clock(off: float) -> None:
     assert [each.since for each in (*seen.load.users, *seen.holders)] == [
         *(near(now - 60), near(now - 60), None)
     ]
-    waits = StandbyState(
-        key="k", since=theirs - 60, seconds_left=9.0, ready=True, pid=1, memory=0, python=""
-    )
-    (warm,) = clock.warm_now(StandbyStates(standbys=(waits,), time=theirs)).standbys
-    assert warm.since == near(now - 60)
     assert clock.checkup_now(CheckedUp(checkup=Checkup(), time=theirs)) == Checkup()
 
 

@@ -124,19 +124,3 @@ def test_skipping_near_the_end_lands_on_a_line(tmp_path: Path) -> None:
     append(log, ("1", b"x" * 100))
     assert reader.skip_near_end(15) == 85  # no line start there: better a part than nothing
     assert reader.read() == [("1", b"x" * 15)]
-
-
-def test_whose_a_byte_is_takes_a_few_small_reads(tmp_path: Path) -> None:
-    log = log_in(tmp_path)
-    log.text.write_text("x" * 300_000)
-    log.ranks.write_text(
-        "".join(f"{at} {at // 3 % 11}\n" for at in range(5, 300_000, 13)) + "29999"
-    )
-    for offset in (0, 4, 5, 17, 18, 19, 150_000, 299_990, 299_999, 400_000):
-        with mock.patch.object(log_reader, "_read", wraps=log_reader._read) as read:
-            stream = log_reader.stream_at(log, offset)
-        assert sum(call.args[2] for call in read.call_args_list) < 8192
-        pieces = LogReader(log, start=min(offset, 299_999)).read(1)
-        assert stream == pieces[0].stream
-    log.ranks.unlink()
-    assert log_reader.stream_at(log, 7) == log_reader.NO_RANK
