@@ -401,7 +401,7 @@ def ours(command: click.Command, arguments: Sequence[str]) -> list[str]:
             flag = flag if flag in known else flag.replace("_", "-")  # as torchrun's may be spelled
             words.append(flag + equals + value)
         option = known.get(flag)
-        if flag == "--warm" and option is not None:
+        if flag == "--warm" and isinstance(option, GroupedOption):  # that of a launch
             words[-1] = warm_with_its_time(value, rest)
             continue
         if option is not None and not option.is_flag and not equals and rest:

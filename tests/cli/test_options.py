@@ -135,6 +135,11 @@ def test_there_are_not_more_commands_and_options_than_a_person_learns() -> None:
     assert sum(isinstance(one, click.Option) for one in launch_command.params) <= 45
 
 
+def test_warm_of_nodes_is_not_that_of_a_launch() -> None:
+    assert nodes_command.make_context("nodes", ["--warm", "list"]).params["warm"] == "list"
+    assert launch_arguments(["--warm", "train.py"]).launch == {"warm": "30m"}
+
+
 def test_a_command_that_is_gone_is_answered() -> None:
     for words, answer in (
         (["who"], "who is gone: orchestrator top --once"),
