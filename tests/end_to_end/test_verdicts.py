@@ -311,7 +311,7 @@ dist.all_reduce(torch.ones(1))
     assert again.finish() == 4, again.text
     assert f"{home}/.orchestrator/runs/" in again.text and "No space left on device" in again.text
     verdict = head.record["verdict"]
-    assert (verdict["kind"], verdict["node"]) == ("disk_full", None)
+    assert (verdict["kind"], verdict["node"]) == ("disk_full", 0)
     attached = head.command("orchestrator", "attach")
     assert attached.finish() == 4
     assert attached.lines[-1] == f"orchestrator: what to do: {verdict['fix']}"
