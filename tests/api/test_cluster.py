@@ -127,15 +127,6 @@ def test_what_a_shell_says_of_nodes_holds_for_its_programs(
         Cluster(ssh_config=own).nodes()
 
 
-def test_modules_of_the_program_do_not_get_into_our_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "yaml.py").write_text("1 / 0")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UsageError, match="no node list"):
-        Cluster(tmp_path / "none").nodes()
-
-
 def test_a_forked_process_lets_go_of_our_process(tmp_path: Path) -> None:
     where = Where(nodes=tmp_path / "none")
     head = Background(head_process.nodes, arguments=LaunchArguments(where=where))
@@ -144,14 +135,3 @@ def test_a_forked_process_lets_go_of_our_process(tmp_path: Path) -> None:
     assert os.waitpid(child, 0)[1] == 0
     with pytest.raises(UsageError, match="no node list"):
         head.answer()
-
-
-def test_nothing_is_left_to_the_garbage_collector(tmp_path: Path) -> None:
-    code = (
-        "from orchestrator import Cluster\n"
-        "try: Cluster('none').nodes()\n"
-        "except Exception as error: print(error)"
-    )
-    words = [sys.executable, "-W", "error", "-c", code]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "no node list" in done.stdout and not done.stderr

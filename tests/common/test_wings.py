@@ -12,7 +12,6 @@ import pytest
 import orchestrator
 from orchestrator.common import wings
 from orchestrator.common.errors import UsageError
-from tests.launching import BIN, Command
 
 HOUSE = Path(orchestrator.__file__).parent
 OF_WINGS = ("jinja2", "textual", "starlette", "uvicorn", "torch")
@@ -56,14 +55,6 @@ def test_the_core_is_imported_without_what_its_wings_need_and_views_without_torc
     assert len(core) > 200 and len(views) > 20
     words = [sys.executable, "-c", IMPORT, *core, "views", *views]
     subprocess.run(words, env=without, check=True)
-
-
-def test_the_dashboard_says_what_is_missing(without: dict[str, str], tmp_path: Path) -> None:
-    command = Command([str(BIN / "orchestrator"), "dashboard"], tmp_path, without)
-    assert command.finish() == 2
-    assert "`orchestrator dashboard` needs " in command.text
-    assert "pip install jinja2 textual starlette uvicorn" in command.text
-    assert "Traceback" not in command.text
 
 
 def test_the_live_screen_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,29 +135,6 @@ def test_our_own_files_are_left_alone() -> None:
     assert (done.data, done.notes, done.problems) == (own, [], [])
 
 
-def test_mistakes_of_all_sections_are_named_together(tmp_path: Path) -> None:
-    text = {
-        "training": {"max_stepz": 1, "batch_size": "many"},
-        "optimizer": {"lr": -1, "momentum": 0.5},
-        "trainig": {},
-        "launch": {"profile": "roce"},
-        "compile": {"mode": "default"},
-    }
-    with pytest.raises(UsageError) as error:
-        load(write(tmp_path, text))
-    shown = error.value.what
-    for words in (
-        "6 mistakes in the config:",
-        "did you mean 'nccl.profile'",
-        "'training.max_stepz'",
-        "training.batch_size must be a whole number, not 'many'",
-        "optimizer.lr must be at least 0 (got -1)",
-        "unknown key 'trainig'",
-        "compile.mode is set, but nothing reads it",
-    ):
-        assert words in shown
-
-
 def test_a_section_that_is_switched_off_keeps_its_other_keys(tmp_path: Path) -> None:
     file = write(tmp_path, {"profiling": {"enabled": True, "wait": 1, "active": 2, "warmup": 0}})
     assert load(file).profiling.active == 2

@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator.common.errors import UsageError
 from orchestrator.launchers import run_node as by_hand
-from orchestrator.launchers.rendezvous import Master, disagreement, join
+from orchestrator.launchers.rendezvous import Master, disagreement
 from orchestrator.protocol.control import Agreed, Hello, Reply, hello_line, to_line
 from tests.clusters.slurm import free_ports
 from tests.launching import BIN, Command
@@ -262,19 +262,3 @@ def test_a_node_that_left_may_come_again() -> None:
         with dial(port, hello_line(hello(1, nnodes=3, host="x"))):
             master.admit()
             assert [node.host for node in master.nodes] == ["h0", "x"]
-
-
-@pytest.mark.parametrize("says", [*STRANGERS[:2], b"x" * 100_000, b'{"go": {"job": 5}}\n'])
-def test_something_else_in_the_place_of_node_0_is_named(says: bytes) -> None:
-    """Nothing it says is believed; it may give way to node 0, which is then found."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def serve() -> None:
-            for words in (says, to_line(Reply(go=good()))):
-                client, _ = server.accept()
-                with client, contextlib.suppress(ConnectionError):
-                    client.makefile("rb").readline()
-                    client.sendall(words)
-
-        threading.Thread(target=serve, daemon=True).start()
-        assert join(hello(1), server.getsockname(), 300) == good()

@@ -253,14 +253,6 @@ def test_the_newest(tmp_path: Path) -> None:
     assert found.path == newest
 
 
-def test_a_clock_that_was_once_ahead_makes_none_the_newest(tmp_path: Path) -> None:
-    made(tmp_path, "ahead_20991231_235959")
-    newest = made(tmp_path, "a_20260101_000001")
-    found = find(tmp_path, None)
-    assert found is not None
-    assert found.path == newest
-
-
 def test_by_name_or_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "experiments"
     path = made(root, "a_20260101_000000")
@@ -303,20 +295,6 @@ def test_one_that_is_not_there_is_looked_for_where_it_may_be(
     )
     with pytest.raises(UsageError, match="name of the experiment is empty"):
         find(Path("experiments"), "")  # as of "$EXP" where none is set: not the newest
-
-
-def test_names_that_are_no_text_are_written_all_the_same(tmp_path: Path) -> None:
-    """As of a directory from the days of Latin-1, in a page that names it."""
-    place = create(tmp_path, "run")
-    place.write("page", os.fsdecode(b"caf\xe9"))
-    assert (place.path / "page").read_text() == r"caf\udce9"
-
-
-def test_a_name_that_no_file_can_have(tmp_path: Path) -> None:
-    (tmp_path / "round").symlink_to("round")
-    for name in ("a" * 300, "round", "a\0b"):
-        assert find(tmp_path, name) is None
-        assert experiments.missing(tmp_path, name).what.startswith("there is no experiment")
 
 
 def test_one_that_was_started_elsewhere(tmp_path: Path) -> None:

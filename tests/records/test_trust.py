@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from collections.abc import Iterator
@@ -14,7 +13,6 @@ import pytest
 from orchestrator.common.errors import UsageError
 from orchestrator.common.permissions import others
 from orchestrator.head.follow.streams.node_logs import AppendOnly
-from orchestrator.protocol.message import encode
 from orchestrator.records import experiments, trust
 from orchestrator.records.experiment import Experiment, JobRecord, Untrusted
 from orchestrator.records.experiments import create, every, find
@@ -227,24 +225,3 @@ def test_one_that_was_started_elsewhere_is_ours_from_then_on(tmp_path: Path) -> 
     adopted = experiments.adopt(tmp_path / "experiments", found)
     assert others(adopted.path.stat()) == ""
     adopted.check_launched(adopted.read_record())
-
-
-def test_new_orders_leave_no_moment_without_any(
-    launched: Experiment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A stop that comes while a job is being started again must not be refused."""
-    orders = [replace(record(), job=f"run.{number}") for number in (2, 3)]
-    before = []
-
-    def write(made: Experiment, new: JobRecord) -> None:
-        standing = made.read_record()
-        assert made.is_launched_here(standing) and made.is_launched_here(new)
-        before.append(standing)
-        made.write("job.json", json.dumps(encode(new)))
-
-    monkeypatch.setattr(Experiment, "write_record", write)
-    for new in orders:
-        launched.write_signed(new)
-        assert launched.is_launched_here(launched.read_record())
-    assert [one.job for one in before] == [record().job, "run.2"]
-    assert not launched.is_launched_here(record())
