@@ -509,7 +509,7 @@ BUDGETS = {
     "head/background": 143,
     "head/plan": 1079,
     "head/start": 2078,
-    "head/transfer": 1711,
+    "head/transfer": 1667,
     "node/job": 2478,
     "node/peers": 482,
     "node/start": 631,

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import secrets
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -148,20 +147,12 @@ def relative(request: Request, reached: Sequence[Reached], wanted: Sequence[Reac
 
 def check_spelling(request: Request, wanted: Sequence[Reached]) -> None:
     """Refuse a program that is neither in the directory that is sent nor a command of the nodes."""
-    path = Path(request.target.name)
-    if request.target.kind != "auto" or request.origin:
+    path, here = Path(request.target.name), Path.cwd()
+    there = any(node.facts.target.kind != "missing" for node in wanted)
+    if request.target.kind != "auto" or request.origin or there:
         return
-    lacking = all(node.facts.target.kind == "missing" for node in wanted)
-    if (
-        lacking
-        and path.is_file()
-        and not Path(os.path.normpath(Path.cwd() / path)).is_relative_to(Path.cwd())
-    ):
-        raise outside(path)
-    if path.is_absolute():
-        return
-    kind, place = program_at(request.target.name, str(Path.cwd()))
-    if kind == "missing" and lacking:
+    kind, place = program_at(request.target.name, str(here))
+    if kind == "missing" and not path.is_absolute():
         names: list[str] = []
         with contextlib.suppress(OSError):
             names = [entry.name for entry in Path(place).parent.iterdir()]
@@ -169,21 +160,13 @@ def check_spelling(request: Request, wanted: Sequence[Reached]) -> None:
             f"there is no {place}{nearest(path.name, names)}",
             "check its spelling: the nodes are sent this directory, and none has such a command",
         )
-
-
-def outside(path: Path) -> CheckFailed:
-    """Say from where a program can be launched that this directory does not have."""
-    here, there = Path.cwd(), Path(os.path.normpath(Path.cwd() / path))
-    both = Path(os.path.commonpath([here, there]))
-    words = shlex.join(["master_launch", str(there.relative_to(both))])
-    fix = f"launch it from a directory that has all of it: cd {shlex.quote(str(both))} && {words}"
-    if both in (Path("/"), Path.home()):
-        fix = f"launch it from its own directory: cd {shlex.quote(str(there.parent))}"
-    return CheckFailed(
-        f"{path} is not in {here}, which is what nodes are sent that do not share it, and they"
-        " have no such file",
-        f"{fix}; or copy it to the nodes and name a directory of theirs: --workdir DIR",
-    )
+    if path.is_file() and not Path(os.path.normpath(here / path)).is_relative_to(here):
+        raise CheckFailed(
+            f"{path} is not in {here}, which is what nodes are sent that do not share it, and they"
+            " have no such file",
+            "launch it from a directory that has all of it; or copy it to the nodes and name a"
+            " directory of theirs: --workdir DIR",
+        )
 
 
 # -- the tree ---------------------------------------------------------------------------------
@@ -254,7 +237,7 @@ def bring(
     for attempt in range(TRIES):
         tree = tree_for(request, scan)
         try:
-            checked, sent = deliver(request, wanted, tree, total, shown=True)
+            checked, sent = deliver(request, wanted, tree, total)
         except Changed as changed:
             if attempt == TRIES - 1:
                 raise changing(changed.path) from None
@@ -283,14 +266,13 @@ def tree_for(request: Request, scan: Scan) -> Tree:
 
 
 def deliver(
-    request: Request, wanted: Sequence[Reached], tree: Tree, total: int, *, shown: bool
+    request: Request, wanted: Sequence[Reached], tree: Tree, total: int
 ) -> tuple[list[CheckedOut], list[Sent]]:
     """Have each node make its snapshot; those that lack contents of the tree are sent them first.
 
-    The progress is shown on a screen that nobody else writes on. `total` counts the job's nodes.
+    `total` counts the job's nodes.
     """
-    origin = request.origin
-    beside = str(origin.directory if origin else request.directory)
+    beside = str(request.origin.directory if request.origin else request.directory)
     question = CheckOut(
         tree=tree.digest,
         snapshot=secrets.token_hex(4),
@@ -304,28 +286,19 @@ def deliver(
     served = [node for node, answer in zip(wanted, answers, strict=True) if is_lacking(answer)]
     sent: list[Sent] = []
     if served:
-        sent = all_of(served, send(request, served, tree, shown=shown), total)
+        passing_on, places = PassingOn.of(request.config.sync.fanout), [Place(kind=STORE)]
+        with Progress("sending the code", tree.size * len(served)) as progress:
+            results = send_to_all(
+                peers(served), places * len(served), tree, progress.add, passing_on
+            )
+        if changed := first_failed(results):
+            raise Changed(changed)
+        sent = all_of(served, results, total)
         again = iter(fleet.ask(served, [question] * len(served), FILES_ANSWER_SECONDS))
         answers = [next(again) if is_lacking(answer) else answer for answer in answers]
     checked = all_of(wanted, answers, total)
     refuse_strange(wanted, checked, beside)
     return checked, sent
-
-
-def send(
-    request: Request, nodes: Sequence[Reached], tree: Tree, *, shown: bool
-) -> list[Sent | OrchestratorError]:
-    progress = Progress("sending the code", tree.size * len(nodes))
-    seen = progress.add if shown else lambda _: None
-    passing_on = PassingOn.of(request.config.sync.fanout)
-    places = [Place(kind=STORE)] * len(nodes)
-    try:
-        results = send_to_all(peers(nodes), places, tree, seen, passing_on)
-    finally:
-        progress.clear()
-    if changed := first_failed(results):
-        raise Changed(changed)
-    return results
 
 
 def all_of(

@@ -290,7 +290,7 @@ def write_manifest(prepared: Prepared) -> str:
 
 
 def git_of(request: Request) -> dict[str, Any] | None:
-    return git_info.of(Path.cwd(), request.secret_files, experiments_below(request))
+    return git_info.of(Path.cwd(), experiments_below(request))
 
 
 def manifest(prepared: Prepared, tree: Tree | None = None) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +31,6 @@ VERSIONS = ("python_version", "torch", "software", "kernel", "accelerate")
 MACHINE = ("hostname", "user", "cpus", "gpus", "memory_kb", "python", "workdir", "cards", "limits")
 # Metrics that say where a line stands, or are sums of others.
 APART = ("time", "left_s", "steps", "tokens", "saved_step", "saved_bytes", "saved_s")
-FILE = re.compile(r'^diff --git "?a/(.*?)"? "?b/.*$', re.MULTILINE)
 
 
 def compared(experiments: Sequence[Experiment]) -> Differences:
@@ -78,16 +76,10 @@ def command(record: JobRecord) -> Section:
 
 
 def code(known: Mapping[str, Any], data: Mapping[str, Any]) -> Section:
-    """Describe the revision, and each file that was edited since: its lines, and their hash."""
-    section = {name: value for name, value in flat(known).items() if not name.startswith("diff")}
-    section.pop("changed_files", None)
-    for name, text in changed_files(str(known.get("diff") or "")).items():
-        lines = text.splitlines()
-        more = sum(line.startswith("+") and not line.startswith("+++") for line in lines)
-        less = sum(line.startswith("-") and not line.startswith("---") for line in lines)
-        digest = hashlib.sha256(text.encode()).hexdigest()[:7]
-        section[f"edited {name}"] = f"+{more} -{less} ({digest})"
-    return {"directory": data.get("directory"), **section}
+    """Describe the revision, and the files that were edited since."""
+    edited = ", ".join(map(str, known.get("changed_files") or ())) or None
+    section = {name: value for name, value in flat(known).items() if name != "changed_files"}
+    return {"directory": data.get("directory"), **section, "edited files": edited}
 
 
 def known(read: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
@@ -96,12 +88,6 @@ def known(read: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
         return dict(read())
     except UsageError as error:
         return {UNREAD: error.what}
-
-
-def changed_files(diff: str) -> dict[str, str]:
-    """Divide a diff by files."""
-    parts = FILE.split(diff)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def environment(

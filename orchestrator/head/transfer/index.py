@@ -10,14 +10,12 @@ import contextlib
 import hashlib
 import json
 import os
-import time
 from pathlib import Path
 
 from orchestrator.common import files
 
 Known = tuple[int, int, int, int, str]  # size, mtime, ctime (ns), inode, SHA-256
 FRESH_NANOSECONDS = 1_000_000_000
-OLD_SECONDS = 30 * 86400.0
 
 
 def cache() -> Path:
@@ -26,16 +24,11 @@ def cache() -> Path:
     return Path(base if os.path.isabs(base) else os.path.expanduser("~/.cache")) / "orchestrator"
 
 
-def note_of(directory: bytes, kind: str) -> Path:
-    """Return the file with what is remembered of a directory."""
-    return cache() / "trees" / f"{hashlib.sha256(directory).hexdigest()[:32]}.{kind}"
-
-
 class Index:
     """The digests of one directory's files, as they were when they were last read."""
 
     def __init__(self, directory: bytes) -> None:
-        self.path = note_of(directory, "json")
+        self.path = cache() / "trees" / f"{hashlib.sha256(directory).hexdigest()[:32]}.json"
         self.known: dict[str, Known] = {}
         self.seen: dict[str, Known] = {}
         with contextlib.suppress(OSError, ValueError, TypeError):
@@ -63,11 +56,3 @@ class Index:
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             files.replace(self.path, json.dumps(self.seen))
-            forget_old(self.path.parent, time.time())
-
-
-def forget_old(directory: Path, now: float) -> None:
-    """Delete the indexes of directories that were not launched from for a long time."""
-    for path in directory.iterdir():
-        if now - path.lstat().st_mtime > OLD_SECONDS:
-            path.unlink()

@@ -32,7 +32,6 @@ WEB = Path(__file__).parent / "web"
 MOST_TRAINERS = 4  # of a program whose figures stand at the top: the last ones
 MOST_KEYS = 8  # settings that differ between runs and have a column
 LONGEST_VALUE_CHARACTERS = 300
-LARGEST_DIFF = 200_000
 # Of a node's facts: the key, and the heading of its column.
 FACTS = {
     "hostname": "host name",
@@ -226,8 +225,12 @@ def what_was_run(story: Story) -> tuple[list[tuple[str, Any]], list[tuple[str, s
         ("branch", code.get("branch")),
         ("orchestrator", data.get("orchestrator")),
     ]
+    edited = code.get("changed_files")
     folded = [
-        ("Edits since that revision", str(code.get("diff") or "")[:LARGEST_DIFF]),
+        (
+            "Files edited since that revision",
+            "\n".join(map(str, edited if isinstance(edited, list) else ())),
+        ),
         ("Config", story.config),
         ("Environment of the ranks on node 0", "\n".join(variables)),
     ]

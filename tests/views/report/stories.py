@@ -42,7 +42,7 @@ def experiment(
     facts = {"hostname": "alpha", "cpus": 8, "torch": "2.13.0", "memory_kb": 1 << 24}
     manifest = {
         "nodes": [{"name": "alpha", "facts": facts, "environment": {"LR": "1"}}],
-        "code": {"commit": "abc", "diff": "+a line\n"},
+        "code": {"commit": "abc", "changed_files": ["a.py"]},
         "timeline": {"begin": STARTED - 0.5},
     }
     made.write("manifest.json", json.dumps(manifest))

@@ -69,7 +69,7 @@ def test_a_training_is_all_there(tmp_path: Path) -> None:
     for words in (
         "run", "done", "after 1 min 00 s", "2 x 2", "Loss", "Norm of the gradients",
         "Where a step's time goes", "alpha", "+3.0 s", "all ranks run", "hello from beta",
-        "1 step skipped for NaN or inf", "(step 151)", "lr: 0.1", "+a line", "LR=1", "17.2 GB",
+        "1 step skipped for NaN or inf", "(step 151)", "lr: 0.1", "a.py", "LR=1", "17.2 GB",
     ):  # fmt: skip
         assert words in parts.words, words
     data = drawn(parts)
@@ -161,7 +161,10 @@ def test_nothing_that_a_job_says_becomes_a_part_of_the_page(tmp_path: Path) -> N
         dataclasses.replace(record, nodes=nodes, command=command, verdict=verdict, state="failed")
     )
     made.write("config.yaml", EVIL)
-    made.write("manifest.json", json.dumps({"code": {"diff": EVIL}, "nodes": [EVIL, {"facts": 3}]}))
+    made.write(
+        "manifest.json",
+        json.dumps({"code": {"changed_files": [EVIL]}, "nodes": [EVIL, {"facts": 3}]}),
+    )
     made.log(record.nodes[0]).write_text(EVIL + "\n")
     metrics = made.path / "outputs" / "rank_00_metrics.jsonl"
     metrics.write_text(json.dumps({"step": 1, EVIL: 5.0, "step_ms": 1.0}) + "\n")

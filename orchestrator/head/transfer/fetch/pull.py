@@ -6,14 +6,11 @@ import contextlib
 import hashlib
 import logging
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from orchestrator.common.errors import OrchestratorError, UsageError
 from orchestrator.common.folder import Folder
-from orchestrator.common.text import size
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import attending, kept_if_well
@@ -81,7 +78,6 @@ def pull(
         if dry_run:
             fetched = iter([Moved(files=[f.path for f in (*n.first, *n.then)]) for n in nodes])
         else:
-            check_room(nodes)
             fetched = iter(fetch(nodes, progress))
     moved = []
     for source, answer in zip(sources, answers, strict=True):
@@ -148,34 +144,6 @@ def fetch(nodes: Sequence[PulledNode], progress: Progress) -> list[Moved | Orche
 
     first = fleet.everywhere(range(len(nodes)), fetch_first)
     return fleet.everywhere(range(len(nodes)), fetch_then)
-
-
-def check_room(nodes: Sequence[PulledNode]) -> None:
-    """Refuse what has no room on the disks that it is for, before any of it comes."""
-    needs: dict[int, int] = {}
-    places: dict[int, Path] = {}
-    for node in nodes:
-        root = node.source.into.root.absolute()
-        try:
-            place = next(each for each in (root, *root.parents) if each.exists())
-            disk = place.stat().st_dev
-        except OSError:
-            continue  # what it is for tells why
-        needs[disk] = needs.get(disk, 0) + sum(lacking(root, file) for file in node.first)
-        places[disk] = place
-    for disk, need in needs.items():
-        if (free := shutil.disk_usage(places[disk]).free) < need:
-            raise UsageError(
-                f"{size(need)} are to come, and the disk of {places[disk]} has {size(free)} free",
-                "make room there, or name a directory with room: orchestrator pull WHAT DST",
-            )
-
-
-def lacking(root: Path, file: OutputFile) -> int:
-    """Return how many bytes of a file are not here, by its size."""
-    with contextlib.suppress(OSError):
-        return max(0, file.size - (root / file.path).lstat().st_size)
-    return file.size
 
 
 def make_place(folder: Folder) -> None:

@@ -1,11 +1,9 @@
-"""What has no room or place here does not begin to come."""
+"""What has no place here does not come, and each checkpoint comes from the nodes that have it."""
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -32,36 +30,6 @@ def offered(root: Path, index: int, *files: tuple[str, int]) -> PulledNode:
     )
     listing = OutputFiles(files=listed, place="/x")
     return PulledNode(source, cast(Any, None), listing, first=list(listed))
-
-
-@pytest.fixture
-def free(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    disk = SimpleNamespace(free=0)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: disk)
-    return disk
-
-
-def test_what_has_no_room_does_not_begin_to_come(tmp_path: Path, free: SimpleNamespace) -> None:
-    """All directories on one disk count together, also those that are not there yet."""
-    nodes = [
-        offered(tmp_path / "not" / "there", 0, ("a/b", 600)),
-        offered(tmp_path / "other", 1, ("c", 400)),
-    ]
-    free.free = 1000
-    pull.check_room(nodes)
-    free.free = 999
-    with pytest.raises(UsageError, match=r"1 kB are to come, and the disk of .* has 999 B free"):
-        pull.check_room(nodes)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_is_here_needs_no_room(tmp_path: Path, free: SimpleNamespace) -> None:
-    (tmp_path / "whole").write_bytes(b"x" * 500)
-    free.free = 100
-    pull.check_room([offered(tmp_path, 0, ("whole", 500), ("a/new", 100))])
-    free.free = 99
-    with pytest.raises(UsageError):
-        pull.check_room([offered(tmp_path, 0, ("whole", 500), ("a/new", 100))])
 
 
 def test_a_place_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
