@@ -494,7 +494,7 @@ BUDGETS = {
     "launchers": 395,
     "local_cluster": 340,
     "protocol": 1573,
-    "records": 2180,
+    "records": 2161,
     "engine": 332,
     "engine/core": 2155,
     "engine/data": 792,
@@ -520,6 +520,15 @@ BUDGETS = {
     "node/machine": 1290,
     "node/server": 399,
     "node": 151,
+    "traces": 301,
+    "trackers": 192,
+    "views": 25,
+    "views/dashboard": 270,
+    "views/profile": 262,
+    "views/report": 656,
+    "views/top": 811,
+    "views/track": 393,
+    "views/verify": 251,
 }
 
 

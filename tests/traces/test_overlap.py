@@ -192,12 +192,6 @@ def test_ranks_that_wait_in_turn_are_equal(tmp_path: Path) -> None:
     assert overlap.reading(found).endswith("no rank is slower than the others")
 
 
-def test_waits_at_the_same_time_count_once(tmp_path: Path) -> None:
-    early = read(tmp_path, event(GATHER, 0, 9000), event(REDUCE, 1000, 9500), event("gemm", 0, 1e4))
-    late = read(tmp_path, event(GATHER, 8000, 9000), event(REDUCE, 9000, 9500))
-    assert overlap.compare({0: early, 1: late}).waited_ms == pytest.approx({0: 9, 1: 0})
-
-
 def test_unequal_numbers_of_a_collective_are_not_compared(tmp_path: Path) -> None:
     one = read(tmp_path, event(GATHER, 0, 10), event(GATHER, 20, 9000), event(REDUCE, 0, 10))
     other = read(tmp_path, event(GATHER, 0, 10), event(REDUCE, 0, 10))

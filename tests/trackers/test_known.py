@@ -43,21 +43,6 @@ for number in range(step + 1, step + 4):
 tracker.close()
 """
 
-TOGETHER = """
-import sys
-from pathlib import Path
-from orchestrator.trackers.known import KNOWN, Curves
-opened = [
-    KNOWN[sys.argv[1]].open(Curves(name, name, 0, Path("outputs"), beside=True, axis=axis))
-    for name, axis in (("ours", ""), ("nodes", "seconds"))
-]
-for step in (1, 2, 3):
-    opened[0].log({"loss": 1.0 / step}, step, 1.7e9 + step)
-    opened[1].log({"cpu": 1.0 / step}, 70 - step, 1.7e9 + step)
-for tracker in opened:
-    tracker.close()
-"""
-
 
 def test_the_config_and_the_trainer_know_the_same() -> None:
     assert tuple(KNOWN) == schema.TRACKERS
@@ -157,25 +142,6 @@ def test_mlflow_keeps_the_first_value_of_a_step(monkeypatch: pytest.MonkeyPatch)
     ]
 
 
-@pytest.mark.slow
-def test_mlflow_has_two_runs_of_one_process(tmp_path: Path) -> None:
-    mlflow = pytest.importorskip("mlflow")
-    together(tmp_path, "mlflow")
-    os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
-    client = mlflow.MlflowClient(f"file:{tmp_path}/mlruns")
-    told = {
-        run.info.run_name: {
-            name: [(p.step, p.value) for p in client.get_metric_history(run.info.run_id, name)]
-            for name in run.data.metrics
-        }
-        for run in client.search_runs(["0"])
-    }
-    assert told == {
-        "ours": {"loss": [(step, 1.0 / step) for step in (1, 2, 3)]},
-        "nodes": {"cpu": [(70 - step, 1.0 / step) for step in (1, 2, 3)]},
-    }
-
-
 def test_mlflow_without_a_database_writes_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,22 +161,6 @@ def test_mlflow_without_a_database_writes_files(
     assert uris[1:] == [f"file://{tmp_path}/a%20b/mlruns"]
     KNOWN["mlflow"].open(Curves("a", directory=tmp_path), run_id="r")
     assert len(uris) == 2, "what the user chose stays"
-
-
-@pytest.mark.slow
-def test_wandb_has_two_runs_of_one_process_and_drops_no_earlier_step(tmp_path: Path) -> None:
-    pytest.importorskip("wandb")
-    together(tmp_path, "wandb")
-    ours, nodes = (lines_of(tmp_path, name) for name in ("ours", "nodes"))
-    assert [(line["_step"], line["loss"]) for line in ours] == [(s, 1.0 / s) for s in (1, 2, 3)]
-    assert [(line["seconds"], line["cpu"]) for line in nodes] == [
-        (70 - step, 1.0 / step) for step in (1, 2, 3)
-    ]
-
-
-def together(directory: Path, name: str) -> None:
-    command = [sys.executable, "-c", TOGETHER, name]
-    subprocess.run(command, env=here(directory), cwd=directory, check=True, timeout=300)
 
 
 def of_wandb(directory: Path) -> list[tuple[int, float]]:

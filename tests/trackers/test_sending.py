@@ -73,23 +73,6 @@ def test_the_end_waits_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None
     to.thread.join(60)
 
 
-def test_the_end_does_not_wait_for_one_that_failed_with_no_room_left(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sending, "WAITING_LINES", 2)
-    monkeypatch.setattr(sending, "LAST_SECONDS", 1e6)
-    slow, said = Slow(), list[str]()
-    to = Sending("slow", lambda: slow, said.append)
-    to.log({"bad": 1.0}, 1)
-    assert slow.took.acquire(timeout=60)
-    to.log({"loss": 1.0}, 2)
-    to.log({"loss": 1.0}, 3)
-    slow.may.release()
-    to.thread.join(60)
-    to.close()
-    assert to.lines.full() and to.sent == 0
-
-
 def raises(error: BaseException) -> Callable[[], Slow]:
     def opens() -> Slow:
         raise error

@@ -1,10 +1,10 @@
-"""Tells by a metric's name its unit, which of its values is the best, and how one is written."""
+"""Tells by a metric's name its unit, and which of its values is the best."""
 
 from __future__ import annotations
 
 import re
 
-from orchestrator.common.text import duration, size
+from orchestrator.common.text import size
 
 # Words of a metric's name that tell which of its values is the best.
 LEAST = {"loss", "err", "error", "ppl", "perplexity", "ms", "seconds", "wer", "cer", "fid", "mae",
@@ -45,16 +45,3 @@ def better(name: str) -> str:
 def in_thousands(value: float) -> str:
     """Write a count in a few characters: 415k, 1.2M."""
     return size(value).removesuffix("B").replace(" ", "")
-
-
-def written(value: float, unit: str) -> str:
-    """Write a value, or a difference of two, with its unit."""
-    if value < 0:
-        return f"-{written(-value, unit)}"
-    if unit in ("ms", "s"):
-        return duration(value / 1e3 if unit == "ms" else value)
-    if unit == "/s":
-        return f"{in_thousands(value)}/s"
-    if unit == "bytes":
-        return size(value, binary=True)
-    return f"{100 * value:.3g}%" if unit == "ratio" else f"{value:.6g}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import re
-import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -34,7 +33,6 @@ class Sample:
     load: float | None = None
     memory: float | None = None
     swap: float | None = None
-    swap_rate: float | None = None
     disk_read: float | None = None
     disk_write: float | None = None
     net: dict[str, tuple[float, float]] = field(default_factory=dict)  # received, and sent
@@ -60,11 +58,7 @@ class Machine:
     """The machine that took a node's place in one attempt."""
 
     host: str = ""
-    cpus: int = 0
-    memory: float = 0.0
-    models: tuple[str, ...] = ()
-    places: tuple[str, ...] = ()  # of each GPU, on the PCI bus
-    gpus: dict[str, list[float | None]] = field(default_factory=dict)
+    models: tuple[str, ...] = ()  # of its GPUs
 
 
 @dataclass(frozen=True)
@@ -153,13 +147,11 @@ class Events:
         self.node = node
         self.file = GrowingFile(path, having=b'"cause":')
         self.known: dict[Event, None] = {}  # each once, should the file begin again
-        self.lock = threading.Lock()  # pages are filled at the same time
 
     def read(self) -> list[Event]:
-        with self.lock:
-            events = (event_of(line, self.node) for line in self.file.lines())
-            self.known.update((event, None) for event in events if event is not None)
-            return list(self.known)
+        events = (event_of(line, self.node) for line in self.file.lines())
+        self.known.update((event, None) for event in events if event is not None)
+        return list(self.known)
 
 
 # -- lines ------------------------------------------------------------------------------------
@@ -177,14 +169,10 @@ def machine_of(line: Line) -> Machine | None:
     about = line.get("about")
     if not isinstance(about, dict):
         return None
-    models, places = about.get("gpus"), about.get("gpus_at")
+    models = about.get("gpus")
     return Machine(
         host=str(about.get("host", ""))[:255],
-        cpus=int(number(about.get("cpus")) or 0),
-        memory=number(about.get("memory_bytes")) or 0.0,
         models=tuple(map(str, models[:MOST_GPUS])) if isinstance(models, list) else (),
-        places=tuple(map(str, places[:MOST_GPUS])) if isinstance(places, list) else (),
-        gpus=columns(about.get("gpu")),
     )
 
 
@@ -200,7 +188,6 @@ def sample_of(line: Line) -> Sample | None:
         load=number(line.get("load")),
         memory=number(line.get("memory_bytes")),
         swap=number(line.get("swap_bytes")),
-        swap_rate=number(line.get("swap_per_s")),
         disk_read=number(line.get("disk_read_per_s")),
         disk_write=number(line.get("disk_write_per_s")),
         net=pairs(line.get("net")),

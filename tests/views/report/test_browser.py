@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import struct
@@ -15,7 +14,6 @@ import pytest
 
 from orchestrator.head.status import comparison
 from orchestrator.views.report import page, story
-from tests.browser import Browser
 from tests.clusters.require import lacking
 from tests.views.report.stories import experiment
 
@@ -118,32 +116,3 @@ def test_the_charts_are_drawn(
     colors = pixels(picture)
     assert colors[bytes(paper)] > 10_000
     assert sum(count for color, count in colors.items() if near(color, line)) > 300  # the curves
-
-
-WRITTEN = """
-window.written = new Map();
-const fill = CanvasRenderingContext2D.prototype.fillText;
-CanvasRenderingContext2D.prototype.fillText = function (text, ...where) {
-  written.set(this.canvas, [...(written.get(this.canvas) || []), text]);
-  return fill.call(this, text, ...where);
-};
-"""
-
-
-def test_the_words_of_an_axis_differ(tmp_path: Path) -> None:
-    """Also where values differ by less than a hundredth, as those of a program's memory do."""
-    made = experiment(tmp_path / "one", ranks=1, steps=3)
-    metrics = made.path / "outputs" / "rank_00_metrics.jsonl"
-    lines = [json.loads(text) for text in metrics.read_text().splitlines()]
-    grown = [{**each, "memory_peak_bytes": 298_100_000 + each["step"] * 400_000} for each in lines]
-    metrics.write_text("".join(f"{json.dumps(each)}\n" for each in grown))
-    html = tmp_path / "report.html"
-    html.write_text(page.page([story.read_story(made, 0)], None))
-    with Browser(tmp_path) as browser:
-        browser.ask("Page.addScriptToEvaluateOnNewDocument", source=WRITTEN)
-        browser.look(1200, 900)
-        browser.open(html.as_uri())
-        browser.until("document.documentElement.dataset.drawn > 6")
-        told = browser.eval("[...written.values()].map(texts => texts.filter(t => / MB$/.test(t)))")
-    (words,) = [texts for texts in told if texts]
-    assert len({*words}) == len(words) > 2

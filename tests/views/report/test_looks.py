@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -13,73 +11,7 @@ from orchestrator.records.experiment import Experiment
 from orchestrator.views.report import charts, page, story
 from tests.views.report.stories import experiment, sample_machines, train_again
 
-LINES = 8
-LEAST_DISTANCE = 10.0  # CIE76: what two neighbours in a legend need at the least
 # How light reaches an eye that lacks one kind of cone (Machado, Oliveira and Fernandes, 2009).
-EYES = {
-    "all cones": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
-    "protanopia": (
-        (0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216),
-        (-0.003882, -0.048116, 1.051998),
-    ),
-    "deuteranopia": (
-        (0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413),
-        (-0.011820, 0.042940, 0.968881),
-    ),
-    "tritanopia": (
-        (1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602),
-        (0.004733, 0.691367, 0.303900),
-    ),
-}  # fmt: skip
-
-
-def schemes() -> dict[str, dict[str, str]]:
-    blocks = re.findall(r":root \{(.*?)\}", page.read("page.css"), re.DOTALL)
-    named = [dict(re.findall(r"--([\w-]+): (#\w{6})", block)) for block in blocks]
-    return dict(zip(("light", "dark"), named, strict=True))
-
-
-def linear(color: str) -> list[float]:
-    parts = (int(color[at : at + 2], 16) / 255 for at in (1, 3, 5))
-    return [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-
-
-def lab(color: str, eye: str) -> tuple[float, float, float]:
-    light = linear(color)
-    seen = [
-        min(1.0, max(0.0, sum(part * share for part, share in zip(light, row, strict=True))))
-        for row in EYES[eye]
-    ]
-    red, green, blue = seen
-    x = (0.4124 * red + 0.3576 * green + 0.1805 * blue) / 0.95047
-    y = 0.2126 * red + 0.7152 * green + 0.0722 * blue
-    z = (0.0193 * red + 0.1192 * green + 0.9505 * blue) / 1.08883
-    f = [t ** (1 / 3) if t > 0.008856 else 7.787 * t + 16 / 116 for t in (x, y, z)]
-    return 116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])
-
-
-def contrast(one: str, other: str) -> float:
-    weights = (0.2126, 0.7152, 0.0722)
-    light = sorted(
-        sum(part * weight for part, weight in zip(linear(color), weights, strict=True))
-        for color in (one, other)
-    )
-    return (light[1] + 0.05) / (light[0] + 0.05)
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_everybody_tells_the_lines_apart(scheme: str) -> None:
-    colors = schemes()[scheme]
-    lines = [colors[f"line-{number}"] for number in range(LINES)]
-    assert all(contrast(line, colors["panel"]) >= 2.95 for line in lines)
-    words = itertools.product(("ink", "soft", "good", "bad", "warn"), ("paper", "panel"))
-    assert all(contrast(colors[word], colors[on]) >= 4.5 for word, on in words)  # WCAG, AA
-    for eye in EYES:
-        for one, other in [*itertools.combinations(lines, 2), (colors["good"], colors["bad"])]:
-            distance = sum(
-                (a - b) ** 2 for a, b in zip(lab(one, eye), lab(other, eye), strict=True)
-            )
-            assert distance**0.5 >= LEAST_DISTANCE, (eye, one, other)
 
 
 def test_a_run_has_one_color_in_all_charts_and_a_metric_one_dash(tmp_path: Path) -> None:

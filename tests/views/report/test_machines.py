@@ -39,14 +39,6 @@ def test_of_many_nodes_there_is_a_range(tmp_path: Path) -> None:
     assert (line.curve.lows[-2], line.curve.highs[-2]) == (0.7, 0.9)
 
 
-def test_several_experiments_have_a_line_each(tmp_path: Path) -> None:
-    both = [experiment(tmp_path / name, steps=0) for name in ("one", "two")]
-    for made in both:
-        sample_machines(made)
-    found = drawn(parts_of(*both))["charts"]
-    assert [line["name"] for line in found[0]["lines"]] == ["one", "two"]
-
-
 def test_a_long_stream_is_read_at_some_places_only(tmp_path: Path) -> None:
     made = experiment(tmp_path / "run", steps=0)
     path = made.path / "outputs/node_00_metrics.jsonl"

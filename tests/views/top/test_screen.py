@@ -11,7 +11,6 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import RichLog
 
-from orchestrator.common.errors import NodeError
 from orchestrator.records.metrics.progress import RankProgress
 from orchestrator.views.top.sample import JobSample, NodeSample, Sample
 from orchestrator.views.top.screen import Actions, Closer, LinesScreen, Question, Rows, Top
@@ -105,18 +104,6 @@ def test_the_cursor_stays_on_its_job_when_another_one_begins() -> None:
         await until(pilot, lambda: ended == ["b"])
 
     drive(walk, after, stop=stop)
-
-
-def test_what_cannot_be_stopped_is_said_and_the_screen_stays() -> None:
-    def stop(_: JobSample) -> str:
-        raise NodeError("it does not answer", "ping it")
-
-    async def walk(app: Top, pilot: Pilot[None]) -> None:
-        await pilot.press("s", "y")
-        await until(pilot, lambda: any("it does not" in n.message for n in app._notifications))
-        assert app.is_running
-
-    drive(walk, sample(job("train")), stop=stop)
 
 
 def test_the_log_is_shown_without_its_escapes() -> None:

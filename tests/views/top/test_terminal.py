@@ -79,10 +79,3 @@ def test_a_reader_that_leaves_ends_it(nodes: Path) -> None:
         top.stdout.close()
         assert top.wait(60) == 128 + signal.SIGPIPE
         assert top.stderr.read() == b""
-
-
-def test_without_utf_8_bars_are_letters(tmp_path: Path) -> None:
-    program = "from orchestrator.head.screen import output; output.write_out('█▌▁|é')"
-    env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
-    told = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, check=True)
-    assert told.stdout == b"#-_|\\xe9\n"

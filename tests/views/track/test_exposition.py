@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.protocol.message import decode, encode
-from orchestrator.records.experiment import JobRecord, NodeRecord
+from orchestrator.records.experiment import NodeRecord
 from orchestrator.views.track.exposition import (
     HELP,
     OLD_SECONDS,
@@ -99,11 +98,6 @@ def test_a_loss_that_is_no_number_is_told_as_that(tmp_path: Path) -> None:
     assert [line.rpartition(" ")[2] for line in text.splitlines() if "_loss{" in line] == ["NaN"]
 
 
-def test_a_series_is_there_once() -> None:
-    same = [("loss", {"x": "a" * 200 + end}, 0.5) for end in ("b", "c")]
-    assert written(same).count("orchestrator_loss{") == 1
-
-
 def test_a_job_that_is_over_is_told_of_for_a_while(tmp_path: Path) -> None:
     made = job(tmp_path, "one", state="failed", ended=NOW)
     assert points(tmp_path)["job_state"] == [({"experiment": made.name, "state": "failed"}, 1)]
@@ -115,16 +109,6 @@ def test_a_job_that_is_over_is_told_of_for_a_while(tmp_path: Path) -> None:
         "job_attempt",
         "job_started_timestamp_seconds",
     }
-
-
-def test_a_record_is_read_again_when_it_has_changed(tmp_path: Path) -> None:
-    made = job(tmp_path, "one")
-    looking = Exposition(tmp_path)
-    assert 'state="running"' in written(looking.points(NOW))
-    record = made.read_record()
-    made.write_record(decode(JobRecord, {**encode(record), "nodes": [], "state": "stopped",
-                                           "launch": {}, "ended": NOW}))  # fmt: skip
-    assert 'state="stopped"' in written(looking.points(NOW))
 
 
 def test_no_text_of_a_node_ends_a_label() -> None:

@@ -124,17 +124,6 @@ def test_every_trainer_of_a_program_is_told(tmp_path: Path) -> None:
     assert curves(made)["trainer_2/loss"] == [(1, 0.5), (2, 1.0), (3, 1.5)]
 
 
-@pytest.mark.slow
-def test_a_file_that_was_cut_off_and_grew_again_loses_no_step(tmp_path: Path) -> None:
-    """Its first rank went on from step 2, and was further than before when somebody looked."""
-    made = job(tmp_path, "one", state="done", ended=NOW)
-    tell(made, "rank_00_metrics.jsonl", *steps(1, 2, 3, 4))
-    typed(tmp_path, made)
-    tell(made, "rank_00_metrics.jsonl", *steps(1, 2), *steps(*range(3, 40), at=NOW + 0.5))
-    typed(tmp_path, made)
-    assert dict(curves(made)["loss"]) == {step: step / 2 for step in range(1, 40)}
-
-
 def test_moments_are_of_the_heads_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node's own clock is known in the record, and of an earlier attempt that of its node."""
     node = vars(NodeRecord(0, "a", "a", None, None, "10.0.0.1", "python", 0, 1, clock=3600.0))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -130,11 +129,6 @@ def test_of_two_nodes_only_a_direction_can_be_slow() -> None:
     assert told(rates(2, lambda a, b: True)) == []
 
 
-def test_a_slow_node_does_not_hide_a_slow_link() -> None:
-    made = rates(8, lambda a, b: 5 in (a, b) or {a, b} == {0, 2})
-    assert [one.kind for one in diagnosis.slow_links(made, names(8))] == ["node", "link"]
-
-
 def test_neighbours_on_one_host_make_no_others_slow() -> None:
     """Two virtual machines of one host reach each other faster than the network."""
     made = {**rates(8), (0, 1): 5 * FAST, (1, 0): 5 * FAST}
@@ -195,16 +189,3 @@ def test_a_wrong_result_is_told_with_all_that_is_known() -> None:
     assert found.text == (
         "all_reduce of 1 KiB gave rank 3 on node 1 (host1) a wrong result: element 17 is 5, not 6"
     )
-
-
-def test_nodes_keep_their_own_numbers() -> None:
-    """The place in the list of nodes, and which ranks are whose, come from the measurement."""
-    nodes = [{"index": i, "host": f"h{i}", "ranks": [i], "link_speed": None} for i in range(3)]
-    pairs = [
-        {"from": a, "to": b, "rate": rate, "latency": 1e-4}
-        for (a, b), rate in rates(3, lambda a, b: 2 in (a, b)).items()
-    ]
-    told: dict[str, Any] = {"nodes": nodes, "pairs": pairs, "backend": "gloo",
-                            "flops": [1e9] * 3, "devices": ["CPU"] * 3}  # fmt: skip
-    (found,) = diagnosis.all_of(told)
-    assert found.text.startswith("node 2 (h2) reaches everyone")
