@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from orchestrator.common.errors import CheckFailed, UsageError
+from orchestrator.common.errors import CheckFailed, UsageError, nearest
 from orchestrator.engine.models.import_by_name import kind
 from orchestrator.engine.models.nested import mapped
 from orchestrator.engine.sharding.refusals import has_no_forward
@@ -268,7 +268,8 @@ def refuse_other_optimizers(names: Sequence[str], result: Any, known: Sequence[s
     if not isinstance(result, Mapping):
         what = f"the step gave {kind(result)}, where each optimizer needs a loss by its name"
     elif unknown := [name for name in result if name not in known]:
-        what = f"the step gives a loss of {unknown[0]!r}, and no optimizer has that name"
+        guess = nearest(str(unknown[0]), known)
+        what = f"the step gives a loss of {unknown[0]!r}, and no optimizer has that name{guess}"
     elif lacking := [name for name in names if result.get(name) is None]:
         what = f"the step gives no loss of {lacking[0]!r}, which is an optimizer"
     else:
