@@ -268,8 +268,10 @@ def refuse_other_optimizers(names: Sequence[str], result: Any, known: Sequence[s
     if not isinstance(result, Mapping):
         what = f"the step gave {kind(result)}, where each optimizer needs a loss by its name"
     elif unknown := [name for name in result if name not in known]:
-        guess = nearest(str(unknown[0]), known)
-        what = f"the step gives a loss of {unknown[0]!r}, and no optimizer has that name{guess}"
+        what = (
+            f"the step gives a loss of {unknown[0]!r}, and no optimizer has that name"
+            f"{nearest(str(unknown[0]), known)}"
+        )
     elif lacking := [name for name in names if result.get(name) is None]:
         what = f"the step gives no loss of {lacking[0]!r}, which is an optimizer"
     else:
