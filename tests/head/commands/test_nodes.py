@@ -19,6 +19,7 @@ from orchestrator.head.nodes.machine import Machine
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.screen.output import PLAIN
 from orchestrator.protocol.facts import Card, Checkup, Disk, Gpu
+from orchestrator.protocol.requests.warm import StandbyEnds, StandbyState, StandbyStates
 from orchestrator.views.top import command as top
 from orchestrator.views.top.sample import NodeSample, Sample
 from tests.head.plan.probed import facts, infiniband, interface, software
@@ -127,3 +128,21 @@ def test_whoever_is_not_let_in_reads_what_to_type() -> None:
         standbys.to_text([(lost, error)], PLAIN),
     ):
         assert re.search(r"^ *gone: .*there is no key\n +-> once: ssh-keygen$", text, re.M), text
+
+
+def test_processes_that_wait_and_nodes_without_one_share_a_table() -> None:
+    state = StandbyState(
+        key="k", since=1.0, seconds_left=120.0, ready=True, pid=7, memory=1 << 20, python="/p"
+    )
+    answers: list[tuple[Node, standbys.Answer]] = [
+        (node("a"), StandbyStates(standbys=(state,), time=1.0)),
+        (node("b"), StandbyStates(standbys=(), time=1.0)),
+        (node("c"), StandbyEnds(ended=(7,), left=(8,))),
+    ]
+    lines = [" ".join(line.split()) for line in standbys.to_text(answers, PLAIN).splitlines()]
+    assert lines == [
+        "a warm 2 min 00 s left 1 MiB /p",
+        "b cold",
+        "c ended 7",
+        "c processes 8 do not end (stuck in the kernel?)",
+    ]

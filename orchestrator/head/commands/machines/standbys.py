@@ -20,6 +20,7 @@ from orchestrator.protocol.message import encode
 from orchestrator.protocol.requests.warm import StandbyEnds, StandbyStates, Warm, WarmOff
 
 ANSWER_SECONDS = 60.0
+COLUMNS = 4  # beside the node's name
 
 Answer = StandbyStates | StandbyEnds | OrchestratorError
 Replies = Sequence[tuple[Node, Answer]]
@@ -48,7 +49,11 @@ def to_text(answers: Replies, terminal: Terminal) -> str:
     """Return a line for each process that waits or was ended, and for each node without one."""
     errors = [(node, answer) for node, answer in answers if isinstance(answer, OrchestratorError)]
     reasons = failures.reasons((node.place, error.what, error.fix) for node, error in errors)
-    rows = [[node.place, *words] for node, answer in answers for words in words_of(answer)]
+    rows = [
+        [node.place, *words, *[""] * (COLUMNS - len(words))]
+        for node, answer in answers
+        for words in words_of(answer)
+    ]
     return "\n".join([output.table(rows, terminal), *map(output.printable, reasons)])
 
 
