@@ -125,7 +125,7 @@ def test_the_next_attempt_takes_back_a_node_that_was_lost(
     command.wait_for("saved step 4")
     head.cluster.cut(2)
     command.wait_for("the job continues with 2 of 3 nodes")
-    command.wait_for("2 ranks in place of 3: a step keeps its 12 samples, 3 micro-batches of 2")
+    command.wait_for("2 ranks in place of 3: a step has 3 micro-batches of each, 6 as before")
     command.wait_for(r"saved step \d+: ")
     head.cluster.restore(2)
     head.cluster.exec(0, ["pkill", "-KILL", "-x", "rank0"])
