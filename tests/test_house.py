@@ -517,7 +517,7 @@ BUDGETS = {
     "head/screen": 1051,
     "head/status": 599,
     "head/plan": 1079,
-    "head/start": 2078,
+    "head/start": 2059,
     "head/transfer": 1667,
     "node/job": 2478,
     "node/peers": 482,
