@@ -115,8 +115,6 @@ def refuse_empty() -> NoReturn:
 class Shard(Batches):
     """The batches of an epoch, for one rank; a subclass for each kind of loader."""
 
-    # The n-th samples of all ranks' batches follow each other in the order.
-    interleaved = False
     # Whether stream="own" has a meaning for it.
     may_be_own = False
     order: OurOrder | OwnOrder
@@ -160,7 +158,6 @@ class MapShard(Shard):
     ) -> None:
         super().__init__(loader, ranks, seed)
         self.sampler, self.batch_size, drop_last = drawn_by(loader)
-        self.interleaved = self.batch_size is not None
         # Given to the DataLoader, and not loaded yet.
         self.begun: deque[Round] = deque()
         self.rounds: Iterator[Round] = iter(())
