@@ -519,7 +519,7 @@ BUDGETS = {
     "head/plan": 1079,
     "head/start": 2059,
     "head/transfer": 1667,
-    "node/job": 2478,
+    "node/job": 2485,
     "node/peers": 482,
     "node/start": 631,
     "node/transfer": 1286,

@@ -128,6 +128,12 @@ class RankExit(RankEvent, event="rank_exit"):
     code: str
 
 
+class RankRaised(RankEvent, event="rank_raised"):
+    """The exception, sent here because the disk had no room for it."""
+
+    error: RankError
+
+
 class RankSlow(RankEvent, event="rank_slow"):
     """Ranks cannot save a checkpoint, or the GPUs of a node do nothing."""
 

@@ -305,7 +305,7 @@ dist.all_reduce(torch.ones(1))
     assert "train.py:" in verdict["where"]
     assert head.nothing_left()
     cluster.fill_disk(0, home)  # what the job itself had kept
-    refused = head.launch(*anyway[1:])
+    refused = head.launch(*anyway[2:])
     assert refused.finish() == 3 and f"BAD   disk: {home} on" in refused.text, refused.text
     again = head.launch(*anyway)
     assert again.finish() == 4, again.text

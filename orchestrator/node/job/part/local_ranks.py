@@ -28,6 +28,7 @@ class LocalRank:
         self.state = ""
         self.pid: int | None = None
         self.code: int | None = None
+        self.error: RankError | None = None
         self.process: Process | None = None
         self.keeper: Process | None = None
         self.leaving: int | None = None  # the exit code that it chose, before we asked
@@ -86,7 +87,9 @@ class LocalRanks:
             return None
         rank = self.known.setdefault(report.rank, LocalRank(report.local))
         rank.state = report.event[len("rank_") :]
-        if isinstance(report, events.RankExit) and report.time < self.end.since:
+        if isinstance(report, events.RankRaised):
+            rank.error = report.error
+        elif isinstance(report, events.RankExit) and report.time < self.end.since:
             rank.leaving = exit_code(report.code)
         elif isinstance(report, events.RankStarted):
             self.started(rank, report)
@@ -132,7 +135,7 @@ class LocalRanks:
         stream = str(report.rank)
         for fd in self.outputs.of(stream):
             self.outputs.read(fd)  # its last output may still be in the pipe
-        error = self.error_of(report.local)
+        error = self.error_of(report.local) or rank.error
         asked = report.asked
         if rank.leaving:  # and was signalled only while it tore down
             asked, code = "", report.code

@@ -244,7 +244,9 @@ class Rank:
             "line": (here.lineno or 0) if here else 0,
             "function": here.name if here else "",
         }
-        write_whole(os.path.join(self.run, f"error_{self.local}.json"), json.dumps(record))
+        if not write_whole(os.path.join(self.run, f"error_{self.local}.json"), json.dumps(record)):
+            words = {n: v[:150] if isinstance(v, str) else v for n, v in record.items()}
+            self.report({"event": "raised", "error": words})  # under PIPE_BUF
 
     def hiding(self) -> Callable[[str], str]:
         """Return what takes the secrets of this job out of a text, as its supervisor does."""
@@ -327,13 +329,15 @@ def users_line(frames: traceback.StackSummary) -> traceback.FrameSummary | None:
     return shown[-1] if shown else None
 
 
-def write_whole(path: str, text: str) -> None:
-    """Write a file with all of this, or none on a full disk."""
+def write_whole(path: str, text: str) -> bool:
+    """Write a file with all of this, or none on a full disk; return True if it is there."""
     new = f"{path}.{_thread.get_ident()}.tmp"  # another thread may write it as well
     with contextlib.suppress(OSError):
         with open(new, "w", encoding="utf-8", errors="replace") as file:
             file.write(text)
         os.replace(new, path)
+        return True
+    return False
 
 
 def prctl(option: int, value: Any) -> None:
