@@ -493,7 +493,7 @@ BUDGETS = {
     "api": 489,
     "launchers": 395,
     "local_cluster": 340,
-    "protocol": 1573,
+    "protocol": 1576,
     "records": 2161,
     "engine": 332,
     "engine/core": 2155,
