@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import s3fs
+from moto.server import ThreadedMotoServer
 
 from orchestrator.common.errors import CheckFailed
 from orchestrator.engine.saving import mirror
@@ -28,9 +30,7 @@ def url(
     if request.param == "file":
         yield f"file://{tmp_path}/remote"
         return
-    why = "a server that speaks S3: pip install 'moto[server]' s3fs"
-    server = pytest.importorskip("moto.server", reason=why).ThreadedMotoServer(port=0)
-    s3fs = pytest.importorskip("s3fs", reason=why)
+    server = ThreadedMotoServer(port=0)
     server.start()
     host, port = server.get_host_and_port()
     for name, value in {
