@@ -24,6 +24,8 @@ from torch import nn
 from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.ranks.ranks import gather
 
+LOCK = ".writer.lock"
+
 
 @dataclass(frozen=True)
 class Run:
@@ -84,8 +86,9 @@ def is_locked(directory: Path) -> bool:
 
 def lock(directory: Path) -> bool:
     """Return True if no other process saves into a directory: then this one alone may, until it
-    ends. Where a file system has no locks for directories (NFS), no program is refused."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    ends. The lock is on a file, as NFS has none for directories. Where a file system has no locks
+    at all, no program is refused."""
+    descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
