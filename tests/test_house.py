@@ -502,7 +502,7 @@ BUDGETS = {
     "engine/observe": 818,
     "engine/ranks": 570,
     "engine/verify": 402,
-    "engine/saving": 1800,
+    "engine/saving": 1801,
     "engine/sharding": 566,
     "head/connect": 1300,
     "head/follow": 2430,
