@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 import tempfile
@@ -35,10 +36,12 @@ def become(words: Sequence[str], cwd: Path, env: Mapping[str, str], streams: lis
     """Run the command as the installed program does; this process ends with it."""
     code = 1
     try:
-        files = [os.open(os.devnull, os.O_RDONLY), *streams]
+        # Above 2 first: where the tests' process lacks one of these, a file may have its number.
+        own = [os.open(os.devnull, os.O_RDONLY), *streams]
+        files = [fcntl.fcntl(file, fcntl.F_DUPFD, 10) for file in own]
         for number, file in enumerate(files):
             os.dup2(file, number)
-        for file in {*files} - {0, 1, 2}:
+        for file in {*own, *files} - {0, 1, 2}:
             os.close(file)  # one that leaves its output has left it
         encoding = env.get("PYTHONIOENCODING", "utf-8")
         sys.stdin, sys.stdout = open(0), open(1, "w", encoding=encoding)  # noqa: SIM115

@@ -31,7 +31,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_it_has_the_pages_that_are_made_from_the_code(site: Path) -> None:
     commands = html.unescape((site / "commands.html").read_text(encoding="utf-8"))
-    assert 'id="checkpoint-verify"' in commands and "--max-restarts" in commands
+    assert 'id="checkpoint"' in commands and "--max-restarts" in commands
     assert "[quick|full|none]" in commands and "\\|" not in commands
     assert commands.count("Use this ssh_config in place of yours") == 1
     api = (site / "api.html").read_text(encoding="utf-8")

@@ -86,17 +86,21 @@ def is_locked(directory: Path) -> bool:
 
 def lock(directory: Path) -> bool:
     """Return True if no other process saves into a directory: then this one alone may, until it
-    ends. The lock is on a file, as NFS has none for directories. Where a file system has no locks
-    at all, no program is refused."""
-    descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return False
-    except OSError:
-        pass
-    _locked[directory.resolve()] = descriptor
+    ends. NFS has no locks for directories: a file in it stands for it there. Where a file system
+    has no locks at all, no program is refused."""
+    as_directory, as_file = os.O_RDONLY | os.O_DIRECTORY, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    for path, flags in ((directory, as_directory), (directory / LOCK, as_file)):
+        descriptor = os.open(path, flags, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return False
+        except OSError:
+            os.close(descriptor)
+            continue
+        _locked[directory.resolve()] = descriptor
+        break
     return True
 
 

@@ -37,7 +37,7 @@ READ: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "compile": ("enabled backend mode fullgraph dynamic", {"enabled": True}),
     "checkpoint": (
-        "steps seconds at_end directory keep copies best asynchronous memory_every resume",
+        "steps seconds at_end directory keep copies best mirror asynchronous memory_every resume",
         {},
     ),
     "profiling": (

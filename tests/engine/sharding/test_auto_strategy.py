@@ -24,12 +24,17 @@ def test_ddp_where_the_model_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Linear(1000, 1000, bias=False)  # of 4 MB, so that training takes 16
     for least, expected in ((33_000_000, "ddp"), (31_000_000, "hybrid_shard")):
         monkeypatch.setattr(settings, "gather", lambda own, other=least: [own, other])
-        strategy, reason = settings.choose(model, RANKS, {})
+        strategy, reason = settings.choose(model, RANKS, {}, averages=False)
         assert strategy == expected
         assert reason.startswith(f"strategy: {expected}, ")
     model.requires_grad_(False)
-    assert settings.choose(model, RANKS, {})[0] == "ddp", "frozen weights are held once"
-    assert settings.choose(model, RANKS, {"fsdp": {"shard_size": 1}})[0] == "hybrid_shard"
+    assert settings.choose(model, RANKS, {}, averages=False)[0] == "ddp", (
+        "frozen weights are held once"
+    )
+    assert (
+        settings.choose(model, RANKS, {"fsdp": {"shard_size": 1}}, averages=False)[0]
+        == "hybrid_shard"
+    )
 
 
 def test_memory_of_a_host_is_shared_by_its_ranks() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.views.top.command import users_frames
+from orchestrator.views.top.command import users_stack
 
 OURS = '  File "/home/a/lib/c2/orchestrator/node/job/ranks/rank.py", line 411 in run_python'
 BELOW = '  File "/usr/lib/python3/torch/distributed/run.py", line 982 in run_script_path'
@@ -23,7 +23,7 @@ Current thread 0x00007f03 (most recent call first):
 {OURS}
 {BELOW}
 """
-    assert users_frames(stacks, "/home/ada/my work") == [
+    assert users_stack(stacks, "/home/ada/my work") == [
         "Current thread 0x00007f03 (most recent call first):",
         '  File "/home/ada/my work/data.py", line 88 in read',
         '  File "/home/ada/my work/train.py", line 3 in <module>',
@@ -35,4 +35,4 @@ Current thread 0x00007f03 (most recent call first):
 
 def test_a_stack_of_another_kind_stays_as_it_is() -> None:
     seen = 'Process 4711: sleep 100\n\nThread 4711 (idle): "MainThread"\n    wait (x.py:1)'
-    assert users_frames(seen, "/x") == seen.splitlines()
+    assert users_stack(seen, "/x") == seen.splitlines()
