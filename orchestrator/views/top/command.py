@@ -165,7 +165,8 @@ def users_stack(stacks: str, tree: str) -> Sequence[str]:
     threads = crash_dump.in_text(stacks, tree).strip().split("\n\n")
     lines: list[str] = []
     for thread in reversed(threads):  # faulthandler writes the main one last
-        lines += [*users_frames(thread.splitlines()), ""]
+        if len(frames := users_frames(thread.splitlines())) > 1:  # else it is all ours
+            lines += [*frames, ""]
     return lines[:-1]
 
 

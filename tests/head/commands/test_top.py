@@ -31,8 +31,3 @@ Current thread 0x00007f03 (most recent call first):
         "Thread 0x00007f02 (most recent call first):",
         '  File "/usr/lib/python3/queue.py", line 171 in get',
     ]
-
-
-def test_a_stack_of_another_kind_stays_as_it_is() -> None:
-    seen = 'Process 4711: sleep 100\n\nThread 4711 (idle): "MainThread"\n    wait (x.py:1)'
-    assert users_stack(seen, "/x") == seen.splitlines()
