@@ -47,6 +47,7 @@ from orchestrator.engine.saving.ownership import Run  # noqa: E402
 from orchestrator.engine.saving.reader import load_into  # noqa: E402
 from orchestrator.engine.sharding import mesh  # noqa: E402
 from orchestrator.node.machine.gpus import nvidia  # noqa: E402
+from orchestrator.traces import overlap, rank  # noqa: E402
 
 NO_CUDA = 3
 LIMIT = 150.0  # seconds for one check
@@ -519,8 +520,9 @@ def profiled(place: Path) -> Seen:
     sections = llama(max_steps=12, eval_steps=None, eval_batches=None)
     sections["profiling"] = {"enabled": True}
     engine(place, sections)
-    summary = json.loads((place / "outputs/profile/summary.json").read_text(encoding="utf-8"))
-    text = json.dumps(summary)
+    traces = dict(rank.read(path) for path in (place / "outputs/profile").glob("rank_*.json.gz"))
+    found = overlap.compare({number or 0: each for number, each in traces.items()})
+    text = json.dumps(overlap.as_data(found))
     return Seen(text[:100], "compute_ms" in text)
 
 
