@@ -79,14 +79,15 @@ def main() -> None:
 
 
 def contenders(python: Path, ranks: int, lasts: float) -> list[Contender]:
-    def ours(option: str, *arguments: str) -> Callable[[Cluster], Mapping[str, float]]:
+    def ours(option: str | None, *arguments: str) -> Callable[[Cluster], Mapping[str, float]]:
         def words(python: Path, cluster: Cluster, ranks: int, out: Path) -> list[Word]:
             *given, program, place = words_of(python, cluster, ranks, out)
-            return [*given, option, program, place, *arguments]
+            options = [option] if option else []
+            return [*given, *options, program, place, *arguments]
 
         return partial(launch.timed, ranks, partial(words, python))
 
-    cold, warm = ours(), ours("--warm")
+    cold, warm = ours(None), ours("--warm")
 
     def warm_again(cluster: Cluster) -> Mapping[str, float]:
         if not all(node["warm"] for node in listed(cluster)):
