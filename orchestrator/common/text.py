@@ -19,13 +19,6 @@ TIME_UNITS = {
 }
 BYTES = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}  # powers of two
 NUMBER_AND_UNIT = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*")
-# What `size` and `duration` write.
-MEASURES = {
-    **{f"{unit}B": 1000.0**power for power, unit in enumerate(("", "k", "M", "G", "T"))},
-    **{f"{unit}iB": 1024.0**power for power, unit in enumerate(("K", "M", "G", "T"), 1)},
-    **{"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0},
-}
-MEASURE = re.compile(rf"([0-9]*\.?[0-9]+) ?(?:({'|'.join(MEASURES)})\b)? ?")
 
 
 # -- writing ----------------------------------------------------------------------------------
@@ -89,15 +82,6 @@ def number_and_unit(text: str) -> tuple[float, str] | None:
     """Split `1.5 GB` into 1.5 and "GB"; None for what is no number of anything."""
     match = NUMBER_AND_UNIT.fullmatch(text)
     return (float(match[1]), match[2]) if match else None
-
-
-def measure(text: str) -> float:
-    """Return how much the beginning of a text says: of `2 h 05 min`, or of `1.5 GB of 2 TB`."""
-    amount, at = 0.0, 0
-    while match := MEASURE.match(text, at):
-        amount += float(match[1]) * MEASURES.get(match[2], 1.0)
-        at = match.end()
-    return amount
 
 
 def time_unit(word: str) -> str | None:

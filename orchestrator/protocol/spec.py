@@ -88,7 +88,6 @@ class Spec(Message):
     files: tuple[tuple[str, str], ...] = ()  # name and text, for torchrun to find
     library: str = ""  # on the node: where the supervisor's program is
     warm: float = 0.0  # seconds for which processes stay ready after the job; 0: none do
-    fresh: bool = False  # use none that are ready
     secrets: tuple[str, ...] = ()  # names in env whose values go nowhere else
     umask: int = -1  # of the login, for the ranks; -1: as the supervisor's own
     attempt: Optional[Attempt] = None
@@ -132,5 +131,4 @@ class Spec(Message):
             hosts=place.hosts,
             env={**self.env, **names},
             lease=lease,
-            fresh=self.fresh and not later,
         )

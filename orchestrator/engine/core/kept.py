@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,8 +22,6 @@ from orchestrator.engine.saving.state import decoded
 
 # By this name the place in the data is kept.
 WHAT_IS_DRAWN = "what is drawn"
-# What torch and pickle raise for what is no data, or not safe to be read again.
-NOT_READ = (pickle.PickleError, AttributeError, RuntimeError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)

@@ -316,12 +316,6 @@ def halves(batch: Any) -> tuple[Any, Any]:
     )
 
 
-def inputs_of(batch: Any) -> Any:
-    """Return a batch without its targets, where it has any that can be told from inputs."""
-    found = found_halves(batch)
-    return batch if found is None else found[0]
-
-
 def call(model: nn.Module, inputs: Any) -> Any:
     if isinstance(inputs, dict):
         return model(**inputs)

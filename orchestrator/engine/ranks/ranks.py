@@ -175,16 +175,6 @@ def _host_group(world: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
     return None if dist.get_backend(world) == "gloo" else dist.new_group(backend="gloo")
 
 
-@functools.cache
-def new_group(
-    purpose: str, world: dist.ProcessGroup | None, seconds: float | None = None
-) -> dist.ProcessGroup | None:
-    """Make a group on the host for one purpose alone, once: messages of others do not mix in."""
-    timeout = None if seconds is None else datetime.timedelta(seconds=seconds)
-    group: dist.ProcessGroup | None = dist.new_group(backend="gloo", timeout=timeout)
-    return group
-
-
 def wait_as_long(config: Config, *groups: dist.ProcessGroup | None) -> None:
     """Set distributed.timeout: torch gives all but the first group 10 or 30 minutes."""
     timeout = datetime.timedelta(seconds=config.distributed.timeout)

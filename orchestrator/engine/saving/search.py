@@ -49,7 +49,7 @@ def every(
     Where something of it is in memory, only the same training counts on disk; where nothing is,
     what is on disk counts only with `disk_alone`.
     """
-    checkpoints, shared = agree(find, ranks) if find is not None else ([], True)
+    checkpoints, shared = agree(find) if find is not None else ([], True)
     node = ranks.nodes[ranks.rank][0]
     held = [holding for each in checkpoints if (holding := held_of(each, node))]
     on_disk = held
@@ -123,7 +123,7 @@ def held_of(checkpoint: Checkpoint, node: int) -> Holding | None:
     )
 
 
-def agree(find: Find, ranks: Ranks) -> tuple[list[Checkpoint], bool]:
+def agree(find: Find) -> tuple[list[Checkpoint], bool]:
     """Find checkpoints, and return True if all ranks see the same ones, complete."""
     deadline = time.monotonic() + SEEN_WITHIN_SECONDS
     while True:

@@ -149,7 +149,7 @@ def take_warm(
 ) -> tuple[WarmSupervisor | None, str]:
     """Hand the job over to a warm process; without one that fits, say why."""
     later = spec.attempt is not None and spec.attempt.number > 1
-    if spec.fresh or not (spec.warm or later):
+    if not (spec.warm or later):
         return None, ""  # what others left is for those who ask for it
     from orchestrator.node.warm import standbys  # not for every start
 

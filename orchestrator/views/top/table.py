@@ -244,7 +244,6 @@ OF_JOBS: Mapping[str, Callable[[JobSample], float | None]] = {
     "SPEED": lambda job: job.rate,
     "FOR": lambda job: -job.since,
 }
-JOB_HEADINGS = job_table(0.0).headings
 
 
 def job_words(job: JobSample) -> str:

@@ -31,7 +31,6 @@ FIRST = Spec(
     workdir="/job",
     target=Target(kind="script", name="train.py"),
     lease=LeaseTerms(address="10.0.0.1", port=1, token="old"),
-    fresh=True,
 )
 PLACE = Placement(
     job="run-1.2",
@@ -72,7 +71,7 @@ def test_a_spare_becomes_the_master_of_fewer_nodes() -> None:
         *("10.0.0.4", 2),
         "new",
     )
-    assert spec.lease.attached and not spec.fresh
+    assert spec.lease.attached
 
 
 def test_accelerate_starts_again_on_its_own_nodes(kept: RunDir) -> None:

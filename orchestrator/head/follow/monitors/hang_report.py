@@ -15,7 +15,6 @@ from orchestrator.head.follow.verdict import FRAME, PACKAGES
 from orchestrator.protocol.requests.follow import RankStacks, has_ended
 
 OURS = re.compile(r"/orchestrator/node/job/.*[.]py$")
-THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+")
 DEFAULT_GROUP = "0"
 
 
