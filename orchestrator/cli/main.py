@@ -99,7 +99,9 @@ def attach(where: Where, experiment: str | None, quiet: bool, steal: bool) -> in
 @experiment_argument
 @click.option("-f", "--follow", is_flag=True, help="Keep showing lines until the job is over.")
 @click.option(
-    *("-n", "--tail", "last"),
+    "-n",
+    "--tail",
+    "last",
     type=click.IntRange(min=0),
     metavar="LINES",
     help="Begin with the last lines of each node, or of the rank.",

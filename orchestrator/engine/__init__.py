@@ -1,4 +1,4 @@
-"""What runs on every rank: the training engine and the Trainer."""
+"""The training engine and the Trainer, which run on every rank."""
 
 import torch
 

@@ -116,7 +116,10 @@ def candidates(holdings: Iterable[Holding]) -> list[Candidate]:
         )
         found.append(
             Candidate(
-                *(step, save, last.created, versions),
+                step,
+                save,
+                last.created,
+                versions,
                 run=last.run,
                 in_memory=last.in_memory,
             )

@@ -122,7 +122,10 @@ def _of_engine(span: Span, spoken: Account, reached: int) -> dict[str, float]:
 def spans_of(record: JobRecord, now: float) -> list[Span]:
     spans = [
         Span(
-            *(attempt.number, attempt.started, attempt.ended, failed_at(attempt.verdict)),
+            attempt.number,
+            attempt.started,
+            attempt.ended,
+            failed_at(attempt.verdict),
             ranks=None if attempt.ran is None else attempt.ended - attempt.ran,
             clock=attempt.clock,
         )

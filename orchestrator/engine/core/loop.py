@@ -77,7 +77,10 @@ class Loop:
             contextlib.ExitStack() as after,
             self.policy.vote.listening(),
             Profile(
-                *(profiling, outputs_directory(), ranks, say),
+                profiling,
+                outputs_directory(),
+                ranks,
+                say,
                 marks=self.reporter.phases.mark,
                 before=state.step,
             ) as self.profile,

@@ -56,8 +56,12 @@ def follow_launched(
     running = launched.running
     log.info("process %d follows job %s", os.getpid(), running.record.job)
     stay = Stay(
-        *(launched.experiment, launched.prepared.nodes.transport, backend_of),
-        *(notifier_of(launched.experiment, running.record, say), view, say),
+        launched.experiment,
+        launched.prepared.nodes.transport,
+        backend_of,
+        notifier_of(launched.experiment, running.record, say),
+        view,
+        say,
         keys=keys,
     )
     screen = make_screen(launched.experiment, running.record, view, folds=True)
@@ -79,8 +83,12 @@ def follow_again(
     log.info("process %d follows job %s, which runs already", os.getpid(), record.job)
     record = replace(record, head=this_head())
     stay = Stay(
-        *(job.experiment, job.transport, backend_of),
-        *(notifier_of(job.experiment, record, say), view, say),
+        job.experiment,
+        job.transport,
+        backend_of,
+        notifier_of(job.experiment, record, say),
+        view,
+        say,
         keys=keys,
         left_behind=left_behind,
         looks_on=looks_on,
@@ -271,7 +279,10 @@ def take_up(
     answers.send(**place, logs=sizes)
     if not record.over:
         follow_again(
-            *(job, record, SILENT, keys),
+            job,
+            record,
+            SILENT,
+            keys,
             where=None if left_behind else where,
             left_behind=left_behind,
             looks_on=on_purpose,

@@ -64,7 +64,11 @@ class LogFetcher:
             return
         self.followers = [
             NodeFollower(
-                *(self.ssh, self.record.job, node, self.experiment, self.inbox.put),
+                self.ssh,
+                self.record.job,
+                node,
+                self.experiment,
+                self.inbox.put,
                 former_end=self.record.former_end,
                 among=len(self.record.nodes),
             )

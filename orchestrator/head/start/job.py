@@ -128,7 +128,12 @@ class Stay:
         parts = zip(record.nodes, attempt.channels, attempt.logs, strict=True)
         return [
             NodeFollower(
-                *(self.transport, record.job, node, self.experiment, run.post, channel),
+                self.transport,
+                record.job,
+                node,
+                self.experiment,
+                run.post,
+                channel,
                 logs=opened,
                 looks_on=self.looks_on,
                 former_end=record.former_end,

@@ -145,7 +145,8 @@ def candidates(
             f"--nnodes {launch.nnodes}: {has}", "add nodes to the list, or ask for fewer"
         )
     bounds = Bounds(
-        *(least, most),
+        least,
+        most,
         tuple((node, cordoned[machine_of(node)]) for node in nodes if machine_of(node) in cordoned),
     )
     usable = [node for node in spares_last(nodes) if machine_of(node) not in cordoned]

@@ -41,7 +41,7 @@ class Curve:
 
 
 class Sums:
-    """What is known of one metric in one column of steps."""
+    """The lowest, highest and total value of one metric in one column of steps."""
 
     __slots__ = ("count", "high", "low", "step", "total")
 

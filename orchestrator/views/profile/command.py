@@ -212,7 +212,9 @@ def fetch(transport: Transport, record: JobRecord, news: ProfileNews, outputs: P
             with progress.lock:
                 progress.size += sum(file.size for file in wanted)
             fetch = Fetch(
-                *(channel, listing.place, folder),
+                channel,
+                listing.place,
+                folder,
                 label=f"node{node.index}",
                 replace=lambda _: True,
                 progress=progress.add,

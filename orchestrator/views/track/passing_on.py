@@ -49,7 +49,10 @@ class PassingOn:
         self.sent = 0
         first = record.attempts[0].job if record.attempts else record.job
         curves = Curves(
-            *(f"{kind}-{first}", f"{experiment.name} ({kind})", 0, self.outputs / "tracked"),
+            f"{kind}-{first}",
+            f"{experiment.name} ({kind})",
+            0,
+            self.outputs / "tracked",
             beside=True,
             axis=KINDS[kind].axis,
         )
@@ -157,7 +160,7 @@ def of_nodes(passing: PassingOn, record: JobRecord) -> Iterator[Value | None]:
 
 
 class Kind(NamedTuple):
-    """What its steps count, where they are not those of the training; and what is new."""
+    """The axis of a curve, empty for the steps of the training, and the reader of new values."""
 
     axis: str
     new: Callable[[PassingOn, JobRecord], Iterator[Value | None]]

@@ -64,7 +64,9 @@ def bring(
         elif file.kind == "file":
             taken.append(file)
     fetch = Fetch(
-        *(channel, listing.place, growing.folder),
+        channel,
+        listing.place,
+        growing.folder,
         label=f"node{growing.listing.node}",
         replace=growing.ahead.__contains__,
         since=since,
