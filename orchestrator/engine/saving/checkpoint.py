@@ -92,7 +92,7 @@ class Checkpoints:
         self._open()
         mirrors = self.writers.publishes and (self.writers.apart or ranks.rank == 0)
         if config.mirror and mirrors:
-            self.mirror = Mirror(config.mirror, config.keep)
+            self.mirror = Mirror(config.mirror, config.keep, functools.partial(is_of, run))
         if self.writers.apart and not self.in_memory:
             say(nodes.picture(len({node for node, _ in ranks.nodes}), config.copies))
 

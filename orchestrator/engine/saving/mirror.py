@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -47,10 +47,12 @@ class Mirror:
 
     A checkpoint that comes while another is copied waits, and replaces one that waits already.
     Nothing here holds the training up or ends it: a failure is said once, until a copy succeeds.
+    Of what is there, the newest `keep` of this run stay, as `is_ours` tells from their progress,
+    and all of other runs.
     """
 
-    def __init__(self, url: str, keep: int) -> None:
-        self.url, self.keep = url, keep
+    def __init__(self, url: str, keep: int, is_ours: Callable[[Any], bool]) -> None:
+        self.url, self.keep, self.is_ours = url, keep, is_ours
         self.files, self.root = remote(url)
         self.waiting: tuple[Path, Sequence[str], bool] | None = None
         self.changed = threading.Condition()
@@ -105,7 +107,9 @@ class Mirror:
                     raise OSError(f"{name} was damaged on its way")
         if whole:
             self.files.pipe_file(f"{target}/{NAME}", text)
-            for _, _, old in manifests(self.files, self.root)[self.keep :]:
+            there = manifests(self.files, self.root)
+            own = [path for manifest, _, path in there if self.is_ours(manifest.progress)]
+            for old in own[self.keep :]:
                 self.files.rm(f"{old}/{NAME}")  # first: what is left of it is no checkpoint
                 self.files.rm(old, recursive=True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from moto.server import ThreadedMotoServer
 from orchestrator.common.errors import CheckFailed
 from orchestrator.engine.saving import mirror
 from orchestrator.engine.saving.mirror import Mirror
+from orchestrator.engine.saving.ownership import Run, is_of
 from orchestrator.records import checkpoint_store
 from tests.engine.core.test_parity import fsdp
 from tests.engine.saving.test_resume import STEPS, job, losses, saving
@@ -47,9 +49,12 @@ def url(
     server.stop()
 
 
+OWN = Run("own")
+
+
 def copied(url: str, places: Sequence[Path], keep: int = 2) -> None:
     for place in places:
-        copies = Mirror(url, keep)
+        copies = Mirror(url, keep, partial(is_of, OWN))
         copies.copy(place, list(FILES), whole=True)
         copies.close()
 
@@ -74,6 +79,15 @@ def test_what_was_copied_comes_back_and_what_is_damaged_does_not(tmp_path: Path,
     assert mirror.fetch(f"{url}/nothing", tmp_path / "nothing", print) is None
 
 
+def test_checkpoints_of_another_run_stay(tmp_path: Path, url: str) -> None:
+    other = save(tmp_path / "other", 9, progress={"run": vars(Run("other"))})
+    saved = [save(tmp_path / "own", n, progress={"run": vars(OWN)}) for n in (1, 2, 3)]
+    copied(url, [other, *saved], keep=1)
+    files, root = mirror.remote(url)
+    names = sorted(path.rpartition("/")[2] for path in files.ls(root, detail=False))
+    assert names == ["step_00000003", "step_00000009"]
+
+
 def test_a_file_that_changes_on_its_way_is_no_copy(
     tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,7 +105,7 @@ class Slow(Mirror):
     def __init__(self, url: str) -> None:
         self.copies: list[str] = []
         self.begun, self.goes_on = threading.Event(), threading.Event()
-        super().__init__(url, 1)
+        super().__init__(url, 1, partial(is_of, OWN))
 
     def _copy(self, checkpoint: Path, names: Sequence[str], *, whole: bool) -> None:
         self.begun.set()
@@ -117,7 +131,7 @@ def test_the_newest_wins_and_a_failure_is_said_once(
 
 def test_a_url_that_nothing_can_open_is_refused() -> None:
     with pytest.raises(CheckFailed, match="nowhere://x cannot be opened: "):
-        Mirror("nowhere://x", 1)
+        Mirror("nowhere://x", 1, partial(is_of, OWN))
 
 
 @pytest.mark.parametrize("apart", [False, True])
