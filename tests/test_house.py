@@ -502,7 +502,7 @@ BUDGETS = {
     "engine/observe": 818,
     "engine/ranks": 584,
     "engine/verify": 402,
-    "engine/saving": 1805,
+    "engine/saving": 1807,
     "engine/sharding": 566,
     "head/connect": 1293,
     "head/follow": 2429,
