@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from orchestrator import entry
+from orchestrator.head.screen import output
 
 ROOT = Path(__file__).parents[1]
 
@@ -52,6 +53,8 @@ def become(words: Sequence[str], cwd: Path, env: Mapping[str, str], streams: lis
         os.environ.clear()
         os.environ.update(env)
         sys.argv = list(words)
+        # A new process has said nothing yet: an earlier test of this one may have.
+        output.complain_once.cache_clear()
         entry.main()
     except SystemExit as leaving:
         code = int(leaving.code or 0)
