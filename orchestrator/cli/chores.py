@@ -95,8 +95,8 @@ def exec_command(**params: Any) -> int:
     """Run CMD on all nodes at once, and show what it prints.
 
     Several words are a program and its arguments, passed on unchanged; one word is shell text, as
-    with ssh: orchestrator exec 'ps aux | wc -l'. Ctrl-C ends it on all nodes. `< FILE` is the
-    standard input on each of them.
+    with ssh: orchestrator exec 'ps aux | wc -l'. Ctrl-C ends it on all nodes. Standard input
+    is empty there: send a script with push.
     """
     from orchestrator.head.commands.machines import exec as chores
 

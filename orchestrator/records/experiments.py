@@ -6,7 +6,6 @@ import contextlib
 import os
 import stat
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.common import files
@@ -18,7 +17,6 @@ from orchestrator.records.experiment import (
     RECORD,
     STAMP,
     Experiment,
-    JobRecord,
     Untrusted,
 )
 
@@ -167,13 +165,13 @@ def known(root: Path, wanted: str | None, *, trusted: bool = False) -> Experimen
 LISTS = "orchestrator ls"
 
 
-def missing(root: Path, wanted: str | None, nor: str = "") -> UsageError:
+def missing(root: Path, wanted: str | None) -> UsageError:
     """Return the error for an experiment that is not there, with the name or place that was meant.
 
     Whoever comes back in another terminal is in another directory, or names the project's.
     """
     what = f"no experiment {wanted!r}" if wanted else "no experiment"
-    what = " ".join(filter(None, [f"there is {what} in {root.absolute()}", nor]))
+    what = f"there is {what} in {root.absolute()}"
     names = [candidate.name for candidate in every(root)]
     if names:
         begun = [name for name in names if wanted and name.startswith(wanted)]
@@ -192,20 +190,3 @@ def of_slurm_job(root: Path, job: str) -> Experiment | None:
         if candidate.slurm_job() == job:
             return Experiment(candidate.path.absolute())
     return None
-
-
-def adopt(root: Path, record: JobRecord) -> Experiment:
-    """Make a directory here for a job that was started elsewhere, under the name it has there."""
-    name = record.experiment
-    if not (STAMP.fullmatch(name) and NAME.fullmatch(name[: -len("_YYYYMMDD_HHMMSS")])):
-        raise UsageError(f"the nodes call the experiment of {record.job} {name!r}: no name of ours")
-    experiment = Experiment(root.absolute() / name)
-    record = replace(record, experiment=str(experiment.path))
-    try:
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        files.make_private(experiment.path)
-        files.make_private(experiment.logs)
-        experiment.write_signed(record)
-    except OSError as error:
-        raise UsageError(f"{experiment.path} cannot be created: {error.strerror}") from error
-    return experiment

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -36,22 +35,20 @@ def test_a_command_on_all_nodes(head: Head) -> None:
 
 
 def test_json_has_all_of_it(head: Head) -> None:
-    script = head.script("typed", "read line; echo $line; echo e >&2; kill -9 $$")
     shared = ["--nodes", str(head.node_list), "--ssh-config", str(head.cluster.ssh_config)]
-    with (head.directory / script).open("rb") as file:
-        done = subprocess.run(
-            [str(BIN / "orchestrator"), "exec", *shared, "--json", "--", "sh", "-s"],
-            stdin=file,
-            capture_output=True,
-            check=False,
-            cwd=head.directory,
-        )
-        assert os.lseek(file.fileno(), 0, os.SEEK_CUR) == 0  # the loop around it reads on
+    text = "cat; echo out; echo e >&2; kill -9 $$"
+    done = subprocess.run(
+        [str(BIN / "orchestrator"), "exec", *shared, "--json", "--", "sh", "-c", text],
+        input=b"read by no node",
+        capture_output=True,
+        check=False,
+        cwd=head.directory,
+    )
     assert (done.returncode, done.stderr) == (1, b"")
     nodes = json.loads(done.stdout)["nodes"]
     assert [node["name"] for node in nodes] == head.cluster.addresses
     for node in nodes:
-        assert (node["code"], node["stdout"], node["stderr"]) == (137, "\n", "e\n")
+        assert (node["code"], node["stdout"], node["stderr"]) == (137, "out\n", "e\n")
 
 
 def test_one_that_is_down_is_a_row_and_the_others_run(head: Head) -> None:

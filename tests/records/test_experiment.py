@@ -290,20 +290,8 @@ def test_one_that_is_not_there_is_looked_for_where_it_may_be(
     assert "did you mean 'run_20260101_000000'?" in error("run_20260101_00000").what
     assert "did you mean 'run_2" in error("run").what  # what a name begins with is enough
     assert error("other").fix.startswith("the newest is run_2")
-    assert experiments.missing(Path("e"), "no", "nor on the nodes").what.endswith(
-        "nor on the nodes"
-    )
     with pytest.raises(UsageError, match="name of the experiment is empty"):
         find(Path("experiments"), "")  # as of "$EXP" where none is set: not the newest
-
-
-def test_one_that_was_started_elsewhere(tmp_path: Path) -> None:
-    place = experiments.adopt(tmp_path / "experiments", record(experiment="a_20260101_000000"))
-    assert place.path == tmp_path / "experiments" / "a_20260101_000000"
-    assert place.logs.is_dir()
-    assert place.read_record().experiment == str(place.path)
-    with pytest.raises(UsageError, match="cannot be created"):
-        experiments.adopt(tmp_path / "experiments", record(experiment="a_20260101_000000"))
 
 
 # -- choosing a part of it --------------------------------------------------------------------

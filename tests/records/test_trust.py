@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.common.errors import UsageError
-from orchestrator.common.permissions import others
 from orchestrator.head.follow.streams.node_logs import AppendOnly
 from orchestrator.records import experiments, trust
-from orchestrator.records.experiment import Experiment, JobRecord, Untrusted
+from orchestrator.records.experiment import Experiment, Untrusted
 from orchestrator.records.experiments import create, every, find
 from tests.records.test_experiment import NODE, record
 
@@ -207,21 +206,3 @@ def test_root_leaves_what_it_writes_to_the_owner(launched: Experiment) -> None:
     launched.unlock()
     for path in (launched.path / "job.json", launched.log(NODE), launched.path / ".head"):
         assert (path.stat().st_uid, stat.S_IMODE(path.stat().st_mode)) == (OTHER, 0o600)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["../../tmp/x", "/tmp/x_20260101_000000", "x", "", "../_20260101_000000",
-     "a/b_20260101_000000", "x_20260101_000000\n"],
-)  # fmt: skip
-def test_a_node_names_no_directory_of_ours(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UsageError, match="no name of ours"):
-        experiments.adopt(tmp_path / "experiments", record(experiment=name))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_one_that_was_started_elsewhere_is_ours_from_then_on(tmp_path: Path) -> None:
-    found: JobRecord = record(experiment="run_20260101_000000")
-    adopted = experiments.adopt(tmp_path / "experiments", found)
-    assert others(adopted.path.stat()) == ""
-    adopted.check_launched(adopted.read_record())

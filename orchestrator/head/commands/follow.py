@@ -30,7 +30,7 @@ from orchestrator.head.screen.output import say
 from orchestrator.head.screen.screen import Screen
 from orchestrator.head.start.job import Ending, Stay, make_screen
 from orchestrator.head.status import status
-from orchestrator.head.status.find_job import FoundJob, adopt_job
+from orchestrator.head.status.find_job import FoundJob, find_job
 from orchestrator.records import goodput, manifest
 from orchestrator.records.experiment import Experiment, JobRecord, this_head
 from orchestrator.records.metrics import progress as job_progress
@@ -266,7 +266,7 @@ def take_up(
     """
     logs.hold()
     keys = Pipe()
-    job = adopt_job(where, experiment)
+    job = find_job(where, experiment)
     place = {"place": str(job.experiment.path), "pid": os.getpid()}
     elsewhere = job.record.over or job.record.head_elsewhere
     if elsewhere or job.experiment.lock(background=True) is not None:
@@ -311,7 +311,7 @@ STEAL_SECONDS = 15.0  # for the other head to leave
 
 def attach(where: Where, wanted: str | None, view: View, *, steal: bool) -> int:
     logs.hold()
-    job = adopt_job(where, wanted)
+    job = find_job(where, wanted)
     experiment = job.experiment
     if job.record.over:
         show_unseen(experiment, job.record, view)

@@ -13,12 +13,12 @@ from orchestrator.head.follow.streams.news import Failed, News, Over
 from orchestrator.head.schedulers.backend import SshBackend
 from orchestrator.head.start.job import make_screen
 from orchestrator.head.status import status
-from orchestrator.head.status.find_job import adopt_job
+from orchestrator.head.status.find_job import find_job
 from orchestrator.records.experiment import Experiment, JobRecord
 
 
 def logs(where: Where, wanted: str | None, view: View, *, follow: bool, last: int | None) -> int:
-    job = adopt_job(where, wanted)
+    job = find_job(where, wanted)
     record = job.backend.begun(job.experiment, job.record, wait=follow)
     record.check_choice(view.node, view.rank, "--{} {}")
     screen = make_screen(job.experiment, record, view)

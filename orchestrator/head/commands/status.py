@@ -10,12 +10,12 @@ from orchestrator.config.launch import Where
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import clear, write_out
 from orchestrator.head.status import status as job_status
-from orchestrator.head.status.find_job import FoundJob, find_job
+from orchestrator.head.status.find_job import find_job
 
 
 def status(where: Where, wanted: str | None, *, watch: bool) -> int:
     job = find_job(where, wanted)
-    running = isinstance(job, FoundJob) and job.record.state == "running"
+    running = job.record.state == "running"
     if watch and not output.as_json() and running and installed("textual"):
         top = view("top")
         if top.can_be_live():

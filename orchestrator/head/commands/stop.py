@@ -15,7 +15,7 @@ from orchestrator.head.follow import stop as stopping
 from orchestrator.head.nodes.node_list import read_nodes
 from orchestrator.head.screen import output
 from orchestrator.head.status import containers
-from orchestrator.head.status.find_job import FoundJob, find_job, without_record
+from orchestrator.head.status.find_job import find_job, without_record
 from orchestrator.protocol.message import encode
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.outcome import Receipt
@@ -48,23 +48,18 @@ def end_job(where: Where, wanted: str | None, grace: float | None) -> Ended:
     job = find_job(where, wanted)
     record = job.record
     grace = record.launch.grace if grace is None else grace
-    receipts = (
-        job.backend.stop(job.experiment, record, grace) if isinstance(job, FoundJob) else None
-    )
+    receipts = job.backend.stop(job.experiment, record, grace)
     if receipts is not None:
         return Ended(record, receipts)
     nodes = [node for node in record.nodes if may_run_on(record, node)]
     if not nodes:
         return Ended(record, None)
-    if isinstance(job, FoundJob):
-        job.experiment.check_launched(record)
-        words = "process %d stops the job on %d nodes; grace %g s"
-        logs.note(job.experiment.head_log, __name__, words, os.getpid(), len(nodes), grace)
-        if record.launch.max_restarts and not record.over:
-            job.experiment.forbid_restarts()
+    job.experiment.check_launched(record)
+    words = "process %d stops the job on %d nodes; grace %g s"
+    logs.note(job.experiment.head_log, __name__, words, os.getpid(), len(nodes), grace)
+    if record.launch.max_restarts and not record.over:
+        job.experiment.forbid_restarts()
     receipts = stopping.stop_job(job.transport, record, nodes, grace)
-    if not isinstance(job, FoundJob):
-        return Ended(record, receipts)
     while (now := job.experiment.read_record()).job != record.job and not now.over:
         record = now  # its head was starting the next attempt, and no further one can start
         receipts = stopping.stop_job(job.transport, record, record.nodes, grace)

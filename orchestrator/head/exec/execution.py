@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from orchestrator.common.errors import NodeError, OrchestratorError
+from orchestrator.common.errors import OrchestratorError
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.transport import Channel, Connection, Transport, notice_loss
 from orchestrator.head.exec.shell import BEGINS, GO, GRACE_SECONDS
@@ -31,15 +30,6 @@ class Sink(Protocol):
     def write(self, data: bytes) -> None: ...
 
     def close(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class Input:
-    """A file that the program of every node gets as its standard input."""
-
-    descriptor: int
-    offset: int
-    size: int
 
 
 @dataclass(frozen=True)
@@ -148,10 +138,9 @@ class Execution:
         sink_of: Callable[[NumberedNode, bool], Sink],  # True: of standard error
         *,
         limit: float | None = None,
-        given: Input | None = None,
     ) -> None:
         self.ssh, self.line_of, self.sink_of = ssh, line_of, sink_of
-        self.limit, self.given = limit, given
+        self.limit = limit
         self.visits = [Visit(node) for node in nodes]
 
     def end(self, reason: str) -> None:
@@ -184,8 +173,6 @@ class Execution:
         try:
             if receive(channel.recv, out, until_it_begins=True):
                 visit.begin(self.limit)
-                if self.given is not None and visit.begun:
-                    feed(channel, self.given)
             receive(channel.recv, out)
             complaints.join()
             code = channel.recv_exit_status()
@@ -246,17 +233,3 @@ def receive(
             return False
         stream.take(data)
     return True
-
-
-def feed(channel: Channel, stdin: Input) -> None:
-    """Send a file; a program that is gone already needs none of it."""
-    at, end = stdin.offset, stdin.offset + stdin.size
-    try:
-        while at < end:
-            data = os.pread(stdin.descriptor, min(PIECE_BYTES, end - at), at)
-            if not data:
-                raise NodeError("the file on standard input became shorter while it was sent")
-            channel.sendall(data)
-            at += len(data)
-    except OSError:
-        return

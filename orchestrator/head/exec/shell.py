@@ -108,14 +108,6 @@ printf '{ESCAPED}' >&2
 read -r x && [ "$x" = {GO} ] || exit {OWN_FAILURE}
 exec 3<&0 </dev/null
 """
-# Whole before the command begins, so that no shell gets half of a script.
-RECEIVE = """\
-input=$(mktemp) || exit {failure}
-head -c {size} <&3 >"$input"
-[ "$(wc -c <"$input")" -eq {size} ] || {{ rm -f "$input"; exit {failure}; }}
-exec <"$input"
-rm -f "$input"
-"""
 RUN = f"""\
 trap 'over=1' TERM
 (
@@ -144,16 +136,13 @@ class Directory:
     named: bool = False  # and that is said, as somebody has written this one down
 
 
-def shell_line(words: Sequence[str], directory: Directory, input_size: int | None = None) -> str:
+def shell_line(words: Sequence[str], directory: Directory) -> str:
     """Return what any login shell (sh, bash, zsh, csh, fish) passes on unchanged.
 
     One word is shell text for the login shell, as with ssh; several are a program and its
     arguments. Nothing in the single quotes is special to any of these shells.
     """
-    text = BEGIN
-    if input_size is not None:
-        text += RECEIVE.format(size=input_size, failure=OWN_FAILURE)
-    text += change_to(directory)
+    text = BEGIN + change_to(directory)
     if len(words) == 1:
         text += f'set -- "${{SHELL:-/bin/sh}}" -c {shlex.quote(words[0])}\n'
     else:
@@ -168,7 +157,7 @@ def for_login_shell(text: str) -> str:
     if len(line) > LONGEST_BYTES:
         raise UsageError(
             f"the command is too long: {len(line)} bytes, and {LONGEST_BYTES} are possible",
-            "put it into a file: orchestrator exec -- sh -s < FILE",
+            "send it as a file: orchestrator push FILE /tmp/; orchestrator exec -- sh /tmp/FILE",
         )
     return line
 

@@ -1,4 +1,4 @@
-"""Find a job again, by its experiment here or else by asking the nodes of the list."""
+"""Finds a job again by its experiment."""
 
 from __future__ import annotations
 
@@ -11,30 +11,20 @@ from orchestrator.config.launch import Launch, Where
 from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.transport import Transport
-from orchestrator.head.nodes.node_list import read_nodes
 from orchestrator.head.schedulers.backend import SshBackend, backend_of
-from orchestrator.head.screen.output import complain, say
+from orchestrator.head.screen.output import complain
 from orchestrator.head.status import status
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord
 
 
 @dataclass(frozen=True)
-class RemoteJob:
-    """A job as its nodes know it: there is no directory for it here."""
+class FoundJob:
+    """A job, its experiment's directory, and how its nodes are reached."""
 
     record: JobRecord
     transport: Transport
     backend: SshBackend
-
-    def refreshed(self) -> RemoteJob:
-        return self
-
-
-@dataclass(frozen=True)
-class FoundJob(RemoteJob):
-    """A job with its experiment's directory."""
-
     experiment: Experiment
 
     def refreshed(self) -> FoundJob:
@@ -43,33 +33,19 @@ class FoundJob(RemoteJob):
         return replace(self, record=record)
 
 
-def find_job(where: Where, wanted: str | None) -> FoundJob | RemoteJob:
+def find_job(where: Where, wanted: str | None) -> FoundJob:
     experiment = find_experiment(where, wanted)
     if wanted is None and not where.trust_record:
         report_passed_over(where.experiments, experiment)
-    if experiment is not None:
-        record = experiment.read_record()
-        if where.trust_record or not record.over:  # then its nodes will be asked
-            experiment.check_launched(record)
-        backend = backend_of(record)
-        record = backend.settle(experiment, record)
-        transport = backend.transport(record, where.ssh_config, where.connect_timeout)
-        return FoundJob(record, transport, backend, experiment)
-    if not where.node_list.exists():
+    if experiment is None:
         raise experiments.missing(where.experiments, wanted)
-    ssh = without_record(where)
-    found = status.find_on_nodes(ssh, read_nodes(where.node_list), wanted)
-    if not found:
-        raise experiments.missing(where.experiments, wanted, nor="nor on the nodes")
-    if len(found) > 1:
-        raise several([record.experiment or record.job for record in found])
-    known = found[0]
-    if wanted is None:
-        complain(
-            f"orchestrator: no job was launched in {where.experiments.absolute().parent}: this is"
-            f" the one on its nodes, {known.experiment or known.job}"
-        )
-    return RemoteJob(known, ssh, backend_of(known))
+    record = experiment.read_record()
+    if where.trust_record or not record.over:  # then its nodes will be asked
+        experiment.check_launched(record)
+    backend = backend_of(record)
+    record = backend.settle(experiment, record)
+    transport = backend.transport(record, where.ssh_config, where.connect_timeout)
+    return FoundJob(record, transport, backend, experiment)
 
 
 def without_record(where: Where) -> SshTransport:
@@ -138,13 +114,3 @@ def report_passed_over(root: Path, taken: Experiment | None) -> None:
     if newer:
         more = f" (and {len(newer) - 1} more)" if newer[1:] else ""
         complain(f"orchestrator: {newer[-1]}{more}")
-
-
-def adopt_job(where: Where, wanted: str | None) -> FoundJob:
-    """Find a job, and make a directory here for its logs if there is none."""
-    job = find_job(where, wanted)
-    if isinstance(job, FoundJob):
-        return job
-    experiment = experiments.adopt(where.experiments, job.record)
-    say(f"{experiment.name} was started elsewhere; its logs are fetched to {experiment.logs}")
-    return FoundJob(experiment.read_record(), job.transport, job.backend, experiment)

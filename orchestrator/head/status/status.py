@@ -1,4 +1,4 @@
-"""Shows the state of a job: asks its nodes, and finds jobs that another head started."""
+"""Shows the state of a job, as its nodes report it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from orchestrator.common.errors import OrchestratorError
 from orchestrator.common.text import duration, plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import ask_once
-from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
 from orchestrator.head.nodes import clock
-from orchestrator.head.nodes.node_list import Node, in_words
+from orchestrator.head.nodes.node_list import in_words
 from orchestrator.head.schedulers.backend import UNSCHEDULED, Scheduled
-from orchestrator.head.screen import failures, output, styles
+from orchestrator.head.screen import output, styles
 from orchestrator.head.screen import tracebacks as crash_dump
 from orchestrator.head.screen.output import Column, Table
 from orchestrator.head.screen.progress import SEPARATOR
@@ -28,25 +27,19 @@ from orchestrator.head.status import start_times as starts
 from orchestrator.protocol.events import RankState
 from orchestrator.protocol.message import encode
 from orchestrator.protocol.requests.follow import Jobs, JobState
-from orchestrator.records import cordons, experiment, experiments, goodput, manifest
+from orchestrator.records import cordons, goodput, manifest
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.metrics import progress
 
 MOST_PIDS = 4  # of ranks that are alike
 
 
-def jobs_at(
-    ssh: Transport, node: Node | NodeRecord, part: tuple[str, int] | None = None
-) -> Sequence[JobState]:
-    """Ask one node for the jobs there, or for one part of one, with their times by our clock."""
-    return clock.jobs_now(ask_once(ssh, node, Jobs(part=part), ssh.timeout)).jobs
-
-
 def ask_nodes(ssh: Transport, record: JobRecord) -> list[JobState]:
-    """Ask every node of the job for its state there now."""
+    """Ask every node of the job for its state there now, with its times by our clock."""
 
     def ask(node: NodeRecord) -> JobState:
-        states = jobs_at(ssh, node, (record.job, node.index))
+        answer = ask_once(ssh, node, Jobs(part=(record.job, node.index)), ssh.timeout)
+        states = clock.jobs_now(answer).jobs
         return states[0] if states else state_of(record, node, "unknown there")
 
     return [
@@ -256,84 +249,5 @@ def to_json(
     return json.dumps(shown, indent=1)
 
 
-# -- jobs of another head ---------------------------------------------------------------------
-
-
 def lives(state: JobState) -> bool:
     return state.state == "running" or bool(state.processes)
-
-
-def find_on_nodes(ssh: SshTransport, nodes: Sequence[Node], wanted: str | None) -> list[JobRecord]:
-    """Find a job known to the nodes of the list only.
-
-    Without a name, all that run there, the newest last; where none does, the newest.
-    """
-
-    results = fleet.everywhere(nodes, lambda node: jobs_at(ssh, node))
-    seen = [
-        (node, state)
-        for node, result in zip(nodes, results, strict=True)
-        if not isinstance(result, OrchestratorError)
-        for state in result
-        if state.nproc is not None and wanted in (None, state.experiment, state.job)
-    ]
-    if not seen:
-        # A node that is down may be the one that knows it.
-        failures.all_or_table(nodes, results, "")
-        return []
-    by_age = in_order([state for _, state in seen], time.time())
-    living = [state for state in by_age if wanted is None and lives(state)]
-    jobs = {state.job: state for state in living or by_age[-1:]}
-    parts = {job: {s.node: (node, s) for node, s in seen if s.job == job} for job in jobs}
-    return [
-        _record(state, [parts[job][index] for index in sorted(parts[job])], ssh)
-        for job, state in jobs.items()
-    ]
-
-
-def in_order(states: Sequence[JobState], now: float) -> list[JobState]:
-    """Sort jobs by their beginning, by the clock of their head; else by that of their node.
-
-    What begins tomorrow began on a clock that is wrong.
-    """
-    tomorrow = now + 86400
-
-    def began(state: JobState) -> float:
-        name = state.experiment or ""
-        by_head = experiments.stamped(name[-15:]) if experiment.STAMP.fullmatch(name) else None
-        when = (by_head or state.started) or 0.0
-        return when if when < tomorrow else 0.0
-
-    return sorted(states, key=began)
-
-
-def _record(
-    newest: JobState, parts: Sequence[tuple[Node, JobState]], ssh: SshTransport
-) -> JobRecord:
-    nodes = [
-        NodeRecord(
-            index=state.node,
-            name=node.name,
-            host=node.host,
-            user=node.user,
-            port=node.port,
-            address=ssh.host_of(node),
-            python=node.python or "python3",
-            first_rank=state.first_rank or 0,
-            nproc=state.nproc or 0,
-            activate=node.activate,
-            wrap=node.wrap,
-        )
-        for node, state in parts
-    ]
-    config = ssh.config.file
-    return JobRecord(
-        job=newest.job,
-        experiment=newest.experiment or "",
-        state="running",
-        command=[],
-        nodes=nodes,
-        started=newest.started or time.time(),
-        head=experiment.this_head(),
-        ssh_config=str(config.absolute()) if config else None,
-    )

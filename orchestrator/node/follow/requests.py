@@ -9,7 +9,7 @@ from orchestrator.node.follow import stop_job
 from orchestrator.node.follow.job_state import job_state
 from orchestrator.node.job import job_processes, run_directory
 from orchestrator.node.job.hang import Activity, collect
-from orchestrator.node.job.run_directory import RunDir, all_runs
+from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server.stream import FileStreamer
 from orchestrator.node.server.visit import LIBRARY, Refusal, Visit, answers
 from orchestrator.node.warm.visit import WarmVisit
@@ -62,10 +62,7 @@ def follow(visit: Visit, request: Follow) -> Following:
 
 @answers(Jobs)
 def jobs(visit: Visit, request: Jobs) -> JobStates:
-    if request.part is None:
-        runs = job_processes.here(all_runs())
-    else:  # who names one knows that it is this machine's
-        runs = [run for run in (RunDir(*request.part),) if os.path.isdir(run.path)]
+    runs = [run for run in (RunDir(*request.part),) if os.path.isdir(run.path)]
     return JobStates(jobs=tuple(map(job_state, runs)), time=time.time())
 
 

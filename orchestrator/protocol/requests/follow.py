@@ -112,16 +112,16 @@ class JobState(Message):
 
 
 class JobStates(Message):
-    """Every job that left a directory here."""
+    """The parts of a job that left a directory here: one, or none."""
 
     jobs: tuple[JobState, ...]
     time: Moment  # by the clock of this node, as all times in it
 
 
 class Jobs(Request[JobStates], do="jobs"):
-    """Say how one part of a job stands here, or how all jobs do."""
+    """Return the state of one part of a job here."""
 
-    part: Optional[tuple[str, int]] = None  # (job, node); a home that nodes share has all parts
+    part: tuple[str, int]  # (job, node)
 
 
 class SystemLines(Message):

@@ -162,12 +162,13 @@ def test_a_job_can_be_looked_after_where_its_environment_has_gone(
     """It was renamed, or its disk is away: the job that runs in it must be ended all the same."""
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
     node = Node("here", activate=f"script:{tmp_path}/gone", wrap="env INSIDE=1")
-    assert ask_once(LocalTransport(), node, Jobs(), 30).jobs == ()
+    assert ask_once(LocalTransport(), node, Jobs(part=("job", 0)), 30).jobs == ()
     probe = Probe(cwd="/", workdir=None, peers=(), target=ProbeTarget(kind="program", name="sh"))
     with pytest.raises(NodeError, match="there is no file"):  # nothing starts without it
         reach(LocalTransport(), node, probe)
     with pytest.raises(NodeError, match="there is no file"):  # the reason is the first one
-        ask_once(LocalTransport(), replace(node, python="/no/such/python"), Jobs(), 30)
+        missing = replace(node, python="/no/such/python")
+        ask_once(LocalTransport(), missing, Jobs(part=("job", 0)), 30)
 
 
 def test_a_node_hears_from_a_head_that_is_busy_elsewhere(

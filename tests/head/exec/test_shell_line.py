@@ -14,7 +14,7 @@ import pytest
 from orchestrator.common.errors import UsageError
 from orchestrator.head.connect.subprocess_transport import LocalTransport, ProcessConnection
 from orchestrator.head.exec.collected import Stream
-from orchestrator.head.exec.execution import Execution, Input
+from orchestrator.head.exec.execution import Execution
 from orchestrator.head.exec.shell import BEGINS, GO, Directory, shell_line
 from orchestrator.head.nodes import server_command
 from orchestrator.head.nodes.node_list import Node, NumberedNode
@@ -41,10 +41,10 @@ def started(line: str, shell: str = "sh", **env: str) -> subprocess.Popen[bytes]
     )
 
 
-def run(line: str, shell: str = "sh", given: bytes = b"", **env: str) -> tuple[int, bytes, bytes]:
+def run(line: str, shell: str = "sh", **env: str) -> tuple[int, bytes, bytes]:
     process = started(line, shell, **env)
     assert process.stdin and process.stdout and process.stderr
-    process.stdin.write(FIRST + given)
+    process.stdin.write(FIRST)
     process.stdin.flush()
     code = process.wait(timeout=60)  # its input is open until then
     said = [stream.read().partition(BEGINS)[2] for stream in (process.stdout, process.stderr)]
@@ -81,14 +81,6 @@ def test_the_directory(tmp_path: Path) -> None:
     assert where(Directory("/no such", needed=True))[:2] == (125, b"")
 
 
-def test_input_arrives_whole_or_nothing_runs() -> None:
-    line = shell_line(["cat"], Directory("/"), 5)
-    assert run(line, given=b"a\nb\0c") == (0, b"a\nb\0c", b"")
-    process = started(line)
-    out, _ = process.communicate(FIRST + b"abc", timeout=60)  # and then it is cut
-    assert (process.returncode, out) == (125, BEGINS)
-
-
 @pytest.mark.parametrize("said", [b"", b"exit\n", b"go\n", b"another\ngo\n"])
 def test_nothing_runs_before_the_head_has_said_so(said: bytes) -> None:
     process = started(shell_line(["true"], Directory("/")))
@@ -101,7 +93,7 @@ def test_without_input_there_is_none() -> None:
 
 
 def test_a_command_that_is_too_long_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"too long.*\n.*sh -s < FILE"):
+    with pytest.raises(UsageError, match=r"too long.*\n.*push FILE"):
         shell_line(["echo", "x" * 200_000], Directory("/"))
 
 
@@ -133,24 +125,18 @@ class RcFile(LocalTransport):
 )
 def test_what_an_rc_file_does(tmp_path: Path, shell: str, text: str, problem: str) -> None:
     """Either the command runs, and nothing else is shown, or it never does, and that is said."""
-    mark, given = tmp_path / "ran", tmp_path / "given"
-    given.write_text(f"touch {mark}.by.another.shell\n")
+    mark = tmp_path / "ran"
     out, err = Stream(), Stream()
-    with given.open("rb") as file:
-        words = ["sh", "-c", f"cat; touch {mark}"]
-        execution = Execution(
-            RcFile(tmp_path, shell, text),
-            [NumberedNode(0, Node("n"))],
-            lambda _: shell_line(words, Directory("/"), given.stat().st_size),
-            lambda _, errors: err if errors else out,
-            given=Input(file.fileno(), 0, given.stat().st_size),
-        )
-        (outcome,) = execution.go()
-    shown = bytes(out.data), bytes(err.data)
+    execution = Execution(
+        RcFile(tmp_path, shell, text),
+        [NumberedNode(0, Node("n"))],
+        lambda _: shell_line(["sh", "-c", f"echo said; touch {mark}"], Directory("/")),
+        lambda _, errors: err if errors else out,
+    )
+    (outcome,) = execution.go()
     assert problem in outcome.problem and outcome.lost == bool(problem)
     assert (outcome.code, mark.exists()) == ((None, False) if problem else (0, True))
-    assert shown == (b"" if problem else given.read_bytes(), b"")
-    assert not list(tmp_path.glob("ran.by*"))
+    assert (bytes(out.data), bytes(err.data)) == (b"" if problem else b"said\n", b"")
 
 
 def test_what_was_given_up_does_not_run_later(tmp_path: Path) -> None:

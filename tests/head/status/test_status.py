@@ -2,11 +2,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import time
 
-from orchestrator.head.status.status import from_record, in_order, state_of, to_text
+from orchestrator.head.status.status import from_record, state_of, to_text
 from orchestrator.protocol.events import RankState
-from orchestrator.protocol.requests.follow import JobState
 from orchestrator.records.experiment import JobRecord, NodeRecord
 from orchestrator.records.outcome import Verdict
 
@@ -56,24 +54,6 @@ def test_a_job_that_failed_says_why() -> None:
     assert said[1:] == ["    at train.py:3 in main", full, "  what to do: mend it"]
     for state in ("stopped", "running"):  # its attempt before failed
         assert "cause" not in to_text(dataclasses.replace(failed, state=state), from_record(failed))
-
-
-def test_a_node_with_a_wrong_clock_does_not_have_the_newest_job() -> None:
-    """Else `stop` without a name would ask it, and not the one that runs."""
-    states = [JobState(job=str(when), node=0, state="running", ranks={}, started=when)
-              for when in (9e18, 1000.0, 2000.0)]  # fmt: skip
-    assert in_order(states, 2500.0)[-1].started == 2000.0
-    assert in_order(states[:1], 2500.0)[-1].started == 9e18
-
-
-def test_the_newest_job_is_that_of_the_last_launch() -> None:
-    """A node's clock may be an hour ahead, and its job older."""
-    old, new = (
-        JobState(job=at, node=0, state="running", ranks={}, started=started, experiment=f"x_{at}")
-        for at, started in (("20260102_100000", 9000.0), ("20260102_103000", 7200.0))
-    )
-    for states in ([old, new], [new, old]):
-        assert in_order(states, time.time())[-1] == new
 
 
 def test_a_job_that_has_no_nodes_yet() -> None:

@@ -37,7 +37,7 @@ def test_a_job_of_another_machine_is_left_alone(
     spare_others(monkeypatch, set())
     theirs, ours = started_on("gpu02 f00d", "theirs"), started_on(machine(), "ours")
     assert [left.job for left in probe.leftovers()] == ["ours"]
-    assert [state.job for state in Visit().answer(Jobs()).jobs] == ["ours"]
+    assert job_processes.here([theirs, ours]) == [ours]
     started_on("gpu03 f00d", "theirs", node=1)
     named = Visit().answer(Jobs(part=("theirs", 0))).jobs
     assert [(state.job, state.node) for state in named] == [("theirs", 0)], (

@@ -313,7 +313,7 @@ def test_a_job_that_is_not_known_is_refused(new_link: NewLink) -> None:
             link.ask(Follow(job=name, node=0, log=0, ranks=0, events=0), PATIENCE)
     with pytest.raises(NodeError, match="this machine knows nothing of job nothing"):
         link.ask(Follow(job="nothing", node=0, log=0, ranks=0, events=0), PATIENCE)
-    assert link.ask(Jobs(), PATIENCE).jobs == ()
+    assert link.ask(Jobs(part=("nothing", 0)), PATIENCE).jobs == ()
 
 
 @pytest.mark.slow
@@ -513,7 +513,7 @@ def test_a_job_whose_supervisor_was_killed_is_swept(
     job.supervisor.kill()
     job.supervisor.wait()
     link, who = new_link(), {"job": job.run.job, "node": 0}
-    (state,) = [s for s in link.ask(Jobs(), PATIENCE).jobs if s.job == job.run.job]
+    (state,) = link.ask(Jobs(part=(job.run.job, 0)), PATIENCE).jobs
     assert state.state == "lost"
     assert set(state.processes or ()) == set(living)
     receipt = link.ask(Stop(**who, why="enough", grace=0.0, wait=5.0), PATIENCE)
@@ -682,7 +682,7 @@ def test_a_job_whose_home_has_a_long_path(
     job.start(job.spec(script(tmp_path, WAITS)))
     with connect(RunDir(job.run.job, 0)):
         pass
-    assert new_link().ask(Jobs(), PATIENCE).jobs[0].state == "running"
+    assert new_link().ask(Jobs(part=(job.run.job, 0)), PATIENCE).jobs[0].state == "running"
 
 
 def test_a_server_that_waited_for_its_head_knows_of_no_stop_before_it(
@@ -692,7 +692,7 @@ def test_a_server_that_waited_for_its_head_knows_of_no_stop_before_it(
     waiting, there = Visit(), Visit()
     waiting.waits = True
     note_stop_of_all()
-    waiting.answer(Jobs())
+    waiting.answer(Jobs(part=("job", 0)))
     run = RunDir("job", 0)
     waiting.refuse_if_stopped(run)
     with pytest.raises(Refusal, match="was stopped"):

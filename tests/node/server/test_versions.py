@@ -107,7 +107,7 @@ def test_a_supervisor_that_is_understood(
 ) -> None:
     there = stand_in("job-1", spec, events)
     link = new_link()
-    (state,) = link.ask(Jobs(), PATIENCE).jobs
+    (state,) = link.ask(Jobs(part=("job-1", 0)), PATIENCE).jobs
     assert (state.state, state.nproc) == ("running", 1)
     assert state.ranks == {0: RankState(state="started", pid=99999999)}
     request = Follow(job="job-1", node=0, log=0, ranks=0, events=0, head=True)
@@ -144,7 +144,7 @@ def test_a_supervisor_that_is_not_understood(
         link.ask(request, PATIENCE)
     assert refused.value.kind == OTHER_VERSION
     assert f"speaks protocol {PROTOCOL + 8}; this is " in refused.value.what
-    (state,) = link.ask(Jobs(), PATIENCE).jobs
+    (state,) = link.ask(Jobs(part=("job-1", 0)), PATIENCE).jobs
     assert state.state == "running"
     stop = Stop(job="job-1", node=0, why="now", grace=0.0, wait=PATIENCE)
     assert link.ask(stop, PATIENCE).left == ()

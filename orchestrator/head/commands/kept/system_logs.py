@@ -17,7 +17,7 @@ from orchestrator.config.launch import Where
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import ask_once
 from orchestrator.head.screen import failures, output
-from orchestrator.head.status.find_job import adopt_job
+from orchestrator.head.status.find_job import find_job
 from orchestrator.protocol.requests.follow import AskSystem, SystemLines
 from orchestrator.protocol.timing import ANSWER_SECONDS
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
@@ -28,7 +28,7 @@ DIRECTORY = "system"
 
 def show(where: Where, wanted: str | None, node: int | None, last: int | None) -> int:
     """Fetch the lines of all nodes, or of one, and show them below those of the head."""
-    job = adopt_job(where, wanted)
+    job = find_job(where, wanted)
     record, experiment = job.record, job.experiment
     record.check_choice(node, None, "--{} {}")
     nodes = [one for one in record.nodes if node in (None, one.index)]

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
-import stat
 import sys
-import termios
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +27,7 @@ from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.exec import collected
 from orchestrator.head.exec.collected import PrefixedOutput, Stream
-from orchestrator.head.exec.execution import Execution, Input, Outcome, Sink
+from orchestrator.head.exec.execution import Execution, Outcome, Sink
 from orchestrator.head.exec.shell import (
     Directory,
     JobPart,
@@ -48,10 +45,6 @@ if TYPE_CHECKING:
 
 NOBODY_READS = 128 + signal.SIGPIPE  # as a shell shows what ends by it
 STOPPED = "you stopped it"
-NOT_GIVEN = (
-    "standard input is a pipe (a | or a <<), and the nodes were given nothing of it\n"
-    "  write it to a file: orchestrator exec ... < FILE; or, where it is for others, < /dev/null"
-)
 
 
 @dataclass(frozen=True)
@@ -106,7 +99,6 @@ def execute(
     if limit is not None:
         waiting_time("--timeout", limit)
     nodes = chosen.numbered()
-    standard = standard_input()
     shown = PrefixedOutput([node.index for node in nodes])
     kept: dict[tuple[int, bool], Stream] = {}
 
@@ -116,15 +108,12 @@ def execute(
         return shown.stream(node.index, errors=errors)
 
     def line_of(node: NumberedNode) -> str:
-        size = standard.size if standard is not None else None
-        return shell_line(words, directory(node, workdir), size)
+        return shell_line(words, directory(node, workdir))
 
-    execution = Execution(chosen.transport(), nodes, line_of, sink_of, limit=limit, given=standard)
+    execution = Execution(chosen.transport(), nodes, line_of, sink_of, limit=limit)
     shown.when_broken = lambda: execution.end("nobody reads its output")
     stopped = answer_interrupts(execution)
     outcomes = execution.go()
-    if unread_pipe():
-        output.complain(NOT_GIVEN)
     code = EXIT_STOPPED if stopped else NOBODY_READS if shown.broken else exit_code(outcomes)
     if output.as_json():
         data = [collected.as_json(outcome, kept) for outcome in outcomes]
@@ -136,31 +125,6 @@ def execute(
     if code not in (EXIT_DONE, NOBODY_READS):
         output.complain(summary(outcomes))
     return code
-
-
-def standard_input() -> Input | None:
-    """Take a file that standard input was redirected from; a terminal or a pipe is left alone.
-
-    So a command in a shell's loop does not eat what the loop reads, and none waits for a pipe that
-    nobody closes. The position in the file stays where it is.
-    """
-    try:
-        status, offset = os.fstat(0), os.lseek(0, 0, os.SEEK_CUR)
-    except OSError:
-        return None
-    if not stat.S_ISREG(status.st_mode):
-        return None
-    return Input(0, offset, max(0, status.st_size - offset))
-
-
-def unread_pipe() -> bool:
-    """Return whether something was written into a pipe that is our standard input."""
-    try:
-        if not stat.S_ISFIFO(os.fstat(0).st_mode):
-            return False
-        return any(fcntl.ioctl(0, termios.FIONREAD, bytes(4)))
-    except OSError:
-        return False
 
 
 def answer_interrupts(execution: Execution) -> list[int]:
