@@ -13,7 +13,7 @@ def main() -> None:
         job, node = words
         supervisor.main(job, node)
     elif command == "sample":
-        from orchestrator.node.machine.sampling import sampler
+        from orchestrator.node.machine import sampler
 
         sampler.main(*words)
     elif command == "forked":

@@ -137,8 +137,6 @@ class Disk(Message, kw_only=False):
     inodes: int
     inodes_free: int
     mounted: str
-    filesystem: str
-    source: str
     writable: bool
 
 
@@ -177,9 +175,6 @@ class Gpu(Message, kw_only=False):
     busy: Optional[int] = None  # percent
     temperature: Optional[int] = None
     driver: str = ""
-    compute_mode: str = ""
-    mig: Optional[bool] = None
-    ecc: Optional[bool] = None
     ecc_errors: Optional[int] = None  # uncorrected, since the driver started
     pages_pending: Optional[bool] = None  # memory that is retired at the next reset
     rows_pending: Optional[bool] = None

@@ -46,7 +46,7 @@ from orchestrator.engine.saving.memory import Memory  # noqa: E402
 from orchestrator.engine.saving.ownership import Run  # noqa: E402
 from orchestrator.engine.saving.reader import load_into  # noqa: E402
 from orchestrator.engine.sharding import mesh  # noqa: E402
-from orchestrator.node.machine.gpus import nvidia  # noqa: E402
+from orchestrator.node.machine import nvidia  # noqa: E402
 from orchestrator.traces import overlap, rank  # noqa: E402
 
 NO_CUDA = 3
@@ -539,8 +539,7 @@ def verified(place: Path) -> Seen:
 def smi(place: Path) -> Seen:
     if REHEARSING:
         return Seen("needs nvidia-smi", None)
-    out = subprocess.check_output(nvidia.query("gpu", nvidia.GPU_FIELDS), text=True)
-    cards = nvidia.gpus(out)
+    cards = nvidia.gpus(nvidia.ask("gpu", nvidia.GPU_FIELDS, nvidia.QUERY_SECONDS)[0])
     whole = all(card.model and card.memory and card.uuid for card in cards)
     says = ", ".join(f"{card.model}, {card.memory or 0:,} bytes" for card in cards)
     return Seen(says, len(cards) >= torch.cuda.device_count() and whole)

@@ -179,7 +179,7 @@ def ticks(pid: int) -> float:
 
 def sampler() -> None:
     """Take an hour's samples at once: this process's processor time, with its start."""
-    from orchestrator.node.machine.sampling.sampler import Sampler
+    from orchestrator.node.machine.sampler import Sampler
     from orchestrator.protocol.message import decode
     from orchestrator.protocol.spec import Spec
 

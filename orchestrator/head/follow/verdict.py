@@ -14,7 +14,7 @@ from orchestrator.head.follow import failure_kinds
 from orchestrator.head.nodes import packages
 from orchestrator.head.screen import styles
 from orchestrator.head.screen.output import printable
-from orchestrator.node.machine.gpus import nvidia
+from orchestrator.node.machine import nvidia
 from orchestrator.protocol.events import Ended, RankEnded, RankError
 from orchestrator.protocol.facts import Xid
 from orchestrator.records.experiment import NodeRecord

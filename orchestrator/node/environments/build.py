@@ -122,7 +122,7 @@ class Build:
 
     def _runs(self, uv: str) -> bool:
         """Return True if uv is there, for this processor and libc."""
-        return not tool.run(tool.Command([uv, "--version"], 20.0)).problem
+        return not tool.run([uv, "--version"], 20.0).problem
 
     def _call(self, words: list[str]) -> None:
         if self.over:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import shutil
 import socket
 import time
@@ -15,6 +14,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
+from orchestrator.common.permissions import user_name
 from orchestrator.node.job import job_processes, processes, resume_dir
 from orchestrator.node.job.job_processes import JobProcesses, Tagged
 from orchestrator.node.job.processes import Process
@@ -144,7 +144,7 @@ def show(job: Tagged) -> StopReceipt:
     if owner is None:
         with contextlib.suppress(OSError, ValueError):
             experiment = run.read_spec().experiment
-    user = "" if owner is None else name_of(job.owner)
+    user = "" if owner is None else user_name(job.owner)
     left = tuple(sorted(process.pid for process in alive))
     return StopReceipt(
         job=job.job,
@@ -167,7 +167,7 @@ def stop_of_another(job: Tagged, request: StopAll) -> StopReceipt:
     ours = JobProcesses(job.job, job.node, owner=job.owner)
     before = ours.members()
     with contextlib.suppress(OSError), connect_in(job.directory) as supervisor:
-        if processes.peer(supervisor).uid == job.owner:
+        if processes.peer_user(supervisor) == job.owner:
             ask_and_wait(supervisor, request)
             ours.wait(SWEEP_PATIENCE_SECONDS)
     killed = sweep(ours)
@@ -175,7 +175,7 @@ def stop_of_another(job: Tagged, request: StopAll) -> StopReceipt:
     ours.close()
     memory = ours.segments.remove()
     proof = receipt(run, Stopped(request.why, began, True, before, killed, left, memory), None)
-    return proof.replace(user=name_of(job.owner))
+    return proof.replace(user=user_name(job.owner))
 
 
 def ask_and_wait(supervisor: socket.socket, request: Stop | StopAll) -> None:
@@ -188,13 +188,6 @@ def ask_and_wait(supervisor: socket.socket, request: Stop | StopAll) -> None:
                 return
         except OSError:  # too late; before Python 3.10 a time-out is no TimeoutError
             return
-
-
-def name_of(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 def sweep(ours: JobProcesses) -> dict[int, str]:
@@ -309,7 +302,7 @@ def is_new(pid: int) -> bool:
 
 
 def nvidia_memory() -> dict[int, str]:
-    from orchestrator.node.machine.gpus import nvidia  # for a stop alone
+    from orchestrator.node.machine import nvidia  # for a stop alone
 
     if shutil.which("nvidia-smi") is None:
         return {}

@@ -26,6 +26,7 @@ ELSEWHERE = "ORCHESTRATOR_HOME, set in its .bashrc, names another place"
 OPTIONS = ("-IS", "-Xutf8")  # of the Python that runs a supervisor
 LOOK_SECONDS = 0.02  # between two looks where there is no pidfd to wait for
 MOST_LISTS = 50  # of one look
+TICKS = os.sysconf("SC_CLK_TCK")
 MOST_LOOKS = 10  # in a row, while what they find is gone before it can be held
 
 
@@ -57,10 +58,16 @@ EMPTY: Mapping[int, Process] = {}
 
 def find(pid: int) -> Process | None:
     """Return the process that has a PID now, or None."""
-    found = stat_of(pid)
-    if found is None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
         return None
-    name, fields = found
+    # The name stands in parentheses and may hold spaces and parentheses itself.
+    name, fields = (
+        text[text.index("(") + 1 : text.rindex(")")],
+        text[text.rindex(")") + 2 :].split(),
+    )
     state = fields[0]
     if state == "Z" and int(fields[17]) > 1:
         state = "S"  # its first thread has ended, others have not: they hold its files
@@ -69,15 +76,10 @@ def find(pid: int) -> Process | None:
     return Process(pid, int(fields[19]), int(fields[1]), state, name, own, waited, memory, flags)
 
 
-def stat_of(pid: int) -> tuple[str, list[str]] | None:
-    """Return the name of a process and the fields of its stat that follow, from the state on."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            text = file.read().decode("utf-8", "replace")
-    except OSError:
-        return None
-    # The name stands in parentheses and may hold spaces and parentheses itself.
-    return text[text.index("(") + 1 : text.rindex(")")], text[text.rindex(")") + 2 :].split()
+def began(process: Process) -> float:
+    """Return when a process began, in Unix seconds."""
+    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return booted + process.started / TICKS
 
 
 def catches(pid: int, signum: int) -> bool:
@@ -118,14 +120,7 @@ def everyone(
 
 def environment(pid: int) -> set[bytes]:
     """Return the environment a process was started with; empty if we may not look."""
-    text = b""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            text = file.read()
-    except PermissionError:
-        return set()
-    except OSError:
-        pass
+    text = contents(f"/proc/{pid}/environ")
     if not text:  # its first thread may have ended before the others
         with contextlib.suppress(OSError):
             threads = os.listdir(f"/proc/{pid}/task")
@@ -299,17 +294,10 @@ def is_leaving(process: Process) -> bool:
     return now is None or now.is_dead or bool(now.flags & PF_EXITING)
 
 
-class Peer(NamedTuple):
-    """The process at the other end of a Unix socket, and its user."""
-
-    pid: int
-    uid: int
-
-
-def peer(connection: socket.socket) -> Peer:
-    size = struct.calcsize("3i")
-    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    return Peer(*struct.unpack("3i", data)[:2])
+def peer_user(connection: socket.socket) -> int:
+    """Return the user of the process at the other end of a Unix socket."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", data)[1])
 
 
 def in_words(error: BaseException) -> str:

@@ -11,7 +11,6 @@ import contextlib
 import os
 import re
 import stat
-import time
 from collections.abc import Iterable, Iterator
 
 from orchestrator.node.job import processes
@@ -21,7 +20,6 @@ DIRECTORY = b"/dev/shm/"
 # Of /proc/PID/maps: addresses, rights, offset, device, inode, path.
 MAPPING = re.compile(rb"^\S+ (\S{4}) \S+ (\w+):(\w+) (\d+) +(/dev/shm/.*)$", re.MULTILINE)
 SHARED = b"rw-s"
-TICKS = os.sysconf("SC_CLK_TCK")
 
 Key = tuple[int, int]  # device and inode
 
@@ -36,8 +34,7 @@ class Segments:
     def note(self, killed: Iterable[Process]) -> None:
         """Note what these processes map; they are stopped, or about to be killed."""
         killed = list(killed)
-        booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-        self.since = min([self.since, *(booted + one.started / TICKS for one in killed)])
+        self.since = min([self.since, *map(processes.began, killed)])
         for process in killed:
             owner = processes.owner_of(process.pid)
             for key, path in mapped(processes.contents(f"/proc/{process.pid}/maps"), SHARED):

@@ -1,7 +1,7 @@
 """Looks closer at this machine, with commands: GPUs and who uses them, Xids, code, torch itself.
 
 Not for a launch: it takes as long as its slowest command. Each part has a limit; why something
-cannot be found out is in `problems`, by the name of the part.
+is unknown is in `problems`, by the name of the part.
 """
 
 from __future__ import annotations
@@ -12,23 +12,24 @@ import json
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.node.machine.gpus import amd, nvidia
-from orchestrator.node.machine.load import load, owner, started
+from orchestrator.common.permissions import user_name
+from orchestrator.node.job import processes
+from orchestrator.node.job.processes import TICKS
+from orchestrator.node.job.run_directory import home
+from orchestrator.node.machine import amd, nvidia, sysfs, tool
 from orchestrator.node.machine.probe import gather
-from orchestrator.node.machine.tool import Command, Output, run_all
-from orchestrator.protocol.facts import Checkup, Gpu, Holder, Torch, Xid
+from orchestrator.protocol.facts import Checkup, Gpu, Holder, Load, Torch, User
 from orchestrator.protocol.message import decode
 from orchestrator.protocol.requests.machine import Examine
 
 PARTS = ("gpus", "xids", "code", "torch", "names")  # where none is named; `load` has to be
-GPU_SECONDS = 20.0  # without persistence mode the driver is loaded for every query
 LOG_SECONDS = 5.0
-GIT_SECONDS = 10.0  # `git status` of a large tree on a network disk
 TORCH_SECONDS = 60.0
-NAME_SECONDS = 5.0
+JOURNAL = ("journalctl", "-k", "-b", "--no-pager", "-q", "-o", "short", "-g", "NVRM: Xid")
 LARGEST_FILE_BYTES = 64 << 20
 TORCH = """
 import json, sys
@@ -51,83 +52,65 @@ def checkup(request: Examine, root: str = "") -> Checkup:
     """Return what was asked for, part by part. `root` stands before /sys and /proc, for tests."""
     wanted = request.parts or PARTS
     workdir = os.path.expanduser(request.workdir)
-    script = request.script
-    outputs = run_all(commands(wanted, workdir, root))
+    works: dict[str, Callable[[], dict[str, Any]]] = {
+        "gpus": lambda: gpu_part(root),
+        "xids": lambda: xid_part(root),
+        "torch": torch_part,
+        "load": load,
+        "code": lambda: {"script": digest(workdir, request.script)} if request.script else {},
+        "names": lambda: {"names": names_here()},
+    }
+    # A part's own limits come first, as they say what was late.
+    parts = {part: work for part, work in works.items() if part in wanted}
+    found, problems = gather(TORCH_SECONDS + LOG_SECONDS, parts)
     fields: dict[str, Any] = {}
-    problems: dict[str, str] = {}
-    if "gpus" in wanted:
-        fields["gpus"], fields["holders"], problems["gpus"] = gpu_part(outputs, root)
-    if "xids" in wanted:
-        fields["xids"], problems["xids"] = xid_part(outputs)
-    if "torch" in wanted:
-        fields["torch"], problems["torch"] = torch_part(outputs)
-    others: dict[str, Callable[[], Any]] = {"load": load} if "load" in wanted else {}
-    if "code" in wanted and script:
-        others["script"] = lambda: digest(workdir, script)
-    if "names" in wanted:
-        others["names"] = names_here
-    more, failed = gather(NAME_SECONDS, others)
-    problems.update(failed)
-    problems = {part: reason for part, reason in problems.items() if reason}
-    return Checkup(**fields, **more, problems=problems)
+    for part, values in found.items():
+        problems[part] = values.pop("problem", "")
+        fields.update(values)
+    return Checkup(**fields, problems={part: words for part, words in problems.items() if words})
 
 
-def commands(wanted: Any, workdir: str, root: str) -> dict[str, Command]:
-    tools: dict[str, Command] = {}
-    nvidia_here = bool(nvidia.cards(root)) or any_nvidia(root)
-    if "gpus" in wanted and nvidia_here:
-        tools["gpus"] = Command(nvidia.query("gpu", nvidia.GPU_FIELDS), GPU_SECONDS)
-        tools["more"] = Command(nvidia.query("gpu", nvidia.MORE_FIELDS), GPU_SECONDS)
-        tools["apps"] = Command(nvidia.query("compute-apps", nvidia.APP_FIELDS), GPU_SECONDS)
-    if "xids" in wanted and nvidia_here:
-        tools["dmesg"] = Command(["dmesg"], LOG_SECONDS)
-        journal = ["journalctl", "-k", "-b", "--no-pager", "-q", "-o", "short", "-g", "NVRM: Xid"]
-        tools["journal"] = Command(journal, LOG_SECONDS)
-    if "torch" in wanted:
-        quiet = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "OMP_NUM_THREADS": "1"}
-        tools["torch"] = Command([sys.executable, "-c", TORCH], TORCH_SECONDS, quiet)
-    return tools
+def has_nvidia(root: str) -> bool:
+    places = ("dev/nvidiactl", "proc/driver/nvidia")
+    return any(os.path.exists(f"{root}/{place}") for place in places)
 
 
-def any_nvidia(root: str) -> bool:
-    return os.path.exists(f"{root}/dev/nvidiactl") or os.path.isdir(f"{root}/proc/driver/nvidia")
+# -- the parts, each with what went wrong as its "problem" ----------------------------------------
 
 
-# -- the parts ------------------------------------------------------------------------------------
-
-
-def gpu_part(
-    outputs: dict[str, Output], root: str
-) -> tuple[tuple[Gpu, ...] | None, tuple[Holder, ...] | None, str]:
-    """Return (GPUs, who holds them, what went wrong); None for what a tool did not tell."""
+def gpu_part(root: str) -> dict[str, Any]:
+    """Return the GPUs and who holds them; None for what a tool did not tell."""
     known, holders = amd.gpus(root), amd.processes(root)
     problem, told = "", True
-    if "gpus" in outputs:
-        text, extra = outputs["gpus"].out, nvidia.more(outputs["more"].out)
-        of_nvidia = [gpu.replace(**extra.get(gpu.uuid, {})) for gpu in nvidia.gpus(text)]
+    if has_nvidia(root):
+        rows, said = nvidia.ask("gpu", nvidia.GPU_FIELDS, nvidia.QUERY_SECONDS)
+        computing, unknown = list[Holder](), said.problem
+        if rows or not said.problem:  # else each question takes as long again
+            computing, unknown = nvidia.computing(nvidia.QUERY_SECONDS)
         # The driver's files know all but the processes.
         files = enumerate(nvidia.cards(root))
-        known = [*(of_nvidia or [Gpu(index=at, **vars(card)) for at, card in files]), *known]
-        holders = [*nvidia.processes(outputs["apps"].out), *holders]
-        told = not outputs["apps"].problem
-        problems = [outputs["gpus"].problem or outputs["apps"].problem, *nvidia.lost(text)]
-        problem = "; ".join(filter(None, problems))
-    whose = [
-        holder.replace(**(owner(holder.pid) or {}), since=started(holder.pid)) for holder in holders
-    ]
-    return tuple(known) if known or told else None, tuple(whose) if told else None, problem
+        of_nvidia = nvidia.gpus(rows) or [Gpu(index=at, **vars(card)) for at, card in files]
+        known, holders = [*of_nvidia, *known], [*computing, *holders]
+        told = not unknown
+        problem = "; ".join(filter(None, [said.problem or unknown, *nvidia.lost(said.out)]))
+    whose = []
+    for holder in holders:
+        process = processes.find(holder.pid)
+        since = processes.began(process) if process else None
+        whose.append(holder.replace(**(owner(holder.pid) or {}), since=since))
+    gpus = tuple(known) if known or told else None
+    return {"gpus": gpus, "holders": tuple(whose) if told else None, "problem": problem}
 
 
-def xid_part(outputs: dict[str, Output]) -> tuple[tuple[Xid, ...], str]:
+def xid_part(root: str) -> dict[str, Any]:
     """Read the kernel's log, or the journal: often a user may read only one of them, or none."""
-    if "dmesg" not in outputs:
-        return (), ""
-    for name in ("dmesg", "journal"):
-        if not outputs[name].problem:
-            return tuple(nvidia.xids(outputs[name].out)), ""
-    if outputs["journal"].problem.endswith("exit code 1"):  # grep's: it found none
-        return (), ""
-    return (), "; ".join(outputs[name].problem for name in ("dmesg", "journal"))
+    problems = []
+    for argv in (("dmesg",), JOURNAL) if has_nvidia(root) else ():
+        output = tool.run(argv, LOG_SECONDS)
+        if not output.problem or output.problem == "journalctl ended with exit code 1":
+            return {"xids": tuple(nvidia.xids(output.out))}  # with grep's code: it found none
+        problems.append(output.problem)
+    return {"xids": (), "problem": "; ".join(problems)}
 
 
 def digest(workdir: str, script: str) -> str:
@@ -139,17 +122,106 @@ def digest(workdir: str, script: str) -> str:
         return hashlib.sha256(file.read()).hexdigest()
 
 
-def torch_part(outputs: dict[str, Output]) -> tuple[Torch | None, str]:
+def torch_part() -> dict[str, Any]:
     """Return what importing torch gives: the last line, because site files may print others."""
-    output = outputs["torch"]
+    quiet = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "OMP_NUM_THREADS": "1"}
+    output = tool.run([sys.executable, "-c", TORCH], TORCH_SECONDS, quiet)
     lines = output.out.strip().splitlines()
     with contextlib.suppress(ValueError, IndexError):
         torch = decode(Torch, json.loads(lines[-1]))
-        return torch, torch.error or output.problem
-    return None, output.problem or "it said nothing"
+        return {"torch": torch, "problem": torch.error or output.problem}
+    return {"problem": output.problem or "it said nothing"}
 
 
 def names_here() -> tuple[str, ...]:
-    """Resolve this machine's own name: 127.0.1.1 misleads whoever is sent there."""
+    """Resolve this machine's own name: 127.0.1.1 misleads other machines."""
     name = socket.gethostname()
     return tuple(sorted({str(entry[4][0]) for entry in socket.getaddrinfo(name, None)}))
+
+
+# -- who uses the processors: two looks at /proc, a quarter of a second apart ---------------------
+
+LOOK_SECONDS = 0.25
+LEAST = 0.05  # of a core: who uses less is not named, unless a job of ours is
+MOST_USERS = 20
+PAGE = os.sysconf("SC_PAGE_SIZE")
+NOTHING: dict[str, Any] = {"name": "", "cores": 0.0, "memory": 0, "processes": 0}
+
+
+def load(seconds: float = LOOK_SECONDS) -> dict[str, Any]:
+    """Return the cores that each user's processes use now, the greatest first."""
+    before, busy_before, began = processes.everyone(), busy_ticks(), time.monotonic()
+    time.sleep(seconds)
+    after, busy_after, took = processes.everyone(), busy_ticks(), time.monotonic() - began
+    users: dict[tuple[str, str], User] = {}
+    busiest: dict[tuple[str, str], float] = {}  # its cores
+    for pid, now in after.items():
+        was = before.get(pid)
+        used = (now.ticks - (was.ticks if was and was.key == now.key else 0)) / TICKS / took
+        # The jobs of this login are named also while they wait.
+        ours = processes.owner_of(pid) == os.getuid()
+        whose = owner(pid) if ours or used >= LEAST / 4 else None
+        if whose is None or pid == os.getpid():
+            continue
+        key = whose["user"], whose["job"]
+        user = users.get(key) or User(**NOTHING, **whose, pid=pid, since=time.time())
+        if used > busiest.get(key, -1.0):
+            busiest[key] = used
+            user = user.replace(name=now.name, pid=pid)
+            user = user if user.job else user.replace(since=processes.began(now))
+        if user.job:
+            user = user.replace(since=min(user.since, processes.began(now)))
+        users[key] = user.replace(
+            cores=user.cores + used,
+            memory=user.memory + now.pages * PAGE,
+            processes=user.processes + 1,
+        )
+    listed = sorted(users.values(), key=lambda user: -user.cores)
+    named = [user for user in listed if user.cores >= LEAST or user.job][:MOST_USERS]
+    cores, cpus = sum(user.cores for user in listed), len(os.sched_getaffinity(0))
+    unseen = max(0.0, (busy_after - busy_before) / TICKS / took - cores)
+    more = {**memory(), **space(), **traffic()}
+    return {"load": Load(cores + unseen, tuple(named), cpus, unseen=unseen, **more)}
+
+
+def busy_ticks() -> int:
+    """Return the time that programs have had on this login's processors, whoever sees them."""
+    ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    lines = (line.split() for line in sysfs.text("/proc/stat", 1 << 20).splitlines())
+    return sum(sum(map(int, words[1:4])) for words in lines if words and words[0] in ours)
+
+
+def memory() -> dict[str, int]:
+    """Return the machine's memory in bytes, as the kernel tells it."""
+    fields = sysfs.meminfo()
+    return {
+        "memory": fields.get("MemTotal", 0),
+        "available": fields.get("MemAvailable", 0),
+        "swapped": fields.get("SwapTotal", 0) - fields.get("SwapFree", 0),
+    }
+
+
+def space() -> dict[str, int]:
+    """Return the size of the file system where jobs have their directories, and what is free."""
+    try:
+        status = os.statvfs(home())
+    except OSError:  # no job was there yet
+        return {}
+    unit = status.f_frsize
+    return {"disk": status.f_blocks * unit, "disk_free": status.f_bavail * unit}
+
+
+def traffic() -> dict[str, Any]:
+    """Count the bytes over all networks; what goes through a bridge or bond counts on its ports."""
+    counts = sysfs.network_bytes().values()
+    received, sent = (sum(count[way] for count in counts) for way in (0, 1))
+    return {"received": received, "sent": sent, "at": time.monotonic()}
+
+
+def owner(pid: int) -> dict[str, Any] | None:
+    """Return whose process it is, and of which job of ours, as far as we may look."""
+    uid = processes.owner_of(pid)
+    if uid < 0:  # it has ended, or lives in another container
+        return None
+    tags = dict(entry.partition(b"=")[::2] for entry in processes.environment(pid))
+    return {"user": user_name(uid), "job": os.fsdecode(tags.get(b"ORCHESTRATOR_JOB", b""))}

@@ -6,35 +6,33 @@ take long. What needs commands is in checkup.py.
 
 from __future__ import annotations
 
+import glob
+import importlib.util
 import os
 import re
 import resource
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from orchestrator.common.program import program_at
 from orchestrator.node.job import job_processes
 from orchestrator.node.job.run_directory import RunDir, all_runs, connect, home, runs_here
-from orchestrator.node.machine import disks, network, software, sysfs
-from orchestrator.node.machine.gpus import amd, nvidia
+from orchestrator.node.machine import amd, disks, network, nvidia, sysfs
 from orchestrator.protocol.events import Ended
-from orchestrator.protocol.facts import Leftover, Limits
+from orchestrator.protocol.facts import Leftover, Limits, Software
 from orchestrator.protocol.requests.machine import Probe, ProbeTarget
 
 SECONDS = 3.0  # for any part: a network file system whose server is gone never answers
 # What is in the environment already was set by somebody who knows this machine.
 OWN_SETTINGS = ("NCCL_", "RCCL_", "GLOO_", "CUDA_VISIBLE", "HIP_VISIBLE", "ROCR_VISIBLE")
 NCCL_CONF = "/etc/nccl.conf"
-UFW = "/etc/ufw/ufw.conf"
-# A service that runs has a control group; firewalld without a pid file has only that.
-FIREWALLD = (
-    "/sys/fs/cgroup/system.slice/firewalld.service",
-    "/sys/fs/cgroup/systemd/system.slice/firewalld.service",
-    "/run/firewalld.pid",
-)
+LISTS = ("leftovers", "cards", "interfaces", "rdma")
+
+Work = Callable[[], Any]
 
 
 def probe(request: Probe, root: str = "") -> dict[str, Any]:
@@ -47,8 +45,8 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
             "workdir_exists": lambda: os.path.isdir(workdir),
             "target": lambda: resolve_target(request.target, workdir),
             "marker_seen": lambda: bool(request.marker) and os.path.lexists(request.marker),
-            "software": lambda: software.software(root),
-            **disks_of(workdir, root),
+            "software": lambda: software(root),
+            **disks_of(workdir),
             "leftovers": leftovers,
             "cards": lambda: nvidia.cards(root) + amd.cards(root),
             "interfaces": lambda: network.interfaces(root),
@@ -58,9 +56,9 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
     refuse_unknown(problems, workdir)
     torch, installed = facts["software"]
     return {
-        **{name: facts.get(name) for name in disks_of(workdir, root)},
+        **{name: facts.get(name) for name in disks_of(workdir)},
         **{name: facts.get(name, ()) for name in LISTS},
-        **(software.accelerate() if request.accelerate else {}),
+        **(accelerate() if request.accelerate else {}),
         "hostname": socket.gethostname(),
         "runs": runs_here(),
         "boot": sysfs.text(f"{root}/proc/sys/kernel/random/boot_id"),
@@ -80,7 +78,6 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
         "marker_seen": facts.get("marker_seen", False),
         "limits": limits(),
         "kernel": os.uname().release,
-        "firewall": firewall(root),
         **memory_kb(root),
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
         "environment": machine_settings(root),
@@ -88,15 +85,12 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
     }
 
 
-LISTS = ("leftovers", "cards", "interfaces", "rdma")
-
-
-def disks_of(workdir: str, root: str) -> dict[str, Work]:
+def disks_of(workdir: str) -> dict[str, Work]:
     return {
         # What is not there is sent, and runs below our own directory.
-        "disk": lambda: disks.disk(workdir if os.path.isdir(workdir) else home(), root),
-        "home": lambda: disks.disk(home(), root),
-        "shm": lambda: disks.shared_memory(root=root),
+        "disk": lambda: disks.disk(workdir if os.path.isdir(workdir) else home()),
+        "home": lambda: disks.disk(home()),
+        "shm": disks.shared_memory,
     }
 
 
@@ -104,7 +98,7 @@ def torch_here(torch: str, workdir: str) -> dict[str, Any]:
     """Return torch's version; where the chosen Python has none, the others here that have it."""
     if torch:
         return {"torch": torch}
-    elsewhere = {"torch_elsewhere": lambda: software.pythons_with_torch(workdir)}
+    elsewhere = {"torch_elsewhere": lambda: pythons_with_torch(workdir)}
     return {"torch": "", **gather(SECONDS, elsewhere)[0]}
 
 
@@ -147,14 +141,6 @@ def resolve_target(target: ProbeTarget, workdir: str) -> ProbeTarget:
         return target
     kind, name = program_at(target.name, workdir)
     return ProbeTarget(kind=kind, name=name)
-
-
-def firewall(root: str = "") -> str:
-    """Return "ufw", "firewalld", or nothing where neither of them runs."""
-    if any(os.path.exists(root + path) for path in FIREWALLD):
-        return "firewalld"
-    enabled = re.search(r"^ENABLED=['\"]?yes", sysfs.text(root + UFW), re.MULTILINE | re.IGNORECASE)
-    return "ufw" if enabled else ""
 
 
 def gpu_count(root: str = "") -> int:
@@ -212,49 +198,130 @@ def answers_still(run: RunDir) -> bool:
     return True
 
 
-Work = Callable[[], Any]
-
-
-class Worker(threading.Thread):
-    """Does the parts in order; `at` shows which one it is doing."""
-
-    def __init__(self, parts: Mapping[str, Work]) -> None:
-        super().__init__(daemon=True)
-        self.parts = parts
-        self.at = ""
-        self.results: dict[str, Any] = {}
-        self.problems: dict[str, str] = {}
-        self.crash: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            for name, work in self.parts.items():
-                self.at = name
-                try:
-                    self.results[name] = work()
-                except (OSError, ValueError) as error:
-                    self.problems[name] = str(error)
-        except BaseException as error:  # noqa: BLE001  a defect of ours: raised where it is waited for
-            self.crash = error
-
-
 def gather(seconds: float, parts: Mapping[str, Work]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return (results, why the others are missing). No part takes longer than `seconds`."""
     results: dict[str, Any] = {}
     problems: dict[str, str] = {}
-    rest = dict(parts)
-    while rest:
-        worker = Worker(rest)
-        worker.start()
-        worker.join(seconds)
-        if worker.crash is not None:
-            raise worker.crash
-        late = worker.at if worker.is_alive() else ""
-        results.update({name: value for name, value in worker.results.items() if name != late})
-        problems.update(worker.problems)
-        if not late:
-            break
-        problems[late] = f"it did not answer within {seconds:g} s"
-        names = list(rest)
-        rest = {name: rest[name] for name in names[names.index(late) + 1 :]}
-    return results, problems
+    defects: list[BaseException] = []
+
+    def do(name: str, work: Work) -> None:
+        try:
+            results[name] = work()
+        except (OSError, ValueError) as error:
+            problems[name] = str(error)
+        except BaseException as error:  # noqa: BLE001  raised where it is waited for
+            defects.append(error)
+
+    threads = [threading.Thread(target=do, args=part, daemon=True) for part in parts.items()]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    for defect in defects:
+        raise defect
+    found, problems = dict(results), dict(problems)
+    for name in parts.keys() - found.keys() - problems.keys():
+        problems[name] = f"it did not answer within {seconds:g} s"
+    return found, problems
+
+
+# -- torch, NCCL and drivers, by their files: none is imported ------------------------------------
+
+NCCL_WHEEL = re.compile(r"nvidia_nccl_cu(\d+)-(\d+(?:\.\d+)+)\.dist-info")
+NCCL_FILES = (
+    "/usr/lib/x86_64-linux-gnu/libnccl.so.2.*",
+    "/usr/lib/aarch64-linux-gnu/libnccl.so.2.*",
+    "/usr/lib64/libnccl.so.2.*",
+    "/usr/local/lib/libnccl.so.2.*",
+)
+# Where people make their environments, below the working directory, the home, or the root.
+ENVIRONMENTS = (
+    *("{work}/.venv", "{work}/venv", "{work}/env", "~/.venv", "~/venv", "~/env", "~/venvs/*"),
+    *("~/envs/*", "~/.venvs/*", "~/.virtualenvs/*", "~/.conda/envs/*", "~/micromamba/envs/*"),
+    *("~/miniconda3", "~/miniforge3", "~/mambaforge", "~/anaconda3", "~/conda"),
+    *("~/miniconda3/envs/*", "~/miniforge3/envs/*", "~/mambaforge/envs/*", "~/anaconda3/envs/*"),
+    *("~/conda/envs/*", "~/.pyenv/versions/*", "/opt/conda", "/opt/conda/envs/*", "/opt/venv"),
+    *("/opt/miniconda3", "/opt/miniconda3/envs/*", "/usr/local"),
+)
+MOST_PYTHONS = 8
+
+
+def software(root: str = "") -> tuple[str, Software]:
+    """Return torch's version, and what else is known of it and of the drivers."""
+    directory = torch_home()
+    versions = sysfs.text(os.path.join(directory, "version.py")) if directory else ""
+    cuda, hip = value(versions, "cuda"), value(versions, "hip")
+    nccl = ""
+    if cuda:
+        nccl = nccl_version(directory, cuda, root)
+    elif hip:
+        nccl = rccl_version(root)
+    return value(versions, "__version__"), Software(
+        cuda=cuda,
+        hip=hip,
+        nccl=nccl,
+        nvidia_driver=sysfs.text(f"{root}/sys/module/nvidia/version"),
+        amd_driver=sysfs.text(f"{root}/sys/module/amdgpu/version"),
+    )
+
+
+def pythons_with_torch(workdir: str) -> tuple[str, ...]:
+    """Look for environments with torch where the chosen Python has none; as they may be typed."""
+    login = os.path.expanduser("~")
+    found: dict[str, None] = {}
+    ours = os.path.join(home(), "environments/newest")
+    work, of_login = glob.escape(workdir), glob.escape(login)
+    usual = (p.replace("{work}", work).replace("~", of_login, 1) for p in ENVIRONMENTS)
+    for path in (glob.escape(ours), *usual):
+        for version in sorted(glob.glob(f"{path}/lib/python3*/site-packages/torch/version.py")):
+            python = os.path.join(version.rpartition("/lib/python3")[0], "bin/python")
+            if os.access(python, os.X_OK):
+                shown = f"~{python[len(login) :]}" if python.startswith(login + "/") else python
+                found[shown] = None
+    return tuple(found)[:MOST_PYTHONS]
+
+
+def torch_home() -> str:
+    """Find where torch is without importing it, which takes over a second."""
+    spec = importlib.util.find_spec("torch")
+    return os.path.dirname(spec.origin) if spec is not None and spec.origin else ""
+
+
+def accelerate() -> dict[str, Any]:
+    """Return accelerate's version; importing it would import torch."""
+    spec = importlib.util.find_spec("accelerate")
+    if spec is None or not spec.origin:
+        return {}
+    version = value(sysfs.text(spec.origin), "__version__") or "of an unknown version"
+    return {"accelerate": version}
+
+
+def value(text: str, name: str) -> str:
+    """Return the text that version.py gives a name: `cuda: Optional[str] = '12.8'` -> 12.8."""
+    match = re.search(rf"^{name}\b[^=\n]*= *['\"]([^'\"\n]*)['\"]", text, re.MULTILINE)
+    return match.group(1) if match else ""
+
+
+def nccl_version(directory: str, cuda: str, root: str = "") -> str:
+    """Return the version of the wheel next to torch, or of the system's library."""
+    major = cuda.partition(".")[0]
+    wheels = filter(None, map(NCCL_WHEEL.fullmatch, sysfs.names(os.path.dirname(directory))))
+    for match in sorted(wheels, key=lambda wheel: wheel.group(1) != major):
+        return match.group(2)
+    for pattern in NCCL_FILES:
+        for path in glob.glob(root + pattern):
+            version = path.partition(".so.")[2]
+            if re.fullmatch(r"\d+\.\d+(\.\d+)*", version):
+                return version
+    return ""
+
+
+def rccl_version(root: str = "") -> str:
+    path = "/opt/rocm/include/rccl/rccl.h"
+    text = sysfs.text(root + path)
+    parts = [
+        re.search(rf"^#define NCCL_{part} (\d+)", text, re.MULTILINE)
+        for part in ("MAJOR", "MINOR", "PATCH")
+    ]
+    return ".".join(match.group(1) for match in parts if match)

@@ -17,12 +17,6 @@ DIES_SECONDS = 1.0  # to end after SIGKILL; a tool that does not is stuck in a d
 CLEAN = {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
 
 
-class Command(NamedTuple):
-    argv: Sequence[str]
-    seconds: float
-    env: Mapping[str, str] = {}
-
-
 class Output(NamedTuple):
     """The output of a tool; `problem` is empty if it ended by itself with exit code 0."""
 
@@ -30,18 +24,18 @@ class Output(NamedTuple):
     problem: str
 
 
-def run(command: Command) -> Output:
+def run(argv: Sequence[str], seconds: float, env: Mapping[str, str] = {}) -> Output:
     """Run a tool; return what it printed, or why it printed nothing."""
-    name = os.path.basename(command.argv[0])
+    name = os.path.basename(argv[0])
     # Files, not pipes: what the tool leaves running could hold a pipe open forever.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
             process = subprocess.Popen(
-                command.argv,
+                argv,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env={**os.environ, **CLEAN, **command.env},
+                env={**os.environ, **CLEAN, **env},
                 cwd="/",
                 start_new_session=True,
                 preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509
@@ -51,9 +45,9 @@ def run(command: Command) -> Output:
         except OSError as error:
             return Output("", f"{name} cannot be run: {error.strerror}")
         try:
-            code = process.wait(command.seconds)
+            code = process.wait(seconds)
         except subprocess.TimeoutExpired:
-            return Output("", kill(process, name, command.seconds))
+            return Output("", kill(process, name, seconds))
         texts = []
         for file in (out, err):
             file.seek(0)
@@ -74,11 +68,3 @@ def kill(process: subprocess.Popen[bytes], name: str, seconds: float) -> str:
     except subprocess.TimeoutExpired:
         return f"{name} hangs in the kernel: not even SIGKILL ends it"
     return f"{name} did not end within {seconds:g} s"
-
-
-def run_all(commands: Mapping[str, Command]) -> dict[str, Output]:
-    """Run tools side by side: it takes as long as the slowest."""
-    from concurrent.futures import ThreadPoolExecutor  # not for the sampler
-
-    with ThreadPoolExecutor(max(1, len(commands))) as pool:
-        return dict(zip(commands, pool.map(run, commands.values())))  # noqa: B905  Python 3.9

@@ -13,13 +13,13 @@ import fcntl
 import hashlib
 import json
 import os
-import pwd
 import re
 import stat
 import time
 
 from orchestrator.common import files
 from orchestrator.common.files import F_OFD_SETLK, FLOCK
+from orchestrator.common.permissions import user_name
 from orchestrator.node.machine import sysfs
 from orchestrator.node.machine.probe import network_space
 from orchestrator.protocol.message import decode, encode, parse
@@ -117,7 +117,7 @@ class Book:
                 with contextlib.suppress(OSError):
                     self.remove(name)
             return None
-        return shown(entry).replace(user=name_of(owner))
+        return shown(entry).replace(user=user_name(owner))
 
     def touch(self) -> None:
         """Keep it from programs that remove what is days old."""
@@ -146,13 +146,6 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() else "?" for each in text)
 
 
-def name_of(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
-
-
 def open_directory(path: str) -> None:
     """Make the directory if need be; refuse one in which others could replace our files."""
     with contextlib.suppress(FileExistsError):
@@ -163,7 +156,7 @@ def open_directory(path: str) -> None:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
     safe = stat.S_IMODE(status.st_mode) & EVERYBODY == EVERYBODY
     if not safe and status.st_uid not in (0, os.getuid()):
-        words = f"it belongs to {name_of(status.st_uid)}, and is not for all with a sticky bit"
+        words = f"it belongs to {user_name(status.st_uid)}, and is not for all with a sticky bit"
         raise PermissionError(errno.EPERM, words, path)
 
 

@@ -230,8 +230,8 @@ def users_of(some: Sequence[Device]) -> tuple[dict[str, Taken], str]:
     if not any(one.vendor == "nvidia" for one in some):
         return {}, ""
     # A launch on machines without GPUs does without.
-    from orchestrator.node.machine.gpus import nvidia
-    from orchestrator.node.machine.load import owner
+    from orchestrator.node.machine import nvidia
+    from orchestrator.node.machine.checkup import owner
 
     holders, problem = nvidia.computing(TOOL_SECONDS)
     by_uuid = {one.uuid: one for one in some if one.uuid}

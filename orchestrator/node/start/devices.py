@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from orchestrator.node.machine.gpus import amd, nvidia
+from orchestrator.node.machine import amd, nvidia
 from orchestrator.protocol.facts import Card
 from orchestrator.protocol.requests.claims import SLOT, VISIBLE
 
@@ -25,7 +25,7 @@ class Device(NamedTuple):
 
 def gpus(root: str = "") -> list[Device]:
     """Return the GPUs that a login sees here, in the order of the bus."""
-    found: Sequence[Card] = nvidia.cards_seen(root) or amd.cards(root)
+    found: Sequence[Card] = nvidia.cards(root, seen=True) or amd.cards(root)
     return [
         Device(
             key=f"gpu-{card.pci or index}",

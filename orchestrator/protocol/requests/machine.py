@@ -68,7 +68,6 @@ class Probed(Message):
     time: Moment
     library: str = ""  # where our program is on the node
     home: Optional[Disk] = None  # of what we keep there: code, logs, checkpoints of nodes
-    firewall: str = ""  # ufw or firewalld, where it runs
     accelerate: str = ""  # its version, where it was asked for and is there
     port: Optional[Port] = None  # the master's: reserved for this job, 0 if none was free
     peers_port: Optional[Port] = None  # the master's: where the other supervisors will call

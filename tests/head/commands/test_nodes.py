@@ -25,7 +25,7 @@ from orchestrator.views.top.sample import NodeSample, Sample
 from tests.head.plan.probed import facts, infiniband, interface, software
 
 H100 = "NVIDIA H100 80GB HBM3"
-DISK = Disk("/job", 2 * 10**12, 10**12, 0, 0, "/", "ext4", "/dev/sda", True)
+DISK = Disk("/job", 2 * 10**12, 10**12, 0, 0, "/", True)
 
 
 def node(name: str, **fields: Any) -> Node:

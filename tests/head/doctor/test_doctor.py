@@ -40,10 +40,8 @@ from orchestrator.protocol.requests.machine import LARGE_LOST, ProbeTarget
 from tests.head.plan.probed import facts, infiniband, interface, roce, software
 
 GIB = 1 << 30
-ROOM = Disk("/job", 100 * GIB, 50 * GIB, 10**6, 10**6, "/", "ext4", "/dev/sda1", writable=True)
-SHM = Disk(
-    "/dev/shm", 64 * GIB, 64 * GIB, 10**6, 10**6, "/dev/shm", "tmpfs", "tmpfs", writable=True
-)
+ROOM = Disk("/job", 100 * GIB, 50 * GIB, 10**6, 10**6, "/", writable=True)
+SHM = Disk("/dev/shm", 64 * GIB, 64 * GIB, 10**6, 10**6, "/dev/shm", writable=True)
 FREE = Limits((1 << 20, 1 << 20), (-1, -1), (-1, -1), (0, -1))
 H100 = Card("nvidia", "NVIDIA H100 80GB HBM3", memory=80 * GIB, used=0)
 
@@ -141,14 +139,12 @@ def gpu(**fields: Any) -> Checkup:
     return look(gpus=(Gpu("nvidia", 3, "NVIDIA H100 80GB HBM3", **fields),))
 
 
-DISK_FULL = Disk("/job", 100 * GIB, 1 << 20, 10**6, 10**6, "/", "ext4", "/dev/sda1", writable=True)
-NO_INODES = Disk("/job", 100 * GIB, 50 * GIB, 10**6, 3, "/", "ext4", "/dev/sda1", writable=True)
+DISK_FULL = Disk("/job", 100 * GIB, 1 << 20, 10**6, 10**6, "/", writable=True)
+NO_INODES = Disk("/job", 100 * GIB, 50 * GIB, 10**6, 3, "/", writable=True)
 SMALL_HOME = DISK_FULL.replace(path="/home/me/.orchestrator", mounted="/home")
-READ_ONLY = Disk("/job", 100 * GIB, 50 * GIB, 10**6, 9**6, "/", "ext4", "/dev/sda1", writable=False)
-CONTAINER = Disk(
-    "/dev/shm", 64 << 20, 64 << 20, 9**6, 9**6, "/dev/shm", "tmpfs", "shm", writable=True
-)
-FULL = Disk("/dev/shm", 64 * GIB, 4096, 9**6, 9**6, "/dev/shm", "tmpfs", "tmpfs", writable=True)
+READ_ONLY = Disk("/job", 100 * GIB, 50 * GIB, 10**6, 9**6, "/", writable=False)
+CONTAINER = Disk("/dev/shm", 64 << 20, 64 << 20, 9**6, 9**6, "/dev/shm", writable=True)
+FULL = Disk("/dev/shm", 64 * GIB, 4096, 9**6, 9**6, "/dev/shm", writable=True)
 PLANTED: list[tuple[dict[str, Any], str, str, str]] = [
     ({"python_version": "3.9.2"}, "python", WARN, "Python: 3.9 on gpu4, 3.11 on the others"),
     ({"torch": ""}, "torch", BAD, "gpu4: /usr/bin/python3 has no torch"),

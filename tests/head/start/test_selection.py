@@ -20,7 +20,7 @@ from orchestrator.protocol.facts import Disk
 from orchestrator.records.cordons import Cordon
 from tests.head.plan.probed import facts
 
-DISK = Disk("/job", 2 * 10**12, 10**12, 0, 0, "/", "ext4", "/dev/sda", True)
+DISK = Disk("/job", 2 * 10**12, 10**12, 0, 0, "/", True)
 LIST = "a\nb\nc spare\nd\ne spare\n"
 
 

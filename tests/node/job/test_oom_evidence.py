@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.node.job.part import oom_evidence
 from orchestrator.node.job.part.oom_evidence import Evidence, is_full, last_words
-from orchestrator.node.machine.gpus import nvidia
+from orchestrator.node.machine import nvidia
 from tests.node.job.kernel_log import refuse_to_alarm, say
 
 

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.node.machine.checkup import checkup
+from orchestrator.node.job import processes
+from orchestrator.node.machine import checkup
 from orchestrator.protocol.facts import Checkup, Torch
 from orchestrator.protocol.message import decode, encode
 from orchestrator.protocol.requests.machine import Examine
 from tests.node.job.trees import plant
-from tests.node.machine.gpus.test_nvidia import HEALTHY, LOST, UUID
+from tests.node.machine.test_nvidia import HEALTHY, LOST, UUID
 
 SMI = f"""#!/bin/sh
 case "$1" in
 *query-compute-apps=*) echo "$PPID, {UUID}, 512, python3";;
-*remapped*) echo "{UUID}, 0, No, 0, 0, 8, 16";;
 *) cat <<'END'
 {HEALTHY}END
 esac
@@ -48,7 +54,7 @@ def machine(tmp_path: Path) -> Path:
 
 
 def look(root: Path | str = "", **request: Any) -> Checkup:
-    found = checkup(Examine(**{"workdir": "/", **request}), str(root))
+    found = checkup.checkup(Examine(**{"workdir": "/", **request}), str(root))
     assert decode(Checkup, json.loads(json.dumps(encode(found)))) == found
     return found
 
@@ -60,7 +66,7 @@ def test_gpus_and_who_holds_them(tools: Path, machine: Path) -> None:
     assert found.gpus is not None and found.holders is not None and found.xids is not None
     first, second = found.gpus
     assert (first.pcie_width, first.pcie_width_most, first.rows_failed) == (8, 16, False)
-    assert (second.pcie_width, second.ecc_errors) == (None, 2)
+    assert (second.pcie_width, second.ecc_errors) == (16, 2)
     (holder,) = found.holders
     assert (holder.name, holder.used) == ("python3", 512 << 20)
     assert holder.user  # of a process that is here
@@ -155,3 +161,53 @@ def test_a_torch_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.Mon
     assert found.torch is not None
     assert found.torch.error == "ImportError: libcudart.so.12: no such file"
     assert found.problems == {"torch": found.torch.error}
+
+
+# -- who uses the processors ------------------------------------------------------------------
+
+SPIN = "print(flush=True)\nwhile True: pass"
+WAIT = "import signal; print(flush=True); signal.pause()"
+
+
+@contextmanager
+def program(text: str, **variables: str) -> Iterator[int]:
+    environment = {**os.environ, **variables}
+    command = [sys.executable, "-c", text]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def test_a_job_that_computes_and_one_that_waits_are_named() -> None:
+    begun = time.time()
+    spins = {"ORCHESTRATOR_JOB": "spins-1"}
+    waits = {"ORCHESTRATOR_JOB": "waits-1"}
+    with program(SPIN, **spins) as busy, program(WAIT, **waits) as idle:
+        found = checkup.load(1.0)["load"]
+    by_job = {user.job: user for user in found.users}
+    assert by_job["spins-1"].pid == busy and by_job["waits-1"].pid == idle
+    assert by_job["waits-1"].cores < by_job["spins-1"].cores <= found.cores
+    assert by_job["waits-1"].memory > 1 << 20
+    assert begun - 1.0 < by_job["spins-1"].since < time.time()  # in ticks since the boot
+    assert list(found.users) == sorted(found.users, key=lambda user: -user.cores)
+
+
+def test_what_is_computed_by_processes_that_are_not_seen_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with program(SPIN):
+        monkeypatch.setattr(checkup.processes, "everyone", dict)
+        found = checkup.load(0.5)["load"]
+    assert not found.users and found.unseen > 0.05 and found.cores == found.unseen
+
+
+def test_what_is_gone_has_no_owner() -> None:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    assert checkup.owner(process.pid) is None
+    own = processes.find(os.getpid())
+    assert own is not None and time.time() - 86400 < processes.began(own) < time.time()

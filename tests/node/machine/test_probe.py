@@ -12,10 +12,8 @@ import pytest
 
 from orchestrator.head.nodes.facts import Facts
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.machine import probe
-from orchestrator.node.machine import probe as unfinished_jobs
-from orchestrator.node.machine.gpus import nvidia
-from orchestrator.node.machine.probe import firewall, gather, resolve_target
+from orchestrator.node.machine import nvidia, probe
+from orchestrator.node.machine.probe import gather, resolve_target
 from orchestrator.protocol.facts import Card, Leftover
 from orchestrator.protocol.message import decode, encode
 from orchestrator.protocol.requests.machine import Probe, Probed, ProbeTarget
@@ -137,23 +135,6 @@ def test_the_workdir(workdir: Path) -> None:
         assert (found["workdir"], found["workdir_exists"]) == (str(path), there)
 
 
-@pytest.mark.parametrize(
-    ("files", "name"),
-    [
-        ({}, ""),
-        ({"etc/ufw/ufw.conf": "# /etc/ufw/ufw.conf\nENABLED=yes\nLOGLEVEL=low\n"}, "ufw"),
-        ({"etc/ufw/ufw.conf": "ENABLED=no\n# ENABLED=yes\n"}, ""),
-        ({"sys/fs/cgroup/system.slice/firewalld.service/cgroup.procs": "1\n"}, "firewalld"),
-        ({"run/firewalld.pid": "1"}, "firewalld"),
-    ],
-)
-def test_the_firewall_that_runs(files: dict[str, str], name: str, tmp_path: Path) -> None:
-    for path, text in files.items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text)
-    assert firewall(str(tmp_path)) == name
-
-
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path))
@@ -175,7 +156,7 @@ def run(job: str, *events: str, spec: bool = True) -> RunDir:
 
 
 def test_none() -> None:
-    assert unfinished_jobs.leftovers() == ()
+    assert probe.leftovers() == ()
 
 
 def test_those_that_have_not_ended() -> None:
@@ -186,7 +167,7 @@ def test_those_that_have_not_ended() -> None:
     with socket.socket(socket.AF_UNIX) as supervisor:
         supervisor.bind(alive.socket)
         supervisor.listen()
-        found = unfinished_jobs.leftovers()
+        found = probe.leftovers()
     assert sorted(found, key=lambda leftover: leftover.job) == [
         Leftover(job="alive-1", node=0, alive=True),
         Leftover(job="lost-1", node=0, alive=False),
@@ -218,10 +199,6 @@ def test_what_hangs_holds_up_nothing_behind_it() -> None:
 def test_a_defect_is_not_hidden() -> None:
     with pytest.raises(ZeroDivisionError):
         gather(20.0, {"a": lambda: 1 / 0})
-
-
-def test_nothing_at_all() -> None:
-    assert gather(1.0, {}) == ({}, {})
 
 
 INFORMATION = """Model: \t\t NVIDIA H100 80GB HBM3

@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 
 from orchestrator.node.machine import tool
-from orchestrator.node.machine.tool import Command, Output, run_all
+from orchestrator.node.machine.tool import Output
 
 
 def run(*argv: str, seconds: float = 20.0, **env: str) -> Output:
-    return tool.run(Command(argv, seconds, env))
+    return tool.run(argv, seconds, env)
 
 
 def test_what_a_command_says() -> None:
@@ -55,16 +55,3 @@ def _state(pid: int) -> str:
 def test_what_a_tool_leaves_behind_holds_nothing_up() -> None:
     """A daemon that a tool starts keeps its output open; nobody waits for that."""
     assert run("sh", "-c", "sleep 15 & echo done") == ("done\n", "")
-
-
-def test_all_run_side_by_side(tmp_path: Path) -> None:
-    """Each waits for the other, which no order of one after the other could satisfy."""
-    wait = "touch {}; while [ ! -e {} ]; do sleep 0.01; done"
-    one, two = tmp_path / "one", tmp_path / "two"
-    found = run_all(
-        {
-            "a": Command(["sh", "-c", wait.format(one, two)], 20.0),
-            "b": Command(["sh", "-c", wait.format(two, one)], 20.0),
-        }
-    )
-    assert [output.problem for output in found.values()] == ["", ""]

@@ -19,7 +19,7 @@ import pytest
 from orchestrator.node.job import supervisor
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.job.supervisor import Supervisor
-from orchestrator.node.machine.gpus import nvidia
+from orchestrator.node.machine import nvidia
 from orchestrator.node.server.visit import Refusal, Visit
 from orchestrator.node.start import claims as module
 from orchestrator.node.start import devices
@@ -308,7 +308,7 @@ def test_users_of_one_machine_share_its_book(
         assert sorted(first for first, _ in said) == ["True slot 0 of 2", "True slot 1 of 2"]
         assert all("Operation not permitted" in second for _, second in said)
         taken = visits[1].answer(Claim(wish=wish(1, 2))).taken
-        assert {one.user for one in taken} == {"nobody", "65533"}
+        assert {one.user for one in taken} == {"nobody", "user 65533"}
         assert all(
             stat.S_IMODE(file.stat().st_mode) == 0o644
             for file in Path(open_to_all).glob("claims/*.json")
@@ -393,7 +393,7 @@ def test_that_nobody_knows_who_computes_is_said(
 
 def test_a_container_has_the_gpus_whose_files_it_has(tmp_path: Path, gpus: list[Device]) -> None:
     (tmp_path / "dev/nvidia0").unlink()
-    assert [card.uuid for card in nvidia.cards_seen(str(tmp_path))] == [
+    assert [card.uuid for card in nvidia.cards(str(tmp_path), seen=True)] == [
         f"GPU-{index}" for index in range(1, 8)
     ]
 

@@ -17,7 +17,7 @@ DIALS_WITHIN_SECONDS = 30.0  # both dials are over by then
 REFUSED = "refused"
 OPEN_ALL = (
     "open all TCP ports between the nodes, as collectives use any of them; `orchestrator doctor`"
-    " shows what is blocked, with the command for the firewall that runs there"
+    " shows what is blocked"
 )
 
 

@@ -1,4 +1,4 @@
-"""Starts the process that samples this machine (node/machine/sampling), and ends it with the job.
+"""Starts the process that samples this machine (node/machine/sampler.py), and ends it with the job.
 
 The supervisor does no more for it than that, and passes on to the log what it says: whatever it
 meets, a disk or a driver that hangs, meets a process that no other waits for.

@@ -13,8 +13,8 @@ import pytest
 
 from orchestrator.node.job import processes
 from orchestrator.node.job.processes import Process
-from orchestrator.node.machine.sampling import sampler
-from orchestrator.node.machine.sampling.sampler import IN_A_ROW, Causes, Sampler
+from orchestrator.node.machine import sampler
+from orchestrator.node.machine.sampler import IN_A_ROW, Causes, Sampler
 from orchestrator.records.metrics import samples
 from tests.node.running import Job, alive, bare_spec, script, wait_until
 
@@ -81,12 +81,15 @@ def sampled(tmp_path: Path, **fields: object) -> Sampler:
     return Sampler(bare_spec(env=env, **fields), seconds=0.01)
 
 
-def test_notices_are_in_the_stream_once_for_an_attempt(tmp_path: Path) -> None:
+def test_notices_are_in_the_stream_once_for_an_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampler, "space", lambda _: [1, 64 << 20])
     first = {"number": 1, "restarts": 2, "first_job": "job", "first_node": 0}
     told = []
     for number in (1, 2):
         own = sampled(tmp_path, attempt={**first, "number": number})
-        own.disks.sample = lambda: {"/dev/shm": [1, 64 << 20]}  # type: ignore[method-assign]
+        own.disks = [sampler.SHM]
         told.append([notice.cause for notice in own.sample() + own.sample()])
     assert told == [["shm_full"], ["shm_full"]]
     paths = samples.every(tmp_path / "outputs")[0]
@@ -113,7 +116,7 @@ GB = 1 << 30
 
 
 def told(sample: dict[str, Any], times: int = 10) -> list[str]:
-    causes = Causes(set())
+    causes = Causes()
     return [notice.text for _ in range(times) for notice in causes.judge(sample)]
 
 
@@ -146,11 +149,71 @@ def test_each_cause_is_told_once(sample: dict[str, Any], words: str | None) -> N
 
 
 def test_a_spike_is_not_told() -> None:
-    causes = Causes(set())
+    causes = Causes()
     for mask in [0x40] * (IN_A_ROW - 1) + [0] + [0x40] * (IN_A_ROW - 1):
         assert causes.judge({"gpu": {"throttle": [mask]}}) == []
     assert causes.judge({"gpu": {"throttle": [0x40]}})
 
 
-def test_what_an_earlier_attempt_told_is_not_told_again() -> None:
-    assert Causes({"shm_full"}).judge({"disks": {"/dev/shm": [0, GB]}}) == []
+# -- the kernel's counters, in its own format --------------------------------------------------
+
+STAT = "cpu  {user} 0 50 {idle} 10 0 0 0 0 0\ncpu0 1 2 3 4 5 6 7 8 9 10\nintr 1 2 3\n"
+NET = """Inter-|   Receive                    |  Transmit
+ face |bytes packets errs drop fifo frame compressed multicast|bytes packets
+    lo: 5000 1 0 0 0 0 0 0 5000 1 0 0 0 0 0 0
+  eth0: {came} 1 0 0 0 0 0 0 {went} 1 0 0 0 0 0 0
+"""
+DISKS = """   8  0 sda 1 0 {read} 0 1 0 {written} 0 0 0 0
+   8  1 sda1 1 0 {read} 0 1 0 {written} 0 0 0 0
+   7  0 loop0 1 0 999 0 1 0 999 0 0 0 0
+"""
+MEMORY = "MemTotal: 1000 kB\nMemAvailable: 400 kB\nSwapTotal: 100 kB\nSwapFree: 60 kB\n"
+
+
+def write(root: Path, *, user: int, idle: int, came: int, went: int, sectors: int) -> None:
+    for name, text in {
+        "proc/stat": STAT.format(user=user, idle=idle),
+        "proc/net/dev": NET.format(came=came, went=went),
+        "proc/diskstats": DISKS.format(read=sectors, written=2 * sectors),
+        "proc/meminfo": MEMORY,
+        "proc/loadavg": "1.5 1 1 1/100 1\n",
+        "proc/vmstat": f"nr_free 1\npswpin {sectors}\npswpout 0\n",
+        "sys/class/infiniband/mlx5_0/ports/1/counters/port_rcv_data": str(came),
+        "sys/class/infiniband/mlx5_0/ports/1/counters/port_xmit_data": str(went),
+        "sys/block/sda/device/x": "",
+        "sys/class/net/eth0/device/x": "",
+    }.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+def test_counters_become_shares_and_rates(tmp_path: Path) -> None:
+    write(tmp_path, user=100, idle=840, came=1000, went=2000, sectors=10)
+    watched = sampler.Counters(str(tmp_path))
+    assert "cpu" not in watched.sample(), "a rate needs two looks"
+    write(tmp_path, user=175, idle=865, came=3000, went=2000, sectors=30)
+    before, now = watched.before, watched.counters()
+    sample = {**watched.levels(), **sampler.rates(before, now, 2.0)}
+    assert sample == {
+        "load": 1.5,
+        "memory_bytes": 600 * 1024,
+        "swap_bytes": 40 * 1024,
+        "cpu": 0.75,
+        "iowait": 0.0,
+        "swap_per_s": 10 * sampler.PAGE,
+        "disk_read_per_s": 10 * 512,  # not the partition, and not the loop device
+        "disk_write_per_s": 20 * 512,
+        "net": {"eth0": [1000, 0], "mlx5_0/1": [4000, 0]},  # not lo; RDMA counts words
+    }
+
+
+def test_a_counter_that_was_reset_is_no_rate() -> None:
+    before, now = {"net eth0": (1000, 5)}, {"net eth0": (10, 5), "net eth1": (7, 7)}
+    assert sampler.rates(before, now, 1.0)["net"] == {}
+
+
+def test_this_machine_itself() -> None:
+    known, watched = sampler.about(), sampler.Counters()
+    sample = wait_until(lambda: (known := watched.sample()) and "cpu" in known and known)
+    assert 0 <= sample["cpu"] <= 1
+    assert 0 < sample["memory_bytes"] < known["memory_bytes"]

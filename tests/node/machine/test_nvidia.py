@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
-from orchestrator.node.machine.gpus import nvidia
+from orchestrator.node.machine import nvidia
 from orchestrator.protocol.facts import Gpu, Holder
 
 UUID = "GPU-6c35a82c-6ee1-5a9b-1b5a-2f6f7ad4f9a1"
 HEALTHY = f"""\
-0, {UUID}, NVIDIA H100 80GB HBM3, 00000000:1B:00.0, 81559, 4, 0, 31, 550.127.05, Default, \
-Disabled, Enabled, 0
+0, {UUID}, NVIDIA H100 80GB HBM3, 00000000:1B:00.0, 81559, 4, 0, 31, 550.127.05, 0, No, 0, 0, 8, 16
 1, GPU-0b1c2d3e-4f50-6172-8394-a5b6c7d8e9f0, NVIDIA H100 80GB HBM3, 00000000:43:00.0, 81559, \
-77013, 100, 64, 550.127.05, Default, Disabled, Enabled, 2
+77013, 100, 64, 550.127.05, 2, [N/A], Yes, 1, 16, 16
 """
 GEFORCE = (
     f"0, {UUID}, NVIDIA GeForce RTX 4090, 00000000:01:00.0, 24564, 1, 0, 35, 535.183.01, "
-    "Default, [N/A], [N/A], [N/A]\n"
-)
-OLD = (
-    f"0, {UUID}, Tesla K80, 00000000:05:00.0, 11441, 0, 0, 34, 470.256.02, Exclusive_Process, "
-    "[Not Supported], Enabled, 0\n"
+    "[N/A], [N/A], [N/A], [N/A], 16, 16\n"
 )
 MIG = (
     f"0, {UUID}, NVIDIA A100-SXM4-40GB, 00000000:07:00.0, 40960, [Insufficient Permissions], "
-    "[N/A], 30, 535.161.08, Default, Enabled, Enabled, 0\n"
+    "[N/A], 30, 535.161.08, 0, No, 0, 0, 16, 16\n"
 )
 SICK = (
     f"3, {UUID}, NVIDIA H100 80GB HBM3, 00000000:BA:00.0, 81559, 0, [GPU requires reset], "
-    "[GPU requires reset], 550.127.05, Default, [GPU requires reset], Enabled, 0\n"
+    "[GPU requires reset], 550.127.05, 0, No, 0, 0, 16, 16\n"
 )
 ERR = (
-    f"4, {UUID}, ERR!, 00000000:BB:00.0, ERR!, ERR!, ERR!, ERR!, 550.127.05, Default, "
-    "ERR!, ERR!, ERR!\n"
+    f"4, {UUID}, ERR!, 00000000:BB:00.0, ERR!, ERR!, ERR!, ERR!, 550.127.05, ERR!, "
+    "ERR!, ERR!, ERR!, ERR!, ERR!\n"
 )
 LOST = "Unable to determine the device handle for GPU0000:CA:00.0: Unknown Error\n"
 GONE = (
@@ -42,35 +40,32 @@ GONE = (
 
 
 def gpus(text: str) -> list[Gpu]:
-    return nvidia.gpus(text)
+    return nvidia.gpus(nvidia.rows(text, nvidia.GPU_FIELDS))
 
 
 def test_healthy_gpus() -> None:
     first, second = gpus(HEALTHY)
     assert first == Gpu(
         "nvidia", 0, "NVIDIA H100 80GB HBM3", UUID, "0000:1b:00", memory=81559 << 20,
-        used=4 << 20, busy=0, temperature=31, driver="550.127.05", compute_mode="Default",
-        mig=False, ecc=True, ecc_errors=0,
+        used=4 << 20, busy=0, temperature=31, driver="550.127.05", ecc_errors=0,
+        pages_pending=False, rows_pending=False, rows_failed=False,
+        pcie_width=8, pcie_width_most=16,
     )  # fmt: skip
     assert (second.used, second.busy, second.ecc_errors) == (77013 << 20, 100, 2)
+    assert (second.pages_pending, second.rows_pending, second.rows_failed) == (None, True, True)
 
 
 @pytest.mark.parametrize(
-    ("text", "mig", "ecc", "errors", "used"),
-    [
-        (GEFORCE, None, None, None, 1 << 20),
-        (OLD, None, True, 0, 0),
-        (MIG, True, True, 0, None),
-    ],
-    ids=["a card without ECC", "an old one", "MIG"],
+    ("text", "errors", "used"),
+    [(GEFORCE, None, 1 << 20), (MIG, 0, None)],
+    ids=["a card without ECC", "MIG"],
 )
 def test_what_a_model_does_not_say_is_none_and_no_sickness(
-    text: str, mig: bool | None, ecc: bool | None, errors: int | None, used: int | None
+    text: str, errors: int | None, used: int | None
 ) -> None:
     (gpu,) = gpus(text)
-    assert (gpu.mig, gpu.ecc, gpu.ecc_errors, gpu.used) == (mig, ecc, errors, used)
-    assert gpu.problem == ""
-    assert gpu.memory
+    assert (gpu.ecc_errors, gpu.used) == (errors, used)
+    assert gpu.problem == "" and gpu.memory
 
 
 def test_a_sick_gpu_says_so() -> None:
@@ -103,19 +98,6 @@ def test_messages_are_no_gpus(text: str) -> None:
     assert gpus(text) == []
 
 
-def test_what_newer_drivers_add() -> None:
-    text = f"{UUID}, 0, No, 0, 0, 16, 16\nGPU-2, [N/A], Yes, Yes, 1, 8, 16\n"
-    text += "GPU-3, 1, [N/A], No, No, 4, 4\n"
-    found = nvidia.more(text)
-    assert found[UUID] == {
-        "pages_pending": False, "rows_pending": False, "rows_failed": False,
-        "pcie_width": 16, "pcie_width_most": 16,
-    }  # fmt: skip
-    assert (found["GPU-2"]["pages_pending"], found["GPU-2"]["rows_failed"]) == (True, True)
-    assert found["GPU-3"]["rows_failed"] is False
-    assert nvidia.more('Field "remapped_rows.failure" is not a valid field to query.\n') == {}
-
-
 def test_who_computes() -> None:
     text = f"""\
 67849, {UUID}, 76842, /home/alice/venv/bin/python3
@@ -124,7 +106,7 @@ def test_who_computes() -> None:
 70003, {UUID}, 12, [Not Found]
 No running processes found
 """
-    found = nvidia.processes(text)
+    found = nvidia.processes(nvidia.rows(text, nvidia.APP_FIELDS))
     assert found == [
         Holder(67849, UUID, "/home/alice/venv/bin/python3", 76842 << 20),
         Holder(70001, UUID, "", None),
@@ -165,3 +147,71 @@ def test_a_program_that_is_called_like_a_report_breaks_no_gpu() -> None:
         assert len(nvidia.xids(before + name)) == 1
     assert len(nvidia.xids(f"[25755.496178][ T1234] {name}")) == 1
     assert len(nvidia.xids(f"6,44854,25755496178,-,caller=T1;{name}")) == 1
+
+
+# -- samples ----------------------------------------------------------------------------------
+
+H100 = "NVIDIA H100 80GB HBM3"
+# An older driver, which does not know all fields.
+SMI = f"""#!/bin/sh
+case "$*" in *ecc.errors.corrected*)
+    echo 'Field "ecc.errors.corrected.volatile.total" is not a valid field to query.'; exit 2;; esac
+echo "1, {H100}, 00000000:4F:00.0, 12, 1, 81559, 45, 120.12, 700.00, 1980, 2619, 0x0, [N/A]"
+echo "0, {H100}, 00000000:19:00.0, 97, 60123, 81559, 88, 650.12, 700.00, 1200, 2619, 0x40, 0"
+"""
+
+
+@pytest.fixture
+def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An nvidia-smi, which a test may replace."""
+    (tmp_path / "bin").mkdir()
+    (path := tmp_path / "bin/nvidia-smi").write_text(SMI)
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    return path
+
+
+def test_fields_that_a_driver_does_not_know_are_left_out(smi: Path) -> None:
+    sampling = nvidia.Sampling()
+    known = {
+        "use": [0.97, 0.12],
+        "memory_bytes": [60123 << 20, 1 << 20],
+        "memory_total_bytes": [81559 << 20] * 2,
+        "celsius": [88, 45],
+        "watts": [650.12, 120.12],
+        "watts_most": [700, 700],
+        "mhz": [1200, 1980],
+        "memory_mhz": [2619, 2619],
+        "throttle": [0x40, 0],
+        "ecc_uncorrected": [0, None],
+    }
+    assert sampling.sample() == known
+    assert sampling.models == [H100, H100] and not sampling.problem
+    assert sampling.places == ["0000:19:00", "0000:4f:00"]  # as the facts write them
+    smi.write_text(SMI.replace("echo 'Field", "exit 9; echo 'Field"))
+    assert sampling.sample() == known, "the unknown field was asked for again"
+
+
+def test_an_nvidia_smi_that_fails_is_not_asked_again_at_once(smi: Path) -> None:
+    smi.write_text("#!/bin/sh\necho broken; exit 9\n")
+    sampling = nvidia.Sampling()
+    assert sampling.sample() == {} and "exit code 9: broken" in sampling.problem
+    smi.unlink()
+    assert sampling.sample() == {} and "broken" in sampling.problem
+
+
+def test_a_gpu_that_is_lost_keeps_its_place(smi: Path, tmp_path: Path) -> None:
+    for index in range(3):
+        (tmp_path / f"proc/driver/nvidia/gpus/0000:0{index}:00.0").mkdir(parents=True)
+    sampling = nvidia.Sampling(str(tmp_path))
+    assert sampling.sample()["use"] == [0.97, 0.12, None]
+    assert sampling.models == [H100, H100, ""]
+    assert sampling.places == ["0000:19:00", "0000:4f:00", ""]
+
+
+@pytest.mark.parametrize(
+    ("word", "found"),
+    [("12", 12), ("12.50", 12.5), ("[N/A]", None), ("0x0000000000000040", 64), ("ERR!", None)],
+)
+def test_what_nvidia_smi_writes(word: str, found: float | None) -> None:
+    assert nvidia.scaled(word, 1) == found

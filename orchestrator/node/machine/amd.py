@@ -31,10 +31,15 @@ def gpus(root: str = "") -> list[Gpu]:
 
 def processes(root: str = "") -> list[Holder]:
     """Return who has memory on some card: KFD has a directory for each process."""
-    return [
-        Holder(pid=pid, gpu="", used=used, name=sysfs.text(f"/proc/{pid}/comm"))
-        for pid, used in memory_of_processes(root).items()
-    ]
+    found = []
+    for pid in filter(str.isdigit, sysfs.names(f"{root}{PROCESSES}")):
+        top = f"{root}{PROCESSES}/{pid}"
+        files = [name for name in sysfs.names(top) if name.startswith("vram_")]
+        used = sum(sysfs.number(f"{top}/{name}") or 0 for name in files)
+        if used:
+            name = sysfs.text(f"/proc/{pid}/comm")
+            found.append(Holder(pid=int(pid), gpu="", used=used, name=name))
+    return found
 
 
 def ecc_errors(pci: str, root: str = "") -> int | None:
@@ -90,18 +95,10 @@ def cards(root: str = "") -> list[Card]:
     ]
 
 
-def memory_of_processes(root: str = "") -> dict[int, int]:
-    """Return PID -> bytes on all cards, of processes that have any: KFD has a directory of each."""
-    held = {}
-    for pid in filter(str.isdigit, sysfs.names(f"{root}{PROCESSES}")):
-        top = f"{root}{PROCESSES}/{pid}"
-        files = [name for name in sysfs.names(top) if name.startswith("vram_")]
-        held[int(pid)] = sum(sysfs.number(f"{top}/{name}") or 0 for name in files)
-    return {pid: size for pid, size in held.items() if size}
-
-
 class Sampling:
     """Reads what the cards do now from the files of amdgpu."""
+
+    problem = ""  # files say nothing of what is wrong
 
     def __init__(self, root: str = "") -> None:
         self.root = root

@@ -1,1 +1,0 @@
-"""Reads GPUs, for each vendor: what they are, how they are, what they do now."""

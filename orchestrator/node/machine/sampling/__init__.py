@@ -1,1 +1,0 @@
-"""Samples this machine while a job runs: counters, disks, GPUs, and what is wrong with it."""
