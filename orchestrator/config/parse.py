@@ -22,6 +22,7 @@ VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
 # Keys of the version before, and what to write in their place.
 GONE_KEYS = {
     "launch.on_head_loss": "leave it out: a job continues without its head",
+    "sync.fanout": "leave it out: the head sends to each node",
     "distributed.compare_copies": "leave it out: copies of the weights are not compared",
 }
 

@@ -468,14 +468,8 @@ class Sync:
     largest_file: float = 200.0  # megabytes; a larger one is refused
     largest_tree: float = 2000.0  # megabytes; more is refused
     keep: float = 20.0  # megabytes; code up to here is kept with the experiment, for rerun
-    fanout: int | bool | str = "auto"  # nodes from which on they pass code to each other; off
 
     def __post_init__(self) -> None:
-        if self.fanout is True or (isinstance(self.fanout, str) and self.fanout != "auto"):
-            raise UsageError(
-                f"sync.fanout is {self.fanout}; it can be auto, off, or a number of nodes"
-            )
-        at_least("sync.fanout", None if isinstance(self.fanout, str) else self.fanout, 0)
         above_each("sync", self, 0, "largest_file", "largest_tree")
         at_least("sync.keep", self.keep, 0)
         for name in self.link:

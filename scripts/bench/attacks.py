@@ -376,60 +376,6 @@ def nodes_of_ipv6_alone(ground: Ground) -> Answer:
         return Answer(not code and sums == 2 and status == 200 and there, what)
 
 
-STRANGER = """
-import os, random, socket, time
-held = []
-while True:
-    for name in ("tcp", "tcp6"):
-        for line in open(f"/proc/net/{name}").read().splitlines()[1:]:
-            fields = line.split()
-            port = int(fields[1].rpartition(":")[2], 16)
-            if fields[3] != "0A" or port < 1024:
-                continue
-            for host in ("127.0.0.1", os.environ["ADDRESS"]):
-                try:
-                    one = socket.create_connection((host, port), timeout=0.2)
-                    one.sendall(os.urandom(random.choice([0, 1, 40, 5000])))
-                    held.append(one)
-                except OSError:
-                    pass
-    del held[:-200]
-    time.sleep(0.01)
-"""
-TREE = """
-import hashlib, pathlib
-digest = hashlib.sha256()
-for path in sorted(pathlib.Path("data").iterdir()):
-    digest.update(path.read_bytes())
-print("tree", digest.hexdigest(), flush=True)
-"""
-
-
-def strangers_between_nodes(ground: Ground) -> Answer:
-    """Programs that call every port of every node with junk spoil no transfer between nodes."""
-    with ground.head(6) as head:
-        digest = hashlib.sha256()
-        (head.directory / "data").mkdir()
-        for number in range(20):
-            content = os.urandom(1 << 20)
-            (head.directory / f"data/{number:02d}").write_bytes(content)
-            digest.update(content)
-        script = head.script("tree.py", TREE)
-        strangers = [
-            head.cluster.popen(i, ["env", f"ADDRESS={address}", sys.executable, "-c", STRANGER])
-            for i, address in enumerate(head.cluster.addresses)
-        ]
-        words = ("--sync", "always", "--set", "sync.fanout=2", "--no-torchrun", script)
-        command = head.launch(*words)
-        code = command.finish(LIMIT)
-        for stranger in strangers:
-            stranger.kill()
-            stranger.wait()
-        same = sum(f"| tree {digest.hexdigest()}" in line for line in command.lines)
-        what = f"exit code {code}, {same} of 6 nodes have the same: {last_words(command)}"
-        return Answer(not code and same == 6, what)
-
-
 # -- memory -------------------------------------------------------------------------------------
 
 RESUME = """
@@ -612,7 +558,7 @@ ATTACKS: dict[str, Callable[[Ground], Answer]] = {
     for attack in (
         *(launches_in_one_process, launches_at_once, floods_under_load, cuts_of_a_launch),
         *(disk_full_at_the_head, disk_full_on_a_node, few_startups, nodes_of_ipv6_alone),
-        *(strangers_between_nodes, memory_of_others, packages_of_enemies),
+        *(memory_of_others, packages_of_enemies),
     )
 }
 

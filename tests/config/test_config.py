@@ -411,6 +411,6 @@ def test_no_number_of_nodes(written: str) -> None:
 
 
 def test_a_key_that_is_gone_is_answered() -> None:
-    with pytest.raises(UsageError, match=r"distributed\.compare_copies is gone") as refused:
-        build(Config, {"distributed": {"compare_copies": 100}})
+    with pytest.raises(UsageError, match=r"sync\.fanout is gone") as refused:
+        build(Config, {"sync": {"fanout": 8}})
     assert "leave it out" in refused.value.fix

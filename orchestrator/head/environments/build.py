@@ -19,7 +19,7 @@ from orchestrator.head.environments.wheels import Kind
 from orchestrator.head.nodes.facts import by_value
 from orchestrator.head.screen.output import say
 from orchestrator.head.screen.progress import Progress, counted
-from orchestrator.head.transfer.spread import PassingOn, first_failed, peers, send_to_all
+from orchestrator.head.transfer.send import first_failed, send_to_all
 from orchestrator.head.transfer.tree import of_files
 from orchestrator.protocol.requests.environments import (
     AskBuild,
@@ -114,7 +114,7 @@ def make_kind(
     say(f"{plural(len(nodes), 'node')} ({kind}): {plural(tree.files, 'file')}, {size(tree.size)}")
     places = [Place(kind=STORE)] * len(nodes)
     with Progress("sending packages", tree.size * len(nodes)) as progress:
-        sent = send_to_all(peers(nodes), places, tree, progress.add, PassingOn())
+        sent = send_to_all([node.channel for node in nodes], places, tree, progress.add)
     changed = first_failed(sent)
     if changed:
         raise CheckFailed(f"{directory / os.fsdecode(changed)} was changed meanwhile")

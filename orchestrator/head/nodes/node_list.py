@@ -56,7 +56,7 @@ class Node:
     ifname: str | None = None
     activate: str | None = None
     wrap: str | None = None
-    site: str | None = None  # nodes of one are near each other
+    site: str | None = None  # where it stands, as it is shown
     spare: bool = False
     line: int = 0  # its line in the file
 

@@ -33,8 +33,7 @@ from orchestrator.head.start.nodes import Nodes, reach_all
 from orchestrator.head.start.request import Request
 from orchestrator.head.transfer.code.listing import Rules
 from orchestrator.head.transfer.code.scan import TRIES, Limits, Scan, changing
-from orchestrator.head.transfer.send import Sent
-from orchestrator.head.transfer.spread import PassingOn, first_failed, peers, send_to_all
+from orchestrator.head.transfer.send import Sent, first_failed, send_to_all
 from orchestrator.head.transfer.tree import Changed, Tree
 from orchestrator.protocol.requests.machine import ProbeTarget
 from orchestrator.protocol.requests.request import LACKING
@@ -286,11 +285,9 @@ def deliver(
     served = [node for node, answer in zip(wanted, answers, strict=True) if is_lacking(answer)]
     sent: list[Sent] = []
     if served:
-        passing_on, places = PassingOn.of(request.config.sync.fanout), [Place(kind=STORE)]
+        places = [Place(kind=STORE)] * len(served)
         with Progress("sending the code", tree.size * len(served)) as progress:
-            results = send_to_all(
-                peers(served), places * len(served), tree, progress.add, passing_on
-            )
+            results = send_to_all([node.channel for node in served], places, tree, progress.add)
         if changed := first_failed(results):
             raise Changed(changed)
         sent = all_of(served, results, total)
@@ -330,7 +327,7 @@ def report(
     wanted: Sequence[Reached], checked: Sequence[CheckedOut], tree: Tree, sent: Sequence[Sent]
 ) -> None:
     """Say what was sent to whom, and what of the nodes' own is linked in."""
-    files = max((each.files for each in sent), default=0)
+    files = max((len(each.sent) for each in sent), default=0)
     news = f"; {plural(files, 'file')} sent, {size(max(s.size for s in sent))}" if files else ""
     about = f"code {tree.digest[:12]} ({plural(tree.files, 'file')}, {size(tree.size)})"
     say(f"{about} on {listed([node.node.name for node in wanted])}{news}")

@@ -12,7 +12,7 @@ from orchestrator.head.connect.reach import Reached
 from orchestrator.head.nodes.facts import ProbedNode
 from orchestrator.head.plan.model import Plan
 from orchestrator.head.screen import failures
-from orchestrator.head.transfer.spread import peers, send_to_all
+from orchestrator.head.transfer.send import send_to_all
 from orchestrator.head.transfer.tree import of_files
 from orchestrator.protocol.requests.request import STOPPED
 from orchestrator.protocol.requests.transfer import HANDED, Place
@@ -41,7 +41,7 @@ def deliver(reached: Sequence[Reached], plan: Plan, directory: Path) -> None:
     """Send to all nodes before the first one starts, so that none waits for a slower one's data."""
     tree = of_files(directory, lambda _: 0o600)
     places = [Place(kind=HANDED, job=plan.job, node=part.index) for part in plan.nodes]
-    results = send_to_all(peers(reached), places, tree)
+    results = send_to_all([node.channel for node in reached], places, tree)
     raise_if_stopped(results)
     failures.all_or_table([node.node for node in reached], results, "; nothing was started")
 

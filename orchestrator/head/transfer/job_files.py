@@ -2,12 +2,14 @@
 
 The master's file wins; nothing is merged or deleted: see docs/guide/shared_files.md. What cannot be
 brought ends the attempt before it begins: some ranks would start from an older state than others.
+The bytes pass through this machine, from the master's channel to those of the others.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,26 +17,26 @@ from dataclasses import dataclass
 from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError
 from orchestrator.common.hosts import listed
 from orchestrator.common.text import duration, size
-from orchestrator.head.connect.channel import Declined
+from orchestrator.head.connect.channel import Declined, NodeChannel
 from orchestrator.head.screen.output import printable, say
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.transfer.fetch.fetch import plain
-from orchestrator.head.transfer.peer import Peer
 from orchestrator.head.transfer.push import entry_of
-from orchestrator.head.transfer.send import Sent
-from orchestrator.head.transfer.spread import send_to_all
+from orchestrator.head.transfer.send import Reader, Sent, send_to_all
 from orchestrator.head.transfer.tree import Tree
-from orchestrator.protocol.manifest import link_is_inside
+from orchestrator.protocol.manifest import Entry, link_is_inside
 from orchestrator.protocol.requests.request import NO_PART
 from orchestrator.protocol.requests.transfer import (
     LATE,
     OF_JOB,
+    PIECE_BYTES,
     AskJobFiles,
     JobFiles,
     OutputFile,
     Place,
+    ReadFile,
 )
-from orchestrator.protocol.timing import ANSWER_SECONDS
+from orchestrator.protocol.timing import ANSWER_SECONDS, FILE_ANSWER_SECONDS
 
 log = logging.getLogger(__name__)
 
@@ -52,10 +54,12 @@ NAMED_DISK = (
 
 
 @dataclass(eq=False)
-class JobPeer(Peer):
+class JobPeer:
     """A node of a job, and the job's part that describes what lies there."""
 
-    part: tuple[str, int] = ("", 0)
+    name: str
+    channel: NodeChannel
+    part: tuple[str, int]
 
 
 def bring_job_files(
@@ -79,7 +83,7 @@ def bring_job_files(
         job, node = master.part
         try:
             question = AskJobFiles(job=job, node=node, outputs=tuple(outputs))
-            found = master.ask(question, ANSWER_SECONDS)
+            found = master.channel.ask(question, ANSWER_SECONDS)
         except NodeError as error:
             without_disk = isinstance(error, Declined) and error.kind == NO_PART
             if without_disk or name not in there:
@@ -149,8 +153,15 @@ def send_until_seen(
 ) -> dict[JobPeer, Sent]:
     """Send a tree; wait for what a disk that nodes share does not show yet."""
     deadline, said = time.monotonic() + LAG_SECONDS, False
+    channels, read = [taker.channel for taker in takers], reader_of(master, tree)
+
+    def seen(size: int) -> None:
+        stopped()
+        progress.add(size)
+
     while True:
-        results = send_to_all(takers, places, tree, progress.add, origin=master, stopped=stopped)
+        results = send_to_all(channels, places, tree, seen, read=read)
+        stopped()
         sent = dict(zip(takers, results, strict=True))
         done = {taker: each for taker, each in sent.items() if isinstance(each, Sent)}
         late = sorted(
@@ -169,6 +180,38 @@ def send_until_seen(
                 f" {LAG_SECONDS:.0f} s at most")  # fmt: skip
         stopped()
         time.sleep(POLL_SECONDS)
+
+
+def reader_of(master: JobPeer, tree: Tree) -> Reader:
+    """Return what reads files of a tree that lies on the master's disk."""
+    lock, place = threading.Lock(), os.fsdecode(tree.directory)
+
+    def read(entry: Entry, offset: int, size: int) -> bytes:
+        path = os.fsdecode(entry.path)
+        pieces = [
+            ReadFile(
+                place=place,
+                path=path,
+                offset=at,
+                size=min(PIECE_BYTES, offset + size - at),
+                changed=entry.time,
+            )
+            for at in range(offset, offset + size, PIECE_BYTES)
+        ]
+        try:
+            with lock:
+                asked = [(master.channel.post(piece), piece) for piece in pieces]
+                answers = [master.channel.wait_for(*each, FILE_ANSWER_SECONDS) for each in asked]
+        except Declined as error:
+            raise OSError(0, error.what) from error
+        except NodeError as error:
+            raise NodeError(error.what, error.fix, names=[master.name]) from error
+        data = b"".join(answer.data for answer in answers)
+        if len(data) < size:
+            raise OSError(0, "it became shorter")
+        return data
+
+    return read
 
 
 def refuse_failed(

@@ -11,14 +11,13 @@ from pathlib import Path
 
 from orchestrator.common.errors import EMPTY, OrchestratorError, UsageError
 from orchestrator.head.connect import fleet
+from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes.node_list import NumberedNode
 from orchestrator.head.screen.progress import Progress
-from orchestrator.head.transfer.peer import Moved, Peer
-from orchestrator.head.transfer.send import Outbox, Sender, Sent
-from orchestrator.head.transfer.spread import PassingOn, send_to_all
-from orchestrator.head.transfer.tree import Tree
+from orchestrator.head.transfer.send import Sent, send_to_all
+from orchestrator.head.transfer.tree import Moved, Tree
 from orchestrator.node.transfer.outputs import Listing
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, MOST_ENTRIES, Entry
 from orchestrator.protocol.requests.transfer import OutputFile, Place
@@ -84,44 +83,25 @@ def push(
     progress: Progress,
     *,
     dry_run: bool,
-    passing_on: PassingOn = PassingOn(),  # noqa: B008  it has no state
 ) -> list[Moved]:
-    """Send to all nodes at once, and return in their order what each lacked.
-
-    Where many nodes lack much, they pass it on to each other.
-    """
+    """Send to all nodes at once, and return in their order what each lacked."""
     progress.size = cargo.tree.size * len(targets)
     with contextlib.ExitStack() as opened:
 
-        def connect(target: NumberedNode) -> Peer:
+        def connect(target: NumberedNode) -> NodeChannel:
             connection = transport.connect(target.node)
             opened.callback(connection.close)
-            channel = open_channel(connection, target.node, transport.timeout)
-            return Peer(target.label, channel)
+            return open_channel(connection, target.node, transport.timeout)
 
         connected = fleet.everywhere(targets, connect)
-        there = [peer for peer in connected if isinstance(peer, Peer)]
+        there = [channel for channel in connected if isinstance(channel, NodeChannel)]
         into = [Place(directory=cargo.directory)] * len(there)
-        if dry_run:
-            results = iter(would_send(there, cargo))
-        else:
-            results = iter(send_to_all(there, into, cargo.tree, progress.add, passing_on))
-        sent = [next(results) if isinstance(peer, Peer) else peer for peer in connected]
+        results = iter(send_to_all(there, into, cargo.tree, progress.add, dry_run=dry_run))
+        sent = [next(results) if isinstance(each, NodeChannel) else each for each in connected]
     return [
         replace(sent_by(cargo, each), node=target.index, name=target.node.name)
         for target, each in zip(targets, sent, strict=True)
     ]
-
-
-def would_send(peers: Sequence[Peer], cargo: Cargo) -> list[Sent | OrchestratorError]:
-    """Return what nodes lack, and send nothing."""
-    outbox, into = Outbox(cargo.tree), Place(directory=cargo.directory)
-    try:
-        return fleet.everywhere(
-            peers, lambda peer: Sender(outbox, peer, into).offer(dry_run=True).done()
-        )
-    finally:
-        outbox.close()
 
 
 def sent_by(cargo: Cargo, result: Sent | OrchestratorError) -> Moved:

@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from orchestrator.common.errors import NodeError
-from orchestrator.head.transfer.peer import Peer
+from orchestrator.common.errors import NodeError, OrchestratorError
+from orchestrator.head.connect import fleet
+from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.transfer.tree import Tree
 from orchestrator.protocol.manifest import FILE, Entry, numbers_in
 from orchestrator.protocol.message import Nonsense
-from orchestrator.protocol.requests import transfer
-from orchestrator.protocol.requests.transfer import FilePart, Offer, Place
+from orchestrator.protocol.requests.transfer import Contents, FilePart, Offer, Place
 from orchestrator.protocol.timing import (
     FILE_ANSWER_SECONDS,
     FILES_ANSWER_SECONDS,
@@ -41,6 +41,8 @@ SAMPLE_BYTES = 1 << 16
 WORTH_IT = 0.95  # what compresses to more is sent as it is
 
 Seen = Callable[[int], None]
+# Returns some bytes of a file; an OSError where it has changed since it was listed.
+Reader = Callable[[Entry, int, int], bytes]
 
 
 class Batch(NamedTuple):
@@ -52,48 +54,127 @@ class Batch(NamedTuple):
     failed: Mapping[int, str]
 
 
-def cut(entries: Sequence[Entry], numbers: Sequence[int], limit: int) -> Iterator[list[FilePart]]:
-    """Cut files into batches of parts; also an empty file has a part."""
-    parts: list[FilePart] = []
-    room = limit
-    for number in numbers:
-        at, end = 0, entries[number].size
-        while at < end or at == 0:
-            size = min(end - at, room)
-            parts.append(FilePart(number, at, size))
-            at, room = at + size, room - size
-            if not room:
-                yield parts
-                parts, room = [], limit
-            if at >= end:
-                break
-    if parts:
-        yield parts
+@dataclass
+class Sent:
+    """What one node lacked, and what has become of it."""
+
+    lacked: list[bytes] = field(default_factory=list)  # paths of files
+    size: int = 0  # bytes that went there
+    failed: dict[bytes, str] = field(default_factory=dict)  # path -> why
+
+    @property
+    def sent(self) -> list[bytes]:
+        return [path for path in self.lacked if path not in self.failed]
+
+
+def send_to_all(
+    channels: Sequence[NodeChannel],
+    places: Sequence[Place],
+    tree: Tree,
+    seen: Seen = lambda _: None,
+    *,
+    read: Reader | None = None,
+    dry_run: bool = False,
+) -> list[Sent | OrchestratorError]:
+    """Send a tree to nodes; return what each lacked, or its error. `seen` hears of the bytes.
+
+    Files that are not on this machine are read by `read`.
+    """
+    outbox = Outbox(tree, read or tree.read)
+    pairs = list(zip(channels, places, strict=True))
+    try:
+        return fleet.everywhere(pairs, lambda pair: outbox.send(*pair, seen, dry_run=dry_run))
+    finally:
+        outbox.pool.shutdown(cancel_futures=True)
+
+
+def first_failed(results: Sequence[Sent | OrchestratorError]) -> bytes:
+    """Return the path of a file that could not come to a node as it was read, or nothing."""
+    sent = (result for result in results if isinstance(result, Sent))
+    return next((path for result in sent for path in sorted(result.failed)), b"")
+
+
+class Outbox:
+    """Holds what several nodes are sent: those that lack the same share its batches."""
+
+    def __init__(self, tree: Tree, read: Reader) -> None:
+        self.tree, self.read = tree, read
+        self.packed = zlib.compress(tree.listing, 1)
+        self.lock = threading.Lock()  # of the contents
+        self.contents: dict[tuple[int, ...], SharedBatches] = {}
+        self.pool = ThreadPoolExecutor(os.cpu_count() or 1)  # zlib lets other threads run
+
+    def batches(self, numbers: Sequence[int]) -> SharedBatches:
+        key = tuple(numbers)
+        with self.lock:
+            if key not in self.contents:
+                self.contents[key] = SharedBatches(self, numbers)
+            return self.contents[key]
+
+    def send(self, channel: NodeChannel, into: Place, seen: Seen, *, dry_run: bool) -> Sent:
+        """Offer the files to one node, and send what it lacks, batch after batch."""
+        sent, entries = Sent(), self.tree.entries
+
+        def note_failed(failed: Mapping[int, str]) -> None:
+            """Note why files cannot be on the node; the first reason counts."""
+            for number, reason in failed.items():
+                if number in range(len(entries)):
+                    sent.failed.setdefault(entries[number].path, reason)
+
+        def hear() -> None:
+            """Wait for the answer to the oldest batch."""
+            note_failed(channel.wait_for(*window.popleft(), FILES_ANSWER_SECONDS).failed)
+
+        channel.put(self.packed, FILE_ANSWER_SECONDS)
+        lacking = channel.ask(Offer(into=into, dry_run=dry_run), WORK_ANSWER_SECONDS)
+        note_failed(lacking.failed)
+        try:
+            lacked = list(numbers_in(lacking.ranges, len(entries)))
+        except Nonsense:
+            raise NodeError("it lacks files that the list does not have") from None
+        numbers = [number for number in lacked if entries[number].kind == FILE]
+        sent.lacked = [entries[number].path for number in numbers]
+        log.debug("%s: lacks %d files", channel.name, len(numbers))
+        batches = self.batches(() if dry_run else numbers)
+        window: deque[tuple[int, Contents]] = deque()
+        for number in range(len(batches.cuts)):
+            batch = batches.get(number)
+            note_failed(batch.failed)
+            channel.put(batch.data, FILE_ANSWER_SECONDS)
+            request = Contents(size=batch.size, last=number + 1 == len(batches.cuts))
+            window.append((channel.post(request), request))
+            if len(window) > ON_THE_WAY:
+                hear()
+            sent.size += batch.contents
+            seen(batch.contents)
+        while window:
+            hear()
+        return sent
 
 
 class SharedBatches:
     """The batches for those nodes that lack the same. Each node takes them at its own pace."""
 
-    def __init__(self, tree: Tree, numbers: Sequence[int], pool: ThreadPoolExecutor) -> None:
-        self.tree = tree
-        self.cuts = list(cut(tree.entries, numbers, BATCH_BYTES))
+    def __init__(self, outbox: Outbox, numbers: Sequence[int]) -> None:
+        self.entries, self.read = outbox.tree.entries, outbox.read
+        self.cuts = list(cut(self.entries, numbers, BATCH_BYTES))
         self.lock = threading.Lock()
         # The newest batches stay in memory, each as a future: another thread may still make it.
-        self.begin = lru_cache(KEPT)(lambda number: pool.submit(self.make, number))
+        self.begin = lru_cache(KEPT)(lambda number: outbox.pool.submit(self.make, number))
 
-    def get(self, number: int) -> Batch | None:
-        """Return a batch, and begin to make those behind it; None after the last."""
+    def get(self, number: int) -> Batch:
+        """Return a batch, and begin to make those behind it."""
         with self.lock:
             numbers = range(number, min(number + 1 + AHEAD, len(self.cuts)))
             batches = [self.begin(each) for each in numbers]
-        return batches[0].result() if batches else None
+        return batches[0].result()
 
     def make(self, number: int) -> Batch:
         """Read and compress one batch."""
         pieces, failed, count = list[bytes](), dict[int, str](), 0
         for part in self.cuts[number]:
             try:
-                data = self.tree.read(self.tree.entries[part.number], part.offset, part.size)
+                data = self.read(self.entries[part.number], part.offset, part.size)
             except OSError as error:
                 failed[part.number] = error.strerror or str(error)
                 continue
@@ -105,110 +186,23 @@ class SharedBatches:
         return Batch(zlib.compress(raw, level), len(raw), count, failed)
 
 
-@dataclass
-class Sent:
-    """Tells what one node lacked, and what has become of it."""
-
-    sent: list[bytes] = field(default_factory=list)  # paths
-    size: int = 0  # bytes that went there
-    failed: dict[bytes, str] = field(default_factory=dict)  # path -> why
-
-    @property
-    def files(self) -> int:
-        return len(self.sent)
-
-
-class Outbox:
-    """Holds what several nodes are sent: those that lack the same share its batches."""
-
-    def __init__(self, tree: Tree) -> None:
-        self.tree = tree
-        self.packed = zlib.compress(tree.listing, 1)
-        self.lock = threading.Lock()  # of the contents
-        self.contents: dict[tuple[int, ...], SharedBatches] = {}
-        self.pool = ThreadPoolExecutor(os.cpu_count() or 1)  # zlib lets other threads run
-
-    def batches(self, numbers: Sequence[int]) -> SharedBatches:
-        key = tuple(numbers)
-        with self.lock:
-            if key not in self.contents:
-                self.contents[key] = SharedBatches(self.tree, numbers, self.pool)
-            return self.contents[key]
-
-    def close(self) -> None:
-        self.pool.shutdown(cancel_futures=True)
+def cut(entries: Sequence[Entry], numbers: Sequence[int], limit: int) -> Iterator[list[FilePart]]:
+    """Cut files into batches of parts; also an empty file has a part."""
+    parts: list[FilePart] = []
+    room = limit
+    for number in numbers:
+        for at in _offsets(entries[number].size, room, limit):
+            size = min(entries[number].size - at, room)
+            parts.append(FilePart(number, at, size))
+            room -= size
+            if not room:
+                yield parts
+                parts, room = [], limit
+    if parts:
+        yield parts
 
 
-class Sender:
-    """The way of the files from here to one node."""
-
-    def __init__(
-        self, outbox: Outbox, peer: Peer, into: Place, seen: Seen = lambda _: None
-    ) -> None:
-        self.outbox, self.peer, self.into, self.seen = outbox, peer, into, seen
-        self.entries = outbox.tree.entries
-        # The numbers of the files that the node lacks by its last answer, and lacked at first.
-        self.numbers: list[int] | None = None
-        self.lacked: list[int] | None = None
-        self.result = Sent()
-
-    def offer(self, *, dry_run: bool = False) -> Sender:
-        """Send the list, and note the checked answer about what is lacking."""
-        self.peer.open.put(self.outbox.packed, FILE_ANSWER_SECONDS)
-        lacking = self.peer.ask(Offer(into=self.into, dry_run=dry_run), WORK_ANSWER_SECONDS)
-        try:
-            self.numbers = list(numbers_in(lacking.ranges, len(self.entries)))
-        except Nonsense:
-            raise NodeError("it lacks files that the list does not have") from None
-        self.note_failed(lacking.failed)
-        self.lacked = self.numbers if self.lacked is None else self.lacked
-        return self
-
-    def note_failed(self, failed: Mapping[int, str]) -> None:
-        """Note why files cannot be on the node, by their numbers; the first reason counts."""
-        for number, reason in failed.items():
-            if number in range(len(self.entries)):
-                self.result.failed.setdefault(self.entries[number].path, reason)
-
-    @property
-    def size(self) -> int:
-        """Return how many bytes the node lacks."""
-        return sum(self.entries[at].size for at in self.numbers or ())
-
-    def count(self, size: int) -> None:
-        """Count bytes that have come to the node from here or from another node."""
-        self.result.size += size
-        self.seen(size)
-
-    def go(self) -> Sent:
-        """Send what the node lacks, batch after batch; offer the files first if that is due."""
-        if self.numbers is None:
-            self.offer()
-        numbers = [at for at in self.numbers or () if self.entries[at].kind == FILE]
-        log.debug("%s: lacks %d files, %d bytes", self.peer.name, len(numbers), self.size)
-        batches = self.outbox.batches(numbers) if numbers else None
-        window: deque[tuple[int, transfer.Contents]] = deque()
-        number = 0
-        while batches is not None and (batch := batches.get(number)) is not None:
-            number += 1
-            self.note_failed(batch.failed)
-            self.peer.open.put(batch.data, FILE_ANSWER_SECONDS)
-            request = transfer.Contents(size=batch.size, last=number == len(batches.cuts))
-            window.append((self.peer.open.post(request), request))
-            if len(window) > ON_THE_WAY:
-                self.hear(window)
-            self.count(batch.contents)
-        while window:
-            self.hear(window)
-        return self.done()
-
-    def hear(self, window: deque[tuple[int, transfer.Contents]]) -> None:
-        """Wait for the answer to the oldest batch."""
-        self.note_failed(self.peer.open.wait_for(*window.popleft(), FILES_ANSWER_SECONDS).failed)
-
-    def done(self) -> Sent:
-        """Note which files the node has now that it lacked."""
-        came = (self.entries[at] for at in self.lacked or ())
-        paths = (entry.path for entry in came if entry.kind == FILE)
-        self.result.sent = [path for path in paths if path not in self.result.failed]
-        return self.result
+def _offsets(size: int, room: int, limit: int) -> Iterator[int]:
+    """Yield where the parts of a file begin: one in the room that is left, then whole ones."""
+    yield 0
+    yield from range(room, size, limit)

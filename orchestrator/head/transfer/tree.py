@@ -9,9 +9,25 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from orchestrator.common.errors import OrchestratorError
 from orchestrator.common.files import digest, open_plain
 from orchestrator.protocol import manifest
 from orchestrator.protocol.manifest import FILE, Entry
+
+
+@dataclass
+class Moved:
+    """The files that one node was sent or gave, or why there are none."""
+
+    node: int = 0
+    name: str = ""
+    into: str = ""
+    files: list[str] = field(default_factory=list)
+    kept: int = 0  # that were there already
+    size: int = 0  # bytes that went or came
+    failed: dict[str, str] = field(default_factory=dict)  # path -> why
+    left_out: list[str] = field(default_factory=list)
+    error: OrchestratorError | None = None
 
 
 class Changed(Exception):

@@ -6,14 +6,11 @@ common/folder.py.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
 
-from orchestrator.common import files
 from orchestrator.common.folder import Folder, Partial
 from orchestrator.node.transfer.receive import IncomingFiles
 from orchestrator.protocol.manifest import DIRECTORY, LINK, Entry, ranges
@@ -85,16 +82,6 @@ class TargetDirectory(IncomingFiles):
 
     def begin(self, number: int) -> Arriving:
         return Arriving(self.folder, self.entries[number])
-
-    def open_here(self, number: int) -> BinaryIO | None:
-        entry = self.entries[number]
-        *above, last = parts_of_path(entry)
-        with contextlib.suppress(OSError), self.folder.inside(above, make=False) as directory:
-            file = files.open_plain(last, dir_fd=directory)
-            if os.fstat(file.fileno()).st_mtime_ns == entry.time:
-                return file
-            file.close()
-        raise LookupError(number)
 
 
 class Arriving:

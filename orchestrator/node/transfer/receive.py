@@ -1,16 +1,15 @@
-"""Files that come to this node, from the head or from another node: each whole, or not at all.
+"""Files that come to this node from the head: each whole, or not at all.
 
 `IncomingFiles` is one manifest on its way into a place; its kinds say what is lacking there, and
-how a file comes to be there. It can be given on while it comes.
+how a file comes to be there.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 import zlib
 from collections.abc import Sequence
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 from orchestrator.protocol import manifest
 from orchestrator.protocol.manifest import Entry
@@ -46,7 +45,6 @@ class IncomingFiles:
         self.entries = entries
         self.missing = set[int]()  # still to come
         self.failed: dict[int, str] = {}
-        self.news = threading.Condition()  # more has come
         self.number, self.at = -1, 0  # of the file that is being written
         self.writing: Writing | None = None
 
@@ -56,10 +54,6 @@ class IncomingFiles:
 
     def begin(self, number: int) -> Writing:
         """Begin to write a file."""
-        raise NotImplementedError
-
-    def open_here(self, number: int) -> BinaryIO | None:
-        """Open a file that is here, to give it on; None where it is not here after all."""
         raise NotImplementedError
 
     def finish(self) -> None:
@@ -95,7 +89,7 @@ class IncomingFiles:
             self.fail(part.number, error.strerror or str(error))
 
     def _put(self, part: FilePart, data: memoryview) -> None:
-        size = self.size(part.number)
+        size = self.entries[part.number].size
         if part.offset == 0:
             self.abandon()
             self.number, self.at, self.writing = part.number, 0, self.begin(part.number)
@@ -107,40 +101,20 @@ class IncomingFiles:
         if self.at == size:
             self.writing.finish()
             self.writing, self.number = None, -1
-            with self.news:
-                self.missing.discard(part.number)
-                self.news.notify_all()
+            self.missing.discard(part.number)
             if not self.missing:
                 self.finish()
 
     def fail(self, number: int, problem: str) -> None:
         """Give up a file."""
         self.abandon()
-        with self.news:
-            self.failed[number] = problem
-            self.news.notify_all()
+        self.failed[number] = problem
 
     def abandon(self) -> None:
         """Remove the file that is not whole, if there is one."""
         writing, self.writing, self.number = self.writing, None, -1
         if writing is not None:
             writing.abandon()
-
-    # -- for other nodes ---------------------------------------------------------------------
-
-    def open(self, number: int) -> BinaryIO | None:
-        """Open a file to give it on; None while it is missing, LookupError where it stays so."""
-        if number not in range(len(self.entries)) or number in self.failed:
-            raise LookupError(number)
-        return None if number in self.missing else self.open_here(number)
-
-    def size(self, number: int) -> int:
-        return self.entries[number].size
-
-    def wait(self, seconds: float) -> None:
-        """Return when more has come, or after some time."""
-        with self.news:
-            self.news.wait(seconds)
 
 
 def unzip(data: bytes | bytearray, most: int) -> bytes:

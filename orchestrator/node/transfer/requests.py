@@ -1,10 +1,9 @@
-"""Answers what a head asks to move files: from it, from node to node, and home."""
+"""Answers what a head asks to move files: from it, and home."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from orchestrator.common import files
 from orchestrator.node.job.run_directory import RunDir
@@ -14,22 +13,18 @@ from orchestrator.node.transfer.directory import TargetDirectory
 from orchestrator.node.transfer.receive import IncomingFiles, unzip
 from orchestrator.protocol import manifest
 from orchestrator.protocol.manifest import LARGEST_LIST_BYTES
-from orchestrator.protocol.requests.request import LACKING, NO_PART, Nothing
+from orchestrator.protocol.requests.request import LACKING, NO_PART
 from orchestrator.protocol.requests.transfer import (
     HANDED,
     LARGEST_BATCH_BYTES,
     OF_JOB,
     STORE,
     AskJobFiles,
-    AskTaken,
     CheckedOut,
     CheckOut,
     Contents,
-    EndGiving,
     FailedWrites,
     FilePiece,
-    Give,
-    Giving,
     JobFiles,
     Lacking,
     ListPath,
@@ -38,14 +33,7 @@ from orchestrator.protocol.requests.transfer import (
     Outputs,
     Place,
     ReadFile,
-    Take,
-    TakeProgress,
 )
-
-if TYPE_CHECKING:
-    from orchestrator.node.transfer.passing import Giver, Taking
-
-TAKEN_SECONDS = 0.5  # an answer about what is taken waits so long for its end
 
 
 class Moving(RoomState):
@@ -53,23 +41,19 @@ class Moving(RoomState):
 
     def __init__(self, visit: Visit) -> None:
         super().__init__(visit)
-        # The files that the head offered last: they come from it, or from another node.
-        self.offered = IncomingFiles(())
-        self.taking: Taking | None = None
-        self.giver: Giver | None = None
+        self.offered = IncomingFiles(())  # the files that the head offered last
         self.handed: dict[str, RunDir] = {}  # what waits for the start of its job
         self.listed: set[tuple[str, str]] = set()  # files that the head knows, and may ask for
 
     def leave(self) -> None:
         """End all that is under way, and discard what no job took up."""
-        self.end_giving()
-        self.end_taking()
+        self.offered.abandon()
         for run in self.handed.values():
             payload.discard(run)
 
     def offer(self, place: Place) -> IncomingFiles:
         """Take the list in the pieces before as that of the files that come."""
-        self.end_taking()
+        self.offered.abandon()
         listing = unzip(self.visit.take_piece(), LARGEST_LIST_BYTES)
         entries = manifest.unpacked(listing)
         if place.kind == STORE:
@@ -94,24 +78,13 @@ class Moving(RoomState):
             self.offered = TargetDirectory(Path(path), entries, self.visit.umask)
         return self.offered
 
-    def end_giving(self) -> None:
-        if self.giver is not None:
-            self.giver.close()
-            self.giver = None
-
-    def end_taking(self) -> None:
-        """See that nothing more is written of what was offered before."""
-        if self.taking is not None:
-            self.taking.end()
-        self.offered.abandon()
-
     def list(self, listing: OutputFiles) -> OutputFiles:
         """Note the files of an answer: the head may ask for these, and no others."""
         self.listed |= {(file.place or listing.place, file.path) for file in listing.files}
         return listing
 
 
-# -- to this node, and from it to others ------------------------------------------------------
+# -- to this node ------------------------------------------------------------------------------
 
 
 @answers(Offer)
@@ -134,47 +107,6 @@ def contents(visit: Visit, request: Contents) -> FailedWrites:
     if request.last:
         offered.abandon()  # what has not come by now
     return FailedWrites(failed=dict(offered.failed))
-
-
-@answers(Give)
-def give(visit: Visit, request: Give) -> Giving:
-    """Listen for nodes that take the files that were offered here, or files of this node."""
-    from orchestrator.node.transfer.passing import Giver
-
-    moving = visit.of(Moving)
-    if request.here is not None:
-        moving.offer(request.here)
-    moving.end_giving()
-    moving.giver = Giver(request.token, lambda: moving.offered)
-    return Giving(port=moving.giver.port)
-
-
-@answers(EndGiving)
-def end_giving(visit: Visit, request: EndGiving) -> Nothing:
-    visit.of(Moving).end_giving()
-    return Nothing()
-
-
-@answers(Take)
-def take(visit: Visit, request: Take) -> Nothing:
-    """Begin to take from another node what is lacking of the files that were offered."""
-    from orchestrator.node.transfer.passing import Taking
-
-    moving = visit.of(Moving)
-    if moving.taking is not None:
-        moving.taking.end()
-    moving.taking = Taking(moving.offered, request.giver)
-    return Nothing()
-
-
-@answers(AskTaken)
-def ask_taken(visit: Visit, request: AskTaken) -> TakeProgress:
-    taking = visit.of(Moving).taking
-    if taking is None:
-        raise ValueError("nothing is being taken here")
-    if request.end:
-        taking.end()
-    return taking.progress(TAKEN_SECONDS)
 
 
 # -- code -------------------------------------------------------------------------------------
@@ -220,4 +152,6 @@ def files_of_job(visit: Visit, request: AskJobFiles) -> JobFiles:
     run = RunDir(request.job, request.node)
     if not os.path.exists(run.spec):
         raise Refusal("it has lost its part of the job", NO_PART)
-    return job_files.written(run, request)
+    found, moving = job_files.written(run, request), visit.of(Moving)
+    moving.listed |= {(found.roots[file.place], file.path) for file in found.files}
+    return found

@@ -1,4 +1,4 @@
-"""The requests that move files: from the head to a node, between nodes, and home.
+"""The requests that move files: from the head to a node, and home.
 
 The sender describes its files in a manifest (protocol/manifest.py); the receiver answers which of
 them it lacks. From then on a file is its number in that manifest.
@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from typing import NamedTuple, Optional
 
 from orchestrator.protocol.facts import Disk
-from orchestrator.protocol.message import Count, Few, IpAddress, Message, Nonsense, Port
+from orchestrator.protocol.message import Count, Few, Message, Nonsense
 from orchestrator.protocol.requests.machine import ProbeTarget
-from orchestrator.protocol.requests.request import Nothing, Request
+from orchestrator.protocol.requests.request import Request
 
 LARGEST_BATCH_BYTES = 1 << 24  # of contents in one request, unpacked
 PIECE_BYTES = 1 << 19  # of a file in one answer
@@ -99,60 +99,6 @@ def parts_of(data: bytes) -> Iterator[tuple[FilePart, memoryview]]:
             raise Nonsense(f"a part of {part.size} bytes that is cut off")
         yield part, view[at : at + part.size]
         at += part.size
-
-
-# -- from node to node ------------------------------------------------------------------------
-
-
-class Giving(Message):
-    """The port where other nodes may call; 0 where this node may not listen."""
-
-    port: Port
-
-
-class Give(Request[Giving], do="give"):
-    """Give the files of the manifest that was offered last to nodes that have the token.
-
-    Those that are still to come are given once they have come. With `here`, the pieces before hold
-    a manifest, and its files are in this place.
-    """
-
-    token: str
-    here: Optional[Place] = None
-
-
-class EndGiving(Request[Nothing], do="end_giving"):
-    """Stop giving files to other nodes."""
-
-
-class GivingNode(Message):
-    """A node that gives: all of its addresses where it may answer, the likeliest first."""
-
-    addresses: tuple[IpAddress, ...]
-    port: Port
-    token: str
-
-
-class Take(Request[Nothing], do="take"):
-    """Begin to take what is lacking of the manifest that was offered last from another node."""
-
-    giver: GivingNode
-
-
-class TakeProgress(Message):
-    """The progress of a transfer from another node; a problem ends it."""
-
-    # Bytes that have come.
-    size: Count
-    over: bool
-    problem: str = ""
-
-
-class AskTaken(Request[TakeProgress], do="ask_taken"):
-    """Ask how far the transfer is; the answer comes at its end, or a moment later."""
-
-    # Give it up, and answer when nothing more is written.
-    end: bool = False
 
 
 # -- code -------------------------------------------------------------------------------------

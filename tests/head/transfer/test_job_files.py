@@ -1,28 +1,27 @@
 """Nodes get what they lack of what the job's master wrote, attempt for attempt.
 
 The nodes are real ones without the network between head and node: a session each, directories of
-their own, and files that go over TCP.
+their own.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import pytest
 
 from orchestrator.common.errors import CheckFailed, NodeError, StoppedEarly
 from orchestrator.head.screen import output
-from orchestrator.head.transfer import job_files, spread
+from orchestrator.head.transfer import job_files
 from orchestrator.head.transfer.job_files import JobPeer, bring_job_files
 from orchestrator.node.job import resume_dir
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol.requests.request import Request
-from orchestrator.protocol.requests.transfer import LATE, Give, Giving, Lacking
+from orchestrator.protocol.requests.transfer import LATE, Lacking, ReadFile
 from tests.head.transfer.nodes import Channel
 from tests.node.start.test_next_spec import FIRST
 
@@ -70,7 +69,7 @@ class Job:
 
     def peer(self, name: str) -> JobPeer:
         one = self.machines[name]
-        return JobPeer(name, cast("Any", one), part=(JOB, one.index))
+        return JobPeer(name, cast("Any", one), (JOB, one.index))
 
     def again(
         self, names: str, stopped: Callable[[], None] = lambda: None, left: str = ""
@@ -92,7 +91,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
     (tmp_path / "shm").mkdir()
     monkeypatch.setattr(resume_dir, "MEMORY", str(tmp_path / "shm"))
-    monkeypatch.setattr(spread, "RETRY_SECONDS", 0.0)
     yield tmp_path
 
 
@@ -266,7 +264,7 @@ def test_what_cannot_be_brought_ends_the_attempt(
         own = job["a"].ask
 
         def ask(request: Request[Any], seconds: float) -> Any:
-            if isinstance(request, Give):
+            if isinstance(request, ReadFile):
                 job["a"].write("c-40/model.pt", "another")
             return own(request, seconds)
 
@@ -290,40 +288,20 @@ def test_no_attempt_begins_beside_a_node_that_does_not_answer(place: Path) -> No
     assert "\x1b" not in str(refusal.value) and refusal.value.names == ("b",)
 
 
-def refused(*_: object, **__: object) -> NoReturn:
-    raise ConnectionRefusedError(111, "refused")
-
-
-def test_nodes_that_cannot_reach_each_other_end_the_attempt(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_master_that_is_lost_on_the_way_is_named(place: Path) -> None:
     job = Job("ab", place)
     job["a"].write("model.pt", "weights")
-    monkeypatch.setattr("orchestrator.node.transfer.passing.socket.create_connection", refused)
-    with pytest.raises(CheckFailed, match="it cannot take files from a") as refusal:
+    own = job["a"].ask
+
+    def ask(request: Request[Any], seconds: float) -> Any:
+        if isinstance(request, ReadFile):
+            raise NodeError("the connection broke")
+        return own(request, seconds)
+
+    cast("Any", job["a"]).ask = ask
+    with pytest.raises(CheckFailed, match=r"did not come to a \(the connection broke\)") as refusal:
         job.again("ab")
-    assert refusal.value.names == ("b",)
-
-
-def test_who_has_it_passes_it_on_and_one_that_cannot_is_done_without(place: Path) -> None:
-    """Two take from the first, then each may give to two; what fails so comes from the first."""
-    job = Job("abcdefg", place)
-    job["a"].write("ckpt.pt", "step 40")
-
-    def mislead(machine: Machine) -> None:
-        own = machine.ask
-
-        def ask(request: Request[Any], seconds: float) -> Any:
-            answer = own(request, seconds)  # and no process listens at the port that we name
-            return answer.replace(port=1) if isinstance(answer, Giving) else answer
-
-        cast("Any", machine).ask = ask
-
-    for name in "bcd":
-        mislead(job[name])
-    (said,) = job.again("abcdefg")
-    assert "WARNING" not in said
-    assert all(one.has() == {"ckpt.pt": "step 40"} for one in job.machines.values())
+    assert refusal.value.names == ("a",) and job["b"].has() == {}
 
 
 def test_a_stop_by_the_user_ends_it(place: Path) -> None:
@@ -331,29 +309,21 @@ def test_a_stop_by_the_user_ends_it(place: Path) -> None:
     job["a"].write("ckpt.pt", "step 40")
 
     def stopped() -> None:
-        if "take" in job["b"].asked:  # it has begun to come
+        if "contents" in job["b"].asked:  # it has begun to come
             raise StoppedEarly("stopped by the user")
 
     with pytest.raises(StoppedEarly):
         job.again("ab", stopped)
-    assert job["b"].asked[-1] == "ask_taken" and "end_giving" in job["a"].asked
 
 
-def test_a_line_that_broke_is_tried_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Job("ab", place)
-    job["a"].write("ckpt.pt", "step 40")
-    connect = socket.create_connection
-    tries: list[object] = []
-
-    def dial(*words: Any, **more: Any) -> socket.socket:
-        tries.append(words)
-        if len(tries) == 1:
-            refused()
-        return connect(*words, **more)
-
-    monkeypatch.setattr("orchestrator.node.transfer.passing.socket.create_connection", dial)
-    (said,) = job.again("ab")
-    assert "b lacked ckpt.pt" in said and job["b"].has() == {"ckpt.pt": "step 40"}
+def test_a_file_of_many_pieces_is_the_same(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_files, "PIECE_BYTES", 7)
+    monkeypatch.setattr("orchestrator.head.transfer.send.BATCH_BYTES", 20)
+    job = Job("abc", place)
+    job["a"].write("empty.pt", "")
+    job["a"].write("large.pt", "0123456789" * 10)
+    assert "large.pt and 1 more (100 B)" in job.again("abc")[0]
+    assert job["b"].has() == job["c"].has() == job["a"].has()
 
 
 def test_what_came_from_the_master_does_not_come_home_at_the_end(place: Path) -> None:

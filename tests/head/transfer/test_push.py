@@ -17,7 +17,7 @@ from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.nodes.node_list import Node, NumberedNode
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.transfer import push as pushing
-from orchestrator.head.transfer.peer import Moved
+from orchestrator.head.transfer.tree import Moved
 
 pytestmark = pytest.mark.slow
 

@@ -16,13 +16,11 @@ from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import Reached, open_channel
 from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.head.screen import output
 from orchestrator.head.transfer import send
 from orchestrator.head.transfer.code import shared
 from orchestrator.head.transfer.code.listing import Rules
 from orchestrator.head.transfer.code.scan import Limits, Scan
-from orchestrator.head.transfer.send import Batch, Outbox, Sent, SharedBatches
-from orchestrator.head.transfer.spread import NEVER, PassingOn, first_failed, peers, send_to_all
+from orchestrator.head.transfer.send import Batch, Outbox, Sent, SharedBatches, first_failed
 from orchestrator.head.transfer.tree import Tree
 from orchestrator.protocol.manifest import FILE, Entry
 from orchestrator.protocol.requests.machine import Probe, ProbeTarget
@@ -79,15 +77,18 @@ def send_tree(
     nodes: Sequence[Reached],
     tree: Tree,
     seen: Callable[[int], None] = lambda _: None,
-    passing_on: PassingOn = NEVER,
-    say: Callable[[str], None] = lambda _: None,
 ) -> list[tuple[int, int] | OrchestratorError]:
     """Bring a tree to the stores of nodes; return how many files and bytes each lacked."""
-    places = [Place(kind=STORE)] * len(nodes)
-    with output.heard_by(say):
-        results = send_to_all(peers(nodes), places, tree, seen, passing_on)
+    results = send_to_stores(nodes, tree, seen)
     assert first_failed(results) == b""
-    return [(r.files, r.size) if isinstance(r, Sent) else r for r in results]
+    return [(len(r.sent), r.size) if isinstance(r, Sent) else r for r in results]
+
+
+def send_to_stores(
+    nodes: Sequence[Reached], tree: Tree, seen: Callable[[int], None] = lambda _: None
+) -> list[Sent | OrchestratorError]:
+    places = [Place(kind=STORE)] * len(nodes)
+    return send.send_to_all([node.channel for node in nodes], places, tree, seen)
 
 
 def test_each_node_gets_what_it_lacks(work: Path, nodes: list[Reached]) -> None:
@@ -117,7 +118,7 @@ def test_what_arrived_before_a_cut_stays(
     tree = scan(work)
     real = SharedBatches.get
 
-    def cut(self: SharedBatches, number: int) -> Batch | None:
+    def cut(self: SharedBatches, number: int) -> Batch:
         if number == 5:
             nodes[0].channel.close()
         return real(self, number)
@@ -143,7 +144,7 @@ def test_an_edit_on_the_way_is_seen(work: Path, nodes: list[Reached], how: str) 
         (work / "many/7").unlink()
     else:
         (work / "many/7").write_bytes(b"x" if how == "edited" else b"")
-    results = send_to_all(peers(nodes), [Place(kind=STORE)] * len(nodes), tree)
+    results = send_to_stores(nodes, tree)
     assert first_failed(results) == b"many/7"
     new = scan(work)
     changed = {"edited": (1, 1), "shorter": (0, 0), "gone": (0, 0)}  # an empty one has come
@@ -154,7 +155,7 @@ def test_an_edit_on_the_way_is_seen(work: Path, nodes: list[Reached], how: str) 
 def test_a_node_that_lacks_what_there_is_not_is_refused(work: Path, nodes: list[Reached]) -> None:
     tree = scan(work)
     small = Tree(tree.directory, tree.entries[:1], tree.listing, tree.digest)
-    (refused,) = send_to_all(peers(nodes[:1]), [Place(kind=STORE)], small)
+    (refused,) = send_to_stores(nodes[:1], small)
     assert "it lacks files that the list does not have" in str(refused)
 
 
@@ -177,14 +178,15 @@ def test_every_byte_is_in_one_part(sizes: list[int]) -> None:
 def test_a_node_that_is_behind_gets_the_same(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And costs no memory: only few batches are kept."""
     monkeypatch.setattr(send, "KEPT", 2)
-    outbox = Outbox(scan(work))
+    tree = scan(work)
+    outbox = Outbox(tree, tree.read)
     own = outbox.batches(range(outbox.tree.files))
     count = len(own.cuts)
     assert count > 5
     first = [own.get(number) for number in range(count)]
-    assert own.begin.cache_info().currsize <= 2 and own.get(count) is None
+    assert own.begin.cache_info().currsize <= 2
     assert [own.get(number) for number in range(count)] == first
-    outbox.close()
+    outbox.pool.shutdown()
 
 
 # -- shared disks -----------------------------------------------------------------------------

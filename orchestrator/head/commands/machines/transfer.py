@@ -27,8 +27,8 @@ from orchestrator.head.screen.output import Column, Table, Terminal
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.transfer import push as pushing
 from orchestrator.head.transfer.fetch import pull as pulling
-from orchestrator.head.transfer.peer import Moved
 from orchestrator.head.transfer.push import Cargo
+from orchestrator.head.transfer.tree import Moved
 from orchestrator.protocol.requests.transfer import ListPath, Outputs
 from orchestrator.protocol.timing import FILES_ANSWER_SECONDS
 from orchestrator.records import experiments

@@ -102,11 +102,11 @@ def bring_saved(
         bring_job_files(peers, last, reach, resolved.outputs(experiment.path), stopped)
     finally:
         for peer in opened:
-            peer.open.connection.close()
+            peer.channel.connection.close()
 
 
 def peer_of(ended: JobRecord, node: NodeRecord, channel: NodeChannel) -> JobPeer:
-    return JobPeer(node.name, channel, address=node.address, part=ended.first_part(node))
+    return JobPeer(node.name, channel, ended.first_part(node))
 
 
 def start_again(experiment: Experiment, ended: JobRecord, gathered: Gathered) -> Running:

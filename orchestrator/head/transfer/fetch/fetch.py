@@ -17,7 +17,7 @@ from pathlib import PurePosixPath
 from orchestrator.common import files
 from orchestrator.common.folder import Folder, Partial
 from orchestrator.head.connect.channel import Declined, NodeChannel
-from orchestrator.head.transfer.peer import Moved
+from orchestrator.head.transfer.tree import Moved
 from orchestrator.protocol.manifest import link_is_inside
 from orchestrator.protocol.requests.transfer import PIECE_BYTES, FilePiece, OutputFile, ReadFile
 from orchestrator.protocol.timing import FILE_ANSWER_SECONDS

@@ -16,7 +16,6 @@ import os
 import stat
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import BinaryIO
 
 from orchestrator.common import files
 from orchestrator.common.permissions import others
@@ -165,16 +164,6 @@ class ToStore(IncomingFiles):
     def begin(self, number: int) -> Content:
         with self.store.writing():
             return Content(self.store, self.entries[number])
-
-    def open_here(self, number: int) -> BinaryIO | None:
-        """Open a content; None for one that was thrown away, and comes again."""
-        entry = self.entries[number]
-        if entry.kind != FILE:
-            raise LookupError(number)
-        try:
-            return files.open_plain(os.fsdecode(self.store.path_of(entry)))
-        except OSError:
-            return None
 
 
 class Content:

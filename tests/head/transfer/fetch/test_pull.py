@@ -14,7 +14,7 @@ from orchestrator.head.commands.machines.transfer import exit_code
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.transfer.fetch import pull
 from orchestrator.head.transfer.fetch.pull import PulledNode, PullSource
-from orchestrator.head.transfer.peer import Moved
+from orchestrator.head.transfer.tree import Moved
 from orchestrator.protocol.requests.transfer import ListPath, OutputFile, OutputFiles
 from orchestrator.records import checkpoint_manifest
 from orchestrator.records.checkpoint_manifest import FileRecord, Manifest
