@@ -508,7 +508,7 @@ BUDGETS = {
     "head/follow": 2429,
     "head/background": 142,
     "head/commands": 2257,
-    "head/doctor": 646,
+    "head/doctor": 560,
     "head/environments": 442,
     "head/exec": 345,
     "head/nodes": 725,

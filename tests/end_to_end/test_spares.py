@@ -63,7 +63,7 @@ def test_cordoned_until_it_is_not(someone: Head) -> None:
     assert f"met 2 on {spare}" in text and f"on {second}" not in text
     for words, expected in (
         (("nodes",), f"{second} (cordoned)"),
-        (("doctor", "--quick"), f"{second} is cordoned (a bad fan"),
+        (("doctor", "--quick"), f"{second}: it is cordoned (a bad fan"),
         (("plan", "meet.py"), f"# note: {second} is skipped: it is cordoned"),
     ):
         command = someone.command("orchestrator", *words)

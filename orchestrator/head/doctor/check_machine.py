@@ -1,7 +1,8 @@
-"""Checks of the machines: GPUs and who holds them, disks, memory, limits, clocks. Pure."""
+"""Checks of each machine: reach, Python and torch, GPUs and who holds them, disks, limits. Pure."""
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 
@@ -9,22 +10,27 @@ from orchestrator.common import text
 from orchestrator.common.hosts import listed
 from orchestrator.head.doctor.findings import (
     BAD,
-    UNKNOWN,
     WARN,
     Case,
     Examined,
     Finding,
+    bad,
+    odd_values,
     unequal,
+    unknown,
+    warn,
 )
-from orchestrator.head.nodes.facts import by_value
+from orchestrator.head.nodes.facts import by_value, how_to_get_torch, release
 from orchestrator.protocol.facts import Disk
 
+OLDEST_TORCH = (2, 8)  # that the engine can shard with
 SHM_DEFAULT = 64 << 20  # of a container; DataLoader workers and NCCL die of it with a bus error
 SHM_LEAST_BYTES = 16 << 20
 DISK_LEAST, DISK_LITTLE = 16 << 20, 2 << 30
 INODES_LITTLE = 1000
 NOFILE_LEAST = 1024
 CLOCK_OFF_SECONDS = 1.0
+THERE = "as root there, in /etc/security/limits.conf; then log in again"
 
 
 def memory(count: float) -> str:
@@ -32,15 +38,146 @@ def memory(count: float) -> str:
     return text.size(count, binary=True)
 
 
+def on(node: Examined, *words: str) -> str:
+    """Return what to type here to run a command there; ssh has a shell read it once more."""
+    line = shlex.join(words)
+    return f"ssh {node.name} {line if line == ' '.join(words) else shlex.quote(line)}"
+
+
+# -- software -------------------------------------------------------------------------------------
+
+
+def reach(case: Case) -> Iterator[Finding]:
+    for node in case.nodes:
+        if node.error:
+            yield bad(node, node.error, node.fix)
+
+
+def cordon(case: Case) -> Iterator[Finding]:
+    for node in case.nodes:
+        if node.cordoned:
+            fix = f"orchestrator nodes --uncordon {node.name}"
+            yield warn(node, f"it is cordoned ({node.cordoned}): launches skip it", fix)
+
+
+def config(case: Case) -> Iterator[Finding]:
+    """Report what the config asks of the engine, and these nodes cannot give."""
+    if case.needs.refused:
+        what, fix = case.needs.refused
+        yield Finding(BAD, tuple(node.name for node, _ in case.seen), what, fix)
+
+
+def python(case: Case) -> Iterator[Finding]:
+    versions = [(n.name, ".".join(f.python_version.split(".")[:2])) for n, f in case.seen]
+    fix = "python=/path/to/python{most} after these nodes in the list"
+    yield from unequal(WARN, "Python", versions, fix)
+
+
+def torch(case: Case) -> Iterator[Finding]:
+    """Compare releases, whose wire formats differ; another build of the same one mostly works."""
+    if not case.needs.torch:
+        return
+    there = [(node.name, facts.torch) for node, facts in case.seen if facts.torch]
+    releases = [(name, without_build(version)) for name, version in there]
+    lacking = {node.name: facts for node, facts in case.seen if not facts.torch}
+    most, others = odd_values(releases)
+    if lacking:
+        of_python = by_value((name, facts.python) for name, facts in lacking.items())
+        what = "; ".join(f"{listed(who)}: {path} has no torch" for path, who in of_python.items())
+        yield Finding(BAD, tuple(lacking), what, how_to_get_torch(lacking, most or ""))
+    fix = "on these nodes: python -m pip install torch=={most}"
+    yield from unequal(BAD, "torch", releases, fix)
+    unusable = list(unusable_torch(case))
+    yield from unusable
+    odd = {name for names in others.values() for name in names}
+    odd |= {finding.nodes[0] for finding in unusable}
+    builds = [(name, version) for name, version in there if name not in odd]
+    yield from unequal(WARN, "builds of torch", builds)
+    yield from imports(case)
+
+
+def unusable_torch(case: Case) -> Iterator[Finding]:
+    """Find a torch too old for the engine, or one that would train on the CPUs without a word."""
+    oldest = ".".join(map(str, OLDEST_TORCH))
+    for node, facts in case.seen:
+        if not facts.torch:
+            continue
+        if case.needs.engine and (release(facts.torch) or (0, 0)) < OLDEST_TORCH:
+            what = f"the engine needs torch {oldest}, here is {facts.torch}"
+            yield bad(node, what, f"on {node.name}: python -m pip install 'torch>={oldest}'")
+        for_cpus = facts.torch.endswith("+cpu") or not (facts.software.cuda or facts.software.hip)
+        if facts.gpus and for_cpus and facts.target_kind != "program":
+            gpus = text.plural(facts.gpus, "GPU")
+            fix = (
+                f"on {node.name}: {facts.python} -m pip install --force-reinstall"
+                f" torch=={without_build(facts.torch)}, from the index for its driver"
+                " (https://pytorch.org/get-started/locally); or name a Python that has it"
+            )
+            yield bad(node, f"it has {gpus}, and its torch {facts.torch} is built for CPUs", fix)
+
+
+def imports(case: Case) -> Iterator[Finding]:
+    for node, checkup in case.checked_in_depth:
+        torch, facts = checkup.torch, node.facts
+        if torch is None:
+            yield unknown(node, f"torch was not tried: {checkup.problems.get('torch', '')}")
+        elif facts is None or not facts.torch:
+            continue
+        elif torch.error:
+            fix = f"on {node.name}: {torch.python} -c 'import torch'"
+            yield bad(node, f"importing torch fails: {torch.error}", fix)
+        elif facts.gpus and not torch.available and (torch.cuda or torch.hip):
+            built = f"CUDA {torch.cuda}" if torch.cuda else f"ROCm {torch.hip}"
+            gpus = text.plural(facts.gpus, "GPU")
+            fix = f"on {node.name}: nvidia-smi; {torch.python} -m torch.utils.collect_env"
+            what = f"it has {gpus}, and its torch can use none: it is built for {built}"
+            yield bad(node, what, fix)
+
+
+def without_build(version: str) -> str:
+    """Shorten a version to its release: 2.13.0 for 2.13.0+cu130."""
+    match = re.match(r"\d+(\.\d+)*", version)
+    return match.group() if match else version
+
+
+def nccl(case: Case) -> Iterator[Finding]:
+    versions = {node.name: facts.software.nccl for node, facts in case.seen if facts.gpus}
+    for node, checkup in case.checked_in_depth:
+        if node.name in versions and checkup.torch and checkup.torch.nccl:
+            versions[node.name] = checkup.torch.nccl
+    values = [(name, version) for name, version in versions.items() if version]
+    yield from unequal(
+        BAD, "NCCL", values, "the same torch wheel on all nodes brings the same NCCL"
+    )
+
+
+def driver(case: Case) -> Iterator[Finding]:
+    for kind in ("nvidia_driver", "amd_driver"):
+        values = [(node.name, getattr(facts.software, kind)) for node, facts in case.seen]
+        known = [(name, version) for name, version in values if version]
+        yield from unequal(WARN, f"{kind.partition('_')[0].upper()} driver", known)
+
+
+def code(case: Case) -> Iterator[Finding]:
+    """Compare the program itself, where each node has a copy."""
+    copies = [(n.name, look.script[:12]) for n, look in case.checked_in_depth if look.script]
+    yield from unequal(
+        BAD, "sha256 of the program", copies, "copy it: rsync -a WORKDIR/ NODE:WORKDIR/"
+    )
+
+
+# -- GPUs ------------------------------------------------------------------------------------------
+
+
 def gpus(case: Case) -> Iterator[Finding]:
     counts = [(node.name, facts.gpus) for node, facts in case.seen]
-    yield from unequal("gpus", WARN, "GPUs", counts, "slots= in the node list evens them out")
+    yield from unequal(WARN, "GPUs", counts, "slots= in the node list evens them out")
     models = [
         (node.name, ", ".join(sorted({card.model for card in facts.cards})))
         for node, facts in case.seen
         if facts.cards
     ]
-    yield from unequal("gpus", WARN, "GPU models", models, "the slowest sets the pace")
+    yield from unequal(WARN, "GPU models", models, "the slowest sets the pace")
     yield from too_many_ranks(case)
     yield from sick(case)
 
@@ -52,166 +189,136 @@ def too_many_ranks(case: Case) -> Iterator[Finding]:
         wanted = nproc or node.slots
         if facts.gpus and wanted and wanted > facts.gpus:
             source = f"--nproc is {nproc}" if nproc else f"slots={node.slots} in the node list"
-            what = f"{node.name} has {text.plural(facts.gpus, 'GPU')}, and {source}"
+            what = f"it has {text.plural(facts.gpus, 'GPU')}, and {source}"
             fix = f"--nproc {facts.gpus}" if nproc else f"slots={facts.gpus}"
-            level = WARN if nproc and not case.needs.engine else BAD
-            yield Finding("gpus", level, (node.name,), what, fix)
+            yield (warn if nproc and not case.needs.engine else bad)(node, what, fix)
 
 
 def sick(case: Case) -> Iterator[Finding]:
     for node, checkup in case.checked_in_depth:
         if checkup.problems.get("gpus"):
-            what = f"{node.name}: {checkup.problems['gpus']}"
-            yield Finding("gpus", BAD, (node.name,), what, f"on {node.name}: nvidia-smi")
+            yield bad(node, checkup.problems["gpus"], f"on {node.name}: nvidia-smi")
         for gpu in checkup.gpus or ():
-            who = f"GPU {gpu.index} of {node.name}"
-            worn = gpu.rows_failed or gpu.pages_pending or gpu.rows_pending
             if gpu.problem:
-                yield Finding("gpus", BAD, (node.name,), f"{who}: {gpu.problem}", "reset it")
+                yield bad(node, f"GPU {gpu.index}: {gpu.problem}", "reset it")
             elif gpu.ecc_errors:
-                what = f"{who}: {gpu.ecc_errors} uncorrected memory errors since its driver started"
-                yield Finding("gpus", BAD, (node.name,), what, "reset it; replace it if they recur")
-            elif worn:
-                what = f"{who}: memory that failed waits to be remapped"
-                yield Finding("gpus", WARN, (node.name,), what, "reboot the node")
+                errors = f"{gpu.ecc_errors} uncorrected memory errors since its driver started"
+                fix = "reset it; replace it if they recur"
+                yield bad(node, f"GPU {gpu.index}: {errors}", fix)
+            elif gpu.rows_failed or gpu.pages_pending or gpu.rows_pending:
+                what = f"GPU {gpu.index}: memory that failed waits to be remapped"
+                yield warn(node, what, "reboot the node")
             if gpu.pcie_width and gpu.pcie_width_most and gpu.pcie_width < gpu.pcie_width_most:
-                what = f"{who}: PCIe x{gpu.pcie_width} of x{gpu.pcie_width_most}"
-                yield Finding("gpus", WARN, (node.name,), what, "reseat the card")
+                what = f"GPU {gpu.index}: PCIe x{gpu.pcie_width} of x{gpu.pcie_width_most}"
+                yield warn(node, what, "reseat the card")
         for xid in checkup.xids or ():
             if xid.sick:
-                times = text.plural(xid.count, "time")
-                what = f"{node.name}: Xid {xid.xid} at {xid.pci}, {times}: {xid.words}"
-                yield Finding(
-                    "gpus", WARN, (node.name,), what, "https://docs.nvidia.com/deploy/xid-errors/"
-                )
+                what = f"Xid {xid.xid} at {xid.pci}, {text.plural(xid.count, 'time')}: {xid.words}"
+                yield warn(node, what, "https://docs.nvidia.com/deploy/xid-errors/")
 
 
 def busy(case: Case) -> Iterator[Finding]:
     for node, checkup in case.checked_in_depth:
         holders = checkup.holders or ()
-        for user in sorted({holder.user or "somebody" for holder in holders}):
-            theirs = [h for h in holders if (h.user or "somebody") == user]
-            used = sum(holder.used or 0 for holder in theirs)
+        users = by_value((holder, holder.user or "an unknown user") for holder in holders)
+        for user, theirs in sorted(users.items()):
             pids = listed([str(holder.pid) for holder in theirs])
             jobs = sorted({holder.job for holder in theirs if holder.job})
+            what = f"{user} holds {memory(sum(holder.used or 0 for holder in theirs))} on its GPUs"
+            what += f" (PID {pids})" + (f", job {', '.join(jobs)}" if jobs else "")
             mine = node.facts is not None and user == node.facts.user
-            what = f"{node.name}: {user} holds {memory(used)} on its GPUs (PID {pids})"
-            what += f", job {', '.join(jobs)}" if jobs else ""
             fix = f"orchestrator stop {jobs[0].rpartition('-')[0]}" if jobs and mine else ""
-            yield Finding("busy", WARN, (node.name,), what, fix or f"ask {user}, or wait")
+            yield warn(node, what, fix or f"ask {user}, or wait")
 
 
 def ours(case: Case) -> Iterator[Finding]:
     for node, facts in case.seen:
         for left in facts.leftovers:
             if left.alive:
-                what, level = f"{node.name}: the job {left.job} runs there", WARN
                 fix = f"orchestrator status; orchestrator stop {left.job.rpartition('-')[0]}"
+                yield warn(node, f"the job {left.job} runs there", fix)
             else:
-                what = f"{node.name}: the job {left.job} was left without its supervisor"
-                level, fix = WARN, "emergency_stop ends what lives; then prune --on-nodes"
-            yield Finding("ours", level, (node.name,), what, fix)
+                fix = "emergency_stop ends what lives; then prune --on-nodes"
+                yield warn(node, f"the job {left.job} was left without its supervisor", fix)
 
 
-def on(node: Examined, *words: str) -> str:
-    """Return what to type here to run a command there; ssh has a shell read it once more."""
-    line = shlex.join(words)
-    return f"ssh {node.name} {line if line == ' '.join(words) else shlex.quote(line)}"
+# -- the rest of a machine -------------------------------------------------------------------------
 
 
 def workdir(case: Case) -> Iterator[Finding]:
     for node, facts in case.seen:
-        if not facts.workdir_exists and not (case.needs.workdir or node.placed):
-            continue
-        if not facts.workdir_exists:
+        if not facts.workdir_exists and (case.needs.workdir or node.placed):
             fix = f"{on(node, 'mkdir', '-p', facts.workdir)}, or workdir= after it in the list"
-            what = f"{node.name}: there is no directory {facts.workdir}"
-            yield Finding("workdir", BAD, (node.name,), what, fix)
-        elif facts.disk and not facts.disk.writable:
-            what = f"{node.name}: {facts.workdir} cannot be written"
-            yield Finding("workdir", WARN, (node.name,), what, "workdir= after it in the list")
+            yield bad(node, f"there is no directory {facts.workdir}", fix)
+        elif facts.workdir_exists and facts.disk and not facts.disk.writable:
+            yield warn(node, f"{facts.workdir} cannot be written", "workdir= after it in the list")
 
 
 def disk(case: Case) -> Iterator[Finding]:
     for node, facts in case.seen:
         if facts.disk is None:
             reason = facts.problems.get("disk", "it does not answer")
-            what = f"{node.name}: the disk of {facts.workdir}: {reason}"
-            yield Finding("disk", BAD if "answer" in reason else UNKNOWN, (node.name,), what)
+            report = bad if "answer" in reason else unknown
+            yield report(node, f"the disk of {facts.workdir}: {reason}")
         for place in {disk.mounted: disk for disk in (facts.home, facts.disk) if disk}.values():
-            yield from space(node, place)
+            fix = f"{on(node, 'df', '-h', place.mounted)}; orchestrator prune --keep 5 --on-nodes"
+            if place.free < DISK_LITTLE:
+                what = f"{place.mounted}: {room(place)}"
+                yield (bad if place.free < DISK_LEAST else warn)(node, what, fix)
+            if place.inodes and place.inodes_free < INODES_LITTLE:
+                what = f"{place.mounted}: {place.inodes_free} inodes left: no more files"
+                yield bad(node, what, on(node, "df", "-i", place.mounted))
     if case.head is not None:
         yield from space_at_head(case.head)
 
 
-def space(node: Examined, disk: Disk) -> Iterator[Finding]:
-    where = f"{disk.mounted} on {node.name}"
-    fix = f"{on(node, 'df', '-h', disk.mounted)}; orchestrator prune --keep 5 --on-nodes"
-    if disk.free < DISK_LITTLE:
-        level = BAD if disk.free < DISK_LEAST else WARN
-        what = f"{where}: {memory(disk.free)} free of {memory(disk.total)}"
-        yield Finding("disk", level, (node.name,), what, fix)
-    if disk.inodes and disk.inodes_free < INODES_LITTLE:
-        what = f"{where}: {disk.inodes_free} inodes left: no more files"
-        yield Finding("disk", BAD, (node.name,), what, on(node, "df", "-i", disk.mounted))
+def room(disk: Disk) -> str:
+    return f"{memory(disk.free)} free of {memory(disk.total)}"
 
 
 def space_at_head(disk: Disk) -> Iterator[Finding]:
     """Judge the disk of the experiments, where logs and records need little, and need it all."""
-    where = f"{disk.mounted} on this machine, of {disk.path}"
+    where, fix = f"{disk.mounted} on this machine, of {disk.path}", "orchestrator prune --keep 5"
     if disk.free < DISK_LEAST:
-        what = f"{where}: {memory(disk.free)} free of {memory(disk.total)}"
-        fix = f"{shlex.join(['df', '-h', disk.mounted])}; orchestrator prune --keep 5"
-        yield Finding("disk", WARN if disk.free else BAD, (), what, fix)
+        yield Finding(WARN if disk.free else BAD, (), f"{where}: {room(disk)}", fix)
     if disk.inodes and disk.inodes_free < INODES_LITTLE:
         what = f"{where}: {disk.inodes_free} inodes left: no more files"
-        fix = f"{shlex.join(['df', '-i', disk.mounted])}; orchestrator prune --keep 5"
-        yield Finding("disk", WARN if disk.inodes_free else BAD, (), what, fix)
+        yield Finding(WARN if disk.inodes_free else BAD, (), what, fix)
 
 
 def shm(case: Case) -> Iterator[Finding]:
     for node, facts in case.seen:
         disk = facts.shm
         if disk is None and "shm" in facts.problems:
-            what = f"{node.name}: /dev/shm: {facts.problems['shm']}"
-            yield Finding("shm", UNKNOWN, (node.name,), what)
+            yield unknown(node, f"/dev/shm: {facts.problems['shm']}")
         elif disk is None or not disk.writable:
             state = "cannot be written" if disk else "is not there"
-            what = f"{node.name}: /dev/shm {state}: torchrun needs it, and so do DataLoader workers"
             make = "mkdir -p /dev/shm && mount -t tmpfs -o mode=1777 tmpfs /dev/shm"
             fix = "mount -o remount,rw,mode=1777 /dev/shm" if disk else make
-            yield Finding("shm", BAD, (node.name,), what, f"as root on {node.name}: {fix}")
+            what = f"/dev/shm {state}: torchrun needs it, and so do DataLoader workers"
+            yield bad(node, what, f"as root on {node.name}: {fix}")
         elif disk.free < SHM_LEAST_BYTES:
-            what = (
-                f"{node.name}: /dev/shm is full: {memory(disk.free)} free of {memory(disk.total)}"
-            )
-            level = BAD if facts.gpus else WARN  # NCCL cannot start without; gloo does
-            yield Finding("shm", level, (node.name,), what, f"ssh {node.name} ls -la /dev/shm")
+            # NCCL cannot start without; gloo can.
+            report = bad if facts.gpus else warn
+            fix = f"ssh {node.name} ls -la /dev/shm"
+            yield report(node, f"/dev/shm is full: {room(disk)}", fix)
         elif disk.total <= SHM_DEFAULT:
-            what = f"{node.name}: /dev/shm has {memory(disk.total)} in all"
             fix = "docker run --shm-size=16g, or --ipc=host; in Kubernetes an emptyDir in memory"
-            yield Finding("shm", WARN, (node.name,), what, fix)
+            yield warn(node, f"/dev/shm has {memory(disk.total)} in all", fix)
 
 
 def limits(case: Case) -> Iterator[Finding]:
-    pinned = by_value(
-        (node.name, (facts.limits.memlock[0], bool(facts.gpus)))
-        for node, facts in case.seen
-        if any(port.active and not port.software for port in facts.rdma)
-    )
-    files = by_value((node.name, facts.limits.nofile[0]) for node, facts in case.seen)
-    there = "as root there, in /etc/security/limits.conf; then log in again"
-    for (limit, gpus), names in pinned.items():
-        if limit == -1:
-            continue
-        level = BAD if gpus else WARN  # gloo, on CPUs, does not use RDMA
-        what = f"memlock is {memory(limit)} on {listed(names)}, and RDMA pins more"
-        yield Finding("limits", level, tuple(names), what, f"'* - memlock unlimited', {there}")
-    for limit, names in files.items():
-        if limit == -1 or limit >= NOFILE_LEAST:
-            continue
-        what = f"{limit} open files at most (ulimit -n) on {listed(names)}"
-        yield Finding("limits", WARN, tuple(names), what, f"'* - nofile 65536', {there}")
+    for node, facts in case.seen:
+        pinned, opened = facts.limits.memlock[0], facts.limits.nofile[0]
+        if pinned != -1 and any(port.active and not port.software for port in facts.rdma):
+            # Gloo, on CPUs, does not use RDMA.
+            report = bad if facts.gpus else warn
+            what = f"memlock is {memory(pinned)}, and RDMA pins more"
+            yield report(node, what, f"'* - memlock unlimited', {THERE}")
+        if -1 < opened < NOFILE_LEAST:
+            yield warn(
+                node, f"{opened} open files at most (ulimit -n)", f"'* - nofile 65536', {THERE}"
+            )
 
 
 def clock(case: Case) -> Iterator[Finding]:
@@ -219,6 +326,5 @@ def clock(case: Case) -> Iterator[Finding]:
         off = facts.clock_offset
         if abs(off) > CLOCK_OFF_SECONDS:
             which = "ahead of" if off > 0 else "behind"
-            what = f"{node.name}: its clock is {abs(off):.1f} s {which} this machine's"
             fix = f"on {node.name}: chronyc makestep, or timedatectl set-ntp true"
-            yield Finding("clock", WARN, (node.name,), what, fix)
+            yield warn(node, f"its clock is {abs(off):.1f} s {which} this machine's", fix)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from orchestrator.common import text
 from orchestrator.common.hosts import listed
-from orchestrator.head.doctor.findings import BAD, WARN, Case, Examined, Finding, unequal
+from orchestrator.head.doctor.findings import BAD, WARN, Case, Examined, Finding, bad, unequal, warn
 from orchestrator.head.nodes.facts import is_loopback
 from orchestrator.head.plan import nccl_transport
 from orchestrator.protocol.requests.machine import LARGE_LOST
@@ -19,6 +19,10 @@ SLOW_FIX = (
     "use a faster interface (ifname=, or its addresses in the list), or send less often"
     " (training.gradient_accumulation); `orchestrator verify` measures it"
 )
+TOO_LARGE_FIX = (
+    "the network between them takes smaller packets than they send: let the switch take jumbo"
+    " frames, or type on them, as root: ip link set INTERFACE mtu 1500 (1280 below a VPN)"
+)
 
 
 def net(case: Case) -> Iterator[Finding]:
@@ -27,47 +31,32 @@ def net(case: Case) -> Iterator[Finding]:
         what, fix = case.network_error
         names = tuple(node.name for node, _ in case.seen)
         named = tuple(name for name in names if is_named(name, what))
-        yield Finding("net", BAD, named or names, what, fix)
+        yield Finding(BAD, named or names, what, fix)
         return
-    speeds = []
-    for node, facts in case.seen:
-        address = case.addresses.get(node.name)
-        interface = facts.interface(address.interface) if address else None
-        if interface is None:
-            continue
-        if interface.state not in ("up", "unknown"):
-            what = f"{node.name}: {interface.name} is {interface.state}"
-            fix = f"on {node.name}: ip link set {interface.name} up"
-            yield Finding("net", BAD, (node.name,), what, fix)
-        if interface.speed and interface.kind != "loopback":
-            speeds.append((node.name, f"{interface.speed} Mb/s"))
-    yield from unequal(
-        "net", WARN, "speed of the interface", speeds, "ethtool INTERFACE; the cable"
-    )
-    yield from ports_down(case)
-    yield from slow_link(case)
-
-
-def slow_link(case: Case) -> Iterator[Finding]:
-    """Warn where the nodes meet over a slow link, and no faster card is used."""
-    if len(case.seen) < 2 or uses_cards(case):
-        return
-    speeds = {}
-    for node, facts in case.seen:
-        address = case.addresses.get(node.name)
-        interface = facts.interface(address.interface) if address else None
-        if interface and interface.speed and interface.kind != "loopback":
-            speeds[node.name] = interface.speed
-    if not speeds or max(speeds.values()) > SLOW:  # of unequal ones there is a finding already
-        return
-    speed = min(speeds.values())
-    what = f"the nodes meet over {speed / 1000:g} Gb/s (on {listed(list(speeds))}):"
-    what = f"{what} 100 million gradients take {text.duration(GRADIENTS / speed)} a step"
-    yield Finding("net", WARN, tuple(speeds), what, SLOW_FIX)
+    for node, link in case.links:
+        if link.state not in ("up", "unknown"):
+            fix = f"on {node.name}: ip link set {link.name} up"
+            yield bad(node, f"{link.name} is {link.state}", fix)
+    speeds = {node.name: link.speed for node, link in case.links if link.speed}
+    shown = [(name, f"{speed} Mb/s") for name, speed in speeds.items()]
+    yield from unequal(WARN, "speed of the interface", shown, "ethtool INTERFACE; the cable")
+    ports = [
+        (node.name, sum(port.active and not port.software for port in facts.rdma))
+        for node, facts in case.seen
+        if facts.rdma
+    ]
+    fix = "on these nodes: ibstat, or rdma link"
+    yield from unequal(WARN, "RDMA ports that are up", ports, fix)
+    # Of unequal speeds there is a finding already.
+    if len(case.seen) > 1 and speeds and max(speeds.values()) <= SLOW and not uses_cards(case):
+        speed = min(speeds.values())
+        what = f"the nodes meet over {speed / 1000:g} Gb/s (on {listed(list(speeds))}):"
+        what += f" 100 million gradients take {text.duration(GRADIENTS / speed)} a step"
+        yield Finding(WARN, tuple(speeds), what, SLOW_FIX)
 
 
 def uses_cards(case: Case) -> bool:
-    """Tell whether NCCL sends over cards that are faster than the link: gloo, on CPUs, never does.
+    """Return True if NCCL sends over cards that are faster than the link: gloo, on CPUs, does not.
 
     Cards that the user has chosen are taken for faster ones where each node has any.
     """
@@ -79,104 +68,63 @@ def uses_cards(case: Case) -> bool:
 
 
 def is_named(name: str, sentence: str) -> bool:
-    """Tell whether a sentence names a node: 10.0.0.1 is not in a sentence about 10.0.0.12."""
+    """Return True if a sentence names a node: 10.0.0.1 is not in a sentence about 10.0.0.12."""
     return re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-]|\.\d)", sentence) is not None
 
 
-def ports_down(case: Case) -> Iterator[Finding]:
-    active = [
-        (node.name, sum(port.active and not port.software for port in facts.rdma))
-        for node, facts in case.seen
-        if facts.rdma
-    ]
-    fix = "on these nodes: ibstat, or rdma link"
-    yield from unequal("net", WARN, "RDMA ports that are up", active, fix)
-
-
 def mtu(case: Case) -> Iterator[Finding]:
-    sizes = []
-    for node, facts in case.seen:
-        address = case.addresses.get(node.name)
-        interface = facts.interface(address.interface) if address else None
-        if interface and interface.kind != "loopback":
-            sizes.append((node.name, interface.mtu))
+    """Compare sizes of packets, and name nodes between which large ones are lost: ranks hang."""
+    sizes = {node.name: link.mtu for node, link in case.links}
     fix = "on these nodes, as root: ip link set INTERFACE mtu {most}"
-    yield from unequal("mtu", WARN, "MTU", sizes, fix)
-    yield from too_large(case, dict(sizes))
-
-
-def too_large(case: Case, sizes: Mapping[str, int]) -> Iterator[Finding]:
-    """Name the nodes between which large packets are lost: ranks meet there, and then hang."""
-    pairs = sorted({(s, t) for (s, t, _), reason in case.silent.items() if reason == LARGE_LOST})
-    if not pairs:
-        return
-    nodes = sorted({name for pair in pairs for name in pair})
-    named = {tuple(sorted(pair)) for pair in pairs}
-    shown = listed([f"{one} and {other}" for one, other in sorted(named)])
-    mtus = ", ".join(f"{sizes[name]} on {name}" for name in nodes[:4] if name in sizes)
-    what = f"between {shown} {LARGE_LOST} (MTU {mtus})"
-    fix = (
-        "the network between them takes smaller packets than they send: let the switch take jumbo"
-        " frames, or type on them, as root: ip link set INTERFACE mtu 1500 (1280 below a VPN)"
-    )
-    yield Finding("mtu", BAD, tuple(nodes), what, fix)
+    yield from unequal(WARN, "MTU", list(sizes.items()), fix)
+    lost = [call for call, reason in case.silent.items() if reason == LARGE_LOST]
+    pairs = sorted({(min(a, b), max(a, b)) for a, b, _ in lost})
+    if pairs:
+        nodes = sorted({name for pair in pairs for name in pair})
+        shown = listed([f"{one} and {other}" for one, other in pairs])
+        mtus = ", ".join(f"{sizes[name]} on {name}" for name in nodes[:4] if name in sizes)
+        yield Finding(
+            BAD, tuple(nodes), f"between {shown} {LARGE_LOST} (MTU {mtus})", TOO_LARGE_FIX
+        )
 
 
 def links(case: Case) -> Iterator[Finding]:
     """Name nodes that others cannot reach; a blocked node is one finding, not one per pair."""
-    if not case.full:
-        return
-    blocked: dict[tuple[str, str], list[tuple[str, int]]] = {}
-    for (source, target, port), reason in case.silent.items():
-        if reason == LARGE_LOST:  # see too_large()
-            continue
-        blocked.setdefault((source, target), []).append((reason, port))
-    towards, away = Counter(t for _, t in blocked), Counter(s for s, _ in blocked)
+    blocked = {call: reason for call, reason in case.silent.items() if reason != LARGE_LOST}
+    pairs = {(source, target) for source, target, _ in blocked}
+    towards, away = Counter(t for _, t in pairs), Counter(s for s, _ in pairs)
     others = len(case.seen) - 1
-    for target in [name for name, count in towards.items() if others > 1 and count == others]:
-        pairs = [pair for pair in blocked if pair[1] == target]
-        yield unreached(f"nobody reaches {target}", blocked, pairs, (target,))
-    for source in [name for name, count in away.items() if others > 1 and count == others]:
-        pairs = [pair for pair in blocked if pair[0] == source]
-        if pairs:
-            yield unreached(f"{source} reaches nobody", blocked, pairs, (source,))
-    for source, target in list(blocked):
-        what = f"{source} does not reach {target}"
-        yield unreached(what, blocked, [(source, target)], (source, target))
-
-
-def unreached(
-    what: str,
-    blocked: dict[tuple[str, str], list[tuple[str, int]]],
-    pairs: list[tuple[str, str]],
-    nodes: tuple[str, ...],
-) -> Finding:
-    """Make one finding of these pairs, and take them out of `blocked`."""
-    failures = [failure for pair in pairs for failure in blocked.pop(pair, [])]
-    whys = sorted({reason for reason, _ in failures})
-    ports = sorted({port for _, port in failures})
-    where = f"port {ports[0]}" if len(ports) == 1 else f"ports {', '.join(map(str, ports))}"
-    hint = (
-        "a firewall drops it" if any("no answer" in reason for reason in whys) else "see the reason"
-    )
-    fix = f"{hint}: open all TCP ports between the nodes, as collectives use any of them"
-    return Finding("links", BAD, nodes, f"{what} ({where}: {'; '.join(whys)})", fix)
+    alone = {name for name, count in towards.items() if others > 1 and count == others}
+    mute = {name for name, count in away.items() if others > 1 and count == others}
+    groups: dict[tuple[str, tuple[str, ...]], list[tuple[int, str]]] = {}
+    for (source, target, port), reason in blocked.items():
+        what, ends = f"{source} does not reach {target}", [source, target]
+        if target in alone:
+            what, ends = f"no node reaches {target}", [target]
+        elif source in mute:
+            what, ends = f"{source} reaches no node", [source]
+        groups.setdefault((what, tuple(ends)), []).append((port, reason))
+    for (what, nodes), failures in groups.items():
+        ports = sorted({port for port, _ in failures})
+        reasons = "; ".join(sorted({reason for _, reason in failures}))
+        where = f"port{'s' if len(ports) > 1 else ''} {', '.join(map(str, ports))}"
+        hint = "a firewall drops it" if "no answer" in reasons else "see the reason"
+        fix = f"{hint}: open all TCP ports between the nodes, as collectives use any of them"
+        yield Finding(BAD, nodes, f"{what} ({where}: {reasons})", fix)
 
 
 def port(case: Case) -> Iterator[Finding]:
     wanted, exact = case.needs.port, case.needs.that_port
     if not case.seen or case.nodes[0].facts is None:
         return
-    master, facts = case.nodes[0], case.nodes[0].facts
-    if facts.port is None or facts.port == wanted:
-        return
-    fix = f"on {master.name}: ss -ltnp 'sport = :{wanted}'"
-    if exact or not facts.port:
-        what = f"port {wanted} is taken on the master, {master.name}"
-        yield Finding("port", BAD, (master.name,), what, fix)
-    else:
-        what = f"port {wanted} is taken on the master, {master.name}: {facts.port} would be used"
-        yield Finding("port", WARN, (master.name,), what, fix)
+    master, found = case.nodes[0], case.nodes[0].facts.port
+    if found not in (None, wanted):
+        fix = f"on {master.name}: ss -ltnp 'sport = :{wanted}'"
+        what = f"port {wanted} is taken on the master"
+        if exact or not found:
+            yield bad(master, what, fix)
+        else:
+            yield warn(master, f"{what}; {found} would be used", fix)
 
 
 def names(case: Case) -> Iterator[Finding]:
@@ -187,22 +135,19 @@ def names(case: Case) -> Iterator[Finding]:
         if known is not None:
             what = f"{known.name} and {node.name} are the same machine ({facts.hostname})"
             fix = "remove one of them from the node list"
-            yield Finding("names", BAD, (known.name, node.name), what, fix)
+            yield Finding(BAD, (known.name, node.name), what, fix)
         elif facts.boot and not is_loopback(node.reached):
             first[facts.machine] = node
-    for node, checkup in case.checked_in_depth:
-        addresses = {address.address for address in node.facts.addresses} if node.facts else set()
-        if "names" in checkup.problems:
-            hostname = node.facts.hostname if node.facts else ""
-            what = f"{node.name}: its own name {hostname!r} does not resolve"
-            fix = f"as root there: echo 127.0.1.1 {hostname} >>/etc/hosts"
-            yield Finding("names", WARN, (node.name,), what, fix)
-        strange = [
-            name for name in checkup.names or () if name not in addresses and not is_loopback(name)
-        ]
+    for node, facts in case.seen:
+        if node.checkup is None:
+            continue
+        if "names" in node.checkup.problems:
+            fix = f"as root there: echo 127.0.1.1 {facts.hostname} >>/etc/hosts"
+            yield warn(node, f"its own name {facts.hostname!r} does not resolve", fix)
+        own = {address.address for address in facts.addresses}
+        resolved = [name for name in node.checkup.names or () if not is_loopback(name)]
+        strange = [name for name in resolved if name not in own]
         if strange:
-            what = (
-                f"{node.name}: its own name resolves to {listed(strange)}, which it does not have"
-            )
             fix = f"fix /etc/hosts on {node.name}: programs that ask for their own address get this"
-            yield Finding("names", WARN, (node.name,), what, fix)
+            what = f"its own name resolves to {listed(strange)}, which it does not have"
+            yield warn(node, what, fix)

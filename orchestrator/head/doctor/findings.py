@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.common.hosts import listed
 from orchestrator.head.nodes.facts import Facts, by_value
 from orchestrator.head.plan.model import NodeAddress
-from orchestrator.head.screen.failures import MANY, for_all
-from orchestrator.protocol.facts import Checkup, Disk
+from orchestrator.head.screen.failures import for_all
+from orchestrator.protocol.facts import Checkup, Disk, Interface
 
 BAD, WARN, UNKNOWN = "bad", "warn", "unknown"
 
@@ -20,11 +20,12 @@ BAD, WARN, UNKNOWN = "bad", "warn", "unknown"
 class Finding:
     """One problem with all nodes that have it. BAD: a launch would fail or mislead."""
 
-    check: str
     level: str
     nodes: tuple[str, ...]
     what: str
     fix: str = ""  # something to type, or to do
+    check: str = ""
+    own: bool = False  # of one node, whose name comes before `what`
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,6 @@ class Examined:
     reached: str = ""
     error: str = ""
     fix: str = ""
-    ask: str = "reach"  # the check that the error belongs to
     checkup: Checkup | None = None
     slots: int | None = None
     placed: bool = False  # workdir= in the list
@@ -78,33 +78,33 @@ class Case:
     def checked_in_depth(self) -> list[tuple[Examined, Checkup]]:
         return [(node, node.checkup) for node in self.nodes if node.checkup is not None]
 
-
-NAME = "\0"  # in the place of a node's name, so that sentences can be compared
-Check = Callable[[Case], Iterator[Finding]]
-
-
-def folded(findings: Sequence[Finding]) -> list[Finding]:
-    """Tell what several nodes have alike once, with the names of all; its fix names the first."""
-    told = []
-    for (check, level, what, own), same in by_value((f, kind(f)) for f in findings).items():
-        many = own and len(same) > MANY
-        for alike in [same] if many else by_value((f, nameless(f)) for f in same).values():
-            nodes = tuple(dict.fromkeys(node for each in alike for node in each.nodes))
-            words = f"{listed(nodes)}: {what}" if own else what
-            fix = for_all([each.fix for each in alike]) if many else alike[0].fix
-            told.append(Finding(check, level, nodes, words, fix))
-    return told
+    @property
+    def links(self) -> list[tuple[Examined, Interface]]:
+        """Return each node's interface in the job's network."""
+        known = [(n, f, self.addresses[n.name]) for n, f in self.seen if n.name in self.addresses]
+        found = [(node, facts.interface(address.interface)) for node, facts, address in known]
+        return [(node, link) for node, link in found if link and link.kind != "loopback"]
 
 
-def kind(finding: Finding) -> tuple[str, str, str, bool]:
-    """Return what findings that are alike share, and whether it begins with the node's own name."""
-    name, _, what = finding.what.partition(": ")
-    own = finding.nodes == (name,)
-    return finding.check, finding.level, what if own else finding.what, own
+def bad(node: Examined, what: str, fix: str = "") -> Finding:
+    return Finding(BAD, (node.name,), what, fix, own=True)
 
 
-def nameless(finding: Finding) -> str:
-    return finding.fix.replace(finding.nodes[0], NAME) if kind(finding)[3] else finding.fix
+def warn(node: Examined, what: str, fix: str = "") -> Finding:
+    return Finding(WARN, (node.name,), what, fix, own=True)
+
+
+def unknown(node: Examined, what: str) -> Finding:
+    return Finding(UNKNOWN, (node.name,), what, own=True)
+
+
+def folded(check: str, findings: Iterator[Finding]) -> Iterator[Finding]:
+    """Yield what several nodes have alike once, with the names of all; the fix is the first's."""
+    alike = by_value((f, (f.level, f.what, () if f.own else f.nodes)) for f in findings)
+    for (level, what, nodes), same in alike.items():
+        names = nodes or tuple(dict.fromkeys(name for each in same for name in each.nodes))
+        words = f"{listed(names)}: {what}" if same[0].own else what
+        yield Finding(level, names, words, for_all([each.fix for each in same]), check)
 
 
 def odd_values(values: Sequence[tuple[str, Any]]) -> tuple[Any, dict[Any, list[str]]]:
@@ -117,10 +117,10 @@ def odd_values(values: Sequence[tuple[str, Any]]) -> tuple[Any, dict[Any, list[s
 
 
 def unequal(
-    check: str, level: str, what: str, values: Sequence[tuple[str, Any]], fix: str = ""
+    level: str, what: str, values: Sequence[tuple[str, Any]], fix: str = ""
 ) -> Iterator[Finding]:
-    """Report each value that most nodes do not have; `fix` may name {most} and {value}."""
+    """Report each value that most nodes do not have; `fix` may name {most}."""
     most, others = odd_values(values)
     for value, names in others.items():
         sentence = f"{what}: {value or 'none'} on {listed(names)}, {most or 'none'} on the others"
-        yield Finding(check, level, tuple(names), sentence, fix.format(most=most, value=value))
+        yield Finding(level, tuple(names), sentence, fix.format(most=most))

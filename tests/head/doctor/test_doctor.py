@@ -98,8 +98,8 @@ def findings(one: Case) -> list[Finding]:
 @pytest.mark.parametrize(("engine", "level"), [(True, BAD), (False, WARN)])
 def test_more_ranks_than_gpus_by_the_option(engine: bool, level: str) -> None:
     seen = findings(case({"slots": 9}, needs=Needs(nproc=9, engine=engine)))
-    assert [(finding.check, finding.level) for finding in seen] == [("gpus", level)] * 4
-    assert seen[3].what == "gpu4 has 8 GPUs, and --nproc is 9"
+    assert [(finding.check, finding.level) for finding in seen] == [("gpus", level)]
+    assert seen[0].what == "gpu1, gpu2, gpu3, gpu4: it has 8 GPUs, and --nproc is 9"
     assert findings(case({"slots": 9}, needs=Needs(nproc=8))) == []
 
 
@@ -126,9 +126,9 @@ def test_sound_machines_give_no_alarm() -> None:
 
 def test_a_torch_for_cpus_is_refused_at_each_launch_of_a_python() -> None:
     changed = [{"torch": "2.13.0+cpu"}] * 4
-    (found, *more) = findings(case(*changed, full=False))
-    assert (found.level, len(more)) == (BAD, 3)
-    assert "pip install" in found.fix and found.nodes == ("gpu1",)
+    (found,) = findings(case(*changed, full=False))
+    assert (found.level, found.nodes) == (BAD, ("gpu1", "gpu2", "gpu3", "gpu4"))
+    assert "on gpu1: " in found.fix and "pip install" in found.fix
     assert findings(case(*changed, full=False, needs=Needs(torch=False))) == []
     shell = {"target": ProbeTarget(kind="program", name="run.sh")}  # may have a torch of its own
     assert findings(case(*[{**one, **shell} for one in changed], full=False)) == []
@@ -152,23 +152,24 @@ PLANTED: list[tuple[dict[str, Any], str, str, str]] = [
     ({"torch": "2.12.1+cu130"}, "torch", BAD, "torch: 2.12.1 on gpu4, 2.13.0 on the others"),
     ({"torch": "2.13.0+cu126"}, "torch", WARN, "builds of torch: 2.13.0+cu126 on gpu4"),
     ({"torch": "2.13.0+cpu"}, "torch", BAD,
-     "gpu4 has 8 GPUs, and its torch 2.13.0+cpu is built for CPUs"),
+     "gpu4: it has 8 GPUs, and its torch 2.13.0+cpu is built for CPUs"),
     ({"software": software().replace(cuda="")}, "torch", BAD,
-     "gpu4 has 8 GPUs, and its torch 2.13.0+cu130 is built for CPUs"),
+     "gpu4: it has 8 GPUs, and its torch 2.13.0+cu130 is built for CPUs"),
     ({"checkup": look(torch=Torch("/p", "2.13.0", hip="7.0", available=False))}, "torch", BAD,
      "its torch can use none: it is built for ROCm 7.0"),
     ({"checkup": look(torch=Torch("/p", error="ImportError: libcudart"))}, "torch", BAD,
      "gpu4: importing torch fails: ImportError: libcudart"),
     ({"checkup": look(torch=Torch("/p", "2.13.0", "13.0", nccl="2.27.5", available=False))},
-     "torch", BAD, "gpu4 has 8 GPUs, and its torch can use none"),
+     "torch", BAD, "gpu4: it has 8 GPUs, and its torch can use none"),
     ({"checkup": look(torch=None, problems={"torch": "it did not end"})}, "torch", UNKNOWN,
      "torch was not tried: it did not end"),
     ({"checkup": look(torch=Torch("/p", "2.13.0", "13.0", nccl="2.21.5", available=True))},
      "nccl", BAD, "NCCL: 2.21.5 on gpu4, 2.27.5 on the others"),
     ({"gpus": 7}, "gpus", WARN, "GPUs: 7 on gpu4, 8 on the others"),
     ({"cards": (Card("nvidia", "A100"),)}, "gpus", WARN, "GPU models: A100 on gpu4"),
-    ({"slots": 9}, "gpus", BAD, "gpu4 has 8 GPUs, and slots=9 in the node list"),
-    ({"checkup": gpu(problem="nvidia-smi says 'ERR!' for its name")}, "gpus", BAD, "GPU 3 of gpu4"),
+    ({"slots": 9}, "gpus", BAD, "gpu4: it has 8 GPUs, and slots=9 in the node list"),
+    ({"checkup": gpu(problem="nvidia-smi says 'ERR!' for its name")}, "gpus", BAD,
+     "gpu4: GPU 3: nvidia-smi says 'ERR!'"),
     ({"checkup": gpu(ecc_errors=2)}, "gpus", BAD, "2 uncorrected memory errors"),
     ({"checkup": gpu(rows_pending=True)}, "gpus", WARN, "waits to be remapped"),
     ({"checkup": gpu(pcie_width=8, pcie_width_most=16)}, "gpus", WARN, "PCIe x8 of x16"),
@@ -185,9 +186,9 @@ PLANTED: list[tuple[dict[str, Any], str, str, str]] = [
     ({"checkup": look(script="9999")}, "code", BAD, "sha256 of the program: 9999 on gpu4"),
     ({"workdir_exists": False}, "workdir", BAD, "gpu4: there is no directory /job"),
     ({"disk": READ_ONLY}, "workdir", WARN, "gpu4: /job cannot be written"),
-    ({"disk": DISK_FULL}, "disk", BAD, "/ on gpu4: 1 MiB free of 100 GiB"),
+    ({"disk": DISK_FULL}, "disk", BAD, "gpu4: /: 1 MiB free of 100 GiB"),
     ({"disk": NO_INODES}, "disk", BAD, "3 inodes left"),
-    ({"home": SMALL_HOME}, "disk", BAD, "/home on gpu4: 1 MiB free of 100 GiB"),
+    ({"home": SMALL_HOME}, "disk", BAD, "gpu4: /home: 1 MiB free of 100 GiB"),
     ({"disk": None, "problems": {"disk": "it did not answer within 3 s"}}, "disk", BAD,
      "did not answer"),
     ({"shm": CONTAINER}, "shm", WARN, "/dev/shm has 64 MiB in all"),
@@ -196,7 +197,7 @@ PLANTED: list[tuple[dict[str, Any], str, str, str]] = [
     ({"shm": None, "problems": {"shm": "no answer"}}, "shm", UNKNOWN, "/dev/shm: no answer"),
     ({"shm": FULL}, "shm", BAD, "/dev/shm is full: 4 KiB free of 64 GiB"),
     ({"limits": Limits((1 << 20, 1 << 20), (65536, 65536), (-1, -1), (0, -1))}, "limits", BAD,
-     "memlock is 64 KiB on gpu4"),
+     "gpu4: memlock is 64 KiB"),
     ({"limits": Limits((256, 4096), (-1, -1), (-1, -1), (0, -1))}, "limits", WARN,
      "256 open files at most"),
     ({"clock_offset": 2.5}, "clock", WARN, "gpu4: its clock is 2.5 s ahead of"),
@@ -348,10 +349,10 @@ def test_cards_that_the_plan_does_not_use_make_no_link_fast() -> None:
     [
         ([(1, 2)], ["gpu1 does not reach gpu2"]),
         ([(1, 2), (2, 1)], ["gpu1 does not reach gpu2", "gpu2 does not reach gpu1"]),
-        ([(1, 3), (2, 3), (4, 3)], ["nobody reaches gpu3"]),
-        ([(3, 1), (3, 2), (3, 4)], ["gpu3 reaches nobody"]),
+        ([(1, 3), (2, 3), (4, 3)], ["no node reaches gpu3"]),
+        ([(3, 1), (3, 2), (3, 4)], ["gpu3 reaches no node"]),
         ([(1, 3), (2, 3), (4, 3), (3, 1), (3, 2), (3, 4)],
-         ["nobody reaches gpu3", "gpu3 reaches nobody"]),
+         ["no node reaches gpu3", "gpu3 reaches no node"]),
     ],
 )  # fmt: skip
 def test_who_does_not_reach_whom(pairs: Sequence[tuple[int, int]], told: list[str]) -> None:
@@ -381,7 +382,7 @@ def test_the_masters_port() -> None:
 
     assert port(False, port=29500) == []
     assert port(False, port=29501)[0] == (
-        WARN, "port 29500 is taken on the master, gpu1: 29501 would be used"
+        WARN, "gpu1: port 29500 is taken on the master; 29501 would be used"
     )  # fmt: skip
     assert port(True, port=0)[0][0] == BAD
 

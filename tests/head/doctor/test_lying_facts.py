@@ -20,7 +20,7 @@ from orchestrator.head.plan import plan
 from orchestrator.head.plan.dry_run import to_json, to_text
 from orchestrator.head.plan.model import Target
 from orchestrator.protocol.facts import Checkup
-from orchestrator.protocol.requests.machine import Probed
+from orchestrator.protocol.requests.machine import CheckedUp, Probed
 from tests.head.plan.probed import facts
 from tests.protocol.test_message import made, of_type
 
@@ -61,15 +61,16 @@ def test_any_facts_are_a_plan_or_an_error_in_words(
     except OrchestratorError as error:
         assert error.what
     addresses, problem = examination.find_addresses(nodes)
+    answer = CheckedUp(checkup=checkup, time=0.0) if checkup else None
     case = Case(
-        nodes=tuple(examination.examined(node, checkup) for node in nodes),
+        nodes=tuple(examination.examined(node, answer) for node in nodes),
         full=checkup is not None,
         needs=Needs(port=29500),
         addresses=addresses,
         network_error=problem,
         silent={},
     )
-    assert examination.judge(case, 0.0).level(case.nodes[0], "torch") is not None
+    assert examination.to_json(examination.judge(case, 0.0))["nodes"][0]["checks"]["torch"]
     described = machine.machine(nodes[0], checkup)
     assert machine.gpu_text(described) is not None and machine.to_json(described)
     machine.network_text(described)

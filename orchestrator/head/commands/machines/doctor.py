@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import replace
 from functools import partial
 
 from orchestrator.common.errors import EXIT_CHECK, EXIT_DONE
@@ -17,11 +15,9 @@ from orchestrator.head.start.selection import diagnose
 
 
 def examine(arguments: LaunchArguments, *, full: bool, hints: bool) -> int:
-    began = time.monotonic()
     request = resolve(arguments)
     request, nodes = expect_code(request, try_all(request))
     diagnosis = diagnose(request, nodes, full=full)
-    diagnosis = replace(diagnosis, seconds=time.monotonic() - began)
     words = partial(examination.to_text, diagnosis, hints=hints)
     output.result(examination.to_json(diagnosis), words)
     return EXIT_CHECK if diagnosis.bad else EXIT_DONE
