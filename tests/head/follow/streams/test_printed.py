@@ -90,11 +90,11 @@ def test_of_a_log_that_grows_faster_than_it_is_read_the_end_is_read(tmp_path: Pa
 def test_an_evaluation_at_a_step_that_is_written_adds_its_loss(tmp_path: Path) -> None:
     log = LogFile(0, "10.0.0.1", tmp_path / "log", tmp_path / "ranks")
     reading = Printed(log, tmp_path, range(2))
-    append(log, "0", "step 2: train loss 3.6, val loss 3.5\niter 2: loss 3.4\niter 2: loss 3.4\n")
+    append(log, "0", "iter 2: loss 3.4\nstep 2: val loss 3.5\niter 2: loss 3.4\n")
     reading.check(0.0, last=True)
     assert lines(tmp_path, 0) == [
-        {"rank": 0, "step": 2, "val_loss": 3.5},
         {"rank": 0, "step": 2, "loss": 3.4},
+        {"rank": 0, "step": 2, "val_loss": 3.5},
     ]
 
 
