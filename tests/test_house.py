@@ -34,7 +34,7 @@ TOP = {
 # The rooms from the ground up: a room imports those before it only, at the top or inside a
 # function. A room is a folder; those of the folders in ROOMS_INSIDE are listed one by one.
 CORE = [
-    *("common", "config", "protocol", "records", "traces", "trackers"),
+    *("common", "protocol", "config", "records", "traces", "trackers"),
     *("node/peers", "node/job", "node/server", "node/machine"),
     *("node/transfer", "node/warm", "node/environments"),
     *("node/start", "node/follow", "node"),

@@ -10,8 +10,9 @@ from typing import Any
 
 from orchestrator.common.errors import UsageError, nearest_file
 from orchestrator.config import aorta, resolved
-from orchestrator.config.parse import collect, hints_of, raise_all, rest_of
+from orchestrator.config.parse import collect, raise_all, rest_of
 from orchestrator.config.schema import Config, unread
+from orchestrator.protocol.message import hints_of
 
 VARIABLES = ("nccl", "env")  # the sections that hold environment variables of the ranks
 SECTIONS = {

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from orchestrator.common.errors import UsageError, nearest
+from orchestrator.protocol.message import Nonsense, decode, hints_of
 
 T = TypeVar("T")
 
@@ -25,19 +25,6 @@ GONE_KEYS = {
     "sync.fanout": "leave it out: the head sends to each node",
     "distributed.compare_copies": "leave it out: copies of the weights are not compared",
 }
-
-NAMES = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "text",
-    dict: "keys and values",
-    tuple: "a list",
-}
-
-
-# The types of a class's fields, kept: to look at those of a launch takes 2 ms.
-hints_of: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
 
 
 def build(cls: type[T], data: Any, where: str = "") -> T:
@@ -53,8 +40,8 @@ def collect(cls: type[T], data: Any, where: str = "") -> tuple[dict[str, Any], l
         data = {}
     if not isinstance(data, Mapping):
         return {}, [UsageError(f"{where or 'the config'} must hold keys, not {data!r}")]
-    hints = hints_of(cls)
-    names = [item.name for item in dataclasses.fields(typing.cast(Any, cls))]
+    hints = hints_of(typing.cast(Any, cls))
+    names = list(hints)
     values: dict[str, Any] = {}
     problems: list[UsageError] = []
     rest = rest_of(cls)
@@ -111,50 +98,24 @@ def _gathered(data: Mapping[Any, Any], rest: str) -> dict[Any, Any]:
 def _value(kind: Any, value: Any, name: str) -> Any:
     if dataclasses.is_dataclass(kind):
         return build(typing.cast(type[Any], kind), value, name)
-    options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    if value is None and types.NoneType in options:
-        return None
-    options = tuple(option for option in options if option is not types.NoneType)
-    for option in options:
-        fits, fitted = _fit(option, value, name)
-        if fits:
-            return fitted
-    wanted = " or ".join(NAMES[typing.get_origin(option) or option] for option in options)
-    quotes = "YAML reads off, no, on and yes as true or false: put the word in quotes"
-    fix = quotes if isinstance(value, bool) and str in options else ""
-    raise UsageError(f"{name} must be {wanted}, not {value!r}", fix)
+    inner = typing.get_args(kind)
+    if typing.get_origin(kind) is dict:
+        value = _variables(value, name) if inner[1] is str else {} if value is None else value
+    try:
+        return decode(kind, _numbers(value) if float in (kind, *inner) else value, where=name)
+    except Nonsense as error:
+        quotes = "YAML reads off, no, on and yes as true or false: put the word in quotes"
+        fix = quotes if isinstance(value, bool) and str in (kind, *inner) else ""
+        raise UsageError(str(error), fix) from error
 
 
-def _fit(kind: Any, value: Any, name: str) -> tuple[bool, Any]:
-    """Return whether the value is of this kind, and the value converted to it."""
-    origin = typing.get_origin(kind)
-    if origin is dict and typing.get_args(kind)[1] is str:
-        return True, _variables(value, name)
-    if origin is dict:
-        fits = value is None or isinstance(value, Mapping)
-        return fits, dict(value or {}) if fits else None
-    if origin is tuple:
-        return _fit_list(typing.get_args(kind), value, name)
-    if isinstance(value, bool) is not (kind is bool):
-        return False, None
-    if kind is float and isinstance(value, (int, str)):
-        with contextlib.suppress(ValueError, OverflowError):
-            return True, float(value)  # YAML reads 3e-4 as text
-    return isinstance(value, kind), value
-
-
-def _fit_list(kinds: tuple[Any, ...], value: Any, name: str) -> tuple[bool, Any]:
-    """Fit a list: tuple[float, float] has exactly two items, tuple[str, ...] any number."""
-    if not isinstance(value, (list, tuple)):
-        return False, None
-    many = kinds[-1] is Ellipsis
-    if not many and len(value) != len(kinds):
-        raise UsageError(f"{name} must be a list of {len(kinds)}, not {value!r}")
-    wanted = [kinds[0]] * len(value) if many else kinds
-    return True, tuple(
-        _value(kind, item, f"{name}[{i}]")
-        for i, (kind, item) in enumerate(zip(wanted, value, strict=True))
-    )
+def _numbers(value: Any) -> Any:
+    """Return numbers for text such as 3e-4, which YAML takes for text."""
+    if isinstance(value, (list, tuple)):
+        return list(map(_numbers, value))
+    with contextlib.suppress(ValueError, TypeError):
+        return float(value) if isinstance(value, str) else value
+    return value
 
 
 def _variables(value: Any, name: str) -> dict[str, str]:
@@ -167,14 +128,9 @@ def _variables(value: Any, name: str) -> dict[str, str]:
             raise UsageError(f"{name}: {key!r} cannot name a variable")  # a bare NO is False
         if isinstance(inner, (Mapping, list)):
             raise UsageError(f"{name}.{key} must be one value, not {inner!r}")
-        variables[key] = _text(inner)
+        text = "" if inner is None else str(inner)
+        variables[key] = str(int(inner)) if isinstance(inner, bool) else text
     return variables
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return ""
-    return str(int(value)) if isinstance(value, bool) else str(value)
 
 
 LONGEST_WAIT_SECONDS = 1e7  # four months: a timer or a socket overflows at much more

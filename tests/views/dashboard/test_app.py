@@ -181,7 +181,7 @@ def test_one_that_makes_no_sense_hides_no_other(site: Site) -> None:
              "step": 5, "data": 0, "checkpoints": 0}  # fmt: skip
     (told.path / "outputs" / "time_spent.jsonl").write_text(json.dumps(spent) + "\n")
     words = Parts(site.get("/").text).words
-    assert "damaged" in words and "must be of type" in words
+    assert "damaged" in words and "title must be text" in words
     assert all(f"{name}_2026010" in words for name in "abc")
 
 
