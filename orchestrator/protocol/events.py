@@ -11,6 +11,8 @@ from typing import Any, ClassVar, Optional
 from orchestrator.protocol.message import Message, Moment, Nonsense, decode, encode
 from orchestrator.protocol.version import Version
 
+UNSAVED = "no checkpoint"  # a cause of RankSlow that holds no rank up
+
 EVENTS: dict[str, type[Event]] = {}
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from orchestrator.protocol.events import UNSAVED
 from orchestrator.protocol.message import Message, Nonsense, decode, parse
-from orchestrator.protocol.reports import UNSAVED
 from orchestrator.protocol.requests.follow import PortState
 
 

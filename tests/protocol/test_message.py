@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.node.server.visit import HANDLERS, handler_of
-from orchestrator.protocol import control, events, facts, frames, reports, spec
-from orchestrator.protocol.events import RankError
+from orchestrator.protocol import control, events, facts, frames, spec
 from orchestrator.protocol.frames import HEADER, JSON, LARGEST, SMALLEST, STREAMS, Splitter
 from orchestrator.protocol.message import Message, Nonsense, decode, encode, parse
 from orchestrator.protocol.requests import request
@@ -276,13 +275,6 @@ def test_an_event_is_read_as_it_was_written(event: events.Event) -> None:
 def test_an_event_of_a_newer_kind_is_passed_over() -> None:
     found = events.from_data({"event": "rank_teleported", "time": 1.0, "to": "mars"})
     assert (type(found), found.time) == (events.Event, 1.0)
-
-
-def test_what_the_rank_writes_is_what_its_supervisor_reads() -> None:
-    """rank.py imports nothing of ours: its types stand in a file of types alone."""
-    assert set(reports.ErrorRecord.__annotations__) == set(RankError._defaults)
-    assert set(reports.RankSpec.__annotations__) <= set(spec.Spec._defaults)
-    assert set(reports.TargetRecord.__annotations__) == set(spec.Target._defaults)
 
 
 def test_who_understands_whom() -> None:

@@ -24,9 +24,9 @@ from orchestrator.common.errors import UsageError
 from orchestrator.common.text import Say
 from orchestrator.config.schema import Profiling
 from orchestrator.engine.ranks.ranks import Ranks, gather
-from orchestrator.protocol import profiling as asked
 from orchestrator.protocol.message import Nonsense, decode, encode, parse
-from orchestrator.protocol.profiling import ProfileNews, ProfileWish
+from orchestrator.protocol.requests import follow as asked
+from orchestrator.protocol.requests.follow import ProfileNews, ProfileWish
 
 LARGEST_TRACE_BYTES = 1 << 30  # before it is packed
 

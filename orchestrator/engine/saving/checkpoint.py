@@ -45,7 +45,7 @@ from orchestrator.engine.saving.writer import (
     trouble_of,
 )
 from orchestrator.engine.sharding.mesh import local_tensor
-from orchestrator.protocol.reports import UNSAVED
+from orchestrator.protocol.events import UNSAVED
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import Checkpoint, FileRecord, Manifest
 

@@ -30,8 +30,7 @@ from orchestrator.head.screen.styles import DONE, styled
 from orchestrator.head.transfer.fetch.home import CodeOutputs
 from orchestrator.node.machine import nvidia
 from orchestrator.protocol import events
-from orchestrator.protocol.events import Event
-from orchestrator.protocol.reports import UNSAVED
+from orchestrator.protocol.events import UNSAVED, Event
 from orchestrator.records.outcome import Receipt, SlowRank
 
 log = logging.getLogger(__name__)

@@ -11,11 +11,10 @@ from typing import TypeVar
 from orchestrator.common import files
 from orchestrator.node.job.hang import step_times
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.protocol import profiling
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.message import Message, Nonsense, decode, encode, parse
-from orchestrator.protocol.profiling import ProfileNews, ProfileWish
-from orchestrator.protocol.requests.follow import ProfileState
+from orchestrator.protocol.requests import follow as profiling
+from orchestrator.protocol.requests.follow import ProfileNews, ProfileState, ProfileWish
 
 M = TypeVar("M", bound=Message)
 

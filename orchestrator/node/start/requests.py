@@ -21,7 +21,6 @@ from orchestrator.protocol.requests.start import (
     Page,
     ReadBook,
     Release,
-    Released,
     Start,
     StartedHere,
     TakenPorts,
@@ -53,7 +52,7 @@ def take_ports(visit: Visit, request: TakePorts) -> TakenPorts:
 
 
 @answers(Release)
-def release(visit: Visit, request: Release) -> Released:
+def release(visit: Visit, request: Release) -> Nothing:
     from orchestrator.node.warm import standbys
 
     run = RunDir(request.job, request.node)
@@ -63,7 +62,8 @@ def release(visit: Visit, request: Release) -> Released:
             standbys.end_of_job(job)
     visit.of(WarmVisit).next_look = math.inf  # there is no next attempt
     visit.of(Claims).drop()
-    return Released(gone=resume_dir.remove(run))
+    resume_dir.remove(run)
+    return Nothing()
 
 
 @answers(Claim)

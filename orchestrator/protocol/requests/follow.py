@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, Optional
 
 from orchestrator.protocol.events import RankState
-from orchestrator.protocol.message import Message, Moment
-from orchestrator.protocol.profiling import ProfileNews, ProfileWish
+from orchestrator.protocol.message import Count, Few, Message, Moment
 from orchestrator.protocol.requests.request import Nothing, Request
 
 
@@ -168,6 +167,37 @@ class AskStuck(Request[Stuck], do="stuck"):
 
     job: str
     node: int
+
+
+# -- a profile: two small files in the run directory, which rank 0 looks for once per step -----
+
+WISH, NEWS = "profile_wish.json", "profile_news.json"
+MOST_STEPS = 20  # of one profile: a trace has megabytes per step
+
+PATIENCE_SECONDS = 30.0  # after which a wish is stale that nobody has repeated
+
+ASKED = "asked"  # rank 0 has not seen it yet
+TRACING = "tracing"
+WRITTEN = "written"
+FAILED = "failed"
+
+
+class ProfileWish(Message):
+    """The request that a node's server leaves for rank 0: trace so many steps."""
+
+    id: str
+    steps: Few
+
+
+class ProfileNews(Message):
+    """The answer of rank 0: asked, tracing, written or failed."""
+
+    id: str
+    state: str
+    first: Count = 0  # the steps that are in the trace
+    last: Count = 0
+    directory: str = ""  # below the outputs
+    text: str = ""  # why it failed, or what is lacking
 
 
 class ProfileState(Message):

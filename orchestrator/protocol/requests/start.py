@@ -67,13 +67,7 @@ class TakePorts(Request[TakenPorts], do="take_ports"):
     port: PortWish
 
 
-class Released(Message):
-    """Tell whether nothing is left of what the attempts of the job shared."""
-
-    gone: bool
-
-
-class Release(Request[Released], do="release"):
+class Release(Request[Nothing], do="release"):
     """Remove what the attempts of a job share on this node: it is not started again."""
 
     job: str  # of any of its attempts

@@ -28,9 +28,8 @@ from orchestrator.head.screen import output
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.status.find_job import find_experiment
 from orchestrator.head.transfer.fetch.fetch import Fetch, plain
-from orchestrator.protocol import profiling
-from orchestrator.protocol.profiling import ProfileNews, ProfileWish
-from orchestrator.protocol.requests.follow import AskProfile, ProfileState
+from orchestrator.protocol.requests import follow as profiling
+from orchestrator.protocol.requests.follow import AskProfile, ProfileNews, ProfileState, ProfileWish
 from orchestrator.protocol.requests.transfer import Outputs
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord

@@ -12,8 +12,7 @@ import pytest
 from orchestrator.node.follow.profile import ask
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol import profiling
-from orchestrator.protocol.profiling import ProfileWish
-from orchestrator.protocol.requests.follow import ProfileState
+from orchestrator.protocol.requests.follow import ProfileState, ProfileWish
 from orchestrator.traces import chrome
 from orchestrator.traces.rank import Event, of_rank, what_matters
 from tests.engine.worlds import Job, run

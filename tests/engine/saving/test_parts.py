@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from orchestrator.engine import train
-from orchestrator.protocol.events import RankSlow, from_report
+from orchestrator.protocol.events import UNSAVED, RankSlow, from_report
 from orchestrator.protocol.message import parse
-from orchestrator.protocol.reports import UNSAVED
 from tests.engine.core.test_parity import fsdp
 from tests.engine.saving.test_resume import STEPS, checkpoints, job, losses, resumed, saving
 from tests.engine.worlds import NAME, Job, run

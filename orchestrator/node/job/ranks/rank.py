@@ -40,7 +40,6 @@ def loaded(*path: str) -> Any:
 
 if TYPE_CHECKING:
     from orchestrator.node.job.ranks import interpreter, process_title, rank_env
-    from orchestrator.protocol.reports import ErrorRecord, RankSpec
 else:
     interpreter, process_title, rank_env = map(loaded, ("interpreter", "process_title", "rank_env"))
 
@@ -64,7 +63,7 @@ class Rank:
     def __init__(self) -> None:
         self.run = os.environ["ORCHESTRATOR_RUN"]
         with open(os.path.join(self.run, "spec.json"), encoding="ascii") as file:
-            self.spec: RankSpec = json.load(file)
+            self.spec: dict[str, Any] = json.load(file)
         self.rank = int(os.environ["RANK"])
         self.local = int(os.environ["LOCAL_RANK"])
         self.forked = False  # of torchrun's agent, torch and all; else a Python of its own
@@ -234,7 +233,7 @@ class Rank:
         hide = self.hiding()
         # Its own __str__ may raise.
         description = str(traceback.TracebackException(type(error), error, None))
-        record: ErrorRecord = {
+        record = {
             "type": type(error).__name__,
             "message": hide(description)[:20000],
             "traceback": hide(text)[-60000:],

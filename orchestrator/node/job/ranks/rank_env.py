@@ -9,10 +9,7 @@ import os
 import re
 import zlib
 from collections.abc import Mapping, MutableMapping
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from orchestrator.protocol.reports import RankSpec
+from typing import Any
 
 SLURM, OWN = "slurm", "own"  # OWN: the program starts its ranks by itself
 OF_TORCHRUN = re.compile(
@@ -24,7 +21,7 @@ OF_A_JOB = tuple(
 )
 
 
-def complete(environ: MutableMapping[str, str], spec: RankSpec) -> None:
+def complete(environ: MutableMapping[str, str], spec: Mapping[str, Any]) -> None:
     """Give a rank the environment that its launch asked for."""
     wanted, attempt = spec.get("rank_env", ()), spec.get("attempt")
     if attempt:  # as torchrun would with restarts of its own
@@ -38,7 +35,7 @@ def complete(environ: MutableMapping[str, str], spec: RankSpec) -> None:
             del environ[name]
 
 
-def of_slurm(environ: Mapping[str, str], spec: RankSpec) -> dict[str, str]:
+def of_slurm(environ: Mapping[str, str], spec: Mapping[str, Any]) -> dict[str, str]:
     """Return what srun sets for a task."""
     attempt, hosts, node = spec.get("attempt"), spec.get("hosts", ()), int(spec["node"])
     job = str(1 + zlib.crc32((attempt["first_job"] if attempt else spec["job"]).encode()) % 10**7)
