@@ -521,7 +521,7 @@ BUDGETS = {
     "head/transfer": 1440,
     "node/job": 2472,
     "node/peers": 482,
-    "node/start": 627,
+    "node/start": 628,
     "node/transfer": 1057,
     "node/warm": 490,
     "node/environments": 329,

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.node.follow.profile import ask
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.protocol import profiling
+from orchestrator.protocol.requests import follow as profiling
 from orchestrator.protocol.requests.follow import ProfileState, ProfileWish
 from orchestrator.traces import chrome
 from orchestrator.traces.rank import Event, of_rank, what_matters
