@@ -92,7 +92,7 @@ def sweep_command(**params: Any) -> int:
     if arguments.detach and not arguments.dry_run:
         arguments.refuse({"as_json": "is printed at the end of the sweep: leave --detach out"})
     terms = start.Terms(
-        variables=tuple(own.pop("grid")),
+        variables=space.variables(own.pop("grid")),
         **{name: value for name, value in own.items() if value is not None},
     )
     program = arguments.program

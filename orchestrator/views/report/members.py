@@ -5,37 +5,15 @@ What it reads is the journal of the sweep, so the page of a sweep that still run
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from orchestrator.common.text import duration
-from orchestrator.head.commands.sweep.journal import Journal
+from orchestrator.head.commands.sweep.journal import Journal, MemberState
 from orchestrator.records.metrics.curves import Curve
 from orchestrator.views.report.charts import Chart, Line
 
 MOST_MEMBERS = 1000  # on a page: those that are worse have no row
-
-
-@dataclass(frozen=True)
-class Member:
-    """One member, as far as the journal knows it."""
-
-    number: int
-    state: str = "not over"
-    values: Mapping[str, str] = field(default_factory=dict)
-    words: str = ""
-    value: float | None = None  # of the metric
-    seconds: float = 0.0
-    at: float = 0.0  # when it ended
-    experiment: str = ""
-    problem: str = ""
-
-    @property
-    def is_known(self) -> bool:
-        """Return True if it has a value that others can be compared with."""
-        return self.state == "done" and self.value is not None and math.isfinite(self.value)
 
 
 @dataclass(frozen=True)
@@ -47,7 +25,7 @@ class Members:
     best: str  # least, most or nothing
     began: float
     count: int
-    every: Sequence[Member]
+    every: Sequence[MemberState]
 
     def best_so_far(self) -> Chart | None:
         """Return the chart of the best value so far, and of what each member has come to."""
@@ -67,7 +45,7 @@ class Members:
         ]
         return Chart(f"{self.metric}: the best so far", "", lines, over="time")
 
-    def table(self) -> tuple[list[str], list[tuple[Member, list[str]]]]:
+    def table(self) -> tuple[list[str], list[tuple[MemberState, list[str]]]]:
         """Return the headings of the members' own columns, and each member with its cells."""
         names = list(dict.fromkeys(name for member in self.every for name in member.values))
         rows = []
@@ -92,15 +70,10 @@ class Members:
 def read(journal: Journal) -> Members:
     """Read what became of the members so far."""
     about, events = journal.describe(), list(journal.read())
-    last: dict[int, dict[str, Any]] = {event["member"]: event for event in events}
-    names = [name for name in Member.__dataclass_fields__ if name != "number"]
-    every = [
-        Member(number, **{name: event[name] for name in names if name in event})
-        for number, event in last.items()
-    ]
+    every = list({event.member: event for event in events}.values())  # the last one of each
     sign = -1 if about.best == "most" else 1
     known = [member for member in every if member.is_known]
     known.sort(key=lambda member: sign * (member.value or 0.0))
     others = [member for member in every if not member.is_known]
-    began = min((event.get("at", 0.0) for event in events), default=0.0)
+    began = min((event.at for event in events), default=0.0)
     return Members(journal.name, about.metric, about.best, began, about.count, [*known, *others])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import Where
 from orchestrator.head.commands.sweep import journal as journals
-from orchestrator.head.commands.sweep.journal import About, Journal
+from orchestrator.head.commands.sweep.journal import About, Journal, MemberState
 from orchestrator.views.report import command, members, page
 
 HOSTILE = "<script>alert(1)</script>"
@@ -28,11 +29,12 @@ def swept(
     """The journal of a sweep whose members were all given out, and the first ones have ended."""
     journal = journals.create(root, "sweep", About(metric, best, len(values)))
     for number, each in enumerate(values):
-        journal.add(member=number, words=str(each), values=each)
+        begun = MemberState(number, str(each), values=dict(each))
+        journal.add(begun)
         if number < len(ends):
             state, value = ends[number]
             more = {"value": value, "seconds": 3.0, "experiment": f"sweep-{number}"}
-            journal.add(member=number, words=str(each), state=state, values=each, **more)
+            journal.add(replace(begun, state=state, **more))
     return journal
 
 
@@ -43,13 +45,13 @@ def html(journal: Journal) -> str:
 def test_the_best_is_first(tmp_path: Path) -> None:
     values = [{"lr": "1e-4"}, {"lr": "1e-3"}, {"lr": "1e-2"}, {"lr": "1"}]
     read = members.read(swept(tmp_path, values, ENDS))
-    assert [member.number for member in read.every] == [2, 0, 1, 3]
+    assert [member.member for member in read.every] == [2, 0, 1, 3]
     assert read.summary() == "2 done, 1 failed, 1 not over"
     headings, rows = read.table()
     assert headings == ["lr", "val_loss", "time"]
     assert [cells for _, cells in rows[1:3]] == [["1e-4", "2", "3 s"], ["1e-3", "-", "3 s"]]
     most = members.read(swept(tmp_path, values, ENDS, "most"))
-    assert [member.number for member in most.every] == [0, 2, 1, 3]
+    assert [member.member for member in most.every] == [0, 2, 1, 3]
 
 
 def test_the_best_so_far_only_gets_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from orchestrator.common import files
 from orchestrator.common.errors import UsageError
@@ -34,18 +35,23 @@ class About:
 
 
 @dataclass(frozen=True)
-class MemberEvent:
-    """A line of the journal: a member was started, or it has ended in a state."""
+class MemberState:
+    """A line of the journal: a member was started, or it has ended."""
 
     member: Count
-    at: Moment = 0.0
     words: str = ""
-    state: str = ""
+    state: str = "not over"
     values: dict[str, str] = field(default_factory=dict)
     value: float | None = None  # of the metric
     seconds: Moment = 0.0
     experiment: str = ""
     problem: str = ""
+    at: Moment = 0.0  # the time of the line
+
+    @property
+    def is_known(self) -> bool:
+        """Return True if it has a value that others can be compared with."""
+        return self.state == "done" and self.value is not None and math.isfinite(self.value)
 
 
 @dataclass(frozen=True)
@@ -58,9 +64,9 @@ class Journal:
     def name(self) -> str:
         return self.path.name
 
-    def add(self, **event: Any) -> None:
-        """Append an event. A full disk costs the report this line, and the sweep nothing."""
-        line = json.dumps({**event, "at": round(time.time(), 3)}).encode() + b"\n"
+    def add(self, state: MemberState) -> None:
+        """Append a line. A full disk costs the report this line, and the sweep nothing."""
+        line = json.dumps(asdict(replace(state, at=round(time.time(), 3)))).encode() + b"\n"
         with contextlib.suppress(OSError):
             descriptor = files.open_to_append(self.path / JOURNAL)
             try:
@@ -70,25 +76,16 @@ class Journal:
                 os.close(descriptor)
         complain_once(f"{self.path / JOURNAL} cannot be written: the report lacks members")
 
-    def read(self) -> Iterator[dict[str, Any]]:
-        """Yield the events so far."""
+    def read(self) -> Iterator[MemberState]:
+        """Yield the lines so far."""
         with contextlib.suppress(FileNotFoundError), files.open_plain(self.path / JOURNAL) as file:
             for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                try:
-                    event = parse(line)
-                    decode(MemberEvent, event, newer=True)
-                except Nonsense as error:
-                    raise UsageError(f"{self.path / JOURNAL} was changed: {error}") from None
-                yield event
+                if line.endswith(b"\n"):
+                    yield decoded(MemberState, line, self.path / JOURNAL)
 
     def describe(self) -> About:
-        try:
-            with files.open_plain(self.path / SWEEP) as file:
-                return decode(About, parse(file.read()), newer=True)
-        except Nonsense as error:
-            raise UsageError(f"{self.path / SWEEP} was changed: {error}") from None
+        with files.open_plain(self.path / SWEEP) as file:
+            return decoded(About, file.read(), self.path / SWEEP)
 
     def ask_to_stop(self) -> None:
         """Ask the process that leads the sweep to stop it, on whichever machine it runs."""
@@ -97,6 +94,16 @@ class Journal:
     @property
     def stop_is_asked(self) -> bool:
         return (self.path / STOP).exists()
+
+
+T = TypeVar("T")
+
+
+def decoded(kind: type[T], data: bytes, path: Path) -> T:
+    try:
+        return decode(kind, parse(data), newer=True)
+    except Nonsense as error:
+        raise UsageError(f"{path} was changed: {error}") from None
 
 
 def create(root: Path, name: str, about: About) -> Journal:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.common.errors import UsageError
+from orchestrator.head.plan import redact
 
 VARIABLE = re.compile(r"([A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
 WHOLE = re.compile(r"(-?\d{1,15})\.\.(-?\d{1,15})")
@@ -42,10 +43,9 @@ class Member:
 
     @property
     def words(self) -> str:
-        """Describe in one line how it differs from the others."""
-        return " ".join(f"{name}={value}" for name, value in self.values.items()) or shlex.join(
-            self.program
-        )
+        """Describe in one line how it differs from the others, without secrets."""
+        values = [f"{name}={value}" for name, value in self.values.items()]
+        return " ".join(values) or shlex.join(redact.redacted_command(self.program))
 
 
 # -- variables --------------------------------------------------------------------------------
@@ -53,13 +53,11 @@ class Member:
 
 def variables(texts: Sequence[str]) -> list[Variable]:
     """Read NAME=VALUES texts; a name that comes twice is an error."""
-    found: dict[str, Variable] = {}
-    for text in texts:
-        variable = variable_of(text)
-        if variable.name in found:
-            raise UsageError(f"{variable.name} is given twice", "write its values into one list")
-        found[variable.name] = variable
-    return list(found.values())
+    found = [variable_of(text) for text in texts]
+    names = [variable.name for variable in found]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UsageError(f"{twice[0]} is given twice", "write its values into one list")
+    return found
 
 
 def variable_of(text: str) -> Variable:
@@ -93,14 +91,13 @@ def range_of(name: str, kind: str, low: str, high: str) -> Variable:
         ends = float(low), float(high)
     except ValueError:
         ends = math.nan, math.nan
-    log = kind == "log"
-    if not (math.isfinite(ends[0]) and ends[0] < ends[1] < math.inf and (ends[0] > 0 or not log)):
-        least = " above 0" if log else ""
+    least = 0.0 if kind == "log" else -math.inf
+    if not least < ends[0] < ends[1] < math.inf:
         raise UsageError(
             f"{name}={kind}({low},{high}) is no range",
-            f"write two numbers{least}, the lower one first: {name}={kind}(1e-5,1e-2)",
+            f"write two numbers, the lower one first: {name}={kind}(1e-5,1e-2)",
         )
-    return Variable(name, (), *ends, log)
+    return Variable(name, (), *ends, kind == "log")
 
 
 # -- members ----------------------------------------------------------------------------------
@@ -115,7 +112,7 @@ def grid(some: Sequence[Variable]) -> list[Member]:
                 "name its values, or let Optuna draw from it: --optuna N",
             )
     count = math.prod(len(variable.values) for variable in some)
-    if not 0 < count <= MOST_MEMBERS:
+    if count > MOST_MEMBERS:
         raise UsageError(f"the sweep would have {count:,} members", f"it takes {MOST_MEMBERS:,}")
     names = [variable.name for variable in some]
     every = itertools.product(*(variable.values for variable in some))
@@ -142,20 +139,13 @@ def command_of(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the words of a member's program, and its variables as NAME=VALUE.
 
-    {name} in a word is replaced. What no word names is appended, or put into the environment.
+    {name} in a word is replaced, once: a value may have braces itself. What no word names is
+    appended, or put into the environment.
     """
-    named = {name for name in values if any(f"{{{name}}}" in word for word in program)}
-    words = tuple(filled(word, {name: values[name] for name in named}) for word in program)
-    rest = [(name, value) for name, value in values.items() if name not in named]
+    named = {f"{{{name}}}": name for name in values if f"{{{name}}}" in "\n".join(program)}
+    pattern = re.compile("|".join(map(re.escape, named)) or "(?!)")
+    words = tuple(pattern.sub(lambda match: values[named[match[0]]], word) for word in program)
+    rest = [f"{name}={value}" for name, value in values.items() if name not in named.values()]
     if way == "env":
-        return words, tuple(f"{name}={value}" for name, value in rest)
-    lead = "" if way == "hydra" else "--"
-    return (*words, *(f"{lead}{name}={value}" for name, value in rest)), ()
-
-
-def filled(word: str, values: Mapping[str, str]) -> str:
-    """Replace each {name} once: a value may have braces itself."""
-    if not values:
-        return word
-    pattern = "|".join(re.escape(f"{{{name}}}") for name in values)
-    return re.sub(pattern, lambda match: values[match[0][1:-1]], word)
+        return words, tuple(rest)
+    return (*words, *(rest if way == "hydra" else [f"--{one}" for one in rest])), ()

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.common.errors import UsageError
 from orchestrator.head.commands.sweep import journal as journals
-from orchestrator.head.commands.sweep.journal import About, Journal
+from orchestrator.head.commands.sweep.journal import About, Journal, MemberState
 
 
 @pytest.fixture
@@ -17,12 +17,12 @@ def journal(tmp_path: Path) -> Journal:
 
 
 def test_read_yields_whole_lines_only(journal: Journal) -> None:
-    journal.add(member=0)
-    journal.add(member=1, values={"x": "1"})
+    journal.add(MemberState(0))
+    journal.add(MemberState(1, values={"x": "1"}))
     with (journal.path / journals.JOURNAL).open("a") as file:
         file.write('{"member": 2')
     events = list(Journal(journal.path).read())
-    assert [event["member"] for event in events] == [0, 1] and events[1]["values"] == {"x": "1"}
+    assert [event.member for event in events] == [0, 1] and events[1].values == {"x": "1"}
     assert Journal(journal.path).describe() == About("acc", "most", 2)
 
 

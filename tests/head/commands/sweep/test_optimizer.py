@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.head.commands.sweep.optimizer import Optimizer
+from orchestrator.head.commands.sweep.journal import MemberState
 from orchestrator.head.commands.sweep.space import variables
-from orchestrator.head.commands.sweep.sweep import MemberEnd
+from orchestrator.head.commands.sweep.sweep import Optimizer
 
 SPACE = variables(["x=uniform(-1,1)", "lr=log(1e-5,1e-2)", "seed=0..3", "act=relu,gelu"])
 
@@ -20,12 +20,12 @@ def study(place: Path, trials: int = 20) -> Optimizer:
 
 def test_members_are_trials_and_the_best_value_is_known(tmp_path: Path) -> None:
     first = study(tmp_path)
-    members = [first.member(number) for number in range(3)]
+    members = [first[number] for number in range(3)]
     for one in members:
         assert -1 <= float(one.values["x"]) <= 1 and 1e-5 <= float(one.values["lr"]) <= 1e-2
         assert one.values["seed"] in "0123" and one.values["act"] in ("relu", "gelu")
     assert len({one.words for one in members}) == 3
-    first.ended(MemberEnd(1, "", "done", value=0.5))
+    first.tell(MemberState(1, "", "done", value=0.5))
     assert first.study.best_value == 0.5 and first.study.best_trial.number == 1
 
 
@@ -33,7 +33,7 @@ def test_optuna_is_told_of_each_end(tmp_path: Path) -> None:
     known = study(tmp_path)
     states = ["done", "failed", "interrupted", "not started", "done"]
     for number, state in enumerate(states):
-        known.member(number)
-        known.ended(MemberEnd(number, "", state, value=0.1 if number == 0 else None))
+        known[number]
+        known.tell(MemberState(number, "", state, value=0.1 if number == 0 else None))
     told = [trial.state.name for trial in known.study.get_trials()]
     assert told == ["COMPLETE", "FAIL", "FAIL", "FAIL", "FAIL"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.head.commands.sweep.result import last_value
+from orchestrator.head.commands.sweep.sweep import last_value
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 

@@ -17,11 +17,11 @@ from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError
 from orchestrator.config.launch import LaunchArguments, Where
 from orchestrator.head.background.process import INTERRUPT
 from orchestrator.head.commands.sweep import journal as journals
+from orchestrator.head.commands.sweep import start
 from orchestrator.head.commands.sweep import sweep as leading
-from orchestrator.head.commands.sweep import table
-from orchestrator.head.commands.sweep.journal import About
+from orchestrator.head.commands.sweep.journal import About, MemberState
 from orchestrator.head.commands.sweep.space import Member
-from orchestrator.head.commands.sweep.sweep import ListedMembers, StartedMember, Sweep
+from orchestrator.head.commands.sweep.sweep import StartedMember, Sweep
 from orchestrator.head.follow import verdict
 from orchestrator.head.screen.output import Terminal
 from orchestrator.records import experiments
@@ -57,7 +57,7 @@ class World:
         self.processes: dict[int, Process] = {}
         self.journal = journals.create(root, "s", About())
         members = [Member(at, {"x": str(at)}) for at in range(count)]
-        self.sweep = Sweep(self.journal, ListedMembers(members), self.arguments, metric="acc")
+        self.sweep = Sweep(self.journal, members, self.arguments, metric="acc")
         monkeypatch.setattr(leading, "Background", self.begin)
         monkeypatch.setattr(leading, "LOOK_SECONDS", 0.01)
 
@@ -129,19 +129,19 @@ def test_a_time_limit_counts_as_done_and_a_stop_by_hand_does_not(world: World) -
 
 def test_the_table_has_the_best_members_first(world: World) -> None:
     world.sweep.ends = {
-        number: leading.MemberEnd(number, f"x={number}", "done", value=number, experiment="e")
+        number: MemberState(number, f"x={number}", "done", value=number, experiment="e")
         for number in range(10)
     }
-    lines = table.text(world.sweep, "most", Terminal(100)).splitlines()
+    lines = start.to_text(world.sweep, "most", Terminal(100)).splitlines()
     assert "10 done" in lines[0] and lines[2].split()[:2] == ["9", "x=9"]
-    assert len(lines) == 2 + table.BEST
+    assert len(lines) == 2 + start.BEST
 
 
 def test_as_many_wait_as_run_between_two_and_what_the_supply_allows(world: World) -> None:
     def has_room(running: int, waiting: int) -> bool:
         places = [Path("x")] * running + [None] * waiting
         world.sweep.started = {
-            at: StartedMember(Member(at), None, place) for at, place in enumerate(places)
+            at: StartedMember(Member(at), Process(at), place) for at, place in enumerate(places)
         }
         return world.sweep.has_room
 
