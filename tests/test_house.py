@@ -507,7 +507,7 @@ BUDGETS = {
     "head/connect": 1293,
     "head/follow": 2429,
     "head/background": 142,
-    "head/commands": 2257,
+    "head/commands": 2170,
     "head/doctor": 560,
     "head/environments": 442,
     "head/exec": 345,
