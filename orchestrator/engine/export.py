@@ -2,8 +2,8 @@
 
 `python -m orchestrator.engine.export CHECKPOINT OUT` does it by hand.
 
-`orchestrator checkpoint export` runs it. It needs no process group, and memory for twice the
-largest tensor only: one after the other is put together from its shards and written.
+`orchestrator checkpoint export` runs it. It needs no process group, and memory for the weights
+twice: once as tensors, once as the file.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,16 +29,14 @@ from orchestrator.common.errors import (
     UsageError,
 )
 from orchestrator.common.text import plural
-from orchestrator.engine.saving import reader
-from orchestrator.engine.saving import weights as files
-from orchestrator.engine.saving.reader import METADATA, TensorReader, misfit
-from orchestrator.engine.saving.weights import NAMES, Entry
+from orchestrator.engine.saving import weights
+from orchestrator.engine.saving.reader import METADATA, load_into, metadata_of, misfit
 from orchestrator.engine.sharding.low_precision import DTYPES
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import shown
 
 # What engine/saving/checkpoint.py puts before the names of parameters and buffers.
-WEIGHTS = "model."
+MODEL = "model."
 # And engine/core/average.py before those of an average, which stands for the weights it is of.
 AVERAGES = re.compile(r"kept\.ema(?: [^\[]+)?\['weights'\]\['(.+)'\]")
 LAYOUTS = ("file", "huggingface")
@@ -82,19 +79,18 @@ def export(
     CheckFailed only where the checkpoint is damaged: then an older one may do.
     """
     refuse_target(out, force=force, layout=layout)
-    wanted = DTYPES[dtype] if dtype else None
     try:
-        source = Source.of(path, wanted, ema=ema)
+        step, tensors, configs = read(path, DTYPES[dtype] if dtype else None, ema=ema)
         if layout == "file":
-            source.write(out, source.entries)
+            weights.write(out, tensors, step)
             size, comment = out.stat().st_size, ""
         else:
-            size, comment = write_directory(source, out)
+            size, comment = write_directory(tensors, configs, step, out)
     except OSError as error:
         name = shown(error.filename or out)
         raise JobFailed(f"{shown(out)} is not written: {name}: {error.strerror}") from error
-    count = len(source.weights)
-    return f"step {source.step}: {plural(count, 'tensor')}, {size:,} bytes: {shown(out)}{comment}"
+    count = plural(len(tensors), "tensor")
+    return f"step {step}: {count}, {size:,} bytes: {shown(out)}{comment}"
 
 
 def refuse_target(out: Path, *, force: bool, layout: str) -> None:
@@ -114,112 +110,81 @@ def refuse_target(out: Path, *, force: bool, layout: str) -> None:
         raise UsageError(f"{shown(out)} is there already", "--force replaces it")
 
 
-def write_directory(source: Source, out: Path) -> tuple[int, str]:
+def write_directory(
+    tensors: Mapping[str, Tensor], configs: Mapping[str, str], step: int, out: Path
+) -> tuple[int, str]:
     """Write the layout of Hugging Face; return the bytes of it, and what is to be said of it.
 
     The files move to their place when all are written, weights of an earlier export leave it first.
     """
-    if files.OF_ADAPTER in source.configs:
+    if weights.OF_ADAPTER in configs:
         raise UsageError(
-            f"step {source.step} is of a model with an adapter: its directory is written by peft",
+            f"step {step} is of a model with an adapter: its directory is written by peft",
             "trainer.save(DIR) in the program, after resume=True; --layout file writes all tensors",
         )
-    parts = files.parts_of(source.entries)
-    texts = files.index_of(parts) | source.configs
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as directory:
         new = Path(directory)
-        for name, entries in parts.items():
-            source.write(new / name, entries)
-        files.write_texts(new, texts)
+        weights.write(new / weights.WEIGHTS, tensors, step)
+        weights.write_texts(new, configs)
+        size = sum(path.stat().st_size for path in new.iterdir())
         out.mkdir(exist_ok=True)
-        for old in (*out.glob("*.safetensors"), out / files.INDEX):
+        for old in (*out.glob("*.safetensors"), out / weights.INDEX):
             old.unlink(missing_ok=True)
         for path in new.iterdir():
             path.replace(out / path.name)
-    size = sum((out / name).stat().st_size for name in [*parts, *texts])
-    comment = "" if source.configs else "\n  without config.json: the checkpoint has none"
-    return size, comment
+    return size, "" if configs else "\n  without config.json: the checkpoint has none"
 
 
-@dataclass(frozen=True)
-class Source:
-    """The weights of a checkpoint that was verified."""
-
-    step: int
-    reader: TensorReader
-    weights: Mapping[str, Weight]
-    configs: dict[str, str]  # texts of config.json and the like, by their names
-
-    @staticmethod
-    def of(path: Path, wanted: torch.dtype | None, *, ema: bool = False) -> Source:
-        checkpoint = checkpoint_store.load(path)
-        problems = checkpoint_store.verify(checkpoint)
-        if problems:
-            raise CheckFailed(f"{shown(path)} is not exported: {'; '.join(problems[:3])}")
-        if METADATA not in checkpoint.files:
-            raise JobFailed(f"{shown(path)} is not exported: it has no {METADATA}")
-        metadata = reader.metadata_of(path)
-        progress = checkpoint.progress if isinstance(checkpoint.progress, dict) else {}
-        weights = weights_of(metadata, wanted, progress.get("aliases", {}), ema=ema)
-        if not weights:
-            raise JobFailed(f"{shown(path)} is not exported: nothing in it is called {WEIGHTS}*")
-        try:
-            configs = files.with_dtype(files.read_configs(progress), wanted)
-        except (ValueError, RecursionError) as error:
-            raise JobFailed(
-                f"{shown(path)} is not exported: its copy of the model's config is damaged: {error}"
-            ) from None
-        return Source(checkpoint.step, TensorReader(path, metadata), weights, configs)
-
-    @property
-    def entries(self) -> list[Entry]:
-        return files.in_order(
-            Entry(name, weight.kind, weight.shape) for name, weight in self.weights.items()
-        )
-
-    def write(self, out: Path, entries: Sequence[Entry]) -> None:
-        head = files.header(entries, {"step": str(self.step)})
-        files.write(out, head, (self.tensor(self.weights[entry.name]) for entry in entries))
-
-    def tensor(self, weight: Weight) -> Tensor:
-        """Put one tensor together from its shards, which become its dtype on the way."""
-        key, shape = weight.key, weight.shape
-        value = torch.empty(shape, dtype=weight.kind)
-        if misfit({key: value}, self.reader.metadata):
-            raise JobFailed(f"{shown(key)} is not exported: its shards do not make up the whole")
-        self.reader.read(key, value)
-        if weight.converted and weight.kind == torch.float16 and value.isinf().any():
-            raise UsageError(
-                f"{shown(key)} has values above 65504, the largest of fp16", "take --dtype bf16"
-            )
-        return value
-
-
-class Weight(NamedTuple):
-    key: str  # in the checkpoint
-    kind: torch.dtype  # in OUT
-    shape: tuple[int, ...]
-    converted: bool
-
-
-def weights_of(
-    metadata: Metadata,
-    wanted: torch.dtype | None,
-    aliases: Mapping[str, str],
-    *,
-    ema: bool = False,
-) -> dict[str, Weight]:
-    """Give the tensors of OUT by their names there.
+def read(
+    path: Path, wanted: torch.dtype | None, *, ema: bool
+) -> tuple[int, dict[str, Tensor], dict[str, str]]:
+    """Verify a checkpoint; return its step, its weights by their names, and the model's configs.
 
     A tied weight is saved once and written under each of its names, as load_state_dict wants it.
     """
-    keys = {
-        key.removeprefix(WEIGHTS): key
-        for key in metadata.state_dict_metadata
-        if key.startswith(WEIGHTS)
-    }
+    checkpoint = checkpoint_store.load(path)
+    if problems := checkpoint_store.verify(checkpoint):
+        raise CheckFailed(f"{shown(path)} is not exported: {'; '.join(problems[:3])}")
+    if METADATA not in checkpoint.files:
+        raise JobFailed(f"{shown(path)} is not exported: it has no {METADATA}")
+    metadata = metadata_of(path)
+    progress = checkpoint.progress if isinstance(checkpoint.progress, dict) else {}
+    keys = keys_of(metadata, ema=ema)
+    if not keys:
+        raise JobFailed(f"{shown(path)} is not exported: nothing in it is called {MODEL}*")
+    try:
+        configs = weights.with_dtype(weights.read_configs(progress), wanted)
+    except (ValueError, RecursionError) as error:
+        raise JobFailed(
+            f"{shown(path)} is not exported: its copy of the model's config is damaged: {error}"
+        ) from None
+    state = {}
+    for key in keys.values():
+        stored: Any = metadata.state_dict_metadata[key]
+        kind = stored.properties.dtype
+        kind = wanted if wanted and kind.is_floating_point else kind
+        state[key] = torch.empty(stored.size, dtype=kind)
+    if problem := misfit(state, metadata):
+        raise JobFailed(f"{shown(path)} is not exported: {shown(problem)}")
+    load_into(state, path)  # which converts to the dtypes
+    for key, value in state.items():
+        if wanted == torch.float16 == value.dtype and value.isinf().any():
+            raise UsageError(
+                f"{shown(key)} has values above 65504, the largest of fp16", "take --dtype bf16"
+            )
+    tensors = {name: state[key] for name, key in keys.items()}
+    aliases = progress.get("aliases", {}).items()
+    tensors |= {alias: tensors[name] for alias, name in aliases if name in tensors}
+    return checkpoint.step, tensors, configs
+
+
+def keys_of(metadata: Metadata, *, ema: bool) -> dict[str, str]:
+    """Return what each tensor of OUT is called in the checkpoint, by its name in OUT."""
+    stored = metadata.state_dict_metadata
+    tensors = [key for key in stored if isinstance(stored[key], TensorStorageMetadata)]
+    keys = {key.removeprefix(MODEL): key for key in tensors if key.startswith(MODEL)}
     if ema:
-        averages = map(AVERAGES.fullmatch, metadata.state_dict_metadata)
+        averages = map(AVERAGES.fullmatch, tensors)
         found = {match[1]: match[0] for match in averages if match and match[1] in keys}
         if not found:
             raise UsageError(
@@ -227,18 +192,7 @@ def weights_of(
                 "Trainer(..., ema=0.999), or training.ema, keeps one",
             )
         keys |= found
-    weights = {}
-    for name, key in keys.items():
-        stored = metadata.state_dict_metadata[key]
-        if not isinstance(stored, TensorStorageMetadata):
-            sys.stderr.write(f"left out: {shown(key)} is not a tensor\n")
-            continue
-        own = stored.properties.dtype
-        kind = wanted if wanted and own.is_floating_point else own
-        if kind not in NAMES:
-            raise JobFailed(f"{shown(key)} is {kind}, which safetensors files cannot hold")
-        weights[name] = Weight(key, kind, tuple(stored.size), converted=kind != own)
-    return weights | {alias: weights[name] for alias, name in aliases.items() if name in weights}
+    return keys
 
 
 if __name__ == "__main__":

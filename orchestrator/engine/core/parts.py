@@ -29,7 +29,7 @@ from orchestrator.engine.models.losses import Loss, Losses, Totals
 from orchestrator.engine.observe.reporter import say
 from orchestrator.engine.ranks import agreement, collectives, ranks
 from orchestrator.engine.ranks.ranks import Ranks, device_name, say_once
-from orchestrator.engine.saving import pretrained
+from orchestrator.engine.saving import weights
 from orchestrator.engine.sharding import mesh, refusals, several
 from orchestrator.engine.sharding.blocks import described
 from orchestrator.engine.sharding.mesh import Mesh
@@ -112,7 +112,7 @@ def of_arguments(arguments: Arguments) -> Parts:
     fill = None
     if arguments.weights is not None:
         path = as_path(arguments.weights)
-        pretrained.refuse_unknown(model, path)
+        weights.refuse_unreadable(model, path)
         fill = functools.partial(fill_model, model, path, config, everyone.device)
     losses.to(everyone.device)
     shape, whole = mesh.distribute_local(model, strategy, everyone, config, fill)
@@ -197,21 +197,19 @@ def refuse_unfit(model: nn.Module, config: Config) -> None:
             f"model.target ({config.model.target}) made its model on the meta device",
             "name a file with its weights: model.weights",
         )
-    pretrained.refuse_unknown(model, as_path(config.model.weights))
+    weights.refuse_unreadable(model, as_path(config.model.weights))
     agreement.refuse_other_shapes(agreement.tensors(model))
 
 
-def fill_model(
-    model: nn.Module, weights: Path | None, config: Config, device: torch.device
-) -> None:
+def fill_model(model: nn.Module, path: Path | None, config: Config, device: torch.device) -> None:
     """Give a model its first values, once it is sharded: from its seed, or a file."""
     target = torch.device("cpu") if config.fsdp.cpu_offload else device
     if build.is_built_in(model):
         build.initialise(model, config.training.seed, target)
     elif mesh.is_empty(model):
         mesh.give_memory(model, target)
-    if weights is not None:
-        pretrained.load(model, weights)
+    if path is not None:
+        weights.load(model, path)
 
 
 def as_path(directory: str | Path) -> Path:

@@ -120,20 +120,6 @@ def files_for(state: Mapping[str, Any], metadata: Metadata) -> set[str]:
     return {stored[item.storage_index].relative_path for item in items}
 
 
-class TensorReader:
-    """Reads single tensors of a checkpoint, without a process group."""
-
-    def __init__(self, path: Path, metadata: Metadata) -> None:
-        self.metadata, self.reader = metadata, SafeReader(path)
-        self.reader.set_up_storage_reader(metadata, is_coordinator=False)
-
-    def read(self, name: str, into: Tensor) -> None:
-        """Put a tensor together from its shards, which become the dtype of `into` on the way."""
-        planner = TensorPlanner()
-        planner.set_up_planner({name: into}, self.metadata, is_coordinator=True)
-        self.reader.read_data(planner.create_local_plan(), planner).wait()
-
-
 def load_into(state: Mapping[str, Tensor], path: Path) -> None:
     """Fill tensors from the files in a directory. All ranks call it."""
     together = dist.is_initialized()

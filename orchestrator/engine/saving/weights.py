@@ -1,17 +1,15 @@
-"""The whole weights of a model that is spread over the ranks: as a state dict, or in files.
+"""A model's weights in files that others read and write: .safetensors, .pt, and Hugging Face's.
 
-One tensor after the other is put together on all ranks and kept by the first, so that no rank needs
-more than the largest tensor beside its own shards.
+Where a model is spread over the ranks, its tensors are put together one after the other on all
+ranks, and kept by the first. To begin with weights from a file, each rank reads its own rows.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +18,24 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from orchestrator.common import files
-from orchestrator.common.errors import JobFailed, OrchestratorError, UsageError
+from orchestrator.common.errors import (
+    CheckFailed,
+    JobFailed,
+    OrchestratorError,
+    UsageError,
+    import_optional,
+)
 from orchestrator.engine.ranks import plain_names
-from orchestrator.engine.ranks.agreement import memory
 from orchestrator.engine.ranks.ranks import gather, is_first
-from orchestrator.engine.sharding.mesh import plain_class, reshard
+from orchestrator.engine.sharding.mesh import local_part, local_tensor, plain_class, reshard
 
 TORCH = (".pt", ".pth", ".bin")
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A tensor that is to be written into a safetensors file."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-    @property
-    def bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
+WEIGHTS = "model.safetensors"
+OF_ADAPTER = "adapter_config.json"
+INDEX = f"{WEIGHTS}.index.json"
+# A config, or the code of a class of the user's own; none of the files with weights.
+PLAIN = re.compile(r"(?!model\.safetensors)[A-Za-z0-9_][A-Za-z0-9_.-]*\.(json|py)")
+NEED = "the files of weights need the package safetensors, which"
 
 
 def state_dict(model: nn.Module) -> dict[str, Any]:
@@ -55,15 +51,10 @@ def _gathered(local: Mapping[str, Any]) -> dict[str, Any]:
     state: dict[str, Any] = {}
     copies: dict[int, Tensor] = {}
     for name, value in local.items():
-        if not isinstance(value, Tensor):
-            state[name] = value
-            continue
-        if id(value) not in copies:
+        if isinstance(value, Tensor) and id(value) not in copies:
             whole = whole_tensor(value)
-            copies[id(value)] = torch.empty(0)
-            if is_first():
-                copies[id(value)] = whole.to("cpu", copy=True)
-        state[name] = copies[id(value)]
+            copies[id(value)] = whole.to("cpu", copy=True) if is_first() else torch.empty(0)
+        state[name] = copies.get(id(value), value)
     return state if is_first() else {}
 
 
@@ -77,7 +68,7 @@ def whole_tensor(value: Tensor) -> Tensor:
     return whole
 
 
-# -- files ----------------------------------------------------------------------------------------
+# -- writing --------------------------------------------------------------------------------------
 
 
 def save(model: nn.Module, path: Path, step: int) -> None:
@@ -86,15 +77,11 @@ def save(model: nn.Module, path: Path, step: int) -> None:
     Every rank calls it, and hears what went wrong on the first.
     """
     on_first(path, lambda: refuse_unknown_kind(path))
-    if path.suffix in TORCH:
-        state = state_dict(model)
-        on_first(path, lambda: _write_torch(path, state))
-    elif path.suffix:
-        _write_file(model, path, entries_of(model), step)
-    elif adapters_of(model):
+    if not path.suffix and adapters_of(model):
         _write_adapter(model, path)
-    else:
-        _write_directory(model, path, step)
+        return
+    state = state_dict(model)
+    on_first(path, lambda: _write(model, path, state, step))
 
 
 def on_first(path: Path, action: Callable[[], None]) -> None:
@@ -121,24 +108,36 @@ def refuse_unknown_kind(path: Path) -> None:
         )
 
 
-def _write_torch(path: Path, state: dict[str, Any]) -> None:
-    with files.replacing(path, files.AS_USUAL) as file:
-        torch.save(state, file)
-
-
-def _write_directory(model: nn.Module, path: Path, step: int) -> None:
-    """Write the layout of Hugging Face, with the config of a model that has one."""
-    parts = parts_of(entries_of(model))
-
-    def write_configs() -> None:
+def _write(model: nn.Module, path: Path, state: dict[str, Any], step: int) -> None:
+    if path.suffix in TORCH:
+        with files.replacing(path, files.AS_USUAL) as file:
+            torch.save(state, file)
+    elif path.suffix:
+        write(path, state, step)
+    else:
         path.mkdir(parents=True, exist_ok=True)
-        configs = configs_of(model, plain_class(model).__name__)
-        write_texts(path, configs)
+        write_texts(path, configs_of(model, plain_class(model).__name__))
+        write(path / WEIGHTS, state, step)
 
-    on_first(path, write_configs)
-    for name, entries in parts.items():
-        _write_file(model, path / name, entries, step)
-    on_first(path, lambda: write_texts(path, index_of(parts)))
+
+def write(path: Path, state: Mapping[str, Any], step: int) -> None:
+    """Write a safetensors file, whole or not at all; a tensor under two names is written twice."""
+    safetensors = import_optional("safetensors.torch", "safetensors", NEED)
+    tensors: dict[str, Tensor] = {}
+    seen = set[int]()
+    for name, value in state.items():
+        if isinstance(value, Tensor):
+            tensors[name] = value.clone() if id(value) in seen else value.contiguous()
+            seen.add(id(value))
+    try:
+        content = safetensors.save(tensors, {"format": "pt", "step": str(step)})
+    except KeyError as error:
+        raise UsageError(
+            f"a tensor is {error.args[0]}, which safetensors files cannot hold",
+            'save("NAME.pt") can',
+        ) from None
+    with files.replacing(path, files.AS_USUAL) as file:
+        file.write(content)
 
 
 def _write_adapter(model: Any, path: Path) -> None:
@@ -158,137 +157,7 @@ def _write_adapter(model: Any, path: Path) -> None:
     on_first(path, lambda: inner.save_pretrained(path, state_dict=state))
 
 
-def entries_of(model: nn.Module) -> list[Entry]:
-    state = plain_names.state_dict(model)
-    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
-    for name, value in tensors.items():
-        if value.dtype not in NAMES:
-            raise UsageError(
-                f"{name} is {value.dtype}, which safetensors files cannot hold",
-                'save("NAME.pt") can',
-            )
-    return in_order(Entry(name, v.dtype, tuple(v.shape)) for name, v in tensors.items())
-
-
-def _write_file(model: nn.Module, path: Path, entries: Sequence[Entry], step: int) -> None:
-    """Write on rank 0 what all put together; all go on to the end, should its disk be full."""
-    reshard(model)
-    wholes = _wholes(plain_names.state_dict(model), entries)
-    problem: OSError | None = None
-    try:
-        if is_first():
-            head = header(entries, {"step": str(step)})
-            write(path, head, wholes)
-    except OSError as error:
-        problem = error
-    for _ in wholes:
-        pass
-
-    def report() -> None:
-        if problem is not None:
-            raise problem
-
-    on_first(path, report)
-
-
-def _wholes(state: Mapping[str, Any], entries: Sequence[Entry]) -> Iterator[Tensor]:
-    for entry in entries:
-        whole = whole_tensor(state[entry.name])
-        yield whole.to("cpu").contiguous() if is_first() else whole
-
-
-# -- the safetensors format, written without the package of that name ------------------------------
-
-
-NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.complex64: "C64",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-ALIGNMENT_BYTES = 8  # the largest element; the data begins there
-
-
-def in_order(entries: Iterable[Entry]) -> list[Entry]:
-    """Put the widest elements first, so that every tensor is aligned."""
-    return sorted(entries, key=lambda entry: (-entry.dtype.itemsize, entry.name))
-
-
-def header(entries: Sequence[Entry], metadata: Mapping[str, str]) -> bytes:
-    """Write everything before the data."""
-    described: dict[str, object] = {"__metadata__": {"format": "pt", **metadata}}
-    begin = 0
-    for entry in entries:
-        end = begin + entry.bytes
-        described[entry.name] = {
-            "dtype": NAMES[entry.dtype],
-            "shape": [*entry.shape],
-            "data_offsets": [begin, end],
-        }
-        begin = end
-    text = json.dumps(described, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % ALIGNMENT_BYTES)
-    return len(text).to_bytes(8, "little") + text
-
-
-def write(out: Path, head: bytes, tensors: Iterable[Tensor]) -> None:
-    """Write the file whole or not at all, of contiguous tensors in the order of the header."""
-    with files.replacing(out, files.AS_USUAL) as file:
-        file.write(head)
-        for value in tensors:
-            file.write(memory(value))
-            del value  # before the next one needs the place
-
-
-# -- the directory that Hugging Face's from_pretrained reads ---------------------------------------
-
-
-LARGEST_FILE_BYTES = 5 * 10**9  # as save_pretrained has it
-WEIGHTS = "model.safetensors"
-OF_ADAPTER = "adapter_config.json"
-INDEX = f"{WEIGHTS}.index.json"
-# A config, or the code of a class of the user's own; none of the files with weights.
-PLAIN = re.compile(r"(?!model\.safetensors)[A-Za-z0-9_][A-Za-z0-9_.-]*\.(json|py)")
-
-
-def parts_of(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
-    """Split into files of at most LARGEST_FILE_BYTES, but with at least one tensor each."""
-    parts: list[list[Entry]] = [[]]
-    size = 0
-    for entry in entries:
-        if parts[-1] and size + entry.bytes > LARGEST_FILE_BYTES:
-            parts.append([])
-            size = 0
-        parts[-1].append(entry)
-        size += entry.bytes
-    if len(parts) == 1:
-        return {WEIGHTS: parts[0]}
-    return {
-        f"model-{number:05d}-of-{len(parts):05d}.safetensors": part
-        for number, part in enumerate(parts, 1)
-    }
-
-
-def index_of(parts: Mapping[str, Sequence[Entry]]) -> dict[str, str]:
-    """Return the text of the index by its name, which only weights in several parts have."""
-    if len(parts) == 1:
-        return {}
-    where = {entry.name: name for name, entries in parts.items() for entry in entries}
-    size = sum(entry.bytes for entries in parts.values() for entry in entries)
-    index = {"metadata": {"total_size": size}, "weight_map": where}
-    return {INDEX: json.dumps(index, indent=2) + "\n"}
+# -- the configs beside Hugging Face's weights ----------------------------------------------------
 
 
 def write_texts(directory: Path, texts: Mapping[str, str]) -> None:
@@ -307,9 +176,8 @@ def configs_of(model: Any, class_name: str) -> dict[str, str]:
     """Return the texts of config.json, generation_config.json and what belongs to them by their
     names, as the model's own config writes them; nothing for a model that has none."""
     for adapter in adapters_of(model).values():
-        return _texts_of(
-            adapter
-        )  # with the base model's, from_pretrained would look for its weights
+        # With the base model's config, from_pretrained would look for its weights.
+        return _texts_of(adapter)
     config: Any = getattr(model, "config", None)
     if hasattr(config, "save_pretrained"):
         config.architectures = [class_name]
@@ -354,3 +222,104 @@ def with_dtype(configs: Mapping[str, str], dtype: torch.dtype | None) -> dict[st
         if key in config:
             config[key] = str(dtype).removeprefix("torch.")
     return texts | {"config.json": json.dumps(config, indent=2, sort_keys=True) + "\n"}
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+def load(model: nn.Module, path: Path) -> None:
+    """Fill all parameters and saved buffers of a model, each rank its own rows of them."""
+    stored = contents(path)
+    found, missing = dict[Tensor, str](), []
+    for tensor, names in names_of(model).items():
+        if name := next((name for name in names if name in stored), None):
+            found[tensor] = name
+        else:
+            missing.append(names[0])
+    if missing:
+        raise CheckFailed(
+            f"{path} lacks {len(missing)} of the model's tensors, such as {missing[0]}",
+            f"it has {', '.join([*stored][:3])} ...: the names of the model's state_dict count",
+        )
+    for tensor, name in found.items():
+        read_into(tensor, name, *stored[name])
+
+
+def names_of(model: nn.Module) -> dict[Tensor, list[str]]:
+    """Map each tensor of the state dict to its names: a tied weight has several."""
+    kept, names = plain_names.state_dict(model).keys(), dict[Tensor, list[str]]()
+    for named in (plain_names.parameters, plain_names.buffers):
+        for name, value in named(model, every=True):
+            if name in kept:
+                names.setdefault(value, []).append(name)
+    return names
+
+
+def read_into(tensor: Tensor, name: str, path: Path, key: str) -> None:
+    """Read this rank's rows of a tensor; they are converted to its dtype."""
+    local, (starts, _) = local_tensor(tensor), local_part(tensor)
+    with torch.no_grad(), opened(path) as file:
+        part = file.get_slice(key)
+        shape = tuple(part.get_shape())
+        if shape != tuple(tensor.shape):
+            raise CheckFailed(
+                f"{path}: {name} has the shape {shape} there, and {tuple(tensor.shape)} here"
+            )
+        if not shape:
+            local.copy_(file.get_tensor(key))
+        elif tuple(local.shape[1:]) != shape[1:]:
+            raise CheckFailed(f"{name} is not spread by rows; only rows can be read")
+        elif len(local):
+            local.copy_(part[starts[0] : starts[0] + len(local)])
+
+
+def refuse_unreadable(model: nn.Module, path: Path) -> None:
+    """Look before anything is sharded: names, and buffers that no file has."""
+    contents(path)
+    kept = plain_names.state_dict(model).keys()
+    for name, buffer in plain_names.buffers(model):
+        if buffer.is_meta and name not in kept:
+            raise UsageError(
+                f"the buffer {name} is on the meta device, and no file has it",
+                'make it with device="cpu", or set it after the model is made',
+            )
+
+
+def contents(path: Path) -> dict[str, tuple[Path, str]]:
+    """Return the file and the key there of each tensor, by its name in the model."""
+    found: dict[str, tuple[Path, str]] = {}
+    for file in files_of(path):
+        try:
+            with opened(file) as tensors:
+                found |= {plain_names.plain(key): (file, key) for key in tensors.keys()}  # noqa: SIM118
+        except OrchestratorError:
+            raise
+        except Exception as error:  # noqa: BLE001 (safetensors raises its own for a damaged file)
+            raise unreadable(file, error) from None
+    return found
+
+
+def files_of(path: Path) -> list[Path]:
+    """List the files of a directory as Hugging Face has it, or the one that is named."""
+    if not path.is_dir():
+        return [path]
+    index = path / INDEX
+    if index.exists():
+        try:
+            names = dict(json.loads(index.read_bytes())["weight_map"]).values()
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise unreadable(index, error) from None
+        return [path / name for name in dict.fromkeys(names)]
+    found = sorted(path.glob("*.safetensors"))
+    if not found:
+        raise UsageError(f"weights: there is no .safetensors file in {path}")
+    return found
+
+
+def opened(path: Path) -> Any:
+    return import_optional("safetensors", "safetensors", NEED).safe_open(path, "pt")
+
+
+def unreadable(path: Path, error: Exception) -> UsageError:
+    reason = getattr(error, "strerror", None) or error
+    return UsageError(f"weights: {path} cannot be read: {reason}", "fetch or copy it again")

@@ -27,7 +27,6 @@ from orchestrator.engine.core.optimizer import LrScheduler
 from orchestrator.engine.core.stopping import TrainState
 from orchestrator.engine.data import rounds as in_rounds
 from orchestrator.engine.data.sample_order import Order
-from orchestrator.engine.saving import weights as whole_weights
 from tests.engine.data.test_loaders import ranks as ranks_of
 from tests.engine.programs import trainings as trained
 from tests.engine.worlds import PROGRAMS, Job, run
@@ -346,9 +345,7 @@ def test_a_step_may_use_all_of_a_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("nodes", [[1], [2, 2]], ids=str)
-def test_whole_weights_are_written_and_exported(
-    tmp_path: Path, nodes: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whole_weights_are_written_and_exported(tmp_path: Path, nodes: list[int]) -> None:
     torch.manual_seed(0)
     model = trained.Tied()
     job = done(tmp_path, "away", nodes, "gives_itself_away")
@@ -356,7 +353,6 @@ def test_whole_weights_are_written_and_exported(
         results = torch.load(job.path / f"results_{rank}")
         assert "is not a kind of file that can be written" in results.pop("where")
         assert "JobFailed" in results["disk"] and "No such file or directory" in results.pop("disk")
-    monkeypatch.setattr(whole_weights, "LARGEST_FILE_BYTES", 200)
     for strategy in results:
         directory = job.path / strategy
         export.export(
@@ -374,12 +370,9 @@ def test_whole_weights_are_written_and_exported(
 
 
 def read_directory(directory: Path) -> dict[str, torch.Tensor]:
-    """Read the weights as Hugging Face does, from the parts that the index names."""
-    index = json.loads((directory / "model.safetensors.index.json").read_text())
-    parts = {name: load_file(directory / name) for name in index["weight_map"].values()}
-    assert len(parts) > 2
+    """Read the weights as Hugging Face does."""
     assert json.loads((directory / "config.json").read_text()) == {"architectures": ["Tied"]}
-    return {name: parts[file][name] for name, file in index["weight_map"].items()}
+    return load_file(directory / "model.safetensors")
 
 
 @pytest.mark.parametrize(

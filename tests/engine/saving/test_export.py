@@ -20,7 +20,6 @@ from torch import Tensor
 from orchestrator.common.errors import CheckFailed, JobFailed, UsageError
 from orchestrator.config.launch import Where
 from orchestrator.engine import export
-from orchestrator.engine.saving import weights as whole_weights
 from orchestrator.engine.sharding.low_precision import DTYPES
 from orchestrator.head.commands.kept import checkpoints
 from orchestrator.records import checkpoint_store
@@ -179,7 +178,7 @@ def test_where_nothing_can_be_written(tmp_path: Path, out: str) -> None:
         export.export(tmp_path, tmp_path / out)
 
 
-def test_a_directory_for_from_pretrained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_for_from_pretrained(tmp_path: Path) -> None:
     state = {f"model.{name}": torch.full((4,), float(i)) for i, name in enumerate("abc")}
     configs = {"config.json": '{"dtype": "float32", "width": 4}', "generation_config.json": "{}"}
     progress = {"aliases": {"d": "a"}, "configs": configs}
@@ -199,18 +198,13 @@ def test_a_directory_for_from_pretrained(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(UsageError, match="is there already"):
         export.export(directory, out, layout="huggingface")
     (out / "tokenizer.json").write_text("the user's own")
-    monkeypatch.setattr(whole_weights, "LARGEST_FILE_BYTES", 16)  # two tensors of bf16
+    (out / "model-00001-of-00002.safetensors").write_text("of an earlier export")
     export.export(directory, out, "bf16", force=True, layout="huggingface")
-    parts = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
-    assert sorted(path.name for path in out.iterdir()) == sorted(
-        [*names[:2], *parts, "model.safetensors.index.json", "tokenizer.json"]
-    )
+    assert sorted(path.name for path in out.iterdir()) == sorted([*names, "tokenizer.json"])
     assert json.loads((out / "config.json").read_text()) == {"dtype": "bfloat16", "width": 4}
-    index = json.loads((out / "model.safetensors.index.json").read_text())
-    assert index["metadata"] == {"total_size": 32}
-    for name, file in index["weight_map"].items():
-        expected = state[f"model.{'a' if name == 'd' else name}"].bfloat16()
-        assert same(load_file(out / file)[name], expected)
+    found = load_file(out / "model.safetensors")
+    assert all(same(found[name], state[f"model.{name}"].bfloat16()) for name in "abc")
+    assert same(found["d"], found["a"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "out"]
 
 
@@ -241,25 +235,6 @@ def test_configs_of_a_strange_checkpoint_are_refused(tmp_path: Path, configs: An
     with pytest.raises(JobFailed, match="its copy of the model's config is damaged"):
         export.export(place, tmp_path / "out", "bf16", layout="huggingface")
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
-
-
-@pytest.mark.slow
-def test_memory_is_that_of_the_largest_tensor_twice(tmp_path: Path) -> None:
-    size = 4 << 20  # bytes of each of 24
-    state = {f"model.{i}": torch.full((size // 4,), float(i)) for i in range(24)}
-    directory = save(tmp_path / "checkpoints", 1, state)
-    del state
-    export.export(directory, tmp_path / "out")  # what is imported and kept counts no more
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts from the beginning
-    before = memory("VmRSS")
-    export.export(directory, tmp_path / "out", force=True)
-    assert memory("VmHWM") - before < 4 * size  # a piece of a freed one may lie between
-    assert load_file(tmp_path / "out")["23"][-1] == 23
-
-
-def memory(what: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(what + ":"))
 
 
 # -- typed ------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from orchestrator.common.errors import OrchestratorError
-from orchestrator.engine.saving import pretrained
+from orchestrator.engine.saving import weights
 from tests.engine.core.test_parity import config
 from tests.engine.programs import configured as own
 from tests.engine.programs.large import BLOCKS, WIDTH
@@ -72,7 +72,7 @@ def saved(directory: Path) -> Path:
 
 def refused(path: Path) -> str:
     with pytest.raises(OrchestratorError) as raised:
-        pretrained.load(nn.Linear(3, 2), path)
+        weights.load(nn.Linear(3, 2), path)
     return str(raised.value)
 
 

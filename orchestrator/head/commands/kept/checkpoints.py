@@ -154,7 +154,7 @@ def export(
         if code < 0:
             raise JobFailed(
                 f"the export was killed by signal {-code}",
-                "it needs memory for twice the largest tensor",
+                "it needs memory for the weights twice",
             )
         if code != EXIT_CHECK or not left:
             return code
