@@ -23,6 +23,7 @@ VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
 GONE_KEYS = {
     "launch.on_head_loss": "leave it out: a job continues without its head",
     "sync.fanout": "leave it out: the head sends to each node",
+    "dataset.columns": "a function named by dataset.target chooses them",
     "distributed.compare_copies": "leave it out: copies of the weights are not compared",
 }
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from orchestrator.common.errors import UsageError, nearest
@@ -139,16 +138,12 @@ class Model:
             multiple("model.num_heads", self.num_heads, "model.num_kv_heads", self.num_kv_heads)
 
 
-RECORDS = only("dataset.kind", "huggingface")
 FILES = only("dataset.kind", "tokens")
-NAMED = only("dataset.kind", "tokens", "huggingface")
-SPLIT = only("dataset.kind", "library", "tokens", "synthetic", "huggingface")
+SPLIT = only("dataset.kind", "library", "tokens", "synthetic")
 SYNTHETIC = only("dataset.kind", "synthetic")
 TEXT = only("dataset.kind", "library", "tokens", "synthetic")
 OWN_DATA = only("dataset.kind", "target")
-WITH_ARGS = only("dataset.kind", "target", "huggingface")
-KINDS = ("library", "synthetic", "tokens", "huggingface", "target")
-RECORD_FILES = {".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}  # datasets reads them
+KINDS = ("library", "synthetic", "tokens", "target")
 
 
 @dataclass(frozen=True)
@@ -156,30 +151,24 @@ class Dataset:
     """The data to train on. Every sample is seen once per epoch, for any number of ranks.
 
     library: Python's own sources, as bytes. synthetic. tokens: a file of scripts/make_tokens.py.
-    huggingface: a dataset of the hub, a directory of save_to_disk, or json, csv or parquet with
-    data_files in args. target: your own.
+    target: your own.
     """
 
     kind: str = "library"  # one of the above; path and target imply it
-    path: str | None = field(default=None, metadata=NAMED)  # file, directory, or name on the hub
+    path: str | None = field(default=None, metadata=FILES)  # file
     eval_path: str | None = field(default=None, metadata=FILES)  # default: the end of path
-    columns: dict[str, str] = field(default_factory=dict, metadata=RECORDS)  # {name: column}
     target: str | None = field(default=None, metadata=OWN_DATA)  # package.module:function
-    args: dict[str, Any] = field(
-        default_factory=dict, metadata=WITH_ARGS
-    )  # arguments of target or load_dataset
+    args: dict[str, Any] = field(default_factory=dict, metadata=OWN_DATA)  # arguments of target
     sequence_length: int = field(default=64, metadata=TEXT)  # tokens per sample
     num_samples: int = field(default=10000, metadata=SYNTHETIC)
     eval_fraction: float = field(default=0.05, metadata=SPLIT)  # held out, without eval_path
     shuffle: bool = True
 
     def __post_init__(self) -> None:
-        reader = RECORD_FILES.get(Path(self.path or "").suffix)
-        if self.kind == "records" or (reader is not None and self.kind != "huggingface"):
+        if self.kind in ("records", "huggingface"):
             raise UsageError(
-                "dataset.kind=records was removed: the package datasets reads such files",
-                f"dataset.kind=huggingface, dataset.path={reader or 'json'}, and"
-                f" dataset.args={{data_files: {self.path}}}",
+                f"dataset.kind={self.kind} is gone",
+                "dataset.target names a function that returns datasets.load_dataset(...)",
             )
         implied = self._implied()
         if implied != self.kind:
@@ -190,9 +179,8 @@ class Dataset:
         one_of("dataset.kind", self.kind, KINDS)
         if self.kind == "target" and self.target is None:
             raise UsageError("dataset.kind is 'target', but dataset.target names no function")
-        if self.kind in ("tokens", "huggingface") and self.path is None:
-            what = "dataset" if self.kind == "huggingface" else "file"
-            raise UsageError(f"dataset.kind is {self.kind!r}, but dataset.path names no {what}")
+        if self.kind == "tokens" and self.path is None:
+            raise UsageError("dataset.kind is 'tokens', but dataset.path names no file")
         at_least("dataset.sequence_length", self.sequence_length, 1)
         at_least("dataset.num_samples", self.num_samples, 2)
         part("dataset.eval_fraction", self.eval_fraction)
@@ -200,7 +188,7 @@ class Dataset:
     def _implied(self) -> str:
         if self.target is not None:
             return "target"
-        return self.kind if self.path is None or self.kind == "huggingface" else "tokens"
+        return self.kind if self.path is None else "tokens"
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch.utils.data import default_collate
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.common.files import expanded
 from orchestrator.config.schema import Config, Model
-from orchestrator.engine.data import tables, tokens
+from orchestrator.engine.data import tokens
 from orchestrator.engine.models import import_by_name
 from orchestrator.engine.models.losses import IGNORED
 from orchestrator.engine.ranks.randomness import randomness_kept, seed_all
@@ -48,9 +48,6 @@ def sources(config: Config) -> tuple[Source, Source | None]:
 
 def source(config: Config, path: str) -> Source:
     data = config.dataset
-    if data.kind == "huggingface":
-        records = tables.hugging_face(path, data.args)
-        return OwnData(tables.Table(records, data.columns, path), config, path)
     if data.kind == "tokens":
         return token_file(config, Path(path))
     if data.kind == "library":

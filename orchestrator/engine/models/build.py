@@ -58,7 +58,7 @@ def loss_of(config: Config) -> Loss:
 def flops_per_sample(config: Config, model: nn.Module) -> float | None:
     """Forward and backward; of a user's own model, what it says of itself. None: unknown."""
     if config.model.kind == "decoder":
-        if config.dataset.kind in ("target", "huggingface"):
+        if config.dataset.kind == "target":
             # Samples are as long as the user makes them.
             return None
         return decoder.flops_per_sample(config.model, config.dataset.sequence_length)

@@ -27,7 +27,7 @@ from orchestrator.common.errors import UsageError
 from orchestrator.config import parse
 from orchestrator.config.schema import Config
 from orchestrator.engine import export
-from orchestrator.engine.data import dataset, tables, tokens
+from orchestrator.engine.data import dataset, tokens
 from orchestrator.engine.models.losses import Sums
 from orchestrator.engine.ranks.ranks import Ranks
 from tests.conftest import Cluster
@@ -416,12 +416,6 @@ def test_a_run_begins_with_the_weights_of_another(tmp_path: Path) -> None:
         assert run(again) == [[0] * sum(nodes)], again.output()
         (found,) = [line["eval_loss"] for line in again.metrics() if "eval_loss" in line]
         assert found == pytest.approx(losses[-1], abs=1e-6)
-
-
-@shows("dataset.columns")
-def test_columns_of_records() -> None:
-    table = tables.Table([{"a": 1, "b": 2}], {"x": "b"}, "a table")
-    assert table[0] == {"x": 2}
 
 
 @shows("logging.trackers")
