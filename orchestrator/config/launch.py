@@ -252,13 +252,6 @@ class Launch:
         most=LONGEST_WAIT_SECONDS,
         metavar="SECONDS",
     )
-    on_node_loss: str = option(
-        "stop",
-        "When a node is lost, stop the job, or wait for the node to return.",
-        FAILURE,
-        commands=KEY_ONLY,
-        choices=("stop", "wait"),
-    )
     hang_timeout: float = option(
         600.0,
         "Find out where the ranks hang after this many seconds without progress; 0 never does.",
@@ -266,13 +259,6 @@ class Launch:
         least=0,
         most=LONGEST_WAIT_SECONDS,
         metavar="SECONDS",
-    )
-    on_hang: str = option(
-        "stop",
-        "When the job hangs, stop it, or leave it running.",
-        FAILURE,
-        commands=KEY_ONLY,
-        choices=("stop", "leave"),
     )
     max_restarts: int = option(
         0,

@@ -21,6 +21,8 @@ VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
 
 # Keys of the version before, and what to write in their place.
 GONE_KEYS = {
+    "launch.on_hang": "hang_timeout: 0 leaves a job that hangs alone",
+    "launch.on_node_loss": "node_loss_timeout: SECONDS waits for longer",
     "launch.on_head_loss": "leave it out: a job continues without its head",
     "sync.fanout": "leave it out: the head sends to each node",
     "dataset.columns": "a function named by dataset.target chooses them",

@@ -29,7 +29,6 @@ class LeaseTerms(Message):
     address: str = ""  # node 0's supervisor,
     port: int = 0  # which listens here; 0: there are no others, or it cannot
     token: str = ""  # known to the supervisors alone
-    wait: bool = False  # for a node that does not answer, however long
     attached: bool = True  # a head follows from the start
     grace: float = 0.0  # for the ranks to save, when there is no head
     limit: float = 0.0  # seconds from the start until all of it has to be over; 0: never

@@ -91,22 +91,14 @@ time.sleep(6)
 """
 
 
-def test_computing_in_silence_is_no_hang_and_one_is_left_as_it_is_on_request(head: Head) -> None:
-    options = [
-        "--nnodes",
-        "1",
-        "--nproc",
-        "1",
-        "--hang-timeout",
-        "2",
-        "--set",
-        "launch.on_hang=leave",
-    ]
-    command = head.run(*options, head.script("silent.py", SILENT))
+def test_computing_in_silence_is_no_hang(head: Head) -> None:
+    options = ["--nnodes", "1", "--nproc", "1", "--hang-timeout", "2"]
+    command = head.launch(*options, head.script("silent.py", SILENT))
+    assert command.finish() == 1
     before, _, after = command.text.partition("computed")
     assert "no progress" not in before
-    assert after.count("left as it is (on_hang: leave)") == 1
-    assert head.record["state"] == "done"
+    assert "no progress" in after
+    assert head.record["verdict"]["kind"] == "hang"
 
 
 def walled(netns_cluster: Callable[..., NetnsCluster], tmp_path: Path) -> Head:

@@ -54,7 +54,6 @@ class NodeState:
     lost_why: str = ""
     silent: float = 0.0  # seconds for which it had said nothing when the connection was lost
     given_up: bool = False
-    awaited: float = 0.0  # seconds of waiting of which the user knows
     clock: float = 0.0  # the node's clock minus ours
     ranks: dict[int, RankState] = field(default_factory=dict)  # as job.json has them
     times: dict[str, float] = field(default_factory=dict)  # of its start, as job.json has them

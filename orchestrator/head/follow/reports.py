@@ -12,7 +12,7 @@ from orchestrator.common.text import size
 from orchestrator.head.follow import verdict
 from orchestrator.head.follow.followed_job import FollowedJob, NodeState
 from orchestrator.head.follow.job_end import Outcome
-from orchestrator.head.follow.monitors.start_monitor import OPEN_ALL
+from orchestrator.head.follow.monitors.watchers import OPEN_ALL
 from orchestrator.head.follow.streams.news import (
     ClockRead,
     Connected,
@@ -67,7 +67,7 @@ class Reports:
         if node.lost_since:
             log.info("%s is back after %.1f s", node.who, node.away)
             self.job.say(styled(f"{node.who} is back after {node.away:.0f} s", DONE))
-        node.lost_since = node.awaited = 0.0
+        node.lost_since = 0.0
 
     @take.register(ClockRead)
     def _(self, news: ClockRead, node: NodeState) -> None:

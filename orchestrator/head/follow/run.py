@@ -11,22 +11,28 @@ import queue
 import signal
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
 
 from orchestrator.common import interrupt
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.follow import conclusion, verdict
 from orchestrator.head.follow.followed_job import FollowedJob
 from orchestrator.head.follow.job_end import Outcome
-from orchestrator.head.follow.monitors.monitors import Monitors
+from orchestrator.head.follow.monitors.hang import HangMonitor
+from orchestrator.head.follow.monitors.watchers import DIALS_WITHIN_SECONDS, StartMonitor
 from orchestrator.head.follow.reports import Reports
 from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.streams.news import Answer, Grew, News
 from orchestrator.head.screen.keyboard import KEYS, Keys
 from orchestrator.head.screen.screen import Display
 from orchestrator.head.transfer.fetch import home
+from orchestrator.protocol.requests.follow import Stuck
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.outcome import Head, SlowRank
+
+if TYPE_CHECKING:
+    from orchestrator.head.follow.monitors.slow_gpus import SlowMonitor
 
 log = logging.getLogger(__name__)
 
@@ -203,17 +209,12 @@ class Run:
         if self.left_behind and self.is_cut_off():
             return
         now, limit = time.monotonic(), self.record.launch.node_loss_timeout
-        waits = self.record.launch.on_node_loss != "stop"
         for node in self.job.nodes:
             away = node.away
             reason = f"no connection for {away:.0f} s ({node.lost_why})"
             # A cause from when it was last heard of: before what its silence did to others.
             loss = node.failure(time.time() - away, "lost", reason)
-            late = self.end.open and away > max(limit, 2 * node.awaited)
-            if late and waits:
-                node.awaited = away
-                self.job.warn(f"{node.who}: {reason}; still waiting (on_node_loss: wait)")
-            elif late:
+            if self.end.open and away > limit:
                 self.job.give_up_on(loss)
             too_long = not self.end.open and node.unheard > limit
             if node.given_up or node.over or not (too_long or self.end.gives_up(now)):
@@ -280,3 +281,42 @@ class Run:
         # What can be queued again has not ended: a reader of the record would leave it.
         if not self.stopped_in_time:
             self.job.save()
+
+
+class Monitors:
+    """Watches a job whose nodes are all connected, until its end begins."""
+
+    def __init__(self, job: FollowedJob) -> None:
+        self.job, record = job, job.record
+        limit = record.launch.hang_timeout
+        self.hang = HangMonitor(limit, job.experiment, record.job, job.say)
+        # With a short limit the hang itself is found first, and is what was asked for.
+        self.start = StartMonitor("" if 0 < limit < DIALS_WITHIN_SECONDS else record.master)
+
+    @cached_property
+    def slow(self) -> SlowMonitor:
+        from orchestrator.head.follow.monitors.slow_gpus import SlowMonitor  # not at a start
+
+        outputs = self.job.experiment.path / "outputs"
+        return SlowMonitor(self.job.record.nodes, outputs, self.held_up)
+
+    def held_up(self, slow: SlowRank) -> None:
+        self.job.held_up(slow.replace(time=time.time()))
+        self.job.warn(slow.text)
+
+    def answer(self, news: Answer) -> None:
+        """Pass an answer on to the monitor that has asked."""
+        monitor = self.hang if isinstance(news.answer, Stuck) else self.start
+        monitor.answers[news.node] = news.answer
+
+    def check(self) -> None:
+        job = self.job
+        if not job.end.open or any(node.lost_since for node in job.nodes):
+            return
+        begun = any(node.ranks for node in job.nodes)
+        failure = self.start.check(job.at_work, begun=begun)
+        if failure is None:
+            self.slow.check()
+            failure = self.hang.check(job.at_work)
+        if failure is not None:
+            job.failed(failure)

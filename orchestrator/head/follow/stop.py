@@ -59,8 +59,6 @@ def until_reached(record: JobRecord, node: NodeRecord) -> str:
     doubt = "if it began there, " if node.in_doubt else ""
     if len(record.nodes) == 1:
         return f"{doubt}the job continues there until it can be reached"
-    if record.launch.on_node_loss == "wait":
-        return f"{doubt}its supervisor will end the job itself once it is back"
     after = f"{record.launch.node_loss_timeout:g} s after it was cut off"
     return f"{doubt}its supervisor will end the job itself when its lease runs out ({after})"
 

@@ -112,7 +112,6 @@ def part(request: Request, plan: Plan, node: NodePlan) -> Spec:
         wish=node.wish,
         lease=LeaseTerms(
             seconds=launch.node_loss_timeout,
-            wait=launch.on_node_loss == "wait",
             attached=not request.detached,
             grace=launch.grace,
         ),

@@ -41,7 +41,6 @@ class Lease:
         self.job, self.node = job, spec.node
         self.seconds = max(terms.seconds, SHORTEST_LEASE)
         self.beat = min(PEER_BEAT, self.seconds / BEATS_IN_A_LEASE)
-        self.waits = terms.wait
         self.grace = terms.grace
         self.unfollowed_seconds = spec.patience + UNFOLLOWED_SECONDS
         self.limit, self.over_at = terms.limit, float("inf")
@@ -143,12 +142,7 @@ class Lease:
 
     def judge_peers(self, now: float) -> None:
         peers = self.peers
-        if isinstance(peers, Spoke) and self.waits:
-            # Only a node 0 that is there and knows nothing of the job shows that it is over.
-            if peers.refused_since and now - peers.refused_since > self.seconds and peers.heard:
-                self.lose(self.node, "node 0 has left the job", now - peers.refused_since)
-            return
-        if peers is None or self.waits:
+        if peers is None:
             return
         for node, at in peers.closed.items():
             if now - at > GONE_SECONDS:

@@ -51,7 +51,6 @@ class Peers:
         self.wires: dict[int, SignedConnection] = {}
         self.heard: dict[int, float] = {}
         self.closed: dict[int, float] = {}
-        self.refused_since = 0.0
 
     def tick(self, now: float, beat: float, word: PeerWord) -> None:
         raise NotImplementedError
@@ -93,7 +92,6 @@ class Peers:
         now = time.monotonic()
         self.heard = {node: min(now, at + seconds) for node, at in self.heard.items()}
         self.closed = {node: min(now, at + seconds) for node, at in self.closed.items()}
-        self.refused_since = min(now, self.refused_since + seconds) if self.refused_since else 0.0
 
     def goodbye(self, word: PeerWord) -> None:
         """Send the last word and let it arrive: a close with bytes unread would discard it."""
@@ -235,7 +233,6 @@ class Spoke(Peers):
     def tick(self, now: float, beat: float, word: PeerWord) -> None:
         patience = beat * (QUIET_BEATS if self.proved else DIAL_BEATS)
         if self.wires and now - self.word_at > patience:
-            self.refused_since = 0.0
             self.set_aside()
         self.beats += 1
         rarely = not self.heard and self.late(now) and self.beats % RARELY
@@ -287,15 +284,13 @@ class Spoke(Peers):
         while messages and self.silent:
             self.silent.pop().close()
         for message in messages:
-            self.proved, self.refused_since = True, 0.0
+            self.proved = True
             self.lives(0)
             self.hear(0, control.peer_word(message))
 
     def drop(self, node: int, reason: str) -> None:
         super().drop(node, reason)
         self.trouble, self.proved = reason, False
-        if reason == os.strerror(errno.ECONNREFUSED) and not self.refused_since:
-            self.refused_since = time.monotonic()
 
     def leave(self, node: int) -> None:
         self.over = True

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.head.follow.monitors import hang_report
+from orchestrator.head.follow.monitors.hang import of_rank
 from orchestrator.node.job import hang
 from tests.node.running import Job, script, wait_until
 
@@ -75,7 +75,7 @@ open("never").read()
     job = new_job()
     job.start(job.spec(script(tmp_path, text), workdir=tmp_path))
     wait_until(lambda: job.said("ready", "0"))
-    stuck = hang_report.of_rank(0, 0, hang.collect(job.run)[0])
+    stuck = of_rank(0, 0, hang.collect(job.run)[0])
     assert stuck.waits == {("0", "nccl"): (4, "all_reduce", pytest.approx(1795823611.4, abs=1))}
     assert stuck.entered[("0", "nccl")] == 5 and ("0", "gloo") in stuck.entered
     job.end("enough", 0.5)

@@ -79,7 +79,7 @@ def test_a_part_that_no_head_has_followed_and_no_other_was_heard_of_ends(
     monkeypatch.setattr(leases.time, "monotonic", lambda: now)
     supervisor = Supervisor()
     nowhere = {"address": "127.0.0.1", "port": 1} if node else {}
-    terms = LeaseTerms(token="00", wait=True, attached=what != "detached", **nowhere)  # type: ignore[arg-type]
+    terms = LeaseTerms(token="00", seconds=3600.0, attached=what != "detached", **nowhere)  # type: ignore[arg-type]
     lease = Lease(supervisor, bare_spec().replace(node=node, lease=terms))
     if what == "followed":
         lease.followed = True

@@ -1,4 +1,4 @@
-"""Finds the GPU that holds the others of a job up, by the samples of its nodes. Pure.
+"""Finds the GPU that holds the others of a job up, by the samples that come home from its nodes.
 
 A GPU that waits in a collective is busy, as its driver counts. So one that is idle for part of the
 time while all others are busy is the one that they wait for, and its program is what it waits for.
@@ -10,11 +10,16 @@ A GPU is named only if it costs the others a good part of the time in most of th
 from __future__ import annotations
 
 import statistics
-from collections.abc import Hashable, Mapping, Sequence
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
-from orchestrator.records.metrics.samples import Sample
+from orchestrator.records.experiment import NodeRecord
+from orchestrator.records.metrics import samples
+from orchestrator.records.metrics.samples import RecentSamples, Sample
+from orchestrator.records.outcome import SlowRank
 
 # Causes, as job.json has them. From outside a data loader, a disk and a lock look alike.
 COMPUTE, INPUT = "slow compute", "slow input"
@@ -116,3 +121,62 @@ def table(samples: Mapping[int, Sequence[Sample]], name: str) -> dict[Gpu, list[
             if len(known) == SAMPLES:
                 found[node, gpu] = known
     return found
+
+
+FIRST_SECONDS = 30.0  # The beginning of a job says nothing of its pace.
+EVERY_SECONDS, SUSPECT_SECONDS = 60.0, 15.0  # to the next look
+
+
+class SlowMonitor:
+    """Reports a rank when two looks in a row find its GPU slow; each node and cause once."""
+
+    def __init__(
+        self, nodes: Sequence[NodeRecord], outputs: Path, report: Callable[[SlowRank], None]
+    ) -> None:
+        self.nodes, self.outputs, self.report = nodes, outputs, report
+        self.due_at = time.monotonic() + FIRST_SECONDS
+        self.recent: dict[int, RecentSamples] = {}  # node -> its samples
+        self.last: dict[int, float] = {}  # node -> the time of the newest one
+        self.suspect: int | None = None  # a node
+        self.named: set[tuple[str, int]] = set()
+
+    def check(self) -> None:
+        now = time.monotonic()
+        if now < self.due_at:
+            return
+        found = self.find()
+        again = found is not None and found.node == self.suspect
+        self.suspect = None if found is None else found.node
+        self.due_at = now + (SUSPECT_SECONDS if found and not again else EVERY_SECONDS)
+        if found and again and (found.cause, found.node) not in self.named:
+            self.named.add((found.cause, found.node))
+            self.report(found)
+
+    def find(self) -> SlowRank | None:
+        """Return the rank whose GPU the others wait for."""
+        for node in self.nodes:
+            path = samples.newest(self.outputs, node.index)
+            if path and node.index not in self.recent and samples.machine(path).models:
+                self.recent[node.index] = RecentSamples(path, SAMPLES)
+        # Where ranks are fewer than GPUs it is unknown here which ones they use.
+        full = {
+            node.index: node
+            for node in self.nodes
+            if node.index in self.recent
+            and len(self.recent[node.index].machine.models) == node.nproc
+        }
+        read = {index: tuple(self.recent[index].read()) for index in full}
+        before, self.last = (
+            self.last,
+            {i: each[-1].time if each else 0.0 for i, each in read.items()},
+        )
+        # A driver that hangs lets its GPUs seem as they were.
+        moving = {i: each for i, each in read.items() if self.last[i] != before.get(i)}
+        models = {index: self.recent[index].machine.models for index in full}
+        found = slow_gpu(moving, models)
+        if found is None:
+            return None
+        node = full[found.node]
+        text = f"GPU {found.gpu} of node {node.index} ({node.name}) {found.text}"
+        rank = node.first_rank + found.gpu
+        return SlowRank(cause=found.cause, node=node.index, rank=rank, text=text)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.head.follow.monitors import start_monitor, watcher
-from orchestrator.head.follow.monitors.start_monitor import StartMonitor
+from orchestrator.head.follow.monitors import watchers
+from orchestrator.head.follow.monitors.watchers import StartMonitor
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.protocol.requests.machine import Dialed
 
@@ -53,8 +53,7 @@ def watch(
 ) -> tuple[Failure | None, float, int]:
     """Answer the calls of each round; return the failure, when it came, and how often was asked."""
     clock = Clock()
-    monkeypatch.setattr(start_monitor, "time", clock)
-    monkeypatch.setattr(watcher, "time", clock)
+    monkeypatch.setattr(watchers, "time", clock)
     monitor = StartMonitor("fd00::1:29500" if nodes == 2 else "10.0.0.1:29500")
     followers = [CalledFollower(index) for index in range(nodes)]
     asked = 0
@@ -65,7 +64,7 @@ def watch(
             return failure, tenth / 10, asked
         if len(followers[0].requests) > asked:
             for node, why in rounds[min(asked, len(rounds) - 1)].items():
-                monitor.answer(node, Dialed(answers=(why,)))
+                monitor.answers[node] = Dialed(answers=(why,))
             asked += 1
     return None, 60.0, asked
 
@@ -80,7 +79,7 @@ def test_a_port_that_is_closed_twice_is_the_cause_within_thirty_seconds(
         " no answer in 3 s"
     )
     assert failure.kind == "communication" and "open all TCP ports" in failure.fix
-    assert (after + 2 * start_monitor.DIAL_SECONDS < 30, asked) == (True, 2)
+    assert (after + 2 * watchers.DIAL_SECONDS < 30, asked) == (True, 2)
 
 
 @pytest.mark.parametrize(

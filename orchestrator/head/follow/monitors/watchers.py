@@ -1,14 +1,59 @@
-"""Notices that nodes cannot reach the port where the ranks meet."""
+"""What watches a job: steps that ask its nodes and pause, and never wait; and the master's port."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, Generic, TypeVar
 
-from orchestrator.head.follow.monitors.watcher import Watcher
 from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.protocol.requests.machine import Dial
+from orchestrator.protocol.requests.request import Request
+
+ANSWER_SECONDS = 10.0  # nodes that have not answered by then are left out
+
+T = TypeVar("T")
+
+
+class Watcher(Generic[T]):
+    """Runs watch(), a generator that yields for how many seconds it pauses and returns a finding.
+
+    The head calls check() ten times a second, and puts what the nodes say into `answers`.
+    """
+
+    def __init__(self, after: float = 0.0) -> None:
+        self.followers: Sequence[NodeFollower] = ()  # of the nodes that are asked
+        self.answers: dict[int, Any] = {}  # node -> its answer to the latest question
+        self.due_at = time.monotonic() + after
+        self.steps = self.watch()
+        self.over = False
+
+    def watch(self) -> Generator[float, None, T | None]:
+        raise NotImplementedError
+
+    def check(self, followers: Sequence[NodeFollower]) -> T | None:
+        """Go on once a pause is over; return what was found, once."""
+        self.followers, now = followers, time.monotonic()
+        if self.over or now < self.due_at:
+            return None
+        try:
+            self.due_at = now + next(self.steps)
+        except StopIteration as end:
+            self.over = True
+            found: T | None = end.value
+            return found
+        return None
+
+    def ask_and_hear(self, question: Callable[[NodeFollower], Request[Any]]) -> Iterator[float]:
+        """Ask every node, and pause until all have answered or ANSWER_SECONDS have passed."""
+        self.answers = {}
+        for follower in self.followers:
+            follower.ask(question(follower))
+        until = time.monotonic() + ANSWER_SECONDS
+        while len(self.answers) < len(self.followers) and time.monotonic() <= until:
+            yield 0.0
+
 
 FIRST_DIAL_SECONDS = 6.0  # by then the ranks of most jobs have begun
 NEXT_DIAL_SECONDS = 4.0
