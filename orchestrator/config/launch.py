@@ -593,3 +593,34 @@ def typed(kind: type[Any], values: Mapping[str, Any]) -> list[str]:
                 else:
                     words.append(flag if one is True else f"{flag}={one}")
     return words
+
+
+# -- notes and tags ---------------------------------------------------------------------------
+
+
+LONGEST_NOTE, LONGEST_TAG, MOST_TAGS = 2000, 60, 20
+
+
+def check_label(launch: Launch) -> None:
+    """Refuse a note or tags that no table could show."""
+    note = launch.note or ""
+    if len(note) > LONGEST_NOTE:
+        raise UsageError(f"the note has {len(note)} letters; at most {LONGEST_NOTE} are allowed")
+    if len(launch.tag) > MOST_TAGS:
+        raise UsageError(f"{len(launch.tag)} tags are too many: at most {MOST_TAGS} are allowed")
+    for tag in launch.tag:
+        if (
+            not tag
+            or len(tag) > LONGEST_TAG
+            or "," in tag
+            or tag != "".join(in_one_line(tag).split())
+        ):
+            raise UsageError(
+                f"{tag!r} cannot be a tag",
+                f"write a word without spaces and commas, of at most {LONGEST_TAG} letters",
+            )
+
+
+def in_one_line(text: str) -> str:
+    """Write a text in one line, without what a terminal would obey."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())

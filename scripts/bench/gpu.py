@@ -47,7 +47,7 @@ from orchestrator.engine.saving.ownership import Run  # noqa: E402
 from orchestrator.engine.saving.reader import load_into  # noqa: E402
 from orchestrator.engine.sharding import mesh  # noqa: E402
 from orchestrator.node.machine import nvidia  # noqa: E402
-from orchestrator.traces import overlap, rank  # noqa: E402
+from orchestrator.traces import timeline  # noqa: E402
 
 NO_CUDA = 3
 LIMIT = 150.0  # seconds for one check
@@ -520,9 +520,11 @@ def profiled(place: Path) -> Seen:
     sections = llama(max_steps=12, eval_steps=None, eval_batches=None)
     sections["profiling"] = {"enabled": True}
     engine(place, sections)
-    traces = dict(rank.read(path) for path in (place / "outputs/profile").glob("rank_*.json.gz"))
-    found = overlap.compare({number or 0: each for number, each in traces.items()})
-    text = json.dumps(overlap.as_data(found))
+    traces = dict(
+        timeline.read(path) for path in (place / "outputs/profile").glob("rank_*.json.gz")
+    )
+    found = timeline.compare({number or 0: each for number, each in traces.items()})
+    text = json.dumps(timeline.as_data(found))
     return Seen(text[:100], "compute_ms" in text)
 
 

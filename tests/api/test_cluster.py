@@ -72,7 +72,7 @@ import sys
 from pathlib import Path
 sys.path.append("tools/packed.zip")
 import beside, packed
-from orchestrator.api.functions import pack
+from orchestrator.api.cluster import pack
 
 def work():
     import below

@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator.common.errors import UsageError
 from orchestrator.launchers import run_node as by_hand
-from orchestrator.launchers.rendezvous import Master, disagreement
+from orchestrator.launchers.run_node import Master, disagreement
 from orchestrator.protocol.control import Agreed, Hello, Reply, hello_line, to_line
 from tests.clusters.slurm import free_ports
 from tests.launching import BIN, Command

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.common.errors import UsageError
-from orchestrator.traces import chrome
-from orchestrator.traces.rank import read
+from orchestrator.traces import timeline
+from orchestrator.traces.timeline import read
 
 # Made by hand in the layout that torch 2.13 writes on a machine with CUDA.
 CUDA = Path(__file__).parent / "cuda_rank_03.json"
@@ -25,9 +25,9 @@ def test_pieces_of_any_size(
     text = text.replace('"aten::漢字 ]}, {"', '"aten::漢字 ]}, \\"{"')
     path = tmp_path / "any name"
     path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
-    monkeypatch.setattr(chrome, "PIECE_BYTES", piece)
+    monkeypatch.setattr(timeline, "PIECE_BYTES", piece)
     whole = json.loads(text)
-    with chrome.opened(path) as trace:
+    with timeline.opened(path) as trace:
         most = 0
         events = []
         for event in trace.events():
@@ -53,7 +53,7 @@ def test_what_is_cut_off_is_told(tmp_path: Path, text: str, why: str) -> None:
     (path := tmp_path / "trace.json").write_text(text)
     with (
         pytest.raises(UsageError, match=f"trace.json is not a Chrome trace: .*{why}"),
-        chrome.opened(path) as trace,
+        timeline.opened(path) as trace,
     ):
         list(trace.events())
 
@@ -61,19 +61,19 @@ def test_what_is_cut_off_is_told(tmp_path: Path, text: str, why: str) -> None:
 def test_what_would_fill_the_memory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chrome, "LARGEST_CHARACTERS", 1 << 12)
-    monkeypatch.setattr(chrome, "PIECE_BYTES", 1 << 10)
+    monkeypatch.setattr(timeline, "LARGEST_CHARACTERS", 1 << 12)
+    monkeypatch.setattr(timeline, "PIECE_BYTES", 1 << 10)
     (path := tmp_path / "trace.json").write_text('{"traceEvents": [{"a": "' + "x" * (1 << 16))
-    with pytest.raises(UsageError), chrome.opened(path) as trace:
+    with pytest.raises(UsageError), timeline.opened(path) as trace:
         list(trace.events())
-    monkeypatch.setattr(chrome, "MOST_BYTES", 1 << 14)
+    monkeypatch.setattr(timeline, "MOST_BYTES", 1 << 14)
     path.write_text('{"traceEvents": [' + '{"a": 1}, ' * 4000)
-    with pytest.raises(UsageError, match="unfolds to more than"), chrome.opened(path) as trace:
+    with pytest.raises(UsageError, match="unfolds to more than"), timeline.opened(path) as trace:
         list(trace.events())
 
 
 def test_an_error_of_the_reader_is_not_the_traces() -> None:
-    with pytest.raises(OSError, match="disk full"), chrome.opened(CUDA) as trace:
+    with pytest.raises(OSError, match="disk full"), timeline.opened(CUDA) as trace:
         for _ in trace.events():
             raise OSError("disk full")
 
@@ -103,5 +103,5 @@ def test_a_time_that_is_none_is_told(tmp_path: Path, times: str, why: str) -> No
     with pytest.raises(UsageError, match=f"trace.json is not a Chrome trace: .*{why}"):
         read(path)
     path.write_text('{"baseTimeNanoseconds": 1%s, "traceEvents": []}' % ("0" * 400))
-    with pytest.raises(UsageError, match="too large"), chrome.opened(path):
+    with pytest.raises(UsageError, match="too large"), timeline.opened(path):
         pass

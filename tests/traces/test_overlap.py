@@ -21,9 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 from orchestrator.common.errors import UsageError
-from orchestrator.traces import overlap
-from orchestrator.traces import rank as one_rank
-from orchestrator.traces.rank import Event, Rank, intersect, length, merge, of_rank
+from orchestrator.traces import timeline
+from orchestrator.traces.timeline import Event, Rank, intersect, length, merge, of_rank
 from tests.engine import pair
 
 pytestmark = pytest.mark.slow
@@ -67,7 +66,7 @@ def read(tmp_path: Path, *events: dict[str, Any], rank: int = 0) -> Rank:
     path = tmp_path / f"rank_{rank:02d}.json.gz"
     with gzip.open(path, "wt") as file:
         json.dump({"schemaVersion": 1, "traceEvents": [*NOISE, *events]}, file)
-    return one_rank.read(path)[1]
+    return timeline.read(path)[1]
 
 
 # What else a trace of a GPU holds, all of which must not count.
@@ -170,14 +169,14 @@ def test_the_slowest_waits_least(tmp_path: Path) -> None:
         return read(tmp_path, *spans, rank=number)
 
     ranks = {0: rank(0, 1, 5), 1: rank(1, 1, 5), 2: rank(2, 1, 1), 3: rank(3, 5, 1)}
-    found = overlap.compare(ranks)
+    found = timeline.compare(ranks)
     assert found.waited_ms == pytest.approx({0: 4, 1: 4, 2: 0, 3: 4})
     assert found.straggler == 2
     assert found.lag_ms == pytest.approx(4)
-    text = overlap.to_text(found)
+    text = timeline.to_text(found)
     assert "rank 2 is slowest: others wait 4 ms per step for it" in text
     assert [line.split()[-1] for line in text.splitlines()[1:5]] == ["4.0", "4.0", "slowest", "4.0"]
-    data = json.loads(json.dumps(overlap.as_data(found)))
+    data = json.loads(json.dumps(timeline.as_data(found)))
     assert data["straggler"] == 2 and data["lag_ms_per_step"] == pytest.approx(4)
     assert data["ranks"]["3"]["waited_ms_per_step"] == pytest.approx(4)
     assert "collectives" not in data["ranks"]["3"]
@@ -186,30 +185,30 @@ def test_the_slowest_waits_least(tmp_path: Path) -> None:
 def test_ranks_that_wait_in_turn_are_equal(tmp_path: Path) -> None:
     one = read(tmp_path, event(GATHER, 0, 5000), event(GATHER, 8000, 9000))
     other = read(tmp_path, event(GATHER, 4000, 5000), event(GATHER, 5500, 9000))
-    found = overlap.compare({0: one, 1: other})
+    found = timeline.compare({0: one, 1: other})
     assert found.waited_ms == pytest.approx({0: 4, 1: 2.5})
     assert found.straggler is None
-    assert overlap.reading(found).endswith("no rank is slower than the others")
+    assert timeline.reading(found).endswith("no rank is slower than the others")
 
 
 def test_unequal_numbers_of_a_collective_are_not_compared(tmp_path: Path) -> None:
     one = read(tmp_path, event(GATHER, 0, 10), event(GATHER, 20, 9000), event(REDUCE, 0, 10))
     other = read(tmp_path, event(GATHER, 0, 10), event(REDUCE, 0, 10))
-    found = overlap.compare({0: one, 1: other})
+    found = timeline.compare({0: one, 1: other})
     assert found.unmatched == ("AllGather",)
     assert (found.straggler, found.waited_ms) == (None, {0: 0, 1: 0})
-    assert "not compared: AllGather" in overlap.to_text(found)
+    assert "not compared: AllGather" in timeline.to_text(found)
 
 
 def test_nothing_to_hide(tmp_path: Path) -> None:
-    alone = overlap.compare({0: read(tmp_path, event("gemm", 0, 1000))})
-    assert overlap.to_text(alone, {0: "gpu01"}).splitlines() == [
+    alone = timeline.compare({0: read(tmp_path, event("gemm", 0, 1000))})
+    assert timeline.to_text(alone, {0: "gpu01"}).splitlines() == [
         "rank       step  computing  exposed comm       data       idle     waited  ms per step",
         "   0        1.0        1.0           0.0        0.0        0.0        0.0  gpu01",
         "no communication was seen",
     ]
-    empty = overlap.compare({0: read(tmp_path)})
-    assert overlap.as_data(empty)["ranks"]["0"]["window_ms"] == 0
+    empty = timeline.compare({0: read(tmp_path)})
+    assert timeline.as_data(empty)["ranks"]["0"]["window_ms"] == 0
 
 
 # -- traces of CPUs, by hand ----------------------------------------------------------------------
@@ -273,7 +272,7 @@ def test_the_sleeping_rank_of_a_real_job_is_named(tmp_path: Path) -> None:
     pair.run(trace, tmp_path)
     for way in ("fsdp", "ddp"):
         paths = {rank: tmp_path / f"{way}_{rank}.json" for rank in (0, 1)}
-        found = overlap.compare({rank: one_rank.read(path)[1] for rank, path in paths.items()})
+        found = timeline.compare({rank: timeline.read(path)[1] for rank, path in paths.items()})
         assert found.straggler == 1, way
         assert not found.unmatched
         assert found.waited_ms[0] > NAP * 1e3 * 0.6
@@ -294,4 +293,4 @@ def test_what_is_no_trace(tmp_path: Path, text: str) -> None:
         path = tmp_path / name
         path.write_text(text)
         with pytest.raises(UsageError, match="is not a Chrome trace"):
-            one_rank.read(path)
+            timeline.read(path)

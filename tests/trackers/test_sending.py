@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from orchestrator.common.errors import UsageError
-from orchestrator.trackers import sending
-from orchestrator.trackers.sending import Sending
+from orchestrator.trackers import known
+from orchestrator.trackers.known import Sending
 
 
 class Slow:
@@ -34,7 +34,7 @@ class Slow:
 def test_values_wait_for_a_slow_one_and_no_more_than_there_is_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sending, "WAITING_LINES", 3)
+    monkeypatch.setattr(known, "WAITING_LINES", 3)
     slow, said = Slow(), list[str]()
     to = Sending("slow", lambda: slow, said.append)
     to.log({"loss": 0.0}, 0, 10.0)
@@ -63,7 +63,7 @@ def test_one_that_fails_is_left_alone_and_said_once() -> None:
 
 
 def test_the_end_waits_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sending, "LAST_SECONDS", 0.05)
+    monkeypatch.setattr(known, "LAST_SECONDS", 0.05)
     slow, said = Slow(), list[str]()
     to = Sending("slow", lambda: slow, said.append)
     to.log({"loss": 1.0}, 1)
@@ -107,7 +107,7 @@ def test_an_option_that_it_does_not_know_is_the_users_to_mend() -> None:
 
 
 def test_one_that_does_not_open_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sending, "LAST_SECONDS", 0.05)
+    monkeypatch.setattr(known, "LAST_SECONDS", 0.05)
     may, slow, heard = threading.Event(), Slow(), list[str]()
 
     def opens() -> Slow:

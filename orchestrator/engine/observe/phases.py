@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from orchestrator.traces.rank import PHASE
+from orchestrator.traces.timeline import PHASE
 
 Phase = Literal["data", "forward_backward", "exposed_comm", "optimizer"]
 PHASES: tuple[Phase, ...] = ("data", "forward_backward", "exposed_comm", "optimizer")

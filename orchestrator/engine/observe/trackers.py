@@ -17,8 +17,7 @@ from typing import Any
 from orchestrator.common.errors import CheckFailed, OrchestratorError, UsageError
 from orchestrator.config.parse import one_of
 from orchestrator.engine.ranks.ranks import Ranks, gather
-from orchestrator.trackers.known import KNOWN, Curves, Tracker, module, opened
-from orchestrator.trackers.sending import Sending
+from orchestrator.trackers.known import KNOWN, Curves, Sending, Tracker, module, opened
 
 OPEN_SECONDS = 10.0  # that a training waits for its trackers to open
 

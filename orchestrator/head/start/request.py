@@ -13,13 +13,14 @@ from pathlib import Path
 from orchestrator.common import hiding
 from orchestrator.common.errors import UsageError, nearest_file
 from orchestrator.common.text import parse_seconds
-from orchestrator.config import label, load
+from orchestrator.config import load
 from orchestrator.config.launch import (
     DEFAULT_CONFIG,
     DEFAULT_HOOK,
     LaunchArguments,
     Origin,
     Where,
+    check_label,
 )
 from orchestrator.config.schema import Config
 from orchestrator.head.follow import notify as notifying
@@ -85,7 +86,7 @@ def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) ->
         parse_seconds("--warm", launch.warm)
     if launch.hook is None and DEFAULT_HOOK.is_file():
         launch = replace(launch, hook=str(DEFAULT_HOOK))
-    label.check(launch)
+    check_label(launch)
     notify = notifying.checked(launch.notify)
     launch = replace(launch, notify=tuple(map(notifying.shown, notify)))
     return Request(

@@ -15,8 +15,7 @@ from orchestrator.head.status.settings import Section, flat, mapping
 from orchestrator.records import manifest
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.metrics import trainers
-from orchestrator.records.metrics.curves import POINTS, Curve, curves, median
-from orchestrator.records.metrics.names import unit_of
+from orchestrator.records.metrics.curves import POINTS, Curve, curves, median, unit_of
 from orchestrator.records.outcome import Verdict
 
 Differences = dict[str, dict[str, list[Any]]]  # section -> key -> a value of each

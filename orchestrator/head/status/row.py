@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from orchestrator.common.errors import UsageError
-from orchestrator.config.label import shown
+from orchestrator.config.launch import in_one_line
 from orchestrator.records import goodput
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.metrics import progress
@@ -53,8 +53,8 @@ def of(experiment: Experiment, record: JobRecord, steps: int | None) -> Row:
         ended=record.ended if record.over else None,
         cause=(words.splitlines() or [""])[0][:LONGEST_CAUSE],
         training=training if 0 < training <= 1 else None,
-        note=shown(record.launch.note or ""),
-        tags=tuple(map(shown, record.launch.tag)),
+        note=in_one_line(record.launch.note or ""),
+        tags=tuple(map(in_one_line, record.launch.tag)),
     )
 
 

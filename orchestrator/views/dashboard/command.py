@@ -16,8 +16,7 @@ from orchestrator.common.hosts import in_url, is_loopback
 from orchestrator.common.program import installed
 from orchestrator.config.launch import Where
 from orchestrator.head.screen.output import say
-from orchestrator.views.dashboard.app import Board, app
-from orchestrator.views.dashboard.guard import Guard
+from orchestrator.views.dashboard.app import Board, Guard, app
 from orchestrator.views.serve import listen, serve
 
 PORT = 8321

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
 import secrets
+import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
+from orchestrator.common import files
 from orchestrator.common.errors import (
     EXIT_DONE,
     CheckFailed,
@@ -25,6 +31,7 @@ from orchestrator.head.connect.reach import for_now
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.schedulers.backend import backend_of
 from orchestrator.head.screen import output
+from orchestrator.head.screen.lines import clean
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.status.find_job import find_experiment
 from orchestrator.head.transfer.fetch.fetch import Fetch, plain
@@ -33,9 +40,8 @@ from orchestrator.protocol.requests.follow import AskProfile, ProfileNews, Profi
 from orchestrator.protocol.requests.transfer import Outputs
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
-from orchestrator.traces import overlap
-from orchestrator.views.profile import found
-from orchestrator.views.profile.found import RankTrace
+from orchestrator.traces import timeline
+from orchestrator.traces.timeline import Rank, of_rank, what_matters
 
 LAUNCH = "profile a new run: --set profiling.enabled=true, or orchestrator profile while it trains"
 
@@ -43,27 +49,27 @@ LAUNCH = "profile a new run: --set profiling.enabled=true, or orchestrator profi
 def profile(where: Where, wanted: str | None, steps: int, timeout: float) -> int:
     """Ask a running job for traces, or read those that are there; print what they say."""
     experiment = find_experiment(where, wanted)
-    if experiment is None and wanted is not None and found.paths_in(Path(wanted)):
+    if experiment is None and wanted is not None and paths_in(Path(wanted)):
         directory = Path(wanted)
     elif experiment is None:
         raise experiments.missing(where.experiments, wanted)
     else:
         directory = of_experiment(experiment, where, steps, timeout)
-    paths = found.paths_in(directory)
+    paths = paths_in(directory)
     if not paths:
         raise UsageError(f"no trace came to {directory}")
     progress = showing("reading traces", sum(path.stat().st_size for path in paths))
     try:
-        traces = found.read(paths, progress.add)
+        traces = read(paths, progress.add)
     finally:
         progress.clear()
-    together = overlap.compare({trace.number: trace.rank for trace in traces})
-    everything = write(directory, traces)
+    together = timeline.compare({trace.number: trace.rank for trace in traces})
+    everything = write_together(directory, traces)
     if output.as_json():
-        data = {"directory": str(directory), **overlap.as_data(together), "all_ranks": everything}
+        data = {"directory": str(directory), **timeline.as_data(together), "all_ranks": everything}
         output.write_out(json.dumps(data, indent=1))
         return EXIT_DONE
-    output.write_out(overlap.to_text(together, {trace.number: trace.host for trace in traces}))
+    output.write_out(timeline.to_text(together, {trace.number: trace.host for trace in traces}))
     if everything:
         output.write_out(f"all ranks, for ui.perfetto.dev: {everything}")
     return EXIT_DONE
@@ -74,12 +80,12 @@ def say(text: str) -> None:
         output.say(text)
 
 
-def write(directory: Path, traces: Sequence[RankTrace]) -> str:
+def write_together(directory: Path, traces: Sequence[RankTrace]) -> str:
     """Write the trace of all ranks beside theirs; return where it is."""
-    path = directory / found.ALL_RANKS
+    path = directory / ALL_RANKS
     progress = showing("writing one trace", sum(trace.path.stat().st_size for trace in traces))
     try:
-        found.write(traces, path, progress.add)
+        write(traces, path, progress.add)
     except OSError as error:
         output.complain(f"WARNING: {directory} cannot be written: {error.strerror}")
         return ""
@@ -98,7 +104,7 @@ def of_experiment(experiment: Experiment, where: Where, steps: int, timeout: flo
         )
     if not record.over:
         return of_running(experiment, record, where, steps, timeout)
-    directory = found.newest(experiment.path / "outputs" / "profile")
+    directory = newest(experiment.path / "outputs" / "profile")
     if directory is None:
         raise UsageError(f"{experiment.name} is over, and none of its ranks left a trace", LAUNCH)
     say(f"{experiment.name} is over: reading its traces in {directory}")
@@ -230,3 +236,154 @@ def fetch(transport: Transport, record: JobRecord, news: ProfileNews, outputs: P
         else:
             lacking += [f"{name}: {path}: {reason}" for path, reason in answer.items()]
     return lacking
+
+
+# -- the traces -------------------------------------------------------------------------------
+
+
+ALL_RANKS = "all_ranks.json.gz"
+# Earlier versions also wrote clocks.json.
+OURS = {"summary.json", "clocks.json", ALL_RANKS}
+MOST_FILES = 4096
+# Of each kind of event, the fields that are copied beside its name, place and time.
+COPIED = {"X": ("dur", "args"), "s": ("id",), "t": ("id",), "f": ("id", "bp")}
+# How many numbers of processes and threads each rank has.
+NUMBERS = 1 << 11
+
+
+@dataclass(frozen=True)
+class RankTrace:
+    """One rank's trace, as far as it is kept. What the rank noted in it is not trusted."""
+
+    path: Path
+    number: int
+    rank: Rank
+    host: str
+    base: float  # microseconds of the Unix clock of its node
+
+    @property
+    def label(self) -> str:
+        return f"rank {self.number} ({self.host})" if self.host else f"rank {self.number}"
+
+
+def paths_in(directory: Path) -> list[Path]:
+    """List the traces of a directory."""
+    try:
+        entries = sorted(directory.iterdir())
+    except OSError:
+        return []
+    traces = [path for path in entries if path.name.endswith((".json", ".json.gz"))]
+    named = [path for path in traces if path.name not in OURS and path.name[0] != "."]
+    return [path for path in named if path.is_file()][:MOST_FILES]
+
+
+def newest(profiles: Path) -> Path | None:
+    """Return the directory whose traces were written last: the profiles' own, or one in it."""
+    try:
+        below = [path for path in profiles.iterdir() if path.is_dir() and not path.is_symlink()]
+    except OSError:
+        return None
+    times = {
+        directory: max(path.stat().st_mtime for path in paths)
+        for directory in [profiles, *below]
+        if (paths := paths_in(directory))
+    }
+    return max(times, key=lambda directory: times[directory], default=None)
+
+
+def read(
+    paths: Sequence[Path], progress: Callable[[int], None] = lambda _: None
+) -> list[RankTrace]:
+    """Read traces, one per rank, in the order of the ranks."""
+    traces: dict[int, RankTrace] = {}
+    for index, path in enumerate(paths):
+        trace = read_one(path, index)
+        if trace.number in traces:
+            raise UsageError(
+                f"{path} is a second trace of rank {trace.number}, beside"
+                f" {traces[trace.number].path.name}",
+                "leave the traces of one profile in a directory",
+            )
+        traces[trace.number] = trace
+        progress(path.stat().st_size)
+    return [traces[number] for number in sorted(traces)]
+
+
+def read_one(path: Path, index: int) -> RankTrace:
+    with timeline.opened(path) as trace:
+        rank = of_rank(what_matters(trace.events()))
+        number = trace.rank
+        if number is None:
+            named = re.search(r"rank_?(\d+)", path.name)
+            number = int(named[1]) if named else index
+        host = trace.about.get("host")
+        shown = clean(host.encode(errors="replace").decode()[:80]) if isinstance(host, str) else ""
+        return RankTrace(path, number, rank, shown, trace.base)
+
+
+# -- one trace of all ranks -----------------------------------------------------------------------
+
+
+def write(
+    traces: Sequence[RankTrace], out: Path, progress: Callable[[int], None] = lambda _: None
+) -> None:
+    """Write one Chrome trace: each rank is a process named "rank 3 (host)", each GPU another."""
+    with files.replacing(out) as file, gzip.GzipFile(fileobj=file, mode="wb", compresslevel=1) as z:
+        z.write(b'{"displayTimeUnit": "ms", "traceEvents": [\n')
+        comma = b""
+        for trace in traces:
+            shift = trace.base - traces[0].base - ahead(trace, traces[0])
+            for event in copied(trace, shift):
+                z.write(comma + json.dumps(event).encode("ascii"))
+                comma = b",\n"
+            progress(trace.path.stat().st_size)
+        z.write(b"\n]}\n")
+
+
+def ahead(trace: RankTrace, other: RankTrace) -> float:
+    """Return by how many microseconds the clock of a rank's node is ahead of another's.
+
+    All ranks leave a collective together, so its ends are one moment.
+    """
+    gaps = [
+        (trace.base + mine[1] * 1e3) - (other.base + theirs[1] * 1e3)
+        for name, spans in trace.rank.collectives.items()
+        if len(spans) == len(other.rank.collectives.get(name, ()))
+        for mine, theirs in zip(spans, other.rank.collectives[name], strict=True)
+    ]
+    return statistics.median(gaps) if gaps else 0.0
+
+
+def copied(trace: RankTrace, shift: float) -> Iterator[dict[str, Any]]:
+    """Yield the events of one rank, with numbers that are its own among all ranks'."""
+    names: dict[str, str] = {}
+    numbers: dict[str, int] = {}
+    with timeline.opened(trace.path) as opened:
+        for event in opened.events():
+            process, thread = str(event.get("pid")), f"{event.get('pid')}/{event.get('tid')}"
+            args = timeline.dict_of(event.get("args"))
+            if event.get("name") == "process_labels" and str(args.get("labels")).startswith("GPU"):
+                names[process] = f"{trace.label} {args['labels']}"[:200]
+            elif event.get("name") == "thread_name":
+                names[thread] = str(args.get("name", ""))[:200]
+            if event.get("ph") not in COPIED or event.get("cat") == "Trace":
+                continue
+            # Perfetto knows a thread by its number alone: two hosts may use the same.
+            for place, kind in ((process, "process_name"), (thread, "thread_name")):
+                if place not in numbers:
+                    numbers[place] = trace.number * NUMBERS + len(numbers) + 1
+                    name = {"name": names.get(place, trace.label if kind[0] == "p" else "")}
+                    where = {"pid": numbers[process], "tid": numbers[place]}
+                    yield {"ph": "M", "name": kind, **where, "ts": 0, "args": name}
+            kept = {name: event[name] for name in COPIED[event["ph"]] if name in event}
+            if "id" in kept:
+                kept["id"] = f"{trace.number}.{kept['id']}"
+            yield {
+                "ph": event["ph"],
+                "cat": str(event.get("cat", "")),
+                "name": str(event.get("name", "")),
+                "pid": numbers[process],
+                "tid": numbers[thread],
+                "ts": round(timeline.number(event["ts"]) + shift, 3),
+                **kept,
+            }

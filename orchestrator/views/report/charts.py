@@ -8,8 +8,7 @@ from typing import Any
 
 from orchestrator.common.text import duration
 from orchestrator.records.metrics import curves
-from orchestrator.records.metrics.curves import Curve, RankMap
-from orchestrator.records.metrics.names import WORDS, better, unit_of
+from orchestrator.records.metrics.curves import WORDS, Curve, RankMap, better, unit_of
 from orchestrator.views.report.story import Story, Training
 
 # The title, the unit, and the metrics of each chart that every training may have.

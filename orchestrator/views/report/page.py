@@ -22,7 +22,7 @@ from orchestrator.head.follow import verdict
 from orchestrator.head.status import settings
 from orchestrator.records.experiment import JobRecord
 from orchestrator.records.metrics import curves
-from orchestrator.records.metrics.names import in_thousands
+from orchestrator.records.metrics.curves import in_thousands
 from orchestrator.records.outcome import Verdict
 from orchestrator.views.report import charts
 from orchestrator.views.report.members import Members

@@ -13,7 +13,7 @@ from orchestrator.head.screen import styles
 from orchestrator.head.screen.output import Cell, Column, Table
 from orchestrator.protocol.facts import Gpu, Holder
 from orchestrator.protocol.message import encode
-from orchestrator.records.metrics.names import in_thousands
+from orchestrator.records.metrics.curves import in_thousands
 from orchestrator.records.metrics.progress import RankProgress
 from orchestrator.views.top.sample import JobSample, NodeSample, Sample
 

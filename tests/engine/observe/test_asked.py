@@ -13,8 +13,8 @@ from orchestrator.node.follow.profile import ask
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol.requests import follow as profiling
 from orchestrator.protocol.requests.follow import ProfileState, ProfileWish
-from orchestrator.traces import chrome
-from orchestrator.traces.rank import Event, of_rank, what_matters
+from orchestrator.traces import timeline
+from orchestrator.traces.timeline import Event, of_rank, what_matters
 from tests.engine.worlds import Job, run
 
 pytestmark = pytest.mark.slow
@@ -47,7 +47,7 @@ def asking(run_dir: RunDir, wish: ProfileWish, states: list[ProfileState]) -> th
 
 
 def traced(path: Path) -> tuple[dict[str, Any], list[Event]]:
-    with chrome.opened(path) as trace:
+    with timeline.opened(path) as trace:
         events = list(what_matters(trace.events()))
         return trace.about, events
 

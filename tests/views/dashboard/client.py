@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.config.launch import Where
-from orchestrator.views.dashboard.app import Board, app
-from orchestrator.views.dashboard.guard import Guard
+from orchestrator.views.dashboard.app import Board, Guard, app
 
 
 @dataclass

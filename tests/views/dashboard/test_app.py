@@ -13,9 +13,8 @@ import pytest
 
 from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import Where
-from orchestrator.views.dashboard.app import MOST_PAGES
+from orchestrator.views.dashboard.app import MOST_PAGES, Guard
 from orchestrator.views.dashboard.command import stop
-from orchestrator.views.dashboard.guard import Guard
 from orchestrator.views.serve import listen
 from tests.views.dashboard.client import Site
 from tests.views.report.stories import experiment, line

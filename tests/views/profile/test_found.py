@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator.common.errors import UsageError
-from orchestrator.views.profile import found
+from orchestrator.views.profile import command
 
 CUDA = Path(__file__).parents[2] / "traces" / "cuda_rank_03.json"
 BASE = 1_790_857_026_000_000.0  # microseconds
@@ -65,22 +65,22 @@ def test_the_newest_profile_is_taken(tmp_path: Path) -> None:
         cpu_trace(path, 0, 0, 0)
         os.utime(path, (1e9 - age, 1e9 - age))
     (tmp_path / "step_00000099").mkdir()
-    assert found.newest(tmp_path) == tmp_path / "step_00000002"
-    assert found.newest(tmp_path / "nowhere") is None
+    assert command.newest(tmp_path) == tmp_path / "step_00000002"
+    assert command.newest(tmp_path / "nowhere") is None
 
 
 def test_two_traces_of_one_rank_are_refused(directory: Path) -> None:
     cpu_trace(directory / "rank_07.json.gz", 1, 1, 0)
     with pytest.raises(UsageError, match=r"rank_07\.json\.gz is a second trace of rank 1"):
-        found.read(found.paths_in(directory))
+        command.read(command.paths_in(directory))
 
 
 def test_all_ranks_are_on_one_clock(directory: Path) -> None:
     (directory / "rank_03.json").write_bytes(CUDA.read_bytes())
-    first, other, alone = found.read(found.paths_in(directory))
+    first, other, alone = command.read(command.paths_in(directory))
     assert (first.label, other.label) == ("rank 0 (host0)", "rank 1 (host1)")
-    assert found.ahead(other, first) == pytest.approx(250_000)
-    assert found.ahead(alone, first) == 0, "it shares no collective with the others"
+    assert command.ahead(other, first) == pytest.approx(250_000)
+    assert command.ahead(alone, first) == 0, "it shares no collective with the others"
 
 
 # -- all in one file ------------------------------------------------------------------------------
@@ -116,9 +116,9 @@ def check_format(path: Path) -> list[dict[str, Any]]:
 
 def test_one_trace_of_all_ranks(directory: Path) -> None:
     (directory / "rank_03.json").write_bytes(CUDA.read_bytes())
-    traces = found.read(found.paths_in(directory))
-    out = directory / found.ALL_RANKS
-    found.write(traces, out)
+    traces = command.read(command.paths_in(directory))
+    out = directory / command.ALL_RANKS
+    command.write(traces, out)
     events = check_format(out)
     names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
     assert names == ["rank 0 (host0)", "rank 1 (host1)", "rank 3 (gpu02)", "rank 3 (gpu02) GPU 0"]
@@ -129,7 +129,7 @@ def test_one_trace_of_all_ranks(directory: Path) -> None:
     assert gemm["dur"] == pytest.approx(3000, abs=0.01)
     assert gemm["args"]["stream"] == 7
     assert not [event for event in events if event.get("cat") == "Trace"]
-    assert found.paths_in(directory) == [trace.path for trace in traces], "it is none of them"
+    assert command.paths_in(directory) == [trace.path for trace in traces], "it is none of them"
 
 
 def test_a_host_of_a_node_cannot_break_the_table(tmp_path: Path) -> None:
@@ -137,5 +137,5 @@ def test_a_host_of_a_node_cannot_break_the_table(tmp_path: Path) -> None:
     event = {"ph": "X", "cat": "kernel", "name": "gemm", "tid": 7, "ts": 1, "dur": 2}
     text = json.dumps({"orchestrator": about, "traceEvents": [event]})
     (tmp_path / "rank_00.json").write_text(text)
-    (trace,) = found.read(found.paths_in(tmp_path))
+    (trace,) = command.read(command.paths_in(tmp_path))
     assert trace.label == "rank 0 (a\u2401?<b>)"

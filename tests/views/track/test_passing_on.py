@@ -16,9 +16,9 @@ from orchestrator.common.errors import EXIT_FAILED, UsageError
 from orchestrator.config.launch import Where
 from orchestrator.records.experiment import Attempt, Experiment, NodeRecord
 from orchestrator.trackers.known import KNOWN, Curves, Known
+from orchestrator.views.track import command
 from orchestrator.views.track import command as track
-from orchestrator.views.track import passing_on
-from orchestrator.views.track.passing_on import PassingOn
+from orchestrator.views.track.command import PassingOn
 from tests.views.track.jobs import NOW, job, tell
 
 BOTH = ["tensorboard"]
@@ -172,7 +172,7 @@ class Heard:
 def test_what_a_tracker_did_not_take_is_not_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passing_on, "PIECE_BYTES", 128)
+    monkeypatch.setattr(command, "PIECE_BYTES", 128)
     made, first, later = job(tmp_path, "one"), Heard(fails_at=30), Heard()
     tell(made, "rank_00_metrics.jsonl", *steps(*range(40)))
     record = made.read_record()

@@ -16,8 +16,14 @@ from typing import Any
 
 from orchestrator.common.errors import EXIT_DONE, OrchestratorError, UsageError
 from orchestrator.common.text import duration
-from orchestrator.config.label import LONGEST_NOTE, shown
-from orchestrator.config.launch import LaunchArguments, View, Where, words_of
+from orchestrator.config.launch import (
+    LONGEST_NOTE,
+    LaunchArguments,
+    View,
+    Where,
+    in_one_line,
+    words_of,
+)
 from orchestrator.head.background.process import Answers, Background
 from orchestrator.head.commands import follow
 from orchestrator.head.commands.stop import stop as stop_job
@@ -32,7 +38,7 @@ from orchestrator.head.start.nodes import ListedNodes, source_of
 from orchestrator.head.start.request import resolve
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment
-from orchestrator.records.metrics.names import better
+from orchestrator.records.metrics.curves import better
 
 # One node each, held whole or in part, first come first served; started again once.
 DEFAULTS = {"nnodes": 1, "claim": "all", "queue": True, "sync": "always", "max_restarts": 1}
@@ -160,7 +166,15 @@ def launch_of(
     engine = not (base.program or member.program or base.module)
     way = "hydra" if engine and terms.way == "args" else terms.way
     program, env = space.command_of(member.program or base.program, member.values, way)
-    launch = {"note": shown(member.words)[:LONGEST_NOTE], **base.launch}
+from orchestrator.common.text import duration
+from orchestrator.config.launch import (
+    LONGEST_NOTE,
+    LaunchArguments,
+    View,
+    Where,
+    in_one_line,
+    words_of,
+)
     if any(word.startswith("launch.note=") for word in base.overrides):
         del launch["note"]
     launch["name"] = f"{launch['name']}-{member.number}"
@@ -258,5 +272,5 @@ def first_line(text: str) -> str:
 
 
 def cut(text: str) -> str:
-    text = shown(text)
+    text = in_one_line(text)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."

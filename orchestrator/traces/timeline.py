@@ -1,0 +1,433 @@
+"""Reads traces: time computing, communicating, waiting for data and idle; ranks side by side.
+
+A trace of a GPU shows kernels: NCCL's are communication, all others compute. A trace of a CPU (as
+torch 2.13 writes it) shows collectives as `gloo:all_reduce` on gloo's own threads, and on the
+thread that trains only their start, `c10d::allreduce_`; the wait that may follow is not an event.
+So it is unknown how much of an operation that starts a collective is computing (the node of the
+autograd graph that runs FSDP2's reduce-scatter lasts as long as the reduce-scatter): such an
+operation does not count, those inside it do.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import json
+import re
+import sys
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any, NamedTuple, cast
+
+from orchestrator.common import files
+from orchestrator.common.errors import UsageError
+
+Intervals = list[tuple[float, float]]
+Spans = tuple[tuple[float, float], ...]  # milliseconds
+
+KINDS = {"kernel", "cpu_op", "user_annotation"}
+ARGS = ("Collective name", "Process Group Name")
+PHASE = "orchestrator: "  # begins the names by which the training loop marks its phases
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank's share of all traced steps. Milliseconds, which add up to the whole:
+    compute + exposed + data + idle = window; overlapped + exposed = communication."""
+
+    steps: int
+    window_ms: float
+    compute_ms: float
+    communication_ms: float
+    overlapped_ms: float  # communication while something computes
+    exposed_ms: float  # communication while nothing computes
+    data_ms: float  # nothing runs, and the training waits for its next batch
+    idle_ms: float
+    collectives: dict[str, Spans]  # of each kind and group, in the order in which they began
+
+
+class Event(NamedTuple):
+    name: str
+    kind: str  # `cat` in the file
+    thread: Any
+    start: float  # microseconds
+    end: float
+    args: dict[str, Any]
+
+    @property
+    def span(self) -> tuple[float, float]:
+        return self.start, self.end
+
+
+def read(path: Path) -> tuple[int | None, Rank]:
+    """Return the rank that a trace says it is of, and what it says."""
+    with opened(path) as trace:
+        return trace.rank, of_rank(what_matters(trace.events()))
+
+
+def what_matters(entries: Iterable[dict[str, Any]]) -> Iterator[Event]:
+    """Drop the events of a trace that say nothing here."""
+    for entry in entries:
+        if entry["ph"] == "X" and entry.get("cat") in KINDS:
+            start = number(entry["ts"])
+            end = start + number(entry.get("dur", 0))
+            known = entry.get("args") or {}
+            args = {name: known[name] for name in ARGS if name in known}
+            name = sys.intern(entry["name"])
+            yield Event(name, entry["cat"], entry.get("tid"), start, end, args)
+
+
+def of_rank(events: Iterable[Event]) -> Rank:
+    found: defaultdict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        found[sort_of(event)].append(event)
+    on_device = bool(found["kernel"] or found["nccl"])
+    communication = found["nccl"] if on_device else found["gloo"]
+    talking = merge(event.span for event in communication)
+    if on_device:  # kernels run later than the steps of the host that launched them
+        compute = merge(event.span for event in found["kernel"])
+        whole: Intervals = []
+    else:
+        compute = computing(found["cpu"], {event.thread for event in found["gloo"]})
+        whole = merge(event.span for event in found["step"])
+    ends = whole or [*talking[:1], *talking[-1:], *compute[:1], *compute[-1:]]
+    window = [(min(start for start, _ in ends), max(end for _, end in ends))] if ends else []
+    compute, talking = intersect(compute, window), intersect(talking, window)
+    busy = merge([*compute, *talking])
+    waiting = intersect(merge(event.span for event in found["data"]), window)
+    both = length(intersect(compute, talking))
+    data = length(waiting) - length(intersect(waiting, busy))
+    return Rank(
+        steps=max(len({event.name for event in found["step"]}), 1),
+        window_ms=length(window) / 1e3,
+        compute_ms=length(compute) / 1e3,
+        communication_ms=length(talking) / 1e3,
+        overlapped_ms=both / 1e3,
+        exposed_ms=(length(talking) - both) / 1e3,
+        data_ms=data / 1e3,
+        idle_ms=(length(window) - length(busy) - data) / 1e3,
+        collectives=collectives_of(communication),
+    )
+
+
+def sort_of(event: Event) -> str:
+    """Name what an event is; RCCL on AMD uses the names of NCCL's kernels."""
+    if event.kind == "kernel":
+        return "nccl" if "nccl" in event.name or "rccl" in event.name else "kernel"
+    if event.name.startswith("gloo:"):
+        return "gloo"
+    if event.kind == "cpu_op":
+        return "cpu"
+    if event.name.startswith("ProfilerStep#"):
+        return "step"
+    if event.name == f"{PHASE}data" or event.name.startswith("enumerate(DataLoader)"):
+        return "data"
+    return "other"
+
+
+def computing(calls: Iterable[Event], gloo: set[Any]) -> Intervals:
+    """Return when a CPU ran operations that neither are, nor start, nor belong to a collective."""
+    threads: defaultdict[Any, list[Event]] = defaultdict(list)
+    for call in calls:
+        if call.thread not in gloo:
+            threads[call.thread].append(call)
+    return merge(span for of_thread in threads.values() for span in computing_calls(of_thread))
+
+
+def computing_calls(calls: list[Event]) -> Iterator[tuple[float, float]]:
+    """Go through a thread's operations in the order in which they began, outer ones first."""
+    calls.sort(key=lambda call: (call.start, -call.end))
+    counts = [True] * len(calls)
+    around: list[int] = []  # the operations within which this one began
+    collective_ends = float("-inf")
+    for at, call in enumerate(calls):
+        while around and calls[around[-1]].end <= call.start:
+            around.pop()
+        if re.match(r"_?c10d", call.name):
+            collective_ends = max(collective_ends, call.end)
+            for outer in around:
+                counts[outer] = False
+        counts[at] = call.end > collective_ends
+        around.append(at)
+    return (call.span for call, counted in zip(calls, counts, strict=True) if counted)
+
+
+def collectives_of(events: Iterable[Event]) -> dict[str, Spans]:
+    """List collectives: each has the same name and position on every rank of its group.
+
+    NCCL's events name the group; gloo's do not, and all groups of a rank are one then.
+    """
+    spans: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    for event in sorted(events, key=lambda event: event.span):
+        kernel = re.match(r"[nr]ccl\w*?Kernel_([A-Za-z]+)", event.name)
+        plain = kernel[1] if kernel else event.name.partition("(")[0]
+        kind = str(event.args.get("Collective name", plain))
+        group = event.args.get("Process Group Name")
+        key = kind if group is None else f"{kind} in group {group}"
+        spans[key].append((event.start / 1e3, event.end / 1e3))
+    return {key: tuple(of_kind) for key, of_kind in spans.items()}
+
+
+# -- intervals ------------------------------------------------------------------------------------
+# (start, end), sorted and without overlaps once they are merged.
+
+
+def merge(intervals: Iterable[tuple[float, float]]) -> Intervals:
+    merged: Intervals = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        elif start < end:
+            merged.append((start, end))
+    return merged
+
+
+def intersect(first: Intervals, other: Intervals) -> Intervals:
+    """Intersect two merged lists."""
+    both: Intervals = []
+    i = j = 0
+    while i < len(first) and j < len(other):
+        start, end = max(first[i][0], other[j][0]), min(first[i][1], other[j][1])
+        if start < end:
+            both.append((start, end))
+        if first[i][1] < other[j][1]:
+            i += 1
+        else:
+            j += 1
+    return both
+
+
+def length(merged: Intervals) -> float:
+    return sum(end - start for start, end in merged)
+
+
+# -- Chrome's files ---------------------------------------------------------------------------
+
+
+PIECE_BYTES = 1 << 20
+# The limit of one event, and of all that stands before the events.
+LARGEST_CHARACTERS = 1 << 24
+# The limit of a whole trace: a small packed file may unfold to anything.
+MOST_BYTES = 1 << 33
+MOST_RANKS = 1 << 20
+LATEST_NANOSECONDS = 1e19  # of the Unix clock in the year 2286
+GZIP_MAGIC = b"\x1f\x8b"
+# What json, gzip and the reading of an event raise for a damaged file.
+DAMAGED = (
+    gzip.BadGzipFile,
+    ValueError,
+    OverflowError,
+    KeyError,
+    TypeError,
+    EOFError,
+    zlib.error,
+    RecursionError,
+)
+BETWEEN = re.compile(r"[\s,]*")
+LIST = re.compile(r'"traceEvents"\s*:\s*\[')
+
+
+class Trace:
+    """An open trace: what it says of itself, and its events, which can be read once."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self.decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self.text, self.at, self.count = "", 0, 0
+        while (found := LIST.search(self.text)) is None:
+            if len(self.text) > LARGEST_CHARACTERS or not self._more():
+                raise KeyError("no list of traceEvents")
+        before = self.text[: found.start()].rstrip().rstrip(",")
+        self.at = found.end()
+        header: dict[str, Any] = json.loads(before + "}")
+        # What a rank of the Trainer noted: its rank, its node, the steps.
+        self.about = dict_of(header.get("orchestrator"))
+        rank = self.about.get("rank", dict_of(header.get("distributedInfo")).get("rank"))
+        self.rank = rank if isinstance(rank, int) and 0 <= rank < MOST_RANKS else None
+        # The moment from which its times count, in microseconds of the Unix clock.
+        self.base = number(header.get("baseTimeNanoseconds", 0)) / 1e3
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        decode = json.JSONDecoder().raw_decode
+        while True:
+            self.at = cast("re.Match[str]", BETWEEN.match(self.text, self.at)).end()
+            if self.text.startswith("]", self.at):
+                return
+            try:
+                event, self.at = decode(self.text, self.at)
+            except ValueError:  # it goes on in the next piece
+                if len(self.text) - self.at > LARGEST_CHARACTERS or not self._more():
+                    raise
+                continue
+            if not isinstance(event, dict):
+                raise TypeError("an event is not an object")
+            yield event
+
+    def _more(self) -> bool:
+        data = self.file.read(PIECE_BYTES)
+        self.count += len(data)
+        if self.count > MOST_BYTES:
+            raise ValueError(f"it unfolds to more than {MOST_BYTES >> 30} GB")
+        self.text, self.at = self.text[self.at :] + self.decode(data, not data), 0
+        return bool(data)
+
+
+def number(value: Any) -> float:
+    """Return a time of a trace; raise ValueError for NaN, infinity and impossible years."""
+    taken = float(value)
+    if not abs(taken) < LATEST_NANOSECONDS:  # NaN is not either
+        raise ValueError(f"a time of {taken}")
+    return taken
+
+
+def dict_of(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Trace]:
+    """Open a trace, packed or not; what is none, here or further on, is a UsageError."""
+    try:
+        file = files.open_plain(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    with file:
+        try:
+            packed = file.read(2) == GZIP_MAGIC
+            file.seek(0)
+            plain = gzip.GzipFile(fileobj=file) if packed else file
+            yield Trace(cast("IO[bytes]", plain))
+        except DAMAGED as bad:
+            raise UsageError(f"{path} is not a Chrome trace: {bad}") from bad
+
+
+# -- what overlaps ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """All ranks. A collective lasts from the arrival of a rank to its end, so it contains the wait
+    for the last one to arrive, who is the slow one and waits least."""
+
+    ranks: dict[int, Rank]
+    waited_ms: dict[int, float]  # per step: in collectives that took a faster rank less time
+    straggler: int | None  # the rank that waits least, if the others wait noticeably longer
+    lag_ms: float  # per step: how much longer, on average
+    unmatched: tuple[str, ...] = ()  # collectives that ranks saw unequal numbers of: left out
+
+    @property
+    def communication(self) -> float:
+        """Communication as a part of the time, over all ranks."""
+        return self._sum("communication_ms") / (self._sum("window_ms") or 1)
+
+    @property
+    def hidden(self) -> float:
+        """Hidden communication as a part of all communication, over all ranks."""
+        return self._sum("overlapped_ms") / (self._sum("communication_ms") or 1)
+
+    def _sum(self, name: str) -> float:
+        total: float = sum(getattr(rank, name) for rank in self.ranks.values())
+        return total
+
+
+NOTICEABLE = 0.02  # of a step; less is noise
+
+
+def compare(ranks: Mapping[int, Rank]) -> Overlap:
+    waits: dict[int, Intervals] = {number: [] for number in ranks}
+    unmatched = []
+    for kind in sorted({kind for rank in ranks.values() for kind in rank.collectives}):
+        spans = {n: rank.collectives[kind] for n, rank in ranks.items() if kind in rank.collectives}
+        if len({len(events) for events in spans.values()}) > 1:
+            unmatched.append(kind)
+            continue
+        for same in zip(*spans.values(), strict=True):
+            fastest = min(end - start for start, end in same)
+            for number, (start, end) in zip(spans, same, strict=True):
+                waits[number].append((start, end - fastest))
+    # DDP has several under way at a time: what they wait together is not to be counted twice.
+    waited = {n: length(merge(events)) / ranks[n].steps for n, events in waits.items()}
+    straggler, lag = None, 0.0
+    if len(ranks) > 1:
+        least = min(waited, key=lambda number: waited[number])
+        others = [time for number, time in waited.items() if number != least]
+        lag = sum(others) / len(others) - waited[least]
+        step = ranks[least].window_ms / ranks[least].steps
+        # Ranks that wait for each other in turn (two on one busy machine: 19.8 and 12.9 ms of a
+        # step of 136) are equally slow.
+        straggler = least if lag > max(NOTICEABLE * step, waited[least]) else None
+    return Overlap(dict(sorted(ranks.items())), waited, straggler, lag, tuple(unmatched))
+
+
+# -- in words -------------------------------------------------------------------------------------
+
+# Of each part of a step: its heading, and its field in a Rank.
+COLUMNS = {
+    "step": "window_ms",
+    "computing": "compute_ms",
+    "exposed comm": "exposed_ms",
+    "data": "data_ms",
+    "idle": "idle_ms",
+}
+MOST_LINES = 16
+
+
+def to_text(overlap: Overlap, hosts: Mapping[int, str] | None = None) -> str:
+    """Format a table in milliseconds per step, and what it means."""
+    numbers = list(overlap.ranks)
+    if len(numbers) > MOST_LINES:  # those that the others wait for
+        numbers = sorted(sorted(numbers, key=lambda number: overlap.waited_ms[number])[:MOST_LINES])
+    headings = (*COLUMNS, "waited")
+    lines = ["rank  " + "  ".join(f"{name:>9}" for name in headings) + "  ms per step"]
+    for number in numbers:
+        rank = overlap.ranks[number]
+        cells = [getattr(rank, name) / rank.steps for name in COLUMNS.values()]
+        row = zip(headings, [*cells, overlap.waited_ms[number]], strict=True)
+        line = f"{number:>4}  " + "  ".join(f"{cell:>{max(9, len(n))}.1f}" for n, cell in row)
+        words = [(hosts or {}).get(number, ""), "slowest" * (number == overlap.straggler)]
+        lines.append("  ".join([line, *filter(None, words)]))
+    if len(overlap.ranks) > MOST_LINES:
+        lines.append(f"      ... and {len(overlap.ranks) - MOST_LINES} more, which waited longer")
+    return "\n".join([*lines, reading(overlap)])
+
+
+def reading(overlap: Overlap) -> str:
+    """Return one sentence: how much communication there is, and whether a rank is slow."""
+    if not overlap.communication:
+        return "no communication was seen"
+    sentence = (
+        f"communication is {overlap.communication:.0%} of the time"
+        f" and {overlap.hidden:.0%} of it is hidden"
+    )
+    if overlap.straggler is not None:
+        sentence += (
+            f"; rank {overlap.straggler} is slowest:"
+            f" others wait {overlap.lag_ms:.3g} ms per step for it"
+        )
+    elif len(overlap.ranks) > 1:
+        sentence += "; no rank is slower than the others"
+    if overlap.unmatched:
+        sentence += f" (not compared: {', '.join(overlap.unmatched)})"
+    return sentence
+
+
+def as_data(overlap: Overlap) -> dict[str, Any]:
+    """Return the result for JSON."""
+    ranks = {}
+    for number, rank in overlap.ranks.items():
+        data = asdict(rank)
+        del data["collectives"]
+        ranks[str(number)] = {**data, "waited_ms_per_step": overlap.waited_ms[number]}
+    return {
+        "communication": overlap.communication,
+        "hidden": overlap.hidden,
+        "straggler": overlap.straggler,
+        "lag_ms_per_step": overlap.lag_ms,
+        "not_compared": list(overlap.unmatched),
+        "reading": reading(overlap),
+        "ranks": ranks,
+    }
