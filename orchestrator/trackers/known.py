@@ -1,4 +1,4 @@
-"""Opens each tracker, so that a resumed training continues its curves, and sends without waiting."""
+"""Opens each tracker, so that a resumed training continues its curves; sends in a thread."""
 
 from __future__ import annotations
 

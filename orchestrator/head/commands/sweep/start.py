@@ -166,15 +166,7 @@ def launch_of(
     engine = not (base.program or member.program or base.module)
     way = "hydra" if engine and terms.way == "args" else terms.way
     program, env = space.command_of(member.program or base.program, member.values, way)
-from orchestrator.common.text import duration
-from orchestrator.config.launch import (
-    LONGEST_NOTE,
-    LaunchArguments,
-    View,
-    Where,
-    in_one_line,
-    words_of,
-)
+    launch = {"note": in_one_line(member.words)[:LONGEST_NOTE], **base.launch}
     if any(word.startswith("launch.note=") for word in base.overrides):
         del launch["note"]
     launch["name"] = f"{launch['name']}-{member.number}"
