@@ -142,7 +142,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "prune": (
         ("orchestrator prune --keep 20 --dry-run", "show what would be removed"),
         ("orchestrator prune --keep 20 --older-than 14d", "remove the others, if old"),
-        ("orchestrator prune --pin NAME", "never remove this one"),
+        ("orchestrator prune --keep 5 --on-nodes", "and what their jobs left on the nodes"),
     ),
     "submit": (
         ("orchestrator submit slurm --nnodes 4 --gpus 8 train.py", "queue a job, and follow it"),

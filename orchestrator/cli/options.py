@@ -338,7 +338,6 @@ def arguments_from(params: Mapping[str, Any]) -> LaunchArguments:
 
 def shared(
     function: Callable[..., Any],
-    node_list: click.Option | None = None,
     *,
     reads_records: bool = True,
     asks_nodes: bool = False,
@@ -357,8 +356,6 @@ def shared(
     taken += options_from(Where, "records") if reads_records else ()
     taken += options_from(Where, "asking") if asks_nodes else ()
     options = {option.name: option for option in taken}
-    if node_list is not None:
-        options["nodes"] = typing.cast(GroupedOption, node_list)
     with_where.__click_params__ = [*present, *reversed(options.values())]  # type: ignore[attr-defined]
     return with_where
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import click
 from click.shell_completion import CompletionItem
 
 from orchestrator.cli.options import (
-    FILE,
     FilePath,
     asking,
     command,
@@ -21,8 +19,6 @@ from orchestrator.cli.options import (
 from orchestrator.common.wings import view
 from orchestrator.config.launch import Where
 from orchestrator.trackers.known import KNOWN
-
-ALONE = "--on-nodes"  # what --nodes means without a FILE after it
 
 
 def places(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -225,18 +221,7 @@ def profile(where: Where, experiment: str | None, steps: int, timeout: float) ->
 
 
 @command()
-@partial(
-    shared,
-    node_list=click.Option(
-        ["--nodes"],
-        type=FILE,
-        is_flag=False,
-        flag_value=ALONE,
-        metavar="[FILE]",
-        help="Without FILE, the same as --on-nodes. A node list is not needed here.",
-    ),
-)
-@click.argument("names", nargs=-1, metavar="[NAME...]", shell_complete=experiment_names)
+@shared
 @click.option("--keep", type=click.IntRange(min=0), metavar="N", help="Keep the newest N.")
 @click.option(
     "--older-than",
@@ -247,16 +232,13 @@ def profile(where: Where, experiment: str | None, steps: int, timeout: float) ->
 @click.option("--on-nodes", is_flag=True, help="Also remove what these jobs left on their nodes.")
 @click.option("--dry-run", is_flag=True, help="Show what would be removed; remove nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--pin", is_flag=True, help="Never remove these.")
-@click.option("--unpin", is_flag=True, help="Allow these to be removed again.")
-@click.option("-v", "--verbose", is_flag=True, help="Also name what stays, and why.")
 @json_option
 def prune(where: Where, **options: Any) -> int:
     """Remove old experiments: never one that runs or is pinned.
 
-    N counts the newest experiments by the time in their names, whatever became of them.
+    N counts the newest experiments by the time in their names, whatever became of them. One with a
+    file .pin is pinned.
     """
-    from orchestrator.head.commands.kept import prune
+    from orchestrator.head.commands import prune
 
-    options["on_nodes"] |= where.nodes == Path(ALONE)
-    return prune.prune(prune.PruneOptions(where=where, **options))
+    return prune.prune(where, **options)

@@ -45,6 +45,8 @@ def here_exists() -> bool:
 
 # Options of the version before, and what is typed in their place.
 GONE_OPTIONS = {
+    "--pin": "touch experiments/NAME/.pin",
+    "--unpin": "rm experiments/NAME/.pin",
     "--prolog": "--hook FILE runs on each node before its ranks",
     "--epilog": "run it after master_launch: orchestrator exec COMMAND",
     "--prolog-timeout": "--hook FILE runs on each node before its ranks",

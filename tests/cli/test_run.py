@@ -62,7 +62,7 @@ def test_output_onto_a_full_disk(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_looked_at(tmp_path: Path) -> None:
-    done = sh(f"{ORCHESTRATOR} status nothing --nodes {'a' * 300}", tmp_path)
+    done = sh(f"{ORCHESTRATOR} exec --nodes {'a' * 300} true", tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ") and "File name too long" in done.stderr
     assert "Traceback" not in done.stderr

@@ -90,7 +90,7 @@ def test_here_and_on_the_nodes(head: Head, over: Path) -> None:
         left = {path.name for path in (head.cluster.run_home(node) / "lib").iterdir()}
         assert OLD not in left and "0" * 16 + ".77" not in left
         assert {"mine", "e" * 16} <= left and len(left) == 3
-    assert prune(head, "--keep", "0", "--yes", "--nodes")[0] == 0  # alone: the same as --on-nodes
+    assert prune(head, "--keep", "0", "--yes", "--on-nodes")[0] == 0
     assert names(head) == [] and three not in runs(head, 1)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.head.prune.entries import KEPT, Entry, choose, stamp
+from orchestrator.head.prune.removal import KEPT, Entry, choose, stamp
 from orchestrator.records.experiment import JobRecord
 
 RECORD = JobRecord("job-1", "experiments/x", "done", ["master_launch"], [], 1000.0)

@@ -1,0 +1,187 @@
+"""`orchestrator prune`: show which old experiments go, ask, and remove them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+from orchestrator.common.errors import EXIT_DONE, EXIT_FAILED, EXIT_NODE, EXIT_STOPPED, UsageError
+from orchestrator.common.text import parse_seconds, plural, size
+from orchestrator.config.launch import Where
+from orchestrator.head.prune.removal import (
+    FAILED,
+    KEPT,
+    REMOVED,
+    SELECTED,
+    Entry,
+    Removable,
+    Removal,
+    choose,
+    keep_busy,
+    measure,
+    scan,
+)
+from orchestrator.head.screen import output, styles
+from orchestrator.head.screen.progress import Progress
+from orchestrator.records.checkpoint_store import shown
+
+
+def prune(
+    where: Where,
+    keep: int | None,
+    older_than: str | None,
+    *,
+    keep_failed: bool,
+    on_nodes: bool,
+    dry_run: bool,
+    yes: bool,
+) -> int:
+    """Remove the experiments that the options select."""
+    if keep is None:
+        raise UsageError(
+            "say how many experiments to keep",
+            "orchestrator prune --keep N; --keep 0 --older-than 14d removes by age alone",
+        )
+    age = parse_seconds("--older-than", older_than) if older_than else 0.0
+    directory = where.experiments.absolute()
+    if not directory.exists():
+        say(f"nothing to remove: there is no directory {where.experiments}")
+        return EXIT_DONE
+    try:  # it may be a link, because the user named it
+        root = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise UsageError(f"{shown(where.experiments)} cannot be read: {error.strerror}") from error
+    removal = Removal(root, directory, where.ssh_config, on_nodes)
+    try:
+        entries, foreign, leftovers = scan(root, trusted=where.trust_record)
+        choose(entries, time.time(), keep, age, keep_failed=keep_failed)
+        code = remove(removal, entries, leftovers, dry_run=dry_run, yes=yes)
+    finally:
+        os.close(root)
+    if output.as_json():
+        data = to_json(entries, leftovers, foreign, removal)
+        output.write_out(json.dumps({**data, "dry_run": dry_run}, indent=1))
+    return code
+
+
+def remove(
+    removal: Removal,
+    entries: Sequence[Entry],
+    leftovers: Sequence[Removable],
+    *,
+    dry_run: bool,
+    yes: bool,
+) -> int:
+    """Show what goes, ask, and remove it."""
+    removal.unreached = keep_busy(
+        removal.root, entries, removal.ssh_config, on_nodes=removal.on_nodes
+    )
+    going: list[Removable] = [*leftovers, *(one for one in entries if one.action == SELECTED)]
+    for one in going:
+        measure(removal.root, one, removal.directory / one.name)
+    show(entries, leftovers, removal)
+    if dry_run or not going:
+        return EXIT_DONE
+    if not (yes or agreed(on_nodes=removal.on_nodes)):
+        say("nothing was removed")
+        return EXIT_STOPPED
+    with Progress("removing", sum(one.size for one in going)) as progress:
+        removal.seen = progress.add
+        removal.go(entries, leftovers)
+    conclude(going, removal)
+    if removal.unreached:
+        return EXIT_NODE
+    return EXIT_FAILED if any(one.action == FAILED for one in going) else EXIT_DONE
+
+
+def agreed(*, on_nodes: bool) -> bool:
+    """Ask on the terminal."""
+    if not sys.stdin.isatty():
+        raise UsageError(
+            "nothing was removed: there is no terminal to ask on", "confirm with --yes"
+        )
+    where = ", here and on their nodes" if on_nodes else ""
+    return output.agreed(f"remove them{where}?")
+
+
+# -- words ------------------------------------------------------------------------------------
+
+
+def say(message: str) -> None:
+    if not output.as_json():
+        output.write_out(message)
+
+
+def show(entries: Sequence[Entry], leftovers: Sequence[Removable], removal: Removal) -> None:
+    """Print what would be removed, and what stays although the rules select it."""
+    going = [entry for entry in entries if entry.action != KEPT]
+    if going:
+        rows: list[list[output.Cell]] = [["experiment", "state", "when", "size"]]
+        for entry in going:
+            state = shown(entry.record.state)
+            cell = state, styles.STATES.get(state, "")
+            rows.append([shown(entry.name), cell, clock(entry)[:16], size(entry.size)])
+        say(output.table(rows, output.terminal(), right={3}, headed=True))
+    for one in leftovers:
+        say(f"{shown(one.name)}: left by a prune that was interrupted, {size(one.size)}")
+    for entry in entries:
+        if entry.action == FAILED or entry.busy:
+            word = "cannot be removed" if entry.action == FAILED else "kept"
+            say(f"{word}: {shown(entry.name)}: {entry.reason}")
+    for node, reason in removal.unreached.items():
+        say(f"not reached: {shown(node)}: {reason}")
+    total = size(sum(one.size for one in (*going, *leftovers)))
+    none = f"nothing to remove: {plural(len(entries), 'experiment')} in {shown(removal.directory)}"
+    say(f"{plural(len(going), 'experiment')}, {total}" if going or leftovers else none)
+
+
+def clock(entry: Entry) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.when))
+
+
+def conclude(going: Sequence[Removable], removal: Removal) -> None:
+    """Print the outcome."""
+    for one in going:
+        if one.action in (KEPT, FAILED):
+            word = "kept" if one.action == KEPT else "NOT REMOVED"
+            say(f"{word}: {shown(one.name)}: {one.reason}")
+    gone = sum(isinstance(one, Entry) and one.action == REMOVED for one in going)
+    summary = f"removed {plural(gone, 'experiment')}, {size(freed(going))} freed"
+    if removal.on_nodes:
+        summary += f" here and {size(removal.freed_on_nodes)} on their nodes"
+    elif gone:
+        summary += "; what they left on their nodes stays there (--on-nodes removes that too)"
+    say(summary)
+
+
+def freed(going: Sequence[Removable]) -> int:
+    return sum(one.size for one in going if one.action == REMOVED)
+
+
+def to_json(
+    entries: Sequence[Entry],
+    leftovers: Sequence[Removable],
+    foreign: Mapping[str, str],
+    removal: Removal,
+) -> dict[str, object]:
+    """Return all that is known of the experiments, and what became of each."""
+
+    def of(one: Removable) -> dict[str, object]:
+        size, reason = one.size or None, one.reason or None
+        return {"name": one.name, "size": size, "action": one.action, "reason": reason}
+
+    return {
+        "directory": str(removal.directory),
+        "experiments": [
+            {**of(one), "state": one.record.state, "when": clock(one), "pinned": one.pinned}
+            for one in entries
+        ],
+        "left_over": [of(one) for one in leftovers],
+        "not_ours": [{"name": name, "reason": reason} for name, reason in foreign.items()],
+        "nodes_not_cleaned": removal.unreached,
+        "freed": freed([*entries, *leftovers]),
+        "freed_on_nodes": removal.freed_on_nodes,
+    }

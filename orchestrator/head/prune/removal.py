@@ -1,0 +1,448 @@
+"""Removes experiments, here and on the nodes: each whole or gone, however it is cut short.
+
+Stricter than records/experiments.py, because what is listed here may be removed: a record has to
+be one, and all is done by names in directories that are held open, so that no symbolic link is
+ever followed. What an interruption left hidden, the next prune deletes.
+
+    multinode_20260101_000000                  an experiment
+    .multinode_20260101_000000.gone-0123abcd   being deleted
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import stat
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
+
+from orchestrator.common import files
+from orchestrator.common.errors import OrchestratorError, UsageError
+from orchestrator.protocol.message import Message
+from orchestrator.protocol.requests.follow import Living, Remove
+from orchestrator.protocol.requests.request import Request
+from orchestrator.protocol.timing import FILE_ANSWER_SECONDS, FILES_ANSWER_SECONDS
+from orchestrator.records import trust
+from orchestrator.records.checkpoint_store import shown
+from orchestrator.records.experiment import TRUST, JobRecord, NodeRecord, Untrusted, read_record
+from orchestrator.records.experiments import stamped
+from orchestrator.records.outcome import Head
+
+if TYPE_CHECKING:
+    from orchestrator.head.connect.transport import Transport
+
+A = TypeVar("A", bound=Message)
+Run = tuple[str, int]  # a job and the index of a node in it
+Machine = tuple[NodeRecord, "Transport", dict[Run, None]]  # its runs are in order, each once
+
+
+STAMP = re.compile(r"[^.].*_([0-9]{8}_[0-9]{6})", re.DOTALL)
+GONE = re.compile(r"\.(.+)\.gone-[0-9a-f]{8}", re.DOTALL)
+OVER = ("done", "failed", "stopped", "lost")
+PIN, HEAD = ".pin", ".head"
+SELECTED, REMOVED, KEPT, FAILED = "would be removed", "removed", "kept", "failed"
+
+
+class InTheWay(Exception):
+    """The reason why an experiment stays as it is, as a sentence."""
+
+
+@dataclass
+class Removable:
+    """A directory that may go: its size, what becomes of it, and why."""
+
+    name: str
+    size: int = 0
+    action: str = SELECTED
+    reason: str = ""
+
+    def stays(self, reason: str) -> None:
+        self.action, self.reason = KEPT, reason
+
+
+@dataclass
+class Entry(Removable):
+    """One experiment in the directory."""
+
+    record: JobRecord = JobRecord("", "", "", [], [], 0.0)  # noqa: RUF009  it is frozen
+    pinned: bool = False
+    identity: tuple[int, int] = (0, 0)
+    launched_here: bool = False  # else no machine that its record names is asked
+    busy: bool = False  # the rules select it, and it cannot go now
+
+    @property
+    def when(self) -> float:
+        return stamp(self.name) or 0.0
+
+    @property
+    def settled(self) -> bool:
+        """Return True if every node was seen to end.
+
+        One that did not answer at the start may have begun after all.
+        """
+        at_start = self.record.verdict is not None and self.record.verdict.kind == "start"
+        return self.record.state in ("done", "failed", "stopped") and not at_start
+
+
+# -- the directory ----------------------------------------------------------------------------
+
+
+def stamp(name: str) -> float | None:
+    """Return the time at the end of a name; copying a directory changes its times on the disk."""
+    match = STAMP.fullmatch(name)
+    return stamped(match[1]) if match else None
+
+
+def scan(
+    root: int, *, trusted: bool = False
+) -> tuple[list[Entry], dict[str, str], list[Removable]]:
+    """Return the experiments, the newest first; why other names are none; interrupted removals."""
+    entries, foreign, hidden = [], {}, []
+    for name in sorted(os.listdir(root)):
+        if GONE.fullmatch(name) and is_directory(root, name):
+            hidden.append(Removable(name))
+            continue
+        entry = read(root, name, trusted=trusted)
+        if isinstance(entry, Entry):
+            entries.append(entry)
+        else:
+            foreign[name] = entry
+    entries.sort(key=lambda entry: (entry.when, entry.name), reverse=True)
+    return entries, foreign, hidden
+
+
+def is_directory(root: int, name: str) -> bool:
+    with contextlib.suppress(OSError):
+        return stat.S_ISDIR(os.stat(name, dir_fd=root, follow_symlinks=False).st_mode)
+    return False
+
+
+def read(root: int, name: str, *, trusted: bool) -> Entry | str:
+    """Return one entry, or the reason why it is no experiment of ours."""
+    if stamp(name) is None:
+        return "its name does not end with a time"
+    try:
+        with files.opened(name, root) as directory:
+            record = read_record(directory, Path(name), trusted=trusted)
+            launched = trusted or trust.signature(directory, record.orders) is not None
+            status = os.fstat(directory)
+            return Entry(
+                name,
+                record=record,
+                pinned=pinned(directory),
+                identity=(status.st_dev, status.st_ino),
+                launched_here=launched,
+            )
+    except Untrusted as error:
+        return f"it {error.problem}, or its record ({TRUST})"
+    except NotADirectoryError:
+        return "a symbolic link, or not a directory"
+    except OSError as error:
+        what = "it" if error.filename == name else "its job.json"
+        return f"{what} cannot be read: {error.strerror}"
+    except (ValueError, UsageError):
+        return "its job.json is not the record of a job"
+
+
+def pinned(directory: int) -> bool:
+    """Return True if this experiment must never be removed."""
+    try:
+        os.stat(PIN, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def lock_of_head(directory: int, create: int = 0) -> Iterator[BinaryIO]:
+    """Hold the lock that a head holds as long as it follows the job: Experiment.lock()."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | create
+    with os.fdopen(os.open(HEAD, flags, files.PRIVATE, dir_fd=directory), "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InTheWay(f"it is in use by {Head.read(file.read())}") from None
+        yield file
+
+
+def measure(root: int, one: Removable, path: os.PathLike[str]) -> None:
+    """Note the bytes that deleting a directory would free, and what would prevent that."""
+    obstacle = ""
+    for where, inner, names, directory in os.fwalk(one.name, dir_fd=root):
+        if (inner or names) and not os.access(
+            ".", os.W_OK | os.X_OK, dir_fd=directory, effective_ids=True
+        ):
+            obstacle = obstacle or f"{shown(os.path.relpath(where, one.name))} is read-only for us"
+        for entry in (*inner, *names):
+            with contextlib.suppress(FileNotFoundError):
+                status = os.stat(entry, dir_fd=directory, follow_symlinks=False)
+                one.size += status.st_blocks * 512
+    if obstacle := mounted(path) or obstacle:
+        one.action, one.reason = FAILED, obstacle
+
+
+def mounted(path: os.PathLike[str]) -> str:
+    """Return which mount is in a directory, as an obstacle; nothing where there is none."""
+    points = files.mounts_below(path)
+    return f"{shown(points[0])} is mounted there: what it holds is not ours" if points else ""
+
+
+# -- the rules --------------------------------------------------------------------------------
+
+
+def choose(
+    entries: Sequence[Entry], now: float, keep: int, older_than: float, *, keep_failed: bool
+) -> None:
+    """Note which stay by the rules. The newest are counted over all, whatever became of them."""
+    for position, entry in enumerate(entries):
+        state = entry.record.state
+        if position < keep:
+            entry.stays("it is the newest" if keep == 1 else f"among the newest {keep}")
+        elif now - entry.when < older_than:
+            entry.stays("it is not old enough")
+        elif entry.pinned:
+            entry.stays("pinned")
+        elif keep_failed and state not in ("done", "stopped"):
+            unknown = "how it ended is not known: orchestrator attach"
+            entry.stays(state if state in OVER else unknown)
+
+
+def keep_busy(
+    root: int, entries: Sequence[Entry], ssh_config: Path | None, *, on_nodes: bool
+) -> dict[str, str]:
+    """Note which stay because they run or are in use; return node -> why it cannot be asked."""
+    going = [entry for entry in entries if entry.action == SELECTED]
+    why = {
+        entry.name: in_use(root, entry.name) or unknown(entry, on_nodes=on_nodes) for entry in going
+    }
+    records = [
+        entry.record
+        for entry in going
+        if not why[entry.name] and (on_nodes or not entry.settled) and not entry.record.scheduled
+    ]
+    living: set[tuple[str, int]] = set()
+    silent: dict[tuple[str, int], str] = {}
+    if records:
+        answers, silent = ask(Living, records, ssh_config, FILE_ANSWER_SECONDS)
+        living = {run for answer in answers for run in answer.living}
+    for entry in going:
+        if reason := why[entry.name] or runs(entry.record, living, silent):
+            entry.stays(reason)
+            entry.busy = True
+    every = [(node, (record.job, node.index)) for record in records for node in record.nodes]
+    return {node.name: silent[run] for node, run in every if on_nodes and run in silent}
+
+
+def unknown(entry: Entry, *, on_nodes: bool) -> str:
+    """Return why it cannot be found out whether a job still runs, where that is needed."""
+    record, over = entry.record, entry.record.state in OVER
+    if record.scheduled:
+        job = record.slurm_job
+        return "" if over else f"its record says {record.state}, as Slurm's job {job}"
+    if entry.launched_here or (over and not (on_nodes and record.nodes)):
+        return ""
+    return f"this login did not launch it: its nodes are not asked ({TRUST} asks them)"
+
+
+def in_use(root: int, name: str) -> str:
+    """Return which head follows the job now, or nothing; no file is created or kept open."""
+    try:
+        with files.opened(name, root) as directory, lock_of_head(directory):
+            return ""
+    except InTheWay as reason:
+        return str(reason)
+    except OSError:
+        return ""
+
+
+def runs(
+    record: JobRecord, living: Collection[tuple[str, int]], silent: Mapping[tuple[str, int], str]
+) -> str:
+    """Return why a job must be taken for running, or nothing; one recorded as over need not be."""
+    for node in record.nodes:
+        if (record.job, node.index) in living:
+            return f"it runs, on node {node.index} ({node.name})"
+    for node in record.nodes:
+        if record.state not in OVER and (why := silent.get((record.job, node.index))):
+            return f"its record says {record.state}, and {node.name} cannot be asked: {why}"
+    return ""
+
+
+# -- on their nodes ---------------------------------------------------------------------------
+
+
+def ask(
+    request: type[Request[A]], records: Sequence[JobRecord], ssh_config: Path | None, seconds: float
+) -> tuple[list[A], dict[Run, str]]:
+    """Ask once on every machine about the runs of these jobs there.
+
+    Jobs of one list share their machines: 64 nodes are 64 connections, for however many jobs.
+    Return the answers, and the runs that could not be asked about, each with the reason.
+    """
+    from orchestrator.head.connect import fleet  # paramiko takes 0.1 s
+    from orchestrator.head.connect.reach import ask_once
+
+    machines = by_machine(records, ssh_config)
+
+    def ask_machine(machine: Machine) -> A:
+        node, transport, runs = machine
+        return ask_once(transport, node, request(runs=tuple(runs)), seconds)
+
+    answers, unreached = [], dict[Run, str]()
+    for (*_, runs), answer in zip(machines, fleet.everywhere(machines, ask_machine), strict=True):
+        if isinstance(answer, OrchestratorError):
+            unreached.update(dict.fromkeys(runs, answer.what))
+        else:
+            answers.append(answer)
+    return answers, unreached
+
+
+def by_machine(records: Sequence[JobRecord], ssh_config: Path | None) -> list[Machine]:
+    from orchestrator.head.schedulers.backend import backend_of
+
+    machines: dict[object, Machine] = {}
+    for record in records:
+        if record.scheduled:
+            continue  # its nodes were a scheduler's, and may belong to another job now
+        backend = backend_of(record)
+        how = (type(backend), ssh_config or record.ssh_config, record.launch.strict_host_keys)
+        for node in (*record.nodes, *record.spares):
+            key = (*how, node.host, node.user, node.port, node.python, node.activate, node.wrap)
+            if key not in machines:
+                machines[key] = node, backend.transport(record, ssh_config), {}
+            machines[key][2].update(dict.fromkeys(runs_of(record, node)))
+    return list(machines.values())
+
+
+def runs_of(record: JobRecord, node: NodeRecord) -> Iterator[Run]:
+    """Yield the parts of a job that a node had, in each of its attempts."""
+    is_spare = record.attempts and node in record.spares
+    yield record.attempts[0].job if is_spare else record.job, node.index
+    for attempt in record.attempts:
+        for index, name in enumerate(attempt.nodes):
+            if name == node.name:
+                yield attempt.job, index
+
+
+# -- the removal ------------------------------------------------------------------------------
+
+BATCH = 100  # experiments held at a time; each takes two file descriptors
+
+
+@dataclass
+class Removal:
+    """The removal of what was selected in a directory of experiments."""
+
+    root: int
+    directory: Path
+    ssh_config: Path | None = None
+    on_nodes: bool = False
+    unreached: dict[str, str] = field(default_factory=dict)  # node -> why
+    freed_on_nodes: int = 0
+    seen: Callable[[int], None] = lambda _: None  # hears of bytes that are gone
+
+    def go(self, entries: Sequence[Entry], leftovers: Sequence[Removable] = ()) -> None:
+        """Remove all that was selected, and what interrupted removals left."""
+        for one in leftovers:
+            with self.noted(one), files.opened(one.name, self.root) as directory:
+                lock_of_prune(directory)
+                self.delete(one, one.name)
+        going = [entry for entry in entries if entry.action == SELECTED]
+        shared = {entry.record.job for entry in entries if entry.action == KEPT}
+        for start in range(0, len(going), BATCH):
+            with contextlib.ExitStack() as stack:
+                batch = going[start : start + BATCH]
+                held: dict[str, tuple[int, BinaryIO]] = {}
+                for entry in batch:
+                    with self.noted(entry):
+                        held[entry.name] = stack.enter_context(self.hold(entry))
+                if self.on_nodes:
+                    self.clean_nodes([one for one in batch if one.name in held], shared)
+                for entry in batch:
+                    with self.noted(entry):
+                        if entry.action == SELECTED:
+                            self.take(entry, *held[entry.name])
+
+    @contextlib.contextmanager
+    def noted(self, one: Removable) -> Iterator[None]:
+        """Note why a directory could not be removed."""
+        try:
+            yield
+        except InTheWay as why:
+            one.stays(str(why))
+        except FileNotFoundError:
+            one.stays("another process has removed it")
+        except OSError as error:
+            one.action = FAILED
+            one.reason = f"{error.strerror}, in {shown(self.directory)}"
+
+    def clean_nodes(self, batch: Sequence[Entry], shared: set[str]) -> None:
+        """Remove what these jobs left on their nodes, before their records are removed.
+
+        Only the record says which nodes a job ran on: it stays until all of them were cleaned, or
+        the rest would never be found again. A job whose record was also copied to an experiment
+        that stays keeps its files on the nodes.
+        """
+        cleaned = [entry for entry in batch if entry.record.job not in shared]
+        records = [entry.record for entry in cleaned]
+        answers, silent = ask(Remove, records, self.ssh_config, FILES_ANSWER_SECONDS)
+        self.freed_on_nodes += sum(answer.freed for answer in answers)
+        problems = {(run.job, run.node): run.problem for answer in answers for run in answer.runs}
+        for entry in cleaned:
+            for node in entry.record.nodes:
+                run = (entry.record.job, node.index)
+                if run in silent:
+                    self.unreached[node.name] = silent[run]
+                reason = silent.get(run) or problems.get(run)
+                if reason and entry.action == SELECTED:
+                    entry.action, entry.reason = FAILED, f"on node {node.name}: {reason}"
+
+    @contextlib.contextmanager
+    def hold(self, entry: Entry) -> Iterator[tuple[int, BinaryIO]]:
+        """Lock an experiment against heads and other prunes, and look at it once more."""
+        with files.opened(entry.name, self.root) as directory:
+            lock_of_prune(directory)
+            with lock_of_head(directory, os.O_CREAT) as lock:
+                status = os.fstat(directory)
+                if (status.st_dev, status.st_ino) != entry.identity:
+                    raise InTheWay("it was replaced a moment ago")
+                if pinned(directory):
+                    raise InTheWay("it has just been pinned")
+                if obstacle := mounted(self.directory / entry.name):
+                    raise InTheWay(obstacle)
+                yield directory, lock
+
+    def take(self, entry: Entry, directory: int, lock: BinaryIO) -> None:
+        """Hide an experiment and delete it.
+
+        A network disk keeps a deleted file that is open, and with it the directory: the lock goes
+        first, as it is found by a name that is hidden by now.
+        """
+        hidden = files.hidden_name(entry.name)
+        files.hide(entry.name, hidden, self.root)
+        now = os.stat(hidden, dir_fd=self.root, follow_symlinks=False)
+        if not os.path.samestat(now, os.fstat(directory)):
+            os.rename(hidden, entry.name, src_dir_fd=self.root, dst_dir_fd=self.root)
+            raise InTheWay("something else has taken its name")
+        lock.close()
+        self.delete(entry, hidden)
+
+    def delete(self, one: Removable, name: str) -> None:
+        problems = files.delete(name, self.seen, self.root)
+        one.action = FAILED if problems else REMOVED
+        if problems:
+            more = f", and {len(problems) - 1} more" if problems[1:] else ""
+            one.reason = f"some of it could not be deleted: {shown(problems[0])}{more}"
+
+
+def lock_of_prune(directory: int) -> None:
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InTheWay("another prune is removing it") from None
+    except OSError:
+        pass  # NFS locks no directories; two prunes then both delete it, which does no harm
