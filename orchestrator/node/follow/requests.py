@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import time
+from typing import Any, TypeVar
 
+from orchestrator.common import files
 from orchestrator.node.follow import stop_job
-from orchestrator.node.follow.job_state import job_state
 from orchestrator.node.job import job_processes, run_directory
-from orchestrator.node.job.hang import Activity, collect
-from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.job.hang import Activity, collect, step_times
+from orchestrator.node.job.run_directory import RunDir, connect
 from orchestrator.node.server.stream import FileStreamer
 from orchestrator.node.server.visit import LIBRARY, Refusal, Visit, answers
 from orchestrator.node.warm.visit import WarmVisit
-from orchestrator.protocol.events import EndOrder
+from orchestrator.protocol.events import Ended, EndOrder, RankEvent, RankState, Started
+from orchestrator.protocol.message import Message, Nonsense, decode, encode, parse
+from orchestrator.protocol.requests import follow as profiling
 from orchestrator.protocol.requests.follow import (
     AskProfile,
     AskStuck,
@@ -22,10 +27,13 @@ from orchestrator.protocol.requests.follow import (
     Follow,
     Following,
     Jobs,
+    JobState,
     JobStates,
     Living,
     LivingRuns,
+    ProfileNews,
     ProfileState,
+    ProfileWish,
     Remove,
     RemovedRuns,
     Stop,
@@ -37,6 +45,8 @@ from orchestrator.protocol.requests.follow import (
 )
 from orchestrator.protocol.requests.request import OTHER_VERSION, UNKNOWN_JOB, Nothing
 from orchestrator.protocol.version import OWN, conflict
+
+M = TypeVar("M", bound=Message)
 
 
 @answers(Follow)
@@ -83,8 +93,6 @@ def stuck(visit: Visit, request: AskStuck) -> Stuck:
 
 @answers(AskProfile)
 def profile(visit: Visit, request: AskProfile) -> ProfileState:
-    from orchestrator.node.follow.profile import ask  # not for every visit
-
     return ask(RunDir(request.job, request.node), request.wish)
 
 
@@ -128,3 +136,70 @@ def remove(visit: Visit, request: Remove) -> RemovedRuns:
     removed = cleanup.remove(request.runs, LIBRARY)
     gone = [(run.job, run.node) for run in removed.runs if not run.problem]
     return removed.replace(freed=removed.freed + checkout.remove(snapshots, gone))
+
+
+# -- the answers in full ----------------------------------------------------------------------
+
+
+def job_state(run: RunDir) -> JobState:
+    """Return what `status` shows of one job on this node."""
+    known: dict[str, Any] = {"state": "lost"}
+    ranks: dict[int, RankState] = {}
+    ended = False
+    for event in run.read_events():
+        if isinstance(event, Started):
+            known["started"] = event.time
+        elif isinstance(event, Ended):
+            ended = True
+            known.update(ended=event.time, agent=event.agent, why=event.why)
+        elif isinstance(event, RankEvent):
+            ranks[event.rank] = ranks.get(event.rank, RankState()).after(event)
+    try:
+        spec = run.read_spec()
+        known.update(nproc=spec.nproc, first_rank=spec.first_rank, nnodes=spec.nnodes)
+        known.update(experiment=spec.experiment)
+        status = os.stat(run.log)
+        known.update(log_bytes=status.st_size, log_time=status.st_mtime)
+    except (OSError, ValueError):
+        pass  # half written when the disk was full
+    with contextlib.suppress(OSError):
+        connect(run).close()
+        known["state"] = "running"
+    if ended:
+        known["state"] = "ended"
+    else:
+        living = job_processes.of_job(run.job, run.node)
+        known["processes"] = tuple(process.pid for process in living)
+    return JobState(job=run.job, node=run.node, ranks=ranks, **known)
+
+
+def ask(run: RunDir, request: ProfileWish) -> ProfileState:
+    """Leave the wish, once; return how far it is. A training that never looks never answers."""
+    if not os.path.isdir(run.path):
+        raise ValueError(f"this machine knows nothing of job {run.job}")
+    over = run.last(Ended) is not None
+    path = os.path.join(run.path, profiling.WISH)
+    waiting, news = read(run, profiling.WISH, ProfileWish), read(run, profiling.NEWS, ProfileNews)
+    state = news if news is not None and news.id == request.id else None
+    with contextlib.suppress(OSError):
+        if time.time() - os.stat(path).st_mtime > profiling.PATIENCE_SECONDS:
+            waiting = None  # the head that left it has given up
+    steps = step_times(run).values()
+    stepped = max(0.0, time.time() - max(steps)) if steps else None
+    busy = waiting is not None and waiting.id != request.id
+    if news is not None and state is None:
+        busy = busy or news.state in (profiling.ASKED, profiling.TRACING)
+    if state is None and not (over or busy):
+        if waiting is None:
+            files.replace(path, json.dumps(encode(request)))
+        with contextlib.suppress(OSError):  # rank 0 has just taken it
+            os.utime(path)  # this head still waits
+    return ProfileState(news=state, busy=busy, stepped=stepped, over=over)
+
+
+def read(run: RunDir, name: str, kind: type[M]) -> M | None:
+    try:
+        with files.open_plain(os.path.join(run.path, name)) as file:
+            return decode(kind, parse(file.read(1 << 14)), newer=True)
+    except (OSError, Nonsense):
+        return None

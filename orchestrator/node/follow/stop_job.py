@@ -12,7 +12,6 @@ import socket
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 from orchestrator.common.permissions import user_name
 from orchestrator.node.job import job_processes, processes, resume_dir
@@ -54,26 +53,30 @@ def stop(run: RunDir, request: Stop | StopAll) -> StopReceipt:
     if first is not None:
         with contextlib.suppress(OSError):  # a full disk: its head hears of the end of this one
             first.forbid_attempts()
-    ours = JobProcesses(run.job, run.node)
-    before = ours.members()
-    known = bool(ours.seen) or os.path.isdir(run.path)
-    with contextlib.suppress(OSError), connect(run) as supervisor:  # else it is gone, or not there
-        ask_and_wait(supervisor, request)
-    if run.last(Ended) is not None:
-        ours.wait(SWEEP_PATIENCE_SECONDS)  # its last word comes before its own end
-    killed = sweep(ours)
-    ended = run.last(Ended)
-    if ended is None and problem is not None and run.last(Started) is None:
-        raise problem  # it could still start
-    left = ours.living()
-    if ended is None and not left and os.path.isdir(run.path):
-        run.append_event(last_event(run, request.why, killed))
-    if first is not None and not left:
-        resume_dir.remove(first)
-    memory = ours.segments.remove()
-    ours.close()
-    stopped = Stopped(request.why, began, known, before, killed, left, memory)
-    return receipt(run, stopped, ended)
+    with contextlib.closing(JobProcesses(run.job, run.node)) as ours:
+        before = ours.members()
+        known = bool(ours.seen) or os.path.isdir(run.path)
+        with contextlib.suppress(OSError), connect(run) as supervisor:  # else it is gone
+            ask_and_wait(supervisor, request)
+        if run.last(Ended) is not None:
+            ours.wait(SWEEP_PATIENCE_SECONDS)  # its last word comes before its own end
+        killed = sweep(ours)
+        ended = run.last(Ended)
+        if ended is None and problem is not None and run.last(Started) is None:
+            raise problem  # it could still start
+        left = ours.living()
+        if ended is None and not left and os.path.isdir(run.path):
+            run.append_event(last_event(run, request.why, killed))
+        if first is not None and not left:
+            resume_dir.remove(first)
+        memory = ours.segments.remove()
+    proof = receipt(run, request.why, before, killed, left, ended)
+    memory = (*memory, *(ended.shared_memory if ended else ()))
+    return proof.replace(
+        known=known,
+        shared_memory=tuple(sorted(filter(os.path.lexists, set(memory)))),
+        took=time.monotonic() - began,
+    )
 
 
 def forbid_start(run: RunDir) -> OSError | None:
@@ -134,48 +137,31 @@ def jobs_here(request: StopAll) -> list[Tagged]:
 
 
 def show(job: Tagged) -> StopReceipt:
-    """Say what lives of a job, and end nothing."""
-    us = os.getuid()
-    run, owner = RunDir(job.job, job.node), None if job.owner == us else job.owner
-    ours = JobProcesses(job.job, job.node, owner=owner)
-    alive = ours.living()
-    ours.close()
+    """Return what lives of a job, and end nothing."""
+    ours_too = job.owner == os.getuid()
+    with contextlib.closing(JobProcesses(job.job, job.node, owner=job.owner)) as ours:
+        left = tuple(sorted(process.pid for process in ours.living()))
     experiment = ""
-    if owner is None:
+    if ours_too:
         with contextlib.suppress(OSError, ValueError):
-            experiment = run.read_spec().experiment
-    user = "" if owner is None else user_name(job.owner)
-    left = tuple(sorted(process.pid for process in alive))
-    return StopReceipt(
-        job=job.job,
-        node=job.node,
-        ended={},
-        killed={},
-        left=left,
-        gpu_memory={},
-        gpu_unknown="",
-        took=0.0,
-        user=user,
-        experiment=experiment,
-    )
+            experiment = RunDir(job.job, job.node).read_spec().experiment
+    user = "" if ours_too else user_name(job.owner)
+    return StopReceipt(job=job.job, node=job.node, left=left, user=user, experiment=experiment)
 
 
 def stop_of_another(job: Tagged, request: StopAll) -> StopReceipt:
     """End another user's job, as root, without touching their files: links could lead anywhere."""
     began = time.monotonic()
-    run = RunDir(job.job, job.node)
-    ours = JobProcesses(job.job, job.node, owner=job.owner)
-    before = ours.members()
-    with contextlib.suppress(OSError), connect_in(job.directory) as supervisor:
-        if processes.peer_user(supervisor) == job.owner:
-            ask_and_wait(supervisor, request)
-            ours.wait(SWEEP_PATIENCE_SECONDS)
-    killed = sweep(ours)
-    left = ours.living()
-    ours.close()
-    memory = ours.segments.remove()
-    proof = receipt(run, Stopped(request.why, began, True, before, killed, left, memory), None)
-    return proof.replace(user=user_name(job.owner))
+    with contextlib.closing(JobProcesses(job.job, job.node, owner=job.owner)) as ours:
+        before = ours.members()
+        with contextlib.suppress(OSError), connect_in(job.directory) as supervisor:
+            if processes.peer_user(supervisor) == job.owner:
+                ask_and_wait(supervisor, request)
+                ours.wait(SWEEP_PATIENCE_SECONDS)
+        killed, left = sweep(ours), ours.living()
+    memory, user = ours.segments.remove(), user_name(job.owner)
+    proof = receipt(RunDir(job.job, job.node), request.why, before, killed, left, None)
+    return proof.replace(user=user, shared_memory=memory, took=time.monotonic() - began)
 
 
 def ask_and_wait(supervisor: socket.socket, request: Stop | StopAll) -> None:
@@ -193,10 +179,10 @@ def ask_and_wait(supervisor: socket.socket, request: Stop | StopAll) -> None:
 def sweep(ours: JobProcesses) -> dict[int, str]:
     """Kill what lives of a job, at once, and wait until it is gone; return PID -> name."""
     killed: dict[int, str] = {}
-    began: float | None = None  # a look is long on a busy machine; in the first nothing could die
-    while alive := ours.living():
+    alive = ours.living()
+    began = time.monotonic()  # a look is long on a busy machine; in the first nothing could die
+    while alive:
         now = time.monotonic()
-        began = now if began is None else began
         # Its supervisor goes last: orphans fall to it, and it may still say how all have ended.
         others = [process for process in alive if process.key not in ours.supervisors]
         spared = SWEEP_PATIENCE_SECONDS / 2 if others else last_word_seconds(alive)
@@ -205,6 +191,7 @@ def sweep(ours: JobProcesses) -> dict[int, str]:
         if last and now - began >= SWEEP_PATIENCE_SECONDS:
             break
         ours.wait(KILL_SECONDS)
+        alive = ours.living()
     return killed
 
 
@@ -229,45 +216,35 @@ RELEASE_SECONDS = 2.0  # a driver may take as long to give back what a killed pr
 MACHINE_PIDS = 0xEFFFFFFC  # the inode of the PID namespace that no container has
 
 
-class Stopped(NamedTuple):
-    """The work of a stop, and the processes that it saw."""
-
-    why: str  # the order's
-    began: float  # monotonic
-    known: bool  # there was something of the job here
-    before: Sequence[Process]  # lived when it began
-    killed: dict[int, str]
-    left: Sequence[Process]
-    shared_memory: Sequence[str] = ()  # that its killed processes have left
-
-
-def receipt(run: RunDir, stopped: Stopped, ended: Ended | None) -> StopReceipt:
-    """Say what was ended and how, and what is left."""
-    left = {process.pid for process in stopped.left}
-    lived = {process.pid: process.name for process in stopped.before}
-    killed = dict(stopped.killed)
+def receipt(
+    run: RunDir,
+    reason: str,
+    before: Sequence[Process],
+    killed: dict[int, str],
+    left: Sequence[Process],
+    ended: Ended | None,
+) -> StopReceipt:
+    """Return what was ended and how, of what lived before, and what is left."""
+    remaining = {process.pid for process in left}
+    lived = {process.pid: process.name for process in before}
     ranks: set[int] = set()
     if ended is not None:
         # A stop on another node may have come here first, through the supervisors.
-        lived = {**(ended.lived or {} if ended.why == stopped.why else {}), **lived}
+        lived = {**(ended.lived or {} if ended.why == reason else {}), **lived}
         killed = {**ended.killed, **killed}
         ranks = {rank.pid for rank in ended.ranks.values() if rank.pid}
-    names = {pid: name for pid, name in lived.items() if pid not in left}
-    memory = {*stopped.shared_memory, *(ended.shared_memory if ended else ())}
+    names = {pid: name for pid, name in lived.items() if pid not in remaining}
     held, unknown = gpu_memory({*names, *killed, *ranks})
     return StopReceipt(
         job=run.job,
         node=run.node,
-        known=stopped.known,
         runs=runs_here(),
         ended=names,
         killed=killed,
-        left=tuple(sorted(left)),
+        left=tuple(sorted(remaining)),
         gpu_memory=held,
         gpu_unknown=unknown,
-        shared_memory=tuple(sorted(filter(os.path.lexists, memory))),
         port=port_of(run),
-        took=time.monotonic() - stopped.began,
     )
 
 

@@ -8,6 +8,8 @@ from orchestrator.protocol.events import RankState
 from orchestrator.protocol.message import Count, Few, Message, Moment
 from orchestrator.protocol.requests.request import Nothing, Request
 
+NONE: dict[int, str] = {}
+
 
 class Following(Message):
     """The stream begins."""
@@ -39,12 +41,12 @@ class StopReceipt(Message):
 
     job: str
     node: int
-    ended: dict[int, str]  # PID -> name: what lived before
-    killed: dict[int, str]  # of these, what did not go when asked
     left: tuple[int, ...]
-    gpu_memory: dict[int, str]  # PID -> what dead processes still hold
-    gpu_unknown: str
-    took: float
+    ended: dict[int, str] = NONE  # PID -> name: what lived before
+    killed: dict[int, str] = NONE  # of these, what did not go when asked
+    gpu_memory: dict[int, str] = NONE  # PID -> what dead processes still hold
+    gpu_unknown: str = ""
+    took: float = 0.0
     port: Optional[PortState] = None
     user: str = ""  # another's job
     shared_memory: tuple[str, ...] = ()  # in /dev/shm: the job's, and not removed

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node.follow.profile import ask
+from orchestrator.node.follow.requests import ask
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol.requests import follow as profiling
 from orchestrator.protocol.requests.follow import ProfileState, ProfileWish

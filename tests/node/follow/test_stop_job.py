@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any
 import pytest
 
 from orchestrator.node.follow import stop_job
-from orchestrator.node.follow.stop_job import Stopped
 from orchestrator.node.job import cleanup, job_processes
 from orchestrator.node.job.processes import Process
 from orchestrator.node.job.run_directory import RunDir
@@ -269,8 +267,7 @@ def ended_with(pid: int, killed: dict[int, str]) -> Ended:
 def test_what_was_ended_and_what_was_killed(home: Path) -> None:
     gone = Process(DEAD, 1, 1, "S", "python")
     ended = ended_with(DEAD + 2, {DEAD + 1: "sleep"})
-    stopped = Stopped("enough", time.monotonic(), True, [gone], {}, [])
-    found = stop_job.receipt(RunDir("job-x", 1), stopped, ended)
+    found = stop_job.receipt(RunDir("job-x", 1), "enough", [gone], {}, [], ended)
     assert found.ended == {DEAD: "python"}
     assert found.killed == {DEAD + 1: "sleep"}
     assert (found.left, found.port, found.gpu_unknown) == ((), None, "")
@@ -280,5 +277,4 @@ def test_what_the_same_stop_had_ended_before_it_was_heard_of_here(home: Path) ->
     """The supervisors pass an end on among themselves: that is often faster than the head."""
     ended = ended_with(DEAD + 2, {}).replace(why="enough", lived={DEAD: "python"})
     for why, names in (("enough", {DEAD: "python"}), ("another stop, later", {})):
-        stopped = Stopped(why, time.monotonic(), True, [], {}, [])
-        assert stop_job.receipt(RunDir("job-x", 1), stopped, ended).ended == names
+        assert stop_job.receipt(RunDir("job-x", 1), why, [], {}, [], ended).ended == names
