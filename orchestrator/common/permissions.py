@@ -34,6 +34,20 @@ def may_rename(status: os.stat_result) -> str:
     return others(status)
 
 
+def loose_levels(*paths: str) -> "list[tuple[str, str]]":
+    """Return the directories that others could change, and why, from the one around the first on.
+
+    Links are followed: a directory with little room is one to another disk.
+    """
+    levels = {os.path.dirname(paths[0]): may_rename}
+    for path in paths:
+        if os.path.lexists(path):
+            levels.setdefault(os.path.dirname(os.path.realpath(path)), may_rename)
+            levels[os.path.realpath(path)] = others
+    problems = [(path, judge(os.stat(path))) for path, judge in levels.items()]
+    return [(path, problem) for path, problem in problems if problem]
+
+
 def is_private_group(gid: int, owner: int) -> bool:
     """Return True for the group that is named like its owner, and has no other member but root."""
     try:

@@ -15,7 +15,7 @@ import zlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from orchestrator.common.permissions import may_rename, others
+    from orchestrator.common.permissions import loose_levels, others
 
 
 def install(digest, checksum, nonce):
@@ -26,7 +26,9 @@ def install(digest, checksum, nonce):
     library = os.path.join(home, "lib", digest)
     try:
         os.makedirs(home, exist_ok=True)
-        for path, problem in loose_levels(home):
+        for path, problem in loose_levels(
+            home, os.path.join(home, "lib"), os.path.join(home, "runs")
+        ):
             what = "its %s %s, who could replace the programs that run there as you" % (
                 path,
                 problem,
@@ -46,20 +48,6 @@ def install(digest, checksum, nonce):
     from orchestrator.node.server.server import main
 
     main(nonce, umask, fresh=fresh)
-
-
-def loose_levels(home):
-    """Return the directories that somebody else could change, and why, from the one around home on.
-
-    Links are followed: a home with little room is one to another disk.
-    """
-    levels = {os.path.dirname(home): may_rename}
-    for path in (home, os.path.join(home, "lib"), os.path.join(home, "runs")):
-        if os.path.lexists(path):
-            levels.setdefault(os.path.dirname(os.path.realpath(path)), may_rename)
-            levels[os.path.realpath(path)] = others
-    problems = [(path, judge(os.stat(path))) for path, judge in levels.items()]
-    return [(path, problem) for path, problem in problems if problem]
 
 
 def ask(nonce):

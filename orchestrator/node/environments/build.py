@@ -6,10 +6,7 @@ import contextlib
 import fcntl
 import os
 import shutil
-import signal
-import subprocess
 import sys
-import tempfile
 import threading
 
 from orchestrator.common.hiding import redacted_text
@@ -19,6 +16,7 @@ from orchestrator.node.machine import tool
 from orchestrator.node.transfer.code import snapshot
 from orchestrator.node.transfer.code.store import Incomplete, Store
 from orchestrator.protocol.requests.environments import BuildEnvironment, BuildProgress
+from orchestrator.protocol.timing import WORK_ANSWER_SECONDS
 
 LAST_LINES = 12
 # What would lead uv or pip elsewhere than to the environment.
@@ -30,16 +28,16 @@ class BuildError(Exception):
 
 
 class Build:
-    """The making of one environment, in a thread: the server goes on answering."""
+    """The making of one environment, in a thread: the server goes on answering.
+
+    With the server ends what it runs; the next bootstrap begins the environment from its start.
+    """
 
     def __init__(self, request: BuildEnvironment) -> None:
         self.request = request
         self.here = Environments(request.root)
         self.step = "begins"
         self.problem = ""
-        self.process: subprocess.Popen[bytes] | None = None
-        self.lock = -1  # held by whoever writes into the environment
-        self.over = False
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
@@ -52,21 +50,12 @@ class Build:
             return BuildProgress(state="failed", step=self.step, problem=problem)
         return BuildProgress(state="ready", step=self.step, packages=packages)
 
-    def end(self) -> None:
-        """End what runs: the head is gone. The next bootstrap begins this environment anew."""
-        self.over = True
-        process = self.process
-        if process is not None and process.poll() is None:
-            with contextlib.suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)
-
     def _run(self) -> None:
         try:
             self.here.prepare()
             with open(f"{self.here.path(self.request.key)}.lock", "wb") as lock:
                 self.step = "waits for another bootstrap"
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                self.lock = lock.fileno()
                 if self.here.packages(self.request.key) is None:
                     self._make()
             self.here.link_all(self.request.name, self.request.key)
@@ -83,13 +72,8 @@ class Build:
         entries = store.tree(self.request.tree)
         name = f"environment-{key}-{os.urandom(4).hex()}"
         made = snapshot.make(store, name, "wheels", entries)
-        root = os.fsdecode(made.root)
         try:
-            wheels = sorted(os.path.join(root, n) for n in os.listdir(root) if n.endswith(".whl"))
-            pinned = os.path.join(root, "pinned.txt")  # where the node downloads by itself
-            what = ["--require-hashes", "-r", pinned] if os.path.exists(pinned) else []
-            what = what or (["--no-index", "--no-deps", *wheels] if wheels else [])
-            self._install(self.here.path(key), what, len(wheels), os.path.join(root, "uv"))
+            self._install(self.here.path(key), os.fsdecode(made.root))
             self.here.seal(key)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -98,51 +82,41 @@ class Build:
         finally:
             snapshot.remove(made.path)
 
-    def _install(self, path: str, what: list[str], count: int, uv: str) -> None:
-        python, packages = sys.executable, "from the index" if what else "nothing"
-        if count:
-            packages = f"{count} wheel{'s' * (count > 1)}"
-        if self._runs(uv):
-            self.step = f"uv installs {packages}"
-            cache = f"{path}.cache"  # on the same disk, so that uv links and does not copy
-            try:
-                common = ["--no-config", "--cache-dir", cache, "--no-python-downloads"]
-                self._call([uv, "venv", *common, "--no-project", "--python", python, path])
-                into = ["--python", f"{path}/bin/python"]
-                if what:
-                    self._call([uv, "pip", "install", *common, *into, *what])
-            finally:
-                shutil.rmtree(cache, ignore_errors=True)
-            return
-        self.step = f"pip installs {packages}"
-        self._call([python, "-m", "venv", path])
-        pip = [f"{path}/bin/python", "-m", "pip", "--isolated", "--disable-pip-version-check"]
-        if what:
-            self._call([*pip, "install", "--no-cache-dir", *what])
+    def _install(self, path: str, root: str) -> None:
+        """Make a virtual environment with the wheels of a directory, by its uv or by pip."""
+        wheels = sorted(os.path.join(root, n) for n in os.listdir(root) if n.endswith(".whl"))
+        pinned = os.path.join(root, "pinned.txt")  # where the node downloads by itself
+        what = ["--require-hashes", "-r", pinned] if os.path.exists(pinned) else []
+        what = what or (["--no-index", "--no-deps", *wheels] if wheels else [])
+        packages = (
+            f"{len(wheels)} wheel{'s' * (len(wheels) > 1)}"
+            if wheels
+            else "from the index"
+            if what
+            else "nothing"
+        )
+        uv, python = os.path.join(root, "uv"), f"{path}/bin/python"
+        by_uv = not tool.run([uv, "--version"], 20.0).problem  # it is of another processor or libc
+        if by_uv:
+            # The cache is on the same disk, so that uv links and does not copy.
+            common = ["--no-config", "--cache-dir", f"{path}.cache", "--no-python-downloads"]
+            make = [uv, "venv", *common, "--no-project", "--python", sys.executable, path]
+            install = [uv, "pip", "install", *common, "--python", python, *what]
+        else:
+            make = [sys.executable, "-m", "venv", path]
+            pip = [python, "-m", "pip", "--isolated", "--disable-pip-version-check"]
+            install = [*pip, "install", "--no-cache-dir", *what]
+        self.step = f"{'uv' if by_uv else 'pip'} installs {packages}"
+        try:
+            for words in (make, install) if what else (make,):
+                call(words)
+        finally:
+            shutil.rmtree(f"{path}.cache", ignore_errors=True)
 
-    def _runs(self, uv: str) -> bool:
-        """Return True if uv is there, for this processor and libc."""
-        return not tool.run([uv, "--version"], 20.0).problem
 
-    def _call(self, words: list[str]) -> None:
-        if self.over:
-            raise BuildError("the head left")
-        env = {name: value for name, value in os.environ.items() if not name.startswith(THEIRS)}
-        with tempfile.TemporaryFile() as output:
-            self.process = subprocess.Popen(
-                words,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                env=env,
-                pass_fds=[self.lock],  # where our server is killed, it still writes
-            )
-            code = self.process.wait()
-            output.seek(0)
-            said = output.read().decode("utf-8", "replace").strip().splitlines()
-        if code:
-            program = os.path.basename(words[0])
-            how = "failed:" if code > 0 else f"was ended from outside, by signal {-code}"
-            text = redacted_text("\n".join(said[-LAST_LINES:]))
-            raise BuildError(f"{program} {how}\n{text}".rstrip())
+def call(words: list[str]) -> None:
+    output = tool.run(words, WORK_ANSWER_SECONDS, without=THEIRS)
+    if output.problem:
+        said = (output.out + output.err).strip().splitlines()
+        text = redacted_text("\n".join(said[-LAST_LINES:]))
+        raise BuildError(f"{output.problem.partition(':')[0]}:\n{text}" if text else output.problem)

@@ -12,10 +12,9 @@ import glob
 import os
 import re
 import shutil
-from collections.abc import Iterator
 
 from orchestrator.common import files
-from orchestrator.common.permissions import may_rename, others
+from orchestrator.common.permissions import loose_levels
 from orchestrator.node.job.run_directory import all_runs, home
 from orchestrator.protocol.events import Ended
 
@@ -35,7 +34,7 @@ class Environments:
         )
 
     def prepare(self) -> None:
-        """Make the directory; refuse one in which somebody else could change what runs."""
+        """Make the directory; refuse one in which others could change what runs."""
         os.makedirs(self.root, mode=0o700, exist_ok=True)
         for path, problem in loose_levels(self.root):
             raise ValueError(
@@ -48,21 +47,17 @@ class Environments:
             raise ValueError(f"not the key of an environment: {key[:60]!r}")
         return os.path.join(self.root, key)
 
-    def link(self, name: str, key: str) -> None:
-        """Let a name lead to an environment, at once for whoever looks."""
-        if not NAME.fullmatch(name):
-            raise ValueError(f"not the name of an environment: {name[:60]!r}")
-        path = os.path.join(self.root, name)
-        if os.path.lexists(path) and not os.path.islink(path):
-            raise ValueError(f"{path} is there and is not a link to an environment")
-        new = os.path.join(self.root, f".{name}.{os.urandom(4).hex()}")
-        os.symlink(key, new)
-        os.replace(new, path)
-
     def link_all(self, name: str, key: str) -> None:
         """Let the newest's name lead to an environment, and its own, where it has one."""
-        for each in dict.fromkeys([NEWEST, *filter(None, [name])]):
-            self.link(each, key)
+        for each in dict.fromkeys([NEWEST, name or NEWEST]):
+            if not NAME.fullmatch(each):
+                raise ValueError(f"not the name of an environment: {each[:60]!r}")
+            path = os.path.join(self.root, each)
+            if os.path.lexists(path) and not os.path.islink(path):
+                raise ValueError(f"{path} is there and is not a link to an environment")
+            new = os.path.join(self.root, f".{each}.{os.urandom(4).hex()}")
+            os.symlink(key, new)
+            os.replace(new, path)
 
     def packages(self, key: str) -> dict[str, str] | None:
         """Return what is installed now; None where the environment is not whole."""
@@ -112,15 +107,6 @@ class Environments:
             elif name.startswith(".") and files.GONE in name:
                 files.delete(path, freed.append)
         return removed, sum(freed)
-
-
-def loose_levels(root: str) -> Iterator[tuple[str, str]]:
-    """Yield the directories in which somebody else could replace what runs, and why."""
-    real = os.path.realpath(root)
-    levels = {os.path.dirname(root): may_rename, os.path.dirname(real): may_rename, real: others}
-    for path, judge in levels.items():
-        if problem := judge(os.stat(path)):
-            yield path, problem
 
 
 def pythons_of_jobs() -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import platform
 import sys
 
@@ -27,14 +25,23 @@ class EnvironmentVisit(RoomState):
 
     build: Build | None = None
 
-    def leave(self) -> None:
-        if self.build is not None:
-            self.build.end()
-
 
 @answers(LookAtEnvironment)
 def environment_state(visit: Visit, request: LookAtEnvironment) -> EnvironmentState:
-    return state_of(request)
+    """Look whether an environment is whole; where it is, names lead to it from now on."""
+    here = Environments(request.root)
+    packages = here.packages(request.key)
+    libc, release = platform.libc_ver()
+    if packages is not None:
+        here.link_all(request.name, request.key)
+    return EnvironmentState(
+        path=here.path(request.key),
+        python=sys.executable,
+        version=sys.version_info[:2],
+        machine=platform.machine(),
+        libc=f"glibc {release}" if libc == "glibc" else "musl",
+        packages=packages,
+    )
 
 
 @answers(BuildEnvironment)
@@ -55,28 +62,3 @@ def ask_build(visit: Visit, request: AskBuild) -> BuildProgress:
 def prune_environments(visit: Visit, request: PruneEnvironments) -> PrunedEnvironments:
     removed, freed = Environments(request.root).prune()
     return PrunedEnvironments(removed=tuple(removed), freed=freed)
-
-
-def state_of(request: LookAtEnvironment) -> EnvironmentState:
-    """Look whether an environment is whole; where it is, names lead to it from now on."""
-    here = Environments(request.root)
-    packages = here.packages(request.key)
-    if packages is not None:
-        here.link_all(request.name, request.key)
-    return EnvironmentState(
-        path=here.path(request.key),
-        python=sys.executable,
-        version=sys.version_info[:2],
-        machine=platform.machine(),
-        libc=libc(),
-        packages=packages,
-    )
-
-
-def libc() -> str:
-    """Return glibc 2.36, or musl."""
-    with contextlib.suppress(OSError, ValueError):
-        name = os.confstr("CS_GNU_LIBC_VERSION")
-        if name:
-            return name
-    return "musl"

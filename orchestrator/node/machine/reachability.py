@@ -8,7 +8,6 @@ where those are lost, ranks meet and then hang. A listener lives as long as this
 from __future__ import annotations
 
 import contextlib
-import errno
 import math
 import os
 import socket
@@ -16,6 +15,7 @@ import threading
 import time
 from typing import Optional
 
+from orchestrator.node.server.ports import listening
 from orchestrator.protocol.requests.machine import LARGE_LOST, Dial, Listen
 
 AT_ONCE = 64
@@ -33,24 +33,12 @@ def listen(request: Listen) -> tuple[int, ...]:
 
 def listener(port: int, word: bytes, seconds: Optional[float] = None) -> int:  # noqa: UP045  Python 3.9
     try:
-        server = bound(port)
+        server = listening(port)
     except OSError:
         return 0
     threading.Thread(target=answer, args=(server, word, seconds), daemon=True).start()
     number: int = server.getsockname()[1]
     return number
-
-
-def bound(port: int) -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        try:
-            return socket.create_server(
-                ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=128
-            )
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise  # else IPv6 is switched off here
-    return socket.create_server(("", port), backlog=128)
 
 
 def answer(server: socket.socket, word: bytes, seconds: Optional[float]) -> None:  # noqa: UP045  Python 3.9

@@ -22,10 +22,17 @@ class Output(NamedTuple):
 
     out: str
     problem: str
+    err: str = ""
 
 
-def run(argv: Sequence[str], seconds: float, env: Mapping[str, str] = {}) -> Output:
-    """Run a tool; return what it printed, or why it printed nothing."""
+def run(
+    argv: Sequence[str], seconds: float, env: Mapping[str, str] = {}, without: tuple[str, ...] = ()
+) -> Output:
+    """Run a tool; return what it printed, or why it printed nothing.
+
+    Its environment is ours with `env`, and no variable that begins as one of `without`.
+    """
+    inherited = {name: text for name, text in os.environ.items() if not name.startswith(without)}
     name = os.path.basename(argv[0])
     # Files, not pipes: what the tool leaves running could hold a pipe open forever.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -35,7 +42,7 @@ def run(argv: Sequence[str], seconds: float, env: Mapping[str, str] = {}) -> Out
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env={**os.environ, **CLEAN, **env},
+                env={**inherited, **CLEAN, **env},
                 cwd="/",
                 start_new_session=True,
                 preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509
@@ -56,7 +63,7 @@ def run(argv: Sequence[str], seconds: float, env: Mapping[str, str] = {}) -> Out
         return Output(texts[0], "")
     lines = (texts[1].strip() or texts[0].strip()).splitlines()
     last = f": {' '.join(lines[:3])[:300]}" if lines else ""
-    return Output(texts[0], f"{name} ended with exit code {code}{last}")
+    return Output(texts[0], f"{name} ended with exit code {code}{last}", texts[1])
 
 
 def kill(process: subprocess.Popen[bytes], name: str, seconds: float) -> str:

@@ -6,9 +6,9 @@ its selector when something comes. What is said means nothing here; lease.py dec
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-import select
 import socket
 import time
 from collections.abc import Callable
@@ -25,7 +25,6 @@ QUIET_BEATS = 3  # without a word for so long, another connection is tried
 DIAL_BEATS = 2
 SILENT_LINES = 8
 LATE_SECONDS = 10.0  # not connected by then: there is a firewall
-RARELY = 10  # beats between two tries, then
 GOODBYE_SECONDS = 0.3
 
 Hear = Callable[[int, PeerWord], None]  # (node, its word)
@@ -96,53 +95,16 @@ class Peers:
     def goodbye(self, word: PeerWord) -> None:
         """Send the last word and let it arrive: a close with bytes unread would discard it."""
         self.send(word)
-        wires = [wire for wire in self.wires.values() if wire.key]
+        wires = [wire.connection for wire in self.wires.values() if wire.key]
         deadline = time.monotonic() + GOODBYE_SECONDS
-        for wire in wires:
-            try:
-                wire.connection.shutdown(socket.SHUT_WR)
-            except OSError:
-                continue
-        while wires and (left := deadline - time.monotonic()) > 0:
-            poll = select.poll()  # select() knows no descriptor from 1024 on
-            for wire in wires:
-                poll.register(wire, select.POLLIN)
-            ready = {descriptor for descriptor, _ in poll.poll(1000 * left)}
-            wires = [wire for wire in wires if wire.fileno() not in ready or listens(wire)]
-
-
-def listens(wire: SignedConnection) -> bool:
-    try:
-        return bool(wire.connection.recv(1 << 16))
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-
-
-def is_connected(wire: SignedConnection) -> bool:
-    try:
-        wire.connection.getpeername()
-    except OSError:
-        return False
-    return True
-
-
-def listen(avoid: int) -> socket.socket | None:
-    """Listen on a free port, before the first call; return None where that is denied."""
-    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
-    try:
-        while True:
-            server = socket.socket(family)
-            if family == socket.AF_INET6:
-                server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            server.bind(("", 0))
-            if server.getsockname()[1] != avoid:
-                server.listen(4096)
-                return server
-            server.close()
-    except OSError:
-        return None
+        for connection in wires:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_WR)
+        for connection in wires:
+            with contextlib.suppress(OSError):  # it does not hang up in time
+                connection.settimeout(max(0.001, deadline - time.monotonic()))
+                while connection.recv(1 << 16):
+                    continue
 
 
 class Hub(Peers):
@@ -228,22 +190,21 @@ class Spoke(Peers):
         self.over = False
         self.trouble = ""
         self.begun = time.monotonic()
-        self.beats = 0
 
     def tick(self, now: float, beat: float, word: PeerWord) -> None:
         patience = beat * (QUIET_BEATS if self.proved else DIAL_BEATS)
         if self.wires and now - self.word_at > patience:
             self.set_aside()
-        self.beats += 1
-        rarely = not self.heard and self.late(now) and self.beats % RARELY
-        if not self.wires and not self.over and not rarely:
+        if not self.wires and not self.over:
             self.dial()
         self.send(word)
 
     def set_aside(self) -> None:
         wire = self.wires[0]
-        if not self.proved and is_connected(wire):
-            self.begun = time.monotonic()  # no firewall; node 0's supervisor has not begun, say
+        if not self.proved:
+            with contextlib.suppress(OSError):
+                wire.connection.getpeername()  # connected: node 0's supervisor has not begun, say
+                self.begun = time.monotonic()
         if not wire.key:
             self.drop(0, "no answer")
             return

@@ -33,61 +33,19 @@ class HungUp(Broken):
 CLOSED = (ConnectionResetError, BrokenPipeError)
 
 
-class Signature:
-    """Signs what one side says, and proves what the other says.
+class SignedConnection:
+    """One end of it. `side` is "hub" at the end that listened, "spoke" at the one that called."""
 
-    Both sides make the key: of a token, and of a random number of either side.
-    """
-
-    def __init__(self, token: str, side: str) -> None:
-        """`side` is "hub" at the end that listened, "spoke" at the one that called."""
-        self.token = bytes.fromhex(token)
-        self.side = side
-        self.other = "spoke" if side == "hub" else "hub"
+    def __init__(self, connection: socket.socket, token: str, side: str) -> None:
+        self.connection, self.token, self.side = connection, bytes.fromhex(token), side
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.nonce = os.urandom(16).hex().encode()
         self.key = b""  # until the other side's number is here
         self.signed = self.proved = 0
-
-    def agree(self, nonce: bytes) -> None:
-        """Make the key, now that the other side's number is here."""
-        if len(nonce) != len(self.nonce):
-            raise Broken("not one of us")
-        both = (self.nonce, nonce) if self.side == "hub" else (nonce, self.nonce)
-        self.key = hmac.digest(self.token, b"".join(both), "sha256")
-
-    def sign(self, data: bytes) -> bytes:
-        signature = self._of(self.side, self.signed, data)
-        self.signed += 1
-        return signature
-
-    def prove(self, signature: bytes, data: bytes) -> None:
-        """Raise Broken where the other side did not say this, or not now."""
-        if not hmac.compare_digest(signature, self._of(self.other, self.proved, data)):
-            raise Broken("not one of us")
-        self.proved += 1
-
-    def _of(self, side: str, number: int, data: bytes) -> bytes:
-        words = b"%s %d " % (side.encode(), number) + data
-        # hmac.digest() lets go of the GIL: with many threads each signature then waits for others.
-        return hmac.new(self.key, words, "sha256").digest()
-
-
-class SignedConnection:
-    """One end of it."""
-
-    def __init__(self, connection: socket.socket, token: str, side: str) -> None:
-        """`side` is "hub" at the end that listened, "spoke" at the one that called."""
-        self.connection = connection
-        connection.setblocking(False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.signature = Signature(token, side)
-        self.waiting = self.signature.nonce + b"\n"  # what the kernel has not taken yet
+        self.waiting = self.nonce + b"\n"  # what the kernel has not taken yet
         self.early: list[dict[str, Any]] = []
         self.incoming = b""
-
-    @property
-    def key(self) -> bytes:
-        return self.signature.key
 
     def fileno(self) -> int:
         return self.connection.fileno()
@@ -97,7 +55,8 @@ class SignedConnection:
             self.early.append(message)
             return
         text = json.dumps(message).encode("ascii")
-        self.waiting += self.signature.sign(text).hex().encode() + b" " + text + b"\n"
+        self.waiting += self.signature(self.side, self.signed, text) + b" " + text + b"\n"
+        self.signed += 1
         self.flush()
 
     def flush(self) -> None:
@@ -133,20 +92,28 @@ class SignedConnection:
         if not self.key:
             self._agree(line)
             return []
-        signature, _, text = line.partition(b" ")
-        try:
-            proof = bytes.fromhex(signature.decode("ascii"))
-        except ValueError:
-            raise Broken("not one of us") from None
-        self.signature.prove(proof, text)
+        said, _, text = line.partition(b" ")
+        other = "spoke" if self.side == "hub" else "hub"
+        if not hmac.compare_digest(said, self.signature(other, self.proved, text)):
+            raise Broken("not one of us")  # the other side did not say this, or not now
+        self.proved += 1
         return [parse(text)]
 
     def _agree(self, nonce: bytes) -> None:
-        self.signature.agree(nonce)
+        """Make the key, of the token and of a random number of either side."""
+        if len(nonce) != len(self.nonce):
+            raise Broken("not one of us")
+        both = (self.nonce, nonce) if self.side == "hub" else (nonce, self.nonce)
+        self.key = hmac.digest(self.token, b"".join(both), "sha256")
         self.flush()
         early, self.early = self.early, []
         for message in early:
             self.send(message)
+
+    def signature(self, side: str, number: int, data: bytes) -> bytes:
+        words = b"%s %d " % (side.encode(), number) + data
+        # hmac.digest() lets go of the GIL: with many threads each signature then waits for others.
+        return hmac.new(self.key, words, "sha256").hexdigest().encode()
 
     def close(self) -> None:
         self.connection.close()

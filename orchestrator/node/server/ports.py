@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import socket
 
 from orchestrator.node.server.visit import RoomState, Visit
 from orchestrator.protocol.requests.machine import PortWish
+
+PORTS_TO_TRY = 200
 
 
 class Ports(RoomState):
@@ -13,19 +17,16 @@ class Ports(RoomState):
 
     def __init__(self, visit: Visit) -> None:
         super().__init__(visit)
-        self.port: Port | None = None
+        self.number = 0  # of the ranks' port
+        self.holder: socket.socket | None = None  # of that number
         self.peers: socket.socket | None = None  # where the other nodes' supervisors will call
 
     def hold(self, request: PortWish) -> None:
-        self.port = Port(request.wanted, request.exact)
+        if self.holder:
+            self.holder.close()
+        self.number, self.holder = hold(request.wanted, exact=request.exact)
         if request.peers:
-            from orchestrator.node.peers.peers import listen  # not for every probe
-
-            self.peers = listen(self.port.number)
-
-    @property
-    def number(self) -> int:
-        return self.port.number if self.port else 0
+            self.peers = listen(self.number)
 
     @property
     def peers_number(self) -> int:
@@ -34,8 +35,7 @@ class Ports(RoomState):
     @property
     def files(self) -> list[int]:
         """Return the open files that hold the ports: a supervisor inherits them."""
-        holder = self.port.holder if self.port else None
-        return [held.fileno() for held in (holder, self.peers) if held]
+        return [held.fileno() for held in (self.holder, self.peers) if held]
 
     def hand_over(self) -> None:
         """Leave the supervisors' port to the one that was started: it is closed when that ends."""
@@ -44,51 +44,52 @@ class Ports(RoomState):
             self.peers = None
 
 
-PORTS_TO_TRY = 200
-
-
-class Port:
-    """A TCP port held for a job until its supervisor ends, against a second launch just then.
+def hold(wanted: int, *, exact: bool) -> tuple[int, socket.socket | None]:
+    """Hold a TCP port for a job until its supervisor ends, against a second launch just then.
 
     The TCP port itself must stay free for torchrun, so what is held is an abstract Unix socket of
     the port's name: it lives in the same network namespace and goes away with its last holder.
     """
-
-    def __init__(self, wanted: int, exact: bool) -> None:
-        self.holder: socket.socket | None = None
-        self.number = 0
-        for number in range(wanted, wanted + 1 if exact else min(wanted + PORTS_TO_TRY, 65536)):
-            if port_is_free(number):
-                if self.hold(number):
-                    self.number = number
-                    return
+    unheld = 0
+    for number in range(wanted, wanted + 1 if exact else min(wanted + PORTS_TO_TRY, 65536)):
+        if port_is_free(number):
+            holder = socket.socket(socket.AF_UNIX)
+            try:
+                holder.bind(f"\0orchestrator-port-{number}")
+                return number, holder
+            except OSError:
+                holder.close()
                 # All of their names may be taken: any user of the machine can do that.
-                self.number = self.number or (0 if exact else number)
-
-    def hold(self, number: int) -> bool:
-        self.holder = socket.socket(socket.AF_UNIX)
-        try:
-            self.holder.bind(f"\0orchestrator-port-{number}")
-        except OSError:
-            self.close()
-            return False
-        return True
-
-    def close(self) -> None:
-        if self.holder:
-            self.holder.close()
-        self.holder = None
+                unheld = unheld or (0 if exact else number)
+    return unheld, None
 
 
 def port_is_free(number: int) -> bool:
-    for family, everywhere in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
-        try:
-            with socket.socket(family) as probe_socket:
-                probe_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if family == socket.AF_INET6:
-                    probe_socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                probe_socket.bind((everywhere, number))
-        except OSError as error:
-            if family == socket.AF_INET or error.errno == 98:
-                return False
+    try:
+        listening(number).close()
+    except OSError:
+        return False
     return True
+
+
+def listening(port: int = 0, backlog: int = 128) -> socket.socket:
+    """Listen at a port (0: any that is free), on all addresses of this machine."""
+    if socket.has_dualstack_ipv6():
+        family = socket.AF_INET6
+        try:
+            return socket.create_server(
+                ("", port), family=family, backlog=backlog, dualstack_ipv6=True
+            )
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise  # else IPv6 is switched off here
+    return socket.create_server(("", port), backlog=backlog)
+
+
+def listen(avoid: int) -> socket.socket | None:
+    """Listen on a free port, before the first call; return None where that is denied."""
+    with contextlib.suppress(OSError):
+        while (server := listening(backlog=4096)).getsockname()[1] == avoid:
+            server.close()
+        return server
+    return None

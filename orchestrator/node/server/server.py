@@ -112,13 +112,9 @@ class ChannelServer:
             self.next_beat = time.monotonic() + SERVER_BEAT
             self.visit.beat()
             if not self.waiting:  # what waits to be sent is a sign of life itself
-                self.send_message(self.heartbeat())
-
-    def heartbeat(self) -> Heartbeat:
-        if self.visit.activity is None:
-            return Heartbeat(beat=time.time())
-        silent, idle = self.visit.activity.check()
-        return Heartbeat(beat=time.time(), silent=silent, idle=idle)
+                activity = self.visit.activity
+                silent, idle = activity.check() if activity else (None, None)
+                self.send_message(Heartbeat(beat=time.time(), silent=silent, idle=idle))
 
     def receive(self) -> bool:
         """Serve what has come; say whether the head is still there."""
@@ -178,14 +174,9 @@ def main(nonce: str, umask: int, *, fresh: bool) -> None:
     finally:
         visit.leave()
         if fresh:
-            remove_old_libraries()
+            from orchestrator.node.job import cleanup  # not for every visit
+
+            with contextlib.suppress(OSError, ValueError):
+                cleanup.remove_libraries(LIBRARY)  # earlier versions, unused for a week
     if step and visit.supervisor is not None:
         visit.supervisor.wait()  # Slurm kills what is left of a step when its task ends: this one
-
-
-def remove_old_libraries() -> None:
-    """Remove earlier versions of these sources, which nobody has used for a week."""
-    from orchestrator.node.job import cleanup
-
-    with contextlib.suppress(OSError, ValueError):
-        cleanup.remove_libraries(LIBRARY)

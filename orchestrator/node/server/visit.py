@@ -56,7 +56,7 @@ def answers(
 
 
 def handler_of(kind: type[Request[Any]]) -> Handler:
-    """Return the function that answers such requests, and load its room where nobody did."""
+    """Return the function that answers such requests; load its room at the first of them."""
     if kind not in HANDLERS:
         importlib.import_module(f"orchestrator.node.{kind.room}.requests")
     return HANDLERS[kind]

@@ -1,50 +1,45 @@
-"""An environment is made by one at a time, also where the server that began it was killed."""
+"""An environment is made by one at a time; what a killed server was running ends with it."""
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from orchestrator.node.environments.build import Build
 from orchestrator.protocol.requests.environments import BuildEnvironment
+from tests.node.running import alive, wait_until
 
 KEY = "0123456789abcdef"
-# A server whose installer waits until somebody says that it may end.
+# A server whose installer never ends by itself.
 SERVER = """
-import os, sys
-from orchestrator.node.environments.build import Build
+import sys
+from orchestrator.node.environments import build
 from orchestrator.protocol.requests.environments import BuildEnvironment
 
-Build._make = lambda self: self._call(["sh", "-c", "echo $$ > at_work; read line < may_end"])
-request = BuildEnvironment(key=sys.argv[1], tree="", root=sys.argv[2], name="")
-Build(request).thread.join()
+key, root, at_work = sys.argv[1:]
+program = ["sh", "-c", f"echo $$ > {at_work}.new; mv {at_work}.new {at_work}; exec sleep 1000"]
+build.Build._make = lambda self: build.call(program)
+build.Build(BuildEnvironment(key=key, tree="", root=root, name="")).thread.join()
 """
 
 
-def test_what_a_killed_server_left_at_work_is_waited_for(
+def test_the_next_bootstrap_begins_where_a_server_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tmp_path.chmod(0o700)
-    os.mkfifo(tmp_path / "may_end")
-    root = str(tmp_path / "environments")
-    server = subprocess.Popen([sys.executable, "-c", SERVER, KEY, root], cwd=tmp_path)
-    until = time.monotonic() + 30.0
-    while not (tmp_path / "at_work").exists() and time.monotonic() < until:
-        time.sleep(0.01)
-    os.kill(server.pid, signal.SIGKILL)
-    server.wait()
+    root, at_work = str(tmp_path / "environments"), tmp_path / "at_work"
+    server = subprocess.Popen([sys.executable, "-c", SERVER, KEY, root, str(at_work)])
+    wait_until(at_work.exists)
     made: list[str] = []
     monkeypatch.setattr(Build, "_make", lambda build: made.append(build.request.key))
     build = Build(BuildEnvironment(key=KEY, tree="", root=root, name=""))
-    while build.step != "waits for another bootstrap" and build.thread.is_alive():
-        build.thread.join(0.01)
+    wait_until(lambda: build.step == "waits for another bootstrap")
     assert build.thread.is_alive() and not made
-    (tmp_path / "may_end").write_text("now\n")
+    server.kill()
+    server.wait()
     build.thread.join(30.0)
     assert made == [KEY]
+    wait_until(lambda: not alive(int(at_work.read_text())))

@@ -37,17 +37,17 @@ def test_names_lead_to_environments_and_keep_them(
     here: Environments, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path_factory.mktemp("home")))
-    here.link("newest", OTHER)
-    here.link("newest", KEY)
+    here.link_all("", OTHER)
+    here.link_all("", KEY)
     assert Path(here.root, "newest").resolve() == Path(here.path(KEY))
     (Path(here.root) / "mine").mkdir()
     assert here.prune()[0] == [OTHER]
     assert sorted(path.name for path in Path(here.root).iterdir()) == [KEY, "mine", "newest"]
     with pytest.raises(ValueError, match="is not a link"):
-        here.link("mine", KEY)
-    for name in ("../x", "", ".x", "a/b"):
+        here.link_all("mine", KEY)
+    for name in ("../x", ".x", "a/b"):
         with pytest.raises(ValueError, match="not the name"):
-            here.link(name, KEY)
+            here.link_all(name, KEY)
     with pytest.raises(ValueError, match="not the key"):
         here.path("../x")
 

@@ -8,20 +8,21 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node.server.ports import Port
+from orchestrator.node.server.ports import hold as held
 
 
 @pytest.fixture
 def ports() -> Iterator[Any]:
-    made: list[Port] = []
+    made: list[socket.socket] = []
 
     def hold(wanted: int, *, exact: bool = False) -> int:
-        made.append(Port(wanted, exact))
-        return made[-1].number
+        number, holder = held(wanted, exact=exact)
+        made.extend([holder] if holder else [])
+        return number
 
     yield hold
-    for port in made:
-        port.close()
+    for holder in made:
+        holder.close()
 
 
 BASE = 42000 + os.getpid() % 5000  # where nobody else listens, most likely
@@ -33,14 +34,14 @@ def test_ports_are_held_until_their_holder_is_gone(ports: Any) -> None:
     assert ports(first, exact=True) == 0
     assert ports(first) > first
     # A supervisor inherits it: the port stays held when the link that took it is gone.
-    port = Port(first + 60, False)
-    assert port.holder is not None
-    child = subprocess.Popen(["sleep", "1000"], pass_fds=[port.holder.fileno()])
-    port.close()
-    assert ports(port.number, exact=True) == 0
+    number, holder = held(first + 60, exact=False)
+    assert holder is not None
+    with holder:
+        child = subprocess.Popen(["sleep", "1000"], pass_fds=[holder.fileno()])
+    assert ports(number, exact=True) == 0
     child.kill()
     child.wait()
-    assert ports(port.number, exact=True) == port.number
+    assert ports(number, exact=True) == number
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "127.0.0.1", "127.0.0.9", "::", "::1"])
