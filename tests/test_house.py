@@ -486,13 +486,13 @@ def test_a_private_name_is_seen(tmp_path: Path, text: str) -> None:
 
 # Statements of a room. What comes in above it names what leaves.
 BUDGETS = {
-    "common": 1053,
+    "common": 1062,
     "config": 1019,
     "cli": 702,
     "api": 483,
     "launchers": 385,
     "local_cluster": 340,
-    "protocol": 1507,
+    "protocol": 1508,
     "records": 2028,
     "engine": 332,
     "engine/core": 2148,
