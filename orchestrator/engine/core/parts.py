@@ -99,7 +99,7 @@ def of_arguments(arguments: Arguments) -> Parts:
     """Join the ranks, spread the model over them, and bind the optimizers to it."""
     trained = trained_of(arguments)
     model, names, metrics = trained.model, names_of(trained.model), arguments.metrics or {}
-    losses = Losses(arguments.loss, arguments.step, metrics, [*trained.optimizers], model)
+    losses = Losses(arguments.loss, arguments.step, metrics, [*trained.optimizers])
     config = arguments.config_for(arguments.strategy)
     everyone, strategy = joined(arguments, config), arguments.strategy
     if strategy == "auto" and everyone.world > 1:

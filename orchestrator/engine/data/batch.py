@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
-import os
 import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from orchestrator.common.text import Say
 from orchestrator.engine.models.nested import mapped
@@ -127,43 +122,9 @@ def to_device(data: Any, device: torch.device) -> Any:
     return mapped(data, move, lambda value: callable(getattr(value, "to", None)))
 
 
-# -- the workers of a DataLoader, which outlive a signal to the whole group ------------------------
-
-
-HELD = {signal.SIGTERM, signal.SIGINT}
-
-
-def shielded(user_init: Callable[[int], Any] | None, worker: int) -> None:
-    """Begin a worker, before the user's own function does."""
-    # They are blocked since the process began; where it was forked from an older server, now.
-    signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
-    threading.Thread(target=obey_parent, daemon=True).start()
+def ignore_signals(user_init: Callable[[int], Any] | None, worker: int) -> None:
+    """Begin a worker of a DataLoader: a signal to the whole group ends ranks, which end workers."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
     if user_init is not None:
         user_init(worker)
-
-
-def obey_parent() -> None:
-    """End when the rank itself asks for it, as DataLoader does with a worker that it gives up."""
-    parent = multiprocessing.parent_process()
-    while True:
-        sender = signal.sigwaitinfo(HELD).si_pid
-        if parent is None or sender == parent.pid:
-            os._exit(0)
-
-
-@contextlib.contextmanager
-def held() -> Iterator[None]:
-    """Block the signals for processes that are started here, from their first moment on."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def begin(loader: Any) -> Iterator[Any]:
-    """Begin an epoch of a loader that may have workers."""
-    if not isinstance(loader, DataLoader) or not loader.num_workers:
-        return iter(loader)
-    with held():
-        return iter(loader)

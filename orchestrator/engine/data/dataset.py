@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from orchestrator.config.schema import Config
-from orchestrator.engine.data.batch import Batches, Micro, begin, shielded
+from orchestrator.engine.data.batch import Batches, Micro, ignore_signals
 from orchestrator.engine.data.sample_order import Order
 from orchestrator.engine.data.sources import Source
 from orchestrator.engine.ranks.ranks import Ranks
@@ -45,11 +45,11 @@ class ConfiguredSamples(Batches):
             num_workers=wanted.num_workers,
             prefetch_factor=wanted.prefetch_factor if wanted.num_workers else None,
             pin_memory=wanted.pin_memory and torch.cuda.is_available(),
-            worker_init_fn=functools.partial(shielded, None),
+            worker_init_fn=functools.partial(ignore_signals, None),
             # Otherwise it would draw from the one that the model uses.
             generator=torch.Generator(),
         )
-        return begin(loader)
+        return iter(loader)
 
 
 class TrainingSamples(ConfiguredSamples):

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import copy
 import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from orchestrator.common.errors import CheckFailed
 from orchestrator.common.text import Say
 from orchestrator.engine.data.batch import TrainingPlace
 from orchestrator.engine.data.sample_order import Order
+from orchestrator.engine.models.nested import mapped
 from orchestrator.engine.ranks.randomness import randomness_kept, seed_all
 from orchestrator.engine.ranks.ranks import Ranks, from_rank_0, gather, host_group
 
@@ -25,6 +28,9 @@ from orchestrator.engine.ranks.ranks import Ranks, from_rank_0, gather, host_gro
 EPOCHS = 1 << 40
 # Places whose samples are computed at a time.
 PLACES_AT_ONCE = 1 << 11
+# The address of an object, which differs between processes.
+ADDRESS = re.compile(r"\b0x[0-9a-f]+")
+LONGEST_PRINT = 2000
 
 
 class Round(NamedTuple):
@@ -106,7 +112,6 @@ class OwnOrder:
         *,
         batch_size: int | None,
         each: bool,
-        check: Callable[[list[Any]], None],
         drop_last: bool = False,
         is_sampler: bool = False,
     ) -> None:
@@ -114,7 +119,7 @@ class OwnOrder:
         self.begin, self.holder, self.ranks, self.seed = begin, holder, ranks, seed
         self.each, self.drop_last = each, drop_last
         self.from_first = is_sampler and not each
-        self.check = None if each or ranks.world == 1 else check
+        self.compared = each or ranks.world == 1
         self.size = (batch_size or 1) if is_sampler else 1
         self.share = self.size * (1 if each else ranks.world)
         self.has_state = all(hasattr(holder, name) for name in ("state_dict", "load_state_dict"))
@@ -182,9 +187,9 @@ class OwnOrder:
 
     def _take(self, drawn: Iterator[Any], epoch: int, position: int) -> list[Any]:
         items = self._draw(drawn, epoch, position)
-        if self.check is not None:
-            self.check(items)
-            self.check = None
+        if not self.compared:
+            refuse_other_draws(items)
+            self.compared = True
         items = from_rank_0(items) if self.from_first else items
         return [] if self.drop_last and len(items) < self.share else items
 
@@ -230,3 +235,18 @@ class OwnOrder:
         if fits and self.has_state and (resumed or place.position):
             state = saved["state"]
             self.loaded = state[self.ranks.rank] if self.each else state
+
+
+def refuse_other_draws(items: list[Any]) -> None:
+    """Raise if the ranks draw different samples or batches, as their first ones show."""
+    prints = gather(ADDRESS.sub("", repr(mapped(items, print_of)))[:LONGEST_PRINT])
+    if any(other != prints[0] for other in prints):
+        raise CheckFailed(
+            "the ranks draw different samples, so dealing out those of rank 0 would lose the rest",
+            'say stream="own" if the data give every rank its own part; otherwise make their order'
+            " depend on what is equal everywhere",
+        )
+
+
+def print_of(tensor: Tensor) -> tuple[list[int], float]:
+    return [*tensor.shape], tensor.double().sum().item()

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any, NoReturn
 
-from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -27,16 +25,10 @@ from torch.utils.data import (
 from orchestrator.common.errors import CheckFailed
 from orchestrator.common.text import Say
 from orchestrator.config.parse import one_of
-from orchestrator.engine.data import batch
-from orchestrator.engine.data.batch import Batches, Micro, TrainingPlace
+from orchestrator.engine.data.batch import Batches, Micro, TrainingPlace, ignore_signals
 from orchestrator.engine.data.rounds import EPOCHS, OurOrder, OwnOrder, Round
-from orchestrator.engine.models.nested import mapped
 from orchestrator.engine.ranks.randomness import seed_all
 from orchestrator.engine.ranks.ranks import Ranks, gather
-
-# The address of an object, which differs between processes.
-ADDRESS = re.compile(r"\b0x[0-9a-f]+")
-ITEMS_COMPARED = 1 << 10
 
 
 def shared(loader: Any, ranks: Ranks, seed: int, stream: str, name: str) -> Shard:
@@ -98,7 +90,7 @@ def rebuilt(loader: DataLoader[Any], **order: Any) -> DataLoader[Any]:
         collate_fn=loader.collate_fn,
         pin_memory=loader.pin_memory,
         timeout=loader.timeout,
-        worker_init_fn=functools.partial(batch.shielded, loader.worker_init_fn),
+        worker_init_fn=functools.partial(ignore_signals, loader.worker_init_fn),
         multiprocessing_context=loader.multiprocessing_context,
         prefetch_factor=loader.prefetch_factor,
         **order,
@@ -183,7 +175,7 @@ class MapShard(Shard):
         else:
             self.order = OwnOrder(
                 lambda: iter(self.sampler), self.sampler, name, ranks, seed, each=each,
-                batch_size=self.batch_size, check=self._refuse_parts, drop_last=drop_last,
+                batch_size=self.batch_size, drop_last=drop_last,
                 is_sampler=True,
             )  # fmt: skip
             what = "samples" if self.batch_size else "batches"
@@ -205,7 +197,7 @@ class MapShard(Shard):
         self.begun.clear()
         self.rounds = self.order.rounds(number, position)
         self._seed(number, -1)
-        loaded = batch.begin(self.rebuilt)
+        loaded = iter(self.rebuilt)
         for index in itertools.count(position // self.round_size):
             # What a dataset draws at random depends on the place of the batch alone.
             self._seed(number, index)
@@ -222,21 +214,6 @@ class MapShard(Shard):
     def _seed(self, epoch: int, index: int) -> None:
         seed_all(self.seed, EPOCHS + epoch, index + 1, self.ranks.rank)
 
-    def _refuse_parts(self, items: list[Any]) -> None:
-        """Raise if each rank's sampler draws its own part, of which only rank 0's would be seen."""
-        first, *others = gather({repr(sample)[:100] for sample in flat(items)[:ITEMS_COMPARED]})
-        # Samplers that draw from all samples may begin with different ones.
-        many, dataset = self.samples, self.loader.dataset
-        drawn = 0 if many is None else many * (self.ranks.world - 1)
-        is_part = not isinstance(dataset, Sized) or drawn < len(dataset)
-        if is_part and any(first and other and not first & other for other in others):
-            raise CheckFailed(
-                f"every rank's {type(self.sampler).__name__} draws other samples, so dealing"
-                " out those of rank 0 would lose the rest",
-                'say stream="own" if it gives every rank its own part; otherwise leave the'
-                " parts to the Trainer",
-            )
-
 
 class StreamShard(Shard):
     """A dataset without a length, or any iterable of batches; every rank reads it."""
@@ -252,8 +229,8 @@ class StreamShard(Shard):
             # Workers have copies of the dataset, whose state stays with them.
             source, holder = loader.dataset, None if loader.num_workers else loader.dataset
         self.order = OwnOrder(
-            lambda: batch.begin(loader), holder, type(source).__name__, ranks, seed,
-            batch_size=size, each=each, check=refuse_other_streams,
+            lambda: iter(loader), holder, type(source).__name__, ranks, seed,
+            batch_size=size, each=each,
         )  # fmt: skip
         self.description = "a stream of batches"
         if ranks.world > 1 and each:
@@ -267,26 +244,3 @@ class StreamShard(Shard):
     def _batches(self, number: int, position: int) -> Iterator[Micro]:
         for items, real in self.order.rounds(number, position):
             yield Micro(items[0], None, real)
-
-
-def refuse_other_streams(batches: list[Any]) -> None:
-    """Raise if the ranks read different streams, as their first batches show."""
-    prints = gather([ADDRESS.sub("", repr(mapped(data, print_of)))[:2000] for data in batches[:1]])
-    if any(other != prints[0] for other in prints):
-        raise CheckFailed(
-            "the ranks read different streams, so dealing them out would lose batches: the"
-            " first batch is not the same on all of them",
-            'say stream="own" if the dataset gives every rank its own part; otherwise make its'
-            " order depend on what is equal everywhere",
-        )
-
-
-def print_of(tensor: Tensor) -> tuple[list[int], float]:
-    return [*tensor.shape], tensor.double().sum().item()
-
-
-def flat(items: list[Any]) -> list[Any]:
-    """Return the samples of batches, or of samples."""
-    return [
-        sample for item in items for sample in (item if isinstance(item, (list, tuple)) else [item])
-    ]

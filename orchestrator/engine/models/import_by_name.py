@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import inspect
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -62,22 +61,7 @@ def imported(key: str, target: str, name: str) -> ModuleType:
 
 def call(key: str, target: str, args: Mapping[str, Any], **more: Any) -> Any:
     """Call the named function; `args` come from the config, `more` from the engine."""
-    callee = function(f"{key}.target", target)
-    try:
-        inspect.signature(callee).bind(**args, **more)
-    except ValueError:
-        # Some builtins have no signature.
-        pass
-    except TypeError as error:
-        parameters = inspect.signature(callee).parameters.values()
-        wanted = inspect.Signature([item.replace(annotation=item.empty) for item in parameters])
-        arguments = ", ".join([*args, *(f"{name}={value!r}" for name, value in more.items())])
-        raise UsageError(
-            f"{key}.target is {target!r}, which takes {wanted}; it is called with"
-            f" ({arguments}): {error}",
-            f"change {key}.args, or the function",
-        ) from None
-    return callee(**args, **more)
+    return function(f"{key}.target", target)(**args, **more)
 
 
 def kind(thing: object) -> str:

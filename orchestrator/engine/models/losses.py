@@ -7,7 +7,6 @@ divided once, by the count of all ranks and micro-batches.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, NamedTuple, NoReturn
@@ -19,7 +18,6 @@ from torch import Tensor, nn
 from orchestrator.common.errors import CheckFailed, UsageError, nearest
 from orchestrator.engine.models.import_by_name import kind
 from orchestrator.engine.models.nested import mapped
-from orchestrator.engine.sharding.refusals import has_no_forward
 
 # (sum, count) by name, "loss" first.
 Totals = dict[str, tuple[Tensor, Tensor]]
@@ -110,7 +108,6 @@ class Losses:
         step: Step | None,
         metrics: Mapping[str, Criterion],
         names: Sequence[str] = ("",),
-        of: nn.Module | None = None,
     ) -> None:
         """`names`: those of the optimizers; a single one has an empty name."""
         if "" not in names and step is None:
@@ -123,13 +120,6 @@ class Losses:
                 "the Trainer takes either loss= or step=",
                 "loss=nn.CrossEntropyLoss() is called with (outputs, targets);"
                 " step=function with (model, batch), and returns the loss",
-            )
-        if step is None and of is not None and has_no_forward(of):
-            raise UsageError(
-                f"the model is a {type(of).__name__}, which has no forward that gives the outputs"
-                " for loss=",
-                "use step=, a function of (model, batch) that calls the modules in it and returns"
-                " the loss",
             )
         if step is not None and metrics:
             raise UsageError("metrics= goes with loss=; a step returns (sum, count, {name: sum})")
@@ -145,12 +135,6 @@ class Losses:
                 " batch: model(batch)",
             )
         refuse_taken_names(metrics, "metrics=")
-        for name, metric in metrics.items():
-            if not callable(metric):
-                raise UsageError(
-                    f"metrics[{name!r}] is {kind(metric)}, where a function is needed",
-                    "give a function of (outputs, targets)",
-                )
         self.loss, self.step, self.metrics = loss, step, dict(metrics)
         self.names = tuple(names)
         # For these torch knows what a mean is divided by: targets that count, times their weights.
@@ -324,33 +308,16 @@ def call(model: nn.Module, inputs: Any) -> Any:
 
 def samples_in(batch: Any, drawn: int | None = None) -> int:
     """Return the rows that all tensors of a batch have, else the samples that it was made of."""
-    parts = batch.values() if isinstance(batch, Mapping) else batch
-    parts = [*parts] if isinstance(batch, (list, tuple, Mapping)) else [batch]
-    rows = list({part.shape[0] for part in parts if isinstance(part, Tensor) and part.dim()})
+    rows = {tensor.shape[0] for tensor in tensors_in(batch) if tensor.dim()}
     if len(rows) == 1:
-        if drawn not in (None, *rows):
-            warn(f"a batch of {drawn} samples has tensors of {rows[0]} rows", rows[0])
-        return rows[0]
-    if drawn is not None:
-        return drawn
-    tensors = list(tensors_in(batch))
-    if not tensors:
+        return rows.pop()
+    if drawn is None:
         raise UsageError(
-            "a batch holds no tensor, so it is not known how many samples it has",
+            "it is not known how many samples a batch has: its tensors have"
+            f" {' and '.join(map(str, sorted(rows))) or 'no'} rows",
             "let the step return (sum, count)",
         )
-    rows = list(dict.fromkeys(tensor.shape[0] for tensor in tensors if tensor.dim())) or [1]
-    if len(rows) > 1:
-        warn(f"the tensors of a batch have {' and '.join(map(str, rows))} rows", rows[0])
-    return rows[0]
-
-
-def warn(what: str, taken: int) -> None:
-    warnings.warn(
-        f"{what}: it is taken for a batch of {taken} samples, and a mean is weighted by that; let"
-        " the step return (sum, count) if it is another number",
-        stacklevel=2,
-    )
+    return drawn
 
 
 def tensors_in(batch: Any) -> Iterator[Tensor]:

@@ -35,14 +35,9 @@ def mapped(data: Any, change: Change, whole: Callable[[Any], bool] = is_tensor) 
 
 
 def remade(data: Mapping[Any, Any], changed: dict[Any, Any]) -> Any:
-    """Make a mapping of the same class with other values; or a dict, if its class refuses."""
-    try:
-        if not isinstance(data, MutableMapping):
-            return type(data)(changed)  # type: ignore[call-arg]
-        # It may hold more than its items.
-        again = copy.copy(data)
-        for name, value in changed.items():
-            again[name] = value
-    except TypeError:
+    """Return a mapping of the same class with other values; a dict where it cannot be changed."""
+    if not isinstance(data, MutableMapping):
         return changed
+    again = copy.copy(data)  # it may hold more than its items
+    again.update(changed)
     return again

@@ -7,11 +7,7 @@ import contextlib
 import datetime
 import functools
 import os
-import re
 import resource
-import shutil
-import socket
-import subprocess
 import sys
 import threading
 import time
@@ -68,8 +64,6 @@ def join(config: Config) -> Ranks:
         start_group(config, device)
         wait_as_long(config, host_group())
     nodes = nodes_of_ranks()
-    gpus = gather(gpu_of(device))
-    refuse_shared_gpus([(host, gpu) for (_, host), gpu in zip(nodes, gpus, strict=True)])
     local = int(os.environ.get("LOCAL_RANK", "0"))
     return Ranks(dist.get_rank(), dist.get_world_size(), local, device, nodes)
 
@@ -189,7 +183,7 @@ def device_of_rank() -> torch.device:
         return torch.device("cpu")
     local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if local >= count == 1 and "," not in os.environ.get("CUDA_VISIBLE_DEVICES", ","):
-        local = 0  # a wrapper shows each rank its own GPU; join() sees whether it does
+        local = 0  # a wrapper shows each rank its own GPU
     if local >= count:
         raise CheckFailed(
             f"local rank {local} has no GPU of its own: there are {count}",
@@ -197,25 +191,6 @@ def device_of_rank() -> torch.device:
         )
     torch.cuda.set_device(local)
     return torch.device("cuda", local)
-
-
-def gpu_of(device: torch.device) -> str:
-    """Name the very GPU, whatever number it has in this process."""
-    if device.type != "cuda" or "MIG" in os.environ.get("CUDA_VISIBLE_DEVICES", ""):
-        return ""  # slices of one GPU may bear its name
-    return str(getattr(torch.cuda.get_device_properties(device), "uuid", device))
-
-
-def refuse_shared_gpus(gpus: list[tuple[str, str]]) -> None:
-    """Refuse two ranks on one GPU: NCCL would only say later that there is a duplicate."""
-    first: dict[tuple[str, str], int] = {}
-    for rank, (host, gpu) in enumerate(gpus):
-        if gpu and (host, gpu) in first:
-            raise CheckFailed(
-                f"ranks {first[host, gpu]} and {rank} have the same GPU of {host}",
-                "show each rank another one (CUDA_VISIBLE_DEVICES), or start fewer ranks",
-            )
-        first[host, gpu] = rank
 
 
 def free_host_memory() -> int:
@@ -276,31 +251,10 @@ def take_place() -> None:
             say_once(f"this process runs alone; to start all {tasks} tasks, put srun before python")
         return
     variables = slurm_environment.variables(task, os.environ)
-    if task.world > 1:
-        variables["MASTER_ADDR"] = address_of(variables["MASTER_ADDR"])
     os.environ.update(variables)
     if task.rank == 0:
         master = f"{variables['MASTER_ADDR']}:{variables['MASTER_PORT']}"
         say_once(f"ranks from Slurm: {task.world} tasks of srun, master {master}")
-
-
-def address_of(host: str) -> str:
-    """Return the host's name, or the address that Slurm has for a name only it knows."""
-    try:
-        socket.getaddrinfo(host, None)
-        return host
-    except OSError:
-        pass
-    if shutil.which("scontrol") is not None:
-        asked = ["scontrol", "--oneliner", "show", "node", host]
-        answer = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=60)
-        match = re.search(r"\bNodeAddr=(\S+)", answer.stdout)
-        if match is not None:
-            return match[1]
-    raise CheckFailed(
-        f"the name of the first node, {host}, has no address here",
-        "export MASTER_ADDR=ADDRESS before srun",
-    )
 
 
 def say_once(text: str) -> None:

@@ -7,12 +7,10 @@ are sent with cloudpickle. A process ends when its parent does.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import inspect
 import multiprocessing
 import os
 import pickle
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
@@ -27,7 +25,7 @@ from torch.multiprocessing.spawn import (
     start_processes,
 )
 
-from orchestrator.common.errors import CheckFailed, JobFailed, UsageError
+from orchestrator.common.errors import JobFailed, UsageError
 from orchestrator.node import pickled_functions
 
 
@@ -98,24 +96,13 @@ def wants_rank(fn: Callable[..., Any], args: Sequence[Any], count: int) -> bool:
 
 def packed(what: Any) -> bytes:
     """Pickle by value what only this process has: __main__, a notebook, an inner function."""
-    fn, picklers = what[0], pickler()
-    if picklers is pickle and (fn.__module__ == "__main__" or "<locals>" in fn.__qualname__):
-        raise CheckFailed(
-            f"sending {fn.__qualname__} to other processes needs cloudpickle",
-            f"{sys.executable} -m pip install cloudpickle, or put the function into a module",
-        )
     try:
-        return bytes(picklers.dumps(what))
+        return pickled_functions.dumps(what)
     except Exception as error:
         raise UsageError(
             f"the function cannot be sent to other processes: {error}",
             "create models, data and files inside it",
         ) from error
-
-
-def pickler() -> Any:
-    """Return what uses cloudpickle, or Python's own where it is missing."""
-    return pickled_functions if importlib.util.find_spec("cloudpickle") else pickle
 
 
 # -- in the child -----------------------------------------------------------------------------
@@ -138,7 +125,7 @@ def run_rank(rank: int, count: int, port: int, blob: bytes, place: Path) -> None
         value = fn(*(rank, count) * takes_rank, *args)
         if dist.is_initialized():
             dist.destroy_process_group()
-        result_of(place, rank).write_bytes(pickler().dumps(value))
+        result_of(place, rank).write_bytes(pickled_functions.dumps(value))
     except Exception as error:
         result_of(place, rank).write_bytes(as_sent(error))
         raise
@@ -154,7 +141,7 @@ def end_with_parent() -> None:
 def as_sent(error: Exception) -> bytes:
     """Pickle an exception, or its text where it cannot be made again."""
     try:
-        result = bytes(pickler().dumps(error))
+        result = pickled_functions.dumps(error)
         pickle.loads(result)
     except Exception:  # noqa: BLE001 (a user's class)
         return pickle.dumps(JobFailed(f"{type(error).__name__}: {error}"))

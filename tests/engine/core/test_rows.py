@@ -21,9 +21,7 @@ def test_as_a_plain_loop_on_one_process(tmp_path: Path, ranks: int) -> None:
     assert codes == [0] * ranks, job.output()
     for rank in range(ranks):
         results = json.loads((job.path / f"results_{rank}").read_text())
-        without, sharded = results.pop("loss="), results.pop("sharded")
-        assert "the model is a ModuleDict, which has no forward" in without
-        assert "use step=, a function of (model, batch)" in without
+        sharded = results.pop("sharded")
         if ranks > 1:
             assert "is a ModuleDict, which has no forward, and cannot be sharded" in sharded
         assert len(results) == CASES

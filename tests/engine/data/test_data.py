@@ -289,7 +289,6 @@ def test_a_dataset_may_put_its_batches_together_itself() -> None:
         ("endless", None, "gave a list_iterator, not a dataset that has __len__ and __getitem__"),
         ("nothing", None, "gave a dataset without samples for 'train'"),
         ("noisy", 5, "gave None for split='eval'"),
-        ("Noisy", None, "which takes (size); it is called with (split='train')"),
     ],
 )
 def test_a_dataset_that_cannot_be_used_is_told_in_words(
@@ -437,10 +436,9 @@ def test_workers_end_with_a_rank_that_is_killed() -> None:
 
 
 def ignores_interrupts(pid: int) -> bool:
-    """A worker blocks them, and waits for one that its own rank has sent."""
     status = Path(f"/proc/{pid}/status").read_text()
-    blocked = status.partition("SigBlk:")[2].split()[0]
-    return bool(int(blocked, 16) & 1 << (signal.SIGINT - 1))
+    ignored = status.partition("SigIgn:")[2].split()[0]
+    return bool(int(ignored, 16) & 1 << (signal.SIGINT - 1))
 
 
 # -- evaluation ---------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import pytest
@@ -20,39 +19,24 @@ IMAGE, TARGETS, SCALAR = torch.ones(3, 8, 8), torch.ones(4), torch.tensor(0.5)
 
 
 @pytest.mark.parametrize(
-    ("batch", "size"),
+    ("batch", "drawn", "size"),
     [
-        (TARGETS, 4),
-        ({"id": ["a", "b", "c", "d"], "x": torch.ones(4, 2), "y": TARGETS}, 4),
-        ((SCALAR, TARGETS), 4),
-        ([SCALAR], 1),
+        (TARGETS, None, 4),
+        ({"id": ["a", "b", "c", "d"], "x": torch.ones(4, 2), "y": TARGETS}, None, 4),
+        ((SCALAR, TARGETS), 8, 4),
+        (([IMAGE] * 4, TARGETS), 8, 8),
+        (["a"] * 8, 8, 8),
     ],
 )
-def test_tensors_that_agree_say_how_many_samples_there_are(batch: Any, size: int) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert samples_in(batch) == size
+def test_the_samples_of_a_batch(batch: Any, drawn: int | None, size: int) -> None:
+    assert samples_in(batch, drawn) == size
 
 
-def test_tensors_that_disagree_are_warned_of() -> None:
-    """A list of images begins with a colour, what has time first with a time."""
-    assert samples_in(([IMAGE] * 4, TARGETS)) == 4
-    with pytest.warns(UserWarning, match="3 and 4 rows: it is taken for a batch of 3 samples"):
-        assert samples_in(([IMAGE] * 4, [TARGETS])) == 3
-    with pytest.raises(UsageError, match="it is not known how many samples"):
+def test_tensors_of_other_lengths_say_nothing_of_the_samples() -> None:
+    with pytest.raises(UsageError, match="have 3 and 4 rows"):
+        samples_in(([IMAGE] * 4, TARGETS))
+    with pytest.raises(UsageError, match="have no rows"):
         samples_in({"id": ["a", "b"]})
-
-
-def test_the_rows_of_a_batch() -> None:
-    x = torch.zeros
-    for batch, samples in (([x(5, 6), x(5)], 5), ([x(16, 6), x(16)], 16), ((x(3, 8), x(3)), 3)):
-        with pytest.warns(UserWarning, match=f"8 samples has tensors of {samples} rows: it is"):
-            assert samples_in(batch, 8) == samples
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert samples_in({"x": x(8, 6), "length": x(9)}, 8) == 8
-        assert samples_in(["a"] * 8, 8) == 8
-        assert samples_in((x(8, 6), x(8)), 8) == 8
 
 
 def test_what_is_computed_in_fp64_is_summed_in_it() -> None:

@@ -102,22 +102,6 @@ def test_a_name_that_leads_nowhere_is_told_in_words(name: str) -> None:
     assert fix in error.value.fix
 
 
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        ({}, "missing a required argument: 'size'"),
-        ({"size": 3, "sise": 4}, "unexpected keyword argument 'sise'"),
-    ],
-)
-def test_arguments_that_do_not_fit_are_told_with_what_is_wanted(
-    args: dict[str, int], words: str
-) -> None:
-    with pytest.raises(UsageError, match="which takes \\(size, bias=True\\)") as error:
-        build.build(config(**args))
-    assert words in error.value.what
-    assert error.value.fix == "change model.args, or the function"
-
-
 def test_what_the_users_code_raises_passes_through() -> None:
     with pytest.raises(KeyError, match="theirs"):
         build.build(config("mine.models:broken"))

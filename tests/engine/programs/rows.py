@@ -139,7 +139,6 @@ def containers(directory: Path) -> dict[str, Any]:
                 lambda: apart(expected, trained(copy.deepcopy(first), data, None, loss, strategy))  # noqa: B023
             )
     model = student_and_teacher()
-    results["loss="] = message(Trainer, model, torch.optim.SGD(model.parameters(), 0.1), mse_loss)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     results["sharded"] = message(Trainer, model, optimizer, step=taught, strategy="full_shard")
     return results

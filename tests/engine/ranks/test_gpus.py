@@ -34,10 +34,3 @@ def test_a_wrapper_may_show_each_rank_its_own_gpu(
             ranks.device_of_rank()
     else:
         assert ranks.device_of_rank() == torch.device("cuda", expected)
-
-
-def test_two_ranks_on_one_gpu_are_named() -> None:
-    ranks.refuse_shared_gpus([("a", "1"), ("a", "2"), ("b", "1"), ("b", "2")])
-    ranks.refuse_shared_gpus([("a", ""), ("a", "")])
-    with pytest.raises(CheckFailed, match="ranks 0 and 2 have the same GPU of a"):
-        ranks.refuse_shared_gpus([("a", "1"), ("a", "2"), ("a", "1")])
