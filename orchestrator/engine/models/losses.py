@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from orchestrator.common.errors import CheckFailed, UsageError, nearest
 from orchestrator.engine.models.import_by_name import kind
-from orchestrator.engine.models.nested import mapped
+from orchestrator.engine.models.nested import is_tensor, mapped
 
 # (sum, count) by name, "loss" first.
 Totals = dict[str, tuple[Tensor, Tensor]]
@@ -308,9 +308,12 @@ def call(model: nn.Module, inputs: Any) -> Any:
 
 def samples_in(batch: Any, drawn: int | None = None) -> int:
     """Return the rows that all tensors of a batch have, else the samples that it was made of."""
-    rows = {tensor.shape[0] for tensor in tensors_in(batch) if tensor.dim()}
-    if len(rows) == 1:
-        return rows.pop()
+    parts = batch.values() if isinstance(batch, Mapping) else batch
+    parts = [*parts] if isinstance(batch, (list, tuple, Mapping)) else [batch]
+    for tensors in (filter(is_tensor, parts), tensors_in(batch)):
+        rows = {tensor.shape[0] for tensor in tensors if tensor.dim()}
+        if len(rows) == 1:
+            return rows.pop()
     if drawn is None:
         raise UsageError(
             "it is not known how many samples a batch has: its tensors have"

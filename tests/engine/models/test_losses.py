@@ -24,7 +24,8 @@ IMAGE, TARGETS, SCALAR = torch.ones(3, 8, 8), torch.ones(4), torch.tensor(0.5)
         (TARGETS, None, 4),
         ({"id": ["a", "b", "c", "d"], "x": torch.ones(4, 2), "y": TARGETS}, None, 4),
         ((SCALAR, TARGETS), 8, 4),
-        (([IMAGE] * 4, TARGETS), 8, 8),
+        (([IMAGE] * 4, TARGETS), 8, 4),
+        (([IMAGE] * 4, [TARGETS]), 8, 8),
         (["a"] * 8, 8, 8),
     ],
 )
@@ -34,7 +35,7 @@ def test_the_samples_of_a_batch(batch: Any, drawn: int | None, size: int) -> Non
 
 def test_tensors_of_other_lengths_say_nothing_of_the_samples() -> None:
     with pytest.raises(UsageError, match="have 3 and 4 rows"):
-        samples_in(([IMAGE] * 4, TARGETS))
+        samples_in(([IMAGE] * 4, [TARGETS]))
     with pytest.raises(UsageError, match="have no rows"):
         samples_in({"id": ["a", "b"]})
 
