@@ -15,6 +15,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator, Sequence
+from io import FileIO
 from pathlib import Path
 
 from orchestrator.common import files
@@ -80,13 +81,17 @@ def is_half(name: str) -> bool:
 
 
 class Partial:
-    """A file that is being written under a hidden name."""
+    """A file that is being written under a hidden name; close() removes it unless it is whole."""
 
     def __init__(self, folder: Folder, parts: Sequence[str], label: str) -> None:
         self.parts, self.name = parts, parts[-1]
-        self.hidden = hidden(label, self.name)
-        self.stack = contextlib.ExitStack()
-        self.directory = self.stack.enter_context(folder.inside(parts[:-1]))
+        self.hidden, self.whole = hidden(label, self.name), False
+        with contextlib.ExitStack() as stack:
+            self.directory = stack.enter_context(folder.inside(parts[:-1]))
+            self.here()
+            self.file = stack.enter_context(self.open())
+            stack.callback(self.discard)
+            self.stack = stack.pop_all()
 
     def here(self) -> os.stat_result | None:
         """Look at what has the file's name; OSError where that is no file."""
@@ -100,29 +105,26 @@ class Partial:
             raise FileExistsError(errno.EEXIST, "what has this name is not a file")
         return status
 
-    def open(self) -> None:
+    def open(self) -> FileIO:
         """Open what is to become the file, empty."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(self.hidden, flags, 0o600, dir_fd=self.directory)
-        self.file = self.stack.enter_context(os.fdopen(descriptor, "rb+", buffering=0))
+        file = FileIO(os.open(self.hidden, flags, 0o600, dir_fd=self.directory), "rb+")
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise OSError(errno.EBUSY, BUSY) from None
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
-            raise OSError(errno.EPERM, "not a file of its own")
-        if not self.is_ours():  # it got its name between our open and our lock
-            raise OSError(errno.EBUSY, BUSY)
-        self.file.truncate(0)
-
-    def is_ours(self) -> bool:
-        """Return True if the hidden name is still that of the file that is open."""
-        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+                raise OSError(errno.EPERM, "not a file of its own")
             named = os.lstat(self.hidden, dir_fd=self.directory)
-        except FileNotFoundError:
-            return False
-        return os.path.samestat(named, os.fstat(self.file.fileno()))
+            if not os.path.samestat(named, status):  # it got its name between our open and our lock
+                raise BlockingIOError
+            file.truncate(0)
+        except (BlockingIOError, FileNotFoundError):
+            file.close()
+            raise OSError(errno.EBUSY, BUSY) from None
+        except BaseException:
+            file.close()
+            raise
+        return file
 
     def put(self, data: bytes | bytearray | memoryview) -> None:
         """Write all of it: the last room of a disk takes a part, without an error.
@@ -144,10 +146,12 @@ class Partial:
         os.utime(self.file.fileno(), ns=(time_ns, time_ns))
         where = self.directory
         os.rename(self.hidden, self.name, src_dir_fd=where, dst_dir_fd=where)
+        self.whole = True
 
     def discard(self) -> None:
-        with contextlib.suppress(OSError):
-            os.unlink(self.hidden, dir_fd=self.directory)
+        if not self.whole:
+            with contextlib.suppress(OSError):
+                os.unlink(self.hidden, dir_fd=self.directory)
 
     def close(self) -> None:
         self.stack.close()

@@ -17,7 +17,6 @@ def test_what_a_full_disk_takes_a_part_of_is_not_whole(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     folder = Folder(tmp_path, private=True)
     part = Partial(folder, ["file"], "test")
-    part.open()
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
         with pytest.raises(OSError, match=os.strerror(errno.EFBIG)):

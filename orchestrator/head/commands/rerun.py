@@ -193,5 +193,5 @@ def code_of(
             f"the code of {experiment.name} was not kept: it was larger than sync.keep",
             "allow more for later runs: --set sync.keep=MEGABYTES",
         )
-    with archive.unpacked(kept, str(manifest["tree"]), directory.name) as tree:
-        yield Path(os.fsdecode(tree.directory))
+    with archive.unpacked(kept, str(manifest["tree"]), directory.name) as place:
+        yield place

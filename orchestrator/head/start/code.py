@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import secrets
@@ -16,13 +15,11 @@ from orchestrator.common.errors import (
     NodeError,
     OrchestratorError,
     UsageError,
-    nearest,
 )
 from orchestrator.common.hosts import listed
 from orchestrator.common.program import program_at, tree_title
 from orchestrator.common.text import plural, size
 from orchestrator.head.connect import fleet
-from orchestrator.head.connect.channel import Declined
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.nodes.facts import by_value
 from orchestrator.head.plan.plan import ENGINE
@@ -32,11 +29,10 @@ from orchestrator.head.screen.progress import Progress
 from orchestrator.head.start.nodes import Nodes, reach_all
 from orchestrator.head.start.request import Request
 from orchestrator.head.transfer.code.listing import Rules
-from orchestrator.head.transfer.code.scan import TRIES, Limits, Scan, changing
+from orchestrator.head.transfer.code.scan import Limits, Scan, was_changed
 from orchestrator.head.transfer.send import Sent, first_failed, send_to_all
-from orchestrator.head.transfer.tree import Changed, Tree
+from orchestrator.head.transfer.tree import Tree
 from orchestrator.protocol.requests.machine import ProbeTarget
-from orchestrator.protocol.requests.request import LACKING
 from orchestrator.protocol.requests.transfer import STORE, CheckedOut, CheckOut, Place
 from orchestrator.protocol.timing import FILES_ANSWER_SECONDS
 from orchestrator.records import experiments as experiments_on_disk
@@ -62,9 +58,8 @@ def reach_with_code(request: Request) -> tuple[Request, Nodes]:
             named = all(is_placed(request, node) for node in nodes.reached)
             return request, replace(nodes, scan=None if named else scan)
         request = relative(request, nodes.reached, wanted)
-        check_spelling(request, wanted)
         log.info("brings the code to %s", [node.node.name for node in wanted])
-        scan, checked = bring(request, wanted, len(nodes.reached), scan)
+        checked = bring(request, wanted, len(nodes.reached), scan)
         return request, replace(with_snapshots(nodes, wanted, checked), scan=scan)
     except BaseException:
         scan.cancel()
@@ -77,7 +72,6 @@ def expect_code(request: Request, nodes: Nodes) -> tuple[Request, Nodes]:
     if not needs_code(request) or not wanted:
         return request, nodes
     request = relative(request, nodes.reached, wanted)
-    check_spelling(request, wanted)
     tree = begin_scan(request).tree()
     about = f"{plural(tree.files, 'file')}, {size(tree.size)}"
     names = listed([node.node.name for node in wanted])
@@ -144,30 +138,6 @@ def relative(request: Request, reached: Sequence[Reached], wanted: Sequence[Reac
     return replace(request, target=replace(target, name=below))
 
 
-def check_spelling(request: Request, wanted: Sequence[Reached]) -> None:
-    """Refuse a program that is neither in the directory that is sent nor a command of the nodes."""
-    path, here = Path(request.target.name), Path.cwd()
-    there = any(node.facts.target.kind != "missing" for node in wanted)
-    if request.target.kind != "auto" or request.origin or there:
-        return
-    kind, place = program_at(request.target.name, str(here))
-    if kind == "missing" and not path.is_absolute():
-        names: list[str] = []
-        with contextlib.suppress(OSError):
-            names = [entry.name for entry in Path(place).parent.iterdir()]
-        raise CheckFailed(
-            f"there is no {place}{nearest(path.name, names)}",
-            "check its spelling: the nodes are sent this directory, and none has such a command",
-        )
-    if path.is_file() and not Path(os.path.normpath(here / path)).is_relative_to(here):
-        raise CheckFailed(
-            f"{path} is not in {here}, which is what nodes are sent that do not share it, and they"
-            " have no such file",
-            "launch it from a directory that has all of it; or copy it to the nodes and name a"
-            " directory of theirs: --workdir DIR",
-        )
-
-
 # -- the tree ---------------------------------------------------------------------------------
 
 
@@ -229,25 +199,15 @@ def secret_files(request: Request) -> Iterator[bytes]:
 # -- to the nodes -----------------------------------------------------------------------------
 
 
-def bring(
-    request: Request, wanted: Sequence[Reached], total: int, scan: Scan
-) -> tuple[Scan, list[CheckedOut]]:
+def bring(request: Request, wanted: Sequence[Reached], total: int, scan: Scan) -> list[CheckedOut]:
     """Send the tree, and let each node make its snapshot."""
-    for attempt in range(TRIES):
-        tree = tree_for(request, scan)
-        try:
-            checked, sent = deliver(request, wanted, tree, total)
-        except Changed as changed:
-            if attempt == TRIES - 1:
-                raise changing(changed.path) from None
-            scan = begin_scan(request)
-            continue
-        break
+    tree = tree_for(request, scan)
+    checked, sent = deliver(request, wanted, tree, total)
     report(wanted, checked, tree, sent)
     if not experiments_on_disk.every(request.where.experiments):
         where = checked[0].workdir
         say(f"it runs there in a copy, {where}; what it writes in it comes home at the end")
-    return scan, checked
+    return checked
 
 
 def tree_for(request: Request, scan: Scan) -> Tree:
@@ -267,10 +227,7 @@ def tree_for(request: Request, scan: Scan) -> Tree:
 def deliver(
     request: Request, wanted: Sequence[Reached], tree: Tree, total: int
 ) -> tuple[list[CheckedOut], list[Sent]]:
-    """Have each node make its snapshot; those that lack contents of the tree are sent them first.
-
-    `total` counts the job's nodes.
-    """
+    """Send each node what it lacks, and have it make its snapshot; `total` counts all nodes."""
     beside = str(request.origin.directory if request.origin else request.directory)
     question = CheckOut(
         tree=tree.digest,
@@ -281,18 +238,14 @@ def deliver(
         inputs=(*INPUTS, *request.config.sync.link),
         target=ProbeTarget(kind=request.target.kind, name=request.target.name),
     )
+    channels = [node.channel for node in wanted]
+    with Progress("sending the code", tree.size * len(wanted)) as progress:
+        places = [Place(kind=STORE)] * len(wanted)
+        results = send_to_all(channels, places, tree, progress.add)
+    if changed := first_failed(results):
+        raise was_changed(changed)
+    sent = all_of(wanted, results, total)
     answers = fleet.ask(wanted, [question] * len(wanted), FILES_ANSWER_SECONDS)
-    served = [node for node, answer in zip(wanted, answers, strict=True) if is_lacking(answer)]
-    sent: list[Sent] = []
-    if served:
-        places = [Place(kind=STORE)] * len(served)
-        with Progress("sending the code", tree.size * len(served)) as progress:
-            results = send_to_all([node.channel for node in served], places, tree, progress.add)
-        if changed := first_failed(results):
-            raise Changed(changed)
-        sent = all_of(served, results, total)
-        again = iter(fleet.ask(served, [question] * len(served), FILES_ANSWER_SECONDS))
-        answers = [next(again) if is_lacking(answer) else answer for answer in answers]
     checked = all_of(wanted, answers, total)
     refuse_strange(wanted, checked, beside)
     return checked, sent
@@ -304,10 +257,6 @@ def all_of(
     """Return the results, or raise one error that names every node that failed."""
     then = "; nothing was started"
     return failures.all_or_table([node.node for node in nodes], results, then, total)
-
-
-def is_lacking(answer: CheckedOut | OrchestratorError) -> bool:
-    return isinstance(answer, Declined) and answer.kind == LACKING
 
 
 def refuse_strange(wanted: Sequence[Reached], checked: Sequence[CheckedOut], where: str) -> None:

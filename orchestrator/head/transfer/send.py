@@ -135,6 +135,7 @@ class Outbox:
         numbers = [number for number in lacked if entries[number].kind == FILE]
         sent.lacked = [entries[number].path for number in numbers]
         log.debug("%s: lacks %d files", channel.name, len(numbers))
+        seen(self.tree.size - sum(entries[number].size for number in numbers))
         batches = self.batches(() if dry_run else numbers)
         window: deque[tuple[int, Contents]] = deque()
         for number in range(len(batches.cuts)):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -28,14 +26,6 @@ class Moved:
     failed: dict[str, str] = field(default_factory=dict)  # path -> why
     left_out: list[str] = field(default_factory=list)
     error: OrchestratorError | None = None
-
-
-class Changed(Exception):
-    """A file is not what it was when the tree was read."""
-
-    def __init__(self, path: bytes) -> None:
-        super().__init__(os.fsdecode(path))
-        self.path = path
 
 
 @dataclass(frozen=True)
@@ -79,14 +69,6 @@ class Tree:
         if len(data) < size or entry.time not in (0, status.st_mtime_ns):
             raise OSError(0, "it changed while it was sent")
         return data
-
-    def content(self, entry: Entry) -> bytes:
-        """Return what a file holds; Changed where that is not what the tree says."""
-        with contextlib.suppress(OSError):
-            data = self.read(entry, 0, entry.size)
-            if hashlib.sha256(data).hexdigest().encode() == entry.value:
-                return data
-        raise Changed(entry.path)
 
 
 def of_files(directory: Path, mode: Callable[[Path], int]) -> Tree:

@@ -14,7 +14,7 @@ from orchestrator.node.environments.place import Environments
 from orchestrator.node.job.processes import in_words
 from orchestrator.node.machine import tool
 from orchestrator.node.transfer.code import snapshot
-from orchestrator.node.transfer.code.store import Incomplete, Store
+from orchestrator.node.transfer.code.store import Store
 from orchestrator.protocol.requests.environments import BuildEnvironment, BuildProgress
 from orchestrator.protocol.timing import WORK_ANSWER_SECONDS
 
@@ -33,8 +33,8 @@ class Build:
     With the server ends what it runs; the next bootstrap begins the environment from its start.
     """
 
-    def __init__(self, request: BuildEnvironment) -> None:
-        self.request = request
+    def __init__(self, request: BuildEnvironment, store: Store) -> None:
+        self.request, self.store = request, store
         self.here = Environments(request.root)
         self.step = "begins"
         self.problem = ""
@@ -59,8 +59,6 @@ class Build:
                 if self.here.packages(self.request.key) is None:
                     self._make()
             self.here.link_all(self.request.name, self.request.key)
-        except Incomplete:
-            self.problem = "the wheels did not arrive whole: type the command again"
         except (BuildError, OSError, ValueError) as error:
             self.problem = in_words(error)
 
@@ -68,10 +66,9 @@ class Build:
         key = self.request.key
         self.here.discard(key)
         self.step = "unpacks the wheels"
-        store = Store()
-        entries = store.tree(self.request.tree)
+        entries = self.store.tree(self.request.tree)
         name = f"environment-{key}-{os.urandom(4).hex()}"
-        made = snapshot.make(store, name, "wheels", entries)
+        made = snapshot.make(self.store, name, "wheels", entries)
         try:
             self._install(self.here.path(key), os.fsdecode(made.root))
             self.here.seal(key)

@@ -8,6 +8,7 @@ import sys
 from orchestrator.node.environments.build import Build
 from orchestrator.node.environments.place import Environments
 from orchestrator.node.server.visit import Refusal, RoomState, Visit, answers
+from orchestrator.node.transfer.code.checkout import CodeVisit
 from orchestrator.protocol.requests.environments import (
     AskBuild,
     BuildEnvironment,
@@ -46,7 +47,7 @@ def environment_state(visit: Visit, request: LookAtEnvironment) -> EnvironmentSt
 
 @answers(BuildEnvironment)
 def build_environment(visit: Visit, request: BuildEnvironment) -> Nothing:
-    visit.of(EnvironmentVisit).build = Build(request)
+    visit.of(EnvironmentVisit).build = Build(request, visit.of(CodeVisit).store)
     return Nothing()
 
 

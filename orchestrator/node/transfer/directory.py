@@ -90,23 +90,11 @@ class Arriving:
     def __init__(self, folder: Folder, entry: Entry) -> None:
         self.folder, self.entry = folder, entry
         self.part = Partial(folder, parts_of_path(entry), LABEL)
-        try:
-            self.part.here()
-            self.part.open()
-        except BaseException:
-            self.part.close()
-            raise
-
-    def write(self, data: memoryview) -> None:
-        self.part.put(data)
+        self.write, self.abandon = self.part.put, self.part.close
 
     def finish(self) -> None:
         time = self.entry.time or os.fstat(self.part.file.fileno()).st_mtime_ns
         self.part.publish(self.folder.mode(self.entry.mode), time)
-        self.part.close()
-
-    def abandon(self) -> None:
-        self.part.discard()
         self.part.close()
 
 

@@ -13,7 +13,7 @@ from orchestrator.node.transfer.directory import TargetDirectory
 from orchestrator.node.transfer.receive import IncomingFiles, unzip
 from orchestrator.protocol import manifest
 from orchestrator.protocol.manifest import LARGEST_LIST_BYTES
-from orchestrator.protocol.requests.request import LACKING, NO_PART
+from orchestrator.protocol.requests.request import NO_PART
 from orchestrator.protocol.requests.transfer import (
     HANDED,
     LARGEST_BATCH_BYTES,
@@ -115,12 +115,8 @@ def contents(visit: Visit, request: Contents) -> FailedWrites:
 @answers(CheckOut)
 def check_out(visit: Visit, request: CheckOut) -> CheckedOut:
     from orchestrator.node.transfer.code.checkout import CodeVisit
-    from orchestrator.node.transfer.code.store import Incomplete
 
-    try:
-        return visit.of(CodeVisit).check_out(request)
-    except Incomplete:
-        raise Refusal("contents of the tree are lacking", LACKING) from None
+    return visit.of(CodeVisit).check_out(request)
 
 
 # -- home -------------------------------------------------------------------------------------

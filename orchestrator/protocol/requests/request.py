@@ -90,7 +90,6 @@ class SupervisorGone(Message):
 UNKNOWN_JOB = "unknown job"
 OTHER_VERSION = "other version"
 STOPPED = "stopped"  # before it had started
-LACKING = "lacking"  # contents of a tree
 NO_PART = "no part"  # of a job: what a later attempt begins with is not here any more
 
 

@@ -116,7 +116,7 @@ class CheckedOut(Message):
 
 
 class CheckOut(Request[CheckedOut], do="check_out"):
-    """Make a snapshot of a tree for a job; refused as LACKING where contents have to come first."""
+    """Make a snapshot of a tree of which all contents are here, for a job."""
 
     tree: str  # its digest
     snapshot: str  # its name, new on this machine; a number comes behind it

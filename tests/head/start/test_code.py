@@ -11,12 +11,10 @@ import pytest
 
 from orchestrator.common.errors import CheckFailed
 from orchestrator.config.launch import LaunchArguments
-from orchestrator.head.plan.model import Target
-from orchestrator.head.start.code import begin_scan, check_spelling, tree_for
+from orchestrator.head.start.code import begin_scan, tree_for
 from orchestrator.head.start.request import resolve
 from orchestrator.head.transfer.code.listing import Rules
 from orchestrator.head.transfer.code.scan import Limits, Scan
-from orchestrator.protocol.requests.machine import ProbeTarget
 
 
 def test_a_function_goes_alone_where_its_directory_is_no_place_for_code(tmp_path: Path) -> None:
@@ -66,41 +64,3 @@ def test_files_of_secrets_never_travel(
     )
     paths = {entry.path for entry in begin_scan(request).tree().entries if entry.value}
     assert paths == {b"train.py"}
-
-
-@pytest.mark.parametrize(
-    ("name", "there", "words"),
-    [
-        ("trian.py", "missing", "there is no {here}/trian.py; did you mean 'train.py'?"),
-        ("src/x.py", "missing", "there is no {here}/src/x.py"),
-        ("nvidia-smi", "program", None),  # a command that the nodes have, and the head has not
-        ("train.py", "missing", None),
-        ("/opt/train.py", "missing", None),
-        ("sub/../train.py", "missing", None),
-        (
-            "../above.py",
-            "missing",
-            "../above.py is not in {here}, which is what nodes are sent{more}",
-        ),
-        ("{here}/../above.py", "program", None),  # at the same path on the nodes
-    ],
-)
-def test_a_misspelt_program_is_told_before_anything_is_sent(
-    name: str, there: str, words: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    above, here = tmp_path, tmp_path / "here"
-    (here / "sub").mkdir(parents=True)
-    monkeypatch.chdir(here)
-    (above / "above.py").touch()
-    (here / "train.py").touch()
-    (here / "other.txt").touch()
-    name = name.format(here=here)
-    request: Any = SimpleNamespace(target=Target("auto", name, ()), origin=None)
-    nodes: Any = [SimpleNamespace(facts=SimpleNamespace(target=ProbeTarget(kind=there, name=name)))]
-    if words is None:
-        check_spelling(request, nodes)
-        return
-    with pytest.raises(CheckFailed) as refused:
-        check_spelling(request, nodes)
-    more = " that do not share it, and they have no such file"
-    assert refused.value.what == words.format(here=here, more=more)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.node.environments.build import Build
+from orchestrator.node.transfer.code.store import Store
 from orchestrator.protocol.requests.environments import BuildEnvironment
 from tests.node.running import alive, wait_until
 
@@ -17,12 +18,13 @@ KEY = "0123456789abcdef"
 SERVER = """
 import sys
 from orchestrator.node.environments import build
+from orchestrator.node.transfer.code.store import Store
 from orchestrator.protocol.requests.environments import BuildEnvironment
 
 key, root, at_work = sys.argv[1:]
 program = ["sh", "-c", f"echo $$ > {at_work}.new; mv {at_work}.new {at_work}; exec sleep 1000"]
 build.Build._make = lambda self: build.call(program)
-build.Build(BuildEnvironment(key=key, tree="", root=root, name="")).thread.join()
+build.Build(BuildEnvironment(key=key, tree="", root=root, name=""), Store()).thread.join()
 """
 
 
@@ -35,7 +37,7 @@ def test_the_next_bootstrap_begins_where_a_server_was_killed(
     wait_until(at_work.exists)
     made: list[str] = []
     monkeypatch.setattr(Build, "_make", lambda build: made.append(build.request.key))
-    build = Build(BuildEnvironment(key=KEY, tree="", root=root, name=""))
+    build = Build(BuildEnvironment(key=KEY, tree="", root=root, name=""), Store())
     wait_until(lambda: build.step == "waits for another bootstrap")
     assert build.thread.is_alive() and not made
     server.kill()

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from orchestrator.common.folder import Partial
 from orchestrator.node.server.visit import Refusal, Visit
-from orchestrator.node.transfer import directory
 from orchestrator.node.transfer.directory import TargetDirectory
 from orchestrator.node.transfer.receive import IncomingFiles
 from orchestrator.protocol import manifest
@@ -78,10 +78,10 @@ def test_modes_are_the_users_or_ours(tmp_path: Path, private: bool) -> None:
 def test_a_file_that_cannot_be_written_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: directory.Arriving, data: memoryview) -> None:
+    def full(self: Partial, data: memoryview) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(directory.Arriving, "write", full)
+    monkeypatch.setattr(Partial, "put", full)
     visit = Visit(0o022)
 
     def asked(request: Any, data: bytes) -> Any:

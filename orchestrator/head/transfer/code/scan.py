@@ -17,7 +17,6 @@ from orchestrator.head.transfer.index import Index
 from orchestrator.head.transfer.tree import Tree
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry
 
-TRIES = 3
 MOST_FILES = 200_000
 MEGABYTE = 1_000_000
 ELSEWHERE = "run in the project's own directory; leave something out with --set sync.exclude=[NAME]"
@@ -157,24 +156,23 @@ def entry_of(directory: bytes, path: bytes, status: os.stat_result, index: Index
 
 def read(where: bytes, path: bytes, index: Index) -> tuple[os.stat_result, str]:
     """Hash a file that does not change while it is read."""
-    for _ in range(TRIES):
-        now = time.time_ns()
-        with files.open_plain(os.fsdecode(where)) as file:
-            before = os.fstat(file.fileno())
-            digest = files.digest(file.fileno())
-            after = os.fstat(file.fileno())
-        if files.state_of(before) == files.state_of(after):
-            index.note(path, after, digest, now)
-            return after, digest
-    raise changing(path)
+    now = time.time_ns()
+    with files.open_plain(os.fsdecode(where)) as file:
+        before = os.fstat(file.fileno())
+        digest = files.digest(file.fileno())
+        after = os.fstat(file.fileno())
+    if files.state_of(before) != files.state_of(after):
+        raise was_changed(path)
+    index.note(path, after, digest, now)
+    return after, digest
 
 
-def changing(path: bytes) -> CheckFailed:
+def was_changed(path: bytes) -> CheckFailed:
     """Return the error for a file that is written to while it should travel."""
     shown = os.fsdecode(path)
     return CheckFailed(
-        f"{shown} changes while it is read ({TRIES} times)",
-        f"leave it out, if it is not code: --set 'sync.exclude=[{shown}]'",
+        f"{shown} was changed while it was read or sent",
+        f"launch again; or, if it is not code: --set 'sync.exclude=[{shown}]'",
     )
 
 

@@ -6,7 +6,9 @@ refused by the node.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import itertools
 import os
 import stat
 import threading
@@ -26,8 +28,6 @@ AHEAD = 8  # requests that are on their way, so that a far node is no slower tha
 ANOTHER = "another file has this name here"
 CHANGED = "it changed while it was read: fetch it again"
 PUBLISHING = threading.Lock()  # several nodes may have files of one name
-
-Question = tuple[OutputFile, ReadFile]
 
 
 def plain(path: str) -> bool:
@@ -51,16 +51,18 @@ class Fetch:
         *,
         label: str,
         replace: Callable[[str], bool],
-        since: tuple[float, float] = (0.0, 0.0),
+        since: tuple[float, float] | None = None,
         progress: Callable[[int], None] = lambda _: None,
     ) -> None:
         """`replace` returns True for paths whose files take the place of others here.
 
-        A file of before `since` on this machine is replaced by one of after it on the node's clock.
+        `since` is when the attempt before ended, by this machine's clock and by the node's. A file
+        that came here before is the node's if it looks alike, and gives way to a newer one; one
+        that came since may be another node's, and is compared.
         """
         self.channel, self.place, self.folder = channel, place, folder
         self.label, self.replace, self.progress = label, replace, progress
-        self.came_before, self.changed_since = since
+        self.since = since
         self.result = Moved()
 
     def go(self, listed: Sequence[OutputFile]) -> Moved:
@@ -115,7 +117,8 @@ class Fetch:
             status = os.lstat(name, dir_fd=directory)
         except FileNotFoundError:
             return True
-        if status.st_size == file.size and status.st_mtime_ns == file.changed:
+        same = status.st_size == file.size and status.st_mtime_ns == file.changed
+        if same and (self.since is None or status.st_ctime < self.since[0]):
             self.result.kept += 1
             self.progress(file.size)
             return False
@@ -124,53 +127,34 @@ class Fetch:
         return True
 
     def _may_replace(self, before: os.stat_result, file: OutputFile) -> bool:
-        is_new = before.st_ctime < self.came_before and file.changed / 1e9 > self.changed_since
+        came_before, changed_since = self.since or (0.0, 0.0)
+        is_new = before.st_ctime < came_before and file.changed / 1e9 > changed_since
         return self.replace(file.path) or is_new
 
     def _receive(self, wanted: Sequence[OutputFile]) -> None:
         """Ask for the files piece by piece, and give each its name when it is whole."""
-        questions = (
-            (file, ReadFile(place=file.place or self.place, path=file.path, offset=at,
-                            size=min(PIECE_BYTES, file.size - at), changed=file.changed))
+        questions = [
+            [
+                ReadFile(place=file.place or self.place, path=file.path, offset=at,
+                         size=min(PIECE_BYTES, file.size - at), changed=file.changed)
+                for at in range(0, max(file.size, 1), PIECE_BYTES)
+            ]
             for file in wanted
-            for at in range(0, max(file.size, 1), PIECE_BYTES)
-        )  # fmt: skip
-        part: Partial | None = None
-        try:
-            for (file, request), answer in self._answers(questions):
-                if file.path in self.result.failed:
-                    continue
-                try:
-                    if request.offset == 0:
-                        part = self._begin(file)
-                    assert part is not None
-                    part = self._take(part, file, request, answer)
-                except OSError as error:
-                    self.result.failed[file.path] = error.strerror or str(error)
-                    if part is not None:
-                        part.discard()
-                        part.close()
-                        part = None
-        finally:
-            if part is not None:
-                part.discard()
-                part.close()
+        ]  # fmt: skip
+        answers = self._answers(itertools.chain.from_iterable(questions))
+        for file, its_questions in zip(wanted, questions, strict=True):
+            parts = PurePosixPath(file.path).parts
+            its_answers = itertools.islice(answers, len(its_questions))
+            try:
+                with contextlib.closing(Partial(self.folder, parts, self.label)) as part:
+                    for request, answer in its_answers:
+                        self._take(part, request, answer)
+                    self._publish(part, file)
+            except OSError as error:
+                self.result.failed[file.path] = error.strerror or str(error)
+                deque(its_answers, maxlen=0)  # what comes of it is passed over
 
-    def _begin(self, file: OutputFile) -> Partial:
-        part = Partial(self.folder, PurePosixPath(file.path).parts, self.label)
-        try:
-            part.here()
-            part.open()
-            part.file.truncate(0)
-        except BaseException:
-            part.close()
-            raise
-        return part
-
-    def _take(
-        self, part: Partial, file: OutputFile, request: ReadFile, answer: FilePiece | Declined
-    ) -> Partial | None:
-        """Write a piece; return None after the last one."""
+    def _take(self, part: Partial, request: ReadFile, answer: FilePiece | Declined) -> None:
         if isinstance(answer, Declined):
             raise OSError(0, answer.what)
         if len(answer.data) != request.size:
@@ -178,11 +162,6 @@ class Fetch:
         part.put(answer.data)
         self.progress(request.size)
         self.result.size += request.size
-        if request.offset + request.size < file.size:
-            return part
-        self._publish(part, file)
-        part.close()
-        return None
 
     def _publish(self, part: Partial, file: OutputFile) -> None:
         """Give a whole file its name, unless another node has brought the same contents."""
@@ -196,28 +175,22 @@ class Fetch:
                 same = files.digest(known.fileno()) == files.digest(part.file.fileno())
             if not same:
                 raise another()
-            part.discard()
             self.result.kept += 1
 
     def _answers(
-        self, questions: Iterable[Question]
-    ) -> Iterator[tuple[Question, FilePiece | Declined]]:
+        self, questions: Iterable[ReadFile]
+    ) -> Iterator[tuple[ReadFile, FilePiece | Declined]]:
         """Yield the answers in their order, with some questions on their way."""
-        waiting: deque[tuple[Question, int]] = deque()
-
-        def next_answer() -> tuple[Question, FilePiece | Declined]:
-            question, asked = waiting.popleft()
-            try:
-                return question, self.channel.wait_for(asked, question[1], FILE_ANSWER_SECONDS)
-            except Declined as error:
-                return question, error
-
-        for question in questions:
-            waiting.append((question, self.channel.post(question[1])))
-            if len(waiting) == AHEAD:
-                yield next_answer()
-        while waiting:
-            yield next_answer()
+        waiting: deque[tuple[int, ReadFile]] = deque()
+        for question in itertools.chain(questions, [None] * AHEAD):
+            if question is not None:
+                waiting.append((self.channel.post(question), question))
+            if waiting and (question is None or len(waiting) == AHEAD):
+                number, oldest = waiting.popleft()
+                try:
+                    yield oldest, self.channel.wait_for(number, oldest, FILE_ANSWER_SECONDS)
+                except Declined as error:
+                    yield oldest, error
 
 
 def another() -> OSError:

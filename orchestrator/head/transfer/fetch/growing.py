@@ -18,6 +18,7 @@ import logging
 import math
 import os
 import re
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
@@ -44,6 +45,7 @@ log = logging.getLogger(__name__)
 
 SEAM_BYTES = 512  # more than a line of metrics, which has its time
 MOST_BYTES = 64 << 20  # of metrics that an earlier attempt began
+APPENDING = threading.Lock()  # several nodes may have files of one name
 READ_AND_APPEND = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
 GROWS = re.compile(r".*\.(jsonl|csv|tsv)|(.*/)?[^/]*tfevents[^/]*|profile/.*")
 
@@ -167,12 +169,13 @@ class GrowingFiles:
         parts, ahead = PurePosixPath(path).parts, self.ahead.get(path, 0)
         with self.folder.inside(parts[:-1]) as directory:
             descriptor = os.open(parts[-1], READ_AND_APPEND, 0o600, dir_fd=directory)
-        with os.fdopen(descriptor, "rb+", buffering=0) as local:
+        with APPENDING, os.fdopen(descriptor, "rb+", buffering=0) as local:
             size = os.fstat(descriptor).st_size
             seam = size - ahead - request.offset
             if not 0 <= seam <= len(data) or data[:seam] != os.pread(descriptor, seam, size - seam):
                 log.debug("%s of job %s is another here", path, self.listing.job)
                 self.foreign.add(path)
+                self.ahead.pop(path, None)
                 return
             self.ahead[path] = ahead
             local.write(data[seam:])

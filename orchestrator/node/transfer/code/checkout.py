@@ -26,7 +26,7 @@ class CodeVisit(RoomState):
         self.unused: set[bytes] = set()
 
     def check_out(self, request: CheckOut) -> CheckedOut:
-        """Make a snapshot; Incomplete where contents have to come first."""
+        """Make a snapshot of a tree that was offered, once its contents are here."""
         from orchestrator.node.machine.disks import disk
         from orchestrator.node.machine.probe import resolve_target
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from orchestrator.common import files
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.transfer.code.store import Incomplete, Store, is_kept, settle
+from orchestrator.node.transfer.code.store import Store, is_kept, settle
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry, is_inside
 
@@ -41,7 +41,7 @@ class Made(NamedTuple):
 
 
 def make(store: Store, name: str, title: str, entries: Iterable[Entry]) -> Made:
-    """Make a snapshot; Incomplete where a content that is kept is not what it was."""
+    """Make a snapshot of contents that are kept."""
     if not NAME.fullmatch(name) or not is_inside(os.fsencode(title)):
         raise ValueError(f"not the name of a snapshot: {name!r}, {title!r}")
     place = new_directory(os.path.join(store.snapshots, name.encode()))
@@ -98,11 +98,11 @@ def copy(kept: bytes, path: bytes, entry: Entry) -> None:
 
 
 def refuse_changed(kept: bytes, entry: Entry) -> None:
-    """Throw a content away that was changed where it is kept: it has to come again."""
+    """Refuse a content that is not here, or was changed where it is kept; note its use."""
     if not is_kept(kept, entry):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(kept)
-        raise Incomplete(os.fsdecode(entry.path))
+        raise ValueError(f"{os.fsdecode(entry.path)} has to come again: type the command again")
+    times = os.stat(kept)
+    os.utime(kept, ns=(times.st_atime_ns, times.st_mtime_ns))  # this sets its ctime
 
 
 # -- what the node has beside it ------------------------------------------------------------------

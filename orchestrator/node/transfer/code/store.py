@@ -1,7 +1,6 @@
 """Keeps the contents of files under ~/.orchestrator/code, each once, named by what it holds.
 
     objects/ab/REST-MODE    a content: its SHA-256 and its permission bits
-    trees/DIGEST            the list of a tree that was here
     snapshots/NAME/TITLE/   the tree of one launch (snapshot.py)
 
 A content is checked when it comes. Its file gets a time that is made from its digest: one of
@@ -14,29 +13,22 @@ import contextlib
 import hashlib
 import os
 import stat
-import zlib
 from collections.abc import Iterator, Sequence
 
 from orchestrator.common import files
 from orchestrator.common.permissions import others
 from orchestrator.node.job.run_directory import home
-from orchestrator.node.transfer.receive import IncomingFiles, OtherContent, unzip
+from orchestrator.node.transfer.receive import IncomingFiles, OtherContent
 from orchestrator.protocol import manifest
-from orchestrator.protocol.manifest import FILE, LARGEST_LIST_BYTES, Entry
+from orchestrator.protocol.manifest import FILE, Entry
 from orchestrator.protocol.requests.transfer import Lacking
 
-KEPT_TREES = 64  # lists of the newest trees
-OLD_SECONDS = 7 * 86400.0  # since a tree was last used
-YOUNG = 86400.0  # an object that came since may belong to a tree that is on its way
+OLD_SECONDS = 7 * 86400.0  # since a snapshot was last made of a content
 
 
 def moment(digest: bytes) -> int:
     """Return the time of a content's file, in seconds: other contents, almost surely others."""
     return 1_000_000_000 + int(digest[:7], 16)
-
-
-class Incomplete(Exception):
-    """A tree's list or contents are not here, or not what they were: they have to come first."""
 
 
 class Store:
@@ -45,13 +37,14 @@ class Store:
     def __init__(self) -> None:
         self.root = os.fsencode(os.path.join(home(), "code"))
         self.objects = os.path.join(self.root, b"objects")
-        self.trees = os.path.join(self.root, b"trees")
         self.snapshots = os.path.join(self.root, b"snapshots")
+        # What the head has offered, by the digest of the list.
+        self.trees: dict[str, Sequence[Entry]] = {}
 
     def prepare(self) -> None:
         """Make the directories, and refuse those that other users could change."""
         os.makedirs(os.path.dirname(self.root), mode=0o700, exist_ok=True)
-        for path in (self.root, self.objects, self.trees, self.snapshots):
+        for path in (self.root, self.objects, self.snapshots):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(path, 0o700)
             problem = others(os.lstat(path))
@@ -83,49 +76,20 @@ class Store:
         }
         return sorted(at for path, at in first.items() if not is_kept(path, entries[at]))
 
-    def keep_tree(self, digest: str, listing: bytes) -> None:
-        """Keep the list of a tree; those of old trees go."""
-        files.replace(os.fsdecode(self._tree(digest)), zlib.compress(listing, 1))
-        with contextlib.suppress(OSError):  # another head may do the same
-            times = {entry.path: entry.stat().st_mtime for entry in os.scandir(self.trees)}
-            for path in sorted(times, key=times.__getitem__)[:-KEPT_TREES]:
-                os.unlink(path)
-
-    def tree(self, digest: str) -> tuple[Entry, ...]:
-        """Return the entries of a tree that was here."""
-        path = self._tree(digest)
-        try:
-            with files.open_plain(os.fsdecode(path)) as file:
-                listing = unzip(file.read(), LARGEST_LIST_BYTES)
-        except FileNotFoundError:
-            raise Incomplete(digest) from None
-        with contextlib.suppress(OSError):
-            os.utime(path)
-        if manifest.digest_of(listing) != digest:
-            os.unlink(path)
-            raise Incomplete(digest)
-        return manifest.unpacked(listing)
-
-    def _tree(self, digest: str) -> bytes:
-        if not manifest.HEXADECIMAL.fullmatch(digest.encode()):
-            raise ValueError(f"not the digest of a tree: {digest[:80]!r}")
-        return os.path.join(self.trees, digest.encode())
+    def tree(self, digest: str) -> Sequence[Entry]:
+        """Return the entries of a tree that was offered."""
+        if digest not in self.trees:
+            raise ValueError("such a tree was not offered")
+        return self.trees[digest]
 
     def collect(self, now: float) -> int:
-        """Delete the contents that no tree of the last days has; return how many bytes went."""
-        needed: set[bytes] = set()
-        for entry in os.scandir(self.trees):
-            if now - entry.stat(follow_symlinks=False).st_mtime > OLD_SECONDS:
-                os.unlink(entry.path)
-                continue
-            with contextlib.suppress(Incomplete, ValueError):
-                needed.update(map(self.path_of, self.tree(os.fsdecode(entry.name))))
+        """Delete the contents that no snapshot was made of lately; return how many bytes went."""
         freed = 0
         for directory, _, names in os.walk(self.objects):
             for name in names:
                 path = os.path.join(directory, name)
                 status = os.lstat(path)
-                if path not in needed and now - status.st_ctime > YOUNG:
+                if now - status.st_ctime > OLD_SECONDS:
                     os.unlink(path)
                     freed += status.st_blocks * 512
         return freed
@@ -156,9 +120,8 @@ class ToStore(IncomingFiles):
         self.store, self.listing = store, listing
 
     def look(self, *, dry_run: bool) -> Lacking:
-        """Keep the list, and return which contents are lacking."""
-        with self.store.writing():
-            self.store.keep_tree(manifest.digest_of(self.listing), self.listing)
+        """Note the list, and return which contents are lacking."""
+        self.store.trees[manifest.digest_of(self.listing)] = self.entries
         return Lacking(ranges=manifest.ranges(self.store.lacking(self.entries)), failed={})
 
     def begin(self, number: int) -> Content:

@@ -130,6 +130,16 @@ def test_a_later_attempt_replaces_what_came_with_one_before(
     assert not bring(replace=False, since=(over, over)).failed and here.read_text() == text
 
 
+def test_two_nodes_may_write_alike_at_one_tick_of_the_clock(bring: Bring, tmp_path: Path) -> None:
+    """At the end of a job contents are compared: files of two nodes may have one size and time."""
+    (tmp_path / "here").mkdir()
+    for path, text in ((tmp_path / "here/a.csv", "1,2"), (tmp_path / "node/here/a.csv", "3,4")):
+        path.write_text(text)
+        os.utime(path, (1, 1))
+    result = bring(replace=False, since=(0.0, 0.0))
+    assert result.failed == {"here/a.csv": "another file has this name here"}
+
+
 @pytest.mark.parametrize(("other", "failed"), [("b", True), ("a", False)])
 def test_a_file_that_another_node_gives_meanwhile_stays(
     bring: Bring, tmp_path: Path, other: str, failed: bool
