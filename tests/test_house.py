@@ -486,7 +486,7 @@ def test_a_private_name_is_seen(tmp_path: Path, text: str) -> None:
 
 # Statements of a room. What comes in above it names what leaves.
 BUDGETS = {
-    "common": 1062,
+    "common": 1067,
     "config": 1019,
     "cli": 702,
     "api": 483,
@@ -520,7 +520,7 @@ BUDGETS = {
     "head/transfer": 1388,
     "node/job": 2469,
     "node/peers": 423,
-    "node/start": 627,
+    "node/start": 628,
     "node/transfer": 1013,
     "node/warm": 490,
     "node/environments": 277,
