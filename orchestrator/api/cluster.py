@@ -319,7 +319,7 @@ def merged(first: Options, then: Options) -> Options:
 def launch_arguments(where: Where, options: Options) -> LaunchArguments:
     """Return the options as those of a launch; the config checks the type of each value."""
     here()  # our other process would say it in other words
-    named = {"config", "set", "env", "env_file", "env_pass", "secret"}
+    named = {"config", "set", "env", "env_file", "secret"}
     variables = {name: option.variable for name, option in options_of(Launch).items()}
     values: dict[str, object] = {
         f"launch.{name}": os.environ[variable]
@@ -334,7 +334,6 @@ def launch_arguments(where: Where, options: Options) -> LaunchArguments:
         overrides=tuple(f"{key}={as_json(value)}" for key, value in values.items()),
         env=tuple(f"{name}={value}" for name, value in options.get("env", {}).items()),
         env_file=tuple(str(absolute(path)) for path in options.get("env_file", ())),
-        env_pass=tuple(options.get("env_pass", ())),
         secret=tuple(options.get("secret", ())),
         where=where,
     )

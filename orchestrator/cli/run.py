@@ -66,6 +66,7 @@ GONE_OPTIONS = {
     "--no-check": "--check none",
     "--note": "--set launch.note=TEXT",
     "--numa-binding": "bind in the program, or --wrap numactl on the node",
+    "--env-pass": "--env NAME passes a variable on as it is set here",
     "--on-hang": "--hang-timeout 0 leaves a job that hangs alone",
     "--on-head-loss": "a job continues without its head; orchestrator stop ends it",
     "--on-node-loss": "--node-loss-timeout SECONDS waits for longer",

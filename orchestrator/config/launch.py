@@ -485,14 +485,6 @@ class LaunchArguments:
         file=True,
         keyword="env_file",
     )
-    env_pass: tuple[str, ...] = option(
-        (),
-        "Pass on the variables that match a pattern, such as 'WANDB_*', as they are set here.",
-        PROGRAM,
-        commands=EXAMINE,
-        metavar="PATTERN",
-        keyword="env_pass",
-    )
     secret: tuple[str, ...] = option(
         (),
         "Set a secret on every rank, from your environment or prompted for; never printed or"

@@ -32,10 +32,10 @@ from orchestrator.head.plan.model import Plan
 from orchestrator.head.plan.plan import Layout
 from orchestrator.head.schedulers import queue
 from orchestrator.head.screen.output import say
-from orchestrator.head.start.launch import Launched, discarded_on_error, start
+from orchestrator.head.start.launch import discarded_on_error, start
 from orchestrator.head.start.nodes import Nodes, settled
-from orchestrator.head.start.parts import Meeting, Prepared, make_plan
-from orchestrator.head.start.record import record_job
+from orchestrator.head.start.parts import Prepared, make_plan, meet
+from orchestrator.head.start.record import Running, record_job
 from orchestrator.head.start.request import Request, resolve, without_claims
 from orchestrator.protocol.control import (
     LONGEST_LINE_BYTES,
@@ -219,7 +219,7 @@ def check_master(mine: Part, reached: Reached, address: str) -> None:
 
 def lead(
     request: Request, mine: Part, reached: Reached, greeting: Hello, patience: float
-) -> Launched:
+) -> Running:
     """As node 0, wait for all nodes, and send them the job's name and its experiment."""
     with Master(greeting, mine.port) as master:
         hellos = master.gather(patience)
@@ -241,7 +241,7 @@ def lead(
     return begin(prepared, mine, record, agreed)
 
 
-def follow_lead(request: Request, mine: Part, reached: Reached, agreed: Agreed) -> Launched:
+def follow_lead(request: Request, mine: Part, reached: Reached, agreed: Agreed) -> Running:
     """Start this machine's part as any other node."""
     nodes = alone(mine, reached)
     plan = make(request, mine, nodes, agreed)
@@ -257,14 +257,14 @@ def alone(mine: Part, reached: Reached) -> Nodes:
     return Nodes(ThisMachine(mine.nnodes), LocalTransport(), (reached,))
 
 
-def begin(prepared: Prepared, mine: Part, record: JobRecord, agreed: Agreed) -> Launched:
+def begin(prepared: Prepared, mine: Part, record: JobRecord, agreed: Agreed) -> Running:
     """Start this machine's part of a job that was written down."""
     # Supervisors ask no name server: one that hangs would hold up all that they do.
     address = queue.resolved(mine.master) or mine.master
     planned = prepared.plan
     ports = TakenPorts(port=planned.master_port, peers_port=agreed.peers_port)
-    meeting = Meeting(planned.master_address, address, ports, agreed.token)
-    return start(prepared, record, meeting)
+    first = meet(record, address, ports)
+    return start(prepared, record, first.replace(master=planned.master_address, token=agreed.token))
 
 
 def make(request: Request, mine: Part, nodes: Nodes, agreed: Agreed) -> Plan:

@@ -132,7 +132,7 @@ def queue_job(
 
 
 def generate(asked: SbatchOptions, arguments: Sequence[str], launch: LaunchArguments) -> int:
-    request = checked(replace(launch, secret=(), env_pass=()))  # the job reads them
+    request = checked(replace(launch, secret=()))  # the job reads them
     command = command_line(asked, arguments, request)
     write_out(text(asked, request.config.launch, command))
     return EXIT_DONE

@@ -26,9 +26,8 @@ from typing import Any, cast
 
 from orchestrator.common.errors import NodeError
 from orchestrator.config.launch import LaunchArguments
-from orchestrator.head.start.claims import claims
-from orchestrator.head.start.claims.claims import Occupied
-from orchestrator.head.start.claims.queue import wait
+from orchestrator.head.start import claims
+from orchestrator.head.start.claims import Occupied, wait
 from orchestrator.head.start.nodes import Nodes
 from orchestrator.head.start.request import Request, resolve
 from orchestrator.node.server.visit import Refusal, Visit
@@ -77,7 +76,11 @@ def request_of(dice: random.Random, queue: bool) -> Request:
 
 
 def start(request: Request, nodes: Nodes) -> None:
-    taken = claims.take(request, nodes.reached)
+    wanted = [
+        claims.NodeClaim(node.node.name, node.channel, claims.wish_of(request, node))
+        for node in nodes.reached
+    ]
+    taken = claims.hold(wanted)
     if taken.missing:
         raise Occupied(taken.missing, len(nodes.reached))
 

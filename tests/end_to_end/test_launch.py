@@ -145,7 +145,7 @@ def test_the_record_of_a_job_and_a_secret_that_is_in_none_of_it(head: Head) -> N
     (head.directory / "c.yaml").write_text("env: {COPY: see-hunter2-here}\n")
     (head.directory / "f.env").write_text("A=file\nB=file\n")
     options = ("--config", "c.yaml", "--env-file", "f.env", "--env", "B=typed")
-    options = (*options, "--env-pass", "WANDB_*", "--secret", "MINE", "--env", "PIN=hunter2")
+    options = (*options, "--env", "WANDB_MODE", "--secret", "MINE", "--env", "PIN=hunter2")
     options = (*options, "--nnodes", "1", "--no-torchrun")
     seen = head.directory / "seen"
     text = f"{TELL}    open({str(seen)!r}, 'w').write(os.environ['MINE'])\n"

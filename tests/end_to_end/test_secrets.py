@@ -45,7 +45,7 @@ def test_it_is_nowhere(head: Head) -> None:
     (head.directory / "f.env").write_text(f"HUB_TOKEN={HUB}\n")
     program = head.script("program.py", PROGRAM)
     given = {"API": API, "MY_KEY": KEY, "TYPED": TYPED}
-    words = ["--secret", "API", "--secret", "TYPED", "--env-file", "f.env", "--env-pass", "MY_K*"]
+    words = ["--secret", "API", "--secret", "TYPED", "--env-file", "f.env", "--env", "MY_KEY"]
     words += ["--nproc", "1", "--max-restarts", "1", "--notify", f"cat >> told; : {NAMED}"]
     command = [*words, program, f"--key={TYPED}"]
     said = []

@@ -195,6 +195,6 @@ def test_master_launch_runs_at_the_top_of_the_repository(clone: Clone) -> None:
 
 def test_the_hook_as_it_comes_is_comments_alone() -> None:
     """Then no shell is started for it on any node."""
-    from orchestrator.head.start.variables import hook
+    from orchestrator.head.start.variables import read_hook
 
-    assert hook.read(str(SCRIPTS / "multi_node/config_node.sh")) == ""
+    assert read_hook(str(SCRIPTS / "multi_node/config_node.sh")) == ""

@@ -37,7 +37,7 @@ from orchestrator.records.metrics import progress as job_progress
 from orchestrator.records.outcome import Cause, Head
 
 if TYPE_CHECKING:
-    from orchestrator.head.start.launch import Launched
+    from orchestrator.head.start.record import Running
 
 log = logging.getLogger(__name__)
 
@@ -47,24 +47,23 @@ MOST_ATTEMPTS = 3  # of which the end is told
 
 
 def follow_launched(
-    launched: Launched, view: View, keys: Keys | None = None, where: Where | None = None
+    running: Running, view: View, keys: Keys | None = None, where: Where | None = None
 ) -> int:
     """Follow a job from its start, over the channels that started it.
 
     With `where`, a head that leaves the job running leaves another one behind in the background.
     """
-    running = launched.running
     log.info("process %d follows job %s", os.getpid(), running.record.job)
     stay = Stay(
-        launched.experiment,
-        launched.prepared.nodes.transport,
+        running.experiment,
+        running.transport,
         backend_of,
-        notifier_of(launched.experiment, running.record, say),
+        notifier_of(running.experiment, running.record, say),
         view,
         say,
         keys=keys,
     )
-    screen = make_screen(launched.experiment, running.record, view, folds=True)
+    screen = make_screen(running.experiment, running.record, view, folds=True)
     return report(stay, stay.follow(running, screen), where)
 
 

@@ -16,7 +16,7 @@ from orchestrator.head.screen import output
 from orchestrator.head.screen.keyboard import KEYS, in_foreground
 from orchestrator.head.screen.output import say, write_out
 from orchestrator.head.start import launch as starting
-from orchestrator.head.start.launch import Launched
+from orchestrator.head.start.record import Running
 from orchestrator.head.start.request import resolve
 
 
@@ -50,24 +50,24 @@ def wait_in_background(arguments: LaunchArguments) -> int:
     return EXIT_DONE
 
 
-def follow_up(launched: Launched, arguments: LaunchArguments) -> int:
+def follow_up(running: Running, arguments: LaunchArguments) -> int:
     """Follow a job that was just started, or leave it running."""
     from orchestrator.head.commands import follow  # while the ranks meet: 40 ms less before that
 
     if arguments.detach and not interrupt.end_is_wanted():
-        return detach(launched, arguments.where)
+        return detach(running, arguments.where)
     if in_foreground() and not sys.stdout.isatty():  # where a line that moves says so
         say(KEYS)
-    return follow.follow_launched(launched, arguments.view, where=arguments.where)
+    return follow.follow_launched(running, arguments.view, where=arguments.where)
 
 
-def detach(launched: Launched, where: Where) -> int:
+def detach(running: Running, where: Where) -> int:
     """Leave a job that has just been started to a head in the background."""
     from orchestrator.head.commands import follow
 
-    experiment, record = launched.experiment, launched.running.record
-    for node in launched.prepared.nodes.reached:
-        node.channel.connection.close()
+    experiment, record = running.experiment, running.record
+    for channel in filter(None, running.channels):
+        channel.connection.close()
     experiment.keep_shown(dict.fromkeys((node.index for node in record.nodes), 0))
     experiment.unlock()
     words = f"{record.job} runs on {plural(len(record.nodes), 'node')}"

@@ -26,8 +26,9 @@ from orchestrator.head.nodes.facts import (
     release,
 )
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.head.plan import nccl_env, wishes
+from orchestrator.head.plan import nccl_env
 from orchestrator.head.plan.model import EnvSetting, NodeAddress, NodePlan, Plan, Target
+from orchestrator.protocol.requests.claims import VISIBLE, Wish
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,9 @@ NOT_READY = {  # kinds of files that cannot be run, and what to do
 OLDEST_FORK = (2, 1)  # before it, torchrun's agent initialised CUDA when it counted devices
 AGENT = "orchestrator/node/job/ranks/fast_torchrun.py"  # torchrun, sooner ready
 NO_TORCHRUN = "orchestrator/node/job/ranks/no_torchrun.py"
-ENGINE = "orchestrator.engine.train"  # travels with what is shipped to every node
+# Programs of ours, which travel with what is shipped to every node.
+ENGINE = "orchestrator.engine.train"
+CALL = "orchestrator.node.job.ranks.run_function"  # of Cluster.run
 
 
 @dataclass(frozen=True)
@@ -265,6 +268,24 @@ def resolve_name(kind: str, target: Target, facts: Facts) -> str:
     return facts.target_name if kind in ("program", "script") else target.name
 
 
+def wish_of_launch(
+    node: ProbedNode, config: Config, ranks: int, user_env: Sequence[EnvSetting]
+) -> Wish | None:
+    """Return which GPUs or slots of a node a launch wants; None where it lets others be."""
+    launch = config.launch
+    if launch.claim == "none":
+        return None
+    env = {**config.env, **{setting.name: setting.value for setting in user_env}}
+    return Wish(
+        job=launch.name,
+        gpus=launch.gpus,
+        visible=next((env[name] for name in VISIBLE if env.get(name)), ""),
+        slots=ranks,
+        of=max(ranks, node.node.slots or 0),
+        needed=bool(node.facts.gpus or launch.gpus) or launch.claim == "all" or launch.queue,
+    )
+
+
 # -- one node ---------------------------------------------------------------------------------
 
 
@@ -329,7 +350,7 @@ class Draft:
             paste=paste,
             library=facts.library,
             runs=facts.runs,
-            wish=wishes.of(probed, self.config, count, self.user_env),
+            wish=wish_of_launch(probed, self.config, count, self.user_env),
         )
 
     def settings(

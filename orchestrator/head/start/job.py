@@ -71,7 +71,9 @@ class Stay:
         screen = make_screen(self.experiment, record, self.view, folds=True)
         screen.skip_to((None if self.view.quiet else self.experiment.take_shown()) or {})
         logs = open_logs(self.experiment, record.nodes)
-        return self.follow(Running(record, [None] * len(logs), logs), screen)
+        return self.follow(
+            Running(self.experiment, self.transport, record, [None] * len(logs), logs), screen
+        )
 
     def follow(self, attempt: Running, screen: Screen) -> Ending:
         """Follow an attempt, and those that come after it."""
@@ -90,7 +92,7 @@ class Stay:
         self, record: JobRecord, channels: Mapping[int, NodeChannel]
     ) -> Running | JobRecord:
         """Start the next attempt of a job; return the record of one that is over instead."""
-        from orchestrator.head.start.recovery.again import launch_again  # not for every job
+        from orchestrator.head.start.launch import launch_again  # not for every job
 
         return launch_again(self.experiment, record, self.transport, channels)
 

@@ -1,7 +1,8 @@
 """Start a job: reach its nodes, send the code, hold the GPUs, plan, check, start.
 
-The next attempt of a job (head/start/recovery/again.py) is the same line with a past: its nodes
-have their parts, and are told only their places.
+The next attempt of a job is the same line with a past (launch_again): each node has the program,
+the code and the environment with its secrets from the attempt before, so that any head can start
+it, and is told only its place among the others.
 """
 
 from __future__ import annotations
@@ -9,84 +10,95 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
+import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from orchestrator.common import interrupt
 from orchestrator.common import logs as job_log
-from orchestrator.common.errors import NodeError, OrchestratorError
+from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError, StoppedEarly
+from orchestrator.common.hosts import listed
 from orchestrator.common.text import plural
+from orchestrator.config import resolved
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import Declined, NodeChannel
+from orchestrator.head.connect.reach import Reached, serving
+from orchestrator.head.connect.transport import Transport
+from orchestrator.head.follow.conclusion import after_attempt
 from orchestrator.head.follow.streams.node_logs import open_logs
-from orchestrator.head.nodes.facts import said_of
+from orchestrator.head.nodes.facts import ProbedNode, said_of
 from orchestrator.head.plan.model import Plan
+from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.head.screen import failures, output
 from orchestrator.head.screen.output import say
-from orchestrator.head.screen.progress import Progress, counted
-from orchestrator.head.start import payload, record, selection
-from orchestrator.head.start.claims.after import wait_for_others
+from orchestrator.head.screen.progress import counted
+from orchestrator.head.screen.styles import WARNING, styled
+from orchestrator.head.start import claims, record, selection
 from orchestrator.head.start.code import expect_code, reach_with_code
+from orchestrator.head.start.gather import Gathered, Gathering, NotBack, refuse_if_stopped
 from orchestrator.head.start.nodes import ListedNodes, Nodes, reach_all
-from orchestrator.head.start.parts import Meeting, Prepared, make_plan, part, patience, places
+from orchestrator.head.start.parts import (
+    Prepared,
+    make_plan,
+    meet,
+    part,
+    patience,
+    places,
+    spare_plan,
+)
 from orchestrator.head.start.record import Running
-from orchestrator.head.start.recovery.spares import stand_by
 from orchestrator.head.start.request import Request, without_claims
+from orchestrator.head.transfer.job_files import JobPeer, bring_job_files
+from orchestrator.head.transfer.send import send_to_all
+from orchestrator.head.transfer.tree import of_files
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.follow import End
-from orchestrator.protocol.requests.start import Start, StartedHere, TakenPorts
-from orchestrator.protocol.timing import QUICK_ANSWER_SECONDS
+from orchestrator.protocol.requests.machine import PortWish
+from orchestrator.protocol.requests.request import STOPPED
+from orchestrator.protocol.requests.start import Start, StartedHere, TakenPorts, TakePorts
+from orchestrator.protocol.requests.transfer import HANDED, Place
+from orchestrator.protocol.spec import Placement
+from orchestrator.protocol.timing import ANSWER_SECONDS, QUICK_ANSWER_SECONDS
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.experiments import check_name
 
 log = logging.getLogger(__name__)
 
+LAST_PORT = 60_000
 IN_DOUBT = (
     "what it may have started there ends by itself: when it answers again, `orchestrator stop`"
     " proves that"
 )
 
 
-@dataclass(frozen=True)
-class Launched:
-    """A job whose first attempt runs on all of its nodes."""
-
-    prepared: Prepared
-    running: Running
-
-    @property
-    def experiment(self) -> Experiment:
-        return self.prepared.experiment
-
-
 # -- the line ---------------------------------------------------------------------------------
 
 
-def launch(request: Request, queued: Callable[[], None] = lambda: None) -> Launched:
+def launch(request: Request, queued: Callable[[], None] = lambda: None) -> Running:
     """Start a job on all of its nodes or on none; `queued` is called once it waits for them."""
     job_log.hold(request.secrets)
     log.info("launches %s from %s", request.target.name or "the engine", request.directory)
     if request.config.launch.after:
         queued()
-        wait_for_others(request)
+        claims.wait_for_others(request)
     request, nodes = reach_with_code(request)
     times = {"begin": request.begun, "reached": nodes.at, "synced": time.time()}
     request, nodes = hold(request, nodes, queued)
     experiment = create(request, nodes)
     with discarded_on_error(experiment):
         job = f"{experiment.name}-{secrets.token_hex(3)}"
-        planned = plan(request, nodes, experiment, job)
+        planned = make_plan(request, nodes, job, str(experiment.path))
         times["planned"] = time.time()
-        prepared = Prepared(request, nodes, experiment, planned, times)
-        check(prepared)
+        selection.check(request, nodes)
         times["checked"] = time.time()
+    prepared = Prepared(request, nodes, experiment, planned, times)
     starting = record.record_job(prepared)
-    address = prepared.plan.master_address
-    peers_port = prepared.nodes.reached[0].facts.peers_port or 0
-    ports = TakenPorts(port=prepared.plan.master_port, peers_port=peers_port)
-    return start(prepared, starting, Meeting(address, address, ports))
+    peers_port = nodes.reached[0].facts.peers_port or 0
+    ports = TakenPorts(port=planned.master_port, peers_port=peers_port)
+    return start(prepared, starting, meet(starting, planned.master_address, ports))
 
 
 def rehearse(request: Request) -> Plan:
@@ -97,8 +109,7 @@ def rehearse(request: Request) -> Plan:
     name = request.config.launch.name
     check_name(name)
     job = f"{name}_dry-run"
-    experiment = Experiment(request.where.experiments.absolute() / job)
-    return plan(request, nodes, experiment, job)
+    return make_plan(request, nodes, job, str(request.where.experiments.absolute() / job))
 
 
 def hold(request: Request, nodes: Nodes, queued: Callable[[], None]) -> tuple[Request, Nodes]:
@@ -106,10 +117,8 @@ def hold(request: Request, nodes: Nodes, queued: Callable[[], None]) -> tuple[Re
     request = as_held(request, nodes)
     if not request.config.launch.queue:
         return held_now(request, nodes)
-    from orchestrator.head.start.claims import queue  # no other launch needs it
-
     queued()
-    return queue.wait(request, nodes, partial(reach_with_code, request), held_now)
+    return claims.wait(request, nodes, partial(reach_with_code, request), held_now)
 
 
 def as_held(request: Request, nodes: Nodes) -> Request:
@@ -125,7 +134,7 @@ def held_now(request: Request, nodes: Nodes) -> tuple[Request, Nodes]:
 def create(request: Request, nodes: Nodes) -> Experiment:
     """Make the directory of a job; it is removed where the job cannot be started."""
     if request.payload is not None:
-        payload.check_python(nodes.probed)
+        check_python(nodes.probed)
     interrupt.hold()
     experiment = nodes.source.experiment(request.where.experiments, request.config.launch.name)
     interrupt.undo_with(experiment.discard)  # until the job is recorded
@@ -145,21 +154,11 @@ def discarded_on_error(experiment: Experiment) -> Iterator[None]:
         raise
 
 
-def plan(request: Request, nodes: Nodes, experiment: Experiment, job: str) -> Plan:
-    """Decide what each node runs."""
-    log.info("plans job %s in %s", job, experiment.path)
-    return make_plan(request, nodes, job, str(experiment.path))
+def start(prepared: Prepared, starting: JobRecord, first: Placement) -> Running:
+    """Start a job that was recorded, and describe it in its manifest.
 
-
-def check(prepared: Prepared) -> None:
-    """Refuse nodes that are not fit for the job."""
-    log.info("checks %d nodes", len(prepared.nodes.reached))
-    with Progress("checking"):
-        selection.check(prepared.request, prepared.nodes)
-
-
-def start(prepared: Prepared, starting: JobRecord, meeting: Meeting) -> Launched:
-    """Start a job that was recorded, and describe it in its manifest."""
+    `first` is the place of its first node, where ranks and supervisors meet.
+    """
     request, nodes, planned = prepared.request, prepared.nodes, prepared.plan
     prepared.times["recorded"] = time.time()
     job_log.keep_in(prepared.experiment.head_log)
@@ -169,12 +168,12 @@ def start(prepared: Prepared, starting: JobRecord, meeting: Meeting) -> Launched
     try:
         logs = open_logs(prepared.experiment, starting.nodes)  # after the start it is too late
         if request.payload is not None:
-            payload.deliver(nodes.reached, planned, request.payload)
+            deliver(nodes.reached, planned, request.payload)
         channels = [node.channel for node in nodes.reached]
         orders = [
             Start(spec=part(request, planned, node), place=place)
             for node, place in zip(
-                planned.nodes, places(starting, meeting, planned.world_size), strict=True
+                planned.nodes, places(starting, first, planned.world_size), strict=True
             )
         ]
         start_all(starting, channels, orders)
@@ -195,8 +194,62 @@ def start(prepared: Prepared, starting: JobRecord, meeting: Meeting) -> Launched
             spare.channel.connection.close()
         if problem := record.describe(prepared):
             say(problem)
-    running = Running(record.has_started(prepared.experiment, starting), channels, logs)
-    return Launched(prepared, running)
+    running = record.has_started(prepared.experiment, starting)
+    return Running(prepared.experiment, nodes.transport, running, channels, logs)
+
+
+def stand_by(prepared: Prepared, spares: Sequence[Reached]) -> list[NodeRecord]:
+    """Send each spare its part if the job may be started again; return those that have it.
+
+    Only the launch can: no record has the values of secrets.
+    """
+    request = prepared.request
+    if not (request.config.launch.max_restarts and spares):
+        return []
+    if request.payload is not None or request.accelerate is not None:
+        say("the spares are of no use to this job: what it runs is on its own nodes only")
+        return []
+
+    def give(numbered: tuple[int, Reached]) -> NodeRecord:
+        index, spare = numbered
+        planned = spare_plan(prepared, spare, index)
+        order = Start(spec=part(request, prepared.plan, planned), later=True)
+        spare.channel.ask(order, ANSWER_SECONDS)
+        return replace(record.node_record(planned), state="standing by")
+
+    results = fleet.everywhere(list(enumerate(spares, len(prepared.plan.nodes))), give)
+    for node, error in failures.failures([spare.node for spare in spares], results):
+        say(f"{node.name} cannot stand by: {error.what}")
+    standing = [result for result in results if isinstance(result, NodeRecord)]
+    if standing:
+        say(f"{plural(len(standing), 'spare node')}: {listed([n.name for n in standing])}")
+    return standing
+
+
+def check_python(nodes: Sequence[ProbedNode]) -> None:
+    """Refuse nodes with another Python: a pickled function is bytecode of this one."""
+    mine = ".".join(map(str, sys.version_info[:2]))
+    others = [
+        f"{node.name} ({node.facts.python_version}, {node.facts.python})"
+        for node in nodes
+        if node.facts.python_version.split(".")[:2] != mine.split(".")
+    ]
+    if others:
+        raise CheckFailed(
+            f"a function can be sent only to the same Python, which is {mine} here:\n"
+            f"    {', '.join(others)}",
+            f"name a Python {mine} that has torch: python=/path in the list, or python='/path'; "
+            "or write a script, and launch that",
+        )
+
+
+def deliver(reached: Sequence[Reached], plan: Plan, directory: Path) -> None:
+    """Send to all nodes before the first one starts, so that none waits for a slower one's data."""
+    tree = of_files(directory, lambda _: 0o600)
+    places = [Place(kind=HANDED, job=plan.job, node=part.index) for part in plan.nodes]
+    results = send_to_all([node.channel for node in reached], places, tree)
+    raise_if_stopped(results)
+    failures.all_or_table([node.node for node in reached], results, "; nothing was started")
 
 
 def announce(plan: Plan) -> None:
@@ -215,6 +268,116 @@ def announce(plan: Plan) -> None:
             f"node {node.index} of {count}: {ranks_of_node} of"
             f" {plan.world_size}, {master}, {plan.start} start"
         )
+
+
+# -- the line with a past -----------------------------------------------------------------------
+
+
+def launch_again(
+    experiment: Experiment,
+    ended: JobRecord,
+    transport: Transport,
+    channels: Mapping[int, NodeChannel],
+) -> Running | JobRecord:
+    """Start attempts until one runs, and return it; or the record of a job that is over."""
+    gathering = Gathering(experiment, ended, transport, channels)
+    while True:
+        gathered = Gathered(ended.nodes, (), ended.spares)
+        log.info("attempt %d has ended; gathers the nodes of the next one", ended.attempt)
+        try:
+            gathered = gathering.run()
+            log.info("the next attempt has %s", [node.name for node in gathered.nodes])
+            bring_saved(experiment, transport, ended, gathered)
+            return start_again(experiment, transport, ended, gathered)
+        except NotBack as error:
+            final = record.given_up(ended, error)
+            say(f"{error.what}; the job is given up")
+        except OrchestratorError as error:
+            log.info("the next attempt could not be started: %s", error)
+            nodes = error.nodes if isinstance(error, NotStarted) else gathered.nodes
+            failed = record.failed_to_start(ended, nodes, gathered.spares, error)
+            final = after_attempt(experiment, failed)
+            if not isinstance(error, StoppedEarly):
+                say(f"attempt {ended.attempt} could not be started: {error}")
+        try:
+            experiment.write_signed(final)
+        except OSError as error:
+            say(f"job.json cannot be written: {error.strerror}")
+        if final.over:
+            return final
+        ended = gathering.record = final
+
+
+def bring_saved(
+    experiment: Experiment, transport: Transport, ended: JobRecord, gathered: Gathered
+) -> None:
+    """Give the nodes what they lack of what the job's master wrote."""
+    if ended.engine:  # its ranks bring each other their checkpoints
+        return
+    spares = {node.name: node for node in gathered.spares if node.state != "lost"}
+    opened: list[JobPeer] = []
+
+    def reach(name: str) -> JobPeer | None:
+        """Connect to a node that the next attempt leaves; None if it is not there."""
+        if name not in spares:
+            return None
+        with contextlib.suppress(OrchestratorError):
+            opened.append(peer_of(ended, spares[name], serving(transport, spares[name])))
+            return opened[-1]
+        return None
+
+    peers = list(map(partial(peer_of, ended), gathered.nodes, gathered.channels))
+    last, stopped = ended.latest[0].nodes, partial(refuse_if_stopped, experiment)
+    try:
+        bring_job_files(peers, last, reach, resolved.outputs(experiment.path), stopped)
+    finally:
+        for peer in opened:
+            peer.channel.connection.close()
+
+
+def peer_of(ended: JobRecord, node: NodeRecord, channel: NodeChannel) -> JobPeer:
+    return JobPeer(node.name, channel, ended.first_part(node))
+
+
+def start_again(
+    experiment: Experiment, transport: Transport, ended: JobRecord, gathered: Gathered
+) -> Running:
+    """Record the next attempt, and start it on every node or on none."""
+    number, most = len(ended.attempts) + 1, 1 + ended.launch.max_restarts
+    line = f"attempt {number} of at most {most} ({ended.attempts[-1].why})"
+    say(styled(line, WARNING))
+    ports = take_ports(ended, gathered)
+    nodes, spares = gathered.nodes, gathered.spares
+    starting = record.record_again(experiment, ended, nodes, spares, ports.port, line)
+    logs = open_logs(experiment, starting.nodes)
+    refuse_if_stopped(experiment)
+    # With how many ranks the job began: those that it has now keep its batch.
+    nproc = {node.name: node.nproc for node in (*starting.nodes, *starting.spares)}
+    ranks = sum(nproc[name] for name in starting.attempts[0].nodes)
+    address = starting.nodes[0].address
+    orders = [
+        Start(place=place) for place in places(starting, meet(starting, address, ports), ranks)
+    ]
+    start_all(starting, gathered.channels, orders)
+    log.info("attempt %d runs as job %s", number, starting.job)
+    running = record.has_started(experiment, starting)
+    return Running(experiment, transport, running, gathered.channels, logs)
+
+
+def take_ports(ended: JobRecord, gathered: Gathered) -> TakenPorts:
+    """Take fresh ports on the first node: a straggler must not meet the new ranks."""
+    chosen = ended.launch.master_port
+    before = int(ended.master.rpartition(":")[2] or DEFAULT_PORT)
+    after = before + 1 if before < LAST_PORT else DEFAULT_PORT
+    wanted = PortWish(
+        wanted=chosen or after,
+        exact=chosen is not None,
+        peers=len(gathered.nodes) > 1,
+    )
+    ports = gathered.channels[0].ask(TakePorts(port=wanted), QUICK_ANSWER_SECONDS)
+    if not ports.port:
+        raise CheckFailed(f"no port from {wanted.wanted} on is free on {gathered.nodes[0].name}")
+    return ports
 
 
 # -- of all attempts --------------------------------------------------------------------------
@@ -255,7 +418,7 @@ def start_all(
     if any(isinstance(result, OrchestratorError) for result in results):
         log.info("a node has not started its part: ends the others again")
         ended = fleet.everywhere(parts, end)
-        payload.raise_if_stopped(results)
+        raise_if_stopped(results)
         failed, lost = list[tuple[NodeRecord, OrchestratorError]](), set[str]()
         for node, result, answer in zip(starting.nodes, results, ended, strict=True):
             if isinstance(answer, OrchestratorError) and may_have_started(result):
@@ -281,3 +444,10 @@ def say_how_warm(nodes: Sequence[NodeRecord], started: Sequence[StartedHere]) ->
         say(f"warm start on {'all nodes' if len(warm) == len(nodes) else ', '.join(warm)}")
     for line in said_of([(node.name, answer.warm.why) for node, answer in pairs]):
         say(line)
+
+
+def raise_if_stopped(results: Sequence[object]) -> None:
+    """Raise what a node says to a head that goes on starting a job after it was stopped."""
+    for result in results:
+        if isinstance(result, Declined) and result.kind == STOPPED:
+            raise StoppedEarly(result.what)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +29,7 @@ from orchestrator.head.screen.progress import counted
 from orchestrator.head.start.request import Request
 from orchestrator.head.transfer.code.scan import Scan
 from orchestrator.head.transfer.code.shared import marker
+from orchestrator.protocol.message import is_address
 from orchestrator.protocol.requests.machine import PortWish, Probe, ProbeTarget
 from orchestrator.records import cordons, experiments
 from orchestrator.records.cordons import Cordon
@@ -285,12 +285,4 @@ def peers(transport: Transport, active: Sequence[Node]) -> list[str]:
     Names are left to the doctor: a name server that does not answer would hold up the launch.
     """
     first, *others = (transport.host_of(node) for node in active)
-    return list(dict.fromkeys([first, *filter(is_numeric, others)]))
-
-
-def is_numeric(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
+    return list(dict.fromkeys([first, *filter(is_address, others)]))

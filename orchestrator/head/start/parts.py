@@ -12,19 +12,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from orchestrator.common import hiding
+from orchestrator.common.errors import CheckFailed, NodeError
 from orchestrator.common.text import parse_seconds
 from orchestrator.config import load
 from orchestrator.config.launch import Launch
+from orchestrator.head.connect import fleet
+from orchestrator.head.connect.reach import Reached
 from orchestrator.head.nodes.facts import ProbedNode
-from orchestrator.head.plan import accelerate, plan, user_network
-from orchestrator.head.plan.model import NodePlan, Plan
+from orchestrator.head.plan import accelerate, nccl_env, plan
+from orchestrator.head.plan.model import EnvSetting, NodePlan, Plan
 from orchestrator.head.plan.plan import Layout
 from orchestrator.head.start.nodes import Nodes
 from orchestrator.head.start.request import Request
-from orchestrator.head.start.variables import hook
-from orchestrator.protocol.requests.start import TakenPorts
+from orchestrator.head.start.variables import named_by_hook
+from orchestrator.protocol.requests.start import Hook, Hooked, TakenPorts
 from orchestrator.protocol.spec import Attempt, LeaseTerms, Placement, Spec, Target
-from orchestrator.protocol.timing import START_PATIENCE_SECONDS
+from orchestrator.protocol.timing import HOOK_ANSWER_SECONDS, START_PATIENCE_SECONDS
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 log = logging.getLogger(__name__)
@@ -47,27 +51,43 @@ def make_plan(
     request: Request, nodes: Nodes, job: str, directory: str, agreed: Layout | None = None
 ) -> Plan:
     """Plan the job, or with `agreed` this machine's part of it (see plan.make)."""
+    log.info("plans job %s in %s", job, directory)
     probed, config, by = nodes.probed, request.config, request.accelerate
     if by and agreed is None:
         config = accelerate.counted(config, by, probed, len(probed))
     planned = plan.make(
         job, directory, request.target, probed, [node.node for node in nodes.spares], config,
         request.env,
-        hinted=hook.variables(request.hook), agreed=agreed,
+        hinted=named_by_hook(request.hook), agreed=agreed,
     )  # fmt: skip
     if by:
         planned = accelerate.planned(planned, by, probed, agreed)
-    if request.hook:
-        log.info("runs the hook on %d nodes", len(planned.nodes))
-        path = config.launch.hook
-        planned = hook.run(planned, nodes.reached, request.hook, path, request.secrets)
+    planned = after_hook(planned, nodes.reached, request)
     notes = [*request.notes, *nodes.notes, *planned.notes]
     return warned(replace(planned, notes=tuple(notes)), probed)
 
 
+def spare_plan(prepared: Prepared, node: Reached, index: int) -> NodePlan:
+    """Plan the job as if the node were its last; its place is decided by an attempt."""
+    request, port = prepared.request, prepared.plan.master_port
+    known = (*prepared.nodes.probed[:-1], node.probed)
+    planned = plan.make(
+        prepared.plan.job,
+        str(prepared.experiment.path),
+        request.target,
+        [replace(one, facts=one.facts.replace(port=port)) for one in known],
+        (),
+        request.config,
+        request.env,
+        hinted=named_by_hook(request.hook),
+    )
+    planned = replace(planned, nodes=(replace(planned.nodes[-1], index=index),))
+    return after_hook(planned, [node], request).nodes[0]
+
+
 def warned(planned: Plan, probed: Sequence[ProbedNode]) -> Plan:
     """Warn of variables that fit nothing on a node, or that nothing reads, after the hook."""
-    notes = user_network.warnings(zip(probed, planned.nodes, strict=True))
+    notes = nccl_env.warnings(zip(probed, planned.nodes, strict=True))
     environments = [machine.facts.environment for machine in probed]
     if any("NCCL_TIMEOUT" in env for env in (*environments, *(node.env for node in planned.nodes))):
         notes.append(
@@ -75,6 +95,34 @@ def warned(planned: Plan, probed: Sequence[ProbedNode]) -> Plan:
             " timeout= of setup_distributed or init_process_group"
         )
     return replace(planned, notes=(*planned.notes, *notes))
+
+
+def after_hook(plan: Plan, reached: Sequence[Reached], request: Request) -> Plan:
+    """Run the hook on these nodes of the plan; what it exports wins over what was computed."""
+    if not request.hook:
+        return plan
+    log.info("runs the hook on %d nodes", len(plan.nodes))
+    hooks = [Hook(text=request.hook, env=node.env, workdir=node.workdir) for node in plan.nodes]
+    why = f" ({request.config.launch.hook} failed)"
+    try:
+        answers = fleet.ask_all(reached, hooks, HOOK_ANSWER_SECONDS, why)
+    except NodeError as error:
+        what = hiding.hide(error.what, request.secrets)
+        raise CheckFailed(f"{what}\nnothing was started") from error
+    return replace(plan, nodes=tuple(map(changed, plan.nodes, answers)))
+
+
+def changed(node: NodePlan, answer: Hooked) -> NodePlan:
+    """Change a node's environment as its hook did, but for its identity and what was typed."""
+    fixed = {s.name for s in node.settings if s.why.startswith(("identifies the node", "--"))}
+    new = [
+        EnvSetting(name, value, "the hook", yours=True)
+        for name, value in answer.env.items()
+        if name not in fixed
+    ]
+    kept = [s for s in node.settings if s.name not in answer.unset or s.name in fixed]
+    unset = tuple(name for name in answer.unset if name not in fixed)
+    return replace(node, settings=(*kept, *new), unset=unset)
 
 
 # -- for the supervisors ----------------------------------------------------------------------
@@ -130,17 +178,22 @@ def first_attempt(plan: Plan, node: NodePlan, restarts: int) -> Attempt | None:
     )
 
 
-@dataclass(frozen=True)
-class Meeting:
-    """The addresses where the ranks and the supervisors of an attempt meet, and their secret."""
+def meet(starting: JobRecord, address: str, ports: TakenPorts) -> Placement:
+    """Return the first node's place in an attempt: there its ranks and its supervisors meet."""
+    return Placement(
+        job=starting.job,
+        node=0,
+        nnodes=starting.part_of or len(starting.nodes),
+        first_rank=0,
+        master=address,
+        port=ports.port,
+        supervisors=address,
+        supervisors_port=ports.peers_port,
+        token=secrets.token_hex(32),
+    )
 
-    master: str
-    supervisors: str  # The same, but never a name: supervisors ask no name server.
-    ports: TakenPorts
-    token: str = field(default_factory=lambda: secrets.token_hex(32))
 
-
-def places(starting: JobRecord, meeting: Meeting, ranks: int) -> list[Placement]:
+def places(starting: JobRecord, first: Placement, ranks: int) -> list[Placement]:
     """Return the place of each node in an attempt of a job that began with so many ranks."""
     limit = left_of(starting)
     known = starting.nodes if starting.launch.ranks_know_hosts else ()
@@ -159,16 +212,9 @@ def places(starting: JobRecord, meeting: Meeting, ranks: int) -> list[Placement]
         )
 
     return [
-        Placement(
-            job=starting.job,
+        first.replace(
             node=node.index,
-            nnodes=starting.part_of or len(starting.nodes),
             first_rank=node.first_rank,
-            master=meeting.master,
-            port=meeting.ports.port,
-            supervisors=meeting.supervisors,
-            supervisors_port=meeting.ports.peers_port,
-            token=meeting.token,
             hosts=hosts,
             limit=limit,
             attempt=attempt(node) if restarts else None,

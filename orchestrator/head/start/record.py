@@ -19,8 +19,8 @@ from orchestrator.common.errors import OrchestratorError, StoppedEarly, UsageErr
 from orchestrator.common.version import __version__
 from orchestrator.config import load
 from orchestrator.head.connect.channel import NodeChannel
+from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.streams.node_logs import NodeLogs
-from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.plan import redact
 from orchestrator.head.plan.model import NodePlan
 from orchestrator.head.plan.plan import ENGINE
@@ -29,7 +29,7 @@ from orchestrator.head.screen.output import say
 from orchestrator.head.start.code import experiments as experiments_below
 from orchestrator.head.start.parts import Prepared
 from orchestrator.head.start.request import Request
-from orchestrator.head.start.variables import hook
+from orchestrator.head.start.variables import digest_of_hook
 from orchestrator.head.transfer.code import archive, git_info
 from orchestrator.head.transfer.code.scan import MEGABYTE
 from orchestrator.head.transfer.tree import Tree
@@ -44,6 +44,8 @@ TREE_SECONDS = 1.0  # for what is still being read when the job has started
 class Running:
     """An attempt that runs: its channels may have to be opened, its logs are open."""
 
+    experiment: Experiment
+    transport: Transport
     record: JobRecord
     channels: Sequence[NodeChannel | None]
     logs: Sequence[NodeLogs]
@@ -266,31 +268,20 @@ def failed_to_start(
 
 def describe(prepared: Prepared) -> str:
     """Write down config, code and nodes; return why that could not be written, or nothing."""
-    experiment, config = prepared.experiment, prepared.request.config
-    config = replace(config, env=redact.redacted(config.env))
-    hide = partial(hiding.hide, secrets=prepared.request.secrets)
+    experiment, request, scan = prepared.experiment, prepared.request, prepared.nodes.scan
+    config = replace(request.config, env=redact.redacted(request.config.env))
+    hide = partial(hiding.hide, secrets=request.secrets)
+    missing = "config.yaml"
     try:
         experiment.write("config.yaml", load.dump(config, hide))
-    except OSError as error:
-        return f"config.yaml is missing: {experiment.path}: {error.strerror}"
-    return write_manifest(prepared)
-
-
-def write_manifest(prepared: Prepared) -> str:
-    experiment = prepared.experiment
-    tree = prepared.nodes.scan.ready(TREE_SECONDS) if prepared.nodes.scan else None
-    described = hiding.hide(manifest(prepared, tree), prepared.request.secrets)
-    try:
-        if tree and tree.size <= prepared.request.config.sync.keep * MEGABYTE:
+        missing = "manifest.json"
+        tree = scan.ready(TREE_SECONDS) if scan else None
+        if tree and tree.size <= config.sync.keep * MEGABYTE:
             archive.write(tree, experiment.path / archive.NAME)
-        experiment.write_json("manifest.json", described)
+        experiment.write_json("manifest.json", hide(manifest(prepared, tree)))
     except OSError as error:
-        return f"manifest.json is missing: {experiment.path}: {error.strerror}"
+        return f"{missing} is missing: {experiment.path}: {error.strerror}"
     return ""
-
-
-def git_of(request: Request) -> dict[str, Any] | None:
-    return git_info.of(Path.cwd(), experiments_below(request))
 
 
 def manifest(prepared: Prepared, tree: Tree | None = None) -> dict[str, Any]:
@@ -302,14 +293,18 @@ def manifest(prepared: Prepared, tree: Tree | None = None) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "command": shlex.join(shown_command(request)),
         "directory": str(origin.directory if origin else Path.cwd()),
-        "code": origin.code if origin else git_of(request),
+        "code": origin.code if origin else git_info.of(Path.cwd(), experiments_below(request)),
         "tree": tree.digest if tree else None,
-        "hook": hook.digest(request.hook),
+        "hook": digest_of_hook(request.hook),
         "rerun_of": origin.experiment if origin else None,
         "config_file": str(request.config_file) if request.config_file else None,
         "timeline": {**prepared.times, "nodes": [node.times for node in prepared.nodes.reached]},
         "head_environment": redact.listed(os.environ),
-        "node_list": list(map(line_of, prepared.nodes.source.nodes)),
+        "node_list": [
+            # What a line of the list leaves open is left out.
+            {name: value for name, value in message.encode(node).items() if value}
+            for node in prepared.nodes.source.nodes
+        ],
         "nodes": [
             {
                 "name": machine.name,
@@ -322,8 +317,3 @@ def manifest(prepared: Prepared, tree: Tree | None = None) -> dict[str, Any]:
             for machine, node in pairs
         ],
     }
-
-
-def line_of(node: Node) -> dict[str, Any]:
-    """Return what the node list says of a node, and nothing of what it leaves open."""
-    return {name: value for name, value in message.encode(node).items() if value}

@@ -28,9 +28,8 @@ from orchestrator.head.nodes import environment
 from orchestrator.head.plan import accelerate, other_launchers
 from orchestrator.head.plan.accelerate import Accelerate
 from orchestrator.head.plan.model import EnvSetting, Target
-from orchestrator.head.plan.plan import ENGINE
-from orchestrator.head.start.payload import CALL
-from orchestrator.head.start.variables import hook, user_env
+from orchestrator.head.plan.plan import CALL, ENGINE
+from orchestrator.head.start import variables
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class Request:
 
 def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) -> Request:
     """Read the config and let the options win over it. `command` is shown in the record."""
-    target, env = target_of(arguments), user_env.read(arguments, os.environ)
+    target, env = target_of(arguments), variables.given(arguments, os.environ)
     file = arguments.config_file
     if file is None and target.kind == "engine" and arguments.payload is None:
         file = DEFAULT_CONFIG if DEFAULT_CONFIG.is_file() else None
@@ -103,8 +102,8 @@ def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) ->
         accelerate=by,
         notify=notify,
         begun=time.time(),
-        hook=hook.read(launch.hook),
-        notes=(*notes, *user_env.notes(arguments, os.environ)),
+        hook=variables.read_hook(launch.hook),
+        notes=tuple(notes),
         secret_files=tuple(
             Path(os.path.normpath(Path.cwd() / file)) for file in arguments.env_file
         ),

@@ -19,12 +19,12 @@ from orchestrator.head.doctor.findings import BAD, WARN, Examined, Needs
 from orchestrator.head.plan import nccl_transport, plan
 from orchestrator.head.plan.plan import DEFAULT_PORT, ENGINE
 from orchestrator.head.screen.output import say
+from orchestrator.head.screen.progress import Progress
 from orchestrator.head.screen.styles import WARNING, styled
-from orchestrator.head.start.claims import claims
-from orchestrator.head.start.claims.claims import Hold, Occupied
+from orchestrator.head.start import claims, gather
+from orchestrator.head.start.claims import Hold, NodeClaim, Occupied, wish_of
+from orchestrator.head.start.gather import Candidate
 from orchestrator.head.start.nodes import Bounds, Nodes, with_master
-from orchestrator.head.start.recovery import candidates
-from orchestrator.head.start.recovery.candidates import Candidate
 from orchestrator.head.start.request import Request
 from orchestrator.node.machine.disks import disk
 from orchestrator.records import cordons
@@ -88,7 +88,7 @@ def fit_for(
     taken: dict[str, str] = {}
     while True:
         all_nodes = [Candidate(name, problem=unfit.get(name, "")) for name in known]
-        choice = candidates.choose(all_nodes, bounds.least, bounds.most)
+        choice = gather.choose(all_nodes, bounds.least, bounds.most)
         if choice.problem and taken:
             raise Occupied(taken, bounds.least)
         if choice.problem:
@@ -96,7 +96,12 @@ def fit_for(
         chosen = [known[name] for name in choice.nodes]
         bad, held = problems(request, nodes, chosen), Hold()
         if not bad and hold:
-            held = claims.take(request, chosen)
+            wanted = [
+                NodeClaim(node.node.name, node.channel, wish)
+                for node in chosen
+                if (wish := wish_of(request, node)) and wish.needed
+            ]
+            held = claims.hold(wanted)
             taken.update(held.missing)
         if not bad and not held.missing:
             return unfit, held, chosen
@@ -129,7 +134,9 @@ def check(request: Request, nodes: Nodes) -> None:
     thoroughness = request.config.launch.check
     if thoroughness == "none":
         return
-    diagnosis = diagnose(request, nodes, full=thoroughness == "full")
+    log.info("checks %d nodes", len(nodes.reached))
+    with Progress("checking"):
+        diagnosis = diagnose(request, nodes, full=thoroughness == "full")
     if diagnosis.bad:
         raise CheckFailed(
             f"the nodes are not fit; nothing was started\n\n{examination.to_text(diagnosis)}",

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.head.plan import user_network
+from orchestrator.head.plan import nccl_env
 from orchestrator.head.plan.model import EnvSetting
 from tests.head.plan.probed import infiniband
 from tests.head.plan.test_plan import found, make
@@ -16,7 +16,7 @@ def warned(name: str, value: str, *, yours: bool = True) -> list[str]:
     machines = found("a\nb", rdma=(infiniband("mlx5_0"),))
     setting = EnvSetting(name, value, "--env", yours=yours)
     nodes = [replace(n, settings=(*n.settings, setting)) for n in make(machines).nodes]
-    return user_network.warnings(zip(machines, nodes, strict=True))
+    return nccl_env.warnings(zip(machines, nodes, strict=True))
 
 
 @pytest.mark.parametrize(

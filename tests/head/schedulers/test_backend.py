@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.schedulers.backend import backend_of
-from tests.head.start.recovery.test_gather import record
+from tests.head.start.test_gather import record
 
 
 @pytest.mark.parametrize(("waits", "later"), [(60.0, 60.0), (3.0, 10.0)])

@@ -16,7 +16,7 @@ from orchestrator.head.connect.reach import Reached
 from orchestrator.head.nodes.facts import said_of
 from orchestrator.head.screen import failures, output, styles
 from orchestrator.head.screen.output import Cell, Column, Table, Terminal
-from orchestrator.head.start.claims.turn import obstacles
+from orchestrator.head.start.claims import obstacles
 from orchestrator.head.start.nodes import try_all
 from orchestrator.head.start.request import resolve
 from orchestrator.protocol.requests.claims import WAITING, Entry, in_words

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from orchestrator.common.errors import NodeError
+from orchestrator.common.errors import CheckFailed, NodeError
 from orchestrator.head.connect.channel import Declined
 from orchestrator.head.follow.conclusion import after_attempt
 from orchestrator.head.follow.streams.node_logs import NodeLogs
+from orchestrator.head.nodes.facts import ProbedNode
+from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.screen import output
 from orchestrator.head.screen.log_reader import LogFile, LogReader
 from orchestrator.head.start import launch
-from orchestrator.head.start.parts import Meeting, places
+from orchestrator.head.start.gather import Gathered, parts_of
+from orchestrator.head.start.parts import meet, places
 from orchestrator.head.start.record import failed_to_start, not_started, with_line
-from orchestrator.head.start.recovery import again
-from orchestrator.head.start.recovery.gather import Gathered, parts_of
 from orchestrator.protocol.requests.request import Nothing
 from orchestrator.protocol.requests.start import (
     Start,
@@ -29,7 +31,8 @@ from orchestrator.protocol.requests.start import (
 )
 from orchestrator.records import experiments
 from orchestrator.records.experiment import NOT_STARTED, Experiment, JobRecord, NodeRecord
-from tests.head.start.recovery.test_gather import Asking, gathering, record
+from tests.head.plan.probed import facts
+from tests.head.start.test_gather import Asking, gathering, record
 from tests.records.one_node import NODE
 
 NODES = [
@@ -87,7 +90,7 @@ def test_its_record_is_still_that_of_this_login(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else nobody could stop, attach or fetch it any more without --trust-record."""
-    monkeypatch.setattr(again, "Gathering", Unwilling)
+    monkeypatch.setattr(launch, "Gathering", Unwilling)
     job = record("ac", lost="c", spares="b")
     place = experiments.create(tmp_path / "experiments", "other")
     place.write_record(job)
@@ -95,7 +98,7 @@ def test_its_record_is_still_that_of_this_login(
     assert place.is_launched_here(place.read_record())
     said: list[str] = []
     with output.heard_by(said.append):
-        final = again.launch_again(place, job, cast(Any, None), {})
+        final = launch.launch_again(place, job, cast(Any, None), {})
     assert isinstance(final, JobRecord) and final.over and len(final.attempts) == 3
     assert place.is_launched_here(place.read_record()), said
 
@@ -110,7 +113,7 @@ def test_only_ranks_that_are_told_all_nodes_cost_a_line_for_each(
         launch=replace(job.launch, rank_env=rank_env),
         nodes=[replace(node, address=node.name) for node in job.nodes],
     )
-    found = places(job, Meeting("a", "a", TakenPorts(port=29500, peers_port=1)), 2)
+    found = places(job, meet(job, "a", TakenPorts(port=29500, peers_port=1)), 2)
     assert [place.hosts for place in found] == [told, told]
 
 
@@ -235,11 +238,28 @@ def test_who_may_have_started_a_further_attempt_is_asked_by_a_stop(
             nodes = [replace(node, state="starting") for node in record("ab").nodes]
             return Gathered(nodes, [cast("Any", Channel(node.name)) for node in nodes])
 
-    monkeypatch.setattr(again, "Gathering", Ready)
-    monkeypatch.setattr(again, "bring_saved", lambda *_: None)
+    monkeypatch.setattr(launch, "Gathering", Ready)
+    monkeypatch.setattr(launch, "bring_saved", lambda *_: None)
     place = experiments.create(tmp_path / "experiments", "other")
     place.logs.mkdir(exist_ok=True)
     job = record("ab", lost="b")
-    final = again.launch_again(place, job, cast(Any, None), {})
+    final = launch.launch_again(place, job, cast(Any, None), {})
     assert isinstance(final, JobRecord) and final.over
     assert [node.state for node in final.nodes] == [NOT_STARTED, "lost"]
+
+
+MINE = "{}.{}".format(*sys.version_info[:2])
+
+
+def nodes(*versions: str) -> list[ProbedNode]:
+    return [
+        ProbedNode(Node(f"n{i}"), facts(python_version=version), "")
+        for i, version in enumerate(versions)
+    ]
+
+
+def test_another_minor_version_is_named() -> None:
+    launch.check_python(nodes(f"{MINE}.0", f"{MINE}.99"))
+    with pytest.raises(CheckFailed, match=rf"is {MINE} here:\n    n1 \(3\.1\.7, /usr") as raised:
+        launch.check_python(nodes(f"{MINE}.0", "3.1.7", f"{MINE}.1"))
+    assert f"a Python {MINE} that has torch" in raised.value.fix

@@ -13,8 +13,8 @@ from typing import Any, cast
 
 import pytest
 
-from orchestrator.head.start.claims import claims
-from orchestrator.head.start.claims.claims import NodeClaim, hold
+from orchestrator.head.start import claims
+from orchestrator.head.start.claims import NodeClaim, hold
 from orchestrator.protocol.requests.claims import RUNNING, STARTING, Taken, Wish
 from orchestrator.protocol.requests.request import Nothing, Request
 from orchestrator.protocol.requests.start import Claim, Claimed

@@ -1,9 +1,9 @@
-"""Read the variables that the user gives to every rank: files, patterns, --env and secrets."""
+"""The variables that the user gives to every rank: --env, files, secrets, and the hook's."""
 
 from __future__ import annotations
 
-import fnmatch
 import getpass
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,13 +14,6 @@ from orchestrator.config.launch import LaunchArguments
 from orchestrator.head.plan import redact
 from orchestrator.head.plan.model import EnvSetting
 
-# A pattern passes over what describes this machine and login; a name in full takes these, too.
-OF_THIS_LOGIN = re.compile(
-    r"HOME|PATH|PWD|OLDPWD|SHELL|SHLVL|USER|LOGNAME|HOSTNAME|MAIL|TERM|COLORTERM|COLUMNS|LINES|_"
-    r"|TMPDIR|DISPLAY|WAYLAND_DISPLAY|VIRTUAL_ENV|PS[0-9]|LD_\w+|(SSH|XDG|DBUS|CONDA|BASH)_\w+"
-    r"|BASH_FUNC_.*"
-)
-
 ESCAPES = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "$": "$", "'": "'"}
 # NAME, NAME=VALUE, and a value in single or double quotes; a # behind a space begins a comment.
 ASSIGNMENT = re.compile(
@@ -29,25 +22,19 @@ ASSIGNMENT = re.compile(
 )
 
 
-def read(arguments: LaunchArguments, environ: Mapping[str, str]) -> tuple[EnvSetting, ...]:
+def given(arguments: LaunchArguments, environ: Mapping[str, str]) -> tuple[EnvSetting, ...]:
     """Return the variables in the order in which later ones win, each with its source."""
     settings: list[EnvSetting] = []
     for path in arguments.env_file:
         for name, value in read_file(path, environ).items():
             settings.append(of_file(name, value, path))
-    for pattern in arguments.env_pass:
-        for name in matching(pattern, environ):
-            settings.append(yours(name, environ[name], "--env-pass"))
     for name, value in user_env(arguments.env, environ).items():
-        settings.append(yours(name, value, "--env"))
+        secret = hiding.is_secret(name, value)
+        settings.append(EnvSetting(name, value, "--env", yours=True, secret=secret))
     for name in arguments.secret:
         value = secret_value(name, environ)
         settings.append(EnvSetting(name, value, "--secret", yours=True, secret=True))
     return tuple(settings)
-
-
-def yours(name: str, value: str, reason: str) -> EnvSetting:
-    return EnvSetting(name, value, reason, yours=True, secret=hiding.is_secret(name, value))
 
 
 def of_file(name: str, value: str, path: str) -> EnvSetting:
@@ -73,31 +60,6 @@ def user_env(variables: Sequence[str], environ: Mapping[str, str]) -> dict[str, 
 
 def is_name(name: str) -> bool:
     return name.replace("_", "a").isalnum() and not name[:1].isdigit()
-
-
-def matching(pattern: str, environ: Mapping[str, str]) -> list[str]:
-    """List the variables of this environment that a pattern names, such as WANDB_*."""
-    if not re.fullmatch(r"[\w*?\[\]!-]+", pattern):
-        raise UsageError(
-            f"--env-pass {pattern!r}: this is not a pattern of names", "write --env-pass 'WANDB_*'"
-        )
-    exact = not set(pattern) & set("*?[")
-    return [
-        name
-        for name in sorted(environ)
-        if is_name(name)
-        and fnmatch.fnmatchcase(name, pattern)
-        and (exact or not OF_THIS_LOGIN.fullmatch(name))
-    ]
-
-
-def notes(arguments: LaunchArguments, environ: Mapping[str, str]) -> list[str]:
-    """Name the patterns that no variable matches."""
-    return [
-        f"--env-pass {pattern}: no variable of this environment matches it"
-        for pattern in arguments.env_pass
-        if not matching(pattern, environ)
-    ]
 
 
 # -- secrets ----------------------------------------------------------------------------------
@@ -167,3 +129,30 @@ def parse(text: str, path: str, environ: Mapping[str, str]) -> dict[str, str]:
 def wrong(path: str, number: int, what: str) -> UsageError:
     """Describe a wrong line, but do not show it: it may hold a secret."""
     return UsageError(f"--env-file {path}, line {number}: {what}")
+
+
+# -- the hook ---------------------------------------------------------------------------------
+
+# A shell file of the user's that each node runs; what it exports reaches the ranks.
+
+
+def read_hook(path: str | None) -> str:
+    """Read the hook; one that has only comments is empty, and needs no shell on every node."""
+    if path is None:
+        return ""
+    try:
+        text = Path(path).read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError as error:
+        raise UsageError(f"the hook {path} cannot be read: {error.strerror}") from error
+    lines = (line.strip() for line in text.splitlines())
+    return text if any(line and not line.startswith("#") for line in lines) else ""
+
+
+def named_by_hook(text: str) -> frozenset[str]:
+    """List the variables that a hook names before it is run; it may set them on some nodes."""
+    return frozenset(re.findall(r"\bNCCL_[A-Z_]+", text))
+
+
+def digest_of_hook(text: str) -> str:
+    """Return what tells one hook from another; nothing where there is none."""
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest() if text else ""

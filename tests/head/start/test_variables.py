@@ -12,13 +12,13 @@ import pytest
 
 from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import LaunchArguments
-from orchestrator.head.start.variables import user_env
+from orchestrator.head.start import variables
 
 HERE = {"HERE": "from here", "WANDB_MODE": "offline", "WANDB_API_KEY": "k", "HOME": "/root"}
 
 
 def parsed(text: str) -> dict[str, str]:
-    return user_env.parse(text, "f.env", HERE)
+    return variables.parse(text, "f.env", HERE)
 
 
 @pytest.mark.parametrize(
@@ -79,49 +79,39 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
         ("none", "No such file"),
     ):
         with pytest.raises(UsageError, match=what):
-            user_env.read_file(str(tmp_path / name), {})
+            variables.read_file(str(tmp_path / name), {})
     with pytest.raises(UsageError, match="cannot be read"):
-        user_env.read_file(str(tmp_path), {})
+        variables.read_file(str(tmp_path), {})
     (tmp_path / "windows").write_bytes(b'\xef\xbb\xbfA=b\r\nC="d"\r\n')
-    assert user_env.read_file(str(tmp_path / "windows"), {}) == {"A": "b", "C": "d"}
-
-
-def test_a_pattern_passes_over_what_is_this_login() -> None:
-    assert user_env.matching("WANDB_*", HERE) == ["WANDB_API_KEY", "WANDB_MODE"]
-    assert user_env.matching("H*", HERE) == ["HERE"]
-    assert user_env.matching("HOME", HERE) == ["HOME"]
-    with pytest.raises(UsageError, match="not a pattern"):
-        user_env.matching("A=b", HERE)
+    assert variables.read_file(str(tmp_path / "windows"), {}) == {"A": "b", "C": "d"}
 
 
 def test_later_sources_win(tmp_path: Path) -> None:
     file = tmp_path / "f.env"
     file.write_text("A=file\nB=file\nWANDB_MODE=file\nWANDB_API_KEY=file\n")
-    given = LaunchArguments(
-        env_file=(str(file),), env_pass=("WANDB_*", "NONE_*"), env=("A=typed",), secret=("HERE",)
+    arguments = LaunchArguments(
+        env_file=(str(file),), env=("A=typed", "WANDB_MODE"), secret=("HERE",)
     )
-    settings = user_env.read(given, HERE)
+    settings = variables.given(arguments, HERE)
     assert {s.name: s.value for s in settings} == {
         "A": "typed",
         "B": "file",
         "WANDB_MODE": "offline",
-        "WANDB_API_KEY": "k",
+        "WANDB_API_KEY": "file",
         "HERE": "from here",
     }
     assert [s.name for s in settings if s.secret] == ["HERE"]
-    (note,) = user_env.notes(given, HERE)
-    assert note.startswith("--env-pass NONE_*: no variable")
 
 
 def test_a_secret_on_the_command_line_is_refused_and_not_repeated() -> None:
     with pytest.raises(UsageError, match="can read command lines") as raised:
-        user_env.secret_value("TOKEN=hunter2", {})
+        variables.secret_value("TOKEN=hunter2", {})
     assert "hunter2" not in str(raised.value)
 
 
 def test_a_secret_is_asked_for_without_echo() -> None:
     code = (
-        "from orchestrator.head.start.variables.user_env import secret_value\n"
+        "from orchestrator.head.start.variables import secret_value\n"
         "import sys; sys.exit(secret_value('TOKEN', {}) != 'hunter2')"
     )
     child, terminal = pty.fork()
@@ -154,5 +144,5 @@ def test_a_secret_is_asked_for_without_echo() -> None:
 def test_a_file_is_where_secrets_are_kept(tmp_path: Path, line: str, secret: bool) -> None:
     file = tmp_path / "f.env"
     file.write_text(line + "\n")
-    (setting,) = user_env.read(LaunchArguments(env_file=(str(file),)), {})
+    (setting,) = variables.given(LaunchArguments(env_file=(str(file),)), {})
     assert setting.secret is secret

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
-from orchestrator.head.start.claims.turn import holders, obstacles
+from orchestrator.common.errors import CheckFailed, UsageError
+from orchestrator.config.launch import LaunchArguments, Where
+from orchestrator.head.start.claims import holders, is_done, obstacles, wait_for_others
+from orchestrator.head.start.request import resolve
 from orchestrator.protocol.requests.claims import RUNNING, WAITING, Entry
 from orchestrator.protocol.requests.start import Page
+from orchestrator.records import experiments
+from orchestrator.records.experiment import JobRecord
 
 
 def waits(id: str, order: float, wants: int = 1) -> Entry:
@@ -51,3 +59,19 @@ def test_who_has_it_and_who_is_before_it_is_said() -> None:
     there = node(4, 8, runs("x", 4), waits("y", 3), waits("z", 99))
     assert holders(there) == "; bob's x has the rest"
     assert holders(node(8, 8)) == ""
+
+
+def test_another_job_has_to_be_done(tmp_path: Path) -> None:
+    arguments = LaunchArguments(program=("train.py",), where=Where(experiments=tmp_path))
+    request = resolve(arguments, ["master_launch"])
+    experiment = experiments.create(tmp_path, "first")
+    name, record = experiment.name, JobRecord("first-1", "first", "running", ["x"], [], 1.0)
+    for state, done in (("running", False), ("restarting", False), ("done", True)):
+        experiment.write_signed(replace(record, state=state))
+        assert is_done(request, name) == done
+    experiment.write_signed(replace(record, state="failed"))
+    with pytest.raises(CheckFailed, match=f"{name} has failed; nothing was started"):
+        is_done(request, name)
+    arguments = replace(arguments, launch={"after": ("first_",)})
+    with pytest.raises(UsageError, match=f"no experiment 'first_' in .*did you mean '{name}'"):
+        wait_for_others(resolve(arguments, ["master_launch"]))

@@ -1,1 +1,0 @@
-"""The variables that a user gives to all ranks: by options and files, and by a shell file."""
