@@ -15,7 +15,7 @@ from tests.end_to_end.no_seam import BATCH, NODES, NoSeam, Trained, compare, ord
 
 pytestmark = pytest.mark.cluster
 
-STEPS = 3
+FEW, STEPS = 3, 3
 WHOLE = Trained(
     {step: 1.0 / step for step in range(1, STEPS + 1)},
     {
@@ -27,15 +27,15 @@ WHOLE = Trained(
 )
 
 
-def test_six_faults_leave_no_trace(
+def test_faults_leave_no_trace(
     netns_cluster: Callable[..., NetnsCluster],
     tmp_path: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
-    one = NoSeam(netns_cluster(NODES + 1), tmp_path, seed=1, faults=6)
+    one = NoSeam(netns_cluster(NODES + 1), tmp_path, seed=6, faults=FEW)
     one.run()
     record_property("faults", [vars(fault) for fault in one.noted])
-    assert len(one.noted) == 6
+    assert len(one.noted) == FEW
 
 
 @pytest.mark.parametrize(
