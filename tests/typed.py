@@ -1,4 +1,4 @@
-"""Runs `orchestrator ...` in a fork of the tests' own process, with what a test has changed."""
+"""Runs a command in a fork of the tests' own process, with what a test has changed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,13 +17,19 @@ from orchestrator.head.screen import output
 ROOT = Path(__file__).parents[1]
 
 
-def typed(words: Sequence[str], cwd: Path, **env: str) -> tuple[int, str, str]:
+def typed(
+    words: Sequence[str],
+    cwd: Path,
+    main: Callable[[], object] = entry.main,
+    name: str = "orchestrator",
+    **env: str,
+) -> tuple[int, str, str]:
     """Return the exit code, the standard output and the standard error."""
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         child = os.fork()
         if not child:
             streams = [output.fileno(), errors.fileno()]
-            become(["orchestrator", *words], cwd, {**os.environ, **env}, streams)
+            become([name, *words], cwd, {**os.environ, **env}, streams, main)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         texts = []
         for file in (output, errors):
@@ -33,7 +39,13 @@ def typed(words: Sequence[str], cwd: Path, **env: str) -> tuple[int, str, str]:
     return code, *texts
 
 
-def become(words: Sequence[str], cwd: Path, env: Mapping[str, str], streams: list[int]) -> NoReturn:
+def become(
+    words: Sequence[str],
+    cwd: Path,
+    env: Mapping[str, str],
+    streams: list[int],
+    main: Callable[[], object],
+) -> NoReturn:
     """Run the command as the installed program does; this process ends with it."""
     code = 1
     try:
@@ -55,7 +67,7 @@ def become(words: Sequence[str], cwd: Path, env: Mapping[str, str], streams: lis
         sys.argv = list(words)
         # A new process has said nothing yet: an earlier test of this one may have.
         output.complain_once.cache_clear()
-        entry.main()
+        main()
     except SystemExit as leaving:
         code = int(leaving.code or 0)
     except BaseException:  # noqa: BLE001  the tests go on in the other process alone

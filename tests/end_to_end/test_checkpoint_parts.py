@@ -83,8 +83,6 @@ def test_a_launch_on_nodes_that_lack_parts_says_which(netns_cluster: Any, tmp_pa
     saving = ["--set", "checkpoint.steps=2", "--set", "training.max_steps=4"]
     head.run("--name", "cut", *TRAINING, *saving)
     resume = ["--set", f"checkpoint.resume={head.experiment.name}"]
-    again = head.run("--name", "same", *TRAINING, "--set", "training.max_steps=6", *resume)
-    assert "resuming after step 4" in again.text, again.text
     head.node_list = head.cluster.write_list(addresses[1:], "others.txt")
     others = head.launch("--name", "others", *TRAINING, *resume)
     assert others.finish() != 0, others.text

@@ -13,7 +13,7 @@ import torch
 pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).parents[2] / "scripts/bench/gpu.py"
-RUNS = "a loss with,save: copies,memory while a model,workers by fork,profile,verify over"
+RUNS = "a loss with,profile,verify over"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA here")
@@ -29,6 +29,6 @@ def test_a_rehearsal_on_the_cpu(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, SCRIPT, *words], text=True, check=False,
                           stdout=subprocess.PIPE)  # fmt: skip
     found = json.loads((tmp_path / "found.json").read_text())["checks"]
-    assert len(found) == 6, done.stdout
+    assert len(found) == 3, done.stdout
     assert {name: seen for name, seen in found.items() if not seen["good"]} == {}
     assert done.returncode == 0
