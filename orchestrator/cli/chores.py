@@ -241,31 +241,18 @@ def doctor_command(quick: bool, hints: bool, **params: Any) -> int:
 
 @click.command("bootstrap", cls=GroupedCommand, params=[*launch_options("nodes")])
 @click.argument("words", nargs=-1, metavar="[FILE | PACKAGE...]")
-@click.option("--name", metavar="NAME", default="", help="Name the environment on the nodes, too.")
-@click.option(
-    "--into",
-    metavar="DIR",
-    default="",
-    help="The nodes' directory of environments. [default: ~/.orchestrator/environments]",
-)
+@click.option("--name", metavar="NAME", default="", help="A name for the environment on the nodes.")
 @click.option(
     "--find-links",
     multiple=True,
     metavar="DIR|URL",
     type=click.Path(),
-    help="Look for packages here, too.",
+    help="Look for packages here as well.",
 )
 @click.option("--no-index", is_flag=True, help="Look for packages nowhere else.")
-@click.option("--prune", is_flag=True, help="Remove environments without name and job.")
 @json_option
 def bootstrap_command(
-    words: tuple[str, ...],
-    name: str,
-    into: str,
-    find_links: tuple[str, ...],
-    no_index: bool,
-    prune: bool,
-    **params: Any,
+    words: tuple[str, ...], name: str, find_links: tuple[str, ...], no_index: bool, **params: Any
 ) -> int:
     """Make the same virtual environment on every node.
 
@@ -275,8 +262,9 @@ def bootstrap_command(
     """
     from orchestrator.head.environments import command
 
-    asked = command.Asked(words, into, name, find_links, not no_index, prune)
-    return command.bootstrap(arguments_from(params), asked)
+    return command.bootstrap(
+        arguments_from(params), words, name=name, find_links=find_links, index=not no_index
+    )
 
 
 @click.command("nodes", cls=GroupedCommand, params=[*launch_options("nodes")])

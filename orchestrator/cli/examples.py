@@ -112,7 +112,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "bootstrap": (
         ("orchestrator bootstrap torch numpy", "give all nodes the same environment"),
         ("orchestrator bootstrap requirements.txt --name vision", "from a file, with a name"),
-        ("orchestrator bootstrap --prune", "remove environments that no job uses"),
+        ("orchestrator bootstrap", "from the uv.lock or requirements.txt here"),
     ),
     "dashboard": (
         ("orchestrator dashboard", "print the address of live pages of all experiments"),

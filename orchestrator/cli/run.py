@@ -75,6 +75,8 @@ GONE_OPTIONS = {
     "--array": "--as env --grid ORCHESTRATOR_ARRAY_INDEX=0..9",
     "--random": "--optuna N draws from ranges",
     "--scaling": "a report of several runs has what each rank contributes in its table",
+    "--into": "set ORCHESTRATOR_HOME in the nodes' environment",
+    "--prune": "orchestrator exec rm -rf '~/.orchestrator/environments', then bootstrap",
     "--relays": "leave it out: the head connects to every node",
 }
 

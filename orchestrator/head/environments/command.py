@@ -1,120 +1,227 @@
-"""`orchestrator bootstrap`: make the same virtual environment on every node."""
+"""`orchestrator bootstrap`: make the same virtual environment on every node.
+
+What is whole on a node stays; the other nodes get the wheels of their kind.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
-from orchestrator.common.errors import EXIT_CHECK, EXIT_DONE, EXIT_NODE, UsageError
+from orchestrator.common.errors import (
+    EXIT_CHECK,
+    EXIT_DONE,
+    EXIT_NODE,
+    CheckFailed,
+    NodeError,
+    OrchestratorError,
+)
 from orchestrator.common.text import plural, size
 from orchestrator.config.launch import Launch, LaunchArguments
 from orchestrator.head.connect import fleet
-from orchestrator.head.environments import build, requirements
-from orchestrator.head.environments.build import Outcome, Wanted
+from orchestrator.head.connect.reach import Reached
+from orchestrator.head.environments import wheels
+from orchestrator.head.environments.wheels import Kind, Requirements
 from orchestrator.head.nodes import environment
 from orchestrator.head.nodes.facts import by_value
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import complain, say, write_out
+from orchestrator.head.screen.progress import Progress, counted
 from orchestrator.head.start.nodes import Nodes, settled, try_all
 from orchestrator.head.start.request import resolve
-from orchestrator.protocol.requests.environments import PruneEnvironments
-from orchestrator.protocol.timing import FILES_ANSWER_SECONDS
+from orchestrator.head.transfer.send import first_failed, send_to_all
+from orchestrator.head.transfer.tree import of_files
+from orchestrator.protocol.requests.environments import (
+    AskBuild,
+    BuildEnvironment,
+    BuildProgress,
+    EnvironmentState,
+    LookAtEnvironment,
+)
+from orchestrator.protocol.requests.transfer import STORE, Place
+from orchestrator.protocol.timing import ANSWER_SECONDS, WORK_ANSWER_SECONDS
 from orchestrator.records.machines import machine_of
 
 USUAL = "~/.orchestrator/environments"
+POLL_SECONDS = 0.2
+LIBC = r"glibc [0-9]{1,3}\.[0-9]{1,3}|musl"
+NO_KEY = "0" * 16  # of no environment: what is asked is the machine
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The options of the command."""
+class Outcome:
+    """The environment on one node, or why there is none."""
 
-    words: tuple[str, ...]  # packages, or a file
-    into: str = ""
-    name: str = ""
-    find_links: tuple[str, ...] = ()
-    index: bool = True
-    prune: bool = False
+    node: str
+    path: str = ""
+    packages: dict[str, str] = field(default_factory=dict)
+    made: bool = False  # else it was there
+    seconds: float = 0.0
+    problem: str = ""
+    lost: bool = False
 
 
-def bootstrap(arguments: LaunchArguments, asked: Asked) -> int:
+def bootstrap(
+    arguments: LaunchArguments,
+    words: Sequence[str],
+    *,
+    name: str,
+    find_links: Sequence[str],
+    index: bool,
+) -> int:
     """Make the environment on all nodes that can be reached, and name the others."""
-    if asked.into and not asked.into.startswith(("/", "~/")):
-        raise UsageError(
-            f"--into {asked.into}: it is a directory of the nodes", "write --into /path"
-        )
-    only_prune = asked.prune and not asked.words
-    wanted = None if only_prune else wanted_of(asked)
+    sources = wheels.read(words, find_links, index=index)
     nodes = try_all(resolve(arguments), without_environment)
-    outcomes = [Outcome(n.name, problem=str(error), lost=True) for n, error in nodes.lost]
-    if wanted is not None:
-        hear = complain if output.as_json() else output.on_the_screen
-        with output.heard_by(hear):
-            made = build.make(nodes.reached, wanted)
-            remember(nodes, made)
-        outcomes = [*made, *outcomes]
-    freed = pruned(nodes, asked.into) if asked.prune else 0
-    differ = build.differences(outcomes)
+    with output.heard_by(complain if output.as_json() else output.on_the_screen):
+        made = make(nodes.reached, sources, name)
+        remember(nodes, made)
+    lost = [Outcome(node.name, problem=str(error), lost=True) for node, error in nodes.lost]
+    outcomes = [*made, *lost]
     if output.as_json():
-        data = {"nodes": [asdict(o) for o in outcomes], "differences": differ}
-        data |= {"freed": freed}
-        write_out(json.dumps(data, indent=1))
+        write_out(json.dumps({"nodes": [asdict(outcome) for outcome in outcomes]}, indent=1))
     else:
-        show(outcomes, differ, asked)
-        if asked.prune:
-            say(f"removed old environments: {size(freed)}")
+        show(outcomes, name)
     if any(outcome.lost for outcome in outcomes):
         return EXIT_NODE
-    return EXIT_CHECK if differ or any(outcome.problem for outcome in outcomes) else EXIT_DONE
-
-
-def wanted_of(asked: Asked) -> Wanted:
-    sources = requirements.read(asked.words, asked.find_links, index=asked.index)
-    return Wanted(sources, asked.into, asked.name)
+    return EXIT_CHECK if any(outcome.problem for outcome in outcomes) else EXIT_DONE
 
 
 def without_environment(node: Node, launch: Launch) -> Node:
-    """Reach a node by its own Python: what this command makes need not be there yet."""
+    """Return a node with its own Python: what this command makes need not be there yet."""
     node = settled(node, launch)
     ours = (node.activate or "").startswith(("bootstrap", "venv:"))
     return replace(node, activate=None) if ours else node
 
 
 def remember(nodes: Nodes, made: Sequence[Outcome]) -> None:
-    """Let launches here use the environment where a node's own Python has no torch."""
-    new, with_torch, useless = {}, [], False
+    """Let launches use the environment where a node's own Python has no torch."""
+    new, without_torch = {}, False
     given = {node.name: node for node in nodes.source.nodes}
     for reached, outcome in zip(nodes.reached, made, strict=True):
-        node, torch = given[outcome.node], reached.facts.torch
-        if torch:
-            with_torch.append(machine_of(node))
-        elif "torch" not in outcome.packages:
-            useless |= not outcome.problem
+        node = given[outcome.node]
+        if reached.facts.torch or outcome.problem:
+            continue
+        if "torch" not in outcome.packages:
+            without_torch = True
         elif not (node.python or node.activate or node.wrap):
             new[machine_of(node)] = f"venv:{usual(outcome.path)}"
-    environment.remember(new, tuple(with_torch))
     if new:
+        environment.remember(new)
         say(
             "launches from any directory use it without --activate, as these nodes have no other"
             " torch (--activate none: the login's own Python)"
         )
-    if useless:
+    if without_torch:
         say(
             "no launch can run in it: it has no torch, and these nodes have none of their own; name"
             " all packages at once: orchestrator bootstrap torch ..."
         )
 
 
-def pruned(nodes: Nodes, root: str) -> int:
-    """Remove old environments on all nodes; return how many bytes went."""
-    requests = [PruneEnvironments(root=root)] * len(nodes.reached)
-    answers = fleet.ask_all(nodes.reached, requests, FILES_ANSWER_SECONDS, "")
-    return sum(answer.freed for answer in answers)
+# -- on the nodes ----------------------------------------------------------------------------------
 
 
-def show(outcomes: Sequence[Outcome], differ: Sequence[str], asked: Asked) -> None:
-    """Print each node's environment, what differs, and how to use it."""
+def make(reached: Sequence[Reached], sources: Requirements, name: str = "") -> list[Outcome]:
+    """Make the environment where it is not whole; return each node's outcome, in order."""
+    machines = fleet.ask(reached, [LookAtEnvironment(key=NO_KEY)] * len(reached), ANSWER_SECONDS)
+    kinds = [
+        state if isinstance(state, OrchestratorError) else kind_of(state) for state in machines
+    ]
+    known = [(node, k) for node, k in zip(reached, kinds, strict=True) if isinstance(k, Kind)]
+    looks = [LookAtEnvironment(key=kind.key(sources), name=name) for _, kind in known]
+    found = fleet.ask([node for node, _ in known], looks, ANSWER_SECONDS)
+    outcomes = [
+        lost(node, kind)
+        for node, kind in zip(reached, kinds, strict=True)
+        if isinstance(kind, OrchestratorError)
+    ]
+    lacking: dict[str, list[tuple[Reached, Kind, str]]] = {}
+    for (node, kind), look, state in zip(known, looks, found, strict=True):
+        if isinstance(state, OrchestratorError):
+            outcomes.append(lost(node, state))
+        elif state.packages is not None:
+            outcomes.append(Outcome(node.node.name, state.path, state.packages))
+        else:
+            lacking.setdefault(look.key, []).append((node, kind, state.path))
+    for key, members in lacking.items():
+        outcomes += make_alike(members, sources, BuildEnvironment(key=key, tree="", name=name))
+    by_name = {outcome.node: outcome for outcome in outcomes}
+    return [by_name[node.node.name] for node in reached]
+
+
+def lost(node: Reached, error: OrchestratorError) -> Outcome:
+    return Outcome(node.node.name, problem=str(error), lost=True)
+
+
+def kind_of(state: EnvironmentState) -> Kind | NodeError:
+    """Return what wheels fit a node; what it says becomes part of names of files here."""
+    if not (re.fullmatch(r"\w{1,20}", state.machine) and re.fullmatch(LIBC, state.libc)):
+        return NodeError(f"it is a {state.machine[:40]!r} with {state.libc[:40]!r}: none is known")
+    return Kind(state.version, state.machine, state.libc)
+
+
+def make_alike(
+    members: Sequence[tuple[Reached, Kind, str]], sources: Requirements, request: BuildEnvironment
+) -> list[Outcome]:
+    """Make it on nodes of one kind: wheels that the oldest libc takes fit all of them."""
+    began = time.monotonic()
+    kind = min((kind for _, kind, _ in members), key=lambda kind: kind.minor)
+    nodes = [node for node, _, _ in members]
+    with Progress("resolving and downloading"):
+        directory = wheels.wheels_for(kind, sources)
+    tree = of_files(directory, lambda path: 0o755 if path.name == "uv" else 0o644)
+    say(f"{plural(len(nodes), 'node')} ({kind}): {plural(tree.files, 'file')}, {size(tree.size)}")
+    places = [Place(kind=STORE)] * len(nodes)
+    with Progress("sending packages", tree.size * len(nodes)) as progress:
+        sent = send_to_all([node.channel for node in nodes], places, tree, progress.add)
+    changed = first_failed(sent)
+    if changed:
+        raise CheckFailed(f"{directory / os.fsdecode(changed)} was changed while it was sent")
+    arrived = {node.node.name: result for node, result in zip(nodes, sent, strict=True)}
+
+    def build(member: tuple[Reached, Kind, str]) -> Outcome:
+        node, _, path = member
+        error = arrived[node.node.name]
+        if isinstance(error, OrchestratorError):
+            raise error
+        progress = built(node, request.replace(tree=tree.digest))
+        seconds, packages = time.monotonic() - began, progress.packages or {}
+        return Outcome(node.node.name, path, packages, True, seconds, progress.problem)
+
+    with counted("installing", build, members) as counting:
+        results = fleet.everywhere(members, counting)
+    return [
+        lost(node, result) if isinstance(result, OrchestratorError) else result
+        for node, result in zip(nodes, results, strict=True)
+    ]
+
+
+def built(node: Reached, request: BuildEnvironment) -> BuildProgress:
+    """Begin to make the environment on a node, and wait until it is whole or has failed."""
+    node.channel.ask(request, ANSWER_SECONDS)
+    deadline = time.monotonic() + WORK_ANSWER_SECONDS
+    shown = ""
+    while time.monotonic() < deadline:
+        progress = node.channel.ask(AskBuild(), ANSWER_SECONDS)
+        if progress.step != shown:
+            shown = progress.step
+            say(f"{node.node.name}: {shown}")
+        if progress.state != "building":
+            return progress
+        time.sleep(POLL_SECONDS)
+    raise NodeError(f"the environment is not ready after {WORK_ANSWER_SECONDS:.0f} s")
+
+
+# -- shown -----------------------------------------------------------------------------------------
+
+
+def show(outcomes: Sequence[Outcome], name: str) -> None:
+    """Print each node's environment, and how to use it where all have it."""
     for outcome in outcomes:
         if outcome.problem:
             complain(f"{outcome.node}: {outcome.problem}")
@@ -123,23 +230,19 @@ def show(outcomes: Sequence[Outcome], differ: Sequence[str], asked: Asked) -> No
             say(f"{outcome.node}: {plural(len(outcome.packages), 'package')}, {how}")
     if any(outcome.problem for outcome in outcomes):
         complain("then type the same command again: what is whole stays as it is")
-    if differ:
-        complain("the nodes differ:\n  " + "\n  ".join(differ))
-    whole = [outcome for outcome in outcomes if not outcome.problem]
-    if whole and len(whole) == len(outcomes) and not differ:
-        for line in how_to_activate(whole):
+    elif outcomes:
+        for line in how_to_activate(outcomes):
             say(f"in the node list{line}")
-        if not asked.into:
-            say(f"or for all nodes: --activate bootstrap{':' if asked.name else ''}{asked.name}")
+        say(f"or for all nodes: --activate bootstrap{':' if name else ''}{name}")
 
 
 def how_to_activate(whole: Sequence[Outcome]) -> list[str]:
-    """Say what goes into the node list, and after which nodes where it is not the same for all."""
+    """Return what goes into the node list, and after which nodes where they differ."""
     nodes = by_value((outcome.node, usual(outcome.path)) for outcome in whole)
-    after = {
-        path: f", after {', '.join(names)}" * (len(nodes) > 1) for path, names in nodes.items()
-    }
-    return [f"{after[path]}: activate=venv:{path}" for path in nodes]
+    return [
+        f", after {', '.join(names)}" * (len(nodes) > 1) + f": activate=venv:{path}"
+        for path, names in nodes.items()
+    ]
 
 
 def usual(path: str) -> str:

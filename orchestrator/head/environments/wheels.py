@@ -1,4 +1,4 @@
-"""Downloads the wheels of requirements once, on the head, for each kind of node.
+"""The packages of an environment, downloaded once on the head for each kind of node.
 
 pip resolves and downloads, with the head's own indexes, mirrors, certificates and the hashes of the
 file. It reads no project and no lock, and knows the markers of this machine alone: for those, and
@@ -7,8 +7,12 @@ for nodes of another kind, uv writes down the versions first.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import platform
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,14 +21,108 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.common.errors import CheckFailed
+from orchestrator.common import files
+from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.common.hiding import redacted_text
-from orchestrator.head.environments.requirements import LOCK, READ_BY_PIP, Requirements, cache
 from orchestrator.head.screen.output import say
+from orchestrator.head.transfer.index import cache as index_cache
+
+LOCK = "uv.lock"
+NAMES = (LOCK, "requirements.txt", "pyproject.toml")
+READ_BY_PIP = (".txt", ".in")
+SUFFIXES = (*READ_BY_PIP, ".toml", ".lock")
+INCLUDED = re.compile(r"^\s*(?:-r|--requirement|-c|--constraint)[ =]+['\"]?([^'\"\s]+)", re.M)
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """The packages to install, and where from."""
+
+    file: Path
+    text: bytes  # of the file, and of those that it includes
+    title: str = ""
+    find_links: tuple[str, ...] = ()
+    index: bool = True  # ask an index as well
+
+    @property
+    def where(self) -> list[str]:
+        """Return the options that say where packages come from."""
+        links = [word for link in self.find_links for word in ("--find-links", link)]
+        return [*links, *([] if self.index else ["--no-index"])]
+
+
+def read(words: Sequence[str], find_links: Sequence[str] = (), *, index: bool) -> Requirements:
+    """Read the file named, or the packages; of neither, the first of the usual files here."""
+    links = tuple(
+        str(Path(link).absolute()) if Path(link).is_dir() else link for link in find_links
+    )
+    file = next((Path(name) for name in NAMES if Path(name).is_file()), None)
+    title = str(file)
+    if len(words) == 1 and is_file(words[0]):
+        file, title = Path(words[0]), words[0]
+    elif words:
+        file, title = written(words), redacted_text(", ".join(words))
+    if file is None:
+        raise UsageError(
+            f"there is no {', '.join(NAMES[:-1])} or {NAMES[-1]} here",
+            "orchestrator bootstrap FILE, or the packages: orchestrator bootstrap torch numpy",
+        )
+    try:
+        text = included(file, frozenset())
+    except OSError as error:
+        raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from error
+    return Requirements(file, text, title, links, index)
+
+
+def is_file(word: str) -> bool:
+    """Return True for a file of requirements: by its name, or because it is here."""
+    path = Path(word)
+    return path.suffix in SUFFIXES or (path.suffix != ".whl" and path.is_file())
+
+
+def written(words: Sequence[str]) -> Path:
+    """Write packages that were typed, and files among them, into a file as pip reads it.
+
+    Its name is that of the usual file: the same packages make the same environment.
+    """
+    lines = []
+    for word in words:
+        if is_file(word) and Path(word).suffix not in READ_BY_PIP:
+            raise UsageError(
+                f"{word} cannot be combined with packages", "name it alone, or a requirements.txt"
+            )
+        if word.startswith("-") or any(character.isspace() for character in word.strip()):
+            raise UsageError(
+                f"{word!r} is neither a file here nor a package",
+                "write packages as for pip, in quotes: orchestrator bootstrap torch 'numpy>=2'",
+            )
+        local = is_file(word) or Path(word).is_file()
+        place = shlex.quote(str(Path(word).absolute())) if local else word
+        lines.append(f"-r {place}" if is_file(word) else place)
+    text = "".join(f"{line}\n" for line in sorted(set(lines)))
+    name = hashlib.sha256(text.encode()).hexdigest()[:16]
+    file = cache() / "words" / name / "requirements.txt"
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    files.replace(file, text)
+    return file
+
+
+def included(file: Path, seen: frozenset[Path]) -> bytes:
+    """Return the text of a file, and of those that a requirements file includes by -r and -c."""
+    text = file.read_bytes()
+    if file.suffix in READ_BY_PIP and file not in seen:
+        for name in INCLUDED.findall(text.decode(errors="replace")):
+            text += b"\0" + included(file.parent / name, seen | {file})
+    return text
+
+
+def cache() -> Path:
+    return index_cache() / "environments"
+
+
+# -- kinds of nodes --------------------------------------------------------------------------------
 
 UV_GLIBC = (40, 39, 38, 37, 36, 35, 34, 33, 32, 31, 28, 17)  # the platforms that uv has names for
-LONGEST_SECONDS = 3600.0  # for a download
-LAST_LINES = 8
 
 
 @dataclass(frozen=True)
@@ -36,11 +134,11 @@ class Kind:
     libc: str  # glibc 2.36, or musl
 
     def __str__(self) -> str:
-        return f"Python {self.version[0]}.{self.version[1]} on {self.machine}, {self.libc}"
+        return f"Python {self.python} on {self.machine}, {self.libc}"
 
     @property
     def python(self) -> str:
-        return ".".join(map(str, self.version))
+        return f"{self.version[0]}.{self.version[1]}"
 
     @property
     def minor(self) -> int:
@@ -74,6 +172,19 @@ class Kind:
         options = ["--only-binary=:all:", "--python-version", self.python]
         return [*options, *(word for tag in self.pip_platforms for word in ("--platform", tag))]
 
+    def key(self, sources: Requirements) -> str:
+        """Name the environment that these requirements make on such a machine."""
+        kind = self.libc.partition(" ")[0]
+        links = list(sources.find_links)
+        parts = [sources.file.name, [*self.version], self.machine, kind, links, sources.index]
+        return hashlib.sha256(json.dumps(parts).encode() + sources.text).hexdigest()[:16]
+
+
+# -- wheels ----------------------------------------------------------------------------------------
+
+LONGEST_SECONDS = 3600.0  # for a download
+LAST_LINES = 8
+
 
 def run(words: Sequence[str], what: str) -> None:
     """Run a program to its end; its last lines say why it failed."""
@@ -98,31 +209,25 @@ def run(words: Sequence[str], what: str) -> None:
 
 def download(sources: Requirements, into: Path, what: str, *words: str) -> None:
     pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-input"]
-    run([*pip, "-q", *where(sources), "-d", str(into), *words], what)
+    run([*pip, "-q", *sources.where, "-d", str(into), *words], what)
 
 
-def where(sources: Requirements) -> list[str]:
-    """Return the options that say where packages come from."""
-    links = [word for link in sources.find_links for word in ("--find-links", link)]
-    return [*links, *([] if sources.index else ["--no-index"])]
-
-
-def wheels_for(kind: Kind, key: str, sources: Requirements) -> Path:
+def wheels_for(kind: Kind, sources: Requirements) -> Path:
     """Download the wheels for one kind of node, unless they are here from an earlier call."""
-    directory = cache() / "wheels" / f"{key}-{kind.libc.replace(' ', '-')}"
+    name = f"{kind.key(sources)}-{kind.libc.replace(' ', '-')}"
+    directory = cache() / "wheels" / name
     if directory.is_dir():
         return directory
     say(f"{kind}: downloads {sources.title}")
     what = f"the requirements of {sources.title} cannot be met for {kind}"
     directory.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    new = directory.parent / f".{directory.name}.{os.urandom(4).hex()}.new"
+    new = directory.parent / f".{name}.{os.urandom(4).hex()}.new"
     new.mkdir(mode=0o700)
     try:
         download(sources, new, what, *kind.pip_options, *pins(kind, sources, new, what))
+        (new / "pinned.txt").unlink(missing_ok=True)
         for path in new.iterdir():
-            if path.suffix == ".txt":
-                path.unlink()
-            elif path.suffix != ".whl":
+            if path.suffix != ".whl":
                 raise CheckFailed(f"{what}:\n    {path.name} is not a wheel")
         add_uv(kind, sources, new)
         new.rename(directory)
@@ -150,16 +255,16 @@ def pins(kind: Kind, sources: Requirements, new: Path, what: str) -> list[str]:
             f"{sources.title} has to be read by uv for {kind}, and there is no uv on this machine",
             f"{sys.executable} -m pip install uv, or write a requirements.txt",
         )
-    pinned = new / "pinned.txt"
+    pinned = str(new / "pinned.txt")
     if file.name == LOCK:
         words = ["export", "-q", "--frozen", "--no-dev", "--no-emit-project"]
-        run([uv, *words, "--project", str(file.parent), "-o", str(pinned)], what)
+        words += ["--project", str(file.parent), "-o", pinned]
     else:
         words = ["pip", "compile", "-q", "--no-header", "--no-annotate", "--emit-index-url"]
         words += ["--only-binary", ":all:", "--python-platform", kind.uv_platform]
-        words += ["--python-version", kind.python, *where(sources)]
-        run([uv, *words, "-o", str(pinned), str(file)], what)
-    return ["--no-deps", "-r", str(pinned)]
+        words += ["--python-version", kind.python, *sources.where, "-o", pinned, str(file)]
+    run([uv, *words], what)
+    return ["--no-deps", "-r", pinned]
 
 
 def add_uv(kind: Kind, sources: Requirements, directory: Path) -> None:

@@ -59,41 +59,20 @@ def chosen(of_node: str | None, usual: str | None = None) -> str | None:
 
 
 # -- remembered ---------------------------------------------------------------------------------
-# What `orchestrator bootstrap` made, by the directory where it was typed, for machines whose own
-# Python has no torch: no launch could run there without. Other directories take the newest.
+# What `orchestrator bootstrap` made last, for machines whose own Python has no torch: no launch
+# could run there without.
 
-REMEMBERED = "environments.json"
-MOST_DIRECTORIES = 500  # the oldest go first
+REMEMBERED = "activations.json"
 
-Activations = dict[str, dict[str, str]]  # directory, the oldest first -> machine -> activation
-
-
-@dataclass(frozen=True)
-class Remembered:
-    """The activation of an environment, and where its bootstrap was typed; empty: of none."""
-
-    activate: str = ""
-    directory: str = ""
+Activations = dict[str, str]  # by machine
 
 
-def remembered(node: Place) -> Remembered:
-    """Return how the environment of this directory, or the newest, is activated on a node."""
-    known, machine = machines.read(REMEMBERED, Activations), machine_of(node)
-    for directory in (str(Path.cwd()), *reversed(known)):
-        activate = known.get(directory, {}).get(machine)
-        if activate:
-            return Remembered() if activate == NONE else Remembered(activate, directory)
-    return Remembered()
+def remembered(node: Place) -> str:
+    """Return how the newest environment of a node is activated; nothing where there is none."""
+    return machines.read(REMEMBERED, Activations).get(machine_of(node), "")
 
 
-def remember(new: Mapping[str, str], own: tuple[str, ...] = ()) -> None:
-    """Note machine -> activation for this directory; machines have torch of their `own` here."""
-    here = str(Path.cwd())
+def remember(new: Mapping[str, str]) -> None:
+    """Note the activation of each of these machines."""
     with machines.changing(REMEMBERED, Activations) as known:
-        elsewhere = {machine for of_other in known.values() for machine in of_other}
-        of_here = {**known.pop(here, {}), **new}
-        of_here.update({machine: NONE for machine in own if machine in elsewhere})
-        if of_here:
-            known[here] = of_here
-        for directory in list(known)[:-MOST_DIRECTORIES]:
-            del known[directory]
+        known.update(new)

@@ -19,8 +19,8 @@ from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes import environment
-from orchestrator.head.nodes.environment import Remembered, chosen
-from orchestrator.head.nodes.facts import ProbedNode, by_value
+from orchestrator.head.nodes.environment import chosen
+from orchestrator.head.nodes.facts import ProbedNode
 from orchestrator.head.nodes.node_list import Node, read_nodes
 from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.head.schedulers import queue
@@ -252,31 +252,24 @@ def settled(node: Node, launch: Launch) -> Node:
     return replace(
         node,
         python=node.python or launch.python,
-        activate=remembered(node, launch).activate or chosen(node.activate, launch.activate),
+        activate=remembered(node, launch) or chosen(node.activate, launch.activate),
         wrap=chosen(node.wrap, launch.wrap),
     )
 
 
-def remembered(node: Node, launch: Launch) -> Remembered:
+def remembered(node: Node, launch: Launch) -> str:
     """Return the activation that bootstrap left for this node, where nothing names another."""
     named = (node.activate, launch.activate, node.python, launch.python, node.wrap, launch.wrap)
-    return Remembered() if any(named) else environment.remembered(node)
+    return "" if any(named) else environment.remembered(node)
 
 
 def note_remembered(nodes: Sequence[Node], launch: Launch) -> list[str]:
-    """Say which nodes run in an environment that nobody named, by where it was made."""
-    found = by_value((node.name, remembered(node, launch).directory) for node in nodes)
+    """Return a note on nodes that run in an environment which the user did not name."""
+    names = [node.name for node in nodes if remembered(node, launch)]
     return [
         f"{listed(names)} {'runs' if len(names) == 1 else 'run'} in the environment that"
-        f" `orchestrator bootstrap` made {made_where(directory)} (--activate none: in the login's"
-        " own)"
-        for directory, names in found.items()
-        if directory
-    ]
-
-
-def made_where(directory: str) -> str:
-    return "for this directory" if directory == str(Path.cwd()) else f"in {directory}"
+        " `orchestrator bootstrap` made (--activate none: in the login's own)"
+    ] * bool(names)
 
 
 def peers(transport: Transport, active: Sequence[Node]) -> list[str]:

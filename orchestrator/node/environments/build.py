@@ -35,7 +35,7 @@ class Build:
 
     def __init__(self, request: BuildEnvironment, store: Store) -> None:
         self.request, self.store = request, store
-        self.here = Environments(request.root)
+        self.here = Environments()
         self.step = "begins"
         self.problem = ""
         self.thread = threading.Thread(target=self._run, daemon=True)

@@ -7,7 +7,6 @@ to it.
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import os
 import re
@@ -15,8 +14,7 @@ import shutil
 
 from orchestrator.common import files
 from orchestrator.common.permissions import loose_levels
-from orchestrator.node.job.run_directory import all_runs, home
-from orchestrator.protocol.events import Ended
+from orchestrator.node.job.run_directory import home
 
 KEY = re.compile(r"[0-9a-f]{16}")
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,60}")
@@ -28,10 +26,8 @@ INSTALLED = re.compile(r"(.+?)-([^-]+)\.dist-info")
 class Environments:
     """The directory that holds the environments of this node."""
 
-    def __init__(self, root: str = "") -> None:
-        self.root = os.path.abspath(
-            os.path.expanduser(root or os.path.join(home(), "environments"))
-        )
+    def __init__(self) -> None:
+        self.root = os.path.abspath(os.path.join(home(), "environments"))
 
     def prepare(self) -> None:
         """Make the directory; refuse one in which others could change what runs."""
@@ -39,7 +35,7 @@ class Environments:
         for path, problem in loose_levels(self.root):
             raise ValueError(
                 f"{path} {problem}, who could replace the programs of {self.root}: name another"
-                " directory with --into"
+                " directory with ORCHESTRATOR_HOME in the node's environment"
             )
 
     def path(self, key: str) -> str:
@@ -72,55 +68,13 @@ class Environments:
         files.replace(os.path.join(self.path(key), READY), "")
 
     def discard(self, key: str) -> None:
-        """Remove what an interrupted bootstrap left."""
+        """Remove what an interrupted bootstrap left, whole for others at once."""
         path = self.path(key)
         if os.path.lexists(path):
-            self._remove(key)
+            hidden = os.path.join(self.root, files.hidden_name(key))
+            files.hide(path, hidden)
+            files.delete(hidden)
         shutil.rmtree(f"{path}.cache", ignore_errors=True)  # of uv
-
-    def _remove(self, key: str) -> list[int]:
-        """Remove an environment, whole for whoever looks; return the bytes of its files."""
-        freed: list[int] = []
-        hidden = os.path.join(self.root, files.hidden_name(key))
-        files.hide(os.path.join(self.root, key), hidden)
-        files.delete(hidden, freed.append)
-        return freed
-
-    def prune(self) -> tuple[list[str], int]:
-        """Remove the environments that no name leads to and no job uses; return them, and bytes."""
-        freed: list[int] = []
-        removed = []
-        try:
-            names = os.listdir(self.root)
-        except FileNotFoundError:
-            return [], 0
-        kept = {os.readlink(p) for n in names if os.path.islink(p := os.path.join(self.root, n))}
-        used = pythons_of_jobs()
-        for name in sorted(names):
-            path = os.path.join(self.root, name)
-            if KEY.fullmatch(name) and name not in kept and os.path.isdir(path):
-                if not any(python.startswith(f"{path}/") for python in used):
-                    freed += self._remove(name)
-                    removed.append(name)
-                    with contextlib.suppress(OSError):
-                        os.unlink(f"{path}.lock")
-            elif name.startswith(".") and files.GONE in name:
-                files.delete(path, freed.append)
-        return removed, sum(freed)
-
-
-def pythons_of_jobs() -> list[str]:
-    """Return the Pythons of the jobs that may still run."""
-    pythons = []
-    for run in all_runs():
-        if run.last(Ended) is None:
-            try:
-                pythons.append(run.read_spec().agent[0])
-            except (OSError, ValueError, IndexError):
-                raise ValueError(
-                    f"job {run.job} cannot be read there, and may use any environment"
-                ) from None
-    return pythons
 
 
 def installed(path: str) -> dict[str, str]:

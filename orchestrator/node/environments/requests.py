@@ -15,8 +15,6 @@ from orchestrator.protocol.requests.environments import (
     BuildProgress,
     EnvironmentState,
     LookAtEnvironment,
-    PrunedEnvironments,
-    PruneEnvironments,
 )
 from orchestrator.protocol.requests.request import Nothing
 
@@ -30,7 +28,7 @@ class EnvironmentVisit(RoomState):
 @answers(LookAtEnvironment)
 def environment_state(visit: Visit, request: LookAtEnvironment) -> EnvironmentState:
     """Look whether an environment is whole; where it is, names lead to it from now on."""
-    here = Environments(request.root)
+    here = Environments()
     packages = here.packages(request.key)
     libc, release = platform.libc_ver()
     if packages is not None:
@@ -57,9 +55,3 @@ def ask_build(visit: Visit, request: AskBuild) -> BuildProgress:
     if build is None:
         raise Refusal("no environment is made here")
     return build.progress()
-
-
-@answers(PruneEnvironments)
-def prune_environments(visit: Visit, request: PruneEnvironments) -> PrunedEnvironments:
-    removed, freed = Environments(request.root).prune()
-    return PrunedEnvironments(removed=tuple(removed), freed=freed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Optional
 
-from orchestrator.protocol.message import Count, Few, Message
+from orchestrator.protocol.message import Few, Message
 from orchestrator.protocol.requests.request import Nothing, Request
 
 
@@ -23,7 +23,6 @@ class LookAtEnvironment(Request[EnvironmentState], do="look_at_environment"):
     """Look whether an environment is whole; where it is, names lead to it from now on."""
 
     key: str
-    root: str = ""  # the directory of all environments; the usual one
     name: str = ""
 
 
@@ -32,7 +31,6 @@ class BuildEnvironment(Request[Nothing], do="build_environment"):
 
     key: str
     tree: str  # its digest
-    root: str = ""
     name: str = ""
 
 
@@ -47,16 +45,3 @@ class BuildProgress(Message):
 
 class AskBuild(Request[BuildProgress], do="ask_build"):
     """Ask how far the environment is."""
-
-
-class PrunedEnvironments(Message):
-    """The environments that are gone; `freed` in bytes."""
-
-    removed: tuple[str, ...]
-    freed: Count
-
-
-class PruneEnvironments(Request[PrunedEnvironments], do="prune_environments"):
-    """Remove the environments that no name leads to and no job uses."""
-
-    root: str = ""

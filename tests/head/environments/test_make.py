@@ -9,8 +9,7 @@ import pytest
 
 from orchestrator.head.connect.reach import Reached, open_channel
 from orchestrator.head.connect.subprocess_transport import LocalTransport
-from orchestrator.head.environments import build, requirements
-from orchestrator.head.environments.build import Wanted
+from orchestrator.head.environments import command, wheels
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.screen import output
 from tests.head.environments.test_requirements import wheel
@@ -28,19 +27,19 @@ def test_it_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     wheel(tmp_path, "mine", "1.0")
     file = tmp_path / "requirements.txt"
     file.write_text("mine\n")
-    sources = requirements.read((str(file),), (str(tmp_path),), index=False)
+    sources = wheels.read((str(file),), (str(tmp_path),), index=False)
     transport = LocalTransport()
     connection = transport.connect(Node("a"))
     node = Reached(Node("a"), facts(), open_channel(connection, Node("a"), 30.0))
     said: list[str] = []
     output.listeners.append(said.append)
     try:
-        (outcome,) = build.make([node], Wanted(sources, name="mine"))
+        (outcome,) = command.make([node], sources, "mine")
         assert outcome.made, outcome.problem
         assert outcome.packages["mine"] == "1.0"
         program = [f"{home}/environments/mine/bin/python", "-c", "import mine; print(mine.version)"]
         assert subprocess.check_output(program, text=True) == "1.0\n"
-        (again,) = build.make([node], Wanted(sources))
+        (again,) = command.make([node], sources)
         assert not again.made and again.packages == outcome.packages
         assert not list((home / "code/snapshots").iterdir())
     finally:

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.common.errors import CheckFailed, NodeError, UsageError
-from orchestrator.head.environments import build, requirements, wheels
-from orchestrator.head.environments.build import Outcome
-from orchestrator.head.environments.command import how_to_activate
-from orchestrator.head.environments.wheels import Kind
+from orchestrator.head.environments import wheels
+from orchestrator.head.environments.command import Outcome, how_to_activate, kind_of
+from orchestrator.head.environments.wheels import Kind, Requirements
 from orchestrator.head.screen import output
 from orchestrator.head.transfer.tree import of_files
 from orchestrator.protocol.requests.environments import EnvironmentState
@@ -45,8 +44,8 @@ def test_the_key_changes_with_all_that_decides(tmp_path: Path) -> None:
     more.write_text("b\n")
 
     def key(*links: str, index: bool = True, machine: str = "x86_64", python: int = 11) -> str:
-        read = requirements.read((str(file),), links, index=index)
-        return read.key((3, python), machine, "glibc 2.36")
+        read = wheels.read((str(file),), links, index=index)
+        return Kind((3, python), machine, "glibc 2.36").key(read)
 
     first = key()
     assert first == key() and len(first) == 16
@@ -61,13 +60,13 @@ def test_the_key_changes_with_all_that_decides(tmp_path: Path) -> None:
 def test_the_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"there is no uv\.lock"):
-        requirements.read((), (), index=True)
+        wheels.read((), (), index=True)
     for name in ("pyproject.toml", "requirements.txt", "uv.lock"):
         Path(name).write_text("")
-        assert requirements.read((), (), index=True).file == Path(name)
+        assert wheels.read((), (), index=True).file == Path(name)
     Path("requirements.txt").write_text("-r gone.txt\n")
     with pytest.raises(UsageError, match=r"gone\.txt cannot be read"):
-        requirements.read(("requirements.txt",), (), index=True)
+        wheels.read(("requirements.txt",), (), index=True)
 
 
 def test_packages_that_are_typed_are_told_from_files(
@@ -77,16 +76,15 @@ def test_packages_that_are_typed_are_told_from_files(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "torch").mkdir()  # a directory of that name is not a file of requirements
 
-    def read(*words: str) -> requirements.Requirements:
-        return requirements.read(words, (), index=True)
+    def read(*words: str) -> Requirements:
+        return wheels.read(words, (), index=True)
 
     typed = read("torch==2.13.0", "ray[train]>=2", "numpy")
     assert typed.file.read_text() == "numpy\nray[train]>=2\ntorch==2.13.0\n"
     assert typed.title == "torch==2.13.0, ray[train]>=2, numpy"
     assert read("torch").file.read_text() == "torch\n"
     again = read("numpy", "torch==2.13.0", "ray[train]>=2")  # the order makes no other environment
-    kind = (LINUX.version, LINUX.machine, LINUX.libc)
-    assert again.key(*kind) == typed.key(*kind)
+    assert LINUX.key(again) == LINUX.key(typed)
     Path("requirements.txt").write_text("einops\n")
     both = read("requirements.txt", "timm")
     assert both.file.read_text() == f"-r {tmp_path}/requirements.txt\ntimm\n"
@@ -116,9 +114,9 @@ def test_what_fits_a_libc() -> None:
 def test_what_a_node_says_of_itself_is_checked(libc: str) -> None:
     """It becomes part of the name of a directory here."""
     state = EnvironmentState(path="/", python="/p", version=(3, 11), machine="x86_64", libc=libc)
-    assert isinstance(build.kind_of(state), NodeError)
-    assert isinstance(build.kind_of(state.replace(libc="musl", machine="../x")), NodeError)
-    assert build.kind_of(state.replace(libc="glibc 2.36")) == LINUX
+    assert isinstance(kind_of(state), NodeError)
+    assert isinstance(kind_of(state.replace(libc="musl", machine="../x")), NodeError)
+    assert kind_of(state.replace(libc="glibc 2.36")) == LINUX
 
 
 @pytest.mark.slow
@@ -131,20 +129,19 @@ def test_wheels_are_downloaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         wheel(links, "other", version)
     file = tmp_path / "requirements.txt"
     file.write_text("mine\n")
-    sources = requirements.read((str(file),), (str(links),), index=False)
+    sources = wheels.read((str(file),), (str(links),), index=False)
     said: list[str] = []
-    key = sources.key(HERE.version, HERE.machine, HERE.libc)
     with output.heard_by(said.append):
-        directory = wheels.wheels_for(HERE, key, sources)
+        directory = wheels.wheels_for(HERE, sources)
     names = ["mine-1.0-py3-none-any.whl", "other-2.1-py3-none-any.whl"]
     assert sorted(path.name for path in directory.iterdir()) == names
     assert [entry.path.decode() for entry in of_files(directory, lambda _: 0o644).entries] == names
     (links / "mine-1.0-py3-none-any.whl").unlink()
     with output.heard_by(said.append):
-        assert wheels.wheels_for(HERE, key, sources) == directory
+        assert wheels.wheels_for(HERE, sources) == directory
     assert len(said) == 2  # one of them is of uv, which no index had
     with pytest.raises(CheckFailed, match=r"cannot be met for Python 3") as failed:
-        wheels.wheels_for(HERE, "0" * 16, sources)
+        wheels.wheels_for(replace(HERE, libc="glibc 2.37"), sources)
     assert "No matching distribution found for mine" in failed.value.what
     assert not [path for path in directory.parent.iterdir() if path != directory]
 
@@ -159,34 +156,24 @@ def test_a_wheel_without_any_of_its_hashes_is_refused(
     file = tmp_path / "requirements.txt"
     for digest in (total, "0" * 64):
         file.write_text(f"mine==1.0 --hash=sha256:{digest}\n")
-        sources = requirements.read((str(file),), (str(tmp_path),), index=False)
+        sources = wheels.read((str(file),), (str(tmp_path),), index=False)
         if digest == total:
-            assert list(wheels.wheels_for(HERE, "1" * 16, sources).glob("mine-*.whl"))
+            assert list(wheels.wheels_for(HERE, sources).glob("mine-*.whl"))
         else:
             with pytest.raises(CheckFailed, match=r"(?i)hash"):
-                wheels.wheels_for(HERE, "0" * 16, sources)
+                wheels.wheels_for(HERE, sources)
     with pytest.raises(CheckFailed, match="has hashes, which are checked for Python"):
-        wheels.wheels_for(replace(HERE, version=(3, 1)), "0" * 16, sources)
+        wheels.wheels_for(replace(HERE, version=(3, 1)), sources)
 
 
 def test_what_pip_cannot_read_needs_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    project = requirements.Requirements(tmp_path / "pyproject.toml", b"")
-    plain = requirements.Requirements(tmp_path / "requirements.txt", b"")
+    project = Requirements(tmp_path / "pyproject.toml", b"")
+    plain = Requirements(tmp_path / "requirements.txt", b"")
     assert wheels.pins(HERE, plain, tmp_path, "no") == ["-r", str(plain.file)]
     for kind, sources in ((HERE, project), (replace(HERE, version=(3, 1)), plain)):
         with pytest.raises(CheckFailed, match="has to be read by uv"):
             wheels.pins(kind, sources, tmp_path, "no")
-
-
-def test_differences_are_named() -> None:
-    one = Outcome("a", packages={"six": "1", "pip": "23", "only": "1"})
-    other = Outcome("b", packages={"six": "2"})
-    lost = Outcome("c", problem="gone", lost=True)
-    assert build.differences([one, other, lost]) == [
-        "only: 1 on a; none on b",
-        "six: 1 on a; 2 on b",
-    ]
 
 
 def test_where_nodes_have_other_paths_each_is_told_its_own() -> None:

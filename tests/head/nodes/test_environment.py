@@ -1,4 +1,4 @@
-"""What bootstrap made is used where nothing names another: of this directory, or the newest."""
+"""What bootstrap made last is used where nothing names another."""
 
 from __future__ import annotations
 
@@ -16,15 +16,12 @@ MADE = "venv:~/.orchestrator/environments/0123456789abcdef"
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    (tmp_path / "project").mkdir()
-    monkeypatch.chdir(tmp_path / "project")
-    return tmp_path
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path))
 
 
 def test_what_is_remembered_is_used_and_said() -> None:
+    environment.remember({"a": MADE.replace("0", "f")})
     environment.remember({"a": MADE})
     nodes = [Node("a"), Node("b")]
     assert [settled(node, Launch()).activate for node in nodes] == [MADE, None]
@@ -52,22 +49,3 @@ def test_what_is_named_wins(
     there, asked = replace(Node("a"), **node), replace(Launch(), **launch)
     assert settled(there, asked).activate == activate
     assert not note_remembered([there], asked)
-
-
-def test_other_directories_take_the_newest(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    older = MADE.replace("0", "f")
-    environment.remember({"a": older, "b": older})
-    monkeypatch.chdir(here)
-    environment.remember({"a": MADE}, ("b", "c"))  # which have torch of their own by now
-    nodes = [Node("a"), Node("b"), Node("c")]
-
-    def activated() -> list[str]:
-        return [environment.remembered(node).activate for node in nodes]
-
-    assert activated() == [MADE, "", ""]
-    monkeypatch.chdir(here / "project")
-    assert activated() == [older, older, ""]
-    monkeypatch.chdir("/")
-    assert activated() == [MADE, "", ""]
-    (note,) = note_remembered(nodes, Launch())
-    assert f"made in {here} (" in note

@@ -21,10 +21,10 @@ from orchestrator.node.environments import build
 from orchestrator.node.transfer.code.store import Store
 from orchestrator.protocol.requests.environments import BuildEnvironment
 
-key, root, at_work = sys.argv[1:]
+key, at_work = sys.argv[1:]
 program = ["sh", "-c", f"echo $$ > {at_work}.new; mv {at_work}.new {at_work}; exec sleep 1000"]
 build.Build._make = lambda self: build.call(program)
-build.Build(BuildEnvironment(key=key, tree="", root=root, name=""), Store()).thread.join()
+build.Build(BuildEnvironment(key=key, tree="", name=""), Store()).thread.join()
 """
 
 
@@ -32,12 +32,13 @@ def test_the_next_bootstrap_begins_where_a_server_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tmp_path.chmod(0o700)
-    root, at_work = str(tmp_path / "environments"), tmp_path / "at_work"
-    server = subprocess.Popen([sys.executable, "-c", SERVER, KEY, root, str(at_work)])
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path))
+    at_work = tmp_path / "at_work"
+    server = subprocess.Popen([sys.executable, "-c", SERVER, KEY, str(at_work)])
     wait_until(at_work.exists)
     made: list[str] = []
     monkeypatch.setattr(Build, "_make", lambda build: made.append(build.request.key))
-    build = Build(BuildEnvironment(key=KEY, tree="", root=root, name=""), Store())
+    build = Build(BuildEnvironment(key=KEY, tree="", name=""), Store())
     wait_until(lambda: build.step == "waits for another bootstrap")
     assert build.thread.is_alive() and not made
     server.kill()
