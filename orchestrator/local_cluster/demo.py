@@ -7,7 +7,6 @@ list that lead to SSH servers on 127.0.0.2, .3, ...; the result is read from the
 from __future__ import annotations
 
 import importlib.util
-import math
 import shlex
 import shutil
 import signal
@@ -15,9 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
 from types import FrameType
 
 from orchestrator.common import interrupt
@@ -120,7 +117,7 @@ def stop_job(cluster: LoopbackCluster, root: Path) -> None:
 
 
 def show(cluster: LoopbackCluster, root: Path) -> None:
-    """Show the job's loss as a curve, and what its experiment holds."""
+    """Show the job's first and last loss, and what its experiment holds."""
     experiment = ours(cluster, root)
     if experiment is None:
         return  # it never came to an experiment; the launch has said why
@@ -128,7 +125,6 @@ def show(cluster: LoopbackCluster, root: Path) -> None:
     if "loss" in curves:
         loss, last = curves["loss"].means, curves["loss"].steps[-1]
         output.write_out(f"\n  loss {loss[0]:.2f} -> {loss[-1]:.2f} in {last} steps\n")
-        output.write_out("\n".join(f"  {line}" for line in plot(loss, last)))
     output.write_out(f"\n  {experiment.path} has job.json, logs, metrics and checkpoints")
     if not experiment.read_record().over:
         say("the job was left running; it is stopped with the demo's cluster")
@@ -143,23 +139,6 @@ def ours(cluster: LoopbackCluster, root: Path) -> Experiment | None:
         except UsageError:
             continue
     return None
-
-
-def plot(values: Sequence[float], last: int, width: int = 60, height: int = 10) -> list[str]:
-    """Draw a curve of ASCII characters up to step `last`; a column is the mean of its share."""
-    count = min(width, len(values))
-    edges = [i * len(values) // count for i in range(count + 1)]
-    means = [fmean(values[a:b]) for a, b in pairwise(edges)]
-    means = [mean for mean in means if math.isfinite(mean)] or [0.0]
-    top, bottom = max(means), min(means)
-    rows = [round((top - mean) / ((top - bottom) or 1.0) * (height - 1)) for mean in means]
-    lines = []
-    for row in range(height):
-        level = top - (top - bottom) * row / (height - 1)
-        lines.append(f"{level:6.2f} |" + "".join("*" if at == row else " " for at in rows).rstrip())
-    lines.append(" " * 7 + "+" + "-" * len(means))
-    lines.append(" " * 7 + "step 1 " + str(last).rjust(len(means) - 6))
-    return lines
 
 
 # -- --keep ---------------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ def test_the_jobs_failure_is_the_demos(place: Path, start: Start) -> None:
     (place / "fails.py").write_text("raise SystemExit(3)\n")
     command = start("--size", "1", "fails.py")
     assert command.finish() == 1, command.text
-    assert "loss" not in command.text  # no curve
+    assert "loss" not in command.text
     assert "job.json" in command.text
     assert nothing_left(place)
 
@@ -147,20 +147,6 @@ def test_without_torch_it_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> 
         demo.demo(2, False, (), LaunchArguments())
     python = shlex.quote(sys.executable)
     assert told.value.fix == f"type: {python} -m pip install torch==2.13.0 numpy"
-
-
-def test_the_curve() -> None:
-    lines = demo.plot([5.0, 4.0, 4.0, 3.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0], 10, width=5, height=3)
-    assert lines == [
-        "  4.50 |*",
-        "  2.75 | *",
-        "  1.00 |  ***",
-        "       +-----",
-        "       step 1 10",
-    ]
-    assert len(demo.plot([float(n) for n in range(1000)], 1000, width=60)[-2]) == 8 + 60
-    assert demo.plot([2.0], 1)[0] == "  2.00 |*"
-    assert demo.plot([float("nan")], 1)
 
 
 def test_the_default_config_of_a_launch_is_what_the_engine_has_by_default() -> None:

@@ -1,4 +1,4 @@
-"""Make curves and maps of ranks of metrics files that grow: a mean and a range for each point.
+"""Make curves of metrics files that grow: a mean and a range for each point.
 
 Of a curve only what was added is read, and what is kept of it is bounded: sums over columns of
 2**n steps, of which each two become one where there are too many. The lines may be of any length
@@ -16,13 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.common.text import size
-from orchestrator.records.metrics.lines import GrowingFile, Line, number, sampled
+from orchestrator.records.metrics.lines import GrowingFile, Line, number
 from orchestrator.records.metrics.trainers import Point, shortened
 
 POINTS = 1000  # of each curve, as many as a wide screen has room for
-MAP_COLUMNS = 240  # of a map of ranks
-PLACES = 4  # of each column of a map: of a large file, the lines there are read
-MOST_CELLS = 256 * MAP_COLUMNS  # of a map: one of very many ranks has fewer columns
 MOST_NAMES = 64
 PIECE_BYTES = 1 << 20  # that are in memory at once
 MOST_FILES = 32  # whose sums are kept
@@ -163,27 +160,17 @@ def curves(path: Path, points: int) -> dict[str, Curve]:
 
 
 @dataclass(frozen=True)
-class RankMap:
-    """One metric of every rank over the steps: a row for each rank, None where nothing is known."""
+class NodeRows:
+    """One value of every node over the time: a row for each node, None where nothing is known."""
 
     steps: list[int]  # where each column begins
-    ranks: list[int]
+    nodes: list[int]
     rows: list[list[float | None]]
-
-
-def rank_maps(
-    paths: Mapping[int, Path], names: Sequence[str], columns: int = MAP_COLUMNS
-) -> dict[str, RankMap]:
-    """Read metrics of all ranks; of large files a few lines for each column."""
-    columns = max(2, min(columns, MOST_CELLS // max(1, len(paths))))
-    lines = {rank: sampled(paths[rank], columns * PLACES) for rank in sorted(paths)}
-    measured = {rank: filter(None, map(measured_in, of)) for rank, of in lines.items()}
-    return side_by_side(measured, names, columns)
 
 
 def side_by_side(
     every: Mapping[Any, Iterable[Measured]], names: Sequence[str], columns: int
-) -> dict[str, RankMap]:
+) -> dict[str, NodeRows]:
     """Return a map of each name: a row for each key, with the mean of its values in each column."""
     read = {
         key: [(x, {name: values[name] for name in names if name in values}) for x, values in of]
@@ -201,7 +188,7 @@ def side_by_side(
                     cells[name].setdefault((key, x >> shift), []).append(value)
     known = sorted({x >> shift for x in places})
     return {
-        name: RankMap(
+        name: NodeRows(
             [at << shift for at in known],
             list(read),
             [[mean_of(of_name.get((key, at))) for at in known] for key in read],
@@ -213,18 +200,6 @@ def side_by_side(
 
 def mean_of(values: Sequence[float] | None) -> float | None:
     return sum(values) / len(values) if values else None
-
-
-def ahead(of_ranks: RankMap) -> tuple[int, float] | None:
-    """Return the rank whose values are the highest, and its usual distance from the median rank."""
-    distances: dict[int, list[float]] = {rank: [] for rank in of_ranks.ranks}
-    for column in zip(*of_ranks.rows, strict=True):
-        middle = median([value for value in column if value is not None])
-        for rank, value in zip(of_ranks.ranks, column, strict=True):
-            if value is not None:
-                distances[rank].append(value - middle)
-    usual = {rank: statistics.median_low(each) for rank, each in distances.items() if each}
-    return max(usual.items(), key=lambda pair: pair[1], default=None)
 
 
 def median(values: Sequence[float]) -> float:

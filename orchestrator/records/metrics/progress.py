@@ -29,7 +29,7 @@ class Progress:
     unit: str = trainers.TOKENS
     left: float | None = None  # seconds, from one on
     slowest: str = ""  # the rank that keeps the others waiting
-    trainer: int = 1  # whose step it is: the newest that is at work
+    trainer: int = 1  # whose step it is: the newest
 
 
 def parts(progress: Progress) -> list[str]:

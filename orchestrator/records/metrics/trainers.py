@@ -20,8 +20,6 @@ from orchestrator.common import files
 from orchestrator.records.metrics.lines import number, parsed
 
 FILE = re.compile(r"rank_([0-9]{2,9})_metrics(?:_([0-9]{1,4}))?\.jsonl")
-TURN_SECONDS = 60.0  # Trainers whose last lines lie no further apart take turns
-MOST_AT_WORK = 8
 END_BYTES = 1 << 16  # of a file, in which its last values are sought
 END_LINES = 16
 OF_A_STEP = "step_ms"  # in the line of a step
@@ -141,35 +139,10 @@ def measured(outputs: Path) -> dict[int, Files]:
     return {trainer: dict(sorted(found[trainer].items())) for trainer in sorted(found)}
 
 
-def at_work(outputs: Path) -> dict[int, Files]:
-    """Return the Trainers that wrote last: one, or those that take turns (a GAN's two).
-
-    A Trainer that was made and has written nothing does not count. Of a job that is over they are
-    those that were at work at its end.
-    """
-    found = every(outputs)
-    if len(found) < 2:
-        return found
-    wrote = {trainer: written(paths) for trainer, paths in found.items()}
-    last_of_all = max(wrote.values())
-    chosen = [t for t, when in wrote.items() if when and last_of_all - when <= TURN_SECONDS]
-    return {trainer: found[trainer] for trainer in chosen[-MOST_AT_WORK:]}
-
-
 def newest(outputs: Path) -> tuple[int, Files]:
-    """Return the Trainer that a screen with room for one shows: the last that was made of those
-    at work, so that two that take turns do not change places."""
-    return max(at_work(outputs).items(), default=(1, {}))
-
-
-def written(paths: Files) -> float:
-    """Return when one of the files was written last; 0.0 if nothing is in them."""
-    when = 0.0
-    for path in paths.values():
-        try:
-            status = path.lstat()
-        except OSError:
-            continue
-        if status.st_size:
-            when = max(when, status.st_mtime)
-    return when
+    """Return the Trainer that was made last, of those that have measured something."""
+    found = every(outputs)
+    for trainer, paths in reversed(found.items()):
+        if last(paths[min(paths)]).line:
+            return trainer, paths
+    return 1, found.get(1, {})

@@ -1,4 +1,4 @@
-"""Chooses what is drawn: which metrics share a chart, in which order, and maps of ranks. Pure."""
+"""Chooses what is drawn: which metrics share a chart, and in which order. Pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.common.text import duration
-from orchestrator.records.metrics import curves
-from orchestrator.records.metrics.curves import WORDS, Curve, RankMap, better, unit_of
+from orchestrator.records.metrics.curves import WORDS, Curve, better, unit_of
 from orchestrator.views.report.story import Story, Training
 
 # The title, the unit, and the metrics of each chart that every training may have.
@@ -43,10 +42,8 @@ WITHOUT = {
     *("saved_step", "saved_bytes", "saved_s", *PARTS),
 }
 MOST_LINES = 8  # nodes that have a line each: more cannot be told apart
-MOST_ROWS = 512  # of a map: more are less than a pixel each
 SOLID = 4  # lines of one chart that are told apart by color alone: the next ones are dashed
 TRAINED, HELD_OUT = "train_", "val_"  # of what the Trainer says at the end of an epoch
-NOTABLE = 0.05  # of a step: less is noise
 DIGITS = 6  # of a number in the page
 NAMES = {**WORDS, "step_ms": "step", "loss": "training", "eval_loss": "held out"}
 
@@ -193,7 +190,7 @@ def machine_lines(story: Story, name: str, color: int | None) -> list[Line]:
         return [Line(who, Curve([at for at, _ in pairs], means, lows, highs), color or 0)]
     names = {node.index: node.name for node in story.record.nodes}
     lines = []
-    for at, (node, row) in enumerate(zip(known.ranks, known.rows, strict=True)):
+    for at, (node, row) in enumerate(zip(known.nodes, known.rows, strict=True)):
         values = [
             (x, value) for x, value in zip(known.steps, row, strict=True) if value is not None
         ]
@@ -202,52 +199,17 @@ def machine_lines(story: Story, name: str, color: int | None) -> list[Line]:
     return [line for line in lines if line.curve.means]
 
 
-# -- maps of ranks --------------------------------------------------------------------------------
-
-
-def maps(training: Training) -> list[dict[str, Any]]:
-    """Return the maps of a Trainer; the one in which a rank costs the most stands first."""
-    whole = curves.median(training.curves.get("step_ms", Curve()).means)
-    found = []
-    for name, known in training.maps.items():
-        cost, summary = summary_of(name, known, whole)
-        scale = whole if unit_of(name) == "ms" else 0.0
-        data: dict[str, Any] = {"name": NAMES.get(name, name), "unit": unit_of(name)}
-        rows = [rounded(row, 4) for row in known.rows[:MOST_ROWS]]
-        data |= {"summary": summary, "scale": scale, "steps": known.steps}
-        data |= {"ranks": known.ranks[:MOST_ROWS]}
-        found.append((cost if cost >= NOTABLE else 0.0, {**data, "rows": rows}))
-    return [data for _, data in sorted(found, key=lambda pair: -pair[0])]  # noise has no order
-
-
-def summary_of(name: str, known: RankMap, whole: float) -> tuple[float, str]:
-    """Return the share of a step that the worst rank costs, and a map in words."""
-    what = NAMES.get(name, name)
-    if unit_of(name) != "ms" or not whole:
-        return 0.0, f"{what} of every rank"
-    rank, more = curves.ahead(known) or (0, 0.0)
-    if more < NOTABLE * whole:
-        return 0.0, f"{what}: no rank stands out (less than {NOTABLE:.0%} of a step)"
-    words = f"{what}: rank {rank} needs {more:.3g} ms more than the median"
-    return more / whole, f"{words}, {more / whole:.0%} of a step"
-
-
 # -- as the script takes it -----------------------------------------------------------------------
 
 
 def pictures(stories: Sequence[Story]) -> dict[str, Any]:
-    """Return all that the script draws. The page has a place for each chart and map."""
+    """Return all that the script draws. The page has a place for each chart."""
     of_one = len(stories) == 1
     began = stories[0].record.started
     return {
         "charts": [
             *(chart_data(chart, "Training") for chart in charts(stories)),
             *(chart_data(chart, "Machines") for chart in of_machines(stories)),
-        ],
-        "maps": [
-            {"title": f"Rank heat map{f' of {run.name}' if run.name else ''}", "choices": choices}
-            for run in runs(stories)
-            if (choices := maps(run.training))
         ],
         "marks": [
             {
@@ -316,11 +278,11 @@ def line_data(line: Line) -> dict[str, Any]:
     return data
 
 
-def rounded(values: Sequence[float | None], digits: int = DIGITS) -> list[float | int | None]:
-    return [None if value is None else short(value, digits) for value in values]
+def rounded(values: Sequence[float | None]) -> list[float | int | None]:
+    return [None if value is None else short(value) for value in values]
 
 
-def short(value: float, digits: int = DIGITS) -> float | int:
+def short(value: float) -> float | int:
     """Return a number with few digits, and without a point where it is whole."""
-    near = float(f"{value:.{digits}g}")
+    near = float(f"{value:.{DIGITS}g}")
     return int(near) if near.is_integer() and abs(near) < 1 << 53 else near

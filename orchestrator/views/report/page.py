@@ -59,7 +59,7 @@ def page_of_members(members: Members) -> str:
     return filled("sweep.html", members=members, pictures={**NOTHING, "charts": drawn})
 
 
-NOTHING: dict[str, list[Any]] = {"charts": [], "maps": [], "marks": [], "axes": []}
+NOTHING: dict[str, list[Any]] = {"charts": [], "marks": [], "axes": []}
 
 
 def filled(name: str, *, pictures: Mapping[str, Any] = NOTHING, **parts: Any) -> str:

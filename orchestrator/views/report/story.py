@@ -18,7 +18,7 @@ from orchestrator.head.screen.log_reader import tail
 from orchestrator.records import checkpoint_store, goodput, manifest
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.metrics import curves, samples, trainers
-from orchestrator.records.metrics.curves import Curve, Measured, RankMap
+from orchestrator.records.metrics.curves import Curve, Measured, NodeRows
 from orchestrator.records.metrics.lines import sampled
 from orchestrator.records.metrics.samples import Events, Sample
 from orchestrator.records.outcome import Verdict
@@ -26,11 +26,6 @@ from orchestrator.records.outcome import Verdict
 LINES = 40  # of each node's log
 LONGEST_LINE_CHARACTERS = 2000
 LARGEST_CONFIG_CHARACTERS = 1 << 20
-# What differs between ranks, and is worth a map of them.
-OF_RANKS = (
-    *("step_ms", "data_ms", "forward_backward_ms", "optimizer_ms", "exposed_comm_ms"),
-    *("memory_peak_bytes", "tokens_per_s"),
-)
 MOST_MOMENTS = 200
 MOST_FILES = 4096  # of nodes and attempts whose events are kept
 MACHINE_COLUMNS = 200
@@ -65,7 +60,6 @@ class Training:
 
     number: int
     curves: dict[str, Curve]  # of the lowest rank
-    maps: dict[str, RankMap]
     times: Curve = field(default_factory=Curve)  # when its steps were logged
     lost: bool = False  # its last loss is NaN or infinite
     unit: str = trainers.TOKENS  # what it counts
@@ -82,7 +76,7 @@ class Story:
     trainings: list[Training]
     moments: list[Moment]
     logs: list[tuple[str, list[str]]]  # the node's name and the last lines
-    machines: dict[str, RankMap]  # a row for each node, over the seconds since the start
+    machines: dict[str, NodeRows]  # a row for each node, over the seconds since the start
 
 
 def read_story(experiment: Experiment, others: int = 0) -> Story:
@@ -109,12 +103,9 @@ def read_trainings(outputs: Path, points: int) -> list[Training]:
         first = paths[min(paths)]
         of_trainer = curves.curves(first, points)
         times = of_trainer.pop("time", Curve())
-        wanted = [name for name in OF_RANKS if name in of_trainer]
-        maps = curves.rank_maps(paths, wanted) if len(paths) > 1 else {}
         if of_trainer:
             last = trainers.last(first)
-            known = (trainer, of_trainer, maps, times, last.loss_is_lost, last.unit)
-            trainings.append(Training(*known))
+            trainings.append(Training(trainer, of_trainer, times, last.loss_is_lost, last.unit))
     return trainings
 
 
@@ -262,7 +253,7 @@ def not_finite(training: Training, record: JobRecord) -> Iterator[Moment]:
 # -- machines -------------------------------------------------------------------------------------
 
 
-def read_machines(outputs: Path, record: JobRecord) -> dict[str, RankMap]:
+def read_machines(outputs: Path, record: JobRecord) -> dict[str, NodeRows]:
     """Read the samples of all nodes; of large files a few lines for each column."""
     clocks = {node.index: node.clock for node in record.nodes}
     measured: dict[int, list[Measured]] = {}

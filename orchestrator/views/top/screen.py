@@ -5,8 +5,7 @@ textual draws it. A thread looks at the nodes; the screen only ever shows what i
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from threading import Event
@@ -267,7 +266,6 @@ class Top(App[None]):
         self.heading = Static("reaching the nodes ...", id="heading")
         self.nodes, self.jobs = Rows("nodes"), Rows("jobs")
         self.filter = Input(placeholder="only rows with ...", id="filter")
-        self.sorts = {self.nodes: "", self.jobs: ""}  # the column of each table
         self.shown: tuple[list[NodeSample], list[JobSample]] = ([], [])
 
     def on_unmount(self) -> None:
@@ -298,34 +296,18 @@ class Top(App[None]):
         words += f", only rows with {self.filter.value!r}" if self.filter.value else ""
         self.heading.update(Text(words))
         self.shown = (
-            self.fill(self.nodes, table.NODES, sample.nodes, table.OF_NODES),
-            self.fill(self.jobs, table.job_table(sample.time), sample.jobs, table.OF_JOBS),
+            self.fill(self.nodes, table.NODES, sample.nodes),
+            self.fill(self.jobs, table.job_table(sample.time), sample.jobs),
         )
         self.show_closer(sample)
 
-    def fill(
-        self,
-        rows: Rows,
-        columns: Table[R],
-        every: Sequence[R],
-        orders: Mapping[str, Callable[[R], float | None]],
-    ) -> list[R]:
-        """Show the rows that have the word of the filter, in the order that was chosen."""
-        word, by = self.filter.value.lower(), self.sorts[rows]
+    def fill(self, rows: Rows, columns: Table[R], every: Sequence[R]) -> list[R]:
+        """Show the rows that have the word of the filter."""
+        word = self.filter.value.lower()
         kept = [row for row in every if word in " ".join(columns.words(row)).lower()]
-        if by in orders:
-            kept.sort(key=lambda row: math.inf if (v := orders[by](row)) is None else -v)
         fitted = columns.fitted(kept, self.size.width)
-        headings = [f"{name} ▼" if name == by else name for name in fitted.headings]
-        rows.fill(headings, [fitted.cells(row) for row in kept])
+        rows.fill(fitted.headings, [fitted.cells(row) for row in kept])
         return kept
-
-    def on_data_table_header_selected(self, event: DataTable.HeaderSelected) -> None:
-        """Sort a table by the column that was clicked, the most first, or as it was."""
-        rows, name = event.data_table, event.label.plain.removesuffix(" ▼")
-        if isinstance(rows, Rows) and rows in self.sorts:
-            self.sorts[rows] = "" if self.sorts[rows] == name else name
-            self.show(self.sample)
 
     def on_resize(self) -> None:
         self.show(self.sample)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -126,17 +126,6 @@ NODES: Table[NodeSample] = Table(
     ),
     is_absent=lambda node: node.checkup is None,
 )
-# What the rows of a table can be sorted by, the most first.
-OF_NODES: Mapping[str, Callable[[NodeSample], float | None]] = {
-    "CPU": cpu_share,
-    "MEMORY": memory_share,
-    "GPU": gpu_share,
-    "GPU MEMORY": gpu_memory_share,
-    "IN": lambda node: node.received,
-    "OUT": lambda node: node.sent,
-}
-
-
 # -- one node, closer -----------------------------------------------------------------------------
 
 
@@ -235,15 +224,6 @@ def job_table(now: float) -> Table[JobSample]:
             Column("NODES", place_words, drop=5),
         )
     )
-
-
-OF_JOBS: Mapping[str, Callable[[JobSample], float | None]] = {
-    "STEP": lambda job: job.step,
-    "LOSS": lambda job: job.loss,
-    "LEFT": lambda job: job.left,
-    "SPEED": lambda job: job.rate,
-    "FOR": lambda job: -job.since,
-}
 
 
 def job_words(job: JobSample) -> str:

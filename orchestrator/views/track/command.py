@@ -86,13 +86,8 @@ class Tracking:
             record = self.experiment.read_record()
 
     def look(self, record: JobRecord) -> None:
-        """Pass on what is new, to each tracker that has not failed.
-
-        A tracker hears of a run for the later Trainers of a program when there is one.
-        """
-        kinds = ["training", "nodes"]
-        kinds += ["trainers"] * bool(later_trainers(self.experiment.path / "outputs"))
-        for name, kind in product(self.options, kinds):
+        """Pass on what is new, to each tracker that has not failed."""
+        for name, kind in product(self.options, KINDS):
             if name in self.failed:
                 continue
             what = "could not be opened, and gets no values"
@@ -200,7 +195,7 @@ class PassingOn:
             0,
             self.outputs / "tracked",
             beside=True,
-            axis=KINDS[kind].axis,
+            axis="seconds" if kind == "nodes" else "",
         )
         self.tracker = opened(name, curves, options)
 
@@ -211,7 +206,7 @@ class PassingOn:
     def pass_on(self, record: JobRecord) -> None:
         """Pass on what is new."""
         sent = self.sent
-        for value in KINDS[self.kind].new(self, record):
+        for value in KINDS[self.kind](self, record):
             if value is not None:
                 self.tracker.log(*value)
                 self.sent += 1
@@ -237,7 +232,7 @@ class PassingOn:
         except OSError as error:
             raise UsageError(f"{self.path} cannot be written: {error.strerror}") from error
 
-    def steps(self, record: JobRecord, name: str, prefix: str = "") -> Iterator[Value | None]:
+    def steps(self, record: JobRecord, name: str) -> Iterator[Value | None]:
         """Yield what a rank measured; steps that an attempt repeats are told once."""
         for line in self.lines(name):
             if line is None:
@@ -248,8 +243,7 @@ class PassingOn:
             if step is None or moment is None or step < self.reached.get(name, -1):
                 continue
             self.reached[name] = step
-            numbers = point.numbers(MOST_VALUES, NO_CURVE)
-            values = {f"{prefix}{metric}": value for metric, value in numbers.items()}
+            values = point.numbers(MOST_VALUES, NO_CURVE)
             yield Value(values, step, moment - ahead_at(record, moment))
 
 
@@ -276,19 +270,6 @@ def of_rank_0(passing: PassingOn, record: JobRecord) -> Iterator[Value | None]:
     yield from passing.steps(record, name)
 
 
-def of_later_trainers(passing: PassingOn, record: JobRecord) -> Iterator[Value | None]:
-    """Yield the same of a program's second Trainer, and of those after it: their steps begin
-    again, and all share one run."""
-    for trainer in later_trainers(passing.outputs):
-        name = trainers.file_name(0, trainer)
-        yield from passing.steps(record, name, f"trainer_{trainer}/")
-
-
-def later_trainers(outputs: Path) -> list[int]:
-    every = trainers.every(outputs).items()
-    return [trainer for trainer, files in every if trainer > 1 and 0 in files]
-
-
 def of_nodes(passing: PassingOn, record: JobRecord) -> Iterator[Value | None]:
     """Yield what each node's sampler measures; its steps are seconds since the start."""
     clocks = {node.index: node.clock for node in record.nodes}
@@ -305,17 +286,10 @@ def of_nodes(passing: PassingOn, record: JobRecord) -> Iterator[Value | None]:
                     yield Value(found, max(0, int(moment - record.started)), moment)
 
 
-class Kind(NamedTuple):
-    """The axis of a curve, empty for the steps of the training, and the reader of new values."""
-
-    axis: str
-    new: Callable[[PassingOn, JobRecord], Iterator[Value | None]]
-
-
-KINDS = {
-    "training": Kind("", of_rank_0),
-    "nodes": Kind("seconds", of_nodes),
-    "trainers": Kind("trainer_step", of_later_trainers),
+# Each kind of numbers, and the reader of new values.
+KINDS: dict[str, Callable[[PassingOn, JobRecord], Iterator[Value | None]]] = {
+    "training": of_rank_0,
+    "nodes": of_nodes,
 }
 
 

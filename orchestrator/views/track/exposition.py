@@ -96,9 +96,9 @@ class Exposition:
         for each, record in self.current(now):
             labels = {"experiment": each.name}
             yield from of_job(record, labels)
-            at_work = trainers.at_work(each.path / "outputs")
+            known = trainers.every(each.path / "outputs")
             for node in record.nodes:
-                for trainer, files in at_work.items():
+                for trainer, files in known.items():
                     # Of the first one, which most programs have alone, no label tells.
                     whose = {"trainer": str(trainer)} if trainer > 1 else {}
                     for rank in range(node.first_rank, node.first_rank + node.nproc):

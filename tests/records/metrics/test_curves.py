@@ -73,34 +73,6 @@ def test_any_bytes_are_curves(tmp_path_factory: pytest.TempPathFactory, parts: l
     path.write_bytes(b"\n".join([*parts, b'{"step": 7, "x": 1}\n']))
     found = curves.curves(path, 10)
     assert found["x"].means == [1.0]
-    assert curves.rank_maps({0: path, 1: path}, ["x"], 5)["x"].ranks == [0, 1]
-
-
-@pytest.mark.parametrize("whole", [True, False], ids=["read whole", "sampled"])
-def test_the_rank_that_is_slow_for_a_while_is_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
-) -> None:
-    if not whole:
-        monkeypatch.setattr(lines, "WHOLE_BYTES", 1000)
-    paths = {}
-    for rank in range(4):
-        told = [
-            {"step": step, "step_ms": 50.0 if rank == 2 and step >= 1500 else 20.0}
-            for step in range(2000)
-        ]
-        paths[rank] = write(tmp_path / f"{rank}", told)
-    found = curves.rank_maps(paths, ["step_ms", "nothing"], 100)["step_ms"]
-    assert found.ranks == [0, 1, 2, 3] and 50 < len(found.steps) <= 100
-    assert all(value is not None for row in found.rows for value in row)
-    late = found.steps.index(1504)
-    assert [row[late] for row in found.rows] == [20.0, 20.0, 50.0, 20.0]
-    assert [row[0] for row in found.rows] == [20.0] * 4
-
-
-def test_the_rank_ahead_of_the_median_is_named(tmp_path: Path) -> None:
-    rows: list[list[float | None]] = [[10.0, 10.0, None], [10.0, 11.0, 10.0], [14.0, 15.0, 14.0]]
-    assert curves.ahead(curves.RankMap([0, 1, 2], [0, 1, 7], rows)) == (7, 4.0)
-    assert curves.ahead(curves.RankMap([], [], [])) is None
 
 
 # -- files that grow ------------------------------------------------------------------------------

@@ -106,24 +106,6 @@ def steps(*wanted: int, at: float = NOW) -> list[dict[str, object]]:
     return [{"time": at + s, "rank": 0, "step": s, "loss": s / 2} for s in wanted]
 
 
-@pytest.mark.slow
-def test_every_trainer_of_a_program_is_told(tmp_path: Path) -> None:
-    """Such as a second fit, an evaluation, the other half of a GAN: steps of each begin again."""
-    made = job(tmp_path, "one", state="done", ended=NOW)
-    tell(made, "rank_00_metrics.jsonl", *steps(1, 2, 3))
-    tell(made, "rank_00_metrics_2.jsonl", *steps(1, 2))
-    tell(made, "rank_00_metrics_12.jsonl", *steps(1))
-    tell(made, "rank_01_metrics_2.jsonl", *steps(7))
-    assert "6 lines" in typed(tmp_path, made)
-    found = curves(made)
-    assert found["loss"] == [(1, 0.5), (2, 1.0), (3, 1.5)]
-    assert found["trainer_2/loss"] == [(1, 0.5), (2, 1.0)]
-    assert found["trainer_12/loss"] == [(1, 0.5)]
-    tell(made, "rank_00_metrics_2.jsonl", *steps(1, 2, 3))
-    assert "1 line of" in typed(tmp_path, made)
-    assert curves(made)["trainer_2/loss"] == [(1, 0.5), (2, 1.0), (3, 1.5)]
-
-
 def test_moments_are_of_the_heads_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node's own clock is known in the record, and of an earlier attempt that of its node."""
     node = vars(NodeRecord(0, "a", "a", None, None, "10.0.0.1", "python", 0, 1, clock=3600.0))

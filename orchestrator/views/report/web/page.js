@@ -1,4 +1,4 @@
-// Draws the charts and the maps of ranks from the JSON in the page, and again from what drawReport()
+// Draws the charts from the JSON in the page, and again from what drawReport()
 // is given. Nothing is fetched.
 "use strict";
 (() => {
@@ -255,44 +255,6 @@
   // Two charts of one shape differ in their values alone.
   const shape = (chart) => JSON.stringify([view, chart.unit, chart.stacked, chart.over, chart.lines.map((line) => [line.name, line.color, line.dash, Boolean(line.lows), line.steps.length < 3])]);
 
-  // A row for each rank; the color is the distance from the median of all ranks at that time, in
-  // parts of a step (or of that median).
-  function heat(distance) {
-    if (distance == null) return "transparent";
-    const strength = Math.min(1, Math.abs(distance) / 0.5);
-    const hue = distance >= 0 ? 14 : 212;
-    return `hsl(${hue} ${Math.round(20 + 70 * strength)}% 55% / ${0.12 + 0.88 * strength})`;
-  }
-  const median = (values) => {
-    const known = values.filter((value) => value != null).sort((a, b) => a - b);
-    return known.length ? known[(known.length - 1) >> 1] : null;
-  };
-  function drawMap(map, canvas, words) {
-    const [columns, rows] = [map.steps.length, map.ranks.length];
-    const high = Math.max(3, Math.min(22, Math.floor(320 / rows)));
-    const wide = Math.max(1, Math.floor(1440 / columns));
-    canvas.width = columns * wide;
-    canvas.height = rows * high;
-    canvas.style.height = rows * high + "px";
-    const context = canvas.getContext("2d");
-    const middles = map.steps.map((_, column) => median(map.rows.map((row) => row[column])));
-    map.rows.forEach((row, y) => row.forEach((value, x) => {
-      const scale = map.scale || middles[x];
-      context.fillStyle = heat(value == null || !scale ? null : (value - middles[x]) / scale);
-      context.fillRect(x * wide, y * high, wide, high - (high > 6 ? 1 : 0));
-    }));
-    canvas.onmousemove = (event) => {
-      const x = Math.min(columns - 1, Math.floor((event.offsetX / canvas.clientWidth) * columns));
-      const y = Math.min(rows - 1, Math.floor((event.offsetY / canvas.clientHeight) * rows));
-      const value = map.rows[y][x];
-      const ratio = value != null && middles[x] ? `, ${(value / middles[x]).toFixed(2)} of the median` : "";
-      words.textContent = `rank ${map.ranks[y]}, step ${map.steps[x]}: ${show(value, map.unit)}${ratio}`;
-    };
-    canvas.onmouseleave = () => { words.textContent = map.summary; };
-    canvas.setAttribute("aria-label", map.summary);
-    if (words.textContent !== map.summary) words.textContent = map.summary;
-  }
-
   // What the reader chooses above the charts; the page may be filled again meanwhile.
   function look() {
     const form = document.getElementById("view");
@@ -316,14 +278,8 @@
       before.go_on(chart);
       return before;
     });
-    data.maps.forEach((maps, i) => {
-      const select = document.getElementById("which-" + i);
-      const again = () => drawMap(maps.choices[select.selectedIndex], document.getElementById("map-" + i), document.getElementById("words-" + i));
-      select.onchange = again;
-      again();
-    });
     look();
-    root.dataset.drawn = data.charts.length + data.maps.length;
+    root.dataset.drawn = data.charts.length;
   }
   globalThis.drawReport = (fresh) => { data = fresh; drawAll(); };
   drawAll();
