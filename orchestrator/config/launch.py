@@ -290,8 +290,8 @@ class Launch:
     )
     notify: tuple[str, ...] = option(
         (),
-        "Run a shell command when the job ends, fails, is started again or is held up, with the"
-        " event as JSON on its standard input.",
+        "Run a shell command when the job ends, fails or is started again, with the event as"
+        " JSON on its standard input.",
         OUTPUT,
         commands=START,
         metavar="COMMAND",

@@ -60,13 +60,6 @@ def cordon(case: Case) -> Iterator[Finding]:
             yield warn(node, f"it is cordoned ({node.cordoned}): launches skip it", fix)
 
 
-def config(case: Case) -> Iterator[Finding]:
-    """Report what the config asks of the engine, and these nodes cannot give."""
-    if case.needs.refused:
-        what, fix = case.needs.refused
-        yield Finding(BAD, tuple(node.name for node, _ in case.seen), what, fix)
-
-
 def python(case: Case) -> Iterator[Finding]:
     versions = [(n.name, ".".join(f.python_version.split(".")[:2])) for n, f in case.seen]
     fix = "python=/path/to/python{most} after these nodes in the list"

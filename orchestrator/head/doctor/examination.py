@@ -50,7 +50,6 @@ CHECKS: dict[str, Callable[[Case], Iterator[Finding]]] = {
     "torch": check_machine.torch,
     "nccl": check_machine.nccl,
     "driver": check_machine.driver,
-    "config": check_machine.config,
     "gpus": check_machine.gpus,
     "busy": check_machine.busy,
     "ours": check_machine.ours,

@@ -54,7 +54,6 @@ class Needs:
     engine: bool = False  # the built-in one is to run, which needs OLDEST_TORCH
     workdir: bool = True  # programs run there; the engine is sent, and runs anywhere
     nproc: int | None = None  # ranks on each node, where the user said so
-    refused: tuple[str, str] | None = None  # what the engine could not do on these nodes; the fix
     fabric: str = ""  # how NCCL's data will travel: Fabric.kind of the plan, where there can be one
 
 

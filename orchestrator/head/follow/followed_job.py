@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from orchestrator.head.follow import verdict
@@ -111,10 +111,8 @@ class FollowedJob:
         experiment: Experiment,
         record: JobRecord,
         display: Display,
-        straggler: Callable[[JobRecord, SlowRank], None] = lambda *_: None,
     ) -> None:
         self.experiment, self.record, self.display = experiment, record, display
-        self.straggler = straggler  # who wants to hear of those that hold the others up
         self.nodes = [NodeState(node, times=dict(node.times)) for node in record.nodes]
         self.followers: Sequence[NodeFollower] = ()  # one for each node
         self.end = JobEnd()
@@ -171,7 +169,6 @@ class FollowedJob:
         """Note who holds the others up. A new head hears it all once more."""
         if slow not in self.record.slow:
             self.record = replace(self.record, slow=[*self.record.slow, slow])
-            self.straggler(self.record, slow)
             self.changed = True
 
     # -- the record --------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from orchestrator.head.screen.lines import clean
 from orchestrator.protocol.message import encode
 from orchestrator.records import manifest
 from orchestrator.records.experiment import NOTIFY, Experiment, JobRecord
-from orchestrator.records.outcome import SlowRank, Verdict
+from orchestrator.records.outcome import Verdict
 
 SECONDS = 10.0  # for a command
 LAST_SECONDS = SECONDS + 2.0  # a head that leaves waits so long
@@ -110,7 +110,6 @@ class Notifier:
         self.tree = tree  # the user's own working tree, for the paths of a verdict
         self.notices: queue.SimpleQueue[Notice | None] = queue.SimpleQueue()
         self.problems: dict[str, str] = {}  # command -> what went wrong first, until it is said
-        self.slow: set[tuple[object, ...]] = set()
         self.thread = fleet.start(self.run) if commands else None
 
     def run(self) -> None:
@@ -122,14 +121,6 @@ class Notifier:
             for words, problem in zip(self.commands, problems, strict=True):
                 if problem:
                     self.problems.setdefault(words, str(problem))
-
-    def straggler(self, record: JobRecord, slow: SlowRank) -> None:
-        """Tell of a rank that holds the others up, once for each rank and cause."""
-        key = (record.attempt, slow.cause, slow.rank, slow.node)
-        if key not in self.slow:
-            self.slow.add(key)
-            text = f"is held up: {slow.text}" if slow.holds_up else slow.text
-            self.notices.put({**notice_of("straggler", record, text), "straggler": encode(slow)})
 
     def over(self, record: JobRecord) -> None:
         """Tell of the end of a job, or of an attempt that is followed by another one."""
@@ -225,5 +216,4 @@ def notice_of(
         "head": os.uname().nodename,
         "text": text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]} ...",
         "verdict": encode(cause),
-        "straggler": None,
     }

@@ -10,7 +10,7 @@ import logging
 import queue
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
@@ -70,9 +70,8 @@ class Run:
         backend: Backend,
         *,
         left_behind: bool = False,
-        straggler: Callable[[JobRecord, SlowRank], None] = lambda *_: None,
     ) -> None:
-        self.job = FollowedJob(experiment, record, display, straggler)
+        self.job = FollowedJob(experiment, record, display)
         self.reports = Reports(self.job, has_other_heads=backend.has_other_heads)
         self.monitors = Monitors(self.job)
         self.experiment, self.end, self.backend = experiment, self.job.end, backend

@@ -71,28 +71,14 @@ def stop_everything(
 
     started = time.monotonic()
     results = fleet.everywhere(nodes, lambda node: ask_once(ssh, node, order, 3 * wait).receipts)
-    if only_show:
-        results = each_part_once(results)
+    if only_show:  # A machine shows a part again by each of its names in the list.
+        seen: set[tuple[str, str, int]] = set()
+        for at, result in enumerate(results):
+            if not isinstance(result, OrchestratorError):
+                new = {(one.user, one.job, one.node): one for one in result}
+                results[at] = tuple(one for part, one in new.items() if part not in seen)
+                seen |= new.keys()
     return receipts_of([node.name for node in nodes], results, started, "")
-
-
-def each_part_once(
-    results: Sequence[tuple[StopReceipt, ...] | OrchestratorError],
-) -> list[tuple[StopReceipt, ...] | OrchestratorError]:
-    """Leave out what a machine shows again by another of its names: a part of a job lives on one.
-
-    Every loopback address is this machine, and tells of all jobs on it.
-    """
-    seen: set[tuple[str, str, int]] = set()
-    left: list[tuple[StopReceipt, ...] | OrchestratorError] = []
-    for result in results:
-        if isinstance(result, OrchestratorError):
-            left.append(result)
-            continue
-        new = tuple(one for one in result if (one.user, one.job, one.node) not in seen)
-        seen |= {(one.user, one.job, one.node) for one in new}
-        left.append(new)
-    return left
 
 
 def receipts_of(

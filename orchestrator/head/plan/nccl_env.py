@@ -19,7 +19,7 @@ from orchestrator.head.plan.model import EnvSetting, NodeAddress, NodePlan
 from orchestrator.head.plan.nccl_transport import Fabric
 
 if TYPE_CHECKING:
-    from orchestrator.protocol.facts import IpNetwork
+    pass
 
 WHOLE_NAMES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")  # hold no beginnings of names
 FAST = 25_000  # Mb/s from which one TCP connection, which carries 10 to 20 Gb/s, is not enough
@@ -72,7 +72,7 @@ def make(
         addresses=tuple(addresses),
         settings=tuple(settings),
         notes=chosen.notes,
-        hints=(*chosen.hints, *faster_networks(nodes, addresses, chosen)),
+        hints=chosen.hints,
     )
 
 
@@ -190,48 +190,6 @@ def unmatched(patterns: str, node: ProbedNode) -> bool:
         return any(name == word if exact else name.startswith(word) for word in wanted)
 
     return not any(fits(name) != reverse for name in names)
-
-
-# -- hints ----------------------------------------------------------------------------------------
-
-
-def faster_networks(
-    nodes: Sequence[ProbedNode], addresses: Sequence[NodeAddress], chosen: Fabric
-) -> tuple[str, ...]:
-    """Find networks of all nodes that are faster than the one in use, if TCP is used.
-
-    Addresses do not show whether it is connected, so it is reported and not used.
-    """
-    if chosen.kind != "ethernet" or len(nodes) < 2:
-        return ()
-    now = min(speed(n, a.interface) for n, a in zip(nodes, addresses, strict=True))
-    return tuple(
-        f"all nodes also have an address in {network}, at {found / 1000:g} Gb/s instead of"
-        f" {now / 1000:g}: if it connects them, write those addresses in the node list"
-        for network, found in networks_of_all(nodes)
-        if 0 < 2 * now <= found
-    )
-
-
-def networks_of_all(nodes: Sequence[ProbedNode]) -> Iterator[tuple[IpNetwork, int]]:
-    """Yield the networks in which each node has an address of its own, with the lowest speed."""
-    for address in nodes[0].facts.addresses:
-        if is_loopback(address.address) or address.ip.is_link_local:
-            continue
-        networks = [
-            next((a for a in node.facts.addresses if a.network == address.network), None)
-            for node in nodes
-        ]
-        speeds = [
-            speed(node, a.interface) if a else 0 for node, a in zip(nodes, networks, strict=True)
-        ]
-        if min(speeds) > 0 and len({a.address for a in networks if a}) == len(nodes):
-            yield address.network, min(speeds)
-
-
-def speed(node: ProbedNode, name: str) -> int:
-    interface = node.facts.interface(name)
-    return (interface.speed or 0) if interface and interface.state == "up" else 0
 
 
 # -- what the user sets ---------------------------------------------------------------------------

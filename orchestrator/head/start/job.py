@@ -111,7 +111,6 @@ class Stay:
             display,
             self.backend(record),
             left_behind=self.left_behind,
-            straggler=self.notifier.straggler,
         )
         followers = self.followers_of(run, attempt)
         display.screen.status = JobLine(run.job)

@@ -16,8 +16,8 @@ from orchestrator.head.connect.reach import Reached
 from orchestrator.head.doctor import examination
 from orchestrator.head.doctor.examination import Diagnosis
 from orchestrator.head.doctor.findings import BAD, WARN, Examined, Needs
-from orchestrator.head.plan import nccl_transport, plan
-from orchestrator.head.plan.plan import DEFAULT_PORT, ENGINE
+from orchestrator.head.plan import nccl_transport
+from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.head.screen.output import say
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.screen.styles import WARNING, styled
@@ -32,7 +32,7 @@ from orchestrator.records import cordons
 log = logging.getLogger(__name__)
 
 IN_THE_PLAN = ("port",)  # what the notes of the plan say anyhow
-OF_THE_JOB = ("port", "config", "names")  # findings that another node would not change
+OF_THE_JOB = ("port", "names")  # findings that another node would not change
 
 
 def choose(request: Request, nodes: Nodes, *, hold: bool) -> Nodes:
@@ -160,7 +160,6 @@ def diagnose(request: Request, nodes: Nodes, *, full: bool) -> Diagnosis:
         engine=kind == "engine",
         workdir=kind != "engine" or launch.workdir is not None,
         nproc=launch.nproc,
-        refused=refused(request, nodes),
         fabric=fabric_of(request, nodes),
     )
     lost = [Examined(node.name, error=error.what, fix=error.fix) for node, error in nodes.lost]
@@ -184,16 +183,3 @@ def fabric_of(request: Request, nodes: Nodes) -> str:
     except CheckFailed:  # which the plan says
         return ""
     return chosen.kind
-
-
-def refused(request: Request, nodes: Nodes) -> tuple[str, str] | None:
-    """Return what the built-in engine could not do on these nodes, and how to fix that."""
-    probed = [node.probed for node in nodes.reached if not node.node.spare]
-    if request.target.name != ENGINE or nodes.lost:
-        return None
-    counts = [plan.count_ranks(node, request.config.launch)[0] for node in probed]
-    try:
-        plan.check_engine(request.config, counts, probed)
-    except CheckFailed as error:
-        return error.what, error.fix
-    return None

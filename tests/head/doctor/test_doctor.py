@@ -103,12 +103,6 @@ def test_more_ranks_than_gpus_by_the_option(engine: bool, level: str) -> None:
     assert findings(case({"slots": 9}, needs=Needs(nproc=8))) == []
 
 
-def test_what_the_engine_cannot_do_on_these_nodes() -> None:
-    (finding,) = findings(case(needs=Needs(engine=True, refused=("two and one", "even them out"))))
-    assert (finding.check, finding.level, finding.fix) == ("config", BAD, "even them out")
-    assert len(finding.nodes) == 4
-
-
 def test_the_engine_needs_a_torch_that_can_shard() -> None:
     changed = [{"torch": "2.7.1+cu126"}, {"torch": "2.7.1"}, {"torch": "2.8.0"}]
     told = [found.what for found in findings(case(*changed, needs=Needs(engine=True)))]

@@ -17,7 +17,6 @@ from orchestrator.head.screen.lines import clean
 from orchestrator.head.screen.screen import Display, Screen
 from orchestrator.protocol.events import Ended, from_data
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
-from orchestrator.records.outcome import SlowRank
 
 NODES = [
     NodeRecord(index, f"bob@{host}", host, "bob", port, "10.0.0.1", "python3", index, 1)
@@ -92,13 +91,13 @@ def test_a_supervisor_that_stood_still_is_the_cause_of_what_others_missed(
 def test_what_holds_a_rank_up_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where another head hears of it again."""
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path))
-    told: list[SlowRank] = []
     job = followed(tmp_path)
-    job.straggler = lambda _, slow: told.append(slow)
     event = {
         "event": "rank_slow", "time": 2000.0, "rank": 1, "local": 0, "cause": "disk", "who": 1,
         "node": 1, "step": 0, "text": "node 1: its disk is slow",
     }  # fmt: skip
     for _ in range(2):
         Reports(job).handle(Happened(1, from_data(event)))
-    assert [(slow.cause, slow.step, slow.time) for slow in told] == [("disk", None, 2000.0)]
+    assert [(slow.cause, slow.step, slow.time) for slow in job.record.slow] == [
+        ("disk", None, 2000.0)
+    ]

@@ -16,7 +16,7 @@ from orchestrator.head.follow.notify import Notifier, notifier_of, run_command
 from orchestrator.head.start import record as recording
 from orchestrator.head.start.request import resolve
 from orchestrator.records.experiment import NOTIFY, Attempt, Experiment, JobRecord, NodeRecord
-from orchestrator.records.outcome import SlowRank, Verdict
+from orchestrator.records.outcome import Verdict
 
 URL = "https://hooks.example.org/services/T0/B0/hidden-part?token=1"
 
@@ -148,18 +148,13 @@ def test_a_command_gets_the_event(tmp_path: Path) -> None:
     attempt = Attempt(1, "j", 100.0, 130.0, "failed", 1, CAUSE, ["a", "b"], step=7, restarted=True)
     notifier.over(record("restarting", attempts=[attempt], ended=None, verdict=None))
     notifier.over(record("done", verdict=None))
-    found = SlowRank(cause="slow compute", rank=3, node=1, step=9, text="rank 3 is slow")
-    notifier.straggler(record("running", ended=None), found)
-    notifier.straggler(record("running", ended=None), found.replace(step=19))
     notifier.close()
     assert not said
-    restart, end, slow = (
-        json.loads((tmp_path / name).read_text()) for name in ("restart", "end", "straggler")
-    )
+    restart, end = (json.loads((tmp_path / name).read_text()) for name in ("restart", "end"))
     first = "run_1 is started again: attempt 1 of at most 4 failed after 30 s at step 7"
     assert restart["text"].startswith(first) and "train.py:7" in restart["text"]
     assert end["text"] == "run_1 is done after 1 min 00 s on 1 node: /e/run_1"
-    assert end["verdict"] is None and slow["straggler"]["step"] == 9  # told once
+    assert end["verdict"] is None
     environment = (tmp_path / "env").read_text()
     assert "NOTIFY_EXPERIMENT=run_1\n" in environment
     assert restart["path"] == end["path"] == "/e/run_1"

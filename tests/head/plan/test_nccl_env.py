@@ -320,27 +320,6 @@ def test_loopback_needs_nothing_more() -> None:
     assert told(nccl_env.make(members), 1) == sockets("lo")
 
 
-def test_a_faster_network_is_said_and_not_taken() -> None:
-    """Whether it is connected cannot be seen: a second interface with a better name is a trap."""
-
-    def one(number: int, second: str) -> ProbedNode:
-        slow, fast = interface("eth0", speed=1000), interface("eth1", speed=25000)
-        machine = facts(
-            f"eth0 10.0.0.{number}/24", second, boot=str(number), interfaces=(slow, fast)
-        )
-        return ProbedNode(Node(f"n{number}"), machine, f"10.0.0.{number}")
-
-    net = nccl_env.make([one(n, f"eth1 10.8.0.{n}/24") for n in (1, 2)])
-    assert told(net, 0) == sockets()
-    (hint,) = net.hints
-    assert "10.8.0.0/24, at 25 Gb/s instead of 1" in hint
-    for second in ("eth1 10.9.0.2/24", "eth1 10.8.0.1/24"):  # another network; the same address
-        assert nccl_env.make([one(1, "eth1 10.8.0.1/24"), one(2, second)]).hints == ()
-
-
-# -- what somebody has set ----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_NET", "NCCL_NET_PLUGIN"])
 def test_whoever_names_the_cards_has_chosen_them(name: str) -> None:
     """Nothing that we compute may contradict it, and a mix is theirs to know."""
