@@ -52,7 +52,7 @@ LEAVES = """
 import os, signal
 from pathlib import Path
 from orchestrator.common import interrupt
-from orchestrator.head.transfer.code.shared import marker
+from orchestrator.head.transfer.listing import marker
 interrupt.answer_at_once()
 with marker(Path("directory")):
     assert os.listdir("directory")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.head.transfer.fetch import fetch
+from orchestrator.head.transfer import fetch
 from tests.launching import BIN, PATIENCE, Command, Head
 
 pytestmark = pytest.mark.cluster

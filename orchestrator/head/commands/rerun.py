@@ -19,7 +19,7 @@ from orchestrator.head.commands import launch
 from orchestrator.head.follow import notify
 from orchestrator.head.start import launch as starting
 from orchestrator.head.start.request import resolve
-from orchestrator.head.transfer.code import archive
+from orchestrator.head.transfer import archive
 from orchestrator.records import experiments
 from orchestrator.records import manifest as manifests
 from orchestrator.records.experiment import Experiment

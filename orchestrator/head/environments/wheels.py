@@ -25,7 +25,7 @@ from orchestrator.common import files
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.common.hiding import redacted_text
 from orchestrator.head.screen.output import say
-from orchestrator.head.transfer.index import cache as index_cache
+from orchestrator.head.transfer.scan import cache as index_cache
 
 LOCK = "uv.lock"
 NAMES = (LOCK, "requirements.txt", "pyproject.toml")

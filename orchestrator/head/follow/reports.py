@@ -27,7 +27,7 @@ from orchestrator.head.follow.streams.news import (
 )
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.screen.styles import DONE, styled
-from orchestrator.head.transfer.fetch.home import CodeOutputs
+from orchestrator.head.transfer.home import CodeOutputs
 from orchestrator.node.machine import nvidia
 from orchestrator.protocol import events
 from orchestrator.protocol.events import UNSAVED, Event

@@ -26,7 +26,7 @@ from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.streams.news import Answer, Grew, News
 from orchestrator.head.screen.keyboard import KEYS, Keys
 from orchestrator.head.screen.screen import Display
-from orchestrator.head.transfer.fetch import home
+from orchestrator.head.transfer import home
 from orchestrator.protocol.requests.follow import Stuck
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.outcome import Head, SlowRank

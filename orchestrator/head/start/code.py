@@ -28,8 +28,8 @@ from orchestrator.head.screen.output import say
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.start.nodes import Nodes, reach_all
 from orchestrator.head.start.request import Request
-from orchestrator.head.transfer.code.listing import Rules
-from orchestrator.head.transfer.code.scan import Limits, Scan, was_changed
+from orchestrator.head.transfer.listing import Rules
+from orchestrator.head.transfer.scan import Limits, Scan, was_changed
 from orchestrator.head.transfer.send import Sent, first_failed, send_to_all
 from orchestrator.head.transfer.tree import Tree
 from orchestrator.protocol.requests.machine import ProbeTarget

@@ -27,8 +27,8 @@ from orchestrator.head.schedulers import queue
 from orchestrator.head.screen import failures
 from orchestrator.head.screen.progress import counted
 from orchestrator.head.start.request import Request
-from orchestrator.head.transfer.code.scan import Scan
-from orchestrator.head.transfer.code.shared import marker
+from orchestrator.head.transfer.listing import marker
+from orchestrator.head.transfer.scan import Scan
 from orchestrator.protocol.message import is_address
 from orchestrator.protocol.requests.machine import PortWish, Probe, ProbeTarget
 from orchestrator.records import cordons, experiments

@@ -30,8 +30,8 @@ from orchestrator.head.start.code import experiments as experiments_below
 from orchestrator.head.start.parts import Prepared
 from orchestrator.head.start.request import Request
 from orchestrator.head.start.variables import digest_of_hook
-from orchestrator.head.transfer.code import archive, git_info
-from orchestrator.head.transfer.code.scan import MEGABYTE
+from orchestrator.head.transfer import archive, listing
+from orchestrator.head.transfer.scan import MEGABYTE
 from orchestrator.head.transfer.tree import Tree
 from orchestrator.protocol import message
 from orchestrator.records import experiment
@@ -293,7 +293,9 @@ def manifest(prepared: Prepared, tree: Tree | None = None) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "command": shlex.join(shown_command(request)),
         "directory": str(origin.directory if origin else Path.cwd()),
-        "code": origin.code if origin else git_info.of(Path.cwd(), experiments_below(request)),
+        "code": origin.code
+        if origin
+        else listing.git_state(Path.cwd(), experiments_below(request)),
         "tree": tree.digest if tree else None,
         "hook": digest_of_hook(request.hook),
         "rerun_of": origin.experiment if origin else None,

@@ -20,7 +20,7 @@ from orchestrator.common.text import duration, size
 from orchestrator.head.connect.channel import Declined, NodeChannel
 from orchestrator.head.screen.output import printable, say
 from orchestrator.head.screen.progress import Progress
-from orchestrator.head.transfer.fetch.fetch import plain
+from orchestrator.head.transfer.fetch import plain
 from orchestrator.head.transfer.push import entry_of
 from orchestrator.head.transfer.send import Reader, Sent, send_to_all
 from orchestrator.head.transfer.tree import Tree

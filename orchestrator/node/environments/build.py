@@ -13,8 +13,8 @@ from orchestrator.common.hiding import redacted_text
 from orchestrator.node.environments.place import Environments
 from orchestrator.node.job.processes import in_words
 from orchestrator.node.machine import tool
-from orchestrator.node.transfer.code import snapshot
-from orchestrator.node.transfer.code.store import Store
+from orchestrator.node.transfer import snapshot
+from orchestrator.node.transfer.store import Store
 from orchestrator.protocol.requests.environments import BuildEnvironment, BuildProgress
 from orchestrator.protocol.timing import WORK_ANSWER_SECONDS
 

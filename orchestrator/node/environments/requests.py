@@ -8,7 +8,7 @@ import sys
 from orchestrator.node.environments.build import Build
 from orchestrator.node.environments.place import Environments
 from orchestrator.node.server.visit import Refusal, RoomState, Visit, answers
-from orchestrator.node.transfer.code.checkout import CodeVisit
+from orchestrator.node.transfer.checkout import CodeVisit
 from orchestrator.protocol.requests.environments import (
     AskBuild,
     BuildEnvironment,

@@ -130,7 +130,7 @@ def stop_all(visit: Visit, request: StopAll) -> StopReceipts:
 @answers(Remove)
 def remove(visit: Visit, request: Remove) -> RemovedRuns:
     from orchestrator.node.job import cleanup
-    from orchestrator.node.transfer.code import checkout
+    from orchestrator.node.transfer import checkout
 
     snapshots = checkout.snapshots_of(request.runs)  # their names go with the runs
     removed = cleanup.remove(request.runs, LIBRARY)

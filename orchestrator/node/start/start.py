@@ -17,8 +17,7 @@ from orchestrator.node.job.run_directory import RunDir, machine
 from orchestrator.node.server.ports import Ports
 from orchestrator.node.server.visit import LIBRARY, Refusal, Visit
 from orchestrator.node.start.claims import Claims
-from orchestrator.node.transfer import payload
-from orchestrator.node.transfer.code import installs
+from orchestrator.node.transfer import checkout, receive
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.requests.request import NO_PART
 from orchestrator.protocol.requests.start import Start, StartedHere, WarmStart
@@ -36,7 +35,7 @@ def start(visit: Visit, spec: Spec) -> StartedHere:
     run, first = RunDir(spec.job, spec.node), first_run(spec)
     make_run_directory(visit, run, first)
     resume_dir.remove_forgotten(time.time())
-    payload.hand_over(run, first)
+    receive.hand_over(run, first)
     shared = is_experiment(spec.env["ORCHESTRATOR_EXPERIMENT"], spec.job)
     there = spec if shared else with_local_experiment(spec, run, first)
     if spec.attempt is not None:
@@ -109,7 +108,7 @@ def stand_by(visit: Visit, spec: Spec) -> StartedHere:
 
 def at_home(visit: Visit, spec: Spec) -> Spec:
     """Complete a spec by what only this machine knows."""
-    spec = installs.with_first(spec)
+    spec = checkout.with_first(spec)
     return spec.replace(library=LIBRARY, version=OWN, umask=visit.umask, machine=machine())
 
 

@@ -19,10 +19,9 @@ from typing import NamedTuple
 from orchestrator.common import files
 from orchestrator.node.job import resume_dir
 from orchestrator.node.job.run_directory import RunDir, home
-from orchestrator.node.transfer.code import snapshot
-from orchestrator.node.transfer.code.store import Store
-from orchestrator.node.transfer.directory import TargetDirectory
-from orchestrator.node.transfer.receive import IncomingFiles
+from orchestrator.node.transfer import snapshot
+from orchestrator.node.transfer.receive import IncomingFiles, TargetDirectory
+from orchestrator.node.transfer.store import Store
 from orchestrator.protocol.manifest import DIRECTORY, LINK, Entry, is_inside, numbers_in
 from orchestrator.protocol.requests.transfer import (
     LATE,

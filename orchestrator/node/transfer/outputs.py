@@ -62,8 +62,8 @@ def add_outputs_beside_code(whole: Listing, run: RunDir, until: float) -> None:
 
     What they wrote above its tree has a path below the snapshot: none is below the tree as well.
     """
-    from orchestrator.node.transfer.code import snapshot
-    from orchestrator.node.transfer.code.store import Store
+    from orchestrator.node.transfer import snapshot
+    from orchestrator.node.transfer.store import Store
 
     beside, above = Listing("", hidden=False), Listing("", hidden=False)
     try:

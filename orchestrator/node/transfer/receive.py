@@ -7,12 +7,18 @@ how a file comes to be there.
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import stat
 import zlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
+from orchestrator.common.folder import Folder, Partial
+from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol import manifest
-from orchestrator.protocol.manifest import Entry
+from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry, ranges
 from orchestrator.protocol.requests.transfer import FilePart, Lacking, parts_of
 
 
@@ -127,3 +133,121 @@ def unzip(data: bytes | bytearray, most: int) -> bytes:
     if unpacker.unconsumed_tail or not unpacker.eof:
         raise ValueError(f"more than {most} bytes, or cut off")
     return content
+
+
+# -- a directory that takes files: the user's own, or one of a job ----------------------------
+
+LABEL = f"push {os.uname().nodename}"  # nodes may share this disk, and not its locks
+
+
+class TargetDirectory(IncomingFiles):
+    """A directory that takes files; what differs is overwritten."""
+
+    def __init__(
+        self, root: Path, entries: Sequence[Entry], umask: int, *, private: bool = False
+    ) -> None:
+        super().__init__(entries)
+        self.folder = Folder(root, private=private, umask=umask)
+
+    def look(self, *, dry_run: bool) -> Lacking:
+        """Return what is lacking; make directories and links."""
+        lacking, failed = [], {}
+        if not dry_run:
+            try:
+                self.folder.make()
+            except OSError as error:
+                raise ValueError(f"{self.folder.root}: {error.strerror}") from None
+        for number, entry in enumerate(self.entries):
+            try:
+                if self.lacks(entry, dry_run=dry_run):
+                    lacking.append(number)
+            except OSError as error:
+                failed[number] = error.strerror or str(error)
+        return Lacking(ranges=ranges(lacking), failed=failed)
+
+    def lacks(self, entry: Entry, *, dry_run: bool) -> bool:
+        """Return True if an entry is not here; make it if it needs no contents."""
+        parts = parts_of_path(entry)
+        if dry_run and not os.path.lexists(os.path.join(self.folder.root, *parts)):
+            return entry.kind != DIRECTORY
+        if entry.kind == DIRECTORY:
+            with self.folder.inside(parts):
+                return False
+        with self.folder.inside(parts[:-1], make=not dry_run) as directory:
+            try:
+                status = os.lstat(parts[-1], dir_fd=directory)
+            except FileNotFoundError:
+                status = None
+            if entry.kind == LINK:
+                return self._lacks_link(entry, parts[-1], directory, status, dry_run=dry_run)
+            there = status is not None and stat.S_ISREG(status.st_mode) and status
+            return not there or (there.st_size, there.st_mtime_ns) != (entry.size, entry.time)
+
+    def _lacks_link(
+        self,
+        entry: Entry,
+        name: str,
+        directory: int,
+        status: os.stat_result | None,
+        *,
+        dry_run: bool,
+    ) -> bool:
+        if status is not None and stat.S_ISLNK(status.st_mode):
+            if os.readlink(os.fsencode(name), dir_fd=directory) == entry.value:
+                return False
+            if not dry_run:
+                os.unlink(name, dir_fd=directory)
+        if not dry_run:
+            os.symlink(entry.value, os.fsencode(name), dir_fd=directory)
+        return dry_run
+
+    def begin(self, number: int) -> Arriving:
+        return Arriving(self.folder, self.entries[number])
+
+
+class Arriving:
+    """A file that comes, under a hidden name until it is whole."""
+
+    def __init__(self, folder: Folder, entry: Entry) -> None:
+        self.folder, self.entry = folder, entry
+        self.part = Partial(folder, parts_of_path(entry), LABEL)
+        self.write, self.abandon = self.part.put, self.part.close
+
+    def finish(self) -> None:
+        time = self.entry.time or os.fstat(self.part.file.fileno()).st_mtime_ns
+        self.part.publish(self.folder.mode(self.entry.mode), time)
+        self.part.close()
+
+
+def parts_of_path(entry: Entry) -> list[str]:
+    return os.fsdecode(entry.path).split("/")
+
+
+# -- what ranks are handed when their job starts ----------------------------------------------
+
+HANDED_NAME = re.compile(rb"[A-Za-z0-9_]+[.](pkl|zip)")
+
+
+def handed_files(run: RunDir, entries: Sequence[Entry]) -> TargetDirectory:
+    """Return the directory for these files."""
+    for entry in entries:
+        if entry.kind != FILE or not HANDED_NAME.fullmatch(entry.path):
+            raise ValueError(f"not the name of a file for a job: {entry.path!r}")
+    return TargetDirectory(Path(waiting_place(run)), entries, 0o077, private=True)
+
+
+def waiting_place(run: RunDir) -> str:
+    return run.path + ".parcel"
+
+
+def hand_over(run: RunDir, first: RunDir) -> None:
+    """Move the files into the run directory; a later attempt has those of the first."""
+    if os.path.isdir(waiting_place(run)):
+        os.rename(waiting_place(run), run.parcel)
+    elif first.path != run.path and os.path.isdir(first.parcel):
+        os.symlink(first.parcel, run.parcel)
+
+
+def discard(run: RunDir) -> None:
+    """Delete the files of a job that was never started."""
+    shutil.rmtree(waiting_place(run), ignore_errors=True)

@@ -8,9 +8,8 @@ from pathlib import Path
 from orchestrator.common import files
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server.visit import Refusal, RoomState, Visit, answers
-from orchestrator.node.transfer import outputs, payload
-from orchestrator.node.transfer.directory import TargetDirectory
-from orchestrator.node.transfer.receive import IncomingFiles, unzip
+from orchestrator.node.transfer import outputs, receive
+from orchestrator.node.transfer.receive import IncomingFiles, TargetDirectory, unzip
 from orchestrator.protocol import manifest
 from orchestrator.protocol.manifest import LARGEST_LIST_BYTES
 from orchestrator.protocol.requests.request import NO_PART
@@ -49,7 +48,7 @@ class Moving(RoomState):
         """End all that is under way, and discard what no job took up."""
         self.offered.abandon()
         for run in self.handed.values():
-            payload.discard(run)
+            receive.discard(run)
 
     def offer(self, place: Place) -> IncomingFiles:
         """Take the list in the pieces before as that of the files that come."""
@@ -57,14 +56,14 @@ class Moving(RoomState):
         listing = unzip(self.visit.take_piece(), LARGEST_LIST_BYTES)
         entries = manifest.unpacked(listing)
         if place.kind == STORE:
-            from orchestrator.node.transfer.code.checkout import CodeVisit
-            from orchestrator.node.transfer.code.store import ToStore
+            from orchestrator.node.transfer.checkout import CodeVisit
+            from orchestrator.node.transfer.store import ToStore
 
             self.offered = ToStore(self.visit.of(CodeVisit).store, entries, listing)
         elif place.kind == HANDED:
             run = RunDir(place.job, place.node)
             self.visit.refuse_if_stopped(run)
-            self.offered = payload.place(run, entries)
+            self.offered = receive.handed_files(run, entries)
             self.handed[run.path] = run
         elif place.kind == OF_JOB:
             from orchestrator.node.transfer import job_files
@@ -114,7 +113,7 @@ def contents(visit: Visit, request: Contents) -> FailedWrites:
 
 @answers(CheckOut)
 def check_out(visit: Visit, request: CheckOut) -> CheckedOut:
-    from orchestrator.node.transfer.code.checkout import CodeVisit
+    from orchestrator.node.transfer.checkout import CodeVisit
 
     return visit.of(CodeVisit).check_out(request)
 

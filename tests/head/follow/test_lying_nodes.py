@@ -29,7 +29,7 @@ from orchestrator.head.follow.streams.news import Failed, Happened, Lost, News, 
 from orchestrator.head.nodes.environment import Environment
 from orchestrator.head.schedulers.backend import backend_of
 from orchestrator.head.screen.screen import Display, Screen
-from orchestrator.head.transfer.fetch import fetch
+from orchestrator.head.transfer import fetch
 from orchestrator.protocol import events, frames
 from orchestrator.protocol.frames import EVENTS, JSON, LARGEST, LOG, OFFSET, RANKS
 from orchestrator.protocol.requests.follow import StopReceipt

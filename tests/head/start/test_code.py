@@ -13,8 +13,8 @@ from orchestrator.common.errors import CheckFailed
 from orchestrator.config.launch import LaunchArguments
 from orchestrator.head.start.code import begin_scan, tree_for
 from orchestrator.head.start.request import resolve
-from orchestrator.head.transfer.code.listing import Rules
-from orchestrator.head.transfer.code.scan import Limits, Scan
+from orchestrator.head.transfer.listing import Rules
+from orchestrator.head.transfer.scan import Limits, Scan
 
 
 def test_a_function_goes_alone_where_its_directory_is_no_place_for_code(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from orchestrator.head.status import comparison
-from orchestrator.head.transfer.code import git_info
+from orchestrator.head.transfer import listing
 from orchestrator.protocol.events import RankState
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.metrics.trainers import file_name
@@ -123,7 +123,7 @@ def test_a_record_of_an_earlier_version_lacks_what_it_lacks(tmp_path: Path) -> N
 def test_the_manifest_names_the_files_of_a_dirty_tree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(git_info, "SECONDS", 120.0)  # a busy machine
+    monkeypatch.setattr(listing, "STATE_SECONDS", 120.0)  # a busy machine
 
     def git(*words: str) -> None:
         own = ("-c", "user.name=n", "-c", "user.email=e")
@@ -134,12 +134,12 @@ def test_the_manifest_names_the_files_of_a_dirty_tree(
     git("init")
     git("add", ".")
     git("commit", "-m", "first")
-    clean = git_info.of(tmp_path)
+    clean = listing.git_state(tmp_path)
     assert clean is not None and clean["changed_files"] == []
     for name in ("ä.py", "sub/b.py", "sub/experiments/a/job.json"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("new\n")
     git("add", ".")
-    below = git_info.of(tmp_path / "sub", [b"experiments"])
+    below = listing.git_state(tmp_path / "sub", [b"experiments"])
     assert below is not None and sorted(below["changed_files"]) == ["sub/b.py", "ä.py"]
-    assert git_info.of(tmp_path.parent) is None
+    assert listing.git_state(tmp_path.parent) is None

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.common.errors import CheckFailed
-from orchestrator.head.transfer.code import archive
-from orchestrator.head.transfer.code.listing import Rules
-from orchestrator.head.transfer.code.scan import Limits, Scan, Tree
+from orchestrator.head.transfer import archive
+from orchestrator.head.transfer.listing import Rules
+from orchestrator.head.transfer.scan import Limits, Scan, Tree
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ import pytest
 
 from orchestrator.common import files
 from orchestrator.common.errors import CheckFailed
-from orchestrator.head.transfer.code import git_info
-from orchestrator.head.transfer.code import scan as scanning
-from orchestrator.head.transfer.code.listing import Rules, list_tree
-from orchestrator.head.transfer.code.scan import Limits, Scan, Tree
+from orchestrator.head.transfer import listing
+from orchestrator.head.transfer import scan as scanning
+from orchestrator.head.transfer.listing import Rules, list_tree
+from orchestrator.head.transfer.scan import Limits, Scan, Tree
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK
 
 IDENTITY = ["-c", "user.name=n", "-c", "user.email=e@x", "-c", "protocol.file.allow=always"]
@@ -157,7 +157,7 @@ def test_a_repository_names_no_program_that_runs_here(work: Path, tmp_path: Path
         git(place, "init", "-q")
         git(place, "config", "core.fsmonitor", f"touch {tmp_path}/ran; false")
     scan(work)
-    git_info.of(work)
+    listing.git_state(work)
     assert not (tmp_path / "ran").exists()
 
 
@@ -260,7 +260,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 def test_what_did_not_change_is_not_read_again(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(work, "a.py", "b.py", "new.py")
     monkeypatch.setattr(
-        "orchestrator.head.transfer.index.FRESH_NANOSECONDS", -(10**12)
+        "orchestrator.head.transfer.scan.FRESH_NANOSECONDS", -(10**12)
     )  # none counts as fresh
     first = scan(work)
     seen = reads(monkeypatch)
@@ -280,7 +280,7 @@ def test_a_file_that_was_just_written_is_read_again(
 ) -> None:
     """A second edit within one tick of the file system's clock may look the same."""
     write(work, "a.py")
-    monkeypatch.setattr("orchestrator.head.transfer.index.FRESH_NANOSECONDS", 10**18)
+    monkeypatch.setattr("orchestrator.head.transfer.scan.FRESH_NANOSECONDS", 10**18)
     scan(work)
     seen = reads(monkeypatch)
     scan(work)

@@ -16,10 +16,9 @@ from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import Reached, open_channel
 from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.head.transfer import send
-from orchestrator.head.transfer.code import shared
-from orchestrator.head.transfer.code.listing import Rules
-from orchestrator.head.transfer.code.scan import Limits, Scan
+from orchestrator.head.transfer import listing, send
+from orchestrator.head.transfer.listing import Rules
+from orchestrator.head.transfer.scan import Limits, Scan
 from orchestrator.head.transfer.send import Batch, Outbox, Sent, SharedBatches, first_failed
 from orchestrator.head.transfer.tree import Tree
 from orchestrator.protocol.manifest import FILE, Entry
@@ -196,12 +195,12 @@ def test_a_marker_is_on_shared_disks_alone(work: Path, nodes: list[Reached]) -> 
     question = Probe(
         cwd=str(work), workdir=None, peers=(), target=ProbeTarget(kind="engine", name="x")
     )
-    with shared.marker(work) as path:
+    with listing.marker(work) as path:
         assert nodes[0].channel.ask(question.replace(marker=path), 30.0).marker_seen
         other = str(work / "elsewhere" / Path(path).name)
         assert not nodes[0].channel.ask(question.replace(marker=other), 30.0).marker_seen
         assert scan(work).files == len(FILES)
     assert not Path(path).exists()
     assert not nodes[0].channel.ask(question, 30.0).marker_seen
-    with shared.marker(work / "missing") as path:
+    with listing.marker(work / "missing") as path:
         assert path == ""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.node.environments.build import Build
-from orchestrator.node.transfer.code.store import Store
+from orchestrator.node.transfer.store import Store
 from orchestrator.protocol.requests.environments import BuildEnvironment
 from tests.node.running import alive, wait_until
 
@@ -18,7 +18,7 @@ KEY = "0123456789abcdef"
 SERVER = """
 import sys
 from orchestrator.node.environments import build
-from orchestrator.node.transfer.code.store import Store
+from orchestrator.node.transfer.store import Store
 from orchestrator.protocol.requests.environments import BuildEnvironment
 
 key, at_work = sys.argv[1:]

@@ -10,8 +10,7 @@ import pytest
 
 from orchestrator.common.folder import Partial
 from orchestrator.node.server.visit import Refusal, Visit
-from orchestrator.node.transfer.directory import TargetDirectory
-from orchestrator.node.transfer.receive import IncomingFiles
+from orchestrator.node.transfer.receive import IncomingFiles, TargetDirectory
 from orchestrator.protocol import manifest
 from orchestrator.protocol.manifest import FILE, Entry
 from orchestrator.protocol.requests.transfer import Contents, FilePart, Offer, Place

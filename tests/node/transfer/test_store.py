@@ -16,10 +16,9 @@ import pytest
 
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server.visit import Refusal, Visit
-from orchestrator.node.transfer import outputs
-from orchestrator.node.transfer.code import checkout, installs, snapshot
-from orchestrator.node.transfer.code.checkout import CodeVisit
-from orchestrator.node.transfer.code.store import Store
+from orchestrator.node.transfer import checkout, outputs, snapshot
+from orchestrator.node.transfer.checkout import CodeVisit
+from orchestrator.node.transfer.store import Store
 from orchestrator.protocol import manifest
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry
@@ -348,10 +347,10 @@ def test_an_install_of_the_nodes_own_copy_is_answered_by_the_snapshot(
     checked = visit.check_out(request)
     assert (checked.installed, checked.strange) == (("flat", "src", "lib"), ())
     spec = bare_spec(workdir=checked.workdir).replace(env={"PYTHONPATH": "theirs"})
-    first = installs.with_first(spec)
+    first = checkout.with_first(spec)
     places = [f"{checked.workdir}/{name}" for name in ("flat", "src", "lib")]
     assert first.env["PYTHONPATH"].split(":") == [*places, "theirs"]
-    assert installs.with_first(first) == first
+    assert checkout.with_first(first) == first
     mapping["renamed"] = f"{beside}/src/mine"
     assert visit.check_out(request.replace(snapshot="y")).strange == ("renamed",)
     none = visit.check_out(request.replace(snapshot="z", beside=str(tmp_path / "none")))

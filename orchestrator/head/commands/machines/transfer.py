@@ -25,8 +25,8 @@ from orchestrator.head.schedulers.backend import backend_of
 from orchestrator.head.screen import failures, output, styles
 from orchestrator.head.screen.output import Column, Table, Terminal
 from orchestrator.head.screen.progress import Progress
+from orchestrator.head.transfer import pull as pulling
 from orchestrator.head.transfer import push as pushing
-from orchestrator.head.transfer.fetch import pull as pulling
 from orchestrator.head.transfer.push import Cargo
 from orchestrator.head.transfer.tree import Moved
 from orchestrator.protocol.requests.transfer import ListPath, Outputs

@@ -40,8 +40,8 @@ from orchestrator.head.follow.streams.news import (
 from orchestrator.head.follow.streams.node_logs import AppendOnly, NodeLogs, log_files
 from orchestrator.head.follow.streams.printed import Printed
 from orchestrator.head.nodes.clock import Clock
-from orchestrator.head.transfer.fetch import home
-from orchestrator.head.transfer.fetch.growing import GrowingFiles
+from orchestrator.head.transfer import home
+from orchestrator.head.transfer.growing import GrowingFiles
 from orchestrator.protocol import events
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.frames import EVENTS, LOG, OFFSET, RANKS

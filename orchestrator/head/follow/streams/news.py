@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.head.transfer.fetch.home import CodeOutputs
+from orchestrator.head.transfer.home import CodeOutputs
 from orchestrator.protocol.events import Event
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.follow import StopReceipt, Stuck

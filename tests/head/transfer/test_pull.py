@@ -12,8 +12,8 @@ from orchestrator.common.errors import EXIT_FAILED, EXIT_NODE, NodeError, UsageE
 from orchestrator.common.folder import Folder
 from orchestrator.head.commands.machines.transfer import exit_code
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.head.transfer.fetch import pull
-from orchestrator.head.transfer.fetch.pull import PulledNode, PullSource
+from orchestrator.head.transfer import pull
+from orchestrator.head.transfer.pull import PulledNode, PullSource
 from orchestrator.head.transfer.tree import Moved
 from orchestrator.protocol.requests.transfer import ListPath, OutputFile, OutputFiles
 from orchestrator.records import checkpoint_manifest

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.transfer import payload
+from orchestrator.node.transfer import receive
 from orchestrator.protocol.manifest import FILE, Entry
 from orchestrator.protocol.requests.transfer import FilePart
 
 
 def keep(run: RunDir, name: str, content: bytes) -> None:
     entry = Entry(name.encode(), FILE, 0o600, len(content), b"")
-    place = payload.place(run, [entry])
+    place = receive.handed_files(run, [entry])
     place.compare()
     place.put(FilePart(0, 0, len(content)), memoryview(content))
 
@@ -25,20 +25,20 @@ def test_a_file_becomes_one_of_the_run(home: Path) -> None:
     keep(run, "call.pkl", b"onetwo")
     keep(RunDir("job", 1), "call.pkl", b"another node of the same home")
     run.create()
-    payload.hand_over(run, run)
+    receive.hand_over(run, run)
     (file,) = Path(run.parcel).iterdir()
     assert file.read_bytes() == b"onetwo"
     for path, mode in ((file, 0o600), (file.parent, 0o700), (Path(run.path).parent, 0o700)):
         assert stat.S_IMODE(path.stat().st_mode) == mode
-    payload.discard(RunDir("job", 1))
+    receive.discard(RunDir("job", 1))
     assert [path.name for path in (home / "runs/job").iterdir()] == ["0"]
 
 
 def test_a_run_without_one_has_none(home: Path) -> None:
     run = RunDir("job", 0)
     run.create()
-    payload.hand_over(run, run)
-    payload.discard(run)
+    receive.hand_over(run, run)
+    receive.discard(run)
     assert not list(Path(run.path).iterdir())
 
 

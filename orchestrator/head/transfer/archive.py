@@ -14,9 +14,8 @@ from pathlib import Path
 
 from orchestrator.common import files
 from orchestrator.common.errors import CheckFailed
-from orchestrator.head.transfer import index
-from orchestrator.head.transfer.code.listing import Rules
-from orchestrator.head.transfer.code.scan import Limits, Scan
+from orchestrator.head.transfer.listing import Rules
+from orchestrator.head.transfer.scan import Limits, Scan, cache
 from orchestrator.head.transfer.tree import Tree
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry
 
@@ -59,7 +58,7 @@ def content_of(tree: Tree, entry: Entry) -> bytes:
 @contextlib.contextmanager
 def unpacked(path: Path, digest: str, title: str) -> Iterator[Path]:
     """Yield a directory of this name with the tree of that digest, for as long as it is sent."""
-    parent = index.cache()
+    parent = cache()
     parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="code-", dir=parent) as place:
         directory = Path(place, title or "root")

@@ -17,7 +17,7 @@ from orchestrator.head.connect.reach import attending, kept_if_well
 from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.screen.progress import Progress
-from orchestrator.head.transfer.fetch.fetch import Fetch, plain
+from orchestrator.head.transfer.fetch import Fetch, plain
 from orchestrator.head.transfer.tree import Moved
 from orchestrator.protocol.requests.request import Request
 from orchestrator.protocol.requests.transfer import OutputFile, OutputFiles, Outputs, ReadFile

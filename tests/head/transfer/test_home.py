@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.head.transfer.fetch.home import CodeOutputs, is_much, where_it_is
+from orchestrator.head.transfer.home import CodeOutputs, is_much, where_it_is
 from orchestrator.protocol.requests.transfer import OutputFile
 
 OUTPUTS = Path("/e/train_1/outputs")

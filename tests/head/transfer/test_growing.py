@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from orchestrator.head.transfer.fetch import growing, home
-from orchestrator.head.transfer.fetch.growing import GROWS, GrowingFiles
+from orchestrator.head.transfer import growing, home
+from orchestrator.head.transfer.growing import GROWS, GrowingFiles
 from orchestrator.node.server.visit import Refusal, Visit
 from orchestrator.protocol.requests.transfer import OutputFile, OutputFiles
 from tests.records.one_node import NODE

@@ -5,16 +5,20 @@ Paths are bytes below the directory. Nothing is read here but directories.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import glob
 import os
 import re
+import secrets
 import shlex
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from orchestrator.common import interrupt
 from orchestrator.common.errors import CheckFailed
 
 GIT_SECONDS = 60.0
@@ -207,3 +211,72 @@ def included(directory: bytes, patterns: Iterable[str]) -> Iterator[tuple[bytes,
                 yield from ((top, path) for path in walk(directory, top, MADE))
             elif os.path.lexists(whole):
                 yield top, top
+
+
+# -- its revision -----------------------------------------------------------------------------
+
+
+STATE_SECONDS = 5.0  # of a launch, for each question; a large tree on a network disk takes long
+
+
+def git_state(directory: Path, apart: Iterable[bytes] = ()) -> dict[str, Any] | None:
+    """Return the revision and the edited files; None outside a git repository or without git.
+
+    `apart` are directories below this one: experiments are no code, also where git knows them.
+    """
+    commit = _git(directory, "rev-parse", "HEAD")
+    if not commit:
+        return None
+    paths = [":(top)", *(f":(exclude,literal){os.fsdecode(name)}" for name in apart)]
+    changed = _git(directory, "diff", "HEAD", "--name-only", "-z", "--", *paths)
+    return {
+        "commit": commit,
+        "branch": _git(directory, "rev-parse", "--abbrev-ref", "HEAD"),
+        "changed_files": [name for name in changed.split("\0") if name],
+    }
+
+
+def _git(directory: Path, *arguments: str) -> str:
+    command = ["git", *NO_PROGRAMS, "--no-optional-locks", "-C", str(directory), *arguments]
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=STATE_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.rstrip("\n") if done.returncode == 0 else ""
+
+
+# -- who shares it ----------------------------------------------------------------------------
+
+MARKER = os.fsdecode(OURS) + "marker-"
+
+
+@contextlib.contextmanager
+def marker(directory: Path) -> Iterator[str]:
+    """Write a file that no other machine has, for as long as the nodes look for it.
+
+    Where none can be written its name is empty: then no node counts as one that shares the disk.
+    """
+    path = directory / f"{MARKER}{secrets.token_hex(8)}"
+    try:
+        path.touch(0o600, exist_ok=False)
+    except OSError:
+        yield ""
+        return
+
+    def remove() -> None:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+    forget = interrupt.before_exit(remove)  # Ctrl-C while nodes are reached leaves at once
+    try:
+        yield str(path)
+    finally:
+        remove()
+        forget()

@@ -17,7 +17,7 @@ from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.head.transfer.fetch.fetch import Fetch
+from orchestrator.head.transfer.fetch import Fetch
 from orchestrator.head.transfer.tree import Moved
 from orchestrator.protocol.requests.request import Beat
 from orchestrator.protocol.requests.transfer import ListPath, OutputFile, OutputFiles

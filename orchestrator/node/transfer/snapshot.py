@@ -21,12 +21,12 @@ from typing import NamedTuple
 
 from orchestrator.common import files
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.transfer.code.store import Store, is_kept, settle
+from orchestrator.node.transfer.store import Store, is_kept, settle
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry, is_inside
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
-# Notes in snapshots/NAME: whose it is, when it was whole, what its ranks search first (installs).
+# Notes in snapshots/NAME: whose it is, when it was whole, what its ranks search first.
 OWNER, WHOLE, FIRST = b".run", b".whole", b".first"
 KEPT = 8  # of the newest
 COPIED_BYTES = 16 << 20  # a tree up to here is copied, so that a job may even write into its files

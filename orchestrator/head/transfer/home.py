@@ -14,8 +14,8 @@ from typing import NamedTuple
 from orchestrator.common import text
 from orchestrator.common.text import plural, size
 from orchestrator.head.connect.channel import NodeChannel
-from orchestrator.head.transfer.fetch.fetch import Fetch
-from orchestrator.head.transfer.fetch.growing import GROWS, GrowingFiles
+from orchestrator.head.transfer.fetch import Fetch
+from orchestrator.head.transfer.growing import GROWS, GrowingFiles
 from orchestrator.protocol.requests.transfer import OutputFile
 from orchestrator.protocol.timing import ANSWER_SECONDS
 

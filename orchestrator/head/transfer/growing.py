@@ -26,7 +26,7 @@ from typing import Any
 
 from orchestrator.common.folder import Folder
 from orchestrator.head.connect.channel import Declined, NodeChannel
-from orchestrator.head.transfer.fetch.fetch import plain
+from orchestrator.head.transfer.fetch import plain
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.request import Request
 from orchestrator.protocol.requests.transfer import (

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import os
 import stat
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from orchestrator.common import files
 from orchestrator.common.errors import CheckFailed
 from orchestrator.common.text import plural, size
-from orchestrator.head.transfer.code.listing import Rules, list_tree
-from orchestrator.head.transfer.index import Index
+from orchestrator.head.transfer.listing import Rules, list_tree
 from orchestrator.head.transfer.tree import Tree
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry
 
@@ -182,3 +185,49 @@ def unreadable(path: bytes, error: OSError) -> CheckFailed:
         f"{shown} cannot be read: {error.strerror}",
         f"leave it out, if it is not needed: --set 'sync.exclude=[{shown}]'",
     )
+
+
+# -- what is known of files that did not change -----------------------------------------------
+
+Known = tuple[int, int, int, int, str]  # size, mtime, ctime (ns), inode, SHA-256
+FRESH_NANOSECONDS = 1_000_000_000
+
+
+def cache() -> Path:
+    """Return the user's cache directory of ours."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return Path(base if os.path.isabs(base) else os.path.expanduser("~/.cache")) / "orchestrator"
+
+
+class Index:
+    """The digests of one directory's files, as they were when they were last read."""
+
+    def __init__(self, directory: bytes) -> None:
+        self.path = cache() / "trees" / f"{hashlib.sha256(directory).hexdigest()[:32]}.json"
+        self.known: dict[str, Known] = {}
+        self.seen: dict[str, Known] = {}
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            rows = json.loads(self.path.read_text(encoding="ascii"))
+            self.known = {path: tuple(row) for path, row in rows.items()}
+
+    def digest(self, path: bytes, status: os.stat_result) -> str:
+        """Return the digest of an unchanged file, or nothing."""
+        name = os.fsdecode(path)
+        row = self.known.get(name)
+        if row is None or row[:4] != files.state_of(status):
+            return ""
+        self.seen[name] = row
+        return row[4]
+
+    def note(self, path: bytes, status: os.stat_result, digest: str, now: int) -> None:
+        """Remember what a file held at `now`, a time in nanoseconds before it was read."""
+        if max(status.st_mtime_ns, status.st_ctime_ns) + FRESH_NANOSECONDS < now:
+            self.seen[os.fsdecode(path)] = (*files.state_of(status), digest)
+
+    def save(self) -> None:
+        """Keep what was seen; without it the next scan reads everything again."""
+        if self.seen == self.known:
+            return
+        with contextlib.suppress(OSError):
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            files.replace(self.path, json.dumps(self.seen))

@@ -1,1 +1,0 @@
-"""Bring home what ranks write on nodes: while a job runs, at its end, and when asked for."""

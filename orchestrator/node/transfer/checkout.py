@@ -1,0 +1,178 @@
+"""Makes snapshots for the jobs of one head, and leaves none that no job has taken up."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from orchestrator.common import files
+from orchestrator.node.job.run_directory import RunDir, home
+from orchestrator.node.server.visit import RoomState, Visit
+from orchestrator.node.transfer import snapshot
+from orchestrator.node.transfer.store import Store
+from orchestrator.protocol.requests.transfer import CheckedOut, CheckOut
+from orchestrator.protocol.spec import Spec
+
+
+class CodeVisit(RoomState):
+    """One head's work on the store, and the snapshots that no job has yet."""
+
+    def __init__(self, visit: Visit) -> None:
+        super().__init__(visit)
+        self.store = Store()
+        self.store.prepare()
+        self.unused: set[bytes] = set()
+
+    def check_out(self, request: CheckOut) -> CheckedOut:
+        """Make a snapshot of a tree that was offered, once its contents are here."""
+        from orchestrator.node.machine.disks import disk
+        from orchestrator.node.machine.probe import resolve_target
+
+        entries = self.store.tree(request.tree)
+        with self.store.writing():
+            made = snapshot.make(self.store, request.snapshot, request.title, entries)
+            self.unused.add(made.path)
+            linked = snapshot.link_inputs(made.root, request.beside, request.inputs)
+            snapshot.link_outputs(made, request.beside, request.outputs)
+            installed = installs_from(request.beside)
+            note_first(made.path, installed.first)
+        workdir = os.fsdecode(made.root)
+        return CheckedOut(
+            workdir=workdir,
+            own=tuple(linked),
+            installed=tuple(installed.first),
+            strange=tuple(installed.strange),
+            target=resolve_target(request.target, workdir),
+            disk=disk(workdir),
+        )
+
+    def job_started(self, run: RunDir, spec: Spec) -> None:
+        """Leave the snapshot to the job that runs in it."""
+        path = snapshot.snapshot_of(self.store, spec.workdir)
+        if path in self.unused:
+            self.unused.remove(path)
+            snapshot.keep(path, run)
+            # The job does not wait for it.
+            threading.Thread(target=self.tidy, daemon=True).start()
+
+    def tidy(self) -> None:
+        with contextlib.suppress(OSError):
+            snapshot.tidy(self.store, time.time())
+
+    def leave(self) -> None:
+        """Remove snapshots without a job."""
+        for path in self.unused:
+            with contextlib.suppress(OSError):
+                snapshot.remove(path)
+
+
+# Removes the snapshots of jobs whose run directories go, and contents that no tree needs.
+
+Run = tuple[str, int]  # a job, and the index of a node in it
+
+
+def snapshots_of(runs: Iterable[Run]) -> dict[Run, bytes]:
+    """Return the snapshots in which these jobs ran; their specs name them."""
+    store = Store()
+    held = {}
+    for job, node in runs:
+        with contextlib.suppress(ValueError):  # no name of a job: node/job/cleanup.py says so
+            path = snapshot.of_run(store, RunDir(job, node))
+            if path:
+                held[job, node] = path
+    return held
+
+
+def remove(held: dict[Run, bytes], gone: Iterable[Run]) -> int:
+    """Remove the snapshots of the runs that are gone; return how many bytes that freed."""
+    store, freed = Store(), 0
+    for run in gone:
+        if run in held:
+            with contextlib.suppress(OSError):
+                freed += snapshot.remove(held[run])
+    with contextlib.suppress(OSError):  # nothing was ever sent here
+        if os.path.isdir(store.snapshots):
+            snapshot.tidy(store, time.time())
+            freed += store.collect(time.time())
+    return freed
+
+
+# -- packages that this Python imports from the node's own copy of the code -------------------
+
+PACKAGES = ("site-packages", "dist-packages")
+
+
+class Installs(NamedTuple):
+    """The packages that this Python imports from one directory of the node."""
+
+    first: list[str]  # directories below it that a snapshot has
+    strange: list[str]  # installs that only their own finder understands
+
+
+def installs_from(directory: str) -> Installs:
+    """Find what is installed from a directory, by the search path and the finders of setuptools."""
+    source = os.path.realpath(os.path.expanduser(directory))
+    first, strange = dict[str, None](), list[str]()
+    if not os.path.isdir(source):
+        return Installs([], [])
+    for path in map(os.path.realpath, filter(None, sys.path)):
+        if is_below(path, source) and not is_of_python(path, source):
+            first[os.path.relpath(path, source)] = None
+    for finder in sys.meta_path:
+        module = sys.modules.get(getattr(finder, "__module__", ""))
+        mapping = getattr(module, "MAPPING", None)
+        if not isinstance(mapping, dict):
+            if f"{source}/" in repr(getattr(finder, "__dict__", "")):
+                strange.append(type(finder).__name__)
+            continue
+        for name, path in mapping.items():
+            place = os.path.realpath(path)
+            if is_below(place, source):
+                stem, end = place.removesuffix(".py"), "/" + str(name).replace(".", "/")
+                if stem.endswith(end):
+                    first[os.path.relpath(stem.removesuffix(end), source)] = None
+                else:
+                    strange.append(str(name))
+    return Installs(list(first), strange)
+
+
+def is_below(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(os.path.join(directory, ""))
+
+
+def is_of_python(path: str, source: str) -> bool:
+    """Return True for the environment itself, if it lies in the directory, and for our library."""
+    prefix = os.path.realpath(sys.prefix)
+    of_prefix = is_below(prefix, source) and is_below(path, prefix)
+    return of_prefix or is_below(path, os.path.realpath(home())) or path.endswith(PACKAGES)
+
+
+def note_first(path: bytes, first: list[str]) -> None:
+    """Write into a snapshot which of its directories its ranks search first."""
+    if first:
+        files.replace(os.fsdecode(os.path.join(path, snapshot.FIRST)), "\n".join(first))
+
+
+def with_first(spec: Spec) -> Spec:
+    """Return a part whose ranks import from the snapshot what is installed from the copy."""
+    whole = snapshot.snapshot_of(Store(), spec.workdir)
+    places = list(first_of(whole, spec.workdir)) if whole else []
+    before = spec.env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    if not places or before.startswith(places[0]):  # a later attempt has it
+        return spec
+    path = os.pathsep.join(filter(None, (*places, before)))
+    return spec.replace(env={**spec.env, "PYTHONPATH": path})
+
+
+def first_of(path: bytes, workdir: str) -> Iterator[str]:
+    try:
+        with files.open_plain(os.fsdecode(os.path.join(path, snapshot.FIRST))) as file:
+            for line in file.read().decode().splitlines():
+                yield os.path.normpath(os.path.join(workdir, line))
+    except FileNotFoundError:
+        return
