@@ -107,18 +107,11 @@ one_node = click.argument("chosen", metavar="N|NAME", shell_complete=node_names)
 
 
 @command("ssh", context_settings=PASSES_ON)
-@partial(reaching, choice=one_node, jobs=True)
-@click.option(
-    "--job",
-    metavar="EXP",
-    shell_complete=experiment_names,
-    help="Have the environment of this job's ranks there. [default: the newest that is running]",
-)
-@click.option("--no-job", is_flag=True, help="Have no job's environment.")
+@partial(reaching, choice=one_node)
 @workdir_option
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[-- CMD...]")
 def ssh_command(**params: Any) -> int:
-    """Open a shell on one node, with the environment of its job.
+    """Open a shell on one node.
 
     N is the node's number in the list, from 0. With CMD, run that: one word is shell text, several
     are a program and its arguments. It is your ssh program that connects.
@@ -146,7 +139,7 @@ def pull_command(**params: Any) -> int:
     """
     from orchestrator.head.commands.machines import transfer
 
-    return transfer.pull(transfer.PullOptions(**params))
+    return transfer.pull(**params)
 
 
 @command("push")
@@ -234,9 +227,9 @@ def doctor_command(quick: bool, hints: bool, **params: Any) -> int:
 
     Exit code 3 if a launch would fail. With SCRIPT, its copies on the nodes are compared too.
     """
-    from orchestrator.head.commands.machines import doctor
+    from orchestrator.head.commands.machines import nodes
 
-    return doctor.examine(arguments_from(params), full=not quick, hints=hints)
+    return nodes.doctor(arguments_from(params), full=not quick, hints=hints)
 
 
 @click.command("bootstrap", cls=GroupedCommand, params=[*launch_options("nodes")])
@@ -301,12 +294,11 @@ def nodes_command(
 
     `orchestrator top` shows who uses them. Exit code 4 if one cannot be reached.
     """
-    from orchestrator.head.commands.machines import nodes, standbys
-    from orchestrator.head.commands.machines import queue as queues
+    from orchestrator.head.commands.machines import nodes
 
     arguments = arguments_from(params)
     if cordon or uncordon:
         return nodes.cordon(arguments.where.node_list, cordon, uncordon, reason)
     if warm:
-        return standbys.warm(arguments.where, off=warm == "off")
-    return queues.queue(arguments) if queue else nodes.nodes(arguments)
+        return nodes.warm(arguments.where, off=warm == "off")
+    return nodes.queue(arguments) if queue else nodes.nodes(arguments)

@@ -95,8 +95,8 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("orchestrator exec --node 1 --timeout 10 uptime", "on one node, for 10 seconds at most"),
     ),
     "ssh": (
-        ("orchestrator ssh 0", "a shell on the first node, with the job's environment"),
-        ("orchestrator ssh gpu3 --no-job", "without a job's environment"),
+        ("orchestrator ssh 0", "a shell on the first node"),
+        ("orchestrator ssh gpu3 --workdir /data", "a shell in a directory"),
         ("orchestrator ssh 1 -- python -m torch.utils.collect_env", "run one command there"),
     ),
     "push": (

@@ -121,12 +121,11 @@ def logs(
 ) -> int:
     """Show the logs of a job, running or finished."""
     from orchestrator.head.commands import logs
-    from orchestrator.head.commands.kept import system_logs
 
     if system and (follow or rank is not None):
         raise UsageError("--system goes with --node and -n", "without -f and --rank")
     if system:
-        return system_logs.show(where, experiment, node, last)
+        return logs.show_system(where, experiment, node, last)
 
     view = View(node=node, rank=rank)
     return logs.logs(where, experiment, view, follow=follow, last=last)

@@ -49,8 +49,8 @@ def rerun(
     from orchestrator.cli.launch import launch_arguments
     from orchestrator.head.commands import rerun
 
-    again = rerun.Again(env, overrides, detach)
-    return rerun.rerun(where, experiment, again, launch_arguments)
+    changes: dict[str, Any] = {"env": env, "overrides": overrides, "detach": detach}
+    return rerun.rerun(where, experiment, launch_arguments, **changes)
 
 
 @command()
@@ -79,7 +79,7 @@ def checkpoint(where: Where, action: str, names: tuple[str, ...], **options: Any
     checkpoint; left out, the newest experiment that has any. verify compares every byte with its
     checksum: exit code 1 if any is damaged. export writes the weights to OUT, a safetensors file.
     """
-    from orchestrator.head.commands.kept import checkpoints
+    from orchestrator.head.commands import checkpoints
 
     *sources, out = names if action == "export" and names else (*names, "")
     if len(sources) > 1 or (action == "export" and not out):

@@ -45,6 +45,8 @@ def here_exists() -> bool:
 
 # Options of the version before, and what is typed in their place.
 GONE_OPTIONS = {
+    "--job": "leave it out: a shell has no job's variables",
+    "--no-job": "leave it out: a shell has no job's variables",
     "--pin": "touch experiments/NAME/.pin",
     "--unpin": "rm experiments/NAME/.pin",
     "--prolog": "--hook FILE runs on each node before its ranks",

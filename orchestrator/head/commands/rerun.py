@@ -6,7 +6,7 @@ import contextlib
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,53 +27,42 @@ from orchestrator.records.experiment import Experiment
 Parse = Callable[[Sequence[str]], LaunchArguments]
 
 
-@dataclass(frozen=True)
-class Again:
-    """The user's changes to the launch that is repeated."""
-
-    env: tuple[str, ...] = ()
-    overrides: tuple[str, ...] = ()
-    detach: bool = False
-
-
-def rerun(where: Where, name: str | None, again: Again, parse: Parse) -> int:
+def rerun(
+    where: Where,
+    name: str | None,
+    parse: Parse,
+    *,
+    env: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    detach: bool = False,
+) -> int:
     """Launch an experiment again, with its own code, whatever the directory holds now."""
-    experiment = find(where, name)
+    root = where.experiments.absolute()  # the directory is another while the job is started
+    experiment = experiments.known(root, name, trusted=where.trust_record)
+    experiment.check_launched(experiment.read_record())  # what it says is done
     manifest = read_manifest(experiment)
     words = shlex.split(str(manifest.get("command", "")))
     began, directory = Path.cwd(), Path(str(manifest.get("directory", "")))
     arguments = parse(options_of(words, experiment, directory))
     origin = Origin(experiment.name, directory, manifest.get("code"))
-    arguments = changed(arguments, where, again, origin, experiment)
+    arguments = changed(arguments, where, env, origin, experiment)
+    arguments = replace(arguments, overrides=tuple(overrides), detach=detach)
     config = load.load(arguments.config_file, arguments.overrides)
     refuse_hidden(config)
     with code_of(experiment, manifest, directory, sync=bool(manifest.get("tree"))) as workdir:
         os.chdir(workdir)
         try:
-            options = {**hook_of(config, directory), **notified(experiment, again)}
+            options = {**hook_of(config, directory), **notified(experiment, overrides)}
             launched = starting.launch(resolve(replace(arguments, launch=options), words))
         finally:
             os.chdir(began)
     return launch.follow_up(launched, arguments)
 
 
-def find(where: Where, name: str | None) -> Experiment:
-    """Find the experiment; what it says is done, so it must be this login's own."""
-    root = where.experiments.absolute()  # the directory is another while the job is started
-    experiment = experiments.known(root, name, trusted=where.trust_record)
-    experiment.check_launched(experiment.read_record())
-    return experiment
-
-
 def read_manifest(experiment: Experiment) -> dict[str, Any]:
-    nothing = f"{experiment.name} has no manifest.json to run it from"
-    try:
-        data = manifests.read(experiment)
-    except UsageError as error:
-        raise CheckFailed(f"{nothing}: {error.what}") from None
-    if not data:
-        raise CheckFailed(nothing)
-    return data
+    if data := manifests.read(experiment):
+        return data
+    raise CheckFailed(f"{experiment.name} has no manifest.json to run it from")
 
 
 def options_of(words: Sequence[str], experiment: Experiment, directory: Path) -> Sequence[str]:
@@ -97,7 +86,11 @@ def has_code(experiment: Experiment) -> bool:
 
 
 def changed(
-    arguments: LaunchArguments, where: Where, again: Again, origin: Origin, experiment: Experiment
+    arguments: LaunchArguments,
+    where: Where,
+    again: Sequence[str],
+    origin: Origin,
+    experiment: Experiment,
 ) -> LaunchArguments:
     """Take the settings from the experiment, and paths from where they were typed."""
     directory = origin.directory
@@ -108,7 +101,7 @@ def changed(
             f" {shlex.join(hidden)}",
             "type the launch again",
         )
-    names = {word.partition("=")[0] for word in again.env}
+    names = {word.partition("=")[0] for word in again}
     env = [word for word in arguments.env if word.partition("=")[0] not in names]
     lost = [word.partition("=")[0] for word in env if REDACTED in word]
     if lost:
@@ -123,31 +116,16 @@ def changed(
     return replace(
         arguments,
         config_file=experiment.path / "config.yaml",
-        overrides=again.overrides,
-        env=(*env, *again.env),
-        env_file=env_files(arguments, directory),
+        env=(*env, *again),
+        env_file=tuple(str(directory / file) for file in arguments.env_file),
         accelerate_config=accelerate and directory / accelerate,
         origin=origin,
-        detach=again.detach,
         dry_run=False,
         where=replace(
             own, nodes=absolute(node_list), ssh_config=absolute(ssh_config),
             experiments=where.experiments.absolute(),
         ),
     )  # fmt: skip
-
-
-def env_files(arguments: LaunchArguments, directory: Path) -> tuple[str, ...]:
-    """Return the files of the launch, which must still be there."""
-    paths = [directory / name for name in arguments.env_file]
-    gone = [str(path) for path in paths if not path.is_file()]
-    if gone:
-        raise UsageError(
-            f"it was launched with --env-file {', '.join(gone)}, which is not there any more, and"
-            " whose values were not recorded",
-            "put it back",
-        )
-    return tuple(map(str, paths))
 
 
 def absolute(path: Path | None) -> Path | None:
@@ -169,9 +147,9 @@ def hook_of(config: Config, directory: Path) -> dict[str, Any]:
     return {"hook": str(directory / hook)} if hook and not Path(hook).is_file() else {}
 
 
-def notified(experiment: Experiment, again: Again) -> dict[str, Any]:
+def notified(experiment: Experiment, overrides: Sequence[str]) -> dict[str, Any]:
     """Return the experiment's --notify commands: its config has their programs alone."""
-    if any(word.startswith("launch.notify=") for word in again.overrides):
+    if any(word.startswith("launch.notify=") for word in overrides):
         return {}
     return {"notify": notify.kept(experiment)}
 

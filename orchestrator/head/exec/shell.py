@@ -1,4 +1,4 @@
-"""The command line of the system's ssh for a shell on one node, with a job's environment."""
+"""The command lines of the system's ssh, and of a node's login shell."""
 
 from __future__ import annotations
 
@@ -11,26 +11,7 @@ from pathlib import Path
 
 from orchestrator.common.errors import UsageError
 from orchestrator.head.nodes.node_list import NumberedNode
-from orchestrator.head.nodes.server_command import FIRST, TAKEN, python_candidates
-
-FIND_PYTHON = """\
-program={program}
-for python in {pythons}; do
-    case $python in "~/"*) python=$HOME/${{python#??}};; esac
-    command -v "$python" >/dev/null 2>&1 && exec "$python" -c "$program" {arguments}
-done
-echo "orchestrator: no Python here; name one with python=/path in the node list" >&2
-exit {failure}
-"""
-
-
-@dataclass(frozen=True)
-class JobPart:
-    """A job, and the number that a node has in it."""
-
-    job: str
-    node: int
-    wrap: str | None = None  # the command that it is entered by, as the node's shell reads it
+from orchestrator.head.nodes.server_command import FIRST, TAKEN
 
 
 def ssh_command(
@@ -62,22 +43,6 @@ def plain_line(directory: Directory, words: Sequence[str]) -> str:
     if len(words) == 1:
         return for_login_shell(f'{text}exec "${{SHELL:-/bin/sh}}" -c {shlex.quote(words[0])}\n')
     return for_login_shell(f"{text}exec {shlex.join(words)}\n")
-
-
-def job_line(part: JobPart, python: str | None, directory: str, words: Sequence[str]) -> str:
-    """Return what the login shell gets for the same with a job's environment."""
-    from orchestrator.head.nodes.library import HOUSE  # exec does without the protocol
-
-    program = (HOUSE / "node/environments/shell.py").read_text(encoding="utf-8")
-    text = FIND_PYTHON.format(
-        program=shlex.quote(program),
-        pythons=shlex.join(python_candidates(python)),
-        arguments=shlex.join([part.job, str(part.node), directory, *words]),
-        failure=OWN_FAILURE,
-    )
-    if part.wrap:
-        text = f"exec {part.wrap} /bin/sh -c {shlex.quote(text)}\n"
-    return for_login_shell(text)
 
 
 # -- shell line ---------------------------------------------------------------------------------

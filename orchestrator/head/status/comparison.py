@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from orchestrator.common.errors import UsageError
 from orchestrator.config import resolved
-from orchestrator.head.status import settings
-from orchestrator.head.status.settings import Section, flat, mapping
 from orchestrator.records import manifest
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.metrics import trainers
 from orchestrator.records.metrics.curves import POINTS, Curve, curves, median, unit_of
 from orchestrator.records.outcome import Verdict
 
+Section = dict[str, Any]  # a key, with dots for what is inside, and its value
 Differences = dict[str, dict[str, list[Any]]]  # section -> key -> a value of each
 
 NAN = "NaN"
@@ -69,8 +68,8 @@ def describe(experiment: Experiment) -> dict[str, Section]:
 
 def command(record: JobRecord) -> Section:
     """Describe what was typed, and each option of the program by its name."""
-    typed = () if record.engine else settings.arguments(record.command)  # its config has them
-    options = {f"option {name}": value for name, value in settings.options(typed)}
+    typed = () if record.engine else arguments_of(record.command)  # its config has them
+    options = {f"option {name}": value for name, value in options_of(typed)}
     return {"command": shlex.join(record.command[1:]), "start": record.launch.start, **options}
 
 
@@ -209,3 +208,56 @@ def everywhere(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Write the directory of a launch's own snapshot as if it were that of all."""
     workdir = SNAPSHOT.sub(SAME, str(facts.get("workdir") or ""))
     return {**facts, "workdir": workdir} if "workdir" in facts else dict(facts)
+
+
+# -- what was typed --------------------------------------------------------------------------------
+
+OPTION = re.compile(r"--?([A-Za-z][\w.-]{0,80})(?:=(.*))?", re.DOTALL)
+ASSIGNED = re.compile(r"\+{0,2}([A-Za-z][\w./-]{0,80})=(.*)", re.DOTALL)  # as Hydra has it
+PROGRAM = re.compile(r"\.(py|sh|ipynb)$")
+NUMBER = re.compile(r"-[0-9.]")
+
+
+def mapping(data: Any) -> dict[str, Any]:
+    """Return data that nobody has checked, if they are a mapping."""
+    return {str(key): value for key, value in data.items()} if isinstance(data, dict) else {}
+
+
+def flat(data: Mapping[str, Any], before: str = "") -> Section:
+    """Return nested keys as one level, with dots between them."""
+    section: Section = {}
+    for key, value in data.items():
+        name = f"{before}{key}"
+        if isinstance(value, dict):
+            section.update(flat(mapping(value), f"{name}."))
+        else:
+            section[name] = value
+    return section
+
+
+def arguments_of(command: Sequence[str]) -> Sequence[str]:
+    """Return what follows the program in a launch; without one, the overrides of the config."""
+    for at, word in enumerate(command[1:], 2):
+        if PROGRAM.search(word) or command[at - 2] in ("-m", "--module"):
+            return command[at:]
+    return [word for word in command if ASSIGNED.fullmatch(word)]
+
+
+def options_of(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield --name value, --name=value, a flag alone, and name=value."""
+    words = list(words)
+    while words:
+        word = words.pop(0)
+        if match := OPTION.fullmatch(word):
+            if match[2] is not None:
+                yield match[1], match[2]
+            elif words and is_value(words[0]):
+                yield match[1], words.pop(0)
+            else:
+                yield match[1], "yes"
+        elif match := ASSIGNED.fullmatch(word):
+            yield match[1], match[2]
+
+
+def is_value(word: str) -> bool:
+    return not word.startswith("-") or NUMBER.match(word) is not None

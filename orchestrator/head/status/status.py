@@ -7,9 +7,10 @@ import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
-from orchestrator.common.errors import OrchestratorError
+from orchestrator.common.errors import OrchestratorError, UsageError
 from orchestrator.common.text import duration, plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import ask_once
@@ -23,7 +24,6 @@ from orchestrator.head.screen import tracebacks as crash_dump
 from orchestrator.head.screen.output import Column, Table
 from orchestrator.head.screen.progress import SEPARATOR
 from orchestrator.head.status import containers
-from orchestrator.head.status import start_times as starts
 from orchestrator.protocol.events import RankState
 from orchestrator.protocol.message import encode
 from orchestrator.protocol.requests.follow import Jobs, JobState
@@ -106,7 +106,7 @@ def to_text(
     heading += f", {scheduled.text}" if scheduled.text else ""
     lines = [heading, *how_far(record)]
     lines.append(STATES_THERE.text(rows_of(record, states), output.terminal()).rstrip())
-    if words := starts.in_words(starts.start_times(record)):
+    if words := start_in_words(start_times(record)):
         lines.append(f"  start: {words}")
     if words := goodput.in_words(time_of(record)):
         lines.append(f"  time spent: {words}")
@@ -241,7 +241,7 @@ def to_json(
         "verdict": encode(record.verdict),
         "slow": encode(record.slow),
         "attempts": encode(record.attempts),
-        "start": starts.start_times(record),
+        "start": start_times(record),
         "goodput": time_of(record),
         "nodes": nodes,
         **scheduled.data,
@@ -251,3 +251,30 @@ def to_json(
 
 def lives(state: JobState) -> bool:
     return state.state == "running" or bool(state.processes)
+
+
+# -- how long each step of the first start took ----------------------------------------------------
+
+# A step -> the moment of the manifest's timeline at which it ends.
+ENDS = {"connect": "reached", "code": "synced", "plan": "planned", "check": "checked"}
+
+
+def start_times(record: JobRecord) -> dict[str, float]:
+    """Return the seconds of each step; empty for later attempts, and where they are not known."""
+    if record.attempt > 1 or not record.experiment:
+        return {}
+    try:
+        timeline = manifest.read(Experiment(Path(record.experiment)))["timeline"]
+        moments = [float(timeline[name]) for name in ("begin", *ENDS.values())]
+    except (UsageError, LookupError, TypeError, ValueError):
+        return {}
+    ranks = [node.times.get("ranks", 0.0) for node in record.nodes]
+    if all(ranks):
+        moments.append(max(ranks, default=0.0))
+    # The clocks of two machines may differ.
+    seconds = [max(0.0, end - begin) for begin, end in pairwise(moments)]
+    return dict(zip((*ENDS, "ranks"), seconds))  # noqa: B905  the ranks may not run yet
+
+
+def start_in_words(seconds: dict[str, float]) -> str:
+    return ", ".join(f"{step} {took:.2f} s" for step, took in seconds.items())

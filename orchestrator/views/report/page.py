@@ -19,7 +19,6 @@ import jinja2
 
 from orchestrator.common.text import duration, size
 from orchestrator.head.follow import verdict
-from orchestrator.head.status import settings
 from orchestrator.records.experiment import JobRecord
 from orchestrator.records.metrics import curves
 from orchestrator.records.metrics.curves import in_thousands
@@ -31,6 +30,8 @@ from orchestrator.views.report.story import Story, Training
 WEB = Path(__file__).parent / "web"
 MOST_TRAINERS = 4  # of a program whose figures stand at the top: the last ones
 MOST_KEYS = 8  # settings that differ between runs and have a column
+# What says how, and not what, is trained.
+APART = ("launch", "nodes", "command", "start")
 LONGEST_VALUE_CHARACTERS = 300
 # Of a node's facts: the key, and the heading of its column.
 FACTS = {
@@ -135,18 +136,20 @@ def median(training: Training, name: str) -> float:
     return curves.median(curve.means) if curve else 0.0
 
 
-def runs(stories: Sequence[Story]) -> tuple[list[str], list[tuple[int, Story, list[str]]]]:
+def runs(
+    stories: Sequence[Story], differences: Differences
+) -> tuple[list[str], list[tuple[int, Story, list[str]]]]:
     """Return the table of several experiments: its headings, and for each its color and cells."""
     known = [{**dict(figures(story)), **speed_of_a_rank(story)} for story in stories]
     names = list(dict.fromkeys(name for each in known for name in each))
-    every = [settings.of(story.experiment, story.record) for story in stories]
-    keys = settings.differing(every, MOST_KEYS)
+    found = {**differences.get("config", {}), **differences.get("command", {})}
+    keys = [key for key in found if key.partition(".")[0] not in APART][:MOST_KEYS]
     rows = []
     for number, (color, story) in enumerate(zip(charts.colors(stories), stories, strict=True)):
         cells = [known[number].get(name, "-") for name in names]
-        cells += [every[number].get(key, "-") for key in keys]
+        cells += [written(found[key][number]) for key in keys]
         rows.append((color, story, cells))
-    return [*names, *keys], rows
+    return [*names, *(key.removeprefix("option ") for key in keys)], rows
 
 
 def speed_of_a_rank(story: Story) -> dict[str, str]:

@@ -21,7 +21,7 @@ from orchestrator.common.errors import CheckFailed, JobFailed, UsageError
 from orchestrator.config.launch import Where
 from orchestrator.engine import export
 from orchestrator.engine.sharding.low_precision import DTYPES
-from orchestrator.head.commands.kept import checkpoints
+from orchestrator.head.commands import checkpoints
 from orchestrator.records import checkpoint_store
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # no_dist

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.common.errors import NodeError
-from orchestrator.head.commands.machines import standbys
-from orchestrator.head.commands.machines.nodes import MACHINES, reasons, to_text
+from orchestrator.head.commands.machines.nodes import MACHINES, Answer, reasons, to_text, warm_text
 from orchestrator.head.follow import stop
 from orchestrator.head.nodes import machine
 from orchestrator.head.nodes.facts import Facts, ProbedNode
@@ -125,7 +124,7 @@ def test_whoever_is_not_let_in_reads_what_to_type() -> None:
         stop.to_text(receipts),
         stop.preview(receipts, Path("/experiments")),
         top.to_text(Sample(0.0, (shown,), ())),
-        standbys.to_text([(lost, error)], PLAIN),
+        warm_text([(lost, error)], PLAIN),
     ):
         assert re.search(r"^ *gone: .*there is no key\n +-> once: ssh-keygen$", text, re.M), text
 
@@ -134,12 +133,12 @@ def test_processes_that_wait_and_nodes_without_one_share_a_table() -> None:
     state = StandbyState(
         key="k", since=1.0, seconds_left=120.0, ready=True, pid=7, memory=1 << 20, python="/p"
     )
-    answers: list[tuple[Node, standbys.Answer]] = [
+    answers: list[tuple[Node, Answer]] = [
         (node("a"), StandbyStates(standbys=(state,), time=1.0)),
         (node("b"), StandbyStates(standbys=(), time=1.0)),
         (node("c"), StandbyEnds(ended=(7,), left=(8,))),
     ]
-    lines = [" ".join(line.split()) for line in standbys.to_text(answers, PLAIN).splitlines()]
+    lines = [" ".join(line.split()) for line in warm_text(answers, PLAIN).splitlines()]
     assert lines == [
         "a warm 2 min 00 s left 1 MiB /p",
         "b cold",

@@ -11,38 +11,36 @@ from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.launch import LaunchArguments, Origin, Where
 from orchestrator.config.schema import Config
 from orchestrator.head.commands import rerun
-from orchestrator.head.commands.rerun import Again
 from orchestrator.records.experiment import Experiment
 
 EXPERIMENT = Experiment(Path("/project/experiments/multinode_20260101_000000"))
 WORDS = ["/usr/bin/master_launch", "--nodes", "list.txt", "--set", "training.seed=1"]
 
 
-def changed(*words: str, again: Again | None = None, where: Where | None = None) -> LaunchArguments:
+def changed(*words: str, env: tuple[str, ...] = (), where: Where | None = None) -> LaunchArguments:
     directory = Path("/project")
     options = rerun.options_of([*WORDS, *words], EXPERIMENT, directory)
     origin = Origin(EXPERIMENT.name, directory, {"commit": "abc"})
     arguments = launch_arguments(options)
-    return rerun.changed(arguments, where or Where(), again or Again(), origin, EXPERIMENT)
+    return rerun.changed(arguments, where or Where(), env, origin, EXPERIMENT)
 
 
 def test_settings_are_the_experiments_and_paths_where_they_were_typed() -> None:
     arguments = changed("--env", "A", "train.py", "--lr", "3")
     assert arguments.program == ("train.py", "--lr", "3")
     assert arguments.config_file == EXPERIMENT.path / "config.yaml"
-    assert (arguments.overrides, arguments.launch) == ((), {})
+    assert arguments.launch == {}
     assert arguments.where.nodes == Path("/project/list.txt")
     assert arguments.origin is not None
     assert arguments.origin.directory == Path("/project")
-    other = changed("train.py", where=Where(nodes=Path("/other")), again=Again(overrides=("x=1",)))
-    assert (other.where.nodes, other.overrides) == (Path("/other"), ("x=1",))
+    assert changed("train.py", where=Where(nodes=Path("/other"))).where.nodes == Path("/other")
 
 
 def test_what_was_not_written_down_is_asked_for() -> None:
     hidden = ["--env", "TOKEN=(redacted)", "--env", "OTHER=(redacted)", "train.py"]
     with pytest.raises(UsageError, match=r"TOKEN, OTHER\n.*--env TOKEN=VALUE add --env OTHER"):
         changed(*hidden)
-    arguments = changed(*hidden, again=Again(env=("TOKEN=t", "OTHER")))
+    arguments = changed(*hidden, env=("TOKEN=t", "OTHER"))
     assert arguments.env == ("TOKEN=t", "OTHER")
     with pytest.raises(UsageError, match=r"not recorded: '--key=.redacted"):
         changed("train.py", "--key=(redacted)")
@@ -55,11 +53,6 @@ def test_other_commands_are_named() -> None:
     with pytest.raises(UsageError, match=r"not started by(.|\n)*cd '/a project'; python notebook"):
         rerun.options_of(["python", "notebook"], EXPERIMENT, there)
     assert rerun.options_of(["orchestrator", "launch", "x"], EXPERIMENT, there) == ["x"]
-
-
-def test_a_file_of_variables_that_is_gone_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"--env-file /project/gone\.env, which is not there"):
-        changed("--env-file", "gone.env", "train.py")
 
 
 @pytest.mark.parametrize("tree", ["", "0" * 64], ids=["no code", "too large"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.head.exec.collected import Stream, as_json
+from orchestrator.head.commands.machines.exec import Stream, as_json
 from orchestrator.head.exec.execution import Outcome
 from orchestrator.head.nodes.node_list import Node, NumberedNode
 

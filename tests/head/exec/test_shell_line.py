@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.common.errors import UsageError
+from orchestrator.head.commands.machines.exec import Stream
 from orchestrator.head.connect.subprocess_transport import LocalTransport, ProcessConnection
-from orchestrator.head.exec.collected import Stream
 from orchestrator.head.exec.execution import Execution
 from orchestrator.head.exec.shell import BEGINS, GO, Directory, shell_line
 from orchestrator.head.nodes import server_command

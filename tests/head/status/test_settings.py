@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from orchestrator.head.status import settings
-from tests.views.report.stories import experiment
+from orchestrator.head.status.comparison import arguments_of, options_of
 
 
 @pytest.mark.parametrize(
@@ -31,19 +28,4 @@ from tests.views.report.stories import experiment
     ],
 )
 def test_options_of_a_program(typed: str, found: dict[str, str]) -> None:
-    assert dict(settings.options(settings.arguments(shlex.split(typed)))) == found
-
-
-def test_a_config_and_a_command_line_are_one_table(tmp_path: Path) -> None:
-    made = experiment(tmp_path / "run", steps=0)
-    record = replace(made.read_record(), command=["master_launch", "train.py", "--seed", "1"])
-    assert settings.of(made, record) == {"optimizer.lr": "0.1", "seed": "1"}
-    made.write("config.yaml", "a: [")
-    assert settings.of(made, record) == {"seed": "1"}
-
-
-def test_what_differs_is_named_as_far_as_there_is_room() -> None:
-    runs = [{"lr": "1", "seed": "1", "same": "0"}, {"lr": "2", "same": "0"}]
-    assert settings.differing(runs, 8) == ["lr", "seed"]
-    assert settings.differing(runs, 1) == ["lr"]
-    assert settings.differing([], 8) == []
+    assert dict(options_of(arguments_of(shlex.split(typed)))) == found

@@ -84,6 +84,6 @@ def sized(path: Path, ranks: int, speed: float, **more: float) -> Experiment:
 
 def test_sizes_are_compared_by_what_a_rank_contributes(tmp_path: Path) -> None:
     runs = [sized(tmp_path / "large", 8, 6000.0), sized(tmp_path / "small", 2, 2000.0)]
-    headings, rows = page.runs([story.read_story(each, 1) for each in runs])
+    headings, rows = page.runs([story.read_story(each, 1) for each in runs], {})
     at = headings.index("per second and rank")
     assert [cells[at] for _, _, cells in rows] == ["750", "1k"]

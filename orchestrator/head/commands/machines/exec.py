@@ -6,10 +6,11 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from orchestrator.common import interrupt
 from orchestrator.common.errors import (
@@ -25,23 +26,19 @@ from orchestrator.config.launch import Where
 from orchestrator.config.parse import waiting_time
 from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
-from orchestrator.head.exec import collected
-from orchestrator.head.exec.collected import PrefixedOutput, Stream
 from orchestrator.head.exec.execution import Execution, Outcome, Sink
 from orchestrator.head.exec.shell import (
     Directory,
-    JobPart,
-    job_line,
     plain_line,
     shell_line,
     ssh_command,
 )
-from orchestrator.head.nodes import environment
 from orchestrator.head.nodes.node_list import NumberedNode, choose, in_words, read_nodes
 from orchestrator.head.screen import failures, output, styles
+from orchestrator.head.screen.lines import LineSplitter
 
 if TYPE_CHECKING:
-    from orchestrator.records.experiment import Experiment
+    pass
 
 NOBODY_READS = 128 + signal.SIGPIPE  # as a shell shows what ends by it
 STOPPED = "you stopped it"
@@ -116,10 +113,10 @@ def execute(
     outcomes = execution.go()
     code = EXIT_STOPPED if stopped else NOBODY_READS if shown.broken else exit_code(outcomes)
     if output.as_json():
-        data = [collected.as_json(outcome, kept) for outcome in outcomes]
+        data = [as_json(outcome, kept) for outcome in outcomes]
         output.write_out(json.dumps({"nodes": data, "exit_code": code}))
         return code
-    for heading, text in collected.folded(nodes, kept):
+    for heading, text in folded(nodes, kept):
         output.write_out(output.paint(heading, styles.STRONG, output.terminal()))
         output.write_out(text)
     if code not in (EXIT_DONE, NOBODY_READS):
@@ -178,26 +175,17 @@ def meaning(code: int | None) -> str:
 # -- ssh ------------------------------------------------------------------------------------------
 
 
-def ssh(
-    chosen: Chosen, words: tuple[str, ...], job: str | None, workdir: str | None, *, no_job: bool
-) -> NoReturn:
+def ssh(chosen: Chosen, words: tuple[str, ...], workdir: str | None) -> NoReturn:
     """Become the system's ssh, with a shell or a program on one node."""
     targets = chosen.numbered()
     if len(targets) > 1:
         names = ", ".join(f"{target.index} is {target.node.name}" for target in targets)
         raise UsageError(f"{chosen.nodes[0]} names several nodes", f"give a number: {names}")
     (target,) = targets
-    if workdir is not None:
-        check_directory(workdir)
-    part = None if no_job else part_of_job(chosen.where, job, target)
-    if part is not None:
-        line = job_line(part, target.node.python, workdir or "", words)
-    else:
-        line = plain_line(directory(target, workdir), words)
+    line = plain_line(directory(target, workdir), words)
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if terminal and not words:
-        which = f"the environment of {part.job}" if part else "no job's environment"
-        output.complain(f"orchestrator: {target.label} is {target.node.name}, with {which}")
+        output.complain(f"orchestrator: {target.label} is {target.node.name}")
     command = ssh_command(
         target,
         line,
@@ -215,31 +203,103 @@ def ssh(
         ) from None
 
 
-def part_of_job(where: Where, wanted: str | None, target: NumberedNode) -> JobPart | None:
-    """Find the node in a job that is named, or else in the newest one that is running."""
-    from orchestrator.records import experiments  # exec does without records: 7 ms
-
-    if wanted is not None:
-        experiment = experiments.known(where.experiments, wanted, trusted=where.trust_record)
-        part = part_in(experiment, target)
-        if part is None:
-            raise UsageError(
-                f"{experiment.name} has not run on {target.node.name}",
-                f"orchestrator status {experiment.name} lists its nodes",
-            )
-        return part
-    newest_first = reversed(experiments.unfinished(where.experiments))
-    running = (each for each in newest_first if each.read_record().state == "running")
-    newest = next(running, None)
-    return part_in(newest, target) if newest else None
+# -- what the nodes print --------------------------------------------------------------------------
 
 
-def part_in(experiment: Experiment, target: NumberedNode) -> JobPart | None:
-    record, node = experiment.read_record(), target.node
-    for part in record.nodes:
-        if (part.host, part.user, part.port) == (node.host, node.user, node.port):
-            wrap = environment.chosen(part.wrap)
-            if wrap:  # a command that runs there is no mere data
-                experiment.check_launched(record)
-            return JobPart(record.job, part.index, wrap)
-    return None
+class Stream:
+    """Keeps what one program writes to one of its streams, until the end."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def write(self, data: bytes) -> None:
+        self.data += data
+
+    def close(self) -> None:
+        """Keep what has come."""
+
+
+# By the node's number, and whether it is standard error.
+Streams = Mapping[tuple[int, bool], Stream]
+
+
+def folded(nodes: Sequence[NumberedNode], streams: Streams) -> Iterator[tuple[str, str]]:
+    """Yield each different output once, with a heading that names its nodes."""
+    groups: dict[bytes, list[NumberedNode]] = {}
+    for node in sorted(nodes, key=lambda node: node.index):
+        stream = streams.get((node.index, False))
+        if stream is not None and stream.data:
+            groups.setdefault(bytes(stream.data), []).append(node)
+    for data, group in groups.items():
+        names = in_words([node.index for node in group])
+        heading = f"--- {names} ({listed([node.node.name for node in group])})"
+        yield heading, data.decode("utf-8", "replace")
+
+
+def as_json(outcome: Outcome, streams: Streams) -> dict[str, Any]:
+    """Return how a command ended on a node, and what it printed."""
+    index = outcome.node.index
+    shown: dict[str, Any] = {
+        "node": index,
+        "name": outcome.node.node.name,
+        "code": outcome.code,
+        "seconds": round(outcome.seconds, 3),
+        "problem": outcome.problem,
+        "fix": outcome.fix,
+    }
+    for name, errors in (("stdout", False), ("stderr", True)):
+        stream = streams.get((index, errors)) or Stream()
+        shown[f"{name}_bytes"] = len(stream.data)
+        shown[name] = stream.data.decode("utf-8", "replace")
+    return shown
+
+
+# -- prefixed -----------------------------------------------------------------------------------
+# Shows what programs on several nodes print, line by line, each with its node's prefix.
+
+
+class PrefixedOutput:
+    """The two streams of a terminal or of pipes, and the nodes whose lines go there."""
+
+    def __init__(self, nodes: Iterable[int]) -> None:
+        self.width = max((len(f"node{node}") for node in nodes), default=0)
+        self.broken = False  # nobody reads us any more, as in `| head`
+        self.when_broken: Callable[[], None] = lambda: None
+        self.turn = threading.Lock()
+        self.colored = {out: styles.shown(out) for out in (sys.stdout, sys.stderr)}
+
+    def stream(self, node: int, *, errors: bool) -> PrefixedStream:
+        return PrefixedStream(self, node, sys.stderr if errors else sys.stdout)
+
+    def write(self, text: str, out: TextIO) -> None:
+        with self.turn:
+            if text and not self.broken and not output.pass_on(text, out):
+                self.broken = True
+                self.when_broken()
+
+
+class PrefixedStream:
+    """The output of one program on one of its streams."""
+
+    def __init__(self, whole: PrefixedOutput, node: int, out: TextIO) -> None:
+        self.whole, self.out = whole, out
+        color = whole.colored[out]
+        self.splitter = LineSplitter(color)
+        prefix = f"node{node}".ljust(whole.width) + " | "
+        self.prefix = (
+            f"\x1b[{styles.OF_NODES[node % len(styles.OF_NODES)]}m{prefix}\x1b[0m"
+            if color
+            else prefix
+        )
+
+    def write(self, data: bytes) -> None:
+        self._show(self.splitter.feed(data))
+
+    def close(self) -> None:
+        """Show the last line, if nothing has ended it."""
+        self._show(self.splitter.flush())
+
+    def _show(self, lines: list[str]) -> None:
+        if lines:
+            text = self.prefix + f"\n{self.prefix}".join(lines) + "\n"
+            self.whole.write(text, self.out)

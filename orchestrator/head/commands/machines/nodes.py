@@ -1,31 +1,48 @@
-"""`orchestrator nodes`: what the machines of the node list are, and which launches pass over."""
+"""`orchestrator nodes` and `doctor`: what the machines of the node list are, and who holds them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from orchestrator.common import text
 from orchestrator.common.errors import (
+    EXIT_CHECK,
     EXIT_DONE,
+    EXIT_FAILED,
     EXIT_NODE,
     OrchestratorError,
 )
-from orchestrator.config.launch import LaunchArguments
+from orchestrator.common.text import duration, size
+from orchestrator.config.launch import LaunchArguments, Where
 from orchestrator.head.connect import fleet
-from orchestrator.head.connect.reach import Reached
+from orchestrator.head.connect.reach import Reached, ask_once
+from orchestrator.head.doctor import examination
 from orchestrator.head.nodes import machine
+from orchestrator.head.nodes.environment import chosen
+from orchestrator.head.nodes.facts import said_of
 from orchestrator.head.nodes.machine import Machine
-from orchestrator.head.nodes.node_list import choose, read_nodes
+from orchestrator.head.nodes.node_list import Node, choose, read_nodes
 from orchestrator.head.screen import failures, output, styles
-from orchestrator.head.screen.output import Column, Table, Terminal
+from orchestrator.head.screen.output import Cell, Column, Table, Terminal
+from orchestrator.head.start.claims import obstacles
+from orchestrator.head.start.code import expect_code
 from orchestrator.head.start.nodes import try_all
 from orchestrator.head.start.request import Request, resolve
+from orchestrator.head.start.selection import diagnose
+from orchestrator.head.status import containers
+from orchestrator.head.status.find_job import without_record
 from orchestrator.protocol.facts import Checkup
+from orchestrator.protocol.message import encode
+from orchestrator.protocol.requests.claims import WAITING, Entry, in_words
 from orchestrator.protocol.requests.machine import CheckedUp, Examine
-from orchestrator.protocol.timing import ANSWER_SECONDS
+from orchestrator.protocol.requests.start import Page, ReadBook
+from orchestrator.protocol.requests.warm import StandbyEnds, StandbyStates, Warm, WarmOff
+from orchestrator.protocol.timing import ANSWER_SECONDS, QUICK_ANSWER_SECONDS
 from orchestrator.records import cordons
 from orchestrator.records.machines import machine_of
 
@@ -114,7 +131,7 @@ def reasons(lost: Sequence[Machine], total: int) -> str:
     return "\n  ".join([first, *lines])
 
 
-# -- machines that launches pass over -------------------------------------------------------------
+# -- machines that launches pass over --------------------------------------------------------------
 
 
 def cordon(node_list: Path, hosts: Sequence[str], free: Sequence[str], reason: str) -> int:
@@ -137,3 +154,215 @@ def cordon(node_list: Path, hosts: Sequence[str], free: Sequence[str], reason: s
 def named(node_list: Path, host: str) -> list[str]:
     """Return the machines that a name or a number means in the node list."""
     return [machine_of(each.node) for each in choose(read_nodes(node_list), (host,))]
+
+
+# -- doctor: what is wrong with them ---------------------------------------------------------------
+
+
+def doctor(arguments: LaunchArguments, *, full: bool, hints: bool) -> int:
+    request = resolve(arguments)
+    request, nodes = expect_code(request, try_all(request))
+    diagnosis = diagnose(request, nodes, full=full)
+    words = partial(examination.to_text, diagnosis, hints=hints)
+    output.result(examination.to_json(diagnosis), words)
+    return EXIT_CHECK if diagnosis.bad else EXIT_DONE
+
+
+# -- --queue: who holds what of the nodes, who waits for it, and why -------------------------------
+
+
+@dataclass(frozen=True)
+class Line:
+    """A job or a launch that waits, on all nodes where it has an entry."""
+
+    entry: Entry
+    on: Mapping[str, Entry]  # by the node's name
+    place: int = 0  # in the queue; 0: it has what it wants
+    why: str = ""  # it waits
+    now: float = 0.0
+
+    @property
+    def waits(self) -> bool:
+        return self.entry.state == WAITING
+
+
+def state(line: Line) -> Cell:
+    if line.waits:
+        return f"waits, {line.place}.", styles.WARNING
+    return line.entry.state
+
+
+def what(line: Line) -> str:
+    """Say what a job holds of its nodes, or wants of them."""
+    each = {
+        name: f"{one.wants} wanted" if line.waits else in_words(one.names)
+        for name, one in line.on.items()
+    }
+    return "; ".join(said_of(each.items()))
+
+
+def why(line: Line) -> str:
+    return (line.why or "about to start") if line.waits else "-"
+
+
+LINES: Table[Line] = Table(
+    (
+        Column("STATE", state),
+        Column("USER", lambda line: line.entry.user),
+        Column("JOB", lambda line: line.entry.job),
+        Column("ON", what),
+        Column("SINCE", lambda line: text.duration(round(max(0.0, line.now - line.entry.since)))),
+        Column("WHY IT WAITS", why),
+    )
+)
+
+
+Lost = Sequence[tuple[str, OrchestratorError]]
+
+
+def read_books(arguments: LaunchArguments) -> tuple[list[tuple[Reached, Page]], Lost]:
+    """Read the books of all nodes; return also which ones could not be asked, and why."""
+    answered = try_all(resolve(arguments))
+    books = fleet.ask(answered.reached, [ReadBook()] * len(answered.reached), QUICK_ANSWER_SECONDS)
+    pairs = list(zip(answered.reached, books, strict=True))
+    read = [(node, book) for node, book in pairs if isinstance(book, Page)]
+    silent = [(node.node, book) for node, book in pairs if isinstance(book, OrchestratorError)]
+    return read, [(node.name, error) for node, error in (*answered.lost, *silent)]
+
+
+def queue(arguments: LaunchArguments) -> int:
+    read, lost = read_books(arguments)
+    lines = list(lines_of(read, time.time()))
+    problems = [{"name": name, "problem": error.what} for name, error in lost]
+    data = {"jobs": [queue_line(line) for line in lines], "lost": problems}
+    output.result(data, partial(queue_text, lines, lost))
+    return EXIT_NODE if lost else EXIT_DONE
+
+
+def lines_of(read: Iterable[tuple[Reached, Page]], now: float) -> Iterator[Line]:
+    """Yield the jobs that hold something, and then who waits, the first in the queue first."""
+    books: dict[str, Page] = {}
+    found: dict[tuple[str, ...], dict[str, Entry]] = {}
+    for node, book in read:
+        books[node.node.name] = book
+        for entry in book.entries:
+            found.setdefault(whole(entry), {})[node.node.name] = entry
+    firsts = {key: next(iter(on.values())) for key, on in found.items()}
+    holding = [one for one in firsts.values() if one.state != WAITING]
+    for one in sorted(holding, key=lambda entry: entry.since):
+        yield Line(one, found[whole(one)], now=now)
+    waiting = sorted(
+        (one for one in firsts.values() if one.state == WAITING), key=lambda one: one.rank
+    )
+    for at, one in enumerate(waiting, 1):
+        there = {name: seen_by(entry, books[name]) for name, entry in found[whole(one)].items()}
+        reasons = obstacles(one, there, len(there))
+        yield Line(
+            one,
+            found[whole(one)],
+            place=at,
+            why="; ".join(said_of(reasons.items())),
+            now=now,
+        )
+
+
+def whole(entry: Entry) -> tuple[str, ...]:
+    """Return what the entries of one job, or of one launch that waits, have in common."""
+    return (entry.id,) if entry.state == WAITING else (entry.user, entry.job)
+
+
+def seen_by(entry: Entry, book: Page) -> Page:
+    """Return a node's book as a launch that waits there sees it: what others have is not free."""
+    free = entry.of - sum(len(one.keys) for one in book.entries)
+    return book.replace(free=max(0, free), total=entry.of, wants=entry.wants)
+
+
+def queue_line(line: Line) -> dict[str, Any]:
+    entry = line.entry
+    return {
+        "id": entry.id,
+        "state": entry.state,
+        "user": entry.user,
+        "job": entry.job,
+        "head": entry.head,
+        "since": entry.since,
+        "place": line.place or None,
+        "why": line.why,
+        "nodes": {
+            name: {"holds": list(one.names), "wants": one.wants} for name, one in line.on.items()
+        },
+    }
+
+
+def queue_text(lines: Sequence[Line], lost: Lost, terminal: Terminal) -> str:
+    table = LINES.text(lines, terminal) if lines else "no job holds or waits for these nodes"
+    reasons = failures.reasons((name, error.what, error.fix) for name, error in lost)
+    return "\n\n".join(filter(None, [table, "\n".join(reasons)]))
+
+
+# -- --warm: the processes that wait for a job on the nodes ----------------------------------------
+
+WARM_ANSWER_SECONDS = 60.0
+COLUMNS = 4  # beside the node's name
+
+Answer = StandbyStates | StandbyEnds | OrchestratorError
+Replies = Sequence[tuple[Node, Answer]]
+
+
+def warm(where: Where, *, off: bool) -> int:
+    """Show what waits on each node and in its containers, or end it and prove that."""
+    ssh = without_record(where)
+    nodes = read_nodes(where.node_list)
+    places = [*nodes, *containers.of_nodes(nodes, where, containers.may_be_warm)]
+
+    def ask(node: Node) -> StandbyStates | StandbyEnds:
+        if off:
+            return ask_once(ssh, node, WarmOff(), WARM_ANSWER_SECONDS)
+        return ask_once(ssh, node, Warm(), WARM_ANSWER_SECONDS)
+
+    answers: Replies = list(zip(places, fleet.everywhere(places, ask), strict=True))
+    output.result(warm_data(answers), partial(warm_text, answers))
+    if any(isinstance(answer, StandbyEnds) and answer.left for _, answer in answers):
+        return EXIT_FAILED
+    lost = any(isinstance(answer, OrchestratorError) for _, answer in answers)
+    return EXIT_NODE if lost else EXIT_DONE
+
+
+def warm_text(answers: Replies, terminal: Terminal) -> str:
+    """Return a line for each process that waits or was ended, and for each node without one."""
+    errors = [(node, answer) for node, answer in answers if isinstance(answer, OrchestratorError)]
+    reasons = failures.reasons((node.place, error.what, error.fix) for node, error in errors)
+    rows = [
+        [node.place, *words, *[""] * (COLUMNS - len(words))]
+        for node, answer in answers
+        for words in words_of(answer)
+    ]
+    return "\n".join([output.table(rows, terminal), *map(output.printable, reasons)])
+
+
+def words_of(answer: Answer) -> Iterator[list[str]]:
+    if isinstance(answer, StandbyEnds):
+        ended = ", ".join(map(str, answer.ended))
+        left = ", ".join(map(str, answer.left))
+        yield [f"ended {ended}" if ended else "nothing was warm"]
+        yield from [[f"processes {left} do not end (stuck in the kernel?)"]] * bool(left)
+    elif isinstance(answer, StandbyStates):
+        for each in answer.standbys:
+            left = f"{duration(round(each.seconds_left))} left"
+            state = "warm" if each.ready else "importing"
+            yield [state, left, size(each.memory, binary=True), each.python]
+        if not answer.standbys:
+            yield ["cold"]
+
+
+def warm_data(answers: Replies) -> dict[str, object]:
+    rows: list[dict[str, object]] = []
+    for node, answer in answers:
+        wrap = chosen(node.wrap)
+        place = {"node": node.name, "wrap": wrap} if wrap else {"node": node.name}
+        if isinstance(answer, OrchestratorError):
+            rows.append({**place, "state": "unreachable", "why": answer.what})
+            continue
+        data = encode(answer, nones=True)
+        rows.append({**place, **({"warm": data["standbys"]} if "standbys" in data else data)})
+    return {"nodes": rows}

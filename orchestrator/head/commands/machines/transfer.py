@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -103,20 +102,19 @@ def joined(table: str, notes: Sequence[str]) -> str:
 # -- pull -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class PullOptions:
-    """The options of `orchestrator pull`, as they were typed."""
+def pull(
+    chosen: Chosen,
+    wanted: str | None,
+    destination: Path | None,
+    *,
+    checkpoints: bool,
+    dry_run: bool,
+) -> int:
+    """Fetch what a job left on its nodes, or a path of all nodes; say what came from each.
 
-    chosen: Chosen
-    wanted: str | None = None  # an experiment, or a path of the nodes
-    destination: Path | None = None
-    checkpoints: bool = False
-    dry_run: bool = False
-
-
-def pull(options: PullOptions) -> int:
-    """Fetch what a job left on its nodes, or a path of all nodes; say what came from each."""
-    where, wanted = options.chosen.where, options.wanted
+    `wanted` is an experiment, or a path of the nodes.
+    """
+    where = chosen.where
     experiment = experiments.find(where.experiments, wanted, trusted=where.trust_record)
     if wanted is None and experiment is None:
         raise UsageError(
@@ -124,17 +122,17 @@ def pull(options: PullOptions) -> int:
             "name a path of the nodes: orchestrator pull /data/results DST",
         )
     if experiment is not None:
-        transport, sources = of_experiment(options, experiment)
-    elif options.checkpoints:
+        transport, sources = of_experiment(chosen, experiment, destination, checkpoints)
+    elif checkpoints:
         raise experiments.missing(where.experiments, wanted)
     else:
-        transport, sources = options.chosen.transport(), of_path(options)
+        transport, sources = chosen.transport(), of_path(chosen, str(wanted), destination)
     with Progress("fetching", quiet=output.as_json()) as progress:
-        parts = pulling.pull(transport, sources, progress, dry_run=options.dry_run)
+        parts = pulling.pull(transport, sources, progress, dry_run=dry_run)
     code = exit_code(parts)
 
     def as_text(terminal: Terminal) -> str:
-        later = " to come" * options.dry_run
+        later = " to come" * dry_run
         return joined(*to_text(parts, "fetched", "HERE BEFORE", later, terminal))
 
     nodes = [{**to_json(part, "fetched"), "left_out": part.left_out} for part in parts]
@@ -148,10 +146,9 @@ def pull(options: PullOptions) -> int:
 
 
 def of_experiment(
-    options: PullOptions, experiment: Experiment
+    chosen: Chosen, experiment: Experiment, destination: Path | None, checkpoints: bool
 ) -> tuple[Transport, list[pulling.PullSource]]:
     """Ask the nodes of a job; without a DST its files go into its own directory here."""
-    chosen = options.chosen
     record = experiment.read_record()
     experiment.check_launched(record)
     seconds = max(chosen.connect_timeout, record.launch.connect_timeout)
@@ -167,12 +164,12 @@ def of_experiment(
         if wanted and not wanted & named[node.index]:
             continue
         into = outputs
-        if options.destination is not None:
-            into = Folder(options.destination / experiment.log(node).stem, private=False)
+        if destination is not None:
+            into = Folder(destination / experiment.log(node).stem, private=False)
         question = Outputs(
             job=record.job,
             node=node.index,
-            checkpoints=options.checkpoints,
+            checkpoints=checkpoints,
             beside=FILES_ANSWER_SECONDS / 2,
         )
         sources.append(
@@ -181,22 +178,21 @@ def of_experiment(
     return transport, sources
 
 
-def of_path(options: PullOptions) -> list[pulling.PullSource]:
+def of_path(chosen: Chosen, wanted: str, destination: Path | None) -> list[pulling.PullSource]:
     """Ask the nodes of the list for a path; the files of each go into a directory for it here."""
-    assert options.wanted is not None
-    name = PurePosixPath(options.wanted).name
+    name = PurePosixPath(wanted).name
     if name in ("", ".", "..", "~"):
-        raise UsageError(f"{options.wanted} has no name that its copy here could have")
+        raise UsageError(f"{wanted} has no name that its copy here could have")
     return [
         pulling.PullSource(
             target.index,
             target.node.name,
             target.node,
-            ListPath(path=options.wanted, directory=directory(target, None).path),
-            Folder((options.destination or Path()) / directory_of(target), private=False),
+            ListPath(path=wanted, directory=directory(target, None).path),
+            Folder((destination or Path()) / directory_of(target), private=False),
             replace=True,
         )
-        for target in options.chosen.numbered()
+        for target in chosen.numbered()
     ]
 
 

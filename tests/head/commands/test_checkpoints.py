@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.config.launch import Where
-from orchestrator.head.commands.kept import checkpoints
+from orchestrator.head.commands import checkpoints
 from orchestrator.records import checkpoint_store
 from tests.head.commands.printing import json_wanted
 from tests.records.test_checkpoint_store import change, experiment, save

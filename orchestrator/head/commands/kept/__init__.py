@@ -1,1 +1,0 @@
-"""Commands on what jobs have left: checkpoints, and whole experiments."""
