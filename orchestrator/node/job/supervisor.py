@@ -26,10 +26,15 @@ from orchestrator.common.program import path_with
 from orchestrator.node.job import processes, resume_dir
 from orchestrator.node.job.job_processes import JobProcesses
 from orchestrator.node.job.part.event_file import EventFile, Listeners
-from orchestrator.node.job.part.job_log import NO_RANK, JobLog
+from orchestrator.node.job.part.job_log import (
+    NO_RANK,
+    READ_BYTES,
+    JobLog,
+    Outputs,
+    open_fifo,
+)
 from orchestrator.node.job.part.local_ranks import LocalRanks
 from orchestrator.node.job.part.oom_evidence import Evidence, last_words
-from orchestrator.node.job.part.outputs import READ_BYTES, Outputs, open_fifo
 from orchestrator.node.job.part.part_end import (
     SWEEP_SECONDS,
     Cause,

@@ -35,7 +35,7 @@ def main() -> None:
     ranks = [os.path.dirname(os.path.abspath(__file__)), os.pardir, "job", "ranks"]
     agent_start = load("agent_start", *ranks)
     fast_torchrun = load("fast_torchrun", *ranks)
-    process_title = load("process_title", *ranks)
+    interpreter = load("interpreter", *ranks)
     fast_torchrun.begin_path_here()  # not with this file's directory, which is ours
     # An optimizer imports torch._dynamo when it is made: 1.5 s in each rank.
     torchrun = fast_torchrun.import_torch("torch._dynamo")
@@ -57,7 +57,7 @@ def main() -> None:
         each.close()
     for fd in passed:
         os.close(fd)
-    become_torchrun(its, agent_start, process_title)
+    become_torchrun(its, agent_start, interpreter)
     fast_torchrun.run(torchrun)
 
 
@@ -181,7 +181,7 @@ def supervise(
     os.execve(words[0], words, {respelt(name): respelt(value) for name, value in variables})
 
 
-def become_torchrun(control: socket.socket, agent_start: Any, process_title: Any) -> None:
+def become_torchrun(control: socket.socket, agent_start: Any, interpreter: Any) -> None:
     """Be what a cold start is before its first line; where that cannot be, execute it."""
     try:
         start, (output,) = receive(control)
@@ -204,9 +204,9 @@ def become_torchrun(control: socket.socket, agent_start: Any, process_title: Any
     os.environ.update(changed)
     # What stood first in this memory stays there: C code may have kept pointers to it.
     first = {name: environment[name] for name in before if name in environment}
-    if not process_title.show_environment({**first, **environment}):
+    if not interpreter.show_environment({**first, **environment}):
         os.execvpe(command[0], command, environment)
-    process_title.show_command(command)
+    interpreter.show_command(command)
     time.tzset()
     sys.argv = command[2:]
     if hasattr(sys, "orig_argv"):  # since Python 3.10

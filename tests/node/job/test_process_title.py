@@ -6,10 +6,10 @@ import os
 import subprocess
 from pathlib import Path
 
-from orchestrator.node.job.ranks import process_title
+from orchestrator.node.job.ranks import interpreter
 from tests.node.running import PYTHON
 
-PATH = Path(process_title.__file__)
+PATH = Path(interpreter.__file__)
 PROGRAM = f"""
 import ctypes, os, runpy, sys
 own = __import__("types").SimpleNamespace(**runpy.run_path({str(PATH)!r}))

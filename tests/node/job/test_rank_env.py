@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node.job.ranks import rank_env
+from orchestrator.node.job.ranks import rank
 
 TORCHRUN = {
     **{"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "2"},
@@ -22,7 +22,7 @@ SPEC: dict[str, Any] = {
 
 def seen(*kinds: str, **changes: Any) -> dict[str, str]:
     environ = dict(TORCHRUN)
-    rank_env.complete(environ, {**SPEC, "rank_env": list(kinds), **changes})  # type: ignore[typeddict-item]
+    rank.complete_environment(environ, {**SPEC, "rank_env": list(kinds), **changes})  # type: ignore[typeddict-item]
     return environ
 
 

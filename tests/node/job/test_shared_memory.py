@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.node.follow import stop_job
-from orchestrator.node.job import processes, shared_memory
+from orchestrator.node.job import job_processes, processes
+from orchestrator.node.job.job_processes import Segments
 from orchestrator.node.job.processes import Process
-from orchestrator.node.job.shared_memory import Segments
 from orchestrator.protocol.requests.follow import Stop
 from tests.node.running import Job, script, wait_until
 
@@ -137,7 +137,7 @@ def test_what_others_may_open_stays_where_not_all_processes_are_seen(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, segments = written_by_a_job(name, 0o666)
-    monkeypatch.setattr(shared_memory, "in_use", lambda _: (set(), True))
+    monkeypatch.setattr(job_processes, "in_use", lambda _: (set(), True))
     assert segments.remove() == (str(path),)
     path.chmod(0o600)
     assert segments.remove() == ()
@@ -148,5 +148,5 @@ def test_what_is_of_another_user_is_named_and_stays(
 ) -> None:
     """As where root ends the jobs of all."""
     path, segments = written_by_a_job(name, 0o600)
-    monkeypatch.setattr(shared_memory.os, "getuid", lambda: 12345)
+    monkeypatch.setattr(job_processes.os, "getuid", lambda: 12345)
     assert segments.remove() == (str(path),)

@@ -8,8 +8,8 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 
 from orchestrator.node.job import processes
+from orchestrator.node.job.part.job_log import READ_BYTES, Outputs
 from orchestrator.node.job.part.oom_evidence import GPU_ASSERTS, Evidence, last_words
-from orchestrator.node.job.part.outputs import READ_BYTES, Outputs
 from orchestrator.node.job.part.part_end import PartEnd
 from orchestrator.node.job.processes import Process
 from orchestrator.node.job.run_directory import RunDir

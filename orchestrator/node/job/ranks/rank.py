@@ -4,8 +4,7 @@ torchrun's own child (the keeper) forks the real rank and waits for it, so that 
 is known exactly (exit code, signal, peak memory) whatever killed it; to torchrun the keeper ends
 the same way. The rank sends its output down its own FIFO, so every line is known to be its own, and
 runs the program as `python program args` would. It shares a process with the user's code, so at run
-time it imports nothing of ours; interpreter.py, process_title.py and rank_env.py, in the same
-directory, are loaded by their paths.
+time it imports nothing of ours; interpreter.py, in the same directory, is loaded by its path.
 """
 
 from __future__ import annotations
@@ -25,7 +24,8 @@ import sys
 import time
 import traceback
 import types
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -39,9 +39,9 @@ def loaded(*path: str) -> Any:
 
 
 if TYPE_CHECKING:
-    from orchestrator.node.job.ranks import interpreter, process_title, rank_env
+    from orchestrator.node.job.ranks import interpreter
 else:
-    interpreter, process_title, rank_env = map(loaded, ("interpreter", "process_title", "rank_env"))
+    interpreter = loaded("interpreter")
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
@@ -139,7 +139,7 @@ class Rank:
         prctl(PR_SET_NAME, f"rank{self.rank}".encode())
         answer_by_default()
         code = 0
-        rank_env.complete(os.environ, self.spec)
+        complete_environment(os.environ, self.spec)
         try:
             if self.forked:
                 interpreter.forget_the_parent()
@@ -288,7 +288,7 @@ def run_python(kind: str, name: str, args: list[str]) -> None:
     sys.argv = [name, *args]
     flag = ["-m"] if kind in ("module", "engine") else []
     # Else `ps` shows torchrun's agent, and no script.
-    process_title.show_command([sys.executable, "-u", *flag, *sys.argv])
+    interpreter.show_command([sys.executable, "-u", *flag, *sys.argv])
     if not getattr(sys.flags, "safe_path", False):
         del sys.path[0]  # the directory of our own program
     library = os.path.abspath(__file__).rsplit(os.sep, 5)[0]
@@ -337,6 +337,47 @@ def write_whole(path: str, text: str) -> bool:
         os.replace(new, path)
         return True
     return False
+
+
+SLURM, OWN = "slurm", "own"  # OWN: the program starts its ranks by itself
+OF_TORCHRUN = re.compile(
+    r"TORCHELASTIC_.*|(LOCAL|GROUP|ROLE)_.*|TORCH_NCCL_ASYNC_ERROR_HANDLING|NPROC_PER_NODE"
+)
+# Of Slurm's, what a user or an allocation has set stays: it is no place among the ranks.
+OF_A_JOB = tuple(
+    f"SLURM_{name}" for name in ("JOB_ID", "JOBID", "JOB_NAME", "CPUS_PER_TASK", "GPUS_ON_NODE")
+)
+
+
+def complete_environment(environ: MutableMapping[str, str], spec: Mapping[str, Any]) -> None:
+    """Set the variables that a launch asked for: Slurm's, or less than torchrun's."""
+    wanted, attempt = spec.get("rank_env", ()), spec.get("attempt")
+    if attempt:  # as torchrun would with restarts of its own
+        environ["TORCHELASTIC_RESTART_COUNT"] = str(attempt["number"] - 1)
+        environ["TORCHELASTIC_MAX_RESTARTS"] = str(attempt["restarts"])
+    if SLURM in wanted:
+        of_job = {name: environ[name] for name in OF_A_JOB if name in environ}
+        environ.update({**of_slurm(environ, spec), **of_job})
+    if OWN in wanted:  # what says where the nodes meet stays
+        for name in [name for name in environ if OF_TORCHRUN.fullmatch(name)]:
+            del environ[name]
+
+
+def of_slurm(environ: Mapping[str, str], spec: Mapping[str, Any]) -> dict[str, str]:
+    """Return what srun sets for a task."""
+    attempt, hosts, node = spec.get("attempt"), spec.get("hosts", ()), int(spec["node"])
+    job = str(1 + zlib.crc32((attempt["first_job"] if attempt else spec["job"]).encode()) % 10**7)
+    per_node, size, nodes = environ["LOCAL_WORLD_SIZE"], environ["WORLD_SIZE"], str(spec["nnodes"])
+    cores = max(1, len(os.sched_getaffinity(0)) // int(per_node))
+    rank = {"PROCID": environ["RANK"], "LOCALID": environ["LOCAL_RANK"], "NODEID": str(node)}
+    sizes = {"NTASKS": size, "NPROCS": size, "NNODES": nodes, "JOB_NUM_NODES": nodes}
+    names = {"JOB_ID": job, "JOBID": job, "JOB_NAME": spec["experiment"]}
+    places = {"NODELIST": ",".join(hosts), "JOB_NODELIST": ",".join(hosts)}
+    shares = {"CPUS_PER_TASK": str(cores), "GPUS_ON_NODE": per_node}
+    if int(size) == int(per_node) * spec["nnodes"]:
+        shares["NTASKS_PER_NODE"] = per_node
+    found = {**rank, **sizes, **names, **places, **shares}
+    return {f"SLURM_{name}": value for name, value in found.items()}
 
 
 def prctl(option: int, value: Any) -> None:
