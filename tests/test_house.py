@@ -520,7 +520,7 @@ BUDGETS = {
     "head/transfer": 1367,
     "node/job": 2447,
     "node/peers": 416,
-    "node/start": 627,
+    "node/start": 616,
     "node/transfer": 988,
     "node/warm": 490,
     "node/environments": 237,

@@ -6,15 +6,18 @@ import contextlib
 import os
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.machine import amd, nvidia
 from orchestrator.node.server.visit import Refusal, RoomState, Visit
-from orchestrator.node.start import devices
 from orchestrator.node.start.book import Book, printable
-from orchestrator.node.start.devices import Device
+from orchestrator.protocol.facts import Card
 from orchestrator.protocol.requests.claims import (
     RUNNING,
+    SLOT,
     STARTING,
+    VISIBLE,
     WAITING,
     Entry,
     Taken,
@@ -29,6 +32,17 @@ LOOK_SECONDS = 0.05  # between two looks at what others hold
 START_PATIENCE_SECONDS = 2.0  # for others who try at the same moment, and give up or start
 TOOL_SECONDS = 5.0  # a driver that is loaded for each query takes some
 SHARED_BY_ALL = ("nvidia-cuda-mps-server",)  # computes for others
+OF_VENDOR = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES"}
+
+
+class Device(NamedTuple):
+    """One GPU, or one slot of a machine without: it can be claimed."""
+
+    key: str  # its name in the machine's book
+    name: str  # for people: GPU 3
+    value: str = ""  # its name in the variable that hides the others from a process
+    vendor: str = ""
+    uuid: str = ""
 
 
 class Claims(RoomState):
@@ -109,7 +123,7 @@ class Claims(RoomState):
                 if before:
                     return Claimed(taken=before, unsure=unsure)
             most = count if wish.needed else min(count, len(unused))
-            if len(unused) >= most and self.lock(devices.nearest(unused, most), wish):
+            if len(unused) >= most and self.lock(nearest(unused, most), wish):
                 return self.claimed().replace(unsure=unsure)
             if len(unused) >= most:
                 continue  # one of them has just been taken: there may be others
@@ -186,7 +200,7 @@ class Claims(RoomState):
             return {}
         if spec.wish.needed and (claimed.lacking or claimed.taken):
             raise Refusal(claimed.lacking or who_has(claimed.taken))
-        return devices.environment(self.held, self.of)
+        return hiding_others(self.held, self.of)
 
     def job_started(self, run: RunDir, spec: Spec) -> None:
         """Leave to the supervisor what it has inherited; keep it as well for a further attempt."""
@@ -214,12 +228,12 @@ def wanted(wish: Wish) -> tuple[list[Device], int, str]:
 
     That is GPUs which the job's ranks may see, or slots of a machine that has none.
     """
-    everything = devices.gpus()
+    everything = gpus_here()
     if not everything:
         lacking = f"has no GPU, and {wish.gpus} are wanted" if wish.gpus else ""
-        return devices.slots(max(wish.of, wish.slots)), wish.gpus or wish.slots, lacking
-    named = devices.asked_for(wish.visible)
-    some = devices.visible(everything, named) if named else everything
+        return slots_of(max(wish.of, wish.slots)), wish.gpus or wish.slots, lacking
+    named = asked_for(wish.visible)
+    some = visible(everything, named) if named else everything
     count, there = len(some) if wish.gpus is None else wish.gpus, len(some)
     words = f"has {there} GPUs for this job, and {count} are wanted"
     return some, count, words if count > there else ""
@@ -230,7 +244,6 @@ def users_of(some: Sequence[Device]) -> tuple[dict[str, Taken], str]:
     if not any(one.vendor == "nvidia" for one in some):
         return {}, ""
     # A launch on machines without GPUs does without.
-    from orchestrator.node.machine import nvidia
     from orchestrator.node.machine.checkup import owner
 
     holders, problem = nvidia.computing(TOOL_SECONDS)
@@ -290,3 +303,72 @@ def read(visit: Visit, request: ReadBook) -> Page:
             free = sum(not book.locked(one.key) and one.key not in used for one in some)
             return Page(entries=entries, free=free, total=len(some), wants=count)
         called = visit.is_called(LOOK_SECONDS)
+
+
+# -- which GPUs of this machine: free ones that are near each other --------------------------------
+
+
+def gpus_here(root: str = "") -> list[Device]:
+    """Return the GPUs that a login sees here, in the order of the bus."""
+    found: Sequence[Card] = nvidia.cards(root, seen=True) or amd.cards(root)
+    return [
+        Device(
+            key=f"gpu-{card.pci or index}",
+            name=f"GPU {index}",
+            value=card.uuid if card.vendor == "nvidia" and card.uuid else str(index),
+            vendor=card.vendor,
+            uuid=card.uuid,
+        )
+        for index, card in enumerate(found)
+    ]
+
+
+def slots_of(count: int) -> list[Device]:
+    return [Device(key=f"{SLOT}{index}", name=f"slot {index}") for index in range(count)]
+
+
+def visible(known: Sequence[Device], named: str) -> list[Device]:
+    """Return those that a value of CUDA_VISIBLE_DEVICES names; as in CUDA, up to the first error.
+
+    What names a part of a GPU (MIG) is claimed by that name.
+    """
+    chosen: list[Device] = []
+    for word in filter(None, (part.strip() for part in named.split(","))):
+        if word.startswith("MIG-"):
+            chosen.append(Device(f"mig-{word}", word, word, "nvidia"))
+            continue
+        if word.isdigit():
+            fits = known[int(word) : int(word) + 1]
+        else:
+            fits = [one for one in known if one.uuid.lower().startswith(word.lower())]
+        if len(fits) != 1 or fits[0] in chosen:
+            break
+        chosen.append(fits[0])
+    return chosen
+
+
+def nearest(free: Sequence[Device], count: int) -> Sequence[Device]:
+    """Choose so many that are near each other on the bus; of equal choices the first."""
+    rows = [free[start : start + count] for start in range(len(free) - count + 1)]
+    return min(rows, key=lambda row: number_of(row[-1]) - number_of(row[0])) if count else []
+
+
+def number_of(device: Device) -> int:
+    word = device.name.rpartition(" ")[2]
+    return int(word) if word.isdigit() else 0
+
+
+def hiding_others(chosen: Sequence[Device], of: Sequence[Device]) -> dict[str, str]:
+    """Return what hides the other GPUs from a process; nothing where it has all."""
+    vendors = {device.vendor for device in chosen} - {""}
+    if not vendors or {device.key for device in chosen} == {device.key for device in of}:
+        return {}
+    values = ",".join(device.value for device in chosen)
+    names = {OF_VENDOR[vendor]: values for vendor in vendors}
+    by_number = "nvidia" in vendors and all(device.value.isdigit() for device in chosen)
+    return {**names, **({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if by_number else {})}
+
+
+def asked_for(named: str) -> str:
+    """Return the GPUs that the user's own settings name: those of the launch, else the login's."""
+    return named or next(filter(None, (os.environ.get(name) for name in VISIBLE)), "")

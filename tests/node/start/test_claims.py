@@ -22,10 +22,8 @@ from orchestrator.node.job.supervisor import Supervisor
 from orchestrator.node.machine import nvidia
 from orchestrator.node.server.visit import Refusal, Visit
 from orchestrator.node.start import claims as module
-from orchestrator.node.start import devices
 from orchestrator.node.start.book import Book
-from orchestrator.node.start.claims import Claims
-from orchestrator.node.start.devices import Device
+from orchestrator.node.start.claims import Claims, Device
 from orchestrator.protocol.requests.claims import RUNNING, STARTING, WAITING, Entry, Wish, who_has
 from orchestrator.protocol.requests.start import Claim, ReadBook, Unclaim, Wait
 from orchestrator.protocol.spec import Attempt
@@ -58,14 +56,14 @@ def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Device]:
         (top / "information").write_text(words)
         (tmp_path / "dev").mkdir(exist_ok=True)
         (tmp_path / f"dev/nvidia{index}").touch()
-    found = partial(devices.gpus, str(tmp_path))
-    monkeypatch.setattr(module.devices, "gpus", lambda root="": found())
+    found = partial(module.gpus_here, str(tmp_path))
+    monkeypatch.setattr(module, "gpus_here", lambda root="": found())
     monkeypatch.setattr(module, "START_PATIENCE_SECONDS", 0.0)
     tools = tmp_path / "tools"
     tools.mkdir()
     used_by(tools, "")
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
-    for name in devices.VISIBLE:
+    for name in module.VISIBLE:
         monkeypatch.delenv(name, raising=False)
     return found()
 
@@ -265,7 +263,7 @@ import os, resource, sys
 import encodings.ascii, encodings.latin_1  # this Python may be below a home directory
 import orchestrator.node.start.requests
 from orchestrator.node.server.visit import Visit
-from orchestrator.node.start.claims import Claims
+from orchestrator.node.start.claims import Claims, Device
 from orchestrator.protocol.requests.claims import Wish
 from orchestrator.protocol.requests.start import Claim
 os.setgroups([])
@@ -400,5 +398,5 @@ def test_a_container_has_the_gpus_whose_files_it_has(tmp_path: Path, gpus: list[
 
 def test_gpus_of_one_launch_are_neighbours() -> None:
     free = [Device(f"gpu-{i}", f"GPU {i}", vendor="nvidia") for i in (0, 2, 3, 5, 6, 7)]
-    chosen = [[one.name[4:] for one in devices.nearest(free, count)] for count in (0, 1, 2, 3)]
+    chosen = [[one.name[4:] for one in module.nearest(free, count)] for count in (0, 1, 2, 3)]
     assert chosen == [[], ["0"], ["2", "3"], ["5", "6", "7"]]

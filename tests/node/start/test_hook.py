@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node.start import hook
-from orchestrator.node.start.hook import HookError, run_hook
+from orchestrator.node.start import requests as hook
+from orchestrator.node.start.requests import HookError, run_hook
 from tests.node.running import alive, wait_until
 
 
