@@ -13,7 +13,7 @@ UNFOLLOWED_SECONDS = 60.0  # a node ends its part if no head follows the job so 
 QUICK_ANSWER_SECONDS = 15.0
 # It asks a driver or a tool, or looks at its disk. A node that is very busy is not lost.
 ANSWER_SECONDS = 30.0
-# It runs the user's hook, which has a minute (node/start/hook.py).
+# It runs the user's hook, which has a minute (node/start/requests.py).
 HOOK_ANSWER_SECONDS = 70.0
 # It reads or writes a piece of a file.
 FILE_ANSWER_SECONDS = 60.0
