@@ -248,8 +248,6 @@ class Trace:
         self.about = dict_of(header.get("orchestrator"))
         rank = self.about.get("rank", dict_of(header.get("distributedInfo")).get("rank"))
         self.rank = rank if isinstance(rank, int) and 0 <= rank < MOST_RANKS else None
-        # The moment from which its times count, in microseconds of the Unix clock.
-        self.base = number(header.get("baseTimeNanoseconds", 0)) / 1e3
 
     def events(self) -> Iterator[dict[str, Any]]:
         decode = json.JSONDecoder().raw_decode

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 import signal
@@ -50,7 +49,7 @@ def test_metrics_come_home_and_checkpoints_when_they_are_asked_for(apart: Head) 
 
 
 def test_a_running_job_is_profiled_and_its_traces_come_home(apart: Head) -> None:
-    """All ranks trace the same steps, their traces are one file here, and the job goes on."""
+    """All ranks trace the same steps, their traces are fetched, and the job continues."""
     more = [*SMALL, "training.max_steps=100000", "fsdp.sharding_strategy=ddp"]
     job = apart.launch("--nproc", "1", *(word for key in more for word in ("--set", key)))
     job.wait_for(r"step +2\b")
@@ -61,13 +60,9 @@ def test_a_running_job_is_profiled_and_its_traces_come_home(apart: Head) -> None
     assert first > 2
     for rank in found["ranks"].values():
         assert rank["steps"] == 2 and rank["compute_ms"] > 0 and rank["communication_ms"] > 0
-    names = ["all_ranks.json.gz", "rank_00.json.gz"]
     place = apart.experiment / "outputs" / "profile" / f"step_{first:08d}"
-    assert sorted(path.name for path in place.iterdir()) == [*names, "rank_01.json.gz"]
-    with gzip.open(place / "all_ranks.json.gz", "rt") as file:
-        events = json.load(file)["traceEvents"]
-    processes = [event["args"]["name"] for event in events if event["name"] == "process_name"]
-    assert processes == ["rank 0 (host0)", "rank 1 (host1)"]
+    names = ["rank_00.json.gz", "rank_01.json.gz"]
+    assert sorted(path.name for path in place.iterdir()) == names
     job.wait_for(rf"step +{first + 3}\b")
     stop = apart.command("orchestrator", "stop")
     assert stop.finish() == 0, stop.text

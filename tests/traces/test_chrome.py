@@ -34,7 +34,7 @@ def test_pieces_of_any_size(
             events.append(event)
             most = max(most, len(trace.text))
     assert events == whole["traceEvents"]
-    assert (trace.rank, trace.base) == (3, 1790857026e6)
+    assert trace.rank == 3
     assert piece > 64 or most < 3000, "no more than one event and the header are kept"
 
 
@@ -102,6 +102,3 @@ def test_a_time_that_is_none_is_told(tmp_path: Path, times: str, why: str) -> No
     (path := tmp_path / "trace.json").write_text(f'{{"traceEvents": [{event}]}}')
     with pytest.raises(UsageError, match=f"trace.json is not a Chrome trace: .*{why}"):
         read(path)
-    path.write_text('{"baseTimeNanoseconds": 1%s, "traceEvents": []}' % ("0" * 400))
-    with pytest.raises(UsageError, match="too large"), timeline.opened(path):
-        pass

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 import secrets
-import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
-from orchestrator.common import files
 from orchestrator.common.errors import (
     EXIT_DONE,
     CheckFailed,
@@ -64,34 +60,18 @@ def profile(where: Where, wanted: str | None, steps: int, timeout: float) -> int
     finally:
         progress.clear()
     together = timeline.compare({trace.number: trace.rank for trace in traces})
-    everything = write_together(directory, traces)
     if output.as_json():
-        data = {"directory": str(directory), **timeline.as_data(together), "all_ranks": everything}
+        data = {"directory": str(directory), **timeline.as_data(together)}
         output.write_out(json.dumps(data, indent=1))
         return EXIT_DONE
     output.write_out(timeline.to_text(together, {trace.number: trace.host for trace in traces}))
-    if everything:
-        output.write_out(f"all ranks, for ui.perfetto.dev: {everything}")
+    output.write_out(f"each rank, for ui.perfetto.dev: {directory}")
     return EXIT_DONE
 
 
 def say(text: str) -> None:
     if not output.as_json():
         output.say(text)
-
-
-def write_together(directory: Path, traces: Sequence[RankTrace]) -> str:
-    """Write the trace of all ranks beside theirs; return where it is."""
-    path = directory / ALL_RANKS
-    progress = showing("writing one trace", sum(trace.path.stat().st_size for trace in traces))
-    try:
-        write(traces, path, progress.add)
-    except OSError as error:
-        output.complain(f"WARNING: {directory} cannot be written: {error.strerror}")
-        return ""
-    finally:
-        progress.clear()
-    return str(path)
 
 
 def of_experiment(experiment: Experiment, where: Where, steps: int, timeout: float) -> Path:
@@ -241,14 +221,9 @@ def fetch(transport: Transport, record: JobRecord, news: ProfileNews, outputs: P
 # -- the traces -------------------------------------------------------------------------------
 
 
-ALL_RANKS = "all_ranks.json.gz"
-# Earlier versions also wrote clocks.json.
-OURS = {"summary.json", "clocks.json", ALL_RANKS}
+# Files that are no trace of one rank; earlier versions wrote them.
+OURS = {"summary.json", "clocks.json", "all_ranks.json.gz"}
 MOST_FILES = 4096
-# Of each kind of event, the fields that are copied beside its name, place and time.
-COPIED = {"X": ("dur", "args"), "s": ("id",), "t": ("id",), "f": ("id", "bp")}
-# How many numbers of processes and threads each rank has.
-NUMBERS = 1 << 11
 
 
 @dataclass(frozen=True)
@@ -259,11 +234,6 @@ class RankTrace:
     number: int
     rank: Rank
     host: str
-    base: float  # microseconds of the Unix clock of its node
-
-    @property
-    def label(self) -> str:
-        return f"rank {self.number} ({self.host})" if self.host else f"rank {self.number}"
 
 
 def paths_in(directory: Path) -> list[Path]:
@@ -318,72 +288,4 @@ def read_one(path: Path, index: int) -> RankTrace:
             number = int(named[1]) if named else index
         host = trace.about.get("host")
         shown = clean(host.encode(errors="replace").decode()[:80]) if isinstance(host, str) else ""
-        return RankTrace(path, number, rank, shown, trace.base)
-
-
-# -- one trace of all ranks -----------------------------------------------------------------------
-
-
-def write(
-    traces: Sequence[RankTrace], out: Path, progress: Callable[[int], None] = lambda _: None
-) -> None:
-    """Write one Chrome trace: each rank is a process named "rank 3 (host)", each GPU another."""
-    with files.replacing(out) as file, gzip.GzipFile(fileobj=file, mode="wb", compresslevel=1) as z:
-        z.write(b'{"displayTimeUnit": "ms", "traceEvents": [\n')
-        comma = b""
-        for trace in traces:
-            shift = trace.base - traces[0].base - ahead(trace, traces[0])
-            for event in copied(trace, shift):
-                z.write(comma + json.dumps(event).encode("ascii"))
-                comma = b",\n"
-            progress(trace.path.stat().st_size)
-        z.write(b"\n]}\n")
-
-
-def ahead(trace: RankTrace, other: RankTrace) -> float:
-    """Return by how many microseconds the clock of a rank's node is ahead of another's.
-
-    All ranks leave a collective together, so its ends are one moment.
-    """
-    gaps = [
-        (trace.base + mine[1] * 1e3) - (other.base + theirs[1] * 1e3)
-        for name, spans in trace.rank.collectives.items()
-        if len(spans) == len(other.rank.collectives.get(name, ()))
-        for mine, theirs in zip(spans, other.rank.collectives[name], strict=True)
-    ]
-    return statistics.median(gaps) if gaps else 0.0
-
-
-def copied(trace: RankTrace, shift: float) -> Iterator[dict[str, Any]]:
-    """Yield the events of one rank, with numbers that are its own among all ranks'."""
-    names: dict[str, str] = {}
-    numbers: dict[str, int] = {}
-    with timeline.opened(trace.path) as opened:
-        for event in opened.events():
-            process, thread = str(event.get("pid")), f"{event.get('pid')}/{event.get('tid')}"
-            args = timeline.dict_of(event.get("args"))
-            if event.get("name") == "process_labels" and str(args.get("labels")).startswith("GPU"):
-                names[process] = f"{trace.label} {args['labels']}"[:200]
-            elif event.get("name") == "thread_name":
-                names[thread] = str(args.get("name", ""))[:200]
-            if event.get("ph") not in COPIED or event.get("cat") == "Trace":
-                continue
-            # Perfetto knows a thread by its number alone: two hosts may use the same.
-            for place, kind in ((process, "process_name"), (thread, "thread_name")):
-                if place not in numbers:
-                    numbers[place] = trace.number * NUMBERS + len(numbers) + 1
-                    name = {"name": names.get(place, trace.label if kind[0] == "p" else "")}
-                    where = {"pid": numbers[process], "tid": numbers[place]}
-                    yield {"ph": "M", "name": kind, **where, "ts": 0, "args": name}
-            kept = {name: event[name] for name in COPIED[event["ph"]] if name in event}
-            if "id" in kept:
-                kept["id"] = f"{trace.number}.{kept['id']}"
-            yield {
-                "ph": event["ph"],
-                "cat": str(event.get("cat", "")),
-                "name": str(event.get("name", "")),
-                "pid": numbers[process],
-                "tid": numbers[thread],
-                "ts": round(timeline.number(event["ts"]) + shift, 3),
-                **kept,
-            }
+        return RankTrace(path, number, rank, shown)

@@ -1,11 +1,10 @@
-"""The traces of a directory: which they are, whose, and on which clock; then all in one file."""
+"""The traces of a directory: which they are, and whose."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import os
-from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -75,67 +74,10 @@ def test_two_traces_of_one_rank_are_refused(directory: Path) -> None:
         command.read(command.paths_in(directory))
 
 
-def test_all_ranks_are_on_one_clock(directory: Path) -> None:
-    (directory / "rank_03.json").write_bytes(CUDA.read_bytes())
-    first, other, alone = command.read(command.paths_in(directory))
-    assert (first.label, other.label) == ("rank 0 (host0)", "rank 1 (host1)")
-    assert command.ahead(other, first) == pytest.approx(250_000)
-    assert command.ahead(alone, first) == 0, "it shares no collective with the others"
-
-
-# -- all in one file ------------------------------------------------------------------------------
-
-
-def check_format(path: Path) -> list[dict[str, Any]]:
-    """Hold the file to the trace-event format, and to what Perfetto asks beyond it."""
-    with gzip.open(path, "rt") as file:
-        data = json.load(file)
-    assert isinstance(data["traceEvents"], list)
-    events: list[dict[str, Any]] = data["traceEvents"]
-    threads: dict[int, int] = {}
-    named: set[int] = set()
-    flows: defaultdict[Any, list[str]] = defaultdict(list)
-    for event in events:
-        assert isinstance(event["pid"], int) and isinstance(event["tid"], int), event
-        assert isinstance(event["name"], str)
-        if event["ph"] == "M":
-            if event["name"] == "process_name":
-                assert event["pid"] not in named, "a process has one name"
-                named.add(event["pid"])
-            continue
-        assert event["ph"] in "Xsfi" and event["ts"] >= 0
-        assert event["pid"] in named, "its process was named before"
-        assert threads.setdefault(event["tid"], event["pid"]) == event["pid"]
-        if event["ph"] == "X":
-            assert event["dur"] >= 0
-        if event["ph"] in "sf":
-            flows[event["id"]].append(event["ph"])
-    assert all(Counter(ends)["s"] <= 1 for ends in flows.values()), "arrows of ranks are apart"
-    return events
-
-
-def test_one_trace_of_all_ranks(directory: Path) -> None:
-    (directory / "rank_03.json").write_bytes(CUDA.read_bytes())
-    traces = command.read(command.paths_in(directory))
-    out = directory / command.ALL_RANKS
-    command.write(traces, out)
-    events = check_format(out)
-    names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
-    assert names == ["rank 0 (host0)", "rank 1 (host1)", "rank 3 (gpu02)", "rank 3 (gpu02) GPU 0"]
-    assert "stream 7 " in [e["args"]["name"] for e in events if e["name"] == "thread_name"]
-    ends = [e["ts"] + e["dur"] for e in events if e["name"] == "gloo:all_reduce"]
-    assert ends == pytest.approx([1090e3, 1090e3], abs=0.01)
-    (gemm,) = (event for event in events if event["name"].startswith("nvjet"))
-    assert gemm["dur"] == pytest.approx(3000, abs=0.01)
-    assert gemm["args"]["stream"] == 7
-    assert not [event for event in events if event.get("cat") == "Trace"]
-    assert command.paths_in(directory) == [trace.path for trace in traces], "it is none of them"
-
-
 def test_a_host_of_a_node_cannot_break_the_table(tmp_path: Path) -> None:
     about = {"rank": 0, "host": "a\x01\ud800<b>"}
     event = {"ph": "X", "cat": "kernel", "name": "gemm", "tid": 7, "ts": 1, "dur": 2}
     text = json.dumps({"orchestrator": about, "traceEvents": [event]})
     (tmp_path / "rank_00.json").write_text(text)
     (trace,) = command.read(command.paths_in(tmp_path))
-    assert trace.label == "rank 0 (a\u2401?<b>)"
+    assert trace.host == "a\u2401?<b>"
