@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
+
 from orchestrator.node.job import job_processes, processes
 from orchestrator.node.job.run_directory import RunDir, connect
 from orchestrator.protocol.message import decode
@@ -183,3 +185,11 @@ def script(directory: Path, text: str, name: str = "program.py") -> dict[str, An
     """A target: the program, written down. Arguments are to be added."""
     (directory / name).write_text(text)
     return {"kind": "script", "name": str(directory / name), "args": []}
+
+
+def spare_others(monkeypatch: pytest.MonkeyPatch, ours: set[str]) -> None:
+    """Hide the jobs that really run here."""
+    tagged = job_processes.tagged_jobs
+    monkeypatch.setattr(
+        job_processes, "tagged_jobs", lambda: {job for job in tagged() if job.job in ours}
+    )

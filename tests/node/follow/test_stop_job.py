@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from orchestrator.node.follow import stop_job
-from orchestrator.node.job import cleanup, job_processes
+from orchestrator.node.job import cleanup
 from orchestrator.node.job.processes import Process
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server.visit import Refusal, Visit
@@ -34,20 +34,13 @@ from tests.node.running import (
     Job,
     bare_spec,
     script,
+    spare_others,
     spec_of,
     wait_until,
 )
 
 NewJob = Callable[..., Job]
 WAITS = "import time; print('ready'); time.sleep(1000)"
-
-
-def spare_others(monkeypatch: pytest.MonkeyPatch, ours: set[str]) -> None:
-    """Hide the jobs that really run here."""
-    tagged = job_processes.tagged_jobs
-    monkeypatch.setattr(
-        job_processes, "tagged_jobs", lambda: {job for job in tagged() if job.job in ours}
-    )
 
 
 @pytest.mark.slow

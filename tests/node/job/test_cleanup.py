@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,13 +71,6 @@ def test_a_run_that_runs(home: Path, new_job: NewJob, tmp_path: Path) -> None:
     job.clear()
     wait_until(lambda: job_processes.living([wanted]) == [])
     assert removed((job.run.job, 0)) == [""]
-
-
-def test_a_supervisor_that_has_started_nothing_yet(home: Path) -> None:
-    words = ["sh", "-c", "read x", "/lib", "supervise", "a job", "3"]
-    with subprocess.Popen(words, stdin=subprocess.PIPE) as waiting:
-        wait_until(lambda: job_processes.living([("a job", 3), ("a job", 4)]) == [("a job", 3)])
-        waiting.terminate()
 
 
 @pytest.mark.parametrize(

@@ -123,10 +123,6 @@ def test_a_slow_line_is_written_in_parts(files: Files, clock: mock.Mock) -> None
     assert files.streams() == {"0": b"name? ", "1": b"password? "}
 
 
-def test_files_are_their_owners_alone(files: Files) -> None:
-    assert {oct(path.stat().st_mode & 0o777) for path in (files.log, files.ranks)} == {"0o600"}
-
-
 def test_secrets_are_masked_and_no_other_byte_moves(tmp_path: Path) -> None:
     secrets = ("tök-1", "tök-12345", "abc")
     log = JobLog(str(tmp_path / "log"), str(tmp_path / "ranks"), secrets=secrets)
@@ -173,20 +169,6 @@ def test_a_log_is_gone_on_with(files: Files) -> None:
 
 
 # -- a disk without room ----------------------------------------------------------------------
-
-
-@contextmanager
-def full(full_fd: int) -> Iterator[None]:
-    """As if the disk of this file were full for a while."""
-    write = os.write
-
-    def refuse(fd: int, data: bytes | memoryview) -> int:
-        if fd == full_fd:
-            raise OSError(28, "No space left on device")
-        return write(fd, data)
-
-    with mock.patch.object(job_log.os, "write", refuse):
-        yield
 
 
 class SmallDisk:

@@ -7,7 +7,6 @@ import re
 import resource
 import select
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -295,24 +294,6 @@ def test_a_gpu_that_breaks_is_told_of_at_once(home: Path, monkeypatch: pytest.Mo
     assert not select.select([log], [], [], 0)[0]
 
 
-def test_the_siblings_of_a_failed_rank_may_say_why(new_job: NewJob, tmp_path: Path) -> None:
-    text = """
-import os, signal, sys, time
-def last_words(*_):
-    time.sleep(0.2); print("last words"); sys.exit(4)
-signal.signal(signal.SIGTERM, last_words)
-if os.environ["RANK"] == "1":
-    while not os.path.exists("ready"): time.sleep(0.01)
-    sys.exit(1)
-open("ready", "w").close()
-time.sleep(1000)
-"""
-    job = new_job()
-    job.start(job.spec(script(tmp_path, text), nproc=2, workdir=tmp_path)).wait()
-    assert job.ended() == {0: 4, 1: 1}
-    assert job.said("last words")
-
-
 def test_a_keeper_that_is_killed_is_its_ranks_end(new_job: NewJob, tmp_path: Path) -> None:
     job = new_job()
     job.start(job.spec(script(tmp_path, "import time; print('ready'); time.sleep(1000)")))
@@ -405,30 +386,6 @@ def test_a_rank_that_had_left_before_it_was_asked_has_left_by_itself(
     assert (event["code"], event["asked"]) == (0, "")
 
 
-IGNORES = """
-import signal, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print("ready")
-while True:
-    time.sleep(1)
-"""
-
-
-@both
-def test_what_ignores_the_asking_is_killed_after_the_grace(
-    new_job: NewJob, tmp_path: Path, start: str
-) -> None:
-    job = new_job()
-    job.start(job.spec(script(tmp_path, IGNORES), start=start))
-    wait_until(lambda: job.said("ready"))
-    began = time.time()
-    job.end("enough", 0.5)
-    ended = job.wait()
-    assert 0.5 <= ended["time"] - began < 0.5 + PROMPT
-    assert job.ended() == {0: -9}
-    assert "rank0" in ended["killed"].values()
-
-
 def test_an_end_before_there_are_ranks(new_job: NewJob, tmp_path: Path) -> None:
     """Torchrun imports torch for a second or more; it can be told to stop then, too."""
     job = new_job()
@@ -495,22 +452,6 @@ def test_leftovers_of_a_finished_job_are_swept(new_job: NewJob, tmp_path: Path, 
     assert not any(alive(int(pid)) for pid in ended["killed"])
     assert (ended["agent"], ended["why"], ended["left"]) == (0, "", [])
     assert job.living() == []
-
-
-def test_another_job_of_the_same_user_is_left_alone(new_job: NewJob, tmp_path: Path) -> None:
-    """The same job's other node on this machine as well: nodes may be one machine in tests."""
-    target = script(tmp_path, "import time; print('ready'); time.sleep(1000)")
-    job, other = new_job(), new_job()
-    same = new_job(job.run.job, node=1)
-    for one in (job, other, same):
-        one.start(one.spec(target))
-        wait_until(lambda one=one: one.said("ready"))
-    job.end("enough", 0.0)
-    job.wait()
-    time.sleep(0.1)
-    for one in (other, same):
-        assert not one.of_kind("rank_ended")
-        assert any(alive(pid) for pid in one.living())
 
 
 # -- torchrun itself --------------------------------------------------------------------------
@@ -699,17 +640,6 @@ def test_one_process_without_torchrun(new_job: NewJob, tmp_path: Path, ends: str
     assert job.ended() == {1: -signal.SIGSEGV if ends == "fails" else 0}
     assert ("asked" in job.output["1"]) == (ends != "fails")
     assert (ended["left"], ended["killed"]) == ([], {})
-
-
-def test_the_real_torchrun_whose_port_is_taken(new_job: NewJob, tmp_path: Path, port: int) -> None:
-    job = new_job()
-    with socket.socket() as taken:
-        taken.bind(("0.0.0.0", port))
-        taken.listen()
-        spec = job.spec(script(tmp_path, ""), start="fork", agent=torchrun("fork", port, 1))
-        ended = job.start(spec).wait(60)
-    assert (ended["agent"], ended["why"], ended["ranks"]) == (1, "", {})
-    assert "EADDRINUSE" in job.output["-"]
 
 
 # -- a disk without room ----------------------------------------------------------------------

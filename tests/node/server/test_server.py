@@ -46,6 +46,7 @@ from tests.node.running import (
     Job,
     alive,
     script,
+    spare_others,
     spec_of,
     streams,
     wait_until,
@@ -76,8 +77,6 @@ class Pipes:
         self.stdin, self.stdout = self.process.stdin, self.process.stdout
         # A login that reads nothing yet still takes our program: sshd's window is 2 MB.
         fcntl.fcntl(self.stdin, F_SETPIPE_SZ, 1 << 20)
-        # A login that reads nothing: a channel's window is 2 MB, a pipe takes 64 KiB by itself.
-        fcntl.fcntl(self.stdin.fileno(), 1031, 1 << 20)  # F_SETPIPE_SZ
         self.waiting = selectors.DefaultSelector()
         self.waiting.register(self.stdout, selectors.EVENT_READ)
         return self
@@ -230,17 +229,6 @@ def test_a_probe_pays_for_nothing_that_it_does_not_need() -> None:
     loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert "orchestrator.node.machine.probe" in loaded
     assert not {"concurrent.futures", "hmac", "secrets", "tempfile", "logging"} & set(loaded)
-
-
-@pytest.mark.slow
-def test_it_is_installed_once_and_for_its_owner_alone(new_link: NewLink, home: Path) -> None:
-    new_link()
-    (library,) = (home / "lib").iterdir()
-    modules = {path.name: path.stat().st_mtime_ns for path in library.rglob("*.py")}
-    assert {"server.py", "supervisor.py", "rank.py", "__main__.py"} <= set(modules)
-    new_link()
-    assert {p.name: p.stat().st_mtime_ns for p in library.rglob("*.py")} == modules
-    assert [path.name for path in (home / "lib").iterdir()] == [library.name]
 
 
 PACKAGES = {"orchestrator", "orchestrator.node", "orchestrator.engine"}
@@ -404,24 +392,7 @@ for number in range(30_000):
 
 
 @pytest.mark.slow
-def test_every_byte_is_sent_once_and_said_whose_before(
-    new_link: NewLink, new_job: NewJob, tmp_path: Path
-) -> None:
-    job = new_job()
-    job.start(job.spec(script(tmp_path, LINES), nproc=2))
-    link = new_link()
-    link.follow(job)
-    copy = Copy()
-    copy.take_all(link)
-    assert copy.files[b"L"] == Path(job.run.log).read_bytes()
-    assert copy.files[b"R"] == Path(job.run.ranks).read_bytes()
-    assert copy.files[b"E"] == Path(job.run.events).read_bytes()
-    assert copy.events()[-1] == "ended"
-    assert copy.files[b"L"].count(b"\n") == 60_000
-
-
-@pytest.mark.slow
-def test_a_new_link_goes_on_at_the_offsets(
+def test_every_byte_is_sent_once_and_a_new_link_goes_on_at_the_offsets(
     new_link: NewLink, new_job: NewJob, tmp_path: Path
 ) -> None:
     """Cut again and again, in the middle of whatever is being sent."""
@@ -532,22 +503,6 @@ def test_a_job_whose_supervisor_was_killed_is_swept(
     assert copy.events()[-1] == "ended"
 
 
-@pytest.mark.slow
-def test_a_job_known_only_by_its_processes_is_swept(
-    new_link: NewLink, new_job: NewJob, tmp_path: Path
-) -> None:
-    """Somebody removed its directory."""
-    job = new_job()
-    job.start(job.spec(script(tmp_path, WAITS)))
-    wait_until(lambda: job.said("ready"))
-    Path(job.run.path).rename(tmp_path / "away")
-    link = new_link()
-    who = {"job": job.run.job, "node": 0}
-    receipt = link.ask(Stop(**who, why="enough", grace=0.0, wait=5.0), PATIENCE)
-    assert receipt.left == ()
-    assert receipt.killed
-
-
 SLEEPS = ["sleep", "1000"]
 LISTENS = """
 import socket, sys
@@ -558,14 +513,6 @@ print(".", end="", flush=True)
 client = server.accept()[0]
 open(sys.argv[1], "wb").write(client.recv(4096))
 """
-
-
-def spare_others(monkeypatch: pytest.MonkeyPatch, ours: set[str]) -> None:
-    """Not a word to jobs that really run here."""
-    tagged = job_processes.tagged_jobs
-    monkeypatch.setattr(
-        job_processes, "tagged_jobs", lambda: {one for one in tagged() if one.job in ours}
-    )
 
 
 @pytest.mark.slow

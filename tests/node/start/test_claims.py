@@ -394,9 +394,3 @@ def test_a_container_has_the_gpus_whose_files_it_has(tmp_path: Path, gpus: list[
     assert [card.uuid for card in nvidia.cards(str(tmp_path), seen=True)] == [
         f"GPU-{index}" for index in range(1, 8)
     ]
-
-
-def test_gpus_of_one_launch_are_neighbours() -> None:
-    free = [Device(f"gpu-{i}", f"GPU {i}", vendor="nvidia") for i in (0, 2, 3, 5, 6, 7)]
-    chosen = [[one.name[4:] for one in module.nearest(free, count)] for count in (0, 1, 2, 3)]
-    assert chosen == [[], ["0"], ["2", "3"], ["5", "6", "7"]]
