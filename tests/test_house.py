@@ -523,7 +523,7 @@ BUDGETS = {
     "node/start": 616,
     "node/transfer": 988,
     "node/warm": 490,
-    "node/environments": 237,
+    "node/environments": 180,
     "node/follow": 323,
     "node/machine": 1131,
     "node/server": 394,
