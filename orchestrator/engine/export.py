@@ -117,11 +117,6 @@ def write_directory(
 
     The files move to their place when all are written, weights of an earlier export leave it first.
     """
-    if weights.OF_ADAPTER in configs:
-        raise UsageError(
-            f"step {step} is of a model with an adapter: its directory is written by peft",
-            "trainer.save(DIR) in the program, after resume=True; --layout file writes all tensors",
-        )
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as directory:
         new = Path(directory)
         weights.write(new / weights.WEIGHTS, tensors, step)

@@ -26,7 +26,7 @@ from orchestrator.engine.core.parts import Parts, as_path
 from orchestrator.engine.core.stopping import Metrics, Request, StopPolicy, TrainState
 from orchestrator.engine.data import sharded_loader, sources
 from orchestrator.engine.data.batch import Batches
-from orchestrator.engine.data.dataset import HeldOutSamples, TrainingSamples
+from orchestrator.engine.data.sources import HeldOutSamples, TrainingSamples
 from orchestrator.engine.models.losses import Criterion, Step
 from orchestrator.engine.observe.reporting import Reporting
 from orchestrator.engine.ranks import spawn

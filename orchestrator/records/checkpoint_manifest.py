@@ -110,18 +110,16 @@ def unfit_names(names: Iterable[str]) -> str:
     return ""
 
 
-def shortfall(path: Path, files: Mapping[str, FileRecord]) -> str:
-    """Name the files that are missing or have another size, without reading them."""
-    if not files:
-        return "it has no files"
-    problems = [problem for name in files if (problem := mis_sized(path, name, files[name]))]
-    more = f", and {plural(len(problems) - 1, 'more file')}" if problems[1:] else ""
-    return problems[0] + more if problems else ""
+def problems(path: Path, files: Mapping[str, FileRecord]) -> dict[str, str]:
+    """Describe the files that are missing or have another size, without reading them."""
+    found = {name: mis_sized(path, name, record) for name, record in files.items()}
+    return {name: problem for name, problem in found.items() if problem}
 
 
-def lacking(path: Path, files: Mapping[str, FileRecord]) -> tuple[str, ...]:
-    """List the files that are not there at all: other nodes may have them."""
-    return tuple(name for name in files if not os.path.lexists(path / name))
+def first_of(found: Mapping[str, str]) -> str:
+    """Return the first of several problems, and how many more there are; nothing of none."""
+    more = f", and {plural(len(found) - 1, 'more file')}" if len(found) > 1 else ""
+    return next(iter(found.values()), "") + more
 
 
 def mis_sized(path: Path, name: str, record: FileRecord) -> str:

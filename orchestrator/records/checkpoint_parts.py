@@ -32,22 +32,17 @@ class Holding:
     in_memory: bool = False
 
 
-@dataclass(frozen=True)
-class Version:
-    """A manifest, and who has which of its files."""
+# What the nodes hold of one manifest.
+Version = tuple[Holding, ...]
 
-    files: Mapping[str, FileRecord]
-    hosts: Mapping[str, str]
-    holdings: tuple[Holding, ...]
 
-    def holders(self, name: str) -> list[int]:
-        return [holding.node for holding in self.holdings if name in holding.here]
+def holders(version: Version, name: str) -> list[int]:
+    return [holding.node for holding in version if name in holding.here]
 
-    @property
-    def lacking(self) -> list[str]:
-        """List the files that no node has."""
-        there = frozenset[str]().union(*(holding.here for holding in self.holdings))
-        return [name for name in self.files if name not in there]
+
+def lacking(version: Version) -> list[str]:
+    """List the files that no node has."""
+    return [name for name in version[0].files if not holders(version, name)]
 
 
 @dataclass(frozen=True)
@@ -55,85 +50,69 @@ class Candidate:
     """A state that can perhaps be loaded."""
 
     step: int
-    save: str
     created: float  # the last of its nodes
+    in_memory: bool
     versions: Mapping[str, Version]  # by the checksum of the manifest
-    run: str = ""
-    in_memory: bool = False
 
     @property
     def whole(self) -> bool:
-        return any(not version.lacking for version in self.versions.values())
+        return any(not lacking(version) for version in self.versions.values())
 
-    def version_for(self, node: int) -> str:
+    def version_for(self, node: int) -> Version:
         """Choose the version that a node reads: its own, if that is whole."""
-        whole = {name: each for name, each in self.versions.items() if not each.lacking}
-        local = {holding.node: name for name, each in whole.items() for holding in each.holdings}
-        return local.get(node) or min(whole)
+        whole = {name: each for name, each in self.versions.items() if not lacking(each)}
+        local = (each for each in whole.values() for holding in each if holding.node == node)
+        return next(local, None) or whole[min(whole)]
 
     def without(self, damaged: Iterable[tuple[int, str, str]]) -> Candidate:
         """Forget (node, manifest, file) that cannot be trusted."""
         bad = set(damaged)
-        versions = {}
-        for name, version in self.versions.items():
-            holdings = tuple(
+        versions = {
+            name: tuple(
                 replace(
-                    holding,
-                    here=frozenset(f for f in holding.here if (holding.node, name, f) not in bad),
+                    each, here=frozenset(f for f in each.here if (each.node, name, f) not in bad)
                 )
-                for holding in version.holdings
+                for each in version
             )
-            versions[name] = replace(version, holdings=holdings)
+            for name, version in self.versions.items()
+        }
         return replace(self, versions=versions)
 
     def shortage(self) -> str:
-        """Say which files nobody has, and whose disk they were on."""
-        nearest = min(self.versions.values(), key=lambda version: len(version.lacking))
-        lacking = nearest.lacking
-        names = [
-            shown(name) + (f" (written by {shown(host)})" if host else "")
-            for name in lacking[:MOST_NAMED]
-            for host in [nearest.hosts.get(name)]
+        """Say which files no node has, and whose disk they were on."""
+        hosts, names = min(
+            ((version[0].hosts, lacking(version)) for version in self.versions.values()),
+            key=lambda each: len(each[1]),
+        )
+        shown_names = [
+            shown(name) + (f" (written by {shown(hosts[name])})" if name in hosts else "")
+            for name in names[:MOST_NAMED]
         ]
-        more = f" and {len(lacking) - MOST_NAMED} more" if len(lacking) > MOST_NAMED else ""
-        return f"step {self.step} lacks {', '.join(names)}{more}"
+        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        return f"step {self.step} lacks {', '.join(shown_names)}{more}"
 
 
 def candidates(holdings: Iterable[Holding]) -> list[Candidate]:
     """Put together what the nodes hold; the state that was saved last comes first."""
-    states: dict[tuple[int, str], dict[str, list[Holding]]] = {}
+    states: dict[tuple[int, str], dict[str, Version]] = {}
     for holding in holdings:
         state = states.setdefault((holding.step, holding.save), {})
-        state.setdefault(holding.manifest, []).append(holding)
+        state[holding.manifest] = (*state.get(holding.manifest, ()), holding)
     found = []
-    for (step, save), parts in states.items():
-        versions = {
-            manifest: Version(held[0].files, held[0].hosts, tuple(held))
-            for manifest, held in parts.items()
-        }
-        last = max(
-            (holding for held in parts.values() for holding in held), key=lambda each: each.created
-        )
-        found.append(
-            Candidate(
-                step,
-                save,
-                last.created,
-                versions,
-                run=last.run,
-                in_memory=last.in_memory,
-            )
-        )
-    return sorted(found, key=lambda each: (each.created, each.step, each.save), reverse=True)
+    for (step, save), versions in states.items():
+        held = [holding for version in versions.values() for holding in version]
+        created = max(holding.created for holding in held)
+        candidate = Candidate(step, created, held[0].in_memory, versions)
+        found.append(((created, step, save), candidate))
+    return [candidate for _, candidate in sorted(found, key=lambda each: each[0], reverse=True)]
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """A file that one node gives to another."""
+    """A file on its way from a node, or one of its ranks, to another."""
 
     source: int
     target: int
-    manifest: str
     name: str
     record: FileRecord
 
@@ -143,16 +122,15 @@ def deliveries(candidate: Candidate, needs: Mapping[int, Iterable[str]]) -> list
     sent: dict[int, int] = {}
     plan = []
     for node in sorted(needs):
-        manifest = candidate.version_for(node)
-        version = candidate.versions[manifest]
+        version = candidate.version_for(node)
         for name in sorted(set(needs[node])):
-            holders = version.holders(name)
-            if node in holders:
+            having = holders(version, name)
+            if node in having:
                 continue
-            source = min(holders, key=lambda holder: (sent.get(holder, 0), holder))
-            record = version.files[name]
+            source = min(having, key=lambda holder: (sent.get(holder, 0), holder))
+            record = version[0].files[name]
             sent[source] = sent.get(source, 0) + record.size
-            plan.append(Delivery(source, node, manifest, name, record))
+            plan.append(Delivery(source, node, name, record))
     return plan
 
 

@@ -21,7 +21,6 @@ import os
 import re
 import secrets
 import stat
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,13 +31,10 @@ from orchestrator.common.files import AS_USUAL, delete, expanded, hide, replace,
 from orchestrator.records import checkpoint_manifest, experiments
 from orchestrator.records.checkpoint_manifest import FileRecord, Manifest, digest, shown
 
-__all__ = ["Checkpoint", "FileRecord", "Manifest", "clean", "describe", "digest"]
-__all__ += ["discard", "every", "final", "load", "mark_best", "partial", "prune", "publish"]
-__all__ += ["put_in_place", "resolve", "shown", "verify"]
+__all__ = ["Checkpoint", "FileRecord", "Manifest", "digest", "shown"]
 
 STEP = re.compile(r"step_([0-9]{8,18})")
 HIDDEN = re.compile(r"\.step_([0-9]{8,18})\.(.+)\.(partial|gone)", re.DOTALL)
-TOKEN = re.compile(r"[A-Za-z0-9_.+-]+")
 CHECKPOINTS = Path("outputs/checkpoints")  # of an experiment
 BEST = "best"
 ELSEWHERE = "if checkpoint.directory was set, name that directory"
@@ -76,9 +72,7 @@ def final(directory: Path, step: int) -> Path:
 
 
 def partial(directory: Path, step: int, token: str) -> Path:
-    """The directory in which a checkpoint is written; the token is the run's own."""
-    if not TOKEN.fullmatch(token):
-        raise UsageError(f"{token!r} cannot be part of the name of a directory")
+    """Return the directory in which a checkpoint is written; the token is the run's own."""
     return directory / f".step_{step:08d}.{token}.partial"
 
 
@@ -89,31 +83,16 @@ def _hidden(directory: Path, step: int, kind: str) -> Path:
 # -- writing ----------------------------------------------------------------------------------
 
 
-def publish(
-    partial: Path,
-    directory: Path,
-    step: int,
-    progress: Any,
-    world: int,
-    files: Mapping[str, FileRecord],
-    save: str = "",
-) -> Path:
-    """Make a finished partial directory the checkpoint of its step.
-
-    One that is there already is replaced: until the new one is in place, the old one can be found.
-    """
-    manifest = Manifest(step, time.time(), progress, world, files, save)
-    describe(partial, directory, manifest, list(files))
-    return put_in_place(partial, directory, step)
-
-
 def describe(partial: Path, directory: Path, manifest: Manifest, listed: Sequence[str]) -> None:
     """Write the manifest beside the files of this node: all there are, or a part of them."""
     step, files = manifest.step, {name: manifest.files[name] for name in listed}
     text = checkpoint_manifest.to_json(manifest)
     with _saving(directory, step):
         problem = checkpoint_manifest.unfit_names(manifest.files)
-        problem = problem or checkpoint_manifest.shortfall(partial, files)
+        problem = problem or ("" if files else "it has no files")
+        problem = problem or checkpoint_manifest.first_of(
+            checkpoint_manifest.problems(partial, files)
+        )
         if problem:
             raise JobFailed(f"the checkpoint of step {step} is not published: {problem}")
         replace(partial / checkpoint_manifest.NAME, text, AS_USUAL)
@@ -211,15 +190,13 @@ def load(path: Path) -> Checkpoint:
         )
     except (ValueError, RecursionError) as error:
         return Checkpoint(path, step, problem=f"{checkpoint_manifest.NAME} {error}")
-    problem = checkpoint_manifest.shortfall(path, manifest.files)
-    lacking = checkpoint_manifest.lacking(path, manifest.files) if problem else ()
-    here = {name: record for name, record in manifest.files.items() if name not in lacking}
-    part = bool(manifest.hosts and lacking and here)
-    if part and not (damage := checkpoint_manifest.shortfall(path, here)):
-        where = ", ".join(sorted({shown(manifest.hosts.get(name, "?")) for name in lacking}))
-        problem = f"{len(lacking)} of its {len(manifest.files)} files are elsewhere, from {where}"
-    elif part:
-        problem, part = damage, False
+    problems = checkpoint_manifest.problems(path, manifest.files)
+    away = [name for name in problems if not os.path.lexists(path / name)]
+    part = bool(manifest.hosts) and 0 < len(away) == len(problems) < len(manifest.files)
+    problem = checkpoint_manifest.first_of(problems)
+    if part:
+        where = ", ".join(sorted({shown(manifest.hosts.get(name, "?")) for name in away}))
+        problem = f"{len(away)} of its {len(manifest.files)} files are elsewhere, from {where}"
     return Checkpoint(path, **vars(manifest), problem=problem, part=part)
 
 
@@ -277,16 +254,7 @@ def resolve(text: str | None, root: Path = Path("experiments")) -> list[Checkpoi
 
 def newest_first(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
     """Sort checkpoints, those that were saved last first: an earlier run may have come further."""
-    return sorted(checkpoints, key=lambda each: (saved_at(each), each.step), reverse=True)
-
-
-def saved_at(checkpoint: Checkpoint) -> float:
-    """Return when it was saved; for one without a manifest, when its directory last changed."""
-    if checkpoint.created:
-        return checkpoint.created
-    with contextlib.suppress(OSError):
-        return checkpoint.path.stat().st_mtime
-    return 0.0
+    return sorted(checkpoints, key=lambda each: (each.created, each.step), reverse=True)
 
 
 # -- removing ---------------------------------------------------------------------------------
@@ -304,18 +272,13 @@ def prune(
     One with a problem does not count; without a manifest it may be somebody else's, and stays, as
     does what is not `own`.
     """
-
-    def age(checkpoint: Checkpoint) -> tuple[float, int]:
-        return checkpoint.created, checkpoint.step
-
-    checkpoints = sorted(filter(is_ours, every(directory)), key=age, reverse=True)
+    checkpoints = newest_first(filter(is_ours, every(directory)))
     best = directory / BEST
-    kept = [checkpoint for checkpoint in checkpoints if counts(checkpoint)][: max(keep, 1)]
+    kept = [at for at, checkpoint in enumerate(checkpoints) if counts(checkpoint)][: max(keep, 1)]
     old = [
         checkpoint
-        for checkpoint in reversed(checkpoints)
-        if kept and age(checkpoint) < age(kept[-1]) and checkpoint.files
-        if not best.exists() or not best.samefile(checkpoint.path)
+        for checkpoint in reversed(checkpoints[kept[-1] + 1 :] if kept else [])
+        if checkpoint.files and not (best.exists() and best.samefile(checkpoint.path))
     ]
     with _as_job_failure(f"old checkpoints in {shown(directory)} could not be removed"):
         _remove(directory, [(checkpoint.step, checkpoint.path) for checkpoint in old])

@@ -69,7 +69,7 @@ def test_what_was_saved_last_comes_first() -> None:
 @pytest.mark.parametrize("node, expected", [(0, "m"), (1, "n"), (2, "m")])
 def test_a_node_reads_the_version_that_it_wrote_itself(node: int, expected: str) -> None:
     candidate = found(holding(0, "abc"), holding(1, "abc", manifest="n"))
-    assert candidate.version_for(node) == expected
+    assert candidate.version_for(node)[0].manifest == expected
 
 
 def test_what_is_damaged_is_taken_from_a_copy_or_is_nowhere() -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from orchestrator.common.errors import JobFailed, UsageError
 from orchestrator.records import checkpoint_store
-from orchestrator.records.checkpoint_store import Checkpoint, FileRecord
+from orchestrator.records.checkpoint_store import Checkpoint, FileRecord, Manifest
 
 FILES = {".metadata": b"about", "__0_0.distcp": b"a" * 1000, "__1_0.distcp": b"b" * 1000}
 
@@ -36,6 +36,19 @@ def write(
     return {name: checkpoint_store.digest(place / name) for name in files}
 
 
+def publish(
+    place: Path,
+    directory: Path,
+    step: int,
+    progress: Any,
+    world: int,
+    files: Mapping[str, FileRecord],
+) -> Path:
+    manifest = Manifest(step, time.time(), progress, world, files)
+    checkpoint_store.describe(place, directory, manifest, list(files))
+    return checkpoint_store.put_in_place(place, directory, step)
+
+
 def save(
     directory: Path,
     step: int,
@@ -45,7 +58,7 @@ def save(
 ) -> Path:
     records = write(directory, step, files)
     place = checkpoint_store.partial(directory, step, "run")
-    final = checkpoint_store.publish(place, directory, step, progress, 2, records)
+    final = publish(place, directory, step, progress, 2, records)
     if created is not None:
         change(final, created=created)
     return final
@@ -150,7 +163,7 @@ def test_what_is_not_whole_is_not_published(
     place = checkpoint_store.partial(tmp_path, 5, "run")
     spoil(place, files)
     with pytest.raises(JobFailed, match=words):
-        checkpoint_store.publish(place, tmp_path, 5, None, 2, files)
+        publish(place, tmp_path, 5, None, 2, files)
     assert steps(tmp_path) == []
 
 
@@ -189,7 +202,7 @@ def first_save(directory: Path) -> Callable[[], object]:
     save(directory, 1, progress="old")
     records = write(directory, 2)
     place = checkpoint_store.partial(directory, 2, "run")
-    return lambda: checkpoint_store.publish(place, directory, 2, "new", 2, records)
+    return lambda: publish(place, directory, 2, "new", 2, records)
 
 
 def prune(directory: Path) -> Callable[[], object]:

@@ -6,23 +6,28 @@ epochs and no state.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.common.files import expanded
 from orchestrator.config.schema import Config, Model
 from orchestrator.engine.data import tokens
+from orchestrator.engine.data.batch import Batches, Micro, ignore_signals
+from orchestrator.engine.data.rounds import Order
 from orchestrator.engine.models import import_by_name
 from orchestrator.engine.models.losses import IGNORED
 from orchestrator.engine.ranks.randomness import randomness_kept, seed_all
-from orchestrator.engine.ranks.ranks import from_rank_0
+from orchestrator.engine.ranks.ranks import Ranks, from_rank_0
 
 
 class Source(Protocol):
@@ -121,18 +126,6 @@ class TokenFile(Windows):
         size = skipped + header.count
         text = torch.from_file(str(path), shared=False, size=size, dtype=dtype)
         super().__init__(text[skipped:], length, str(path))
-
-    def batch(self, indices: Sequence[int], position: int) -> dict[str, Tensor]:
-        batch = super().batch(indices, position)
-        highest = max(int(values.max()) for values in batch.values())
-        # A GPU would only say that an assertion failed.
-        if highest >= self.header.vocab_size:
-            raise CheckFailed(
-                f"{self.path} holds the token {highest}, but its header says that the vocabulary"
-                f" has {self.header.vocab_size}",
-                tokens.FIX,
-            )
-        return batch
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Each worker maps the file by itself.
@@ -310,3 +303,83 @@ class Clicks:
 def between(x: Tensor) -> Tensor:
     """Map 31 bits to numbers from -sqrt(3) to sqrt(3), whose variance is 1."""
     return ((x / 2.0**30 - 1.0) * 3**0.5).float()
+
+
+# -- batches of them: the share of this rank, in the order of all ranks ----------------------------
+
+
+# The position of a batch's first sample, and its samples.
+Place = tuple[int, list[int]]
+
+
+class ConfiguredSamples(Batches):
+    """The config's samples as the loop's batches."""
+
+    def __init__(self, source: Source, config: Config, ranks: Ranks) -> None:
+        super().__init__(ranks)
+        self.source, self.config, self.size = source, config, config.training.batch_size
+        self.batch_size, self.samples = self.size, len(source)
+        self.description = f"{self.samples:,} samples"
+
+    def _loaded(self, places: Iterable[Place]) -> Iterator[Micro]:
+        wanted = self.config.dataloader
+        # A place is a whole batch, so the DataLoader makes none.
+        loader: DataLoader[Any] = DataLoader(
+            Samples(self.source),
+            batch_size=None,
+            sampler=places,
+            num_workers=wanted.num_workers,
+            prefetch_factor=wanted.prefetch_factor if wanted.num_workers else None,
+            pin_memory=wanted.pin_memory and torch.cuda.is_available(),
+            worker_init_fn=functools.partial(ignore_signals, None),
+            # Otherwise it would draw from the one that the model uses.
+            generator=torch.Generator(),
+        )
+        return iter(loader)
+
+
+class TrainingSamples(ConfiguredSamples):
+    """Those to train on: without end, epoch after epoch."""
+
+    endless = True
+
+    def __init__(self, source: Source, config: Config, ranks: Ranks) -> None:
+        super().__init__(source, config, ranks)
+        training = config.training
+        self.order = Order(len(source), training.seed, shuffle=config.dataset.shuffle)
+        self.description += (
+            f": {training.max_steps} steps of {ranks.world} ranks x"
+            f" {training.gradient_accumulation} micro-batches x {self.size}"
+        )
+
+    def epoch(self, number: int, position: int = 0) -> Iterator[Micro]:
+        """Return this rank's batches from a position in the order of all ranks on."""
+        firsts = itertools.count(position + self.ranks.rank * self.size, self.round_size)
+        return self._loaded((at, self.order.indices(at, self.size)) for at in firsts)
+
+
+class HeldOutSamples(ConfiguredSamples):
+    """Those for evaluations: every sample once over all ranks.
+
+    All ranks get the same number of batches, or one would wait for the others in a collective: a
+    rank for which no samples are left gets a batch of one that counts as none.
+    """
+
+    def epoch(self, number: int, position: int = 0) -> Iterator[Micro]:
+        whole, first = len(self.source), self.ranks.rank * self.size
+        begins = range(0, whole, self.round_size)[: self.config.training.eval_batches]
+        shares = [range(whole)[begin + first :][: self.size] for begin in begins]
+        drawn = self._loaded((share.start, [*share] or [0]) for share in shares)
+        for batch, share in zip(drawn, shares, strict=True):
+            yield batch._replace(real=bool(share))
+
+
+@dataclass(frozen=True)
+class Samples(Dataset[Micro]):
+    """The dataset of a worker, which makes whole batches."""
+
+    source: Source
+
+    def __getitem__(self, place: Place) -> Micro:
+        first, ids = place
+        return Micro(self.source.batch(ids, first), ids)

@@ -279,18 +279,12 @@ def at_least_fp32(value: Tensor) -> Tensor:
     return value if value.dtype == torch.float64 else value.float()
 
 
-def found_halves(batch: Any) -> tuple[Any, Any] | None:
+def halves(batch: Any) -> tuple[Any, Any]:
     """Return the inputs and targets of a batch that has exactly these."""
     if isinstance(batch, (list, tuple)) and len(batch) == 2:
         return batch[0], batch[1]
     if isinstance(batch, dict) and {"inputs", "targets"} <= batch.keys():
         return batch["inputs"], batch["targets"]
-    return None
-
-
-def halves(batch: Any) -> tuple[Any, Any]:
-    if found := found_halves(batch):
-        return found
     shape = f"{kind(batch)} of {len(batch)}" if isinstance(batch, (list, tuple)) else kind(batch)
     if isinstance(batch, dict):
         shape = f"a dict of {', '.join(map(str, batch))}"

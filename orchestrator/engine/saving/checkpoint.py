@@ -11,7 +11,10 @@ parts (nodes.py). States in memory are checkpoints in a directory in memory (mem
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
+import os
 import secrets
 import threading
 import time
@@ -29,9 +32,8 @@ from orchestrator.common import text
 from orchestrator.common.errors import CheckFailed, JobFailed, OrchestratorError
 from orchestrator.common.files import AS_USUAL
 from orchestrator.common.files import replace as write_file
-from orchestrator.common.text import Say
+from orchestrator.common.text import Say, plural
 from orchestrator.config import schema
-from orchestrator.engine.ranks import supervisor
 from orchestrator.engine.ranks.ranks import Ranks, gather, say_once
 from orchestrator.engine.saving import nodes, ownership
 from orchestrator.engine.saving.mirror import Mirror
@@ -50,6 +52,7 @@ from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import Checkpoint, FileRecord, Manifest
 
 LATER_SECONDS = 1e-3  # at least, after what was saved before
+LONGEST_REPORT = 400  # the line stays under PIPE_BUF, so lines of ranks never mix
 
 
 class Checkpoints:
@@ -94,7 +97,8 @@ class Checkpoints:
         if config.mirror and mirrors:
             self.mirror = Mirror(config.mirror, config.keep, functools.partial(is_of, run))
         if self.writers.apart and not self.in_memory:
-            say(nodes.picture(len({node for node, _ in ranks.nodes}), config.copies))
+            say("the nodes share no disk: each keeps its own part of every checkpoint, which is on"
+                f" {plural(config.copies, 'node')} (checkpoint.copies)")  # fmt: skip
 
     def _open(self) -> None:
         """Lock the directory, remove what a crash has left, and find out what is there."""
@@ -208,7 +212,7 @@ class Checkpoints:
         words = f"NOT SAVED: {problem}; {newest} is on the disk"
         say_once(f"WARNING: {words}; training continues, and the next save tries again")
         if self.in_a_row == 1:
-            supervisor.tell(self.ranks, UNSAVED, self.culprit, self.last_saved, words)
+            tell_supervisor(self.ranks, UNSAVED, self.culprit, self.last_saved, words)
 
     def finish(self) -> None:
         """Wait for a save that was asked for by hand, and raise what went wrong: on all ranks."""
@@ -348,3 +352,30 @@ class Checkpoints:
         has passed over, it does not know that."""
         ours = checkpoint.save == self.token or checkpoint.step <= self.known_whole
         return checkpoint.complete or (checkpoint.part and ours)
+
+
+def tell_supervisor(ranks: Ranks, cause: str, who: int, step: int, text: str) -> None:
+    """Report what the rank `who` causes to this node's supervisor, where there is one.
+
+    It tells the head: nothing is saved since this step.
+    """
+    run = os.environ.get("ORCHESTRATOR_RUN")
+    if not run:
+        return
+    line = {
+        "event": "slow",
+        "rank": ranks.rank,
+        "local": ranks.local,
+        "time": time.time(),
+        "cause": cause,
+        "who": who,
+        "node": ranks.nodes[who][0],
+        "step": step,
+        "text": text[:LONGEST_REPORT],
+    }
+    with contextlib.suppress(OSError):  # the supervisor is gone
+        pipe = os.open(Path(run, "reports"), os.O_WRONLY | os.O_NONBLOCK)
+        try:
+            os.write(pipe, json.dumps(line).encode("ascii") + b"\n")
+        finally:
+            os.close(pipe)

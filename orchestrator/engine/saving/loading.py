@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -23,14 +23,13 @@ from orchestrator.common.errors import CheckFailed
 from orchestrator.common.text import Say
 from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
 from orchestrator.engine.saving import nodes, reader, search
-from orchestrator.engine.saving.nodes import Errand
 from orchestrator.engine.saving.ownership import Run, saved_by
 from orchestrator.engine.saving.reader import METADATA, several
 from orchestrator.engine.saving.search import Accept, Find
 from orchestrator.engine.saving.state import MODEL, state_of
 from orchestrator.engine.saving.writer import first_cause
 from orchestrator.records import checkpoint_manifest, checkpoint_parts, checkpoint_store
-from orchestrator.records.checkpoint_parts import Candidate, Version
+from orchestrator.records.checkpoint_parts import Candidate, Delivery, Version
 from orchestrator.records.checkpoint_store import Checkpoint
 
 T = TypeVar("T")
@@ -187,7 +186,7 @@ class Loading:
 
     def _needed(self, state: Mapping[str, Tensor], metadata: Metadata) -> set[str]:
         names = reader.files_for(state, metadata)
-        if strange := sorted(names - self.version.files.keys()):
+        if strange := sorted(names - self.version[0].files.keys()):
             raise CheckFailed(f"its {METADATA} names {strange[0]}, which is none of its files")
         return names
 
@@ -206,13 +205,12 @@ class Loading:
 
     @property
     def version(self) -> Version:
-        return self.candidate.versions[self.candidate.version_for(self.node)]
+        return self.candidate.version_for(self.node)
 
     @property
     def own(self) -> Path | None:
         """Return where this node has the checkpoint, or a part of it."""
-        holdings = (each for each in self.version.holdings if each.node == self.node)
-        return next((Path(holding.path) for holding in holdings), None)
+        return next((Path(each.path) for each in self.version if each.node == self.node), None)
 
     @property
     def path(self) -> Path:
@@ -231,29 +229,32 @@ class Loading:
         deliveries = checkpoint_parts.deliveries(self.candidate, needs)
         if not deliveries:
             return True
-        errands = [
-            Errand(
-                self._member(delivery.source, number), self._member(delivery.target, number),
-                delivery.name, delivery.record,
+        between_ranks = [
+            replace(
+                each, source=self._member(each.source, at), target=self._member(each.target, at)
             )
-            for number, delivery in enumerate(deliveries)
-        ]  # fmt: skip
+            for at, each in enumerate(deliveries)
+        ]
         size = sum(each.record.size for each in deliveries if each.target == self.node)
         self.problem = next(filter(None, gather(self._prepare(size))), "")
         if self.problem:
             return False
         problems = nodes.carry(
-            errands, self.ranks.rank, host_group(), self._sent, lambda e: self.brought / e.name
+            between_ranks,
+            self.ranks.rank,
+            host_group(),
+            self._sent,
+            lambda e: self.brought / e.name,
         )
         self.travelled += sum(delivery.record.size for delivery in deliveries)
         damaged, full = [], ""
-        for errand, problem in problems.items():
-            node, host = self.ranks.nodes[errand.source]
-            manifest = self.candidate.version_for(self.node)
+        for each, problem in problems.items():
+            node, host = self.ranks.nodes[each.source]
+            manifest = self.version[0].manifest
             if problem == nodes.DAMAGED:
-                damaged.append(((node, manifest, errand.name), f"{errand.name} ({host})"))
+                damaged.append(((node, manifest, each.name), f"{each.name} ({host})"))
             else:
-                full = f"{errand.name} does not come from {host}: {problem}"
+                full = f"{each.name} does not come from {host}: {problem}"
         self.problem = next(filter(None, gather(full)), "")
         return not self._is_damaged(damaged) and not self.problem
 
@@ -261,30 +262,33 @@ class Loading:
         members = self.members[node]
         return members[number % len(members)]
 
-    def _sent(self, errand: Errand) -> Path:
+    def _sent(self, delivery: Delivery) -> Path:
         """Return where this node has a file of the version that another one reads."""
-        manifest = self.candidate.version_for(self.ranks.nodes[errand.target][0])
-        holdings = self.candidate.versions[manifest].holdings
-        path = next(each.path for each in holdings if each.node == self.node)
-        return Path(path, errand.name)
+        version = self.candidate.version_for(self.ranks.nodes[delivery.target][0])
+        return Path(next(each.path for each in version if each.node == self.node), delivery.name)
 
     def _to_verify(self, needed: set[str]) -> list[str]:
         """Divide the files that are needed among the ranks that see them."""
         sharing = range(self.ranks.world) if self.shared else self.ranks.neighbours
         names = set().union(*(some for rank, some in enumerate(gather(needed)) if rank in sharing))
-        here = sorted(name for name in names if self.node in self.version.holders(name))
+        here = sorted(
+            name for name in names if self.node in checkpoint_parts.holders(self.version, name)
+        )
         return here[sharing.index(self.ranks.rank) :: len(sharing)]
 
     def _damage_of(self, name: str) -> list[tuple[Damaged, str]]:
         """Read every byte of a file; return what is wrong with it, for each node that reads it."""
         problem = "is damaged: its sha256 is not the manifest's"
         try:
-            if checkpoint_manifest.digest(Path(self.own or "", name)) == self.version.files[name]:
+            if (
+                checkpoint_manifest.digest(Path(self.own or "", name))
+                == self.version[0].files[name]
+            ):
                 return []
         except OSError as error:
             problem = f"cannot be read: {error.strerror}"
         words = f"{name} {problem} ({self.ranks.nodes[self.ranks.rank][1]})"
-        manifest = self.candidate.version_for(self.node)
+        manifest = self.version[0].manifest
         readers = self.members if self.shared else [self.node]
         return [((node, manifest, name), words) for node in readers]
 
@@ -324,26 +328,22 @@ class Loading:
         return f"step {self.candidate.step}{place}"
 
     def _say_passed_over(self) -> None:
-        short = self.candidate.shortage()
-        words = f"{short} on the nodes of this job"
-        if self.problem or self.damage:
-            words = f"{self.shown} cannot be trusted: {'; '.join(self.damage[:3])}"
+        words = f"{self.candidate.shortage()} on the nodes of this job"
         if self.problem:
             words = f"{self.shown} is not loaded: {self.problem}"
+        elif self.damage:
+            words = f"{self.shown} cannot be trusted: {'; '.join(self.damage[:3])}"
         self.target.say(f"WARNING: {words}; trying the one before it")
 
     def _say_loaded(self, loaded: Checkpoint, seconds: float) -> None:
-        came = f"{text.size(self.travelled)} came from other nodes"
         size = text.size(sum(record.size for record in loaded.files.values()))
-        comment = f"; {saved_by(loaded.progress, loaded.created)}"
-        if self.candidate.in_memory:
-            origin = f"memory ({self.brought.parent.parent}): {size}"
-            comment = f"; {came}" if self.travelled else ""
-        elif self.shared:
-            origin = f"{loaded.path}: {size}"
-        else:
-            origin = f"{loaded.path} and the other nodes: {came};"
+        place = (
+            f"memory ({self.brought.parent.parent})" if self.candidate.in_memory else loaded.path
+        )
+        comment = saved_by(loaded.progress, loaded.created)
+        if self.travelled or not self.shared:
+            comment += f"; {text.size(self.travelled)} came from other nodes"
         self.target.say(
-            f"resuming after step {loaded.step}, from {origin} verified and read"
-            f" in {seconds:.2f} s{comment}"
+            f"resuming after step {loaded.step}, from {place}: {size} verified and read"
+            f" in {seconds:.2f} s; {comment}"
         )

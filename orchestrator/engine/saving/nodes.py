@@ -1,7 +1,7 @@
 """Find out which ranks write a checkpoint together; carry files between disks of nodes over gloo.
 
-All ranks are given the same errands. Each sends and receives its own a piece at a time, so that a
-rank needs a few pieces of memory whatever the files are, and all nodes are busy at once.
+All ranks are given the same deliveries. Each sends and receives its own a piece at a time, so that
+a rank needs a few pieces of memory whatever the files are, and all nodes are busy at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from orchestrator.engine.ranks.ranks import Ranks, gather
 from orchestrator.engine.saving.reader import METADATA
 from orchestrator.engine.saving.writer import ALIKE
 from orchestrator.engine.sharding.mesh import Mesh
-from orchestrator.records.checkpoint_store import FileRecord
+from orchestrator.records.checkpoint_manifest import FileRecord
+from orchestrator.records.checkpoint_parts import Delivery
 
 SEEN_WITHIN_SECONDS = 3.0  # a file of another node shows up on a shared disk (NFS caches)
 
@@ -117,71 +118,65 @@ def seen(mark: Path) -> bool:
 
 
 PIECE_BYTES = 4 << 20
-ERRANDS_AT_ONCE = 64  # of all ranks: they bound the files and the pieces of one
+DELIVERIES_AT_ONCE = 64  # of all ranks: they bound the files and the pieces of one
 DAMAGED = "it arrived damaged"
 
 
-@dataclass(frozen=True)
-class Errand:
-    """One file on its way from a rank to another."""
-
-    source: int
-    target: int
-    name: str
-    record: FileRecord
-
-
-Place = Callable[[Errand], Path]
+Place = Callable[[Delivery], Path]
 
 
 def carry(
-    errands: Sequence[Errand], rank: int, group: dist.ProcessGroup | None, here: Place, there: Place
-) -> dict[Errand, str]:
-    """Do all errands; returns those to this rank that failed, and why.
+    deliveries: Sequence[Delivery],
+    rank: int,
+    group: dist.ProcessGroup | None,
+    here: Place,
+    there: Place,
+) -> dict[Delivery, str]:
+    """Do all deliveries; returns those to this rank that failed, and why.
 
     A file shows up under its name when its checksum is right. here() is where this rank's files to
     send are, there() where those go that it receives.
     """
-    problems: dict[Errand, str] = {}
-    for first in range(0, len(errands), ERRANDS_AT_ONCE):
-        some = list(enumerate(errands))[first : first + ERRANDS_AT_ONCE]
-        out = [Outgoing(tag, errand, here) for tag, errand in some if errand.source == rank]
-        into = [Incoming(tag, errand, there) for tag, errand in some if errand.target == rank]
+    problems: dict[Delivery, str] = {}
+    for first in range(0, len(deliveries), DELIVERIES_AT_ONCE):
+        some = list(enumerate(deliveries))[first : first + DELIVERIES_AT_ONCE]
+        out = [Outgoing(tag, delivery, here) for tag, delivery in some if delivery.source == rank]
+        into = [Incoming(tag, delivery, there) for tag, delivery in some if delivery.target == rank]
         ends: list[Outgoing | Incoming] = [*out, *into]
-        longest = max((end.errand.record.size for end in ends), default=0)
+        longest = max((end.delivery.record.size for end in ends), default=0)
         for at in range(0, longest, PIECE_BYTES):
-            work = [end.post(at, group) for end in ends if at < end.errand.record.size]
+            work = [end.post(at, group) for end in ends if at < end.delivery.record.size]
             for end in work:
                 if end is not None:
                     end.wait()
             for incoming in into:
                 incoming.write(at)
-        problems |= {end.errand: problem for end in into if (problem := end.finish())}
+        problems |= {end.delivery: problem for end in into if (problem := end.finish())}
     return problems
 
 
 class Outgoing:
     """A file that this rank sends; what cannot be read goes as zeros, and arrives damaged."""
 
-    def __init__(self, tag: int, errand: Errand, here: Place) -> None:
-        self.tag, self.errand, self.path = tag, errand, here(errand)
+    def __init__(self, tag: int, delivery: Delivery, here: Place) -> None:
+        self.tag, self.delivery, self.path = tag, delivery, here(delivery)
 
     def post(self, at: int, group: dist.ProcessGroup | None) -> dist.Work | None:
-        piece = bytearray(min(PIECE_BYTES, self.errand.record.size - at))
+        piece = bytearray(min(PIECE_BYTES, self.delivery.record.size - at))
         with contextlib.suppress(OSError), self.path.open("rb", buffering=0) as file:
             file.seek(at)
             file.readinto(piece)
         return dist.isend(
-            torch.frombuffer(piece, dtype=torch.uint8), self.errand.target, group, self.tag
+            torch.frombuffer(piece, dtype=torch.uint8), self.delivery.target, group, self.tag
         )
 
 
 class Incoming:
     """A file that this rank receives; after a full disk it takes what comes, and throws it away."""
 
-    def __init__(self, tag: int, errand: Errand, there: Place) -> None:
-        self.tag, self.errand, self.path = tag, errand, there(errand)
-        self.buffer = bytearray(min(PIECE_BYTES, errand.record.size))
+    def __init__(self, tag: int, delivery: Delivery, there: Place) -> None:
+        self.tag, self.delivery, self.path = tag, delivery, there(delivery)
+        self.buffer = bytearray(min(PIECE_BYTES, delivery.record.size))
         self.sum, self.problem = hashlib.sha256(), ""
         self.file: BinaryIO | None = None
         self.opened = contextlib.ExitStack()
@@ -197,12 +192,12 @@ class Incoming:
             self.problem = self.problem or f"{error.strerror or error} ({self.path.parent})"
 
     def post(self, at: int, group: dist.ProcessGroup | None) -> dist.Work | None:
-        left = memoryview(self.buffer)[: self.errand.record.size - at]
+        left = memoryview(self.buffer)[: self.delivery.record.size - at]
         piece = torch.frombuffer(left, dtype=torch.uint8)
-        return dist.irecv(piece, self.errand.source, group, self.tag)
+        return dist.irecv(piece, self.delivery.source, group, self.tag)
 
     def write(self, at: int) -> None:
-        left = self.errand.record.size - at
+        left = self.delivery.record.size - at
         if left > 0 and self.file is not None and not self.problem:
             data = memoryview(self.buffer)[:left]
             self.sum.update(data)
@@ -211,7 +206,7 @@ class Incoming:
 
     def finish(self) -> str:
         """Publish the file under its name if its checksum is right; return what went wrong."""
-        if not self.problem and self.sum.hexdigest() != self.errand.record.sha256:
+        if not self.problem and self.sum.hexdigest() != self.delivery.record.sha256:
             self.problem = DAMAGED
         with self._noted():
             with self.opened:
@@ -252,26 +247,28 @@ def keep_copies(
 ) -> str:
     """Copy the files of each node to the nodes after it; return why one could not be kept."""
 
-    def path(errand: Errand) -> Path:
-        return final / errand.name
+    def path(delivery: Delivery) -> Path:
+        return final / delivery.name
 
-    errands = errands_of(files, ranks.nodes, copies)
-    problems = carry(errands, ranks.rank, group, path, path)
+    deliveries = deliveries_of(files, ranks.nodes, copies)
+    problems = carry(deliveries, ranks.rank, group, path, path)
     host = ranks.nodes[ranks.rank][1]
-    trouble = next((f"{errand.name} on {host}: {text}" for errand, text in problems.items()), "")
+    trouble = next(
+        (f"{delivery.name} on {host}: {text}" for delivery, text in problems.items()), ""
+    )
     return next(filter(None, gather(trouble, group)), "")
 
 
-def errands_of(
+def deliveries_of(
     files: Mapping[str, FileRecord], nodes: Sequence[tuple[int, str]], copies: int
-) -> list[Errand]:
+) -> list[Delivery]:
     """Send each rank's files to a rank of the next node, and of those after it.
 
     What all ranks have alike goes to every node.
     """
     members = of_nodes(nodes)
     order = sorted(members)
-    errands = []
+    deliveries = []
     for name, record in files.items():
         if name == METADATA:
             continue  # every node has it
@@ -281,14 +278,5 @@ def errands_of(
         most = len(order) if ALIKE in name else min(copies, len(order))
         for distance in range(1, most):
             ranks = members[order[(order.index(node) + distance) % len(order)]]
-            errands.append(Errand(writer, ranks[local % len(ranks)], name, record))
-    return errands
-
-
-def picture(nodes: int, copies: int) -> str:
-    """Describe what is kept where."""
-    further = min(copies, nodes) - 1
-    where = "; checkpoint.copies=2 keeps each part on a second node as well"
-    if further:
-        where = f", with a copy on the next {'node' if further == 1 else f'{further} nodes'}"
-    return f"the nodes share no disk: each keeps its own part of every checkpoint{where}"
+            deliveries.append(Delivery(writer, ranks[local % len(ranks)], name, record))
+    return deliveries

@@ -31,7 +31,6 @@ from orchestrator.engine.sharding.mesh import local_part, local_tensor, plain_cl
 
 TORCH = (".pt", ".pth", ".bin")
 WEIGHTS = "model.safetensors"
-OF_ADAPTER = "adapter_config.json"
 INDEX = f"{WEIGHTS}.index.json"
 # A config, or the code of a class of the user's own; none of the files with weights.
 PLAIN = re.compile(r"(?!model\.safetensors)[A-Za-z0-9_][A-Za-z0-9_.-]*\.(json|py)")
@@ -76,10 +75,7 @@ def save(model: nn.Module, path: Path, step: int) -> None:
 
     Every rank calls it, and hears what went wrong on the first.
     """
-    on_first(path, lambda: refuse_unknown_kind(path))
-    if not path.suffix and adapters_of(model):
-        _write_adapter(model, path)
-        return
+    on_first(path, lambda: refuse_unknown_kind(model, path))
     state = state_dict(model)
     on_first(path, lambda: _write(model, path, state, step))
 
@@ -99,12 +95,18 @@ def on_first(path: Path, action: Callable[[], None]) -> None:
         raise kind(what, fix)
 
 
-def refuse_unknown_kind(path: Path) -> None:
+def refuse_unknown_kind(model: nn.Module, path: Path) -> None:
     known = path.suffix in (".safetensors", "", *TORCH)
     if not known or (path.exists() and path.is_dir() != (not path.suffix)):
         raise UsageError(
             f"save({str(path)!r}): this is not a kind of file that can be written",
             "NAME.safetensors, NAME.pt, or a directory for the layout of Hugging Face",
+        )
+    if not path.suffix and hasattr(model, "peft_config"):
+        raise UsageError(
+            f"save({str(path)!r}): the model has an adapter, whose directory peft writes",
+            "state = trainer.state_dict() on all ranks, then on rank 0"
+            " model.save_pretrained(DIR, state_dict=state)",
         )
 
 
@@ -140,23 +142,6 @@ def write(path: Path, state: Mapping[str, Any], step: int) -> None:
         file.write(content)
 
 
-def _write_adapter(model: Any, path: Path) -> None:
-    """Write what peft trains, and its config, by peft: the base model is where it came from."""
-    reshard(model)
-    adapters = set(adapters_of(model))
-    trained = {
-        name
-        for name, parameter in plain_names.parameters(model, every=True)
-        if parameter.requires_grad or adapters & set(name.split("."))
-    }
-    adapter = {
-        name: value for name, value in plain_names.state_dict(model).items() if name in trained
-    }
-    state = _gathered(adapter)
-    inner: Any = plain_names.inner(model)
-    on_first(path, lambda: inner.save_pretrained(path, state_dict=state))
-
-
 # -- the configs beside Hugging Face's weights ----------------------------------------------------
 
 
@@ -165,19 +150,11 @@ def write_texts(directory: Path, texts: Mapping[str, str]) -> None:
         files.replace(directory / name, text, files.AS_USUAL)
 
 
-def adapters_of(model: Any) -> dict[str, Any]:
-    """Return the configs of the adapters that peft has put into a model; of any other, nothing."""
-    configs = getattr(model, "peft_config", None)
-    writes_itself = isinstance(configs, Mapping) and hasattr(model, "save_pretrained")
-    return {**configs} if writes_itself and configs is not None else {}
-
-
 def configs_of(model: Any, class_name: str) -> dict[str, str]:
     """Return the texts of config.json, generation_config.json and what belongs to them by their
     names, as the model's own config writes them; nothing for a model that has none."""
-    for adapter in adapters_of(model).values():
-        # With the base model's config, from_pretrained would look for its weights.
-        return _texts_of(adapter)
+    if hasattr(model, "peft_config"):  # with the base model's, its weights would be looked for
+        return {}
     config: Any = getattr(model, "config", None)
     if hasattr(config, "save_pretrained"):
         config.architectures = [class_name]

@@ -7,9 +7,7 @@ import io
 import os
 import re
 import warnings
-from collections import deque
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future as Pending
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,7 +28,6 @@ from orchestrator.records.checkpoint_manifest import FileRecord
 CHANGING = ""  # in the name of a rank's file with everything else
 ALIKE = "alike_"  # in the name of the file with what all ranks have alike
 PIECE_BYTES = 4 << 20  # copied for the thread that sums up
-MOST_PENDING = 8  # pieces that wait for it
 # Code of torch 2.8 and 2.9 says so at each rank's first checkpoint. catch_warnings() would change
 # what other threads say, and a thread writes: the filter stays.
 warnings.filterwarnings(
@@ -55,16 +52,15 @@ class SummedFile(io.FileIO):
     def __init__(self, path: Path, pool: ThreadPoolExecutor) -> None:
         super().__init__(path, "w")
         self.pool, self.sum, self.size = pool, sha256(), 0
-        self.pending: deque[Pending[None]] = deque()
+        self.summed = pool.submit(self.sum.update, b"")  # the piece before
         self.problem: OSError | None = None  # torch loses it, and raises another error
 
     def write(self, data: Any) -> int:
         whole = memoryview(data).cast("B")
         for start in range(0, len(whole), PIECE_BYTES):
             piece = bytes(whole[start : start + PIECE_BYTES])
-            self.pending.append(self.pool.submit(self.sum.update, piece))
-            if len(self.pending) > MOST_PENDING:
-                self.pending.popleft().result()
+            self.summed.result()
+            self.summed = self.pool.submit(self.sum.update, piece)
             self._write_all(memoryview(piece))
         self.size += len(whole)
         return len(whole)
@@ -78,8 +74,7 @@ class SummedFile(io.FileIO):
             raise
 
     def record(self) -> FileRecord:
-        while self.pending:
-            self.pending.popleft().result()
+        self.summed.result()
         return FileRecord(self.size, self.sum.hexdigest())
 
 

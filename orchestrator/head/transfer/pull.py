@@ -203,10 +203,10 @@ def gather(nodes: Sequence[PulledNode]) -> tuple[dict[str, int], dict[str, str]]
             short[directory] = candidates[0].shortage()
             continue
         short.pop(directory, None)
-        version = candidate.versions[candidate.version_for(HERE)]
-        for each in checkpoint_parts.deliveries(candidate, {HERE: version.files}):
+        version = candidate.version_for(HERE)
+        for each in checkpoint_parts.deliveries(candidate, {HERE: version[0].files}):
             givers[f"{directory}/{each.name}"] = each.source
-        givers[f"{directory}/{checkpoint_manifest.NAME}"] = version.holdings[0].node
+        givers[f"{directory}/{checkpoint_manifest.NAME}"] = version[0].node
     return givers, dict(sorted(short.items()))
 
 

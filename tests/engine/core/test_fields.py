@@ -27,7 +27,7 @@ from orchestrator.common.errors import UsageError
 from orchestrator.config import parse
 from orchestrator.config.schema import Config
 from orchestrator.engine import export
-from orchestrator.engine.data import dataset, tokens
+from orchestrator.engine.data import sources, tokens
 from orchestrator.engine.models.losses import Sums
 from orchestrator.engine.ranks.ranks import Ranks
 from tests.conftest import Cluster
@@ -389,14 +389,14 @@ def test_pinning_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch, workers: 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: asked.append(True) or tensor)
     monkeypatch.setattr(
-        dataset, "DataLoader", lambda *_, pin_memory, **__: iter([asked.append(pin_memory)])
+        sources, "DataLoader", lambda *_, pin_memory, **__: iter([asked.append(pin_memory)])
     )
     for pinning in (True, False):
         asked.clear()
         loading = {"num_workers": workers, "pin_memory": pinning}
         config = parse.build(Config, {"dataloader": loading})
         ranks = Ranks(0, 1, 0, torch.device("cpu"), ())
-        next(dataset.TrainingSamples(Numbers(), config, ranks).epoch(0))
+        next(sources.TrainingSamples(Numbers(), config, ranks).epoch(0))
         assert any(asked) == pinning
 
 

@@ -13,7 +13,7 @@ import torch
 from orchestrator.config import parse
 from orchestrator.config.schema import Config
 from orchestrator.engine.core.optimizer import schedule
-from orchestrator.engine.data.sample_order import Order
+from orchestrator.engine.data.rounds import Order
 from tests.engine.programs import configured as own
 from tests.engine.worlds import CONFIGURED, Job, run
 

@@ -26,7 +26,7 @@ from orchestrator.engine.core import stopping
 from orchestrator.engine.core.optimizer import LrScheduler
 from orchestrator.engine.core.stopping import TrainState
 from orchestrator.engine.data import rounds as in_rounds
-from orchestrator.engine.data.sample_order import Order
+from orchestrator.engine.data.rounds import Order
 from tests.engine.data.test_loaders import ranks as ranks_of
 from tests.engine.programs import trainings as trained
 from tests.engine.worlds import PROGRAMS, Job, run

@@ -25,8 +25,8 @@ from torch.utils.data import Dataset
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config import parse
 from orchestrator.config.schema import Config
-from orchestrator.engine.data import dataset, sources, tokens
-from orchestrator.engine.data.sample_order import Order
+from orchestrator.engine.data import sources, tokens
+from orchestrator.engine.data.rounds import Order
 from orchestrator.engine.ranks.ranks import Ranks
 from tests.node.running import alive, wait_until
 
@@ -148,15 +148,6 @@ def test_a_file_of_tokens_gives_what_was_written(tmp_path: Path, vocab_size: int
             }
         ).encode()
     )
-
-
-def test_a_token_above_the_vocabulary_is_named(tmp_path: Path) -> None:
-    path = token_file(tmp_path / "t.bin", [5] * 30 + [301] + [5] * 30, 300)
-    words = {"path": str(path), "sequence_length": 9}
-    train, _ = sources.sources(config(dataset=words, model={"vocab_size": 512}))
-    train.batch([0, 1], 0)
-    with pytest.raises(CheckFailed, match="holds the token 301, but its header says"):
-        train.batch([2, 3], 0)
 
 
 def test_a_file_of_its_own_is_held_out(tmp_path: Path) -> None:
@@ -355,7 +346,7 @@ def feed(
     held: bool = False,
 ) -> Any:
     """The batches of one rank, to train on or held out."""
-    kind = dataset.HeldOutSamples if held else dataset.TrainingSamples
+    kind = sources.HeldOutSamples if held else sources.TrainingSamples
     return kind(source, wanted, Ranks(rank, world, 0, CPU, ())).epoch(0, position)
 
 

@@ -87,10 +87,9 @@ def test_what_only_saves_memory_or_time_changes_no_number(tmp_path: Path) -> Non
         assert norms(one) == pytest.approx(norms(jobs["plain"]), abs=1e-5), name
 
 
-@pytest.mark.parametrize("strategy", ["hybrid_shard", "ddp"])
-def test_a_profile_of_a_run(tmp_path: Path, strategy: str) -> None:
+def test_a_profile_of_a_run(tmp_path: Path) -> None:
     traced = options("profiling", enabled=True, wait=1, warmup=1, active=2)
-    one = job(tmp_path, "a", [1, 1], DECODER, fsdp(strategy), traced)
+    one = job(tmp_path, "a", [1, 1], DECODER, traced)
     assert run(one) == [[0, 0]]
     directory = one.experiment() / "outputs/profile"
     for rank in range(2):

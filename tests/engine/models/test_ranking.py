@@ -12,10 +12,8 @@ from torch import Tensor
 
 from orchestrator.config import parse
 from orchestrator.config.schema import Config
-from orchestrator.engine.data import sources
 from orchestrator.engine.models import build
 from orchestrator.engine.models.ranking import Ranking
-from tests.engine.data.test_data import feed
 
 CPU = torch.device("cpu")
 SMALL = {
@@ -115,30 +113,6 @@ def test_its_flops_are_six_per_matrix_entry_and_feature_and_attention() -> None:
     uses = 5 * blocks + 3 * sizes["from_sparse.weight"] + 2 * sizes["from_dense.weight"]
     expected = 6 * (uses + sizes["head.weight"]) + 12 * 2 * 16 * 5 * 5
     assert build.flops_per_sample(config(), made) == expected
-
-
-@pytest.mark.slow
-def test_it_learns_the_invented_clicks() -> None:
-    sections = {"training": {"batch_size": 128}, "dataset": {"kind": "synthetic"}}
-    wanted = parse.build(Config, {**sections, "model": {**SMALL, "model_dim": 32}})
-    made, loss = build.build(wanted), build.loss_of(wanted)
-    build.initialise(made, 0, CPU)
-    source, held_out = sources.sources(wanted)
-    assert held_out is not None
-    optimizer = torch.optim.AdamW(made.parameters(), 3e-3)
-    for batch, _ in zip(feed(source, wanted), range(120), strict=False):
-        total, counted = loss(made, batch.data)["loss"]
-        (total / counted).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    made.eval()
-    right = count = 0
-    for batch in feed(held_out, wanted, held=True):
-        right += int(loss(made, batch.data)["correct"][0])
-        count += len(batch.data["label"])
-    assert right / count > 0.75
-    labels = source.batch(range(2000), 0)["label"]
-    assert 0.4 < labels.mean() < 0.6
 
 
 def test_labels_are_lost_in_no_precision() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -61,20 +60,6 @@ def values(directory: Path) -> None:
     (directory / f"done_{rank}").touch()
 
 
-def words(call: Any) -> str:
-    try:
-        call()
-    except Exception as error:  # noqa: BLE001 (its words are the test)
-        return f"{type(error).__name__}: {error}"
-    return "nothing was caught"
-
-
-def under_the_if() -> None:
-    if is_master_process():
-        gather_tensors(torch.ones(2))
-    barrier()
-
-
 # -- what launch() runs -----------------------------------------------------------------------
 
 
@@ -97,9 +82,3 @@ def fails() -> None:
 
 def dies() -> None:
     os.kill(os.getpid(), 9)
-
-
-def mistaken() -> str:
-    """Enter different collectives, which would wait for ever without torch's debug mode."""
-    setup_distributed(timeout=20)
-    return words(under_the_if)

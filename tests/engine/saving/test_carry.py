@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.engine.saving.nodes import errands_of
+from orchestrator.engine.saving.nodes import deliveries_of
 from orchestrator.records.checkpoint_manifest import FileRecord
 
 pytestmark = pytest.mark.slow
@@ -14,8 +14,8 @@ NODES = [(0, "a"), (0, "a"), (1, "b"), (2, "c")]
 
 
 def sent(names: list[str], copies: int) -> list[str]:
-    errands = errands_of(dict.fromkeys(names, FILE), NODES, copies)
-    return [f"{each.name} {each.source}>{each.target}" for each in errands]
+    deliverys = deliveries_of(dict.fromkeys(names, FILE), NODES, copies)
+    return [f"{each.name} {each.source}>{each.target}" for each in deliverys]
 
 
 def test_each_part_goes_to_the_next_node_and_what_is_alike_to_all() -> None:

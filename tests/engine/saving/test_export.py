@@ -23,6 +23,7 @@ from orchestrator.engine import export
 from orchestrator.engine.sharding.low_precision import DTYPES
 from orchestrator.head.commands import checkpoints
 from orchestrator.records import checkpoint_store
+from tests.records.test_checkpoint_store import publish
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # no_dist
 
@@ -67,10 +68,10 @@ WHOLE = {
 }
 
 
-def publish(directory: Path, step: int, progress: Any = None) -> Path:
+def published(directory: Path, step: int, progress: Any = None) -> Path:
     place = checkpoint_store.partial(directory, step, "run")
     files = {path.name: checkpoint_store.digest(path) for path in place.iterdir()}
-    return checkpoint_store.publish(place, directory, step, progress, 3, files)
+    return publish(place, directory, step, progress, 3, files)
 
 
 def save(directory: Path, step: int, state: dict[str, Any], progress: Any = None) -> Path:
@@ -78,7 +79,7 @@ def save(directory: Path, step: int, state: dict[str, Any], progress: Any = None
     place = checkpoint_store.partial(directory, step, "run")
     directory.mkdir(exist_ok=True)
     dcp.save(state, storage_writer=dcp.FileSystemWriter(place), no_dist=True)
-    return publish(directory, step, progress)
+    return published(directory, step, progress)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +89,7 @@ def of_three_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = [sys.executable, "-c", RANKS, str(place)]
     subprocess.run(words, cwd=Path(__file__).parents[3], timeout=300, check=True)
     place.with_name(place.name + ".store").unlink(missing_ok=True)
-    return publish(directory, 120)
+    return published(directory, 120)
 
 
 def same(found: Tensor, expected: Tensor) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 import signal
 from collections.abc import Callable
@@ -175,32 +174,6 @@ def test_other_ranks_put_the_state_together_from_memory(tmp_path: Path, name: st
     assert f"resuming after step {step}, from memory" in again.output()
     assert losses(again) == pytest.approx(after(step, whole), abs=1e-5)
     assert again.metrics()[-1]["tokens"] == whole.metrics()[-1]["tokens"]
-
-
-# By name: the nodes whose memory is lost, the nodes after it, the harm, and what is said.
-def test_killed_at_any_moment_at_most_a_step_is_lost(tmp_path: Path) -> None:
-    """Eight times SIGKILL of all ranks, also while a state is written, sent or counted."""
-    unending = {"training": {"max_steps": 10**6}, "scheduler": {"total_steps": 10**6}}
-    chance = random.Random(14)
-    lives = [
-        job(tmp_path, f"life{number}", TWO_NODES, SHARDED, unending, signal=signal.SIGKILL,
-            after_seconds=chance.random() * 0.1)
-        for number in range(8)
-    ]  # fmt: skip
-    assert run(*lives) == [[-9, -9]] * 8
-    lines = [losses(life) for life in lives]
-    for before, now, life in zip(lines, lines[1:], lives[1:], strict=False):
-        assert "from memory" in life.output()
-        first, last = min(now), max(before)
-        assert last - 1 <= first <= last + 2, (last, first)
-    seen: dict[int, float] = {}
-    for line in lines:
-        for step, loss in line.items():
-            assert seen.setdefault(step, loss) == loss
-    longest = {"training": {"max_steps": max(seen)}, "scheduler": {"total_steps": 10**6}}
-    whole = job(tmp_path, "whole", TWO_NODES, SHARDED, longest, memory="")
-    assert run(whole) == [[0, 0]]
-    assert seen.items() <= losses(whole).items()
 
 
 def test_where_memory_is_short_it_is_refused_in_words(tmp_path: Path, small_disk: Path) -> None:

@@ -90,7 +90,7 @@ def test_a_copy_stands_in_for_a_disk_that_is_gone(
 ) -> None:
     first = spread(tmp_path, "first", NODES, saving(copies=2, keep=1), *UNTIL_8)
     assert run(first) == [[0] * 4]
-    assert "with a copy on the next node" in first.output()
+    assert "which is on 2 nodes (checkpoint.copies)" in first.output()
     parts = [[0, 1, 3], [0, 1, 2], [2, 3]]
     for node, ranks in enumerate(parts):
         names = [f"__{rank}_0.distcp" for rank in ranks]

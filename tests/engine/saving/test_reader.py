@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from orchestrator.common.errors import CheckFailed
 from orchestrator.engine.saving.reader import METADATA, load_into, metadata_of, misfit
 from orchestrator.records import checkpoint_store
+from tests.records.test_checkpoint_store import publish
 
 KINDS = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.complex64)
 
@@ -115,7 +116,7 @@ def published(directory: Path, step: int) -> Path:
     partial = saved(checkpoint_store.partial(directory, step, "token"), x=torch.ones(2))
     names = sorted(path.name for path in partial.iterdir())
     files = {name: checkpoint_store.digest(partial / name) for name in names}
-    return checkpoint_store.publish(partial, directory, step, {}, 1, files)
+    return publish(partial, directory, step, {}, 1, files)
 
 
 def test_nobody_else_may_write_what_is_published(tmp_path: Path) -> None:

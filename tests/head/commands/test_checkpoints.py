@@ -61,7 +61,7 @@ def test_ls_of_the_newest_experiment_that_has_any(root: Path, typed: Typed) -> N
     assert lines[2].startswith("  32  ")
     assert lines[2].endswith("  2 kB      2  incomplete: __0_0.distcp is missing")
     assert "  31  -                       -      -  incomplete: manifest.json" in out
-    assert lines[4] == "  30  2026-01-02 03:04:05  2 kB      2  complete"
+    assert lines[3] == "  30  2026-01-02 03:04:05  2 kB      2  complete"
 
 
 def test_ls_in_json(root: Path, typed: Typed) -> None:
