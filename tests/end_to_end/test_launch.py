@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -115,29 +114,6 @@ def test_a_program_is_given_its_arguments_and_environment(head: Head, start: str
     address = head.cluster.addresses[0]
     assert (env["NODE_RANK"], env["SEEN"]) == ("0", f"0/{address}")
     assert env["NCCL_SOCKET_IFNAME"] == "=" + env["GLOO_SOCKET_IFNAME"]
-
-
-def test_the_dry_run_pastes_into_a_shell(head: Head) -> None:
-    """What --dry-run prints for a node runs there by hand, with the same arguments."""
-    odd = "import helper_beside; " + TELL
-    (head.directory / "helper_beside.py").write_text("")
-    head.node_list = head.cluster.write_list([head.cluster.addresses[0]], "one.txt")
-    words = [head.script("tell.py", odd), *AWKWARD]
-    dry = head.run("--dry-run", "--json", *words)
-    plan = json.loads(dry.text)
-    assert not (head.directory / "experiments").exists()
-    (node,) = plan["nodes"]
-    assert {"--run-path", "--start-method=fork"} <= set(node["command"])
-    assert (plan["world_size"], node["ranks"], node["env"]["NODE_RANK"]) == (1, [0], "0")
-    shell = head.cluster.popen(
-        0, ["bash", "-e"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    out, _ = shell.communicate(node["shell"], timeout=60)
-    (line,) = [x for x in out.splitlines() if x.startswith("TOLD ")]
-    found = json.loads(line[5:])
-    assert found["args"] == AWKWARD
-    text = head.run("--dry-run", *words).text
-    assert node["shell"] in text
 
 
 def test_the_record_of_a_job_and_a_secret_that_is_in_none_of_it(head: Head) -> None:

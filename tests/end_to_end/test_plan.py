@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.clusters.netns import NetnsCluster
-from tests.clusters.require import require_namespaces
 from tests.launching import Head
-from tests.node.job.trees import hca, roce
 
 pytestmark = pytest.mark.cluster
 
@@ -97,59 +91,3 @@ def test_what_is_yours_is_shown_as_yours(head: Head) -> None:
 
 
 # -- cards ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NetnsCluster]:
-    """Two hosts whose /sys/class has InfiniBand: the second's card 1 is down, its names differ."""
-    require_namespaces()
-    place = tmp_path_factory.mktemp("cards")
-    with NetnsCluster(2, tmp_path_factory.mktemp("fabric"), nics=["eth0", "ens7"]) as cluster:
-        for i in (0, 1):
-            own = place / str(i)
-            copied = cluster.popen(i, ["cp", "-a", "/sys/class", str(own)])
-            assert copied.wait(timeout=60) in (0, 1)  # 1: one of its files has gone meanwhile
-            first, second = ("mlx5_0", "mlx5_1") if i == 0 else ("ibp26s0", "ibp41s0")
-            down = {"state": "1: DOWN", "physical": "3: Disabled"} if i else {}
-            hca(own, first, top="infiniband")
-            hca(own, second, top="infiniband", pci="0000:29:00.0", **down)
-            roce(
-                own, "mlx5_bond_0", f"10.5.0.{i + 1}", "eth0", top="infiniband", pci="0000:5e:00.0"
-            )
-            covered = cluster.popen(i, ["mount", "--bind", str(own), "/sys/class"])
-            assert covered.wait(timeout=60) == 0
-        yield cluster
-
-
-def test_cards_are_chosen_per_node_and_reach_the_ranks(
-    fabric: NetnsCluster, tmp_path: Path
-) -> None:
-    head = Head(fabric, tmp_path)
-    text = explain(head, head.script("show.py", SHOW))
-    assert "NCCL uses InfiniBand" in text.splitlines()[0]
-    first, second = rows(text)["NCCL_IB_HCA"]
-    assert first.startswith("0 =mlx5_0:1,mlx5_1:1 computed the 2 active ports for InfiniBand")
-    assert "not mlx5_bond_0:1 (Ethernet)" in first
-    assert second.startswith("1 =ibp26s0:1 computed the active port") and "(DOWN)" in second
-    head.run("--no-torchrun", "show.py")
-    assert b"CARDS =mlx5_0:1,mlx5_1:1 None" in head.log(0)
-    assert b"CARDS =ibp26s0:1 None" in head.log(1)
-    facts = manifest(head)["nodes"][1]["facts"]
-    states = {port["device"]: port["state"] for port in facts["rdma"]}
-    assert states == {"ibp26s0": "ACTIVE", "ibp41s0": "DOWN", "mlx5_bond_0": "ACTIVE"}
-    assert {one["name"]: one["state"] for one in facts["interfaces"]}["ens7"] == "up"
-    assert facts["limits"]["nofile"] and facts["disk"]["writable"] is True
-    assert facts["problems"] == {}
-    off = explain_fresh(fabric, tmp_path / "other", "--set", "nccl.profile=ethernet")
-    assert rows(off)["NCCL_IB_DISABLE"] == ["0-1 1 computed nccl.profile is ethernet"]
-
-
-def explain_fresh(cluster: NetnsCluster, directory: Path, *words: str) -> str:
-    directory.mkdir()
-    head = Head(cluster, directory)
-    return explain(head, *words, head.script("show.py", SHOW))
-
-
-def manifest(head: Head) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((head.experiment / "manifest.json").read_text())
-    return found

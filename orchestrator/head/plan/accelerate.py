@@ -48,19 +48,6 @@ class Accelerate:
         return str(self.keys.get("distributed_type") or "MULTI_GPU")
 
 
-@dataclass(frozen=True)
-class Machines:
-    """The machines of a job, as accelerate's files describe them."""
-
-    counts: Sequence[int]  # processes on each machine
-    ip: str
-    port: int
-
-    @property
-    def world(self) -> int:
-        return sum(self.counts)
-
-
 # -- the file -------------------------------------------------------------------------------------
 
 
@@ -122,17 +109,17 @@ def planned(
     """Put accelerate in torchrun's place: on all nodes, or with `agreed` on those given."""
     check_installed(nodes)
     counts = agreed.counts if agreed else [node.nproc for node in plan.nodes]
-    machines = Machines(counts, plan.master_address, plan.master_port)
-    check_counts(by, machines)
+    check_counts(by, counts)
     cpu = on_cpu(by, nodes)
     versions = ", ".join(sorted({node.facts.accelerate for node in nodes}))
     notes = [f"started by accelerate launch ({versions})"]
     if cpu and not by.keys.get("use_cpu"):
         notes.append("no GPU: accelerate is set to use the CPU (ACCELERATE_USE_CPU)")
     ip = by.keys.get("main_process_ip")
-    if ip not in (None, machines.ip):
-        notes.append(f"main_process_ip {ip}: the nodes reach the master at {machines.ip}")
-    plans = tuple(of_node(by, node, machines, cpu) for node in plan.nodes)
+    if ip not in (None, plan.master_address):
+        notes.append(f"main_process_ip {ip}: the nodes reach the master at {plan.master_address}")
+    keys = keys_of(by, plan, counts, cpu)
+    plans = tuple(of_node(node, keys, cpu) for node in plan.nodes)
     return replace(plan, nodes=plans, notes=(*plan.notes, *notes))
 
 
@@ -145,8 +132,7 @@ def check_installed(nodes: Sequence[ProbedNode]) -> None:
             )
 
 
-def check_counts(by: Accelerate, machines: Machines) -> None:
-    counts = machines.counts
+def check_counts(by: Accelerate, counts: Sequence[int]) -> None:
     if len(set(counts)) > 1:
         raise CheckFailed(
             "accelerate starts as many processes on one machine as on the other, and these have"
@@ -160,15 +146,15 @@ def check_counts(by: Accelerate, machines: Machines) -> None:
             "correct one of them; left out of the file, it is computed",
         )
     world = by.number("num_processes", 1)
-    if world not in (None, machines.world):
+    if world not in (None, sum(counts)):
         raise CheckFailed(
             f"num_processes is {world} in {by.file}, but these {len(counts)} nodes run"
-            f" {machines.world} ranks ({counts[0]} each)",
+            f" {sum(counts)} ranks ({counts[0]} each)",
             "num_processes counts all machines together; --nproc N is for each of them",
         )
-    if by.kind == "NO" and machines.world > 1:
+    if by.kind == "NO" and sum(counts) > 1:
         raise CheckFailed(
-            f"distributed_type is NO in {by.file}: {machines.world} ranks would each be alone",
+            f"distributed_type is NO in {by.file}: {sum(counts)} ranks would each be alone",
             "write distributed_type: MULTI_GPU, which serves CPUs too",
         )
 
@@ -191,8 +177,13 @@ def on_cpu(by: Accelerate, nodes: Sequence[ProbedNode]) -> bool:
 # -- one node -------------------------------------------------------------------------------------
 
 
-def of_node(by: Accelerate, node: NodePlan, machines: Machines, cpu: bool) -> NodePlan:
-    file = name_of(node.index)  # in the node's run directory, where its agent starts
+def of_node(node: NodePlan, keys: Mapping[str, Any], cpu: bool) -> NodePlan:
+    """Start a node's ranks with its own file: nodes may share a disk."""
+    import yaml
+
+    file = (
+        f"accelerate_node{node.index}.yaml"  # in the node's run directory, where its agent starts
+    )
     command = (node.python, "-u", "-m", PROGRAM, "--config_file", file)
     setting = EnvSetting("ACCELERATE_USE_CPU", "true", "no GPU, or use_cpu in accelerate's file")
     return replace(
@@ -202,37 +193,29 @@ def of_node(by: Accelerate, node: NodePlan, machines: Machines, cpu: bool) -> No
         placed=(("port", "--main_process_port"),),
         paste=(*command, *node.program),
         settings=(*([setting] if cpu else []), *node.settings),
-        files=((file, text(by, node.index, machines, cpu)),),
+        files=((file, str(yaml.safe_dump({**keys, "machine_rank": node.index}))),),
     )
 
 
-def name_of(rank: int) -> str:
-    """Return the file's name. Nodes may share a disk, so each has its own."""
-    return f"accelerate_node{rank}.yaml"
-
-
-def text(by: Accelerate, rank: int, machines: Machines, cpu: bool = False) -> str:
-    """Write the file for one node: our keys are computed, the others are as they were."""
-    import yaml
-
+def keys_of(by: Accelerate, plan: Plan, counts: Sequence[int], cpu: bool) -> dict[str, Any]:
+    """Return what the files of all nodes hold: our keys are computed, the others are kept."""
     kind = by.kind if by.kind in BY_TORCHRUN else "MULTI_GPU"
     keys = {
         **by.keys,
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": kind,
-        "machine_rank": rank,
-        "num_machines": len(machines.counts),
-        "num_processes": machines.world,
-        "main_process_ip": machines.ip,
-        "main_process_port": machines.port,
+        "num_machines": len(counts),
+        "num_processes": sum(counts),
+        "main_process_ip": plan.master_address,
+        "main_process_port": plan.master_port,
         "rdzv_backend": "static",
         "same_network": True,
     }
     if cpu:
         keys["use_cpu"] = True
-    if kind == "DEEPSPEED" and len(machines.counts) > 1:
+    if kind == "DEEPSPEED" and len(counts) > 1:
         speed = by.keys.get("deepspeed_config") or {}
         keys["deepspeed_config"] = {**speed, "deepspeed_multinode_launcher": "standard"}
     if by.kind == "MULTI_CPU":
         keys.pop("mpirun_config", None)
-    return str(yaml.safe_dump(keys))
+    return keys

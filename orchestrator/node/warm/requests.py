@@ -9,7 +9,6 @@ import time
 from orchestrator.node.job import processes
 from orchestrator.node.server.visit import Visit, answers
 from orchestrator.node.warm import standbys
-from orchestrator.node.warm.standbys import Standby
 from orchestrator.protocol.requests.warm import (
     StandbyEnds,
     StandbyState,
@@ -21,7 +20,19 @@ from orchestrator.protocol.requests.warm import (
 
 @answers(Warm)
 def warm(visit: Visit, request: Warm) -> StandbyStates:
-    return StandbyStates(standbys=tuple(map(described, standbys.find_all())), time=time.time())
+    states = [
+        StandbyState(
+            key=os.path.basename(each.directory),
+            since=each.since,
+            seconds_left=max(0.0, each.until - time.time()),
+            ready=each.ready,
+            pid=each.pid,
+            memory=private_memory(each.pid),
+            python=each.python,
+        )
+        for each in standbys.find_all()
+    ]
+    return StandbyStates(standbys=tuple(states), time=time.time())
 
 
 @answers(WarmOff)
@@ -29,18 +40,6 @@ def warm_off(visit: Visit, request: WarmOff) -> StandbyEnds:
     gone = {each.pid: standbys.end(each) for each in standbys.find_all()}
     ended = tuple(pid for pid in gone if gone[pid])
     return StandbyEnds(ended=ended, left=tuple(pid for pid in gone if not gone[pid]))
-
-
-def described(standby: Standby) -> StandbyState:
-    return StandbyState(
-        key=os.path.basename(standby.directory),
-        since=standby.since,
-        seconds_left=max(0.0, standby.until - time.time()),
-        ready=standby.ready,
-        pid=standby.pid,
-        memory=private_memory(standby.pid),
-        python=standby.python,
-    )
 
 
 def private_memory(pid: int) -> int:

@@ -23,9 +23,8 @@ import types
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-TICK_SECONDS = 15.0  # between two looks at memory and files: 0.1 ms each
+TICK_SECONDS = 15.0  # between two looks at the files that it came from: 0.1 ms
 PATIENCE_SECONDS = 10.0  # for a caller to say what it wants
-LEAST_MEMORY = 0.08  # part of the machine's memory that must stay available
 MOST_FILES = 253  # that Linux lets one message carry
 
 
@@ -125,17 +124,7 @@ def must_leave(places: dict[str, list[int]]) -> bool:
     # A package that comes or goes changes its directory.
     changed = any(mark_of(path) != mark for path, mark in places.items())
     late = time.time() >= os.stat("standby.json").st_mtime
-    return changed or late or not os.path.exists(__file__) or memory_is_short()
-
-
-def memory_is_short() -> bool:
-    """Return True if others need the memory that this process holds."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            sizes = {line.partition(":")[0]: int(line.split()[1]) for line in file}
-        return sizes["MemAvailable"] < LEAST_MEMORY * sizes["MemTotal"]
-    except (OSError, ValueError, LookupError):
-        return False
+    return changed or late or not os.path.exists(__file__)
 
 
 def files_it_came_from() -> dict[str, list[int]]:

@@ -122,10 +122,6 @@ def machine() -> str:
     return " ".join([text("/proc/sys/kernel/random/boot_id").strip(), *map(str, inodes)])
 
 
-def digest(value: str) -> str:
-    return hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-
-
 def job_of(spec: Spec) -> str:
     """Return the job whose next attempt alone starts from its standby, or nothing with --warm."""
     return spec.attempt.first_job if spec.attempt and not spec.warm else ""
@@ -136,7 +132,8 @@ def path_of(spec: Spec, environ: Mapping[str, str], umask: int) -> str:
     python = os.path.realpath(spec.agent[0])
     words = [machine(), job_of(spec), LIBRARY, spec.agent[0], python, modified(python)]
     words += [login(umask), *sorted(variables_of(spec, environ).items())]
-    return os.path.join(root(), digest(json.dumps(words)))
+    name = hashlib.sha256(json.dumps(words).encode("ascii")).hexdigest()[:16]
+    return os.path.join(root(), name)
 
 
 def root() -> str:

@@ -220,13 +220,6 @@ def test_it_stays_for_as_long_as_the_last_job_said(node: WarmNode) -> None:
         assert seconds - 60 < standby.until - time.time() <= seconds
 
 
-MEMORY = "MemTotal:       1000 kB\nMemFree:           1 kB\nMemAvailable:   {} kB\n"
-
-
-def short_of_memory(node: WarmNode) -> None:
-    (node.directory / "meminfo").write_text(MEMORY.format(79))
-
-
 def new_package(node: WarmNode) -> None:
     node.package("another", "")
 
@@ -235,12 +228,9 @@ def no_library(node: WarmNode) -> None:
     shutil.rmtree(node.library)
 
 
-@pytest.mark.parametrize("happens", [short_of_memory, new_package, no_library])
+@pytest.mark.parametrize("happens", [new_package, no_library])
 def test_it_leaves_by_itself(node: WarmNode, happens: Callable[[WarmNode], None]) -> None:
     """It looks when somebody calls, and every 15 s; until something happens it stays."""
-    own = node.directory / "meminfo"
-    own.write_text(MEMORY.format(80))
-    node.edit(STANDBY, "/proc/meminfo", str(own))
     node.edit(STANDBY, "TICK_SECONDS = 15.0", "TICK_SECONDS = 0.1")
     standby = node.keep_warm(node.run(HELLO)[0])
     time.sleep(0.5)
@@ -336,26 +326,6 @@ def hold():  # until nobody holds the other end
 
 HOOK = "import builtins, os\nbuiltins.HOOKED = os.environ.get('HOOK', 'off')\n"
 HOOKED = "import builtins; print(builtins.HOOKED)"
-
-
-def test_a_hook_at_the_start_of_python_runs_as_after_a_cold_start(node: WarmNode) -> None:
-    """So work ddtrace-run, opentelemetry-instrument and coverage: a variable turns them on."""
-    node.package("sitecustomize", HOOK)
-    hook = {"HOOK": "on"}
-    cold, _ = node.run(HOOKED, env=hook)
-    standby = node.keep_warm(cold)
-    warm, answer = node.run(HOOKED, env=hook)
-    assert answer.warm.warm, answer.warm.why
-    assert cold.output == warm.output == {"0": "on\n"}
-    for env, said in (({"HOOK": "other"}, "other\n"), ({}, "off\n")):
-        node.keep_warm(warm)
-        other, answer = node.run(HOOKED, env=env)
-        assert (
-            answer.warm.why == "cold start: what waited there was started otherwise"
-            and not answer.warm.warm
-        )
-        assert other.output == {"0": said}
-    assert not alive(standby.pid)
 
 
 def test_a_secret_of_the_job_is_not_kept(node: WarmNode) -> None:
