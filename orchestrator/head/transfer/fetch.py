@@ -141,10 +141,10 @@ class Fetch:
             ]
             for file in wanted
         ]  # fmt: skip
-        answers = self._answers(itertools.chain.from_iterable(questions))
+        all_answers = answers(self.channel, itertools.chain.from_iterable(questions))
         for file, its_questions in zip(wanted, questions, strict=True):
             parts = PurePosixPath(file.path).parts
-            its_answers = itertools.islice(answers, len(its_questions))
+            its_answers = itertools.islice(all_answers, len(its_questions))
             try:
                 with contextlib.closing(Partial(self.folder, parts, self.label)) as part:
                     for request, answer in its_answers:
@@ -177,20 +177,21 @@ class Fetch:
                 raise another()
             self.result.kept += 1
 
-    def _answers(
-        self, questions: Iterable[ReadFile]
-    ) -> Iterator[tuple[ReadFile, FilePiece | Declined]]:
-        """Yield the answers in their order, with some questions on their way."""
-        waiting: deque[tuple[int, ReadFile]] = deque()
-        for question in itertools.chain(questions, [None] * AHEAD):
-            if question is not None:
-                waiting.append((self.channel.post(question), question))
-            if waiting and (question is None or len(waiting) == AHEAD):
-                number, oldest = waiting.popleft()
-                try:
-                    yield oldest, self.channel.wait_for(number, oldest, FILE_ANSWER_SECONDS)
-                except Declined as error:
-                    yield oldest, error
+
+def answers(
+    channel: NodeChannel, questions: Iterable[ReadFile]
+) -> Iterator[tuple[ReadFile, FilePiece | Declined]]:
+    """Yield the answers in their order, with some questions on their way."""
+    waiting: deque[tuple[int, ReadFile]] = deque()
+    for question in itertools.chain(questions, [None] * AHEAD):
+        if question is not None:
+            waiting.append((channel.post(question), question))
+        if waiting and (question is None or len(waiting) == AHEAD):
+            number, oldest = waiting.popleft()
+            try:
+                yield oldest, channel.wait_for(number, oldest, FILE_ANSWER_SECONDS)
+            except Declined as error:
+                yield oldest, error
 
 
 def another() -> OSError:

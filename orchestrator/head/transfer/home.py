@@ -118,14 +118,12 @@ def is_much(files: Sequence[OutputFile]) -> bool:
 
 def where_it_is(found: Mapping[int, CodeOutputs], home: Path) -> list[str]:
     """Return where it is now, and how the next launch finds it: in two sentences for all nodes."""
-    come = {node: outputs for node, outputs in found.items() if outputs.has_come}
-    stays = {node: outputs for node, outputs in found.items() if not outputs.has_come}
     said = []
-    if come:
-        said.append(f"{written(come)}: now in {home}{kept(come)}")
-    if stays:
-        pull = f"orchestrator pull {home.parent.name}"
-        said.append(f"{written(stays)}, which is left there: {pull} fetches it{kept(stays)}")
+    for has_come in (True, False):
+        part = {node: each for node, each in found.items() if each.has_come is has_come}
+        there = f", which is left there: orchestrator pull {home.parent.name} fetches it"
+        if part:
+            said.append(written(part) + (f": now in {home}" if has_come else there) + kept(part))
     return said
 
 

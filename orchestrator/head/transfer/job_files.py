@@ -20,14 +20,13 @@ from orchestrator.common.text import duration, size
 from orchestrator.head.connect.channel import Declined, NodeChannel
 from orchestrator.head.screen.output import printable, say
 from orchestrator.head.screen.progress import Progress
-from orchestrator.head.transfer.fetch import plain
+from orchestrator.head.transfer.fetch import answers, plain
 from orchestrator.head.transfer.push import entry_of
 from orchestrator.head.transfer.send import Reader, Sent, send_to_all
 from orchestrator.head.transfer.tree import Tree
 from orchestrator.protocol.manifest import Entry, link_is_inside
 from orchestrator.protocol.requests.request import NO_PART
 from orchestrator.protocol.requests.transfer import (
-    LATE,
     OF_JOB,
     PIECE_BYTES,
     AskJobFiles,
@@ -36,20 +35,14 @@ from orchestrator.protocol.requests.transfer import (
     Place,
     ReadFile,
 )
-from orchestrator.protocol.timing import ANSWER_SECONDS, FILE_ANSWER_SECONDS
+from orchestrator.protocol.timing import ANSWER_SECONDS
 
 log = logging.getLogger(__name__)
 
-LAG_SECONDS = 70.0  # NFS keeps attributes for 60 s at most, unless it is told otherwise
-POLL_SECONDS = 1.0
 APART = "its ranks would start from the beginning, or from an older state, beside those that go on"
 MEND = (
     "mend that, and launch again; what is in a directory whose name begins with a dot is left out:"
     " no rank reads it again"
-)
-NAMED_DISK = (
-    "look at it there: orchestrator exec -- ls -l DIRECTORY; a network disk that is mounted with"
-    " actimeo=1 lags less"
 )
 
 
@@ -112,6 +105,11 @@ def bring(
 ) -> None:
     """Send what the master wrote in each of the job's directories to nodes that lack it."""
     came, names, began = dict[bytes, int](), dict[str, None](), time.monotonic()
+
+    def seen(size: int) -> None:
+        stopped()
+        progress.add(size)
+
     with Progress("bringing what the master saved") as progress:
         for name, root in found.roots.items():
             inside = [file for file in found.files if file.place == name and is_inside(file)]
@@ -126,9 +124,11 @@ def bring(
                 )
                 for peer in takers
             ]  # fmt: skip
-            sent = send_until_seen(master, takers, places, tree, progress, stopped)
+            channels, read = [taker.channel for taker in takers], reader_of(master, tree)
+            results = send_to_all(channels, places, tree, seen, read=read)
+            stopped()
             sizes = {entry.path: entry.size for entry in tree.entries}
-            for taker, each in sent.items():
+            for taker, each in zip(takers, all_sent(master, takers, results, tree), strict=True):
                 came |= {path: sizes[path] for path in each.sent}
                 names |= {taker.name: None} if each.sent else {}
     if came:
@@ -141,45 +141,6 @@ def bring(
 def is_inside(file: OutputFile) -> bool:
     """Return True for a file or link that stays in its directory."""
     return plain(file.path) and (file.kind != "link" or link_is_inside(file.path, file.target))
-
-
-def send_until_seen(
-    master: JobPeer,
-    takers: Sequence[JobPeer],
-    places: Sequence[Place],
-    tree: Tree,
-    progress: Progress,
-    stopped: Callable[[], None],
-) -> dict[JobPeer, Sent]:
-    """Send a tree; wait for what a disk that nodes share does not show yet."""
-    deadline, said = time.monotonic() + LAG_SECONDS, False
-    channels, read = [taker.channel for taker in takers], reader_of(master, tree)
-
-    def seen(size: int) -> None:
-        stopped()
-        progress.add(size)
-
-    while True:
-        results = send_to_all(channels, places, tree, seen, read=read)
-        stopped()
-        sent = dict(zip(takers, results, strict=True))
-        done = {taker: each for taker, each in sent.items() if isinstance(each, Sent)}
-        late = sorted(
-            path for each in done.values() for path, why in each.failed.items() if why == LATE
-        )
-        refuse_failed(master, sent, tree)
-        if not late:
-            return done
-        path = printable(os.fsdecode(late[0]))
-        if time.monotonic() > deadline:
-            what = f"after {LAG_SECONDS:.0f} s not every node sees {path} on the disk that they"
-            raise CheckFailed(f"{what} share: {APART}", NAMED_DISK)
-        if not said:
-            said = True
-            say(f"not every node sees {path} yet: a network disk lags behind; waiting for it,"
-                f" {LAG_SECONDS:.0f} s at most")  # fmt: skip
-        stopped()
-        time.sleep(POLL_SECONDS)
 
 
 def reader_of(master: JobPeer, tree: Tree) -> Reader:
@@ -198,38 +159,41 @@ def reader_of(master: JobPeer, tree: Tree) -> Reader:
             )
             for at in range(offset, offset + size, PIECE_BYTES)
         ]
+        data = bytearray()
         try:
             with lock:
-                asked = [(master.channel.post(piece), piece) for piece in pieces]
-                answers = [master.channel.wait_for(*each, FILE_ANSWER_SECONDS) for each in asked]
-        except Declined as error:
-            raise OSError(0, error.what) from error
+                for _, answer in answers(master.channel, pieces):
+                    if isinstance(answer, Declined):
+                        raise OSError(0, answer.what)
+                    data += answer.data
         except NodeError as error:
             raise NodeError(error.what, error.fix, names=[master.name]) from error
-        data = b"".join(answer.data for answer in answers)
         if len(data) < size:
             raise OSError(0, "it became shorter")
-        return data
+        return bytes(data)
 
     return read
 
 
-def refuse_failed(
-    master: JobPeer, sent: Mapping[JobPeer, Sent | OrchestratorError], tree: Tree
-) -> None:
-    """Raise an error that names the nodes that could not be given their files."""
+def all_sent(
+    master: JobPeer,
+    takers: Sequence[JobPeer],
+    results: Sequence[Sent | OrchestratorError],
+    tree: Tree,
+) -> list[Sent]:
+    """Return what came; an error names the nodes that could not be given their files."""
     reasons: dict[str, str] = {}
-    for taker, each in sent.items():
+    for taker, each in zip(takers, results, strict=True):
         if isinstance(each, OrchestratorError):
             reasons |= dict.fromkeys(each.names or (taker.name,), printable(each.what))
-        else:
-            for path, why in sorted(each.failed.items()):
-                if why != LATE:
-                    reasons[taker.name] = f"{printable(os.fsdecode(path))}: {why}"
+        elif each.failed:
+            path, why = min(each.failed.items())
+            reasons[taker.name] = f"{printable(os.fsdecode(path))}: {why}"
     if reasons:
         what = f"{named({e.path: e.size for e in tree.entries})}, which {master.name} has,"
         why = "; ".join(f"{name} ({reason})" for name, reason in reasons.items())
         raise CheckFailed(f"{what} did not come to {why}: {APART}", MEND, names=[*reasons])
+    return [each for each in results if isinstance(each, Sent)]
 
 
 def named(sizes: Mapping[bytes, int]) -> str:

@@ -24,7 +24,6 @@ from orchestrator.node.transfer.receive import IncomingFiles, TargetDirectory
 from orchestrator.node.transfer.store import Store
 from orchestrator.protocol.manifest import DIRECTORY, LINK, Entry, is_inside, numbers_in
 from orchestrator.protocol.requests.transfer import (
-    LATE,
     AskJobFiles,
     JobFiles,
     Lacking,
@@ -86,23 +85,9 @@ def written(run: RunDir, request: AskJobFiles) -> JobFiles:
 def target(run: RunDir, place: Place, entries: Sequence[Entry], umask: int) -> IncomingFiles:
     """Return the directory of a job as a place for what the job's master wrote in its own."""
     root = roots_of(run, run.read_spec(), place.outputs).get(place.directory)
-    if root is None:  # this node does not have it
+    if root is None or (root.shared and place.shared):  # this node does not have it, or sees it
         return IncomingFiles(())
-    if root.shared and place.shared:
-        return SharedPlace(root.path, entries)
     return FromMaster(run, place.directory, Path(os.path.realpath(root.path)), entries, umask)
-
-
-class SharedPlace(IncomingFiles):
-    """A directory on a disk that the master sees as well: its files appear by themselves."""
-
-    def __init__(self, root: str, entries: Sequence[Entry]) -> None:
-        super().__init__(entries)
-        self.root = os.fsencode(root)
-
-    def look(self, *, dry_run: bool) -> Lacking:
-        there = [os.path.lexists(os.path.join(self.root, entry.path)) for entry in self.entries]
-        return Lacking(ranges=(), failed={n: LATE for n, seen in enumerate(there) if not seen})
 
 
 class FromMaster(TargetDirectory):

@@ -40,9 +40,6 @@ class Place(Message):
 # -- from the head to a node ------------------------------------------------------------------
 
 
-LATE = "a disk that it shares does not show it yet"  # of a file in Lacking
-
-
 class Lacking(Message):
     """The files of a manifest that are not here as they were described."""
 
