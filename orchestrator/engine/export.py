@@ -31,7 +31,7 @@ from orchestrator.common.errors import (
 from orchestrator.common.text import plural
 from orchestrator.engine.saving import weights
 from orchestrator.engine.saving.reader import METADATA, load_into, metadata_of, misfit
-from orchestrator.engine.sharding.low_precision import DTYPES
+from orchestrator.engine.sharding.copies import DTYPES
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import shown
 

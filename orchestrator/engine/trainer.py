@@ -2,7 +2,7 @@
 
 The same object runs in a notebook, in `python script.py`, under torchrun and under master_launch.
 It brings the parts together; core/parts.py makes them from arguments or from a config,
-core/loop.py trains, core/checkpointing.py saves and resumes, observe/reporting.py reports.
+core/loop.py trains, core/checkpointing.py saves and resumes, observe/reporter.py reports.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from torch import nn
 
 from orchestrator.common.errors import UsageError
 from orchestrator.config.schema import Config
-from orchestrator.engine.core import evaluation, parts, settings
+from orchestrator.engine.core import parts, settings
 from orchestrator.engine.core.checkpointing import Checkpointing
-from orchestrator.engine.core.loop import Hooks, loop_of
+from orchestrator.engine.core.loop import Hooks, evaluate_model, loop_of
 from orchestrator.engine.core.optimizer import Factory
 from orchestrator.engine.core.parts import Parts, as_path
 from orchestrator.engine.core.stopping import Metrics, Request, StopPolicy, TrainState
 from orchestrator.engine.data import sharded_loader, sources
 from orchestrator.engine.data.batch import Batches
 from orchestrator.engine.data.sources import HeldOutSamples, TrainingSamples
-from orchestrator.engine.models.losses import Criterion, Step
-from orchestrator.engine.observe.reporting import Reporting
+from orchestrator.engine.models.losses import Criterion, Losses, Step
+from orchestrator.engine.observe.reporter import Reporting
 from orchestrator.engine.ranks import spawn
 from orchestrator.engine.ranks.randomness import randomness_kept
 from orchestrator.engine.ranks.ranks import Ranks
 from orchestrator.engine.saving import weights as whole_weights
-from orchestrator.engine.sharding.several import Models
+from orchestrator.engine.sharding.blocks import Models
 from orchestrator.trackers.known import Tracker
 
 Hook = Callable[["Trainer"], Any]
@@ -68,8 +68,8 @@ class Trainer:
         step: instead of loss, called with (model, batch); returns the same, or (sum, count, {name:
             sum}) with further metrics.
         metrics: functions of (outputs, targets) by name, which follow the same rule as the loss.
-        strategy: ddp, hybrid_shard, full_shard, shard_grad_op; for one process also dp, none. auto
-            is ddp where the model fits, else hybrid_shard, and says which.
+        strategy: ddp; hybrid_shard, full_shard or shard_grad_op for a model that is too large for
+            one device; for one process also dp, none.
         accumulate: micro-batches per step.
         clip_grad_norm: the largest norm of the whole gradient; None leaves it as it is. Of several
             optimizers a dict by their names, or one number for each; ema likewise.
@@ -103,7 +103,7 @@ class Trainer:
     _data: tuple[Batches | None, Batches | None] = None, None  # where a config names them
     _keys: Mapping[str, Any] = {}  # of config=
     _stream = "dealt"
-    _hooks = Hooks()
+    _hooks: tuple[Hook | None, ...] = ()
     _policy: StopPolicy | None = None  # while train() runs
 
     def __init__(
@@ -118,7 +118,7 @@ class Trainer:
         every: Mapping[str, int] | None = None,
         step: Step | None = None,
         metrics: Mapping[str, Criterion] | None = None,
-        strategy: str = "auto",
+        strategy: str = "ddp",
         accumulate: int = 1,
         clip_grad_norm: settings.Each = None,
         ema: settings.Each = None,
@@ -141,13 +141,21 @@ class Trainer:
         weights: str | Path | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        given = {**locals()}
-        del given["self"]
-        arguments = settings.Arguments(**given)
-        self._assemble(parts.of_arguments(arguments), trackers)
-        self._keys, self._stream = arguments.keys, stream
-        hooks = (on_train_begin, on_step_end, on_epoch_end)
-        self._hooks = Hooks(*(hook and functools.partial(hook, self) for hook in hooks))
+        trained = parts.trained_of(model, optimizer, scheduler, models, optimizers, schedulers)
+        losses = Losses(loss, step, metrics or {}, [*trained.optimizers])
+        self._keys, self._stream = config or {}, stream
+        resolved = settings.trainer_config(
+            self._keys, strategy, precision, accumulate, clip_grad_norm, ema, seed, log_every,
+            find_unused_parameters,
+        )  # fmt: skip
+        made = parts.of_trained(
+            trained, losses, resolved, parts.joined(resolved, backend, device), strategy=strategy,
+            every=every or {}, clip_grad_norm=clip_grad_norm, ema=ema, elementwise=elementwise,
+            scheduler_every=scheduler_every, warmup_steps=warmup_steps, scale_lr=scale_lr,
+            weights=weights,
+        )  # fmt: skip
+        self._assemble(made, trackers)
+        self._hooks = on_train_begin, on_step_end, on_epoch_end
 
     @classmethod
     def from_config(cls, config: Config, everyone: Ranks) -> Trainer:
@@ -242,8 +250,9 @@ class Trainer:
             self._saving.end_with_nothing_done()
         else:
             self._policy = policy
+            hooks = Hooks(*(hook and functools.partial(hook, self) for hook in self._hooks))
             loop_of(
-                self.parts, self._saving, self._reporting, training, held_out, policy, self._hooks
+                self.parts, self._saving, self._reporting, training, held_out, policy, hooks
             ).run()
             self._policy = None
         return self.state.history
@@ -254,7 +263,7 @@ class Trainer:
         Every rank calls it.
         """
         with randomness_kept():
-            metrics = evaluation.evaluate(self.parts, self._shared(loader, "loader"))
+            metrics = evaluate_model(self.parts, self._shared(loader, "loader"))
         assert metrics is not None
         return metrics
 

@@ -163,7 +163,7 @@ ACCUMULATE, STEPS = 4, 100
 def rounding(_repeat: int, _place: Path) -> dict[str, tuple[float, float]]:
     """Give how far bf16 with accumulation is from fp64: the losses of all steps, the weights."""
     exact = plain_loop(torch.float64, autocast=False)
-    strategy = "full_shard" if dist.get_world_size() > 1 else "auto"
+    strategy = "full_shard" if dist.get_world_size() > 1 else "ddp"
     ways: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
         "plain loop, fp32": lambda: plain_loop(torch.float32, autocast=False),
         "plain loop, bf16": lambda: plain_loop(torch.float32, autocast=True),
@@ -291,7 +291,7 @@ def bytes_of_step(make: Callable[[Any], Any], trace: Path) -> dict[str, float]:
         if trainer.state.step == 2:
             profile.stop()
 
-    strategy = "full_shard" if dist.get_world_size() > 1 else "auto"
+    strategy = "full_shard" if dist.get_world_size() > 1 else "ddp"
     trainer = Trainer(
         model, make(model.parameters()), functional.mse_loss, strategy=strategy,
         on_step_end=step_done,

@@ -7,16 +7,18 @@ steps (logging, evaluations, checkpoints, the end) is in `_after_step`.
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from orchestrator.common.errors import UsageError
 from orchestrator.engine.core.checkpointing import Checkpointing, outputs_directory
-from orchestrator.engine.core.evaluation import add, evaluate, refuse_other_names
 from orchestrator.engine.core.parts import Parts
 from orchestrator.engine.core.stopping import PROFILE, Metrics, StopPolicy, TrainState
 from orchestrator.engine.data.batch import (
@@ -26,12 +28,13 @@ from orchestrator.engine.data.batch import (
     to_device,
 )
 from orchestrator.engine.models import build
+from orchestrator.engine.models.losses import Totals
 from orchestrator.engine.observe.profile import Profile
-from orchestrator.engine.observe.reporter import Measures, Reporter, means_of
-from orchestrator.engine.observe.reporting import Reporting
+from orchestrator.engine.observe.reporter import Reporter, Reporting, means_of
 from orchestrator.engine.ranks.randomness import Randomness, seed_all
 from orchestrator.engine.ranks.ranks import gather
-from orchestrator.engine.sharding import low_precision, mesh
+from orchestrator.engine.sharding import mesh
+from orchestrator.engine.sharding.copies import autocast
 
 Hook = Callable[[], Any]
 
@@ -163,11 +166,11 @@ class Loop:
             phases("forward_backward"),
             mesh.backward(parts.model, parts.mesh, config, last=complete and not alone),
         ):
-            with low_precision.computing(config.training.mixed_precision, ranks.device):
+            with autocast(config.training.mixed_precision, ranks.device):
                 totals = mesh.as_forward(parts.model, lambda model: parts.totals(model, micro))
             parts.steppers.backward(totals, phases.backward, real=micro.real)
         if micro.real:
-            self.reporter.ledger.add(micro.ids, totals["loss"][0].detach())
+            self.reporter.ledger.micros.append((micro.ids, totals["loss"][0].detach()))
         add(self.sums, totals, real=micro.real)
 
     def _step(self) -> None:
@@ -310,7 +313,7 @@ class Loop:
             self.reporter.alive()
             return self.policy.stop_requested()
 
-        return evaluate(self.parts, self.held_out, stop)
+        return evaluate_model(self.parts, self.held_out, stop)
 
 
 def loop_of(
@@ -326,21 +329,17 @@ def loop_of(
     config, state = parts.config, saving.state
     state.ended = ""
     reporting.trackers.begin(saving.run.id, state.step)
-    built_in, size = saving.built_in, training.batch_size
-    micros = config.training.gradient_accumulation
-    measures = Measures(
-        policy.max_steps,
-        parts.unit,
-        size and size * micros,
-        build.flops_per_sample(config, parts.bare) if built_in else build.stated_flops(parts.bare),
-        lambda: (
+    size, micros = training.batch_size, config.training.gradient_accumulation
+    flops = build.flops_per_sample(config, parts.bare) if saving.built_in else None
+    flops = flops or build.stated_flops(parts.bare)
+    reporter = Reporter(
+        config, parts.ranks, parts.model, reporting, step=state.step, tokens=state.tokens,
+        unit=parts.unit, trainer=saving.number, max_steps=policy.max_steps,
+        flops_per_step=flops and size and flops * size * micros,
+        left=lambda: (
             policy.steps_left(training.samples, training.round_size * micros),
             policy.seconds_left,
         ),
-    )
-    reporter = Reporter(
-        config, parts.ranks, parts.model, measures, step=state.step, tokens=state.tokens,
-        trackers=reporting.trackers, say=reporting.say, trainer=saving.number,
     )  # fmt: skip
     reporter.epoch_sums = state.epoch_sums
     return Loop(parts, saving, training, held_out, policy, reporter, hooks)
@@ -370,3 +369,49 @@ def outermost_frozen(model: nn.Module) -> Iterator[nn.Module]:
             yield from outermost_frozen(child)
         elif not any(parameter.requires_grad for parameter in child.parameters()):
             yield child
+
+
+def evaluate_model(
+    parts: Parts, held_out: Batches, stop: Callable[[], bool] = lambda: False
+) -> Metrics | None:
+    """Average over all samples of all ranks, each counted once; None if a rank asks to stop."""
+    sums: dict[str, tuple[Tensor, Tensor]] = {}
+    model, ranks, config = parts.model, parts.ranks, parts.config
+    with parts.steppers.evaluating(), mesh.evaluating(model), torch.no_grad():
+        for micro in itertools.islice(held_out.epoch(0), config.training.eval_batches):
+            if stop():
+                return None
+            batch = to_device(micro.data, ranks.device)
+            with autocast(config.training.mixed_precision, ranks.device):
+                totals = mesh.as_forward(
+                    model,
+                    lambda own: parts.losses(own, batch, micro.drawn),  # noqa: B023
+                )
+                add(sums, totals, real=micro.real)
+    refuse_other_names(tuple(sums))
+    total = torch.stack([value for pair in sums.values() for value in pair])
+    if ranks.world > 1:
+        dist.all_reduce(total)
+    pairs = zip(sums, total[::2].tolist(), total[1::2].tolist(), strict=True)
+    return {name: value / count if count else math.nan for name, value, count in pairs}
+
+
+def add(sums: dict[str, tuple[Tensor, Tensor]], totals: Totals, *, real: bool) -> None:
+    """Add in double precision; what is not real counts as none, but has its place."""
+    for name, (total, count) in totals.items():
+        pair = total.detach().double(), count.to(total.device).double()
+        if not real:
+            pair = torch.zeros_like(pair[0]), torch.zeros_like(pair[1])
+        before = sums.get(name)
+        sums[name] = pair if before is None else (before[0] + pair[0], before[1] + pair[1])
+
+
+def refuse_other_names(names: tuple[str, ...]) -> None:
+    """Sums travel by position, so every rank has to have the same ones."""
+    for rank, other in enumerate(gather(names)):
+        if other != names:
+            raise UsageError(
+                f"the step gives {', '.join(names)} on this rank, {', '.join(other)} on rank"
+                f" {rank}",
+                "give the same metrics everywhere",
+            )

@@ -7,12 +7,12 @@ import functools
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.optim import (
     ASGD,
     SGD,
@@ -28,21 +28,114 @@ from torch.optim import (
 )
 
 from orchestrator.common.errors import CheckFailed, UsageError
+from orchestrator.config.parse import one_of
 from orchestrator.config.schema import Config, Scheduler
 from orchestrator.engine.core.optimizer_state import HOW
-from orchestrator.engine.core.together import one_of_several, parts_of
 from orchestrator.engine.models.import_by_name import kind
 from orchestrator.engine.models.nested import mapped
 from orchestrator.engine.ranks import plain_names
-from orchestrator.engine.sharding import muon
 from orchestrator.engine.sharding.blocks import blocks_of, hidden_matrices
 from orchestrator.engine.sharding.mesh import Mesh
 
+
+class Together(Optimizer):
+    """Several optimizers that step one after the other."""
+
+    def __init__(self, parts: Sequence[Optimizer]) -> None:
+        self.parts = list(parts)
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        for part in self.parts:
+            self.state.update(part.state)
+        self._share()
+
+    def _share(self) -> None:
+        first = 0
+        for part in self.parts:
+            last = first + len(part.param_groups)
+            groups = self.param_groups[first:last]
+            part.state, part.param_groups = self.state, groups
+            first = last
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Hand on what load_state_dict() has read."""
+        super().__setstate__(state)
+        self._share()
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for part in self.parts:
+            step_optimizer(part)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for part in self.parts:
+            part.zero_grad(set_to_none)
+
+
+def one_of_several(optimizer: Any) -> Any:
+    """Make one of a list of optimizers; leave what is no list."""
+    if not isinstance(optimizer, (list, tuple)):
+        return optimizer
+    names = "+".join(type(part).__name__ for part in optimizer)
+    return type(names, (Together,), {"__module__": __name__})(optimizer)
+
+
+def parts_of(optimizer: Optimizer) -> list[Optimizer]:
+    """List the optimizers that it is made of; most are only themselves."""
+    return optimizer.parts if isinstance(optimizer, Together) else [optimizer]
+
+
+def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def step_optimizer(optimizer: Optimizer) -> None:
+    """Call step() of an optimizer, whose matrices may be in shards."""
+    if is_muon(optimizer) and any(isinstance(p, DTensor) for p in parameters_of(optimizer)):
+        step_on_shards(optimizer)
+    else:
+        optimizer.step()
+
+
+AT_ONCE = 8  # matrices that are whole at a time
+
+
+def is_muon(optimizer: Optimizer) -> bool:
+    return type(optimizer) is getattr(torch.optim, "Muon", None)  # torch 2.8 has none
+
+
+@torch.no_grad()
+def step_on_shards(optimizer: Optimizer) -> None:
+    """Call step() for a few matrices at a time, with whole gradients and momentum."""
+    every = [p for p in parameters_of(optimizer) if p.grad is not None]
+    gradients = {parameter: parameter.grad for parameter in every}
+    for parameter in every:
+        parameter.grad = None
+    for first in range(0, len(every), AT_ONCE):
+        some = every[first : first + AT_ONCE]
+        for parameter in some:
+            state = optimizer.state[parameter]
+            parameter.grad = redistributed(gradients[parameter])
+            state.update({name: redistributed(value) for name, value in state.items()})
+        optimizer.step()
+        for parameter in some:
+            state = optimizer.state[parameter]
+            parameter.grad = None
+            state.update({name: redistributed(value, parameter) for name, value in state.items()})
+
+
+def redistributed(tensor: Any, like: Any = None) -> Any:
+    """Return a tensor in the shards of another, or whole on each rank; one that is no DTensor, as
+    it is."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    whole = [Replicate()] * tensor.device_mesh.ndim
+    return tensor.redistribute(placements=whole if like is None else like.placements)
+
+
 Factory = Callable[[list[nn.Parameter]], Optimizer]
 
-FUSED = (AdamW, Adam, SGD)  # with kernels that may do nothing
+FUSED = (AdamW, Adam)  # with kernels that may do nothing
 # These update each element by itself, by operations that torch has for tensors in shards.
-ELEMENTWISE = (*FUSED, RAdam, NAdam, Adamax, Adagrad, Adadelta, RMSprop, ASGD)
+ELEMENTWISE = (*FUSED, SGD, RAdam, NAdam, Adamax, Adagrad, Adadelta, RMSprop, ASGD)
 
 
 def configured(config: Config, model: nn.Module) -> Factory:
@@ -103,26 +196,17 @@ def bound(
 
     A function of the parameters gets those of the model of its name, if it has one.
     """
-    if isinstance(optimizer, Optimizer):
-        for group in optimizer.param_groups:
-            refuse_strangers(group["params"], names)
-            move(optimizer, group, names, now)
-    elif callable(optimizer):
+    if callable(optimizer):
         prefix = f"{name}." if name else ""
         wanted = [p for key, p in now.items() if p.requires_grad and key.startswith(prefix)]
-        optimizer = optimizer(wanted)
-        if not isinstance(optimizer, Optimizer):
-            raise UsageError(
-                f"optimizer gave a {type(optimizer).__name__}, not a torch optimizer",
-                "give torch.optim.AdamW(model.parameters()), or a function of the parameters",
-            )
-        for group in optimizer.param_groups:
-            refuse_strangers(group["params"], {id(parameter) for parameter in wanted})
-    else:
+        optimizer, names = optimizer(wanted), {id(p): key for key, p in now.items()}
+    if not isinstance(optimizer, Optimizer):
         raise UsageError(
             f"optimizer is {kind(optimizer)}, not an optimizer of torch's",
             "give torch.optim.AdamW(model.parameters()), or a function of the parameters",
         )
+    for group in optimizer.param_groups:
+        move(optimizer, group, names, now)
     for part in parts_of(optimizer):
         refuse_other_calls(part)
     return optimizer
@@ -133,15 +217,6 @@ def is_summed(parameter: nn.Parameter, mesh: Mesh) -> bool:
     if mesh.mesh is not None:
         return isinstance(parameter, DTensor)
     return mesh.strategy == "single" or parameter.requires_grad
-
-
-def refuse_strangers(parameters: list[nn.Parameter], known: Container[int]) -> None:
-    if strangers := [parameter for parameter in parameters if id(parameter) not in known]:
-        raise UsageError(
-            f"the optimizer holds a parameter of shape {tuple(strangers[0].shape)} that is"
-            " not the model's",
-            "make it from the parameters of the very model that you give to the Trainer",
-        )
 
 
 def refuse_other_calls(optimizer: Optimizer) -> None:
@@ -163,15 +238,22 @@ def refuse_other_calls(optimizer: Optimizer) -> None:
 
 def refuse_not_elementwise(optimizer: Optimizer) -> None:
     """Refuse an optimizer that may need whole tensors, of which a rank has only its shards."""
-    if muon.is_muon(optimizer):
-        muon.refuse_few_rows(optimizer)
-        return
-    if type(optimizer) not in ELEMENTWISE:
+    if not is_muon(optimizer) and type(optimizer) not in ELEMENTWISE:
         raise UsageError(
             f"{type(optimizer).__name__} may need whole tensors, and the parameters are in shards",
             'strategy="ddp" (fsdp.sharding_strategy), or elementwise=True if it updates each'
             " element by itself",
         )
+    for parameter in parameters_of(optimizer) if is_muon(optimizer) else ():
+        if isinstance(parameter, DTensor):
+            ranks = parameter.device_mesh.size(parameter.device_mesh.ndim - 1)
+            if len(parameter) < ranks:
+                raise UsageError(
+                    f"Muon has a matrix of shape {tuple(parameter.shape)}, with fewer rows than the"
+                    f" {ranks} ranks that share it",
+                    "leave it to another optimizer: [Muon(matrices), AdamW(others)];"
+                    ' or strategy="ddp" (fsdp.sharding_strategy)',
+                )
 
 
 def move(
@@ -181,6 +263,12 @@ def move(
     now: Mapping[str, nn.Parameter],
 ) -> None:
     for index, old in enumerate(group["params"]):
+        if id(old) not in names:
+            raise UsageError(
+                f"the optimizer holds a parameter of shape {tuple(old.shape)} that is not the"
+                " model's",
+                "make it from the parameters of the very model that you give to the Trainer",
+            )
         new = group["params"][index] = now[names[id(old)]]
         if old is not new and (state := optimizer.state.pop(old, None)):
             optimizer.state[new] = mapped(state, functools.partial(placed, old, new))
@@ -199,12 +287,7 @@ def placed(old: Tensor, new: Tensor, value: Any) -> Any:
 def lr_multiplied(optimizer: Optimizer, factor: float) -> Iterator[None]:
     """Change the learning rates for one step: a scheduler of the user's reckons with its own."""
     groups = optimizer.param_groups if factor != 1.0 else []
-    before = [group.get("lr") for group in groups]
-    if None in before:
-        raise UsageError(
-            f"{type(optimizer).__name__} has no learning rate (lr) that could be multiplied",
-            "leave out warmup_steps= and scale_lr=",
-        )
+    before = [group["lr"] for group in groups]
     for group in groups:
         group["lr"] = group["lr"] * factor
     yield
@@ -225,65 +308,34 @@ def is_plain(value: Any) -> bool:
 
 
 def fuse(optimizer: Optimizer) -> bool:
-    """Use fused kernels, if torch has them and the user has not chosen another way.
-
-    SGD's are used in single steps: on the first of a parameter they need those of all others.
-    """
-    fused = can_fuse(optimizer)
-    for group in optimizer.param_groups if fused and type(optimizer) is not SGD else ():
-        group["fused"] = True
-    return fused
-
-
-def can_fuse(optimizer: Optimizer) -> bool:
-    if type(optimizer) not in FUSED:
+    """Use fused kernels, if torch has them and the user has not chosen another way."""
+    groups = optimizer.param_groups
+    chosen = any(g.get("fused") is False or any(g.get(how) for how in HOW[1:]) for g in groups)
+    # torch takes no list of whole tensors and shards.
+    mixed = any(len({isinstance(p, DTensor) for p in group["params"]}) > 1 for group in groups)
+    if type(optimizer) not in FUSED or chosen or mixed:
         return False
-    for group in optimizer.param_groups:
-        if group.get("fused") is False or any(group.get(how) for how in HOW[1:]):
-            return False
-        sharded = [isinstance(parameter, DTensor) for parameter in group["params"]]
-        # torch takes no list of whole tensors and shards, and has no fused SGD for shards.
-        if any(sharded) and (type(optimizer) is SGD or not all(sharded)):
-            return False
-        if not all(has_kernel(parameter) for parameter in group["params"]):
-            return False
+    if not all(map(has_kernel, parameters_of(optimizer))):
+        return False
+    for group in groups:
+        group["fused"] = True
     return True
 
 
 def has_kernel(parameter: Tensor) -> bool:
-    """Return True if a fused kernel does for it what the optimizer says.
-
-    On processors SGD's leaves bf16 and fp16 as they are, and Adam's makes infinities of fp16.
-    """
+    """Return True if a fused kernel takes it; on processors Adam's makes infinities of fp16."""
     on = parameter.device.type
     return parameter.is_floating_point() and (
         on == "cuda" or (on == "cpu" and parameter.dtype in (torch.float32, torch.float64))
     )
 
 
-def makes_state(optimizer: Optimizer) -> bool:
-    """Return True if this step makes state, which one that may be left out must not do: the memory
-    of fused SGD's momentum holds anything before its first step."""
-    return any(
-        parameter.grad is not None and not optimizer.state.get(parameter)
-        for group in optimizer.param_groups
-        if group.get("momentum", 1)
-        for parameter in group["params"]
-    )
-
-
-@contextlib.contextmanager
-def left_to_kernels(optimizer: Any, bad: Tensor) -> Iterator[None]:
-    """Make fused kernels do nothing in a bad step, as torch.amp does: the host need not wait."""
-    before = [group["fused"] for group in optimizer.param_groups]
+def step_unless(optimizer: Any, bad: Tensor) -> None:
+    """Have fused kernels do nothing in a bad step, as torch.amp does: the host need not wait."""
     optimizer.grad_scale, optimizer.found_inf = None, bad
-    for group in optimizer.param_groups:
-        group["fused"] = True
     try:
-        yield
+        optimizer.step()
     finally:
-        for group, fused in zip(optimizer.param_groups, before, strict=True):
-            group["fused"] = fused
         del optimizer.grad_scale, optimizer.found_inf
 
 
@@ -294,27 +346,18 @@ class LrScheduler:
     """A scheduler of torch's, if there is one, and when it steps."""
 
     def __init__(self, scheduler: Any, optimizer: torch.optim.Optimizer, every: str) -> None:
-        if scheduler is not None and not hasattr(scheduler, "state_dict"):
-            if not callable(scheduler):
-                raise UsageError(
-                    f"scheduler is {kind(scheduler)}, not a scheduler of torch's",
-                    "give one over the optimizer, or a function of the optimizer that makes it",
-                )
-            scheduler = scheduler(optimizer)
-        elif isinstance(scheduler, type):
+        one_of("scheduler_every", every, ("step", "epoch"))
+        makes_one = isinstance(scheduler, type) or not hasattr(scheduler, "state_dict")
+        if scheduler is not None and makes_one:
             scheduler = scheduler(optimizer)
         if getattr(scheduler, "optimizer", optimizer) is not optimizer:
             raise UsageError(
                 "the scheduler belongs to another optimizer than the Trainer's",
                 "give a function of the optimizer: scheduler=lambda all: StepLR(all, 30)",
             )
-        self.scheduler, self.every = scheduler, every
+        # It looks at the loss of an epoch.
         self.by_metric = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
-        if self.by_metric and (every == "step" or scheduler.mode == "max"):
-            raise UsageError(
-                "a Trainer shows ReduceLROnPlateau the loss of each epoch",
-                'say scheduler_every="epoch", and leave mode= out',
-            )
+        self.scheduler, self.every = scheduler, "epoch" if self.by_metric else every
 
     def after_step(self) -> None:
         if self.scheduler is not None and self.every == "step":

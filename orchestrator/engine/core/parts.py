@@ -18,10 +18,9 @@ from orchestrator.common.files import expanded
 from orchestrator.config.schema import Config, Training
 from orchestrator.engine.core import settings
 from orchestrator.engine.core.kept import AuxiliaryState
-from orchestrator.engine.core.optimizer import configured, schedule
-from orchestrator.engine.core.settings import Arguments, Each
+from orchestrator.engine.core.optimizer import configured, one_of_several, schedule
+from orchestrator.engine.core.settings import Each
 from orchestrator.engine.core.step import Steppers, names_of
-from orchestrator.engine.core.together import one_of_several
 from orchestrator.engine.data.batch import Micro
 from orchestrator.engine.models import build
 from orchestrator.engine.models.import_by_name import kind
@@ -29,9 +28,9 @@ from orchestrator.engine.models.losses import Loss, Losses, Totals
 from orchestrator.engine.observe.reporter import say
 from orchestrator.engine.ranks import agreement, collectives, ranks
 from orchestrator.engine.ranks.ranks import Ranks, device_name, say_once
-from orchestrator.engine.saving import weights
-from orchestrator.engine.sharding import mesh, refusals, several
-from orchestrator.engine.sharding.blocks import described
+from orchestrator.engine.saving import weights as whole_weights
+from orchestrator.engine.sharding import mesh
+from orchestrator.engine.sharding.blocks import Models, described, refuse_untrainable
 from orchestrator.engine.sharding.mesh import Mesh
 
 FOR_EXAMPLE = 'Trainer(models={"G": g, "D": d}, optimizers={"G": o1, "D": o2}, step=step)'
@@ -95,69 +94,77 @@ def counted(config: Config, losses: Loss) -> str:
 # -- by the arguments of a Trainer -----------------------------------------------------------------
 
 
-def of_arguments(arguments: Arguments) -> Parts:
-    """Join the ranks, spread the model over them, and bind the optimizers to it."""
-    trained = trained_of(arguments)
-    model, names, metrics = trained.model, names_of(trained.model), arguments.metrics or {}
-    losses = Losses(arguments.loss, arguments.step, metrics, [*trained.optimizers])
-    config = arguments.config_for(arguments.strategy)
-    everyone, strategy = joined(arguments, config), arguments.strategy
-    if strategy == "auto" and everyone.world > 1:
-        strategy, reason = settings.choose(
-            model, everyone, arguments.keys, averages=arguments.ema is not None
-        )
-        say(everyone, reason)
-        config = arguments.config_for(strategy)
+def of_trained(
+    trained: Trained,
+    losses: Losses,
+    config: Config,
+    everyone: Ranks,
+    *,
+    strategy: str,
+    every: Mapping[str, int],
+    clip_grad_norm: Each,
+    ema: Each,
+    scheduler_every: str,
+    warmup_steps: int,
+    scale_lr: bool,
+    elementwise: bool,
+    weights: str | Path | None,
+) -> Parts:
+    """Spread the model of a Trainer over the ranks, and bind the optimizers to it."""
+    refuse_unknown_names(
+        trained, every, schedulers=trained.schedulers, clip_grad_norm=clip_grad_norm, ema=ema
+    )
+    model, names = trained.model, names_of(trained.model)
+    micros_asked = config.training.gradient_accumulation
     config = settings.keep_batch(config, everyone.world, functools.partial(say, everyone))
     fill = None
-    if arguments.weights is not None:
-        path = as_path(arguments.weights)
-        weights.refuse_unreadable(model, path)
+    if weights is not None:
+        path = as_path(weights)
+        whole_weights.refuse_unreadable(model, path)
         fill = functools.partial(fill_model, model, path, config, everyone.device)
     losses.to(everyone.device)
     shape, whole = mesh.distribute_local(model, strategy, everyone, config, fill)
     lr_scale = 1.0
-    if arguments.scale_lr:  # as many ranks with `accumulate` micro-batches each have this batch
-        micros = everyone.world * config.training.gradient_accumulation
-        lr_scale = micros / arguments.accumulate
+    if scale_lr:  # as many ranks with `accumulate` micro-batches each have this batch
+        lr_scale = everyone.world * config.training.gradient_accumulation / micros_asked
         say(everyone, f"learning rates are multiplied by {lr_scale:g}, the number of ranks")
+    training = {
+        name: training_of(name, clip_grad_norm, ema, config.training) for name in trained.optimizers
+    }
     steppers = Steppers(
-        trained.optimizers, names, model, shape,
-        {name: training_of(name, arguments, config.training) for name in trained.optimizers},
-        arguments.every or {},
-        trained.schedulers,
-        scheduler_every=arguments.scheduler_every,
-        lr_factor=functools.partial(warmed_up, lr_scale, arguments.warmup_steps),
-        elementwise=arguments.elementwise,
+        trained.optimizers, names, model, shape, training, every, trained.schedulers,
+        scheduler_every=scheduler_every,
+        lr_factor=functools.partial(warmed_up, lr_scale, warmup_steps),
+        elementwise=elementwise,
     )  # fmt: skip
     parts = Parts(config, everyone, shape, whole, model, losses, steppers)
     parts.introduce()
     return parts
 
 
-def joined(arguments: Arguments, config: Config) -> Ranks:
+def joined(config: Config, backend: str | None, device: str | int | torch.device | None) -> Ranks:
     """Join the process group; of a single process the device may be chosen."""
     settings.make_deterministic(config)
-    collectives.setup_distributed(arguments.backend, config.distributed.timeout)
+    collectives.setup_distributed(backend, config.distributed.timeout)
     everyone = ranks.join(config)
-    if arguments.device is None:
+    if device is None:
         return everyone
     if everyone.world > 1:
         raise UsageError("device= is for one process; each of several has its own", "leave it out")
-    return dataclasses.replace(everyone, device=torch.device(arguments.device))
+    return dataclasses.replace(everyone, device=torch.device(device))
 
 
 def warmed_up(lr_scale: float, warmup_steps: int, step: int) -> float:
     return lr_scale * min(1.0, step / max(1, warmup_steps))
 
 
-def training_of(name: str, arguments: Arguments, training: Training) -> Training:
+def training_of(name: str, clip_grad_norm: Each, ema: Each, training: Training) -> Training:
     """Return the settings of one optimizer, with its own clipping and average."""
     own: dict[str, float | None] = {}
-    if isinstance(arguments.clip_grad_norm, Mapping):
-        own["grad_clip_norm"] = arguments.clip_grad_norm.get(name, 0.0)
-    if isinstance(arguments.ema, Mapping):
-        own["ema"] = arguments.ema.get(name)
+    if isinstance(clip_grad_norm, Mapping):
+        own["grad_clip_norm"] = clip_grad_norm.get(name, 0.0)
+    if isinstance(ema, Mapping):
+        own["ema"] = ema.get(name)
     return dataclasses.replace(training, **own)  # type: ignore[arg-type]
 
 
@@ -172,7 +179,7 @@ def of_config(config: Config, everyone: Ranks) -> Parts:
     path = as_path(config.model.weights) if config.model.weights is not None else None
     fill = functools.partial(fill_model, model, path, config, everyone.device)
     if not build.is_built_in(model):
-        refusals.refuse_untrainable(model, everyone)
+        refuse_untrainable(model, everyone)
         refuse_unfit(model, config)
     optimizer = configured(config, model)
     whole = mesh.spread(model, shape, everyone, config, fill)
@@ -197,7 +204,7 @@ def refuse_unfit(model: nn.Module, config: Config) -> None:
             f"model.target ({config.model.target}) made its model on the meta device",
             "name a file with its weights: model.weights",
         )
-    weights.refuse_unreadable(model, as_path(config.model.weights))
+    whole_weights.refuse_unreadable(model, as_path(config.model.weights))
     agreement.refuse_other_shapes(agreement.tensors(model))
 
 
@@ -209,7 +216,7 @@ def fill_model(model: nn.Module, path: Path | None, config: Config, device: torc
     elif mesh.is_empty(model):
         mesh.give_memory(model, target)
     if path is not None:
-        weights.load(model, path)
+        whole_weights.load(model, path)
 
 
 def as_path(directory: str | Path) -> Path:
@@ -228,50 +235,57 @@ class Trained:
     schedulers: Mapping[str, Any]
 
 
-def trained_of(arguments: Arguments) -> Trained:
-    """Return what the arguments name, once they are known to fit each other."""
-    one = (arguments.model, arguments.optimizer, arguments.scheduler)
-    by_name = (arguments.models, arguments.optimizers, arguments.schedulers)
-    if by_name == (None, None, None):
-        if arguments.model is None or arguments.optimizer is None:
-            lacking = "a model" if arguments.model is None else "an optimizer"
+def trained_of(
+    model: nn.Module | None,
+    optimizer: Any,
+    scheduler: Any,
+    models: Mapping[str, nn.Module] | None,
+    optimizers: Mapping[str, Any] | None,
+    schedulers: Mapping[str, Any] | None,
+) -> Trained:
+    """Return a model with its optimizer and scheduler, or several of each by name."""
+    several = any(given is not None for given in (models, optimizers, schedulers))
+    if not several:
+        if model is None or optimizer is None:
+            lacking = "a model" if model is None else "an optimizer"
             raise UsageError(
                 f"a Trainer needs {lacking}", f"Trainer(model, optimizer, loss), or {FOR_EXAMPLE}"
             )
-        optimizers = {"": one_of_several(arguments.optimizer)}
-        trained = Trained(arguments.model, optimizers, {"": arguments.scheduler})
-    elif one != (None, None, None) or not arguments.models or not arguments.optimizers:
+        return Trained(model, {"": one_of_several(optimizer)}, {"": scheduler})
+    one = any(given is not None for given in (model, optimizer, scheduler))
+    if one or not models or not optimizers:
         raise UsageError(
             "models= and optimizers= go together, in place of a model and an optimizer",
             f"Trainer(model, optimizer, loss), or {FOR_EXAMPLE}",
         )
-    elif arguments.strategy == "dp":
-        raise UsageError('strategy="dp" takes one loss, and models= has several', 'say "ddp"')
-    else:
-        trained = several_by_name(
-            arguments.models, arguments.optimizers, arguments.schedulers or {}
-        )
-    for what, named in (
-        ("schedulers=", arguments.schedulers),
-        ("every=", arguments.every),
-        ("clip_grad_norm=", arguments.clip_grad_norm),
-        ("ema=", arguments.ema),
-    ):
-        refuse_unknown(what, named, trained.optimizers)
-    every = arguments.every or {}
-    if every and all(every.get(name, 1) > 1 for name in trained.optimizers):
+    return several_by_name(models, optimizers, schedulers or {})
+
+
+def refuse_unknown_names(
+    trained: Trained, every: Mapping[str, int] | None, **named: Each | Mapping[str, Any]
+) -> None:
+    """Refuse an argument that names an optimizer that is not there, or leaves out all of them."""
+    optimizers = trained.optimizers
+    for what, values in {"every": every, **named}.items():
+        for name in values if isinstance(values, Mapping) else ():
+            if name not in optimizers:
+                raise UsageError(
+                    f"{what}= has {name!r}, and no optimizer has that name"
+                    f"{nearest(str(name), [*optimizers])}",
+                    f"the optimizers are {', '.join(filter(None, optimizers)) or 'one, unnamed'}",
+                )
+    if every and all(every.get(name, 1) > 1 for name in optimizers):
         raise UsageError(
             "every= leaves steps in which no optimizer steps",
             "let one of them step in each: leave it out of every=",
         )
-    return trained
 
 
 def several_by_name(
     models: Mapping[str, nn.Module], optimizers: Mapping[str, Any], schedulers: Mapping[str, Any]
 ) -> Trained:
     """Check that each parameter has at most one optimizer; freeze those that have none."""
-    model = several.together(models)
+    model = Models(models)
     optimizers = {name: one_of_several(each) for name, each in optimizers.items()}
     names = {id(p): name for name, p in model.named_parameters(remove_duplicate=False)}
     trained: dict[int, str] = {}  # by which
@@ -299,13 +313,3 @@ def parameters_of(name: str, optimizer: Any, model: nn.ModuleDict) -> list[nn.Pa
         "give an optimizer over the parameters; or, by the name of a model, a function of its"
         f" parameters (there are {', '.join(model)})",
     )
-
-
-def refuse_unknown(what: str, named: Each | Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    for name in named if isinstance(named, Mapping) else ():
-        if name not in known:
-            raise UsageError(
-                f"{what} has {name!r}, and no optimizer has that name"
-                f"{nearest(str(name), [*known])}",
-                f"the optimizers are {', '.join(filter(None, known)) or 'one, without a name'}",
-            )

@@ -8,13 +8,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from orchestrator.common.errors import UsageError
 from orchestrator.common.text import Say, plural
@@ -24,12 +22,9 @@ from orchestrator.config.schema import SHARDED, Config, Training, best_metric
 from orchestrator.engine.core.stopping import Duration, Limit, Request, parse_period
 from orchestrator.engine.data.batch import Batches
 from orchestrator.engine.data.sharded_loader import Shard
-from orchestrator.engine.models.losses import Criterion, Step
-from orchestrator.engine.ranks.ranks import Ranks, free_host_memory, gather
-from orchestrator.trackers.known import Tracker
 
 OVER_RANKS = (*SHARDED, "ddp")
-STRATEGIES = ("auto", *OVER_RANKS, "dp", "none")
+STRATEGIES = (*OVER_RANKS, "dp", "none")
 UNENDING = 1 << 62  # steps, where nobody has said how many
 
 # What the script has already decided by its own objects, or the launch before the script began.
@@ -61,83 +56,42 @@ REFUSED = {
 Each = float | Mapping[str, float] | None  # of all optimizers, or by their names
 
 
-@dataclass(frozen=True, eq=False)
-class Arguments:
-    """The arguments of a Trainer, whose docstring explains each."""
-
-    model: nn.Module | None
-    optimizer: Any
-    loss: Criterion | None
-    models: Mapping[str, nn.Module] | None
-    optimizers: Mapping[str, Any] | None
-    schedulers: Mapping[str, Any] | None
-    every: Mapping[str, int] | None
-    step: Step | None
-    metrics: Mapping[str, Criterion] | None
-    strategy: str
-    accumulate: int
-    clip_grad_norm: Each
-    ema: Each
-    precision: str
-    warmup_steps: int
-    scale_lr: bool
-    scheduler: Any
-    scheduler_every: str
-    find_unused_parameters: bool
-    elementwise: bool
-    stream: str
-    seed: int
-    device: str | int | torch.device | None
-    backend: str | None
-    trackers: Sequence[str | Tracker] | Mapping[str, Any]
-    on_train_begin: Callable[[Any], Any] | None
-    on_step_end: Callable[[Any], Any] | None
-    on_epoch_end: Callable[[Any], Any] | None
-    log_every: int | None
-    weights: str | Path | None
-    config: Mapping[str, Any] | None
-
-    def __post_init__(self) -> None:
-        one_of("strategy", self.strategy, STRATEGIES)
-        one_of("scheduler_every", self.scheduler_every, ("step", "epoch"))
-        one_of("stream", self.stream, ("dealt", "own"))
-        at_least("warmup_steps", self.warmup_steps, 0)
-        at_least("log_every", self.log_every, 1)
-
-    @property
-    def keys(self) -> Mapping[str, Any]:
-        """The keys of config=."""
-        return self.config or {}
-
-    def config_for(self, strategy: str) -> Config:
-        """Return the engine's config with this strategy, which may have been chosen for `auto`.
-
-        The ddp that was chosen takes models that leave out parts of themselves, as hybrid_shard
-        does, at the cost of a look at the graph of each step.
-        """
-        refuse_unread(self.keys)
-        if strategy == "auto" and "fsdp" in self.keys:
-            strategy = "hybrid_shard"  # the only one of the two that reads them
-        chosen = self.strategy == "auto" and strategy == "ddp"
-        static = self.keys.get("distributed", {}).get("static_graph")
-        merged: dict[str, Any] = {
-            "training": {
-                "mixed_precision": self.precision,
-                "gradient_accumulation": self.accumulate,
-                "grad_clip_norm": one_for_all(self.clip_grad_norm) or 0.0,
-                "ema": one_for_all(self.ema),
-                "seed": self.seed,
-                "max_steps": UNENDING,
-            },
-            "logging": {"interval": self.log_every or 50},
-            "fsdp": {"sharding_strategy": strategy if strategy in OVER_RANKS else "ddp"},
-            "distributed": {
-                "find_unused_parameters": self.find_unused_parameters or (chosen and not static)
-            },
-        }
-        for section, values in self.keys.items():
-            merged[section] = {**merged.get(section, {}), **values}
-        return parse.build(Config, merged)
+def trainer_config(
+    keys: Mapping[str, Any],
+    strategy: str = "ddp",
+    precision: str = "fp32",
+    accumulate: int = 1,
+    clip_grad_norm: Each = None,
+    ema: Each = None,
+    seed: int = 0,
+    log_every: int | None = None,
+    find_unused_parameters: bool = False,
+) -> Config:
+    """Return the engine's config for the arguments of a Trainer; `keys` are those of config=."""
+    refuse_unread(keys)
+    at_least("log_every", log_every, 1)
+    if strategy == "auto":
+        raise UsageError(
+            'strategy="auto" is gone',
+            'leave it out for "ddp", or say "hybrid_shard" if a device is too small for the model',
+        )
+    one_of("strategy", strategy, STRATEGIES)
+    merged: dict[str, Any] = {
+        "training": {
+            "mixed_precision": precision,
+            "gradient_accumulation": accumulate,
+            "grad_clip_norm": one_for_all(clip_grad_norm) or 0.0,
+            "ema": one_for_all(ema),
+            "seed": seed,
+            "max_steps": UNENDING,
+        },
+        "logging": {"interval": log_every or 50},
+        "fsdp": {"sharding_strategy": strategy if strategy in OVER_RANKS else "ddp"},
+        "distributed": {"find_unused_parameters": find_unused_parameters},
+    }
+    for section, values in keys.items():
+        merged[section] = {**merged.get(section, {}), **values}
+    return parse.build(Config, merged)
 
 
 def one_for_all(value: Each) -> float | None:
@@ -172,37 +126,6 @@ def make_deterministic(config: Config) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA starts
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
-
-
-# -- the strategy, where the user has named none ---------------------------------------------------
-
-
-SHARE = 0.5  # of a device's memory; the rest is for activations, and for what others hold
-TRAINED = 4  # weights, gradients and two moments, as large as each other
-
-
-def choose(
-    model: nn.Module, ranks: Ranks, keys: Mapping[str, Any], *, averages: bool
-) -> tuple[str, str]:
-    """Return the strategy, the same on all ranks, and a sentence that says why."""
-    if "fsdp" in keys:
-        return "hybrid_shard", "strategy: hybrid_shard, because config= has keys of fsdp"
-    trained = TRAINED + averages
-    needed = sum(p.nbytes * (trained if p.requires_grad else 1) for p in model.parameters())
-    needed += sum(buffer.nbytes for buffer in model.buffers())
-    memory = min(gather(memory_of(ranks)))
-    less = "less than 0.1" if needed < 1e8 else f"{needed / 1e9:,.1f}"
-    sizes = f"it needs {less} of a device's {memory / 1e9:,.1f} GB"
-    if needed <= memory * SHARE:
-        return "ddp", f"strategy: ddp, the fastest for a model that fits: {sizes}"
-    return "hybrid_shard", f"strategy: hybrid_shard, since a whole copy is too large: {sizes}"
-
-
-def memory_of(ranks: Ranks) -> int:
-    """Return the bytes of this rank's GPU, or its part of the host's memory that is free."""
-    if ranks.device.type == "cuda":
-        return int(torch.cuda.get_device_properties(ranks.device).total_memory)
-    return free_host_memory() // len(ranks.neighbours)
 
 
 # -- the batch of a job that goes on with another number of ranks ----------------------------------
@@ -341,6 +264,7 @@ def refuse_spent(asked: Request, train_loader: Any, val_loader: Any) -> None:
 
 def refuse_unfit(asked: Request, training: Batches, held_out: Batches | None, stream: str) -> None:
     """Refuse what these data cannot answer."""
+    one_of("stream", stream, ("dealt", "own"))
     if asked.evaluating and held_out is None:
         raise UsageError("training.eval_* asks for an evaluation", "give train() a val_loader")
     periods = [asked.least, *asked.saving, *(limit.most for limit in asked.limits)]

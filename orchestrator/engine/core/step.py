@@ -27,14 +27,13 @@ from orchestrator.engine.core.optimizer import (
     bound,
     fuse,
     is_summed,
-    left_to_kernels,
     lr_multiplied,
-    makes_state,
+    parts_of,
     refuse_not_elementwise,
+    step_optimizer,
+    step_unless,
 )
 from orchestrator.engine.core.optimizer_state import OptimizerState
-from orchestrator.engine.core.together import parts_of
-from orchestrator.engine.core.together import step as step_of
 from orchestrator.engine.models.losses import Totals, loss_of
 from orchestrator.engine.observe.reporter import BAD, StepReport
 from orchestrator.engine.ranks import plain_names
@@ -166,14 +165,13 @@ class Stepper:
     def _apply(self, step: int, divisor: Tensor, bad: Tensor) -> float | Tensor:
         lr, lr_factor = self.optimizer.param_groups[0].get("lr"), self.lr_factor(step)
         with lr_multiplied(self.optimizer, lr_factor):
-            if self.fused and not makes_state(self.optimizer):
+            if self.fused:
                 self._multiply(1.0 / divisor)
-                with left_to_kernels(self.optimizer, bad):
-                    self.optimizer.step()
+                step_unless(self.optimizer, bad)
             elif not bad.item():
                 self._multiply(1.0 / divisor.item())
                 seed_all(self.training.seed, step)  # copies draw the same, and so does a resume
-                step_of(self.optimizer)
+                step_optimizer(self.optimizer)
         first: float | Tensor = math.nan if lr is None else lr * lr_factor
         return first
 
@@ -378,7 +376,8 @@ class Steppers:
             for name, outcome in outcomes.items():
                 each |= {f"lr_{name}": outcome.lr, f"grad_norm_{name}": outcome.grad_norm}
                 each[f"{BAD}{name}"] = outcome.bad
-        return StepReport(step, names, total, norm, bad, apart, scale, lr, each, count)
+        found = {"grad_norm": norm, "bad": bad, "apart": apart, "scale": scale, "lr": lr}
+        return StepReport(step, names, total[count:], {**found, **each})
 
     def _forget(self) -> None:
         for stepper in self:

@@ -2,124 +2,60 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from orchestrator.common.errors import JobFailed
-from orchestrator.common.text import Say
 from orchestrator.config.schema import Config
 from orchestrator.engine.observe import metrics, speed
 from orchestrator.engine.observe.phases import Phases
 from orchestrator.engine.observe.trackers import Trackers
 from orchestrator.engine.ranks.ranks import Ranks, device_name, say_once
-from orchestrator.engine.sharding.refusals import OTHER_PARTS
-
-# -- the results of steps --------------------------------------------------------------------------
+from orchestrator.engine.sharding.blocks import OTHER_PARTS
+from orchestrator.trackers.known import Tracker
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """The results of one step, over all ranks, still on the device."""
+    """The results of one step over all ranks, still on the device."""
 
     step: int
     names: tuple[str, ...]  # "loss" first
-    total: Tensor  # the squares of each optimizer's gradients; the sum and the count of each name
-    grad_norm: Tensor  # of the mean loss, before clipping
-    bad: Tensor  # 1.0 where the step was skipped
-    apart: Tensor | None  # 1.0 where the ranks used other parts of the model: skipped, too
-    scale: float | Tensor  # of the losses, in fp16
-    lr: float | Tensor
-    # The same of each optimizer, where there are several.
-    each: Mapping[str, float | Tensor] = field(default_factory=dict)
-    optimizers: int = 1
-
-    def value(self, name: str) -> float | Tensor | None:
-        return self.each[name] if name in self.each else getattr(self, name)
+    total: Tensor  # the sum and the count of each name
+    # grad_norm: of the mean loss, before clipping; bad: 1.0 where the step was skipped; apart: 1.0
+    # where the ranks used other parts of the model; scale: of the losses in fp16; lr. Of several
+    # optimizers also grad_norm_NAME, lr_NAME and bad_NAME.
+    numbers: Mapping[str, float | Tensor | None]
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """The same on the host; of the samples, those of this rank."""
+    """The same on the host, with what this rank alone knows."""
 
     step: int
     sums: dict[str, tuple[float, float]]
-    grad_norm: float
-    skipped: bool
-    bad_in_a_row: int
-    apart: bool
-    bad_here: bool  # the NaN or inf was in a loss of this rank
-    bad_samples: list[int]  # where they have numbers
-    lr: float
-    each: Mapping[str, float]
+    numbers: dict[str, float]
+    in_a_row: int  # bad steps, for no reason that goes away by itself
+    culprits: list[list[int] | None]  # this rank's batches with NaN or inf, by sample numbers
 
+    @property
+    def skipped(self) -> bool:
+        return bool(self.numbers["bad"])
 
-@dataclass
-class Ledger:
-    ids: list[list[int] | None] = field(default_factory=list)
-    losses: list[Tensor] = field(default_factory=list)
-    steps: list[tuple[StepReport, list[list[int] | None], list[Tensor]]] = field(
-        default_factory=list
-    )
-    in_a_row: int = 0  # bad steps, for no reason that goes away by itself
-
-    def add(self, ids: list[int] | None, loss: Tensor) -> None:
-        """Note a micro-batch of this rank."""
-        self.ids.append(ids)
-        self.losses.append(loss)
-
-    def close(self, report: StepReport) -> None:
-        """Note the step that the micro-batches belong to."""
-        self.steps.append((report, self.ids, self.losses))
-        self.ids, self.losses = [], []
-
-    def read(self) -> Iterator[StepResult]:
-        """Wait for the device, once, and give what the steps came to."""
-        if not self.steps:
-            return
-        steps, self.steps = self.steps, []
-        reports = [report for report, _, _ in steps]
-        more = tuple(reports[0].each)
-        widths = [len(report.total) for report in reports]  # a name may come later
-        totals = iter(torch.cat([report.total for report in reports]).tolist())
-        columns = (
-            [list(itertools.islice(totals, width)) for width in widths],
-            *(on_host([r.value(name) for r in reports]) for name in (*MEASURED, *more)),
-        )
-        for (report, ids, losses), row in zip(steps, zip(*columns, strict=True), strict=True):
-            total, norm, bad, apart, scale, lr, *each = row
-            sums = total[report.optimizers :]
-            self._count(bool(bad and sums[1]), curable=scale > 1.0, bad=bool(bad))
-            finite = torch.stack(losses).isfinite().tolist() if bad and losses else []
-            culprits = [own for own, good in zip(ids, finite, strict=False) if not good]
-            pairs = zip(sums[::2], sums[1::2], strict=True)
-            yield StepResult(
-                report.step,
-                dict(zip(report.names, pairs, strict=True)),
-                norm,
-                bool(bad),
-                self.in_a_row,
-                bool(apart),
-                bool(culprits),
-                [i for own in culprits for i in own or ()],
-                lr,
-                dict(zip(more, each, strict=True)),
-            )
-
-    def _count(self, lost: bool, *, curable: bool, bad: bool) -> None:
-        """Count bad steps in a row. One without targets is no loss, and an overflow in fp16 only
-        says that the scale is too large, until there is nothing left to halve."""
-        self.in_a_row = self.in_a_row + lost if bad and not (lost and curable) else 0
+    @property
+    def of_optimizers(self) -> dict[str, float]:
+        return {name: v for name, v in self.numbers.items() if name.startswith(SHOWN_OF_EACH)}
 
 
 BAD = "bad_"  # before the name of an optimizer whose step was skipped
-MEASURED = ("grad_norm", "bad", "apart", "scale", "lr")
+SHOWN_OF_EACH = ("lr_", "grad_norm_")
 
 
 def on_host(values: Sequence[Tensor | float | None]) -> list[float]:
@@ -129,16 +65,36 @@ def on_host(values: Sequence[Tensor | float | None]) -> list[float]:
     return [next(read) if isinstance(value, Tensor) else value or 0.0 for value in values]
 
 
-@dataclass(frozen=True)
-class Measures:
-    """The figures that a training's numbers are compared with."""
+class Ledger:
+    """Keeps what steps came to until it is read."""
 
-    max_steps: int | None  # where that is known
-    unit: str  # of what the loss counts: tokens, targets, samples
-    samples_per_step: float | None  # of this rank
-    flops_per_sample: float | None  # forward and backward
-    # What is left: steps, and seconds of a clock that ends it; None where there is no such limit.
-    left: Callable[[], tuple[int | None, float | None]] = lambda: (None, None)
+    def __init__(self) -> None:
+        self.micros: list[tuple[list[int] | None, Tensor]] = []  # sample numbers and loss of each
+        self.steps: list[tuple[StepReport, list[tuple[list[int] | None, Tensor]]]] = []
+        self.in_a_row = 0
+
+    def close(self, report: StepReport) -> None:
+        """Note the step that the micro-batches belong to."""
+        self.steps.append((report, self.micros))
+        self.micros = []
+
+    def read(self) -> Iterator[StepResult]:
+        """Wait for the device, once, and yield what the steps came to."""
+        steps, self.steps = self.steps, []
+        if not steps:
+            return
+        totals = iter(torch.cat([report.total for report, _ in steps]).tolist())
+        read = iter(on_host([value for report, _ in steps for value in report.numbers.values()]))
+        for report, micros in steps:
+            numbers = dict(zip(report.numbers, read, strict=False))
+            sums = {name: (next(totals), next(totals)) for name in report.names}
+            bad, lost = numbers["bad"], numbers["bad"] and sums["loss"][1]
+            # A step without targets is no loss. An overflow in fp16 only says that the scale is too
+            # large, until there is nothing left to halve.
+            curable = lost and numbers["scale"] > 1.0
+            self.in_a_row = self.in_a_row + bool(lost) if bad and not curable else 0
+            culprits = [ids for ids, loss in micros if bad and not loss.isfinite()]
+            yield StepResult(report.step, sums, numbers, self.in_a_row, culprits)
 
 
 LEFT = "left_s"
@@ -153,27 +109,30 @@ class Reporter:
         config: Config,
         ranks: Ranks,
         model: nn.Module,
-        measures: Measures,
+        reporting: Reporting,
         *,
         step: int,
         tokens: int,
-        trainer: int = 1,  # which of this program's Trainers it is
-        trackers: Trackers | None = None,
-        say: Say,
+        unit: str,  # of what the loss counts: tokens, targets, samples
+        trainer: int,  # which of this program's Trainers it is
+        max_steps: int | None,  # where that is known
+        flops_per_step: float | None,  # of this rank, forward and backward
+        # Steps that are left, and seconds of a clock; None where there is no such limit.
+        left: Callable[[], tuple[int | None, float | None]],
     ) -> None:
-        self.config, self.ranks, self.measures, self.say = config, ranks, measures, say
+        self.config, self.ranks, self.unit, self.max_steps = config, ranks, unit, max_steps
+        self.say, self.trackers, self.left = reporting.say, reporting.trackers, left
         self.tokens, self.skipped = tokens, 0
         self.phases = Phases(ranks.device, model)
         self.account, self.data_counted = metrics.of_process(), 0.0
         self.account.begin(step)
         self.ledger = Ledger()
-        self.file = metrics.MetricsFile(ranks.rank, step, trainer, measures.unit)
-        self.trackers = trackers
+        self.file = metrics.MetricsFile(ranks.rank, step, trainer, unit)
         self.estimate = metrics.Estimate()
         self.epoch_sums: dict[str, list[float]] = {}  # the sum and the count of each name
-        self.peak: float | None = None
-        self.measured: float | None = None
-        if measures.flops_per_sample:
+        self.flops_per_step = flops_per_step
+        self.peak = self.measured = None
+        if flops_per_step:
             dtype = speed.matmul_dtype(config.training.mixed_precision)
             self.peak = speed.peak_flops(device_name(ranks.device), dtype)
             self.measured = speed.measured_matmul_flops(ranks.device, dtype)
@@ -198,7 +157,7 @@ class Reporter:
         data = self.phases.data_seconds()
         self.account.after_step(step, data - self.data_counted)
         self.data_counted = data
-        if due(self.config.logging.interval, step) or last or not self.begun:
+        if step % self.config.logging.interval == 0 or last or not self.begun:
             self.log(step, epoch, last=last)
         elif len(self.ledger.steps) >= self.config.training.max_bad_steps:
             self.flush()
@@ -207,9 +166,9 @@ class Reporter:
         """Read what the steps came to: the one place where the host waits for the device."""
         for result in self.ledger.read():
             self.latest = result
-            several = bool(result.each)
+            several = bool(result.of_optimizers)
             self.seen |= {n: p for n, p in result.sums.items() if p[1] or not several}
-            if result.apart:
+            if result.numbers["apart"]:
                 raise JobFailed(
                     "the ranks used other parts of the model than each other in step"
                     f" {result.step}, which was not taken",
@@ -220,9 +179,9 @@ class Reporter:
                 self._say_skipped(result)
             else:
                 add(self.epoch_sums, result.sums)
-            if result.bad_in_a_row >= self.config.training.max_bad_steps:
+            if result.in_a_row >= self.config.training.max_bad_steps:
                 raise JobFailed(
-                    f"{result.bad_in_a_row} steps in a row had NaN or inf, the last was step"
+                    f"{result.in_a_row} steps in a row had NaN or inf, the last was step"
                     f" {result.step}",
                     "look at the samples named above, or try a smaller learning rate"
                     " (optimizer.lr), or a warmup",
@@ -230,16 +189,15 @@ class Reporter:
 
     def _say_skipped(self, result: StepResult) -> None:
         self.skipped += 1
-        skipped = [name for name, bad in result.each.items() if name.startswith(BAD) and bad]
-        which = [name.removeprefix(BAD) for name in skipped]
-        step = (
-            f"step {result.step} {'of ' * bool(which)}{', '.join(which)}".rstrip() + " is skipped"
-        )
+        bad = [name for name, value in result.numbers.items() if name.startswith(BAD) and value]
+        which = ", ".join(name.removeprefix(BAD) for name in bad)
+        step = f"step {result.step}{f' of {which}' if which else ''} is skipped"
+        samples = [number for ids in result.culprits for number in ids or ()]
         if not result.sums["loss"][1]:
             self.say(f"{step}: none of its targets counts")
-        elif result.bad_samples:
-            say_once(f"{step} on all ranks: NaN or inf in samples {result.bad_samples[:16]}")
-        elif result.bad_here:
+        elif samples:
+            say_once(f"{step} on all ranks: NaN or inf in samples {samples[:16]}")
+        elif result.culprits:
             say_once(f"{step} on all ranks: NaN or inf in the loss of rank {self.ranks.rank}")
         elif self.config.training.mixed_precision == "fp16":
             self.say(f"{step}: fp16 overflowed, the loss's scale is halved")
@@ -252,46 +210,32 @@ class Reporter:
         seconds, steps = self.busy, step - self.logged_step
         memory, peak = metrics.memory(self.ranks.device)
         means = means_of({**self.latest.sums, **self.seen})
-        per_step = self.measures.samples_per_step
+        flops = self.flops_per_step and self.flops_per_step * steps / seconds
         record: dict[str, float | None] = {
             "step": step,
             "epoch": epoch,
             **{name: value for name, value in means.items() if name not in RESERVED},
-            "lr": self.latest.lr,
-            "grad_norm": self.latest.grad_norm,
-            **{name: v for name, v in self.latest.each.items() if not name.startswith(BAD)},
+            "lr": self.latest.numbers["lr"],
+            "grad_norm": self.latest.numbers["grad_norm"],
+            **self.latest.of_optimizers,
             "tokens": self.tokens,
             "tokens_per_s": (self.tokens - self.logged_tokens) / seconds,
             "step_ms": seconds / steps * 1e3,
             **self.phases.flush(steps),
             "memory_bytes": memory,
             "memory_peak_bytes": peak,
-            **self._utilization(per_step and steps * per_step / seconds),
+            "mfu": flops and self.peak and flops / self.peak,
+            "mfu_measured": flops and self.measured and flops / self.measured,
             "skipped_steps": self.skipped,
         }
-        left = None if last else self._left()
+        steps_left, clock = self.left()
+        known = [s for s in (self.estimate.seconds(steps_left), clock) if s is not None]
+        left = None if last else min(known, default=None)
         self._write(record | ({} if left is None else {LEFT: round(left, 1)}))
         others = {name: value for name, value in means.items() if name != "loss"}
-        shown = metrics.progress(
-            record, self.measures.max_steps, left,
-            unit=self.measures.unit, metrics=others,
-        )  # fmt: skip
-        self.say(shown)
+        self.say(metrics.progress(record, self.max_steps, left, unit=self.unit, metrics=others))
         self.busy, self.logged_step, self.begun = 0.0, step, True
         self.logged_tokens = self.tokens
-
-    def _left(self) -> float | None:
-        """Return the seconds until the end, where they are known."""
-        steps, clock = self.measures.left()
-        known = [s for s in (self.estimate.seconds(steps), clock) if s is not None]
-        return min(known, default=None)
-
-    def _utilization(self, samples_per_s: float | None) -> dict[str, float | None]:
-        """Compare with what the vendor promises, and with what a large multiplication reaches."""
-        if not self.measures.flops_per_sample or not samples_per_s:
-            return {"mfu": None, "mfu_measured": None}
-        used = self.measures.flops_per_sample * samples_per_s
-        return {"mfu": speed.mfu(used, self.peak), "mfu_measured": speed.mfu(used, self.measured)}
 
     # -- evaluations and epochs -------------------------------------------------------------------
 
@@ -317,9 +261,8 @@ class Reporter:
 
     def _write(self, record: Mapping[str, float | None]) -> None:
         self.file.write(record)
-        if self.trackers is not None:
-            shown = {k: v for k, v in record.items() if k not in ("step", LEFT) and v is not None}
-            self.trackers.log(shown, int(record["step"] or 0))
+        shown = {k: v for k, v in record.items() if k not in ("step", LEFT) and v is not None}
+        self.trackers.log(shown, int(record["step"] or 0))
 
 
 def add(to: dict[str, list[float]], sums: Mapping[str, tuple[float, float]]) -> None:
@@ -338,5 +281,13 @@ def say(ranks: Ranks, text: str) -> None:
         say_once(text)
 
 
-def due(every: int | None, step: int) -> bool:
-    return bool(every) and step % (every or 1) == 0
+class Reporting:
+    """Prints lines unless it is quiet, and holds the trackers."""
+
+    def __init__(self, ranks: Ranks, trackers: Sequence[str | Tracker] | Mapping[str, Any]) -> None:
+        self.ranks, self.quiet = ranks, False
+        self.trackers = Trackers(trackers, ranks, self.say)
+
+    def say(self, text: str) -> None:
+        if not self.quiet:
+            say(self.ranks, text)

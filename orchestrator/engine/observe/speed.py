@@ -122,8 +122,3 @@ def seconds_of(run: Callable[[], Any], device: torch.device, runs: int = 1) -> f
         run()
     settle(device)
     return (time.perf_counter() - began) / runs
-
-
-def mfu(flops_per_second: float, peak: float | None) -> float | None:
-    """Return the model FLOPs utilisation: the model's own arithmetic as a part of the peak."""
-    return flops_per_second / peak if peak else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,19 @@ from torch.distributed.fsdp import FSDPModule
 
 from orchestrator.common.errors import UsageError, nearest
 from orchestrator.engine.ranks import plain_names
+from orchestrator.engine.ranks.ranks import Ranks
+
+
+class Models(nn.ModuleDict):
+    """Models by name. Each is spread over the ranks by itself, and a step gets all of them."""
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        raise UsageError("several models were called as one", "call one of them: models[NAME](...)")
+
+
+def parts_of(model: nn.Module) -> list[nn.Module]:
+    """List the models that are spread by themselves: of one alone, there are none inside."""
+    return list(model.children()) if isinstance(model, Models) else []
 
 
 def blocks_of(model: nn.Module, wrap: Sequence[str]) -> list[nn.Module]:
@@ -159,3 +173,51 @@ def sum_whole(parameters: Sequence[nn.Parameter]) -> None:
         parts = torch.split(flat, [grad.numel() for grad in grads])
         for grad, part in zip(grads, parts, strict=True):
             grad.copy_(part.view_as(grad))
+
+
+OTHER_PARTS = (
+    'a model that uses different parts of itself needs strategy="ddp" (fsdp.sharding_strategy) and'
+    " find_unused_parameters=True (distributed.find_unused_parameters)"
+)
+WHOLE = 'strategy="ddp" (fsdp.sharding_strategy) keeps all parameters whole'
+# Where torch keeps the hooks of a tensor: no public call lists them.
+HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def refuse_untrainable(model: nn.Module, ranks: Ranks) -> None:
+    """Refuse what no strategy can train on these ranks."""
+    for name, module in model.named_modules():
+        table = isinstance(module, (nn.Embedding, nn.EmbeddingBag))
+        if table and module.max_norm is not None and ranks.world > 1:
+            raise UsageError(
+                f"{name or 'the model'} has max_norm, so each rank would shorten the rows that"
+                " it looks up itself, and the ranks' weights would differ",
+                "leave max_norm out, and shorten what was looked up, or all rows in a hook"
+                " on_step_end=",
+            )
+
+
+def refuse_unshardable(model: nn.Module) -> None:
+    """Refuse what several ranks can train, but not in shards."""
+    if has_no_forward(model):
+        raise UsageError(
+            f"the model is a {type(model).__name__}, which has no forward, and cannot be sharded",
+            f"give a module with a forward, or several by name: models=; {WHOLE}",
+        )
+    if has_sparse(model):
+        raise UsageError(
+            "the model has an embedding with sparse=True, whose gradients cannot be sharded",
+            'use strategy="ddp" (fsdp.sharding_strategy), or sparse=False',
+        )
+    for name, parameter in model.named_parameters():
+        if any(getattr(parameter, hooks, None) for hooks in HOOKS):
+            raise UsageError(
+                f"a hook waits for the whole gradient of {name}, which no rank has under sharding",
+                f"leave out register_hook() and register_post_accumulate_grad_hook(); {WHOLE}",
+            )
+
+
+def has_no_forward(module: nn.Module) -> bool:
+    """Return True for a container that only holds other modules."""
+    held = isinstance(module, (nn.ModuleList, nn.ModuleDict))
+    return held and type(module).forward is nn.Module.forward

@@ -1,8 +1,6 @@
 """Train a whole copy of the model on each rank, with torch's DistributedDataParallel (ddp)."""
 
 import contextlib
-import os
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,12 +8,32 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.nn.parallel import DistributedDataParallel
 
 from orchestrator.common.errors import UsageError
-from orchestrator.config.schema import Config
+from orchestrator.config.schema import Config, Fsdp
 from orchestrator.engine.ranks.ranks import Ranks
-from orchestrator.engine.sharding.refusals import OTHER_PARTS
+from orchestrator.engine.sharding.blocks import OTHER_PARTS
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def autocast(low: str, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Compute in low precision, the same for every strategy."""
+    return contextlib.nullcontext() if low == "fp32" else torch.autocast(device.type, DTYPES[low])
+
+
+def mixed_precision(fsdp: Fsdp, module: nn.Module) -> MixedPrecisionPolicy:
+    """Choose the dtypes of what a module gathers and sums; those of fp64 are never rounded."""
+    finer = any(parameter.dtype is torch.float64 for parameter in module.parameters())
+    gathers = fsdp.param_dtype == "bf16" and not finer
+    reduce_dtype = fsdp.reduce_dtype
+    return MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if gathers else None,
+        reduce_dtype=torch.float64 if finer and reduce_dtype == "fp32" else DTYPES[reduce_dtype],
+        cast_forward_inputs=False,
+    )
 
 
 class Called(nn.Module):
@@ -53,33 +71,15 @@ class Copies(DistributedDataParallel):
                 find_unused_parameters=looks or keys.static_graph != static,
                 broadcast_buffers=keys.broadcast_buffers,
             )
-        self.summed_all = self.begun = False
+        self.summed_all = False
         self.register_comm_hook(self, summed)
-
-    def __call__(self, compute: Callable[[nn.Module], Any]) -> Any:
-        if self.begun or not self.find_unused_parameters:
-            return super().__call__(compute)
-        self.begun = True
-        # `auto` lets ddp look for unused parameters in any model; torch warns if there are none.
-        with stderr_without(b"find_unused_parameters=True was specified"):
-            return super().__call__(compute)
 
     @contextlib.contextmanager
     def backward(self, *, last: bool) -> Iterator[None]:
         """Sum in the last micro-batch of a step; refuse one in which not all could be summed."""
         self.summed_all = False
-        try:
-            with contextlib.nullcontext() if last else self.no_sync():
-                yield
-        except RuntimeError as error:
-            if "mark a variable ready only once" not in str(error):
-                raise
-            raise UsageError(
-                "ddp got a parameter's gradient twice in one backward: a checkpoint of activations"
-                " with use_reentrant=True does that",
-                "torch.utils.checkpoint.checkpoint(..., use_reentrant=False), and of a model of"
-                ' transformers: model.gradient_checkpointing_enable({"use_reentrant": False})',
-            ) from error
+        with contextlib.nullcontext() if last else self.no_sync():
+            yield
         checked = last and not (self.find_unused_parameters or self.static_graph)
         if checked and not self.summed_all:
             # torch says so in the next forward only.
@@ -98,18 +98,3 @@ def summed(copies, bucket):  # type: ignore[no-untyped-def]  # ddp compares anno
     assert work is not None
     total: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
     return total
-
-
-@contextlib.contextmanager
-def stderr_without(text: bytes) -> Iterator[None]:
-    """Hold back what this process writes to stderr, then write the lines that lack these words."""
-    with tempfile.TemporaryFile() as held:
-        kept = os.dup(2)
-        os.dup2(held.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
-            held.seek(0)
-            os.write(2, b"".join(line for line in held if text not in line))

@@ -34,10 +34,15 @@ from orchestrator.config.schema import COPIED, Config
 from orchestrator.config.sharding import check_offload, group_size
 from orchestrator.engine.ranks import agreement, plain_names
 from orchestrator.engine.ranks.ranks import Ranks, device_name, wait_as_long
-from orchestrator.engine.sharding import low_precision, refusals
-from orchestrator.engine.sharding.blocks import blocks_of, kept_whole, to_shard
-from orchestrator.engine.sharding.copies import Copies
-from orchestrator.engine.sharding.several import parts_of
+from orchestrator.engine.sharding.blocks import (
+    blocks_of,
+    kept_whole,
+    parts_of,
+    refuse_unshardable,
+    refuse_untrainable,
+    to_shard,
+)
+from orchestrator.engine.sharding.copies import Copies, mixed_precision
 
 COMPUTED = "computed_by_orchestrator"  # a method that FSDP treats like a forward
 T = TypeVar("T")
@@ -141,7 +146,7 @@ def distribute_local(
             "give the plain model; after another Trainer, which has cut this one into shards, make"
             " it again: trainer.save(PATH) there, and Trainer(..., weights=PATH) here",
         )
-    refusals.refuse_untrainable(model, ranks)
+    refuse_untrainable(model, ranks)
     if fill is None and is_empty(model):
         raise UsageError(
             "the model is on the meta device and has no weights",
@@ -176,7 +181,7 @@ def shard(
     reshard = fsdp.reshard_after_forward and mesh.strategy != "shard_grad_op"
     offload: OffloadPolicy = CPUOffloadPolicy() if fsdp.cpu_offload else OffloadPolicy()
     apart = parts_of(model)
-    refusals.refuse_unshardable(model)
+    refuse_unshardable(model)
     modules = to_shard(model, [*apart, *blocks])
     whole = kept_whole(modules)
     make_shardable(model, whole, ranks.device)
@@ -187,7 +192,7 @@ def shard(
                 mesh=mesh.mesh,
                 # The backward of the whole comes right after its forward.
                 reshard_after_forward=reshard and module is not model and module not in apart,
-                mp_policy=low_precision.policy(fsdp, module),
+                mp_policy=mixed_precision(fsdp, module),
                 offload_policy=offload,
                 ignored_params=whole,
             )

@@ -22,7 +22,7 @@ from orchestrator.config.schema import Config
 from orchestrator.engine.core import settings
 from orchestrator.engine.observe import speed
 from orchestrator.engine.verify import collective_bench, pair_bench
-from orchestrator.engine.verify.world import World, join
+from orchestrator.engine.verify.collective_bench import World, join
 
 # Parts of --seconds; the rest is for multiplications.
 COLLECTIVES, PAIRS = 0.5, 0.35

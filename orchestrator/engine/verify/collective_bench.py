@@ -7,17 +7,106 @@ shows.
 
 from __future__ import annotations
 
+import datetime
+import json
+import os
+import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from orchestrator.common import text
-from orchestrator.engine.verify.world import World, free_bytes
+from orchestrator.common.errors import CheckFailed
+from orchestrator.engine.observe import speed
+from orchestrator.engine.ranks.ranks import free_host_memory
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among all; `nodes` and `hosts` are those of every rank, in their order."""
+
+    rank: int
+    size: int
+    backend: str
+    device: torch.device
+    nodes: tuple[int, ...]
+    hosts: tuple[str, ...]
+
+    def of_node(self, node: int) -> list[int]:
+        return [rank for rank, its in enumerate(self.nodes) if its == node]
+
+    def exchange(self, what: Any) -> list[Any]:
+        """Return every rank's value, in order of rank, on every rank."""
+        own = bytearray(json.dumps(what).encode("ascii"))
+        sizes = _gathered(torch.tensor([len(own)]), self.size)
+        room = int(max(sizes))
+        padded = torch.zeros(room, dtype=torch.uint8)
+        padded[: len(own)] = torch.frombuffer(own, dtype=torch.uint8)
+        texts = zip(_gathered(padded, self.size), sizes, strict=True)
+        return [json.loads(bytes(text[: int(size)].tolist())) for text, size in texts]
+
+    def most(self, value: float) -> float:
+        """Return the largest value of all ranks, once all are here."""
+        largest = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return float(largest)
+
+    def seconds(self, run: Callable[[], Any], runs: int = 1) -> float:
+        return speed.seconds_of(run, self.device, runs)
+
+    def say(self, text: str) -> None:
+        if self.rank == 0:
+            print(text, flush=True)
+
+
+def _gathered(own: Tensor, size: int) -> list[Tensor]:
+    values = [torch.empty_like(own) for _ in range(size)]
+    dist.all_gather(values, own)
+    return values
+
+
+def join(backend: str | None, patience: float) -> World:
+    """Join by NCCL between GPUs, by gloo between CPUs; no wait is longer than `patience`."""
+    has_gpu = torch.cuda.is_available()
+    backend = backend or ("nccl" if has_gpu else "gloo")
+    rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    device = torch.device("cpu")
+    if backend == "nccl":
+        if local >= torch.cuda.device_count():
+            raise CheckFailed(
+                f"local rank {local} of {socket.gethostname()} has no GPU of its own",
+                "start as many ranks as there are GPUs (leave out --nproc and slots=), or verify"
+                " the CPUs with --backend gloo",
+            )
+        device = torch.device("cuda", local)
+        torch.cuda.set_device(device)
+    timeout = datetime.timedelta(seconds=patience)
+    # Messages are CPU tensors, which gloo carries beside NCCL.
+    dist.init_process_group("cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo", timeout=timeout)
+    alone = World(rank, dist.get_world_size(), backend, device, (), ())
+    own = [int(os.environ.get("GROUP_RANK", "0")), socket.gethostname(), backend]
+    described = alone.exchange(own)
+    nodes, hosts = tuple(entry[0] for entry in described), tuple(entry[1] for entry in described)
+    without = sorted({host for _, host, its in described if its != "nccl"})
+    if len({its for _, _, its in described}) > 1:
+        raise CheckFailed(
+            f"some nodes have GPUs that torch can use, these have none: {', '.join(without)}",
+            "verify the CPUs of all with --backend gloo, or leave those out of the list",
+        )
+    return World(rank, alone.size, backend, device, nodes, hosts)
+
+
+def free_bytes(world: World) -> int:
+    """Return the memory that a rank may count on: its GPU's, or its part of the node's rest."""
+    if world.device.type == "cuda":
+        return int(torch.cuda.mem_get_info(world.device)[0])
+    return free_host_memory() // len(world.of_node(world.nodes[world.rank]))
+
 
 # A prime: no block of a power of two looks like the next.
 PERIOD = 61
@@ -33,36 +122,33 @@ COPIES = 6
 # Why sizes end before --max-size.
 TIME, MEMORY = "time", "memory"
 
-Mistake = tuple[int, float, float]
 
-
-@dataclass(frozen=True)
-class Call:
-    """A collective on tensors of one size, and the factors of the pattern in its result."""
+class Call(NamedTuple):
+    """A collective on tensors of one size, its result and the right one."""
 
     run: Callable[[], Any]
     result: Tensor
-    factors: Sequence[int]  # of equal pieces
-    start: int = 0  # the place of each piece in the pattern
+    expected: Tensor
 
 
 def all_reduce(world: World, count: int) -> Call:
     data = pattern(world, count, factor(world.rank))
-    return Call(lambda: dist.all_reduce(data), data, [total(world)])
+    return Call(lambda: dist.all_reduce(data), data, pattern(world, count, total(world)))
 
 
 def all_gather(world: World, count: int) -> Call:
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    own = pattern(world, count // world.size, factor(world.rank))
+    parts = [pattern(world, count // world.size, factor(rank)) for rank in range(world.size)]
     result = torch.zeros(count, device=world.device)
-    return Call(lambda: gather(result, own), result, [factor(rank) for rank in range(world.size)])
+    return Call(lambda: gather(result, parts[world.rank]), result, torch.cat(parts))
 
 
 def reduce_scatter(world: World, count: int) -> Call:
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     own, part = pattern(world, count, factor(world.rank)), count // world.size
     result = torch.zeros(part, device=world.device)
-    return Call(lambda: scatter(result, own), result, [total(world)], world.rank * part)
+    expected = pattern(world, part, total(world), world.rank * part)
+    return Call(lambda: scatter(result, own), result, expected)
 
 
 # By each name: the call for a number of elements, and the bytes on the busiest link for one byte of
@@ -90,16 +176,12 @@ def pattern(world: World, count: int, times: int, start: int = 0) -> Tensor:
     return ((torch.arange(count, device=world.device) + start) % PERIOD + 1).float() * times
 
 
-def first_wrong(world: World, call: Call) -> Mistake | None:
-    """Return (element, its value, the right value), or None if all are right."""
-    length = call.result.numel() // len(call.factors)
-    for index, times in enumerate(call.factors):
-        piece = call.result[index * length : (index + 1) * length]
-        expected = pattern(world, length, times, call.start)
-        if not torch.equal(piece, expected):
-            at = int((piece != expected).nonzero()[0])
-            return index * length + at, float(piece[at]), float(expected[at])
-    return None
+def first_wrong(call: Call) -> dict[str, float] | None:
+    """Return the first wrong element with its value and the right one, or None."""
+    if torch.equal(call.result, call.expected):
+        return None
+    at = int((call.result != call.expected).nonzero()[0])
+    return {"element": at, "got": float(call.result[at]), "expected": float(call.expected[at])}
 
 
 # -- measuring ------------------------------------------------------------------------------------
@@ -155,10 +237,8 @@ def measure_size(world: World, name: str, size: int, budget: float, results: Res
     row = {"collective": name, "bytes": 4 * count}
     call = make(world, count)
     call.run()
-    world.settle()
-    if mistake := first_wrong(world, call):
-        found = dict(zip(("element", "got", "expected"), mistake, strict=True))
-        results.wrong.append({**row, "rank": world.rank, **found})
+    if mistake := first_wrong(call):
+        results.wrong.append({**row, "rank": world.rank, **mistake})
     call.result.zero_()  # Sums of sums of sums would end in infinity.
     each = world.most(world.seconds(call.run))
     alone = world.most(time.monotonic() - began)

@@ -1,7 +1,6 @@
 """Every node to every other, disjoint pairs at once, each direction by itself.
 
 Rounds are those of a tournament (the circle method), so n nodes take n - 1 rounds and not n * n.
-The pairs that came out slow are measured again afterwards: bad luck is not slow twice.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from orchestrator.engine.verify.world import World
+from orchestrator.engine.observe import speed
+from orchestrator.engine.verify.collective_bench import World
 
 FIRST, LARGEST = 1 << 14, 1 << 26  # bytes of a message
 SHORTEST, LONGEST = 0.04, 0.25  # seconds for one direction of a pair
 MESSAGES = 20  # in that time, or nearly: the shorter one is, the less likely it is disturbed
 GAIN = 1.5  # a larger message that is so much faster: what was measured was still latency
 PINGS = 10
-SUSPECT = 0.7  # of what a quarter of all pairs reach
 
 Pair = tuple[int, int]
 Row = dict[str, Any]
@@ -43,36 +42,16 @@ def measure(world: World, seconds: float) -> list[Row]:
     """Return a row for each ordered pair of nodes: bytes per second, seconds of latency."""
     plan = rounds(len(set(world.nodes)))
     deadline = time.monotonic() + seconds
-    # A direction takes up to twice this, and the slow ones are to be measured again.
-    each = min(LONGEST, max(SHORTEST, seconds / (8 * max(1, len(plan)))))
-    best: dict[Pair, Row] = {}
+    # A round has two directions, and each takes up to twice this.
+    each = min(LONGEST, max(SHORTEST, seconds / (4 * max(1, len(plan)))))
+    rows: list[Row] = []
     for number, pairs in enumerate(plan):
         if number and world.most(time.monotonic() - deadline) > 0:
             world.say(f"pairs of nodes: the time is up; {len(plan) - number} rounds are left out")
             break
-        keep(best, measure_round(world, pairs, each))
+        rows += measure_round(world, pairs, each)
         world.say(f"pairs of nodes: round {number + 1} of {len(plan)}")
-    slow = suspects(best)
-    for pairs in plan:
-        again = [pair for pair in pairs if pair in slow or pair[::-1] in slow]
-        if again and world.most(time.monotonic() - deadline - seconds) <= 0:
-            world.say("measured again: " + ", ".join(f"nodes {a} and {b}" for a, b in again))
-            keep(best, measure_round(world, again, min(LONGEST, 4 * each)))
-    return [best[pair] for pair in sorted(best)]
-
-
-def keep(best: dict[Pair, Row], rows: list[Row]) -> None:
-    for row in rows:
-        pair = (row["from"], row["to"])
-        if pair not in best or row["rate"] > best[pair]["rate"]:
-            best[pair] = row
-
-
-def suspects(best: dict[Pair, Row]) -> set[Pair]:
-    rates = sorted(row["rate"] for row in best.values())
-    return {
-        pair for pair, row in best.items() if row["rate"] < SUSPECT * rates[3 * len(rates) // 4]
-    }
+    return sorted(rows, key=lambda row: (row["from"], row["to"]))
 
 
 def measure_round(world: World, pairs: list[Pair], budget: float) -> list[Row]:
@@ -119,7 +98,7 @@ def send(world: World, to: int, budget: float) -> tuple[float, float]:
         if size < LARGEST and (min(times) < budget / MESSAGES or rate > GAIN * smaller):
             smaller, size, times = rate, 4 * size, []
         times.append(transfer(world, to, data[:size]))
-    announce(0, to)
+    dist.send(torch.tensor([0]), to)
     # Neither the worst, which was disturbed, nor the best: a switch lets some bytes through at once
     # after a pause, and where several ranks share a wire, one's best is what another lacked.
     return size / statistics.median(times), latency
@@ -132,19 +111,14 @@ def receive(world: World, sender: int) -> None:
         dist.recv(size, sender)
         if not size:
             return
-        one_way(dist.irecv, data[: int(size)], sender)
-        world.settle()
-        one_way(dist.isend, data[:1], sender)
-        world.settle()
-
-
-def announce(size: int, to: int) -> None:
-    dist.send(torch.tensor([size]), to)
+        for what, part in ((dist.irecv, data[: int(size)]), (dist.isend, data[:1])):
+            one_way(what, part, sender)
+            speed.settle(world.device)
 
 
 def transfer(world: World, to: int, data: Tensor) -> float:
     """Return the seconds until the receiver has said that it has all of it."""
-    announce(data.numel(), to)
+    dist.send(torch.tensor([data.numel()]), to)
     answer = torch.zeros(1, dtype=torch.uint8, device=world.device)
 
     def there_and_back() -> None:

@@ -35,6 +35,5 @@ def test_what_a_team_does_in_its_first_week(tmp_path: Path) -> None:
         assert whole == pytest.approx(sharded, abs=1e-5)
         assert "give it all of them from the start" in results["another group"]
         assert "a parameter of shape (2, 2) that is not the model's" in results["stranger"]
-        assert "use_reentrant=False" in results["reentrant"]
         assert results["compiled"] == [True, 2], "the plain model's names, in every file"
         assert results["counted"] == 3 * 8

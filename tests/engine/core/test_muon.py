@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,14 +13,13 @@ from torch.nn import functional
 from torch.optim import AdamW, Optimizer
 
 from orchestrator import Trainer
-from orchestrator.common.errors import OrchestratorError, UsageError
+from orchestrator.common.errors import UsageError
 from orchestrator.config import parse
 from orchestrator.config.schema import Config
-from orchestrator.engine.core.optimizer import configured
-from orchestrator.engine.core.together import step
+from orchestrator.engine.core import optimizer as optimizers
+from orchestrator.engine.core.optimizer import configured, step_optimizer
 from orchestrator.engine.models import build
 from orchestrator.engine.ranks import plain_names
-from orchestrator.engine.sharding import muon
 from tests.engine import pair
 from tests.engine.by_hand import (
     FIRST,
@@ -77,7 +75,7 @@ def step_on_shards(rank: int, directory: Path) -> None:
             more = {"lr": 1e-2, "nesterov": nesterov, "adjust_lr_fn": "match_rms_adamw"}
             plain = torch.optim.Muon(wholes, **more)
             spread = torch.optim.Muon([some, *shards[1:]], **more)
-            for muon.AT_ONCE in (100, 1, 2, 3):
+            for optimizers.AT_ONCE in (100, 1, 2, 3):
                 for one, other in zip(wholes, [some, *shards[1:]], strict=True):
                     one.grad = torch.randn_like(one)
                     spread_out = isinstance(other.data, type(shards[0].data))
@@ -87,7 +85,7 @@ def step_on_shards(rank: int, directory: Path) -> None:
                         else one.grad.clone()
                     )
                 plain.step()
-                step(spread)
+                step_optimizer(spread)
             found = {
                 "whole": some,
                 **{str(i): w.full_tensor() for i, w in enumerate(shards[1:], 1)},
@@ -163,32 +161,6 @@ def test_a_model_without_blocks_has_none() -> None:
 
 
 # -- lists of optimizers ---------------------------------------------------------------------------
-
-
-class Keeps(AdamW):
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-
-def lists(model: nn.Module) -> dict[str, tuple[Any, str]]:
-    some = list(model.parameters())
-    return {
-        "a class": (
-            [AdamW(some), torch.optim.SGD],
-            r"optimizer= is a list with a type in it",
-        ),
-        "twice": ([AdamW(some), AdamW(some[:1])], r"a parameter is in two optimizers of the list"),
-        "own state": ([AdamW(some[:1]), Keeps(some[1:])], r"Keeps has a state_dict\(\) of its own"),
-        "strangers": ([AdamW(some), AdamW(net().parameters())], r"that is not the model's"),
-    }
-
-
-@pytest.mark.parametrize("name", ["a class", "twice", "own state", "strangers"])
-def test_a_list_that_cannot_be_one_optimizer_is_refused(name: str) -> None:
-    model = net()
-    optimizers, message = lists(model)[name]
-    with pytest.raises(OrchestratorError, match=message):
-        Trainer(model, optimizers, functional.mse_loss)
 
 
 def test_each_of_a_list_is_called_as_by_itself() -> None:

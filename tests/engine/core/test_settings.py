@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator import Trainer
 from orchestrator.common.errors import UsageError
-from orchestrator.config.schema import Config
-from orchestrator.engine.core import settings
+from orchestrator.engine.core.settings import trainer_config
 from tests.engine.core.test_fields import ENGINE, every_field
 from tests.engine.worlds import Job, run
 
@@ -49,13 +46,6 @@ READ: dict[str, tuple[str, dict[str, Any]]] = {
 KEYS = {f"{section}.{key}" for section, (keys, _) in READ.items() for key in keys.split()}
 
 
-def config_of(strategy: str, keys: dict[str, Any], **more: Any) -> Config:
-    parameters = inspect.signature(Trainer.__init__).parameters
-    usual = {name: each.default for name, each in parameters.items() if name != "self"}
-    given = settings.Arguments(**{**usual, "strategy": strategy, "config": keys, **more})
-    return given.config_for(strategy)
-
-
 @pytest.mark.parametrize("name", [*every_field()])
 def test_every_key_is_read_or_refused_by_name(name: str) -> None:
     section, _, key = name.partition(".")
@@ -64,20 +54,22 @@ def test_every_key_is_read_or_refused_by_name(name: str) -> None:
     if name in KEYS:
         value = ENGINE[name].value if name in ENGINE else 2
         beside = {**READ[section][1], key: value}
-        made = config_of(strategy, {section: beside}, **own)
+        made = trainer_config({section: beside}, strategy=strategy, **own)
         read = getattr(getattr(made, section), key)
         assert read == (tuple(value) if isinstance(value, list) else value)
         return
     with pytest.raises(UsageError, match=f"a Trainer does not read {name}\n") as error:
-        config_of(strategy, {section: {key: 1} if key else {}})
+        trainer_config({section: {key: 1} if key else {}}, strategy=strategy)
     assert error.value.fix
 
 
 def test_what_is_no_key_is_named() -> None:
     with pytest.raises(UsageError, match="did you mean 'shard_size'"):
-        config_of("hybrid_shard", {"fsdp": {"shard_sise": 2}})
+        trainer_config({"fsdp": {"shard_sise": 2}})
+    with pytest.raises(UsageError, match="is gone"):
+        trainer_config({}, strategy="auto")
     with pytest.raises(UsageError, match=r"config\['fsdp'\] must hold keys, not 2"):
-        config_of("hybrid_shard", {"fsdp": 2})
+        trainer_config({"fsdp": 2})
 
 
 # -- and they do what they do in the engine -------------------------------------------------------

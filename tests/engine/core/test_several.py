@@ -37,7 +37,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_groups_left")]
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "ddp": {"strategy": "ddp"},
-    "auto": {},
     "full_shard": {"strategy": "full_shard"},
     "whole": {"strategy": "full_shard", "config": {"fsdp": {"accumulate": "whole"}}},
     "others": {"strategy": "ddp", "find_unused_parameters": True},
@@ -164,9 +163,6 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "no models": ({"models": None}, r"models= and optimizers= go together"),
     "no optimizers": ({"optimizers": None}, r"models= and optimizers= go together"),
     "a model, too": ({"model": G}, r"models= and optimizers= go together"),
-    "no dict": ({"models": [G, D]}, r"models= is a list, not models by name"),
-    "a method": ({"models": {"train": G, "D": D}}, r"the name 'train', which no part"),
-    "twice": ({"models": {"G": G, "D": G}}, r"models= has the same model twice"),
     "no optimizer": ({"optimizers": {"g": SGD}}, r"by the name of a model, .*\(there are G, D\)"),
     "shared": ({"optimizers": {"G": SHARED, "D": SGD(D.parameters())}},
                r"D\.first\.weight is in two optimizers, 'G' and 'D'"),
@@ -176,7 +172,6 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "every": ({"every": {"H": 2}}, r"every= has 'H'"),
     "every all": ({"every": {"G": 2, "D": 2}}, r"steps in which no optimizer steps"),
     "no step": ({"step": None, "loss": functional.mse_loss}, r"models= needs step="),
-    "dp": ({"strategy": "dp"}, r'strategy="dp" takes one loss'),
 }  # fmt: skip
 
 

@@ -172,10 +172,6 @@ def shortened() -> nn.Module:
     return nn.Sequential(nn.Embedding(5, 6, max_norm=1.0), nn.Flatten(), nn.Linear(36, 3))
 
 
-def scripted() -> nn.Module:
-    return torch.jit.script(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)))
-
-
 class LateHook(Base):
     """Would take a step of its own as soon as a gradient is there."""
 
@@ -202,7 +198,7 @@ MODELS: dict[type[Base], int] = {
 
 
 REFUSED: dict[str, Callable[[], nn.Module]] = {
-    "hook": Masked, "late hook": LateHook, "scripted": scripted,
+    "hook": Masked, "late hook": LateHook,
 }  # fmt: skip
 
 

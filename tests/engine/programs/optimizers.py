@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, AdamW, Optimizer
 
-from orchestrator.engine.core.together import one_of_several
+from orchestrator.engine.core.optimizer import one_of_several
 
 
 class Own(Optimizer):

@@ -22,7 +22,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from orchestrator import Trainer, distributed
 from orchestrator.engine.observe import trackers as engine_trackers
-from orchestrator.trackers import sending
+from orchestrator.trackers import known as sending
 from orchestrator.trackers.known import KNOWN, Known
 from tests.engine.programs.basics import (
     ACCUMULATE,
@@ -377,7 +377,6 @@ def refuses(directory: Path) -> None:
             trained, DataLoader(samples(), 4, sampler=DistributedSampler(samples(), 3, 0))
         ),
         "streams": message(trained, DataLoader(Flow(True), 2)),
-        "lazy": message(Trainer, nn.LazyLinear(3), torch.optim.SGD, nn.CrossEntropyLoss()),
         "short": message(
             trained, [[torch.zeros(2, 6), torch.zeros(2).long()]][RANK:], stream="own"
         ),
@@ -469,19 +468,17 @@ def promises(directory: Path) -> None:
             assert last["train_loss"] < min(1.1, first["train_loss"]), (precision, strategy)
 
     # Parts that a rank does not use.
-    for strategy in ("ddp", "auto"):
-        torch.manual_seed(0)
-        forks = Forks()
-        before = forks.halves[1].weight.detach().clone()
-        made = Trainer(
-            forks,
-            lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-            nn.CrossEntropyLoss(),
-            strategy=strategy,
-            find_unused_parameters=strategy != "auto",
-        )
-        made.train(fit, epochs=1)
-        assert not torch.equal(whole(forks)["halves.1.weight"], before)
+    torch.manual_seed(0)
+    forks = Forks()
+    before = forks.halves[1].weight.detach().clone()
+    made = Trainer(
+        forks,
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        nn.CrossEntropyLoss(),
+        find_unused_parameters=True,
+    )
+    made.train(fit, epochs=1)
+    assert not torch.equal(whole(forks)["halves.1.weight"], before)
 
     # When it ends.
     assert trainer().train(fit, epochs=9, max_period="2 steps")[-1]["step"] == 2

@@ -20,7 +20,7 @@ from torch import Tensor
 from orchestrator.common.errors import CheckFailed, JobFailed, UsageError
 from orchestrator.config.launch import Where
 from orchestrator.engine import export
-from orchestrator.engine.sharding.low_precision import DTYPES
+from orchestrator.engine.sharding.copies import DTYPES
 from orchestrator.head.commands import checkpoints
 from orchestrator.records import checkpoint_store
 from tests.records.test_checkpoint_store import publish
