@@ -252,7 +252,7 @@ class Cluster:
         return job
 
     def _find(self, wanted: str | None) -> Path | None:
-        from orchestrator.head.status.find_job import find_experiment
+        from orchestrator.head.status.status import find_experiment
 
         known = find_experiment(self._where, wanted)
         return known.path if known else None

@@ -177,9 +177,9 @@ def ls(where: Where, running: bool, every: bool, tags: tuple[str, ...]) -> int:
 @color_option
 def status(where: Where, experiment: str | None, watch: bool) -> int:
     """Show how far a job is, and what its nodes say runs there."""
-    from orchestrator.head.commands import status
+    from orchestrator.head.status import status
 
-    return status.status(where, experiment, watch=watch)
+    return status.status_command(where, experiment, watch=watch)
 
 
 @cli.command()

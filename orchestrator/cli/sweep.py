@@ -89,8 +89,6 @@ def sweep_command(**params: Any) -> int:
     names = ("grid", "optuna", "way", "jobs", "metric", "best")
     own = {name: params.pop(name) for name in names}
     arguments = arguments_from(params)
-    if arguments.detach and not arguments.dry_run:
-        arguments.refuse({"as_json": "is printed at the end of the sweep: leave --detach out"})
     terms = start.Terms(
         variables=space.variables(own.pop("grid")),
         **{name: value for name, value in own.items() if value is not None},

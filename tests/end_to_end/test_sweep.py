@@ -138,14 +138,6 @@ def test_ctrl_c_and_stop_end_all_members(sweeps: Sweeps, how: str) -> None:
     assert {event.get("state") for event in sweeps.journal()} == {"not over", "interrupted"}
 
 
-def test_a_sweep_may_leave_the_terminal(sweeps: Sweeps) -> None:
-    refused = sweeps.sweep("--detach", "--json", "--grid", "x=0", "--", "notes.py")
-    assert refused.finish() == 2 and "leave --detach out" in refused.text
-    left = sweeps.sweep("--detach", "--grid", "x=0..2", "--", "notes.py", "x")
-    assert left.finish() == 0 and "leads it" in left.text
-    sweeps.until(lambda: len(sweeps.starts()) == 2)
-    sweeps.end()
-    said = sweeps.directory / "head.txt"
-    sweeps.until(lambda: "3 done" in said.read_text())
-    sweeps.until(lambda: not Experiment(sweeps.directory).followed)
-    assert sweeps.head.nothing_left()
+def test_a_sweep_stays_with_its_terminal(sweeps: Sweeps) -> None:
+    refused = sweeps.sweep("--detach", "--grid", "x=0", "--", "notes.py")
+    assert refused.finish() == 2 and "tmux or nohup keep a sweep" in refused.text

@@ -30,7 +30,7 @@ from orchestrator.head.screen.output import say
 from orchestrator.head.screen.screen import Screen
 from orchestrator.head.start.job import Ending, Stay, make_screen
 from orchestrator.head.status import status
-from orchestrator.head.status.find_job import FoundJob, find_job
+from orchestrator.head.status.status import FoundJob, find_job
 from orchestrator.records import goodput, manifest
 from orchestrator.records.experiment import Experiment, JobRecord, this_head
 from orchestrator.records.metrics import progress as job_progress
@@ -288,18 +288,15 @@ def take_up(
         )
 
 
-SAID = "head.txt"
-
-
-def speak_into(experiment: Experiment, does: str = "follows this job") -> None:
+def speak_into(experiment: Experiment) -> None:
     """Send what the head prints to a file: there is no terminal any more."""
     styles.choose(color=False)
     with contextlib.suppress(OSError):  # a full disk
-        fd = files.open_to_append(experiment.path / SAID)
+        fd = files.open_to_append(experiment.path / "head.txt")
         os.dup2(fd, 1)
         os.dup2(fd, 2)
         at = time.strftime("%Y-%m-%d %H:%M:%S")
-        os.write(fd, f"orchestrator: {at}: process {os.getpid()} {does}\n".encode())
+        os.write(fd, f"orchestrator: {at}: process {os.getpid()} follows this job\n".encode())
         os.close(fd)
 
 

@@ -20,7 +20,7 @@ from orchestrator.head.schedulers.backend import SshBackend
 from orchestrator.head.screen import failures, output
 from orchestrator.head.start.job import make_screen
 from orchestrator.head.status import status
-from orchestrator.head.status.find_job import find_job
+from orchestrator.head.status.status import find_job
 from orchestrator.protocol.requests.follow import AskSystem, SystemLines
 from orchestrator.protocol.timing import ANSWER_SECONDS
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord

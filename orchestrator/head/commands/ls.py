@@ -11,7 +11,7 @@ from orchestrator.common.text import duration, plural
 from orchestrator.config.launch import Where
 from orchestrator.head.screen import output, styles
 from orchestrator.head.screen.output import Cell, Column, Table, Terminal
-from orchestrator.head.status import find_job, row
+from orchestrator.head.status import row, status
 from orchestrator.head.status.row import Row
 from orchestrator.protocol.message import encode
 from orchestrator.records import experiments
@@ -111,10 +111,10 @@ def row_of(experiment: Experiment, where: Where) -> Row:
 
 def asked(found: Row, experiment: Experiment, record: JobRecord, where: Where) -> Row:
     """Return a row with what its nodes say of the job; its head may have been killed meanwhile."""
-    certainty = find_job.runs(experiment, record, where)
-    if certainty == find_job.NOT:
+    certainty = status.runs(experiment, record, where)
+    if certainty == status.NOT:
         return replace(found, state="ended", cause=f"its result: orchestrator attach {found.name}")
     attempt = f"attempt {found.attempt}" if found.attempt > 1 else ""
     return replace(
-        found, cause=attempt if certainty == find_job.SURELY else "its nodes do not answer"
+        found, cause=attempt if certainty == status.SURELY else "its nodes do not answer"
     )

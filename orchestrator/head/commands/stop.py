@@ -15,7 +15,7 @@ from orchestrator.head.follow import stop as stopping
 from orchestrator.head.nodes.node_list import read_nodes
 from orchestrator.head.screen import output
 from orchestrator.head.status import containers
-from orchestrator.head.status.find_job import find_job, without_record
+from orchestrator.head.status.status import find_job, without_record
 from orchestrator.protocol.message import encode
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.outcome import Receipt
@@ -115,13 +115,6 @@ def emergency_stop(
             output.complain("nothing was ended")
             return EXIT_FAILED
     receipts = everywhere(only_show=False)
-    for job in {receipt.job for receipt in receipts if receipt.job and not receipt.user}:
-        # A job is called as its experiment, with six letters more.
-        name = job.rpartition("-")[0]
-        if "/" in name or name.startswith("."):  # a node may say anything
-            continue
-        experiment = Experiment(where.experiments / name)
-        note_in(experiment, [receipt for receipt in receipts if receipt.job == job])
     return show_receipts(receipts)
 
 

@@ -55,14 +55,8 @@ def runs(record: JobRecord) -> bool:
 
 
 def may_be_warm(record: JobRecord) -> bool:
-    """Tell whether it runs, or may have left warm processes that still wait."""
-    return record.launch.warm is not None and (not record.over or warm_until(record) > time.time())
-
-
-def warm_until(record: JobRecord) -> float:
-    """Return when the last process that waits after this job goes by itself; 0: none waits."""
-    if not record.over or record.ended is None or record.launch.warm is None:
-        return 0.0
-    with contextlib.suppress(UsageError):
-        return record.ended + parse_seconds("launch.warm", record.launch.warm)
-    return 0.0
+    """Return True if a job runs, or may have left warm processes that still wait."""
+    warm = record.launch.warm
+    if warm is None or record.ended is None:
+        return warm is not None
+    return record.ended + parse_seconds("launch.warm", warm) > time.time()

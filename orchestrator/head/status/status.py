@@ -1,4 +1,4 @@
-"""Shows the state of a job, as its nodes report it."""
+"""Finds a job again, and shows its state as its nodes report it."""
 
 from __future__ import annotations
 
@@ -10,24 +10,27 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from orchestrator.common.errors import OrchestratorError, UsageError
+from orchestrator.common.errors import EXIT_DONE, EXIT_NODE, OrchestratorError, UsageError
 from orchestrator.common.text import duration, plural
+from orchestrator.common.wings import installed, view
+from orchestrator.config.launch import Launch, Where
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import ask_once
+from orchestrator.head.connect.ssh import SshTransport
+from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
 from orchestrator.head.nodes import clock
 from orchestrator.head.nodes.node_list import in_words
-from orchestrator.head.schedulers.backend import UNSCHEDULED, Scheduled
+from orchestrator.head.schedulers.backend import UNSCHEDULED, Scheduled, SshBackend, backend_of
 from orchestrator.head.screen import output, styles
 from orchestrator.head.screen import tracebacks as crash_dump
-from orchestrator.head.screen.output import Column, Table
+from orchestrator.head.screen.output import Column, Table, clear, complain, write_out
 from orchestrator.head.screen.progress import SEPARATOR
-from orchestrator.head.status import containers
 from orchestrator.protocol.events import RankState
 from orchestrator.protocol.message import encode
 from orchestrator.protocol.requests.follow import Jobs, JobState
-from orchestrator.records import cordons, goodput, manifest
+from orchestrator.records import cordons, experiments, goodput, manifest
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.metrics import progress
 
@@ -113,7 +116,7 @@ def to_text(
     lines += [f"  {output.printable(slow.text)}" for slow in record.slow]
     color = output.terminal().color
     lines += [f"  {line if color else output.printable(line)}" for line in cause_of(record)]
-    return "\n".join(line for line in [*lines, *left_warm(record)] if line).rstrip()
+    return "\n".join(line for line in lines if line).rstrip()
 
 
 def rows_of(record: JobRecord, states: Sequence[JobState]) -> Iterator[Line]:
@@ -208,15 +211,6 @@ def time_of(record: JobRecord) -> dict[str, float]:
     return goodput.of(record, Path(record.experiment), time.time())
 
 
-def left_warm(record: JobRecord) -> list[str]:
-    """Say until when its nodes may be warm, without asking them."""
-    until = containers.warm_until(record)
-    if until < time.time():
-        return []
-    left = duration(round(until - time.time()))
-    return [f"  its nodes stay warm for {left} at most; which are: orchestrator nodes --warm list"]
-
-
 def to_json(
     record: JobRecord, states: Sequence[JobState], scheduled: Scheduled = UNSCHEDULED
 ) -> str:
@@ -278,3 +272,134 @@ def start_times(record: JobRecord) -> dict[str, float]:
 
 def start_in_words(seconds: dict[str, float]) -> str:
     return ", ".join(f"{step} {took:.2f} s" for step, took in seconds.items())
+
+
+# -- which job is meant ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FoundJob:
+    """A job, its experiment's directory, and how its nodes are reached."""
+
+    record: JobRecord
+    transport: Transport
+    backend: SshBackend
+    experiment: Experiment
+
+    def refreshed(self) -> FoundJob:
+        """Read the record again; a job that ended without its head is concluded."""
+        record = self.backend.settle(self.experiment, self.experiment.read_record())
+        return replace(self, record=record)
+
+
+def find_job(where: Where, wanted: str | None) -> FoundJob:
+    experiment = find_experiment(where, wanted)
+    if wanted is None and not where.trust_record:
+        report_passed_over(where.experiments, experiment)
+    if experiment is None:
+        raise experiments.missing(where.experiments, wanted)
+    record = experiment.read_record()
+    if where.trust_record or not record.over:  # then its nodes will be asked
+        experiment.check_launched(record)
+    backend = backend_of(record)
+    record = backend.settle(experiment, record)
+    transport = backend.transport(record, where.ssh_config, where.connect_timeout)
+    return FoundJob(record, transport, backend, experiment)
+
+
+def without_record(where: Where) -> SshTransport:
+    """Return the way to nodes of which nothing but the node list is known."""
+    seconds = where.connect_timeout or Launch.connect_timeout
+    return SshTransport(SshConfig(where.ssh_config), timeout=seconds)
+
+
+def find_experiment(where: Where, wanted: str | None) -> Experiment | None:
+    """Find an experiment by its name; without one, the only one that runs, else the newest.
+
+    A record may say for ever that a job runs whose head was killed: then its nodes are asked.
+    """
+    newest = experiments.find(where.experiments, wanted, trusted=where.trust_record)
+    if wanted is not None or newest is None:
+        return newest
+    unfinished = experiments.unfinished(where.experiments, trusted=where.trust_record)
+    read = [(each, each.read_record()) for each in unfinished if not each.elsewhere]
+    candidates = [(each, record) for each, record in read if each.is_launched_here(record)]
+    if [candidate.path for candidate, _ in candidates] in ([], [newest.path]):
+        return newest
+    known = [(candidate, runs(candidate, record, where)) for candidate, record in candidates]
+    most = max(certainty for _, certainty in known)
+    running = [candidate for candidate, certainty in known if certainty == most > NOT]
+    if len(running) > 1:
+        raise several([candidate.name for candidate in running])
+    return running[0] if running else newest
+
+
+def several(names: Sequence[str]) -> UsageError:
+    listed = "".join(f"\n  {name}" for name in names)
+    return UsageError(f"{len(names)} jobs run:{listed}", f"name one of them, such as {names[-1]}")
+
+
+NOT, MAYBE, SURELY = range(3)
+
+
+def runs(experiment: Experiment, record: JobRecord, where: Where) -> int:
+    """Tell whether a job waits or runs; on nodes that do not answer it may."""
+    if experiment.followed:
+        return SURELY
+    backend = backend_of(record)
+    record = backend.settle(experiment, record)
+    if record.over or record.state == "queued":
+        return NOT if record.over else SURELY
+    transport = backend.transport(record, where.ssh_config, where.connect_timeout)
+    states = ask_nodes(transport, record)
+    if any(lives(state) for state in states):
+        return SURELY
+    return MAYBE if any(state.state == "unreachable" for state in states) else NOT
+
+
+def report_passed_over(root: Path, taken: Experiment | None) -> None:
+    """Say so if the newest experiment is not the one that is taken.
+
+    One of our own is probably the one that is meant: in its place no other is stopped.
+    """
+    newer = [
+        refused
+        for refused in experiments.passed_over(root)
+        if taken is None or refused.path.name[-15:] > taken.name[-15:]
+    ]
+    for refused in newer:
+        if refused.ours:
+            raise refused
+    if newer:
+        more = f" (and {len(newer) - 1} more)" if newer[1:] else ""
+        complain(f"orchestrator: {newer[-1]}{more}")
+
+
+# -- `orchestrator status` -------------------------------------------------------------------------
+
+
+def status_command(where: Where, wanted: str | None, *, watch: bool) -> int:
+    job = find_job(where, wanted)
+    running = job.record.state == "running"
+    if watch and not output.as_json() and running and installed("textual"):
+        top = view("top")
+        if top.can_be_live():
+            top.of_job(where, job)
+            job, watch = job.refreshed(), False
+    while True:
+        record = job.record
+        asleep = record.over or record.state == "queued"
+        states = from_record(record) if asleep else ask_nodes(job.transport, record)
+        if watch:
+            clear()
+        scheduled = job.backend.scheduled(record)
+        show = to_json if output.as_json() else to_text
+        write_out(show(record, states, scheduled))
+        over = record.over or (
+            record.state != "queued" and all(state.state == "ended" for state in states)
+        )
+        if over or not watch:
+            unreachable = any(state.state == "unreachable" for state in states)
+            return EXIT_NODE if unreachable else EXIT_DONE
+        time.sleep(1)
+        job = job.refreshed()

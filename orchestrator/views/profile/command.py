@@ -29,7 +29,7 @@ from orchestrator.head.schedulers.backend import backend_of
 from orchestrator.head.screen import output
 from orchestrator.head.screen.lines import clean
 from orchestrator.head.screen.progress import Progress
-from orchestrator.head.status.find_job import find_experiment
+from orchestrator.head.status.status import find_experiment
 from orchestrator.head.transfer.fetch import Fetch, plain
 from orchestrator.protocol.requests import follow as profiling
 from orchestrator.protocol.requests.follow import AskProfile, ProfileNews, ProfileState, ProfileWish

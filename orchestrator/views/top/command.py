@@ -25,7 +25,7 @@ from orchestrator.head.screen import output
 from orchestrator.head.screen import tracebacks as crash_dump
 from orchestrator.head.screen.failures import reasons
 from orchestrator.head.screen.log_reader import tail, users_frames
-from orchestrator.head.status.find_job import FoundJob, without_record
+from orchestrator.head.status.status import FoundJob, without_record
 from orchestrator.protocol.requests.follow import AskStuck
 from orchestrator.records import experiments, manifest
 from orchestrator.records.experiment import Experiment

@@ -19,7 +19,7 @@ from orchestrator.common.wings import needed
 from orchestrator.config.launch import Where
 from orchestrator.config.parse import one_of
 from orchestrator.head.screen.output import say
-from orchestrator.head.status.find_job import find_experiment
+from orchestrator.head.status.status import find_experiment
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.goodput import ahead_at

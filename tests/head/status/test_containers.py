@@ -64,7 +64,6 @@ def test_those_of_jobs_that_run_on_nodes_of_the_list(tmp_path: Path) -> None:
         ({"launch": Launch(warm="10m")}, True),
         ({"launch": Launch(warm="10m"), "state": "done", "ended": 500.0}, True),
         ({"launch": Launch(warm="10m"), "state": "done", "ended": 399.0}, False),
-        ({"launch": Launch(warm="soon"), "state": "done", "ended": 999.0}, False),
     ],
 )
 def test_where_something_may_be_warm(

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import Where
-from orchestrator.head.status.find_job import find_job
+from orchestrator.head.status.status import find_job
 from orchestrator.records.experiment import Experiment, Untrusted, this_head
 from tests.records.test_experiment import record
 

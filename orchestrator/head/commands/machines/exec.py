@@ -148,7 +148,7 @@ def exit_code(outcomes: Sequence[Outcome]) -> int:
 
 def summary(outcomes: Sequence[Outcome]) -> str:
     """Draw the table of exit codes, with one row for all nodes that ended alike, the good last."""
-    alike = failures.kinds((each.node, (each.code, described(each)), each.fix) for each in outcomes)
+    alike = failures.kinds((each.node, (each.code, each.problem), each.fix) for each in outcomes)
     rows: list[list[output.Cell]] = [["NODE", "NAME", "EXIT CODE", ""]]
     for (code, about), fix, nodes in sorted(alike, key=lambda kind: kind[0][0] == 0):
         painted = "0" if code == 0 else ("-" if code is None else str(code), styles.FAILED)
@@ -156,20 +156,6 @@ def summary(outcomes: Sequence[Outcome]) -> str:
         rows.append([in_words(numbers), listed(names), painted, about])
         rows += [["", "", "", f"-> {fix}"]] * bool(fix)
     return output.table(rows, output.terminal(sys.stderr), headed=True)
-
-
-def described(outcome: Outcome) -> str:
-    return outcome.problem or meaning(outcome.code)
-
-
-def meaning(code: int | None) -> str:
-    """Say what an exit code means where a shell gives it a meaning."""
-    if code is not None and 128 < code < 128 + signal.NSIG:
-        try:
-            return f"ended by {signal.Signals(code - 128).name}"
-        except ValueError:
-            return ""
-    return {125: "not started", 126: "not a program", 127: "no such program"}.get(code or 0, "")
 
 
 # -- ssh ------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from orchestrator.head.start.nodes import try_all
 from orchestrator.head.start.request import Request, resolve
 from orchestrator.head.start.selection import diagnose
 from orchestrator.head.status import containers
-from orchestrator.head.status.find_job import without_record
+from orchestrator.head.status.status import without_record
 from orchestrator.protocol.facts import Checkup
 from orchestrator.protocol.message import encode
 from orchestrator.protocol.requests.claims import WAITING, Entry, in_words

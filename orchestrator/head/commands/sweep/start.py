@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from orchestrator.common.errors import EXIT_DONE, OrchestratorError, UsageError
@@ -24,8 +23,6 @@ from orchestrator.config.launch import (
     in_one_line,
     words_of,
 )
-from orchestrator.head.background.process import Answers, Background
-from orchestrator.head.commands import follow
 from orchestrator.head.commands.stop import stop as stop_job
 from orchestrator.head.commands.sweep import journal as journals
 from orchestrator.head.commands.sweep import space
@@ -59,6 +56,7 @@ class Terms:
 
 def begin(base: LaunchArguments, terms: Terms, members: Sequence[Member] | None) -> int:
     """Begin a sweep of members with programs of their own, or of one program with values."""
+    base.refuse({"detach": "leaves one launch; tmux or nohup keep a sweep"})
     terms = replace(terms, best=terms.best or better(terms.metric))
     if (terms.best or terms.optuna is not None) and not terms.metric:
         raise UsageError("there is no number to compare members by", "add --metric NAME")
@@ -78,7 +76,7 @@ def begin(base: LaunchArguments, terms: Terms, members: Sequence[Member] | None)
         options["queue"] = False
         if terms.jobs is None:
             raise UsageError("--claim none goes with a number of members at once", "add --jobs N")
-    detach, base = base.detach, replace(base, detach=False, launch=options)
+    base = replace(base, launch=options)
     any_values = {variable.name: "1" for variable in terms.variables}
     check(base, terms, members[0] if members else Member(0, any_values))
     if base.dry_run:
@@ -87,25 +85,8 @@ def begin(base: LaunchArguments, terms: Terms, members: Sequence[Member] | None)
     about = About(terms.metric, terms.best, count)
     journal = journals.create(base.where.experiments, str(options["name"]), about)
     say(f"{journal.name} is in {output.path(journal.path)}")
-    if not detach:
-        Experiment(journal.path).lock()
-        return lead(journal, base, terms, members)
-    head = Background(sweep_leader, path=journal.path, plan=(base, terms, members))
-    answer = head.answer(say)
-    head.hang_up()
-    said = output.path(journal.path / follow.SAID)
-    say(f"background process {answer['pid']} leads it; what it says is in {said}")
-    say(f"stop it: orchestrator stop {journal.name}")
-    return EXIT_DONE
-
-
-def sweep_leader(answers: Answers, path: Path, plan: tuple[Any, Any, Any]) -> None:
-    """Lead a sweep without a terminal."""
-    experiment = Experiment(path)
-    follow.speak_into(experiment, "leads this sweep")
-    experiment.lock()
-    answers.send(pid=os.getpid())
-    lead(Journal(path), *plan)
+    Experiment(journal.path).lock()
+    return lead(journal, base, terms, members)
 
 
 def lead(
