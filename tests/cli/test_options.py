@@ -250,13 +250,25 @@ def test_each_time_of_a_launch_may_have_a_unit() -> None:
 
 
 @pytest.mark.parametrize(("words", "seconds"), [([], None), (["--connect-timeout", "2m"], 120.0)])
-@pytest.mark.parametrize("command", ["status", "stop"])
+@pytest.mark.parametrize(
+    ("command", "place", "name"),
+    [
+        ("status", "orchestrator.head.status.status", "status_command"),
+        ("stop", "orchestrator.head.commands.stop", "stop"),
+    ],
+)
 def test_who_asks_a_job_says_how_long_to_wait(
-    monkeypatch: pytest.MonkeyPatch, command: str, words: list[str], seconds: float | None
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    place: str,
+    name: str,
+    words: list[str],
+    seconds: float | None,
 ) -> None:
     asked: list[Where] = []
-    module = importlib.import_module(f"orchestrator.head.commands.{command}")
-    monkeypatch.setattr(module, command, lambda where, *_, **__: asked.append(where))
+    monkeypatch.setattr(
+        importlib.import_module(place), name, lambda where, *_, **__: asked.append(where)
+    )
     CliRunner().invoke(cli, [command, *words], standalone_mode=False, catch_exceptions=False)
     assert [where.connect_timeout for where in asked] == [seconds]
 

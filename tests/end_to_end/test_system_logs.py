@@ -37,7 +37,7 @@ def test_a_job_keeps_what_its_head_did_and_its_nodes_did(head: Head) -> None:
     words = ["--no-torchrun", "--secret", "API_KEY", name]
     launched = head.launch("-v", *words, API_KEY=SECRET)
     assert launched.finish() == 0, launched.text
-    assert any("INFO    start.launch: checks 2 nodes" in line for line in launched.lines)
+    assert any("INFO    start.selection: checks 2 nodes" in line for line in launched.lines)
     assert not any("DEBUG" in line for line in launched.lines)
     path = head.experiment / "logs" / "head.log"
     text = path.read_text()
