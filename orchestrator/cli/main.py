@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from orchestrator.cli import launchers
+from orchestrator.cli import chores
 from orchestrator.cli.chores import (
     bootstrap_command,
     doctor_command,
@@ -277,5 +277,5 @@ for command in (
     prune,
 ):
     cli.add_command(command)
-for command in (launchers.submit_group(Group), launchers.run_node):
+for command in (chores.submit_group(Group), chores.run_node):
     cli.add_command(command)

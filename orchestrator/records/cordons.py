@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,6 @@ class Cordon:
     machine: str  # host and port, as machine_of() names it
     since: Moment
     reason: str = ""
-    by: str = ""  # the login
 
     @property
     def words(self) -> str:
@@ -52,7 +50,7 @@ def add(machines: Sequence[str], reason: str) -> list[Cordon]:
     with remembered.changing(FILE, Cordons) as known:
         for machine in machines:
             old = known.get(machine) or Cordon(machine, time.time())
-            new = replace(old, reason=reason[:LONGEST_CHARACTERS] or old.reason, by=login())
+            new = replace(old, reason=reason[:LONGEST_CHARACTERS] or old.reason)
             known[machine] = new
             cordons.append(new)
     return cordons
@@ -62,10 +60,3 @@ def remove(machines: Sequence[str]) -> None:
     with remembered.changing(FILE, Cordons) as known:
         for machine in machines:
             known.pop(machine, None)
-
-
-def login() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a user without an entry in passwd
-        return ""

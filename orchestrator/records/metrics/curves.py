@@ -39,19 +39,15 @@ class Curve:
     highs: list[float] = field(default_factory=list)
 
 
+@dataclass
 class Sums:
     """The lowest, highest and total value of one metric in one column of steps."""
 
-    __slots__ = ("count", "high", "low", "step", "total")
-
-    def __init__(self, step: int, low: float, high: float, total: float, count: int = 1) -> None:
-        self.step, self.low, self.high, self.total, self.count = step, low, high, total, count
-
-    def add(self, step: int, low: float, high: float, total: float, count: int = 1) -> None:
-        self.step = max(self.step, step)
-        self.low, self.high = min(self.low, low), max(self.high, high)
-        self.total += total
-        self.count += count
+    step: int
+    low: float
+    high: float
+    total: float
+    count: int = 1
 
 
 Columns = dict[int, Sums]
@@ -87,7 +83,7 @@ class FileSums:
             if number(value) is not None and (
                 short in self.metrics or len(self.metrics) < MOST_NAMES
             ):
-                add(self.metrics.setdefault(short, {}), at, step, value, value, value)
+                add(self.metrics.setdefault(short, {}), at, Sums(step, value, value, value))
 
     def _column_of(self, step: int) -> int:
         """Return the column of a step, which may need more steps in each to have room."""
@@ -109,19 +105,20 @@ class FileSums:
 
 def halved(columns: Columns, times: int = 1) -> Columns:
     """Return the same in columns of 2**times as many steps."""
-    if not times:
-        return columns
     joined: Columns = {}
     for at, sums in columns.items():
-        add(joined, at >> times, sums.step, sums.low, sums.high, sums.total, sums.count)
+        add(joined, at >> times, sums)
     return joined
 
 
-def add(columns: Columns, at: int, *sums: Any) -> None:
-    if at in columns:
-        columns[at].add(*sums)
-    else:
-        columns[at] = Sums(*sums)
+def add(columns: Columns, at: int, new: Sums) -> None:
+    """Add to a column, which may not be there yet."""
+    old = columns.get(at)
+    if old is not None:
+        low, high = min(old.low, new.low), max(old.high, new.high)
+        total, count = old.total + new.total, old.count + new.count
+        new = Sums(max(old.step, new.step), low, high, total, count)
+    columns[at] = new
 
 
 def curve_of(columns: Columns) -> Curve:

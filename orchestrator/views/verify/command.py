@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -21,8 +22,6 @@ from orchestrator.head.screen.output import PLAIN, Cell, Terminal, paint, say, t
 from orchestrator.head.start import launch as starting
 from orchestrator.head.start.request import Request, resolve
 from orchestrator.records.experiment import Experiment
-from orchestrator.views.verify import diagnosis
-from orchestrator.views.verify.diagnosis import Bottleneck, operations, size
 
 PROGRAM = "orchestrator.engine.verify"  # travels with what is shipped to every node
 SMALLEST = 1 << 10
@@ -84,7 +83,7 @@ def read(experiment: Experiment) -> dict[str, Any] | None:
 
 def conclude(experiment: Experiment, measured: dict[str, Any], code: int, *, strict: bool) -> int:
     """Print the findings, keep them with the measurement, and return the exit code."""
-    bottlenecks = diagnosis.all_of(measured)
+    bottlenecks = all_of(measured)
     if any(each.kind == "wrong" for each in bottlenecks) and code != EXIT_STOPPED:
         code = EXIT_FAILED
     elif code == EXIT_DONE and bottlenecks and strict:
@@ -169,3 +168,175 @@ def figures(rows: Sequence[Sequence[Cell]], terminal: Terminal) -> str:
 
 def cell(row: Mapping[str, Any] | None) -> str:
     return "-" if row is None else f"{duration(row['seconds'])} {8e-9 * row['busbw']:8.3f}"
+
+
+# -- the diagnosis ----------------------------------------------------------------------------
+
+
+Rates = Mapping[tuple[int, int], float]  # (from, to) -> bytes per second
+
+# Less than this part of the usual is slow, if the others agree among themselves.
+FAR = 0.6
+# Fewer figures than FEW say little of their spread.
+FEW, FAR_OF_FEW = 6, 0.35
+# Less than this part is slow however much the others differ.
+ALWAYS = 0.1
+DEVIATIONS = 6.0
+# Two GPUs of one kind differ by some percent.
+GPU_FAR = 0.85
+# Expected of what an interface says of itself. Sockets do not fill the fastest ones, so no more
+# than 10 Gb/s is expected of any.
+PROMISED, SOCKETS = 0.1, 1.25e9
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """Something that is wrong or slow; `kind`: wrong, node, link, device."""
+
+    kind: str
+    text: str
+    nodes: tuple[int, ...] = ()
+    rate: float = 0.0
+    usual: float = 0.0
+
+
+def quartile(values: Collection[float]) -> float:
+    """Return the upper quartile: a quarter of the values reach it. Of up to three, the largest."""
+    ordered = sorted(values)
+    return ordered[math.ceil(0.75 * len(ordered)) - 1]
+
+
+def tolerance(values: Collection[float], usual: float, far: float = FAR) -> float:
+    """Return the part of the usual value below which one of these is slow, given their spread."""
+    healthy = [value for value in values if value >= FAR_OF_FEW * usual]
+    middle = statistics.median(healthy)
+    spread = 1.4826 * statistics.median(abs(value - middle) for value in healthy) / middle
+    far = far if len(values) >= FEW else min(far, FAR_OF_FEW)
+    return min(far, max(ALWAYS, 1 - DEVIATIONS * spread))
+
+
+def slow_links(rates: Rates, names: Sequence[str]) -> list[Bottleneck]:
+    """Return slow nodes first, then slow links that no slow node explains."""
+    rates = {pair: rate for pair, rate in rates.items() if pair[::-1] in rates}
+    if not rates:
+        return []
+    nodes = sorted({node for pair in rates for node in pair})
+    out = {n: quartile([r for (a, _), r in rates.items() if a == n]) for n in nodes}
+    into = {n: quartile([r for (_, b), r in rates.items() if b == n]) for n in nodes}
+    usual = quartile([*out.values(), *into.values()])
+    part = tolerance(rates.values(), usual)
+    several = len(nodes) > 2  # of two, whose fault it is cannot be known: it is the link's
+    slow_out = {node for node in nodes if several and out[node] < part * usual}
+    slow_in = {node for node in nodes if several and into[node] < part * usual}
+    found = []
+    for node in sorted(slow_out | slow_in):
+        rate, more = min(out[node], into[node]), ""
+        if node in slow_out & slow_in:
+            rate, what = (
+                statistics.median(r for pair, r in rates.items() if node in pair),
+                "reaches",
+            )
+        elif node in slow_out:
+            what, more = "sends to", f"; it receives at {speed(into[node])}"
+        else:
+            what, more = "receives from", f"; it sends at {speed(out[node])}"
+        words = f"{names[node]} {what} everyone at {speed(rate)}, others {speed(usual)}{more}"
+        found.append(Bottleneck("node", words, (node,), rate, usual))
+    slow = {
+        (a, b)
+        for (a, b), rate in rates.items()
+        if rate < part * (min(out[a], into[b]) if several else usual)
+        and a not in slow_out
+        and b not in slow_in
+    }
+    others = f", others {speed(usual)}" if several else ""
+    for a, b in sorted(slow):
+        there, back = speed(rates[a, b]), speed(rates[b, a])
+        if (b, a) not in slow:
+            words = f"{names[a]} reaches {names[b]} at {there}; back it is {back}{others}"
+        elif a < b:
+            words = f"the link between {names[a]} and {names[b]} has {there} there and {back} back"
+            words += others
+        else:
+            continue
+        found.append(Bottleneck("link", words, (a, b), rates[a, b], usual))
+    return found
+
+
+def below_promise(
+    rates: Rates, promised: Sequence[float | None], names: Sequence[str]
+) -> list[Bottleneck]:
+    """Compare with the speed of the interfaces, for when no other node is faster."""
+    known = [rate for rate in promised if rate]
+    if not rates or len(known) < len(promised):
+        return []
+    usual = quartile(rates.values())
+    if usual >= PROMISED * min(*known, SOCKETS):
+        return []
+    who = "all nodes" if len(names) > 2 else " and ".join(names)
+    words = f"{who} reach each other at {speed(usual)}; their interfaces say {speed(min(known))}"
+    return [Bottleneck("link", words, tuple(range(len(names))), usual, min(known))]
+
+
+def slow_devices(
+    flops: Sequence[float], devices: Sequence[str], node_of: Sequence[int], names: Sequence[str]
+) -> list[Bottleneck]:
+    """Return the ranks that compute slower than others with the same kind of device."""
+    found = []
+    for kind in sorted(set(devices)):
+        rates = {rank: flops[rank] for rank, its in enumerate(devices) if its == kind}
+        usual = quartile(rates.values())
+        least = usual * tolerance(rates.values(), usual, FAR if kind == "CPU" else GPU_FAR)
+        for rank, rate in rates.items():
+            if rate < least:
+                words = f"rank {rank} on {names[node_of[rank]]} multiplies at {operations(rate)}"
+                words += f", others {operations(usual)} ({kind})"
+                found.append(Bottleneck("device", words, (node_of[rank],), rate, usual))
+    return found
+
+
+def wrong_results(
+    wrong: Sequence[Mapping[str, Any]], node_of: Sequence[int], names: Sequence[str]
+) -> list[Bottleneck]:
+    """Return the smallest wrong size of each collective on each rank: larger ones repeat it."""
+    first: dict[tuple[str, int], Mapping[str, Any]] = {}
+    for error in sorted(wrong, key=lambda error: int(error["bytes"])):
+        first.setdefault((error["collective"], error["rank"]), error)
+    return [
+        Bottleneck(
+            "wrong",
+            f"{error['collective']} of {size(error['bytes'])} gave rank {error['rank']} on"
+            f" {names[node_of[error['rank']]]} a wrong result: element {error['element']} is"
+            f" {error['got']:g}, not {error['expected']:g}",
+            (node_of[error["rank"]],),
+        )
+        for error in first.values()
+    ]
+
+
+def all_of(results: Mapping[str, Any]) -> list[Bottleneck]:
+    """Return all bottlenecks in the results that a verify run wrote."""
+    nodes = results["nodes"]
+    places = {rank: index for index, node in enumerate(nodes) for rank in node["ranks"]}
+    node_of = [places[rank] for rank in sorted(places)]
+    names = [f"node {node['index']} ({node['host']})" for node in nodes]
+    rates = {(row["from"], row["to"]): float(row["rate"]) for row in results.get("pairs", [])}
+    found = wrong_results(results.get("wrong", []), node_of, names) + slow_links(rates, names)
+    if results["backend"] == "gloo":
+        found += below_promise(rates, [node["link_speed"] for node in nodes], names)
+    return found + slow_devices(results["flops"], results["devices"], node_of, names)
+
+
+def speed(rate: float) -> str:
+    """Write a rate in bytes per second as bits per second, as networks are sold."""
+    bits = 8 * rate
+    return f"{bits / 1e9:.3g} Gb/s" if bits >= 1e8 else f"{bits / 1e6:.3g} Mb/s"
+
+
+def operations(flops: float) -> str:
+    return f"{flops / 1e12:.3g} TFLOP/s" if flops >= 1e11 else f"{flops / 1e9:.3g} GFLOP/s"
+
+
+def size(count: float) -> str:
+    """Write a number of bytes in powers of two, as the sizes of the measurement are."""
+    return text.size(count, binary=True)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from orchestrator.views.verify import diagnosis
-from orchestrator.views.verify.diagnosis import Rates
+from orchestrator.views.verify import command
+from orchestrator.views.verify.command import Rates
 
 GBIT = 1e9 / 8
 FAST, SLOW = 9.4 * GBIT, 0.9 * GBIT
@@ -37,7 +37,7 @@ def names(count: int) -> list[str]:
 
 def told(made: Rates) -> list[str]:
     count = max(max(pair) for pair in made) + 1
-    return [one.text for one in diagnosis.slow_links(made, names(count))]
+    return [one.text for one in command.slow_links(made, names(count))]
 
 
 @pytest.mark.parametrize("count", [2, *COUNTS])
@@ -103,9 +103,7 @@ def test_a_node_slow_one_way(count: int) -> None:
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("noise", [0.0, 0.1])
 def test_one_slow_pair_is_a_link(count: int, noise: float) -> None:
-    (found,) = diagnosis.slow_links(
-        rates(count, lambda a, b: {a, b} == {0, 2}, noise), names(count)
-    )
+    (found,) = command.slow_links(rates(count, lambda a, b: {a, b} == {0, 2}, noise), names(count))
     assert (found.kind, found.nodes) == ("link", (0, 2))
     if not noise:
         assert found.text == (
@@ -136,7 +134,7 @@ def test_neighbours_on_one_host_make_no_others_slow() -> None:
 
 
 def test_no_pairs_no_words() -> None:
-    assert diagnosis.slow_links({}, []) == []
+    assert command.slow_links({}, []) == []
     assert told({(0, 1): FAST, (1, 0): FAST, (0, 2): SLOW}) == []  # the other way is not known
 
 
@@ -154,7 +152,7 @@ def test_two_slow_nodes_are_held_to_their_word(
     rate: float, promised: list[float | None], expected: list[str]
 ) -> None:
     made = {(0, 1): rate, (1, 0): rate}
-    assert [one.text for one in diagnosis.below_promise(made, promised, names(2))] == expected
+    assert [one.text for one in command.below_promise(made, promised, names(2))] == expected
 
 
 @pytest.mark.parametrize(
@@ -172,20 +170,20 @@ def test_two_slow_nodes_are_held_to_their_word(
 )
 def test_a_slow_device(flops: list[float], kind: str, slow: list[int]) -> None:
     node_of = [rank // 2 for rank in range(len(flops))]
-    found = diagnosis.slow_devices(flops, [kind] * len(flops), node_of, names(4))
+    found = command.slow_devices(flops, [kind] * len(flops), node_of, names(4))
     assert [int(one.text.split()[1]) for one in found] == slow
     assert [one.nodes for one in found] == [(rank // 2,) for rank in slow]
 
 
 def test_devices_of_two_kinds_are_not_compared() -> None:
     kinds = ["H200", "L4"] * 4
-    assert diagnosis.slow_devices([790e12, 100e12] * 4, kinds, [0] * 8, names(1)) == []
+    assert command.slow_devices([790e12, 100e12] * 4, kinds, [0] * 8, names(1)) == []
 
 
 def test_a_wrong_result_is_told_with_all_that_is_known() -> None:
     one = {"collective": "all_reduce", "scope": "all", "bytes": 1024, "rank": 3, "element": 17,
            "got": 5.0, "expected": 6.0}  # fmt: skip
-    (found,) = diagnosis.wrong_results([{**one, "bytes": 4096}, one], [0, 0, 1, 1], names(2))
+    (found,) = command.wrong_results([{**one, "bytes": 4096}, one], [0, 0, 1, 1], names(2))
     assert found.text == (
         "all_reduce of 1 KiB gave rank 3 on node 1 (host1) a wrong result: element 17 is 5, not 6"
     )
