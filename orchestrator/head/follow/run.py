@@ -127,7 +127,8 @@ class Run:
                 self.take(self.inbox.get_nowait())
         pressed = keys.pressed()
         if "d" in pressed:
-            self.leave()
+            log.info("leaves the job running, as the user wants")
+            self.end.left = self.left_on_purpose = True
         elif "h" in pressed or "?" in pressed:
             self.job.say(KEYS)
         self.check_successor()
@@ -243,11 +244,6 @@ class Run:
             if self.successor is not None:
                 log.info("another head wants to follow the job: %s", self.successor)
             self.end.left = self.end.left or self.successor is not None
-
-    def leave(self) -> None:
-        """Leave the job running, as the user wants."""
-        log.info("leaves the job running, as the user wants")
-        self.end.left = self.left_on_purpose = True
 
     def open_channels(self) -> dict[int, NodeChannel]:
         """Take over the channels to the nodes that have ended, if there may be more to ask."""

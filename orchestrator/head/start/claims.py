@@ -87,7 +87,11 @@ def hold(wanted: Sequence[NodeClaim]) -> Hold:
     the other, in an order of machines that is the same for all, so that one gets everything.
     """
     answers = ask(wanted, 0.0)
-    if not all(one.held for one in answers) and all(map(is_passing, answers)):
+    # What is in the way may pass in a moment, where launches meet that are about to start.
+    passing = all(
+        not one.lacking and all(taken.state == STARTING for taken in one.taken) for one in answers
+    )
+    if passing and not all(one.held for one in answers):
         release(wanted)
         order = sorted(range(len(wanted)), key=lambda at: answers[at].machine)
         wanted, answers = [wanted[at] for at in order], []
@@ -123,11 +127,6 @@ def release(wanted: Sequence[NodeClaim]) -> None:
     """Let go of what is held on these nodes; one that does not answer lets go by itself."""
     requests = [Unclaim()] * len(wanted)
     fleet.ask_channels([one.channel for one in wanted], requests, QUICK_ANSWER_SECONDS)
-
-
-def is_passing(answer: Claimed) -> bool:
-    """Return True if all that is in the way may pass in a moment."""
-    return not answer.lacking and all(taken.state == STARTING for taken in answer.taken)
 
 
 def notes(names: Sequence[str], answers: Sequence[Claimed]) -> Iterator[str]:

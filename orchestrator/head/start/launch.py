@@ -256,18 +256,14 @@ def announce(plan: Plan) -> None:
     """Say what is about to start."""
     for note in plan.notes:
         say(note)
-    node, master = plan.nodes[0], f"master {plan.master}"
+    node = plan.nodes[0]
     count = int(node.env["NNODES"])
-    last = f" to {node.last_rank}" if node.nproc > 1 else ""
-    ranks_of_node = f"rank{'s' if last else ''} {node.first_rank}{last}"
-    if len(plan.nodes) == count:
-        ranks = f"{plural(count, 'node')}, {plural(plan.world_size, 'rank')}"
-        say(f"{ranks}, {master}, {plan.start} start")
-    else:
-        say(
-            f"node {node.index} of {count}: {ranks_of_node} of"
-            f" {plan.world_size}, {master}, {plan.start} start"
-        )
+    ranks = f"{plural(count, 'node')}, {plural(plan.world_size, 'rank')}"
+    if len(plan.nodes) < count:  # started by hand: the others are started elsewhere
+        own = f"ranks {node.first_rank} to {node.last_rank}"
+        own = own if node.nproc > 1 else f"rank {node.first_rank}"
+        ranks = f"node {node.index} of {count}: {own} of {plan.world_size}"
+    say(f"{ranks}, master {plan.master}, {plan.start} start")
 
 
 # -- the line with a past -----------------------------------------------------------------------
@@ -421,19 +417,15 @@ def start_all(
         raise_if_stopped(results)
         failed, lost = list[tuple[NodeRecord, OrchestratorError]](), set[str]()
         for node, result, answer in zip(starting.nodes, results, ended, strict=True):
-            if isinstance(answer, OrchestratorError) and may_have_started(result):
+            # What did not say that it had not started may have.
+            begun = isinstance(result, StartedHere | NodeError) and not isinstance(result, Declined)
+            if isinstance(answer, OrchestratorError) and begun:
                 lost.add(node.name)
                 failed.append((node, NodeError(answer.what, IN_DOUBT)))
             elif isinstance(result, OrchestratorError):
                 failed.append((node, result))
         raise NotStarted(starting.nodes, failed, lost)
     say_how_warm(starting.nodes, [r for r in results if isinstance(r, StartedHere)])
-
-
-def may_have_started(result: StartedHere | OrchestratorError) -> bool:
-    """Return True unless a node has said that it did not start its part."""
-    unknown = isinstance(result, NodeError) and not isinstance(result, Declined)
-    return isinstance(result, StartedHere) or unknown
 
 
 def say_how_warm(nodes: Sequence[NodeRecord], started: Sequence[StartedHere]) -> None:

@@ -136,6 +136,13 @@ def patience(launch: Launch) -> float:
 def part(request: Request, plan: Plan, node: NodePlan) -> Spec:
     """Return a node's part of the job; `places` says where it is among the others."""
     launch = request.config.launch
+    first = Attempt(
+        number=1,
+        restarts=launch.max_restarts,
+        first_job=plan.job,
+        first_node=node.index,
+        ranks=plan.world_size,
+    )
     return Spec(
         job=plan.job,
         node=node.index,
@@ -164,17 +171,7 @@ def part(request: Request, plan: Plan, node: NodePlan) -> Spec:
             grace=launch.grace,
         ),
         patience=patience(launch),
-        attempt=first_attempt(plan, node, launch.max_restarts),
-    )
-
-
-def first_attempt(plan: Plan, node: NodePlan, restarts: int) -> Attempt | None:
-    """Describe the attempt that a launch begins with, for one of its nodes."""
-    if not restarts:
-        return None
-    ranks = plan.world_size
-    return Attempt(
-        number=1, restarts=restarts, first_job=plan.job, first_node=node.index, ranks=ranks
+        attempt=first if launch.max_restarts else None,
     )
 
 

@@ -351,8 +351,9 @@ class NodeFollower:
         self.event_rest = lines.pop()
         try:
             for line in lines:
-                known = whole(line)
-                if known is None:
+                try:
+                    known = parse(line)
+                except Nonsense:  # which a crash, or a full disk, left half written
                     continue
                 event = events.from_data(known)
                 self.ended = self.ended or isinstance(event, Ended)
@@ -360,11 +361,3 @@ class NodeFollower:
                 self.post(Happened(self.node.index, event))
         except Nonsense as error:
             raise nonsense(error) from error
-
-
-def whole(line: bytes) -> dict[str, Any] | None:
-    """Return the data of a line, or None for what a crash, or a full disk, left half written."""
-    try:
-        return parse(line)
-    except Nonsense:
-        return None
