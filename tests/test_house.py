@@ -517,7 +517,7 @@ BUDGETS = {
     "head/status": 544,
     "head/plan": 1040,
     "head/start": 1855,
-    "head/transfer": 1344,
+    "head/transfer": 1340,
     "node/job": 2447,
     "node/peers": 416,
     "node/start": 616,

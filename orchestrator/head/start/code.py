@@ -12,7 +12,6 @@ from typing import TypeVar
 
 from orchestrator.common.errors import (
     CheckFailed,
-    NodeError,
     OrchestratorError,
     UsageError,
 )
@@ -293,18 +292,10 @@ def report(
 
 def with_snapshots(nodes: Nodes, wanted: Sequence[Reached], checked: Sequence[CheckedOut]) -> Nodes:
     """Let the nodes run in their snapshots."""
-    new = {
-        id(node): at_snapshot(node, answer) for node, answer in zip(wanted, checked, strict=True)
-    }
-    reached = tuple(new.get(id(node), node) for node in nodes.reached)
-    return replace(nodes, reached=reached)
-
-
-def at_snapshot(node: Reached, answer: CheckedOut) -> Reached:
-    """Let a node run in its snapshot."""
-    if not answer.workdir:
-        raise NodeError("a node does not say where its snapshot is")
-    facts = node.facts.replace(
-        workdir=answer.workdir, workdir_exists=True, target=answer.target, disk=answer.disk
-    )
-    return replace(node, facts=facts)
+    new = {}
+    for node, answer in zip(wanted, checked, strict=True):
+        facts = node.facts.replace(
+            workdir=answer.workdir, workdir_exists=True, target=answer.target, disk=answer.disk
+        )
+        new[id(node)] = replace(node, facts=facts)
+    return replace(nodes, reached=tuple(new.get(id(node), node) for node in nodes.reached))

@@ -17,11 +17,18 @@ from orchestrator.head.connect.reach import attending, kept_if_well
 from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.screen.progress import Progress
-from orchestrator.head.transfer.fetch import Fetch, plain
+from orchestrator.head.transfer.fetch import Fetch, answers, plain
 from orchestrator.head.transfer.tree import Moved
 from orchestrator.protocol.requests.request import Request
-from orchestrator.protocol.requests.transfer import OutputFile, OutputFiles, Outputs, ReadFile
-from orchestrator.protocol.timing import FILE_ANSWER_SECONDS, FILES_ANSWER_SECONDS
+from orchestrator.protocol.requests.transfer import (
+    PIECE_BYTES,
+    FilePiece,
+    OutputFile,
+    OutputFiles,
+    Outputs,
+    ReadFile,
+)
+from orchestrator.protocol.timing import FILES_ANSWER_SECONDS
 from orchestrator.records import checkpoint_manifest, checkpoint_parts
 from orchestrator.records.checkpoint_parts import Holding
 
@@ -65,8 +72,8 @@ def pull(
     transport: Transport, sources: Sequence[PullSource], progress: Progress, *, dry_run: bool
 ) -> list[Moved]:
     """Fetch from all nodes at once, and return in their order what came."""
-    answers = fleet.everywhere(sources, lambda source: ask(transport, source))
-    nodes = [answer for answer in answers if isinstance(answer, PulledNode)]
+    asked = fleet.everywhere(sources, lambda source: ask(transport, source))
+    nodes = [answer for answer in asked if isinstance(answer, PulledNode)]
     with contextlib.ExitStack() as opened:
         for node in nodes:
             opened.callback(node.channel.connection.close)
@@ -80,7 +87,7 @@ def pull(
         else:
             fetched = iter(fetch(nodes, progress))
     moved = []
-    for source, answer in zip(sources, answers, strict=True):
+    for source, answer in zip(sources, asked, strict=True):
         result = next(fetched) if isinstance(answer, PulledNode) else answer
         if isinstance(result, OrchestratorError):
             result = Moved(error=result)
@@ -108,14 +115,10 @@ def ask(transport: Transport, source: PullSource) -> PulledNode:
 
 
 def read_manifest(channel: NodeChannel, place: str, file: OutputFile) -> bytes:
-    data = bytearray()
-    while len(data) < min(file.size, MOST_MANIFEST_BYTES):
-        request = ReadFile(place=place, path=file.path, offset=len(data))
-        piece = channel.ask(request, FILE_ANSWER_SECONDS).data
-        if not piece:
-            break
-        data += piece
-    return bytes(data)
+    pieces = range(0, min(file.size, MOST_MANIFEST_BYTES), PIECE_BYTES)
+    requests = (ReadFile(place=place, path=file.path, offset=at) for at in pieces)
+    found = (answer for _, answer in answers(channel, requests))
+    return b"".join(answer.data for answer in found if isinstance(answer, FilePiece))
 
 
 def fetch(nodes: Sequence[PulledNode], progress: Progress) -> list[Moved | OrchestratorError]:
