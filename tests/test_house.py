@@ -495,7 +495,7 @@ BUDGETS = {
     "protocol": 1498,
     "records": 1950,
     "engine": 303,
-    "engine/core": 2038,
+    "engine/core": 1941,
     "engine/data": 679,
     "engine/models": 583,
     "engine/observe": 769,

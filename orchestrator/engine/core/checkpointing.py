@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
 
-from orchestrator.common.errors import CheckFailed, OrchestratorError, UsageError
+from orchestrator.common.errors import CheckFailed, OrchestratorError
 from orchestrator.common.text import Say
 from orchestrator.engine.core import average
 from orchestrator.engine.core.kept import WHAT_IS_DRAWN, Snapshot
-from orchestrator.engine.core.optimizer_state import by_name, of_name
 from orchestrator.engine.core.parts import Parts, as_path
 from orchestrator.engine.core.stopping import Request, TrainState
 from orchestrator.engine.data.batch import Batches, DataPlace
@@ -117,15 +115,11 @@ class Checkpointing:
         self, loaded: checkpoint_store.Checkpoint | None
     ) -> checkpoint_store.Checkpoint | None:
         if loaded is not None:
-            for name in self.parts.auxiliary.lacking(loaded.progress):
-                self.say(f"WARNING: nothing of {name!r} was saved there: it stays as it is")
-            for name in self.parts.auxiliary.unread(loaded.progress):
-                self.say(f"WARNING: {name!r} was kept there, and this program keeps none: it is"
-                          " not read")  # fmt: skip
-            self.state = state_of(loaded.progress)
+            for words in self.parts.auxiliary.differences(loaded.progress):
+                self.say(f"WARNING: {words}")
+            self.state = TrainState(**loaded.progress["state"])
             for stepper in self.parts.steppers:
-                saved = loaded.progress.get("scheduler")
-                stepper.scheduler.restore(of_name(saved, stepper.name))
+                stepper.scheduler.restore(loaded.progress["scheduler"][stepper.name])
             if before := ownership.run_of(loaded.progress):
                 self.run = dataclasses.replace(self.run, id=before.id)
             self.latest = loaded.created
@@ -137,8 +131,6 @@ class Checkpointing:
         """Resume, if asked or restarted; open the stores that the training saves into."""
         self.at_end, self.savable = asked.at_end, False
         self.checkpoints = self._resumed(asked)
-        if self.state.position < 0:  # an earlier version counted batches
-            self.state.position = self.state.batch * training.round_size
         self.drawn.begin(training, self.state, self.say)
 
     def say_where(self) -> None:
@@ -313,8 +305,7 @@ class Checkpointing:
         if self.savable or not (self.checkpoints or self.memory):
             return
         self.savable = True
-        for stepper in self.parts.steppers:
-            refuse_unsaved(stepper.optimizer, stepper.state.content().unsaved)
+        self.parts.auxiliary.refuse_unsavable()
 
     def save(self) -> None:
         """Save into the store of this training."""
@@ -372,7 +363,7 @@ class Checkpointing:
             "tokens": state.tokens,
             "stepper": snapshot.progress,
             "state": dataclasses.asdict(state),
-            "scheduler": by_name({each.name: each.scheduler.state() for each in steppers}),
+            "scheduler": {each.name: each.scheduler.state() for each in steppers},
             "endless": self.built_in,
             "run": dataclasses.asdict(run),
         }
@@ -382,29 +373,6 @@ def outputs_directory() -> Path | None:
     """Return the directory for the experiment's results; torchrun by hand has none."""
     experiment = os.environ.get("ORCHESTRATOR_EXPERIMENT")
     return Path(experiment, "outputs") if experiment else None
-
-
-def refuse_unsaved(optimizer: Optimizer, names: list[str]) -> None:
-    if names:
-        raise UsageError(
-            f"no checkpoint can hold {', '.join(sorted(set(names)))} of the optimizer"
-            f" ({type(optimizer).__name__}), and a resume would begin without",
-            "have its state_dict() hold tensors, numbers, texts, and lists and dicts of them; or"
-            " train without save_to=, save_every= and --max-restarts",
-        )
-
-
-# -- the state that is no tensor -------------------------------------------------------------------
-
-
-def state_of(progress: Mapping[str, Any]) -> TrainState:
-    """Read where a checkpoint was saved, also by earlier versions."""
-    if "state" not in progress:  # the engine's, which had no epochs
-        return TrainState(
-            step=progress["step"], position=progress["position"], tokens=progress["tokens"]
-        )
-    saved = {"position": -1, **progress["state"]}  # the Trainer's once counted batches alone
-    return TrainState(**{"epoch_sums": progress.get("epoch_sums", {}), **saved})
 
 
 def aliases_of(model: nn.Module) -> dict[str, str]:
@@ -429,4 +397,4 @@ def configs_of(model: nn.Module) -> dict[str, str]:
 
 
 def is_endless(progress: Mapping[str, Any]) -> bool:
-    return bool(progress.get("endless", "state" not in progress))
+    return bool(progress.get("endless"))

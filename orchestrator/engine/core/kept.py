@@ -1,44 +1,101 @@
-"""Keeps what a training has beside its model: the state of its optimizer, modules, programs."""
+"""What a checkpoint holds beside the model: the state of optimizers, and what a program keeps.
+
+Each is asked by state_dict() and told by load_state_dict(). A value is JSON that names its tensors,
+and a load reads those in place. torch's get_optimizer_state_dict() is not used: it takes a step to
+make state that is not there, which an optimizer of a program's own would count.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from orchestrator.common.errors import CheckFailed, UsageError
-from orchestrator.engine.core.optimizer_state import (
-    BY_NAME,
-    Content,
-    by_name,
-    of_name,
-    target,
-    tensors_of,
-)
+from orchestrator.engine.core.optimizer import HOW, parameters_of
 from orchestrator.engine.core.step import Stepper, Steppers
-from orchestrator.engine.saving.state import decoded
+from orchestrator.engine.saving.state import decoded, encoded
 
 # By this name the place in the data is kept.
 WHAT_IS_DRAWN = "what is drawn"
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """Holds what is beside the model at one moment: the very tensors, and JSON that names them."""
+class Snapshot(NamedTuple):
+    """What is beside the model at one moment: the very tensors, and JSON that names them."""
 
-    tensors: Mapping[str, Tensor]
-    progress: Mapping[str, Any]
+    tensors: dict[str, Tensor]
+    progress: dict[str, Any]
+
+
+class OptimizerState:
+    """The state of an optimizer by the names of its parameters, in place of numbers."""
+
+    def __init__(self, stepper: Stepper) -> None:
+        self.stepper, self.optimizer = stepper, stepper.optimizer
+        self.place = f"optim {stepper.name}".rstrip()  # what its tensors are kept under
+        known = {id(parameter): name for name, parameter in stepper.named}
+        self.names = [known[id(parameter)] for parameter in parameters_of(self.optimizer)]
+        self.likes = {repr(name): parameter for name, parameter in stepper.named}
+        # What a program gives an optimizer may be code; steps add only state.
+        self.settings = frozenset(key for group in self.optimizer.param_groups for key in group)
+
+    def state_dict(self) -> dict[str, Any]:
+        more = dict(self.optimizer.state_dict())
+        state, groups = more.pop("state", {}), more.pop("param_groups", [])
+        numbered = dict(enumerate(self.names))
+        return {
+            "state": {name: state[n] for n, name in numbered.items() if state.get(n)},
+            "shared": {key: value for key, value in state.items() if key not in numbered},
+            "groups": [{k: v for k, v in g.items() if self._is_saved(k, v)} for g in groups],
+            "more": more,
+        }
+
+    def _is_saved(self, key: str, value: Any) -> bool:
+        if key == "params":
+            return False
+        try:
+            encoded(value, {}, key)
+        except UsageError:
+            return key not in self.settings
+        return True
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        now = {**self.optimizer.state_dict(), **saved["more"]}
+        groups = now.get("param_groups", [])
+        if len(groups) != len(saved["groups"]):
+            raise CheckFailed(
+                f"the checkpoint's optimizer has {len(saved['groups'])} groups of parameters,"
+                f" this one {len(groups)}"
+            )
+        if groups:
+            pairs = zip(groups, saved["groups"], strict=True)
+            now["param_groups"] = [self._settings(*pair) for pair in pairs]
+            states = saved["state"]
+            own = {n: states[name] for n, name in enumerate(self.names) if name in states}
+            now["state"] = saved["shared"] | own
+        self.optimizer.load_state_dict(now)
+
+    def _settings(self, now: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
+        """Choose the settings of a group: those that were saved, but for how it is computed."""
+        fixed = {key: now[key] for key in ("params", *HOW) if key in now}
+        return {**now, **({} if self.stepper.keeps_settings else saved), **fixed}
+
+    def like(self, path: str) -> Tensor | None:
+        """Return the parameter whose state a tensor is."""
+        return self.likes.get(path.removeprefix(f"{self.place}['state'][").partition("][")[0])
 
 
 class AuxiliaryState:
-    """Hold the optimizer's state, and what a program keeps: dicts, or objects with state_dict()."""
+    """Hold the optimizers' state, and what a program keeps: dicts, or objects with state_dict()."""
 
     def __init__(self, steppers: Steppers) -> None:
         self.steppers = steppers
+        self.optimizers = {stepper.name: OptimizerState(stepper) for stepper in steppers}
         self.holders: dict[str, Any] = {}
-        self.primed: dict[str, Tensor] | None = None  # what a resume is to fill
+        self.primed: dict[str, Tensor] = {}  # what a resume fills
 
     def add(self, name: str, holder: Any) -> None:
         loads = hasattr(holder, "state_dict") and hasattr(holder, "load_state_dict")
@@ -55,127 +112,115 @@ class AuxiliaryState:
                 "make all of it first, with the weights as the Trainer has spread them:"
                 " {n: w.detach().clone() for n, w in trainer.bare.named_parameters()}",
             )
-        content_of(name, holder)  # it raises for what no checkpoint can hold
+        encoded(content_of(holder), {}, name)  # it raises for what no checkpoint can hold
         self.holders[name] = holder
 
-    def _kept(self) -> dict[str, Content]:
-        return {name: content_of(name, holder) for name, holder in self.holders.items()}
+    # -- as a checkpoint asks for it ---------------------------------------------------------------
 
-    # -- as a checkpoint asks for it, together with the optimizer -------------------------------
+    def refuse_unsavable(self) -> None:
+        """Refuse an optimizer whose state no checkpoint can hold."""
+        for state in self.optimizers.values():
+            encoded(state.state_dict(), {}, f"the optimizer ({type(state.optimizer).__name__})")
 
     def snapshot(self) -> Snapshot:
         """Ask each holder once: an optimizer may gather its state for that."""
-        kept, tensors, optimizers = self._kept(), dict[str, Tensor](), {}
-        for stepper in self.steppers:
-            own = stepper.state.content()
-            tensors |= prefixed(place_of(stepper), own.tensors)
-            optimizer = {"text": own.text, "forms": own.forms, "unsaved": own.unsaved}
-            optimizers[stepper.name] = {**stepper.progress(), "optimizer": optimizer}
-        for content in kept.values():
-            tensors |= prefixed("kept", content.tensors)
-        forms = {path: form for content in kept.values() for path, form in content.forms.items()}
-        texts = {"kept": {name: content.text for name, content in kept.items()}, "forms": forms}
-        progress = {**by_name(optimizers), **(texts if kept else {})}
-        return Snapshot(tensors, progress)
+        tensors: dict[str, Tensor] = {}
+        optimizers = {
+            name: {
+                **state.stepper.progress(),
+                "state": encoded(state.state_dict(), tensors, state.place),
+            }
+            for name, state in self.optimizers.items()
+        }
+        kept = {
+            name: encoded(content_of(holder), tensors, f"kept.{name}")
+            for name, holder in self.holders.items()
+        }
+        return Snapshot(tensors, {"optimizers": optimizers, "kept": kept})
 
-    def prime(self, progress: Mapping[str, Any]) -> Mapping[str, Tensor]:
-        """Give the tensors that a checkpoint is to be read into."""
-        refuse_other_names(self.steppers, progress)
-        self.primed = {}
-        for stepper in self.steppers:
-            own = of_name(progress, stepper.name)
-            stepper.refuse_other_class(own)
-            self.primed |= prefixed(place_of(stepper), stepper.state.targets(own))
-        for name, content in self._kept().items():
-            if name in progress.get("kept", {}):
-                wanted = tensors_of(progress["kept"][name])
-                tensors = self._targets(name, set(wanted), content, progress["forms"])
-                self.primed |= prefixed("kept", tensors)
+    def prime(self, progress: Mapping[str, Any], saved: Mapping[str, Any]) -> Mapping[str, Tensor]:
+        """Return the tensors that a checkpoint is read into; `saved` is what DCP says of each."""
+        if "optimizers" not in progress:
+            raise CheckFailed(
+                "the checkpoint is one of an earlier version",
+                "its weights alone: orchestrator checkpoint export",
+            )
+        refuse_other_optimizers(self.steppers, progress["optimizers"])
+        now, self.primed = self.snapshot().tensors, {}
+        for name, own in progress["optimizers"].items():
+            state = self.optimizers[name]
+            state.stepper.refuse_other_class(own)
+            for path in tensors_of(own["state"]):
+                self._prime(path, now.get(path), saved.get(path), state.like(path))
+        for name, text in progress["kept"].items():
+            wanted = set(tensors_of(text)) if name in self.holders else set()
+            here = {path for path in now if path.startswith(f"kept.{name}[")}
+            if isinstance(self.holders.get(name), dict) and wanted != here:
+                raise CheckFailed(
+                    f"what is kept as {name!r} has other tensors than in the checkpoint:"
+                    f" {min(wanted ^ here)}",
+                    "make all of it before train(), as it was when it was saved",
+                )
+            for path in wanted:
+                self._prime(path, now.get(path), saved.get(path), None)
         return self.primed
 
-    def _targets(
-        self, name: str, wanted: set[str], content: Content, forms: Mapping[str, Any]
-    ) -> dict[str, Tensor]:
-        """Make for an object what it lacks: its load_state_dict() knows what to do with it."""
-        now, device = content.tensors, self.steppers.device
-        if wanted <= forms.keys() and not isinstance(self.holders[name], dict):
-            return {path: target(forms[path], now.get(path), None, device) for path in wanted}
-        if other := sorted(wanted ^ now.keys()):
-            raise CheckFailed(
-                f"what is kept as {name!r} has other tensors than in the checkpoint: {other[0]}"
-                + (f" and {len(other) - 1} more" if other[1:] else ""),
-                "make all of it before train(), as it was when it was saved",
-            )
-        return dict(now)
+    def _prime(self, path: str, now: Tensor | None, saved: Any, like: Tensor | None) -> None:
+        """Take the present tensor if it fits, or make one, spread as its parameter is."""
+        if not isinstance(saved, TensorStorageMetadata):
+            raise CheckFailed(f"the checkpoint has no tensor {path}, which its progress names")
+        dtype, shape = saved.properties.dtype, saved.size
+        if now is not None and (now.dtype, now.shape) == (dtype, shape):
+            self.primed[path] = now
+        elif like is not None and shape and shape == like.shape:
+            self.primed[path] = torch.empty_like(like.detach(), dtype=dtype)
+        else:  # torch counts steps on the CPU, and moves what it does not leave there
+            device = self.steppers.device if shape else torch.device("cpu")
+            self.primed[path] = torch.empty(shape, dtype=dtype, device=device)
 
     def restore(self, progress: Mapping[str, Any]) -> None:
-        primed, self.primed = self.primed or {}, None
-        for stepper in self.steppers:
-            own = of_name(progress, stepper.name)
-            stepper.restore(own)
-            stepper.state.load(own, unprefixed(place_of(stepper), primed))
-        tensors = unprefixed("kept", primed)
-        for name, text in progress.get("kept", {}).items():
+        primed, self.primed = self.primed, {}
+        for name, own in progress["optimizers"].items():
+            state = self.optimizers[name]
+            state.stepper.restore(own)
+            state.load_state_dict(decoded(own["state"], primed))
+        for name, text in progress["kept"].items():
             holder = self.holders.get(name)
-            if holder is None:
-                continue
-            try:
-                values = decoded(text, tensors)
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
-                raise CheckFailed(f"what was kept as {name!r} makes no sense ({error})") from None
             if isinstance(holder, dict):
+                values = decoded(text, primed)
                 holder.clear()
                 holder.update(values)
-            else:
-                holder.load_state_dict(values)
+            elif holder is not None:
+                holder.load_state_dict(decoded(text, primed))
 
-    def lacking(self, progress: Mapping[str, Any]) -> list[str]:
-        """Name what a checkpoint has nothing of."""
-        saved = progress["stepper"]
-        unsaved = {
-            name
-            for stepper in self.steppers
-            for name in of_name(saved, stepper.name).get("optimizer", {}).get("unsaved", [])
-        }
-        return [
-            *(f"{name} of the optimizer" for name in sorted(unsaved)),
-            *(
-                name
-                for name in self.holders
-                if name not in saved.get("kept", {}) and name != WHAT_IS_DRAWN
-            ),
-        ]
-
-    def unread(self, progress: Mapping[str, Any]) -> list[str]:
-        """Name what a checkpoint has, and this program does not keep."""
-        return [name for name in progress["stepper"].get("kept", {}) if name not in self.holders]
+    def differences(self, progress: Mapping[str, Any]) -> Iterator[str]:
+        """Yield what a checkpoint or this program keeps alone, in words."""
+        saved = progress["stepper"]["kept"].keys()
+        for name in sorted(self.holders.keys() - saved - {WHAT_IS_DRAWN}):
+            yield f"nothing of {name!r} was saved there: it stays as it is"
+        for name in sorted(saved - self.holders.keys()):
+            yield f"{name!r} was kept there, and this program keeps none: it is not read"
 
 
-def place_of(stepper: Stepper) -> str:
-    """Name what the tensors of an optimizer are kept under."""
-    return f"optim {stepper.name}".rstrip()
-
-
-def refuse_other_names(steppers: Steppers, progress: Mapping[str, Any]) -> None:
-    saved = list(progress[BY_NAME]) if BY_NAME in progress else [""]
-    if sorted(saved) != sorted(steppers.by_name):
-        was, now = (", ".join(filter(None, names)) or "one" for names in (saved, steppers.by_name))
+def refuse_other_optimizers(steppers: Steppers, saved: Mapping[str, Any]) -> None:
+    if saved.keys() != steppers.by_name.keys():
+        was, now = (
+            ", ".join(filter(None, sorted(names))) or "one" for names in (saved, steppers.by_name)
+        )
         raise CheckFailed(
             f"the checkpoint has other optimizers than this program: {was} there, {now} here",
             "resume with the optimizers that it was saved with, by the same names",
         )
 
 
-def content_of(name: str, holder: Any) -> Content:
-    content = Content()
-    content.text = content.write(holder if isinstance(holder, dict) else holder.state_dict(), name)
-    return content
+def content_of(holder: Any) -> Any:
+    return holder if isinstance(holder, dict) else holder.state_dict()
 
 
-def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{prefix}.{path}": tensor for path, tensor in tensors.items()}
-
-
-def unprefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    start = f"{prefix}."
-    return {n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)}
+def tensors_of(value: Any) -> Iterator[str]:
+    """Yield the names of the tensors in such JSON."""
+    if isinstance(value, dict) and isinstance(value.get("tensor"), str):
+        yield value["tensor"]
+    elif isinstance(value, (dict, list)):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from tensors_of(inner)

@@ -30,7 +30,6 @@ from torch.optim import (
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.parse import one_of
 from orchestrator.config.schema import Config, Scheduler
-from orchestrator.engine.core.optimizer_state import HOW
 from orchestrator.engine.models.import_by_name import kind
 from orchestrator.engine.models.nested import mapped
 from orchestrator.engine.ranks import plain_names
@@ -133,6 +132,7 @@ def redistributed(tensor: Any, like: Any = None) -> Any:
 
 Factory = Callable[[list[nn.Parameter]], Optimizer]
 
+HOW = ("fused", "foreach", "capturable", "differentiable")  # it is computed, not what
 FUSED = (AdamW, Adam)  # with kernels that may do nothing
 # These update each element by itself, by operations that torch has for tensors in shards.
 ELEMENTWISE = (*FUSED, SGD, RAdam, NAdam, Adamax, Adagrad, Adadelta, RMSprop, ASGD)

@@ -33,7 +33,6 @@ from orchestrator.engine.core.optimizer import (
     step_optimizer,
     step_unless,
 )
-from orchestrator.engine.core.optimizer_state import OptimizerState
 from orchestrator.engine.models.losses import Totals, loss_of
 from orchestrator.engine.observe.reporter import BAD, StepReport
 from orchestrator.engine.ranks import plain_names
@@ -100,9 +99,7 @@ class Stepper:
         for part in parts_of(self.optimizer) if mesh.mesh is not None and not elementwise else ():
             refuse_not_elementwise(part)
         self.device = local_tensor(next(iter(self.parameters.values()))).device
-        self.state = OptimizerState(
-            self.optimizer, self.named, self.device, keeps_settings=keeps_settings
-        )
+        self.keeps_settings = keeps_settings
         self.average: Average | None = None
         if training.ema is not None:
             self.average = Average(training.ema, self.named)

@@ -40,7 +40,9 @@ THREADS = 4  # that verify beside the reading
 class Auxiliary(Protocol):
     """Describes what is beside the model: the optimizer's state, and what a program keeps."""
 
-    def prime(self, progress: Mapping[str, Any]) -> Mapping[str, Tensor]: ...
+    def prime(
+        self, progress: Mapping[str, Any], saved: Mapping[str, Any]
+    ) -> Mapping[str, Tensor]: ...
 
     def restore(self, progress: Mapping[str, Any]) -> None: ...
 
@@ -59,8 +61,8 @@ class Target:
     def state(self, progress: Any, metadata: Metadata, shown: str) -> dict[str, Tensor]:
         """Accept a state by its progress, and return the tensors that it is read into."""
         self.accept(progress)
-        primed = self.auxiliary.prime(progress["stepper"])
         saved = metadata.state_dict_metadata
+        primed = self.auxiliary.prime(progress["stepper"], saved)
         state = state_of(self.model, primed)
         problem = reader.misfit(state, metadata)
         if problem := next(filter(None, gather(problem)), ""):

@@ -80,7 +80,7 @@ def test_what_cannot_be_kept_is_said(tmp_path: Path) -> None:
         "the dict is empty, and a resume fills what is there",
         "a int cannot be saved",
         "plain['x'] is a frozenset, which cannot be kept",
-        "other tensors than in the checkpoint: counts['more']",
+        "other tensors than in the checkpoint: kept.counts['more']",
         "nothing was refused",
     ]
     for one, expected in zip(said, words, strict=True):

@@ -214,7 +214,7 @@ def test_what_cannot_be_right_is_refused_on_all_ranks(tmp_path: Path) -> None:
             "dp": "strategy='dp' is for one process",
             "other": "the model is not the same on all ranks",
             "sampler": "it is made for rank 0 of 3",
-            "streams": "the ranks read different streams",
+            "streams": "the ranks draw different samples",
             "short": "fewer batches than there are ranks",
             "absent": "there is no checkpoint in",
             "nan": "10 steps in a row had NaN or inf",
