@@ -48,7 +48,11 @@ def end(run: RunDir, order: EndOrder) -> None:
 def stop(run: RunDir, request: Stop | StopAll) -> StopReceipt:
     """Ask the supervisor and wait, or kill what is left where there is none; prove the end."""
     began = time.monotonic()
-    problem = forbid_start(run)
+    problem: OSError | None = None
+    try:
+        run.forbid_start()
+    except OSError as error:  # of a full disk
+        problem = error
     first = resume_dir.first_of(run) if isinstance(request, StopAll) or request.for_good else None
     if first is not None:
         with contextlib.suppress(OSError):  # a full disk: its head hears of the end of this one
@@ -77,15 +81,6 @@ def stop(run: RunDir, request: Stop | StopAll) -> StopReceipt:
         shared_memory=tuple(sorted(filter(os.path.lexists, set(memory)))),
         took=time.monotonic() - began,
     )
-
-
-def forbid_start(run: RunDir) -> OSError | None:
-    """Leave the mark; return why that cannot be, on a full disk."""
-    try:
-        run.forbid_start()
-    except OSError as error:
-        return error
-    return None
 
 
 def last_event(run: RunDir, reason: str, killed: dict[int, str]) -> Ended:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import stat
-from collections.abc import Iterator
 
 from orchestrator.node.job import job_processes
 from orchestrator.node.job.run_directory import JOB_NAME, RunDir, all_runs
@@ -59,22 +59,19 @@ def is_ours(path: str) -> bool:
 
 
 def remove(run: RunDir) -> bool:
-    """Remove what the attempts of this run's job share here; say whether nothing is left."""
+    """Remove what the attempts of this run's job share here; return whether nothing is left."""
     first = first_of(run) or run
-    gone = [_gone(path) for path in (first.parcel, os.path.join(first.path, "resume"))]
-    return _remove(f"{first.job}.{first.node}") and all(gone)
-
-
-def _remove(name: str) -> bool:
-    try:
-        if not is_ours(root()):
-            return True
-    except OSError:
-        return True
-    gone = _gone(os.path.join(root(), name))
+    places = [first.parcel, os.path.join(first.path, "resume")]
+    ours = False
     with contextlib.suppress(OSError):
-        os.rmdir(root())  # the last one
-    return gone
+        ours = is_ours(root())
+    if ours:
+        places.append(os.path.join(root(), f"{first.job}.{first.node}"))
+    gone = [_gone(path) for path in places]
+    if ours:
+        with contextlib.suppress(OSError):
+            os.rmdir(root())  # the last one
+    return all(gone)
 
 
 def _gone(path: str) -> bool:
@@ -85,13 +82,18 @@ def _gone(path: str) -> bool:
 
 def remove_forgotten(now: float) -> None:
     """Remove what belongs to jobs that ended some time ago, and that nobody took up again."""
-    for name in _names():
+    names: list[str] = []
+    with contextlib.suppress(OSError):
+        names = os.listdir(root()) if is_ours(root()) else []
+    for name in names:
         job, _, node = name.rpartition(".")
         path = os.path.join(root(), name)
         with contextlib.suppress(OSError):
             if not (JOB_NAME.fullmatch(job) and node.isdigit()):
                 continue
-            ends = [end_of(run) for run in attempts_of(job)]
+            # The names of later attempts are longer by a number.
+            named = re.compile(rf"{re.escape(job)}(\.[0-9]+)?").fullmatch
+            ends = [end_of(run) for run in all_runs() if named(run.job)]
             unknown = os.stat(path).st_mtime + UNKNOWN_SECONDS
             if now > max((end + FORGOTTEN_SECONDS for end in ends), default=unknown):
                 remove(RunDir(job, int(node)))
@@ -105,17 +107,3 @@ def end_of(run: RunDir) -> float:
     if not job_processes.here([run]) or job_processes.living([(run.job, run.node)]):
         return float("inf")
     return os.stat(run.path).st_mtime
-
-
-def attempts_of(job: str) -> Iterator[RunDir]:
-    """Yield the runs of a job and of its later attempts, whose names are longer by a number."""
-    for run in all_runs():
-        if run.job == job or (run.job.startswith(f"{job}.") and run.job[len(job) + 1 :].isdigit()):
-            yield run
-
-
-def _names() -> list[str]:
-    try:
-        return os.listdir(root()) if is_ours(root()) else []
-    except OSError:
-        return []

@@ -141,8 +141,6 @@ def shown(entry: Entry) -> Entry:
 
 
 def printable(text: str) -> str:
-    if text.isprintable():
-        return text
     return "".join(each if each.isprintable() else "?" for each in text)
 
 

@@ -38,10 +38,16 @@ def start(visit: Visit, spec: Spec) -> StartedHere:
     receive.hand_over(run, first)
     shared = is_experiment(spec.env["ORCHESTRATOR_EXPERIMENT"], spec.job)
     there = spec if shared else with_local_experiment(spec, run, first)
+    attempt: dict[str, str] = {}
     if spec.attempt is not None:
-        there = with_resume_directory(there, first)
+        attempt = {
+            "ORCHESTRATOR_ATTEMPT": str(spec.attempt.number),
+            "ORCHESTRATOR_RESUME_DIR": resume_dir.make(first),
+            "ORCHESTRATOR_FIRST_WORLD_SIZE": str(spec.attempt.ranks),
+        }
     claims = visit.of(Claims)
-    there = there.replace(env={**there.env, **claims.environment(spec)}, claim=claims.place)
+    env = {**there.env, **attempt, **claims.environment(spec)}
+    there = there.replace(env=env, claim=claims.place)
     ports = visit.of(Ports)
     if ports.peers and there.lease:
         there = there.replace(lease=there.lease.replace(fd=ports.peers.fileno()))
@@ -76,17 +82,6 @@ def with_local_experiment(spec: Spec, run: RunDir, first: RunDir) -> Spec:
     if first.path != run.path:
         os.symlink(directory, os.path.join(run.path, "experiment"))
     return spec.replace(env={**spec.env, "ORCHESTRATOR_EXPERIMENT": directory})
-
-
-def with_resume_directory(spec: Spec, first: RunDir) -> Spec:
-    """Name the attempt to the ranks, and the directory that all attempts share."""
-    assert spec.attempt is not None
-    names = {
-        "ORCHESTRATOR_ATTEMPT": str(spec.attempt.number),
-        "ORCHESTRATOR_RESUME_DIR": resume_dir.make(first),
-        "ORCHESTRATOR_FIRST_WORLD_SIZE": str(spec.attempt.ranks),
-    }
-    return spec.replace(env={**spec.env, **names})
 
 
 def stand_by(visit: Visit, spec: Spec) -> StartedHere:

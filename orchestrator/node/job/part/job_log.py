@@ -112,7 +112,8 @@ class JobLog:
                 self.stream = stream
                 self.record = f"{self.before + self.size} {stream}\n".encode()
                 self._write_record()
-            write_all(self.log, data)
+            while data:
+                data = data[os.write(self.log, data) :]
         except OSError as error:
             self.trouble = error.strerror or str(error)
         before, self.size = self.size, os.fstat(self.log).st_size
@@ -121,11 +122,6 @@ class JobLog:
     def _write_record(self) -> None:
         while self.record:
             self.record = self.record[os.write(self.ranks, self.record) :]
-
-
-def write_all(fd: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(fd, data) :]
 
 
 # -- what is printed ------------------------------------------------------------------------------
