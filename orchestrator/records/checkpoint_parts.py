@@ -79,7 +79,7 @@ class Candidate:
         return replace(self, versions=versions)
 
     def shortage(self) -> str:
-        """Say which files no node has, and whose disk they were on."""
+        """Describe which files no node has, and whose disk they were on."""
         hosts, names = min(
             ((version[0].hosts, lacking(version)) for version in self.versions.values()),
             key=lambda each: len(each[1]),
@@ -135,11 +135,11 @@ def deliveries(candidate: Candidate, needs: Mapping[int, Iterable[str]]) -> list
 
 
 def nothing_whole(found: Sequence[Candidate]) -> CheckFailed:
-    """Say why none of the checkpoints that were found can be loaded."""
+    """Return the error that none of the checkpoints that were found can be loaded."""
     lines = "\n    ".join(candidate.shortage() for candidate in found[:MOST_NAMED])
     return CheckFailed(
         f"no checkpoint is whole on the nodes of this job:\n    {lines}",
-        "launch on nodes that have these files, too, or bring them from there: orchestrator pull"
+        "launch on nodes that have these files as well, or bring them from there: orchestrator pull"
         " --checkpoints EXP; orchestrator push experiments/EXP/outputs/checkpoints DIR; --set"
         " checkpoint.resume=DIR. checkpoint.resume=never starts from the beginning, and"
         " checkpoint.copies=2 keeps each part on two nodes from then on",

@@ -122,7 +122,7 @@ def _saving(directory: Path, step: int) -> contextlib.AbstractContextManager[Non
 
 
 def _close_to_others(partial: Path, names: Sequence[str]) -> None:
-    """Let nobody else write what was written under a umask that lets them."""
+    """Remove the write permission of others that a loose umask has given."""
     for path in (partial, *(partial / name for name in names)):
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & 0o022:
@@ -130,7 +130,7 @@ def _close_to_others(partial: Path, names: Sequence[str]) -> None:
 
 
 def mark_best(directory: Path, step: int) -> None:
-    """Let the link `best` point at a published step; it moves in one piece."""
+    """Point the link `best` at a published step; it moves in one piece."""
     with _as_job_failure(f"{shown(directory / BEST)} could not be moved to step {step}"):
         new = directory / f".{BEST}.{secrets.token_hex(4)}"
         new.symlink_to(final(directory, step).name, target_is_directory=True)
@@ -269,8 +269,8 @@ def prune(
     """Remove what is older than the newest `keep` complete ones, at least one; returns their paths.
 
     A run that went back saves lower steps than it had: these are the newest. The best one stays.
-    One with a problem does not count; without a manifest it may be somebody else's, and stays, as
-    does what is not `own`.
+    One with a problem does not count; without a manifest it may belong to
+    another program, and stays.
     """
     checkpoints = newest_first(filter(is_ours, every(directory)))
     best = directory / BEST

@@ -141,7 +141,7 @@ def hidden_dim(config: Model) -> int:
 
 def flops_per_sample(config: Model, length: int) -> float:
     """Forward and backward: 6 per token and number in a matrix, 12 per pair of positions and
-    channel in attention (its causality ignored, as everybody does); looking up costs nothing."""
+    channel in attention (its causality ignored, as is usual); looking up costs nothing."""
     dim, layers = config.model_dim, config.num_layers
     narrow = (config.num_kv_heads or config.num_heads) * (dim // config.num_heads)
     block = 2 * dim * dim + 2 * dim * narrow + 3 * dim * hidden_dim(config)

@@ -22,22 +22,17 @@ def mapped(data: Any, change: Change, whole: Callable[[Any], bool] = is_tensor) 
         return change(data)
     if isinstance(data, Mapping):
         changed = {name: mapped(value, change, whole) for name, value in data.items()}
-        return changed if type(data) is dict else remade(data, changed)
+        if type(data) is dict or not isinstance(data, MutableMapping):
+            return changed
+        again = copy.copy(data)  # it may hold more than its items
+        again.update(changed)
+        return again
     if isinstance(data, (list, tuple)):
         values = [mapped(value, change, whole) for value in data]
         return type(data)(*values) if hasattr(data, "_fields") else type(data)(values)
     if dataclasses.is_dataclass(data) and not isinstance(data, type):
-        again: Any = copy.copy(data)
+        other: Any = copy.copy(data)
         for name in (field.name for field in dataclasses.fields(data) if hasattr(data, field.name)):
-            object.__setattr__(again, name, mapped(getattr(data, name), change, whole))
-        return again
+            object.__setattr__(other, name, mapped(getattr(data, name), change, whole))
+        return other
     return data
-
-
-def remade(data: Mapping[Any, Any], changed: dict[Any, Any]) -> Any:
-    """Return a mapping of the same class with other values; a dict where it cannot be changed."""
-    if not isinstance(data, MutableMapping):
-        return changed
-    again = copy.copy(data)  # it may hold more than its items
-    again.update(changed)
-    return again

@@ -32,7 +32,7 @@ def seed_all(*place: int, cpu_only: bool = False) -> None:
 def seed_devices() -> Callable[[int], object]:
     """Return what seeds the accelerators of this process.
 
-    torch.manual_seed seeds kinds that are not there, too: 0.7 ms for stack traces of each call.
+    torch.manual_seed seeds also kinds that are not there: 0.7 ms for stack traces of each call.
     """
     if not torch.accelerator.is_available():
         return lambda number: None

@@ -124,7 +124,7 @@ def allow_many_files() -> None:
 
 
 def rank_in_environment() -> tuple[int, int]:
-    """(rank, world) by the environment; half of one is refused, before anybody waits for it."""
+    """Return (rank, world) by the environment; raise for half of one, before others wait for it."""
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in names if name not in os.environ]

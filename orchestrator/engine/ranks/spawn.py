@@ -73,8 +73,6 @@ def number_of(nprocs: int | None) -> int:
     count = gpus if nprocs is None else nprocs
     if count < 1:
         raise UsageError(f"nprocs must be at least 1 (got {count})")
-    if gpus and count > gpus:
-        raise UsageError(f"nprocs is {count}, but there are {gpus} GPUs, one for each process")
     return count
 
 

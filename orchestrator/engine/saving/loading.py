@@ -221,7 +221,7 @@ class Loading:
         return self.brought if own is None or self.brought.exists() else own
 
     def _bring(self, names: set[str]) -> bool:
-        """Have other nodes send what this one lacks of these files.
+        """Fetch what this node lacks of these files from other nodes.
 
         Returns False where some arrive damaged: the candidate is without them from then on.
         """

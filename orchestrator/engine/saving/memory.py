@@ -6,6 +6,7 @@ the ranks. A shard that only one node holds is also kept by the next node.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import math
 import os
@@ -36,6 +37,7 @@ from orchestrator.records.checkpoint_store import Checkpoint
 VARIABLE = "ORCHESTRATOR_RESUME_DIR"
 KEPT = schema.Checkpoint(keep=2, copies=2, asynchronous=True)
 KEPT_FREE = 0.1  # of what is free now: for others, and for what is not counted
+LEAVING_SECONDS = 5.0  # at the end of the program
 
 
 def place(name: str, every: int | None, say: Say) -> Path | None:
@@ -72,6 +74,7 @@ class Memory(Checkpoints):
         except CheckFailed as error:  # on all ranks
             self._stop_if([error.what], say)
             return
+        atexit.register(self._finish_writing)
 
     def _stop_if(self, problems: list[str], say: Say) -> None:
         """Keep nothing from now on if a rank cannot: all ranks hear of it."""
@@ -162,11 +165,17 @@ class Memory(Checkpoints):
         if self.off:
             return
         self.wait()
+        atexit.unregister(self._finish_writing)  # which would hold all this for good
         self.close()
         if self.stalls[1:]:
             mean = sum(self.stalls[1:]) / len(self.stalls[1:])
             self.say(f"{len(self.stalls)} states were kept in memory; training waited"
                      f" {mean * 1e3:,.1f} ms for each")  # fmt: skip
+
+    def _finish_writing(self) -> None:
+        """Wait a moment for the thread before the interpreter ends."""
+        if self.thread is not None:
+            self.thread.join(LEAVING_SECONDS)
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:

@@ -6,7 +6,6 @@ together by records/checkpoint_parts.py; the state that was saved last comes fir
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import re
 import time
@@ -149,9 +148,8 @@ def agree(find: Find) -> tuple[list[Checkpoint], bool]:
 
 def stamp(checkpoint: Checkpoint) -> tuple[Any, ...]:
     """Describe a checkpoint so that those on two disks differ, whatever they have in common."""
-    changed = 0
-    with contextlib.suppress(OSError):
-        changed = (checkpoint.path / checkpoint_manifest.NAME).stat().st_mtime_ns
+    manifest = checkpoint.path / checkpoint_manifest.NAME
+    changed = manifest.stat().st_mtime_ns if manifest.exists() else 0
     return checkpoint.step, checkpoint.created, str(checkpoint.path), changed
 
 
