@@ -196,10 +196,11 @@ def status(where: Where, experiment: str | None, watch: bool) -> int:
 def stop(where: Where, experiment: str | None, grace: float | None, now: bool) -> int:
     """Stop a job on all its nodes, or all members of a sweep."""
     from orchestrator.head.commands import stop
-    from orchestrator.head.commands.sweep import journal, start
+    from orchestrator.head.commands.sweep import journal
+    from orchestrator.head.commands.sweep import sweep as sweeps
 
-    if experiment and (sweep := journal.known_as(where.experiments, experiment)):
-        return start.stop(where, sweep, 0.0 if now else grace)
+    if experiment and (found := journal.known_as(where.experiments, experiment)):
+        return sweeps.stop(where, found, 0.0 if now else grace)
 
     return stop.stop(where, experiment, grace=0.0 if now else grace)
 

@@ -84,12 +84,12 @@ def sweep_command(**params: Any) -> int:
     one node, in the queue, started again once if it fails, unless options say otherwise. Exit code
     1 if one has failed.
     """
-    from orchestrator.head.commands.sweep import space, start
+    from orchestrator.head.commands.sweep import space, sweep
 
     names = ("grid", "optuna", "way", "jobs", "metric", "best")
     own = {name: params.pop(name) for name in names}
     arguments = arguments_from(params)
-    terms = start.Terms(
+    terms = sweep.Terms(
         variables=space.variables(own.pop("grid")),
         **{name: value for name, value in own.items() if value is not None},
     )
@@ -99,7 +99,7 @@ def sweep_command(**params: Any) -> int:
         if terms.variables:
             raise UsageError("a file of command lines has all values itself", "leave --grid out")
         members = space.of_lines(text_of(program[0]))
-    return start.begin(arguments, terms, members)
+    return sweep.begin(arguments, terms, members)
 
 
 def text_of(name: str) -> str:

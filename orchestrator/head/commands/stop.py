@@ -14,7 +14,7 @@ from orchestrator.config.parse import waiting_time
 from orchestrator.head.follow import stop as stopping
 from orchestrator.head.nodes.node_list import read_nodes
 from orchestrator.head.screen import output
-from orchestrator.head.status import containers
+from orchestrator.head.status import status
 from orchestrator.head.status.status import find_job, without_record
 from orchestrator.protocol.message import encode
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
@@ -93,7 +93,7 @@ def emergency_stop(
     ssh = without_record(where)
     nodes = read_nodes(where.node_list)
     # Inside first: from outside, a container's processes are another user's, or not to be seen.
-    inside = containers.of_nodes(nodes, where, containers.runs)
+    inside = status.containers_of(nodes, where, status.is_open)
 
     def everywhere(*, only_show: bool) -> list[Receipt]:
         return [

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
 from orchestrator.common.errors import EXIT_DONE, EXIT_NODE, OrchestratorError, UsageError
-from orchestrator.common.text import duration, plural
+from orchestrator.common.text import duration, parse_seconds, plural
 from orchestrator.common.wings import installed, view
 from orchestrator.config.launch import Launch, Where
 from orchestrator.head.connect import fleet
@@ -21,7 +22,8 @@ from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
 from orchestrator.head.nodes import clock
-from orchestrator.head.nodes.node_list import in_words
+from orchestrator.head.nodes.environment import chosen
+from orchestrator.head.nodes.node_list import Node, in_words
 from orchestrator.head.schedulers.backend import UNSCHEDULED, Scheduled, SshBackend, backend_of
 from orchestrator.head.screen import output, styles
 from orchestrator.head.screen import tracebacks as crash_dump
@@ -403,3 +405,47 @@ def status_command(where: Where, wanted: str | None, *, watch: bool) -> int:
             return EXIT_NODE if unreachable else EXIT_DONE
         time.sleep(1)
         job = job.refreshed()
+
+
+# -- containers in which jobs run ------------------------------------------------------------------
+
+
+def containers_of(
+    nodes: Sequence[Node], where: Where, matters: Callable[[JobRecord], bool]
+) -> list[Node]:
+    """Return these nodes as the launches of such jobs entered them, where the list does not."""
+    listed = {(node.host, node.user, node.port): node for node in nodes}
+    found: dict[object, Node] = {}
+    for experiment in experiments.every(where.experiments, trusted=where.trust_record):
+        record = trusted_record(experiment)
+        if record is None or not matters(record):
+            continue
+        for part in (*record.nodes, *record.spares):
+            key = (part.host, part.user, part.port)
+            node, wrap = listed.get(key), chosen(part.wrap)
+            if node is not None and wrap not in (None, chosen(node.wrap)):
+                inside = replace(node, python=part.python, activate=part.activate, wrap=wrap)
+                found[key, wrap] = inside
+    return list(found.values())
+
+
+def trusted_record(experiment: Experiment) -> JobRecord | None:
+    """Return its record, if this login launched it: how a node is entered is a command there."""
+    with contextlib.suppress(UsageError):
+        record = experiment.read_record()
+        if any(chosen(part.wrap) for part in (*record.nodes, *record.spares)):
+            experiment.check_launched(record)
+            return record
+    return None
+
+
+def is_open(record: JobRecord) -> bool:
+    return not record.over
+
+
+def may_be_warm(record: JobRecord) -> bool:
+    """Return True if a job runs, or may have left warm processes that still wait."""
+    warm = record.launch.warm
+    if warm is None or record.ended is None:
+        return warm is not None
+    return record.ended + parse_seconds("launch.warm", warm) > time.time()

@@ -15,7 +15,7 @@ from orchestrator.head.commands import stop
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.stop import Receipt, to_text
 from orchestrator.head.nodes.node_list import Node, parse_nodes
-from orchestrator.head.status import containers
+from orchestrator.head.status import status
 from orchestrator.protocol.requests.follow import StopReceipt, StopReceipts
 from orchestrator.records.experiment import NOT_STARTED, NodeRecord
 from tests.head.commands.printing import json_wanted
@@ -45,10 +45,10 @@ def test_an_emergency_stop_looks_into_containers_first(
         return [Receipt(nodes[0].name, "job", 0.1, error="nobody is there")]
 
     def inside(nodes: Sequence[Node], _: Where, matters: object) -> list[Node]:
-        assert matters is containers.runs
+        assert matters is status.is_open
         return [replace(nodes[1], wrap="docker exec -i job")]
 
-    monkeypatch.setattr(stop.containers, "of_nodes", inside)
+    monkeypatch.setattr(stop.status, "containers_of", inside)
     monkeypatch.setattr(stop.stopping, "stop_everything", end)
     where = Where(nodes=node_list, experiments=tmp_path)
     assert stop.emergency_stop(where, all_users=True) == 4
@@ -135,7 +135,7 @@ def test_an_emergency_stop_shows_what_it_will_end(
         return [LIVES, OTHER] if only_show else [replace(LIVES, left=(), ended={7: "python"})]
 
     monkeypatch.setattr(stop.stopping, "stop_everything", everything)
-    monkeypatch.setattr(stop.containers, "of_nodes", lambda *_: [])
+    monkeypatch.setattr(stop.status, "containers_of", lambda *_: [])
     monkeypatch.setattr("sys.stdin", Typed(answer))
     monkeypatch.setattr("builtins.input", lambda: answer or "")
     where = Where(nodes=node_list, experiments=Path("/home/me/experiments"))

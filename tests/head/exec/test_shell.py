@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from orchestrator.head.exec.shell import ssh_command
+from orchestrator.head.exec.execution import ssh_command
 from orchestrator.head.nodes.node_list import Node, NumberedNode
 
 

@@ -14,8 +14,7 @@ import pytest
 from orchestrator.common.errors import UsageError
 from orchestrator.head.commands.machines.exec import Stream
 from orchestrator.head.connect.subprocess_transport import LocalTransport, ProcessConnection
-from orchestrator.head.exec.execution import Execution
-from orchestrator.head.exec.shell import BEGINS, GO, Directory, shell_line
+from orchestrator.head.exec.execution import BEGINS, GO, Directory, Execution, shell_line
 from orchestrator.head.nodes import server_command
 from orchestrator.head.nodes.node_list import Node, NumberedNode
 from tests.node.running import wait_until

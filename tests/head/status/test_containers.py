@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.config.launch import Launch, Where
 from orchestrator.head.nodes.node_list import parse_nodes
-from orchestrator.head.status import containers
+from orchestrator.head.status import status
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 NODES = parse_nodes("a\nb wrap='docker exec -i listed'\nuser@c:22", "list")
@@ -39,7 +39,7 @@ def launched(root: Path, parts: list[Any], *, signed: bool = True, **changes: An
 
 
 def found(root: Path) -> list[tuple[str, str | None, str | None]]:
-    nodes = containers.of_nodes(NODES, Where(experiments=root), containers.runs)
+    nodes = status.containers_of(NODES, Where(experiments=root), status.is_open)
     return [(node.place, node.python, node.wrap) for node in nodes]
 
 
@@ -69,6 +69,6 @@ def test_those_of_jobs_that_run_on_nodes_of_the_list(tmp_path: Path) -> None:
 def test_where_something_may_be_warm(
     changes: dict[str, Any], warm: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(containers.time, "time", lambda: 1000.0)
+    monkeypatch.setattr(status.time, "time", lambda: 1000.0)
     record = JobRecord("job-1", "x", "running", ["master_launch"], [], 100.0)
-    assert containers.may_be_warm(replace(record, **changes)) == warm
+    assert status.may_be_warm(replace(record, **changes)) == warm

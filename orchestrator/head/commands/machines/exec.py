@@ -26,9 +26,11 @@ from orchestrator.config.launch import Where
 from orchestrator.config.parse import waiting_time
 from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
-from orchestrator.head.exec.execution import Execution, Outcome, Sink
-from orchestrator.head.exec.shell import (
+from orchestrator.head.exec.execution import (
     Directory,
+    Execution,
+    Outcome,
+    Sink,
     plain_line,
     shell_line,
     ssh_command,

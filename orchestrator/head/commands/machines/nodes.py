@@ -34,7 +34,7 @@ from orchestrator.head.start.code import expect_code
 from orchestrator.head.start.nodes import try_all
 from orchestrator.head.start.request import Request, resolve
 from orchestrator.head.start.selection import diagnose
-from orchestrator.head.status import containers
+from orchestrator.head.status import status
 from orchestrator.head.status.status import without_record
 from orchestrator.protocol.facts import Checkup
 from orchestrator.protocol.message import encode
@@ -313,7 +313,7 @@ def warm(where: Where, *, off: bool) -> int:
     """Show what waits on each node and in its containers, or end it and prove that."""
     ssh = without_record(where)
     nodes = read_nodes(where.node_list)
-    places = [*nodes, *containers.of_nodes(nodes, where, containers.may_be_warm)]
+    places = [*nodes, *status.containers_of(nodes, where, status.may_be_warm)]
 
     def ask(node: Node) -> StandbyStates | StandbyEnds:
         if off:

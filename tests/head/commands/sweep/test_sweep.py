@@ -17,7 +17,6 @@ from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError
 from orchestrator.config.launch import LaunchArguments, Where
 from orchestrator.head.background.process import INTERRUPT
 from orchestrator.head.commands.sweep import journal as journals
-from orchestrator.head.commands.sweep import start
 from orchestrator.head.commands.sweep import sweep as leading
 from orchestrator.head.commands.sweep.journal import About, MemberState
 from orchestrator.head.commands.sweep.space import Member
@@ -132,9 +131,9 @@ def test_the_table_has_the_best_members_first(world: World) -> None:
         number: MemberState(number, f"x={number}", "done", value=number, experiment="e")
         for number in range(10)
     }
-    lines = start.to_text(world.sweep, "most", Terminal(100)).splitlines()
+    lines = leading.to_text(world.sweep, "most", Terminal(100)).splitlines()
     assert "10 done" in lines[0] and lines[2].split()[:2] == ["9", "x=9"]
-    assert len(lines) == 2 + start.BEST
+    assert len(lines) == 2 + leading.BEST
 
 
 def test_as_many_wait_as_run_between_two_and_what_the_supply_allows(world: World) -> None:
