@@ -196,11 +196,10 @@ def status(where: Where, experiment: str | None, watch: bool) -> int:
 def stop(where: Where, experiment: str | None, grace: float | None, now: bool) -> int:
     """Stop a job on all its nodes, or all members of a sweep."""
     from orchestrator.head.commands import stop
-    from orchestrator.head.commands.sweep import journal
-    from orchestrator.head.commands.sweep import sweep as sweeps
+    from orchestrator.head.commands.sweep import journal, sweep
 
     if experiment and (found := journal.known_as(where.experiments, experiment)):
-        return sweeps.stop(where, found, 0.0 if now else grace)
+        return sweep.stop(where, found, 0.0 if now else grace)
 
     return stop.stop(where, experiment, grace=0.0 if now else grace)
 
