@@ -108,7 +108,7 @@ def test_the_charts_are_drawn(
     dom = browse(html, "--dump-dom", f"--window-size={size}", *look)
     drawn = re.search(r'data-drawn="(\d+)"', dom.stdout)
     wanted = dom.stdout.count("<figure")
-    assert drawn and int(drawn[1]) == wanted >= 8
+    assert drawn and int(drawn[1]) == wanted >= 7
     picture = tmp_path / "picture.png"
     shot = browse(html, f"--screenshot={picture}", f"--window-size={size}", *look)
     for console in (dom.stderr, shot.stderr):
