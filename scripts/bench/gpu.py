@@ -207,7 +207,7 @@ def offloaded(place: Path) -> Seen:
     keys = {"fsdp": {"cpu_offload": True}}
 
     def moments(made: Trainer) -> dict[str, Tensor]:
-        state = made.parts.steppers.first.state.content().tensors
+        state = made.parts.auxiliary.snapshot().tensors
         return {name: mesh.local_tensor(value).cpu().clone() for name, value in state.items()}
 
     first = trainer(strategy="full_shard", config=keys)

@@ -37,7 +37,7 @@ TENSORS = 64
 class Beside:
     """Has nothing beside the model."""
 
-    def prime(self, _: object) -> dict[str, Tensor]:
+    def prime(self, _: object, __: object) -> dict[str, Tensor]:
         return {}
 
     def restore(self, _: object) -> None:
