@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from orchestrator.common.errors import NodeError
 from orchestrator.head.connect.beats import beats
 from orchestrator.head.connect.transport import Channel, Connection
-from orchestrator.head.nodes import refusals, server_command
+from orchestrator.head.nodes import server_command
 from orchestrator.head.nodes.environment import Environment
 from orchestrator.head.nodes.library import installer, library, parcel
 from orchestrator.protocol import frames
@@ -131,7 +131,7 @@ class NodeChannel:
                 said = noise.decode(errors="replace") or self._errors()
                 raise Silent(*server_command.never_begins(said)) from None
             if not data or len(noise) > NOISE_LIMIT_BYTES:
-                reason = refusals.no_server_reason(noise, self._errors(), self.environment)
+                reason = server_command.no_server_reason(noise, self._errors(), self.environment)
                 raise NodeError(*reason)
             noise += data
         return noise.partition(mark)[2]

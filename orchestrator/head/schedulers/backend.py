@@ -31,7 +31,6 @@ from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
 from orchestrator.head.schedulers import queue
-from orchestrator.head.schedulers.srun import SrunTransport
 from orchestrator.head.screen.keyboard import Keys
 from orchestrator.head.screen.output import pass_on, say
 from orchestrator.records.experiment import Experiment, JobRecord
@@ -42,8 +41,6 @@ LOOK_SECONDS = 0.2  # between two looks at the files
 ASK_SECONDS = 5.0  # between two questions to Slurm's controller, which has many to answer
 REQUEUE_SECONDS = 60.0  # for Slurm to end what is queued again
 MARGIN_SECONDS = 90  # seconds beyond the ranks' grace: the last step, and the checkpoint after it
-EARLY_SECONDS = 60  # seconds by which Slurm's signal may come sooner
-LEAST_SECONDS = 60.0  # that an attempt has to run, else the next one gets no further either
 KILL_LIMIT_SECONDS = 60.0  # scancel takes KillWait, 30 s where nobody changed it
 SEEN_WITHIN_SECONDS = 10.0  # until a file of another machine shows up on a shared disk
 
@@ -99,7 +96,7 @@ class SshBackend:
         return None
 
     def is_taken_back(self, record: JobRecord) -> bool:
-        """Tell whether the scheduler ends the job in order to start it again."""
+        """Return True if the scheduler ends the job in order to start it again."""
         return False
 
     def why_terminated(self, record: JobRecord) -> str:
@@ -130,7 +127,7 @@ class SlurmBackend(SshBackend):
     ) -> Transport:
         if record.slurm_job is None:  # it is being submitted
             return super().transport(record, ssh_config, seconds)
-        return SrunTransport(record.slurm_job)
+        return queue.SrunTransport(record.slurm_job)
 
     def settle(
         self, experiment: Experiment, record: JobRecord, patience: float = SEEN_WITHIN_SECONDS
@@ -178,10 +175,9 @@ class SlurmBackend(SshBackend):
         return Scheduled(f"{text}: {entry}", {"slurm": {**data, **asdict(entry)}})
 
     def why_terminated(self, record: JobRecord) -> str:
-        """Say why Slurm ends the job, where it is not that somebody asked for it."""
+        """Return why Slurm ends the job, where no user asked for it."""
         with contextlib.suppress(OrchestratorError):
-            since, limit = queue.ran(job_of(record))
-            if since >= limit:
+            if queue.is_out_of_time(job_of(record)):
                 return f"the time limit of Slurm's job {job_of(record)} is over"
         return ""
 
@@ -192,7 +188,7 @@ class BatchBackend(SlurmBackend):
     signals = (*SshBackend.signals, signal.SIGUSR1)  # by which Slurm announces the time limit
 
     def is_taken_back(self, record: JobRecord) -> bool:
-        """Tell, from inside it, whether Slurm ends the job to start it again: it was preempted."""
+        """Return True, from inside it, if Slurm ends the job to start it again."""
         try:
             return queue.restarts(job_of(record)) > int(os.environ.get("SLURM_RESTART_COUNT", "0"))
         except (OrchestratorError, ValueError):
@@ -201,14 +197,6 @@ class BatchBackend(SlurmBackend):
     def start_again(self, experiment: Experiment, record: JobRecord) -> bool:
         """Queue the job again, from inside it, unless Slurm has done so by itself."""
         taken_back = self.is_taken_back(record)
-        if not taken_back and has_too_short_a_limit(record):
-            experiment.write_record(record)
-            say(
-                "it is not queued again, as it would get no further: Slurm's signal comes less than"
-                f" {LEAST_SECONDS:.0f} s after the start; it needs more time: --time, or another"
-                " partition"
-            )
-            return False
         nodes = [replace(node, state="queued", ranks={}) for node in record.nodes]
         later = replace(
             record, state="queued", nodes=nodes, exit_code=None, ended=None, verdict=None
@@ -353,17 +341,6 @@ def job_of(record: JobRecord) -> str:
     return record.slurm_job
 
 
-def has_too_short_a_limit(record: JobRecord) -> bool:
-    """Tell whether the signal that announces the time limit comes as good as at the start."""
-    with contextlib.suppress(OrchestratorError):
-        since, limit = queue.ran(job_of(record))
-        return (
-            since < LEAST_SECONDS
-            and limit - since <= record.launch.grace + MARGIN_SECONDS + EARLY_SECONDS
-        )
-    return False
-
-
 def end(record: JobRecord, *, now: bool) -> str:
     """Ask for the end of the job, and return a sentence about it."""
     job = job_of(record)
@@ -376,7 +353,7 @@ def end(record: JobRecord, *, now: bool) -> str:
 
 
 def gone(job: str, patience: float) -> bool:
-    """Wait for the job to leave the queue with all its processes; tell whether it has."""
+    """Wait for the job to leave the queue with all its processes; return True if it has."""
     deadline = time.monotonic() + patience
     while not queue.find(job).over:
         if time.monotonic() > deadline:

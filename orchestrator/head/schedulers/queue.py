@@ -1,9 +1,8 @@
-"""Slurm's own commands: look up a job in the queue, submit, signal, cancel and requeue it."""
+"""Slurm's own commands: squeue, sbatch, scancel, scontrol, and srun as the way to the nodes."""
 
 from __future__ import annotations
 
 import logging
-import math
 import os
 import re
 import shutil
@@ -16,8 +15,10 @@ from pathlib import Path
 
 from orchestrator.common import slurm_environment
 from orchestrator.common.errors import CheckFailed, NodeError
+from orchestrator.head.connect.ssh_config import Login
+from orchestrator.head.connect.subprocess_transport import ProcessChannel, ProcessConnection
+from orchestrator.head.connect.way import Way
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.head.schedulers.srun import SrunTransport
 from orchestrator.records import experiment, experiments
 from orchestrator.records.experiment import Experiment, JobRecord
 
@@ -101,34 +102,14 @@ def requeue(job: str) -> None:
 
 def restarts(job: str) -> int:
     """Return how often Slurm has taken a job back into the queue, by which it is not over."""
-    (count,) = fields(job, "Restarts")
-    return int(count) if count.isdecimal() else 0
+    found = re.search(r"\bRestarts=(\d+)", run("scontrol", "--oneliner", "show", "job", job))
+    return int(found[1]) if found else 0
 
 
-def ran(job: str) -> tuple[float, float]:
-    """Return the seconds since Slurm started a job, and its limit; infinite where it says none."""
-    since, limit = fields(job, "RunTime", "TimeLimit")
-    return seconds(since), seconds(limit)
-
-
-def fields(job: str, *names: str) -> list[str]:
-    """Return what Slurm says of a job under these names, nothing for one that it leaves out."""
-    text = run("scontrol", "--oneliner", "show", "job", job)
-    found = (re.search(rf"\b{name}=(\S+)", text) for name in names)
-    return [each[1] if each else "" for each in found]
-
-
-def seconds(time: str) -> float:
-    """Return the seconds of a time as Slurm writes it: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S."""
-    days, dash, rest = time.rpartition("-")
-    try:
-        parts = [int(part) for part in rest.split(":")]
-    except ValueError:
-        return math.inf  # UNLIMITED, or nothing
-    if not dash and len(parts) < 3:
-        parts.insert(0, 0)  # no hours
-    hours, minutes, more = [*parts, 0, 0][:3]
-    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + more
+def is_out_of_time(job: str) -> bool:
+    """Return True if the time limit of a job is over."""
+    left = run("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%L").strip()
+    return left in ("0:00", "INVALID")
 
 
 def submit(file: str, env: Mapping[str, str]) -> str:
@@ -247,3 +228,69 @@ def check_called_once() -> None:
             " and starts the nodes itself",
             "leave out srun: master_launch ... in the batch script or at salloc's prompt",
         )
+
+
+# -- srun ------------------------------------------------------------------------------------------
+# Reaches the nodes of a Slurm job; every connection is a step of its own.
+
+STEP = (
+    *("--overlap", "--nodes=1", "--ntasks=1", "--mpi=none"),
+    *("--cpu-bind=none",),  # all ranks of the node live in this one task
+    *("--unbuffered",),  # else Slurm holds bytes back until a line ends
+    *("--export=ALL", "--quiet", "--job-name=orchestrator"),
+)
+# Every srun prints this where no plugin could bind anything.
+NO_BINDING = b"cluster configuration lacks support for cpu binding\n"
+
+
+class SrunTransport:
+    """Reach the nodes of a Slurm job with srun; every connection is a step of its own."""
+
+    def __init__(
+        self, job: str, addresses: Mapping[str, str] | None = None, *, timeout: float = 10.0
+    ) -> None:
+        self.job = job
+        self.addresses = addresses or {}
+        self.timeout = timeout
+
+    def host_of(self, node: Login) -> str:
+        return node.host
+
+    def connect(self, node: Login, timeout: float | None = None) -> SrunConnection:
+        program = shutil.which("srun")
+        if program is None:
+            raise CheckFailed(
+                f"there is no srun here to reach {node.host} with",
+                "type this where Slurm's commands are, on a login node or in the allocation",
+            )
+        where = (f"--jobid={self.job}", f"--nodelist={node.host}")
+        address = self.addresses.get(node.host, "")
+        return SrunConnection((program, *STEP, *where), address, Way("srun", "a Slurm job"))
+
+
+class SrunConnection(ProcessConnection):
+    """A node where every command is a step of the Slurm job."""
+
+    def environment(self) -> dict[str, str]:
+        return step_environment(os.environ)
+
+    def channel(
+        self, both: socket.socket, stderr: socket.socket, process: subprocess.Popen[bytes]
+    ) -> ProcessChannel:
+        return SrunChannel(both, stderr, process)
+
+
+class SrunChannel(ProcessChannel):
+    def recv_stderr(self, nbytes: int, /) -> bytes:
+        lines = super().recv_stderr(nbytes).splitlines(keepends=True)
+        return b"".join(line for line in lines if not line.endswith(NO_BINDING))
+
+
+def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Drop the variables of the srun or sbatch around us: srun would take them for options."""
+    own = ("SLURM_CONF", "SLURM_CONF_SERVER")
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in own or not name.startswith(("SLURM_", "SLURMD_", "SRUN_", "SBATCH_"))
+    }

@@ -182,12 +182,13 @@ def tail(log: LogFile, lines: int, rank: int | None) -> list[str]:
 
     A rank that has said nothing within the last 16 MiB of the log has no last lines here.
     """
-    last: list[str] = []
-    for _, longest, pieces in _ends(log, rank) if lines > 0 else ():
-        last, sure = _last_lines(pieces, lines, cut=not longest)
-        if sure:
-            break
-    return last
+    splitters: dict[str, LineSplitter] = {}
+    last: deque[str] = deque(maxlen=lines)
+    for _, (stream, data) in _placed(log, last_begin(log, lines, rank), log.size(), rank):
+        last.extend(splitters.setdefault(stream, LineSplitter()).feed(data))
+    for splitter in splitters.values():
+        last.extend(splitter.flush())
+    return list(last)
 
 
 def last_begin(log: LogFile, lines: int, rank: int | None) -> int:
@@ -195,26 +196,18 @@ def last_begin(log: LogFile, lines: int, rank: int | None) -> int:
 
     Of a rank that has said less within the last 16 MiB it is where these begin.
     """
+    end, window, longest = log.size(), _WINDOW_BYTES, False
     begins = deque([0])
-    for start, _, pieces in _ends(log, rank):
+    while not longest:
+        start = max(0, end - window)
+        longest = start == 0 or window >= _LOOKS_BACK_BYTES
         begins = deque([start], maxlen=lines + 1)  # of lines; the last one has no end
-        for at, (_, data) in pieces:
+        for at, (_, data) in _placed(log, start, end, rank):
             begins.extend(at + match.end() for match in re.finditer(rb"\n", data))
         if begins[0] > start:
             break
-    return begins[0]
-
-
-def _ends(log: LogFile, rank: int | None) -> Iterator[tuple[int, bool, Placed]]:
-    """Yield ever longer ends of a log: where each starts, whether it is the longest, its pieces."""
-    end, window = log.size(), _WINDOW_BYTES
-    while True:
-        start = max(0, end - window)
-        longest = start == 0 or window == _LOOKS_BACK_BYTES
-        yield start, longest, _placed(log, start, end, rank)
-        if longest:
-            return
         window = min(window * 8, _LOOKS_BACK_BYTES)
+    return begins[0]
 
 
 def _placed(log: LogFile, start: int, end: int, rank: int | None) -> Placed:
@@ -250,26 +243,3 @@ def users_frames(thread: list[str]) -> list[str]:
     """Return a thread's stack above our own frames, from which the program was called."""
     ours = (i for i, line in enumerate(thread) if "orchestrator/node/job/ranks/rank.py" in line)
     return thread[: min(next(ours, len(thread)), _LAST_LINES)]
-
-
-def _last_lines(pieces: Placed, lines: int, *, cut: bool) -> tuple[list[str], bool]:
-    """Return the last lines of an end of a log, and whether they are all there and whole.
-
-    With `cut`, the first line of each stream is taken for one that began before it. It is left
-    out with all before it, so that what is found has no hole.
-    """
-    splitters: dict[str, LineSplitter] = {}
-    whole: set[str] = set()
-    last: deque[str] = deque(maxlen=lines)
-    for _, (stream, data) in pieces:
-        if stream not in splitters:
-            splitters[stream] = LineSplitter()
-        finished = splitters[stream].feed(data)
-        if cut and finished and stream not in whole:
-            whole.add(stream)
-            last.clear()
-            del finished[0]
-        last.extend(finished)
-    for splitter in splitters.values():
-        last.extend(splitter.flush())
-    return list(last), len(last) == lines and whole == splitters.keys()
