@@ -510,7 +510,7 @@ BUDGETS = {
     "head/doctor": 560,
     "head/environments": 355,
     "head/exec": 252,
-    "head/nodes": 708,
+    "head/nodes": 690,
     "head/prune": 300,
     "head/schedulers": 436,
     "head/screen": 1027,

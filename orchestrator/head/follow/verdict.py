@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 
 from orchestrator.common.text import plural
 from orchestrator.head.follow import failure_kinds
-from orchestrator.head.nodes import packages
+from orchestrator.head.nodes import facts
 from orchestrator.head.screen import styles
 from orchestrator.head.screen.output import printable
 from orchestrator.node.machine import nvidia
@@ -351,13 +351,13 @@ def conclude(failures: Sequence[Failure], ended_badly: int) -> Verdict | None:
         same
         and not also
         and ended_badly <= len(first_failures) + 1
-        and packages.is_missing(first.message)
+        and facts.is_package_missing(first.message)
     ):
         # No machine's fault: none of them is named in its history, or given up for a spare.
-        fix = packages.missing(first.message, everywhere=True)
+        fix = facts.how_to_get_package(first.message, everywhere=True)
         first = replace(first, kind="exception", fix=fix)
-    elif first.kind == "environment" and packages.is_missing(first.message):
-        first = replace(first, fix=packages.missing(first.message, everywhere=False))
+    elif first.kind == "environment" and facts.is_package_missing(first.message):
+        first = replace(first, fix=facts.how_to_get_package(first.message, everywhere=False))
     known = len(first_failures) + (first.rank is not None and first.kind != "ended_early")
     of_first = {field.name: getattr(first, field.name) for field in fields(Cause)}
     of_first["message"] = printable(first.message)  # pages and notices have no use for its colours

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import ipaddress
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -12,7 +13,6 @@ from typing import Any, TypeVar
 from orchestrator.common.errors import CheckFailed
 from orchestrator.common.hosts import listed
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.head.nodes.packages import bootstrap_words
 from orchestrator.protocol.facts import Interface
 from orchestrator.protocol.message import decode, encode
 from orchestrator.protocol.requests.machine import Probed
@@ -142,7 +142,52 @@ def how_to_get_torch(without: Mapping[str, Facts], version: str) -> str:
         places = "; ".join(f"{name} python={python}" for name, python in found.items())
         return f"these have it, as lines of the list: {places}"
     return (
-        f"{bootstrap_words(['numpy'], version)}   makes an environment with it on every node; a"
+        f"{bootstrap_words('', version)}   makes an environment with it on every node; a"
         " requirements.txt does as well\n  or name a Python that has it: --python /path/to/python,"
         " or python=/path in the list"
+    )
+
+
+# -- missing packages ------------------------------------------------------------------------------
+
+# Packages whose name is not that of their module.
+INSTALLED_AS = {
+    "PIL": "pillow",
+    "cv2": "opencv-python-headless",
+    "hydra": "hydra-core",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
+MODULE = re.compile(r"No module named ['\"]?([A-Za-z_]\w*)")
+
+
+def is_package_missing(message: str) -> bool:
+    """Return True for an error that says that a package is not installed."""
+    return "No module named" in message
+
+
+def bootstrap_words(module: str = "", torch: str = "") -> str:
+    """Return the command that makes an environment with this module and torch on all nodes.
+
+    `torch` is the version that nodes have now; its build is that of the index.
+    """
+    release = torch.partition("+")[0]
+    package = INSTALLED_AS.get(module, module.replace("_", "-"))
+    words = [f"torch=={release}" if release else "torch", "numpy", package]
+    return shlex.join(["orchestrator", "bootstrap", *filter(None, dict.fromkeys(words))])
+
+
+def how_to_get_package(message: str, *, everywhere: bool) -> str:
+    """Return what to do about a missing module, by the message of Python's error.
+
+    Not `everywhere`: a rank lacks it, and the job was over before others could look for it.
+    """
+    match = MODULE.search(message)
+    module = match[1] if match else ""
+    who = "no node has it" if everywhere else f"{module or 'it'} is missing there, if nowhere else"
+    return (
+        f"{who}: `{bootstrap_words(module)}`, with what else the program imports, makes the same"
+        " environment on all nodes (--activate bootstrap); or install it there for the Python that"
+        " the job runs (--python chooses another), or say where it is with --env PYTHONPATH=DIR"
     )
