@@ -205,6 +205,15 @@ def test_no_files_import_each_other_in_a_circle() -> None:
     assert {show(path) for path, known in needs.items() if path in known} == set()
 
 
+def test_a_class_name_has_one_meaning() -> None:
+    places: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in ast.walk(tree(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(show(path))
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
 def test_rooms_are_small_enough_to_be_seen_at_once() -> None:
     children: dict[Path, set[str]] = {}
     for path in FILES:

@@ -44,7 +44,7 @@ TRACEBACK_LINES = 12  # of str(verdict): with the rest, a small terminal's
 TOO_SOON_SECONDS = 5.0  # a head that ends sooner would end again
 
 
-class Verdict(outcome.Verdict):
+class Verdict(outcome.JobVerdict):
     """Why a job did not end well. As text: the traceback, and the lines that the command shows."""
 
     @property
@@ -57,7 +57,7 @@ class Verdict(outcome.Verdict):
 
 
 @dataclass(frozen=True)
-class Line:
+class LogLine:
     """A line of a job's logs. As text: with its node and rank in front."""
 
     text: str
@@ -248,7 +248,7 @@ class Job:
 
     def logs(
         self, *, rank: int | None = None, node: int | None = None, follow: bool = False
-    ) -> Iterator[Line]:
+    ) -> Iterator[LogLine]:
         """Return the log lines so far, or with `follow` all until the job is over.
 
         str(line) begins with the node and the rank; line.text is the line alone.
@@ -260,7 +260,7 @@ class Job:
     def _log_files(self) -> list[LogFile]:
         return log_files(self._experiment, self._record().nodes)
 
-    def _lines(self, rank: int | None, node: int | None, *, follow: bool) -> Iterator[Line]:
+    def _lines(self, rank: int | None, node: int | None, *, follow: bool) -> Iterator[LogLine]:
         files = [file for file in self._log_files() if node in (None, file.node)]
         readers = [LogReader(file) for file in files]
         streams: dict[tuple[int, str], LineSplitter] = {}
@@ -355,7 +355,7 @@ def unreadable(rank: int, error: Exception) -> JobFailed:
     )
 
 
-def lines(at: tuple[int, str], texts: list[str]) -> Iterator[Line]:
+def lines(at: tuple[int, str], texts: list[str]) -> Iterator[LogLine]:
     node, stream = at
     rank = None if stream in (NO_RANK, GOODBYE) else int(stream)
-    return (Line(text, node, rank) for text in texts)
+    return (LogLine(text, node, rank) for text in texts)

@@ -56,7 +56,7 @@ FILE = FilePath(path_type=Path)
 NARROWEST, WIDEST = 80, 100  # columns of a help
 
 
-class Formatter(click.HelpFormatter):
+class HelpFormatter(click.HelpFormatter):
     """Writes help as wide as the terminal, within limits: long lines are read badly."""
 
     def __init__(self, **_: Any) -> None:
@@ -67,7 +67,7 @@ class Formatter(click.HelpFormatter):
 class Context(click.Context):
     """Makes the helps of commands with our formatter."""
 
-    formatter_class = Formatter
+    formatter_class = HelpFormatter
 
 
 class Command(click.Command):

@@ -80,7 +80,7 @@ def is_half(name: str) -> bool:
     return name.startswith(".orchestrator-") and name.endswith(".part")
 
 
-class Partial:
+class PartialFile:
     """A file that is being written under a hidden name; close() removes it unless it is whole."""
 
     def __init__(self, folder: Folder, parts: Sequence[str], label: str) -> None:

@@ -48,7 +48,7 @@ class Formatter(logging.Formatter):
         return hiding.hide(hiding.redacted_text(super().format(record)), _secrets)
 
 
-class Terminal(logging.Handler):
+class TerminalHandler(logging.Handler):
     """Writes lines by a function, which knows of a line on the terminal that moves."""
 
     def __init__(self, level: int, write: Callable[[str], None]) -> None:
@@ -110,8 +110,8 @@ def to_terminal(level: int, write: Callable[[str], None]) -> None:
     """Show records from a level on; those of paramiko at DEBUG, else its warnings alone."""
     of_paramiko = level if level == logging.DEBUG else logging.WARNING
     for logger, least in ((PACKAGE, level), (PARAMIKO, of_paramiko)):
-        remove(Terminal, logger)
-        logger.addHandler(Terminal(level, write))
+        remove(TerminalHandler, logger)
+        logger.addHandler(TerminalHandler(level, write))
         logger.setLevel(least)
 
 

@@ -41,7 +41,7 @@ def both(first: Any, second: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingConfig:
     """The length of the training, and its arithmetic."""
 
     max_steps: int = 100  # optimizer steps
@@ -88,7 +88,7 @@ BUILT_IN = only("model.kind", "decoder", "ranking")
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelConfig:
     """The model to train: a decoder language model, a ranking transformer, or your own."""
 
     kind: str = "decoder"  # decoder, ranking, or target (implied by model.target)
@@ -113,7 +113,7 @@ class Model:
 
     def __post_init__(self) -> None:
         if self.target is not None and self.kind != "target":
-            if self.kind != Model.kind:
+            if self.kind != ModelConfig.kind:
                 raise UsageError(f"model.kind is {self.kind!r}, but model.target is set too")
             object.__setattr__(self, "kind", "target")
         one_of("model.kind", self.kind, ("decoder", "ranking", "target"))
@@ -147,7 +147,7 @@ KINDS = ("library", "synthetic", "tokens", "target")
 
 
 @dataclass(frozen=True)
-class Dataset:
+class DatasetConfig:
     """The data to train on. Every sample is seen once per epoch, for any number of ranks.
 
     library: Python's own sources, as bytes. synthetic. tokens: a file of scripts/make_tokens.py.
@@ -172,7 +172,7 @@ class Dataset:
             )
         implied = self._implied()
         if implied != self.kind:
-            if self.kind != Dataset.kind:
+            if self.kind != DatasetConfig.kind:
                 key = "target" if self.target is not None else "path"
                 raise UsageError(f"dataset.kind is {self.kind!r}, but dataset.{key} is set too")
             object.__setattr__(self, "kind", implied)
@@ -192,7 +192,7 @@ class Dataset:
 
 
 @dataclass(frozen=True)
-class Optimizer:
+class OptimizerConfig:
     """The optimizer. Weight decay applies to matrices, not to vectors (norms, biases).
 
     With `muon`, torch's Muon trains the matrices inside the repeated blocks, and AdamW the rest:
@@ -227,7 +227,7 @@ class Optimizer:
 
 
 @dataclass(frozen=True)
-class Scheduler:
+class SchedulerConfig:
     """The learning rate: it rises from zero during the warm-up, then follows `name`."""
 
     name: str = "cosine"  # constant, linear, cosine, or wsd: warm up, hold, decay
@@ -250,7 +250,7 @@ DDP = only("fsdp.sharding_strategy", *COPIED)
 
 
 @dataclass(frozen=True)
-class Fsdp:
+class FsdpConfig:
     """The sharding of parameters over the ranks.
 
     hybrid_shard: sharded over the ranks of a node, where links are fast, a copy on every node.
@@ -285,7 +285,7 @@ class Fsdp:
 
 
 @dataclass(frozen=True)
-class Distributed:
+class DistributedConfig:
     """The process group, and what ddp does with it."""
 
     backend: str | None = None  # default: nccl with GPUs, else gloo
@@ -307,7 +307,7 @@ class Distributed:
 
 
 @dataclass(frozen=True)
-class Nccl:
+class NcclConfig:
     """The network between nodes; `orchestrator plan --explain` shows the result and why."""
 
     profile: str = "auto"  # the fastest that all nodes have; or infiniband, roce, ethernet, debug
@@ -322,7 +322,7 @@ COMPILED = only("compile.enabled", True)
 
 
 @dataclass(frozen=True)
-class Compile:
+class CompileConfig:
     """torch.compile, block by block."""
 
     enabled: bool = False
@@ -333,7 +333,7 @@ class Compile:
 
 
 @dataclass(frozen=True)
-class Dataloader:
+class DataloaderConfig:
     """The loading of samples from disk to device."""
 
     num_workers: int = 0  # loading processes per rank; 0: the rank itself loads
@@ -357,7 +357,7 @@ def best_metric(key: str, text: str) -> tuple[str, bool]:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class CheckpointConfig:
     """Saved state: sharded, checksummed, written whole or not at all."""
 
     steps: int | None = None  # steps between two checkpoints
@@ -389,7 +389,7 @@ PROFILED = only("profiling.enabled", True)
 
 
 @dataclass(frozen=True)
-class Profiling:
+class ProfilingConfig:
     """A Chrome trace per rank, over some steps of the run; `orchestrator profile` reads them."""
 
     enabled: bool = False
@@ -404,7 +404,7 @@ class Profiling:
         at_least_each("profiling", self, 0, "wait", "warmup")
         at_least("profiling.active", self.active, 1)
 
-    def within(self, steps: int) -> Profiling:
+    def within(self, steps: int) -> ProfilingConfig:
         """Decide the steps before the trace: where the run is short, it begins at the beginning."""
         wait, warmup = self.wait, self.warmup
         if warmup is None:
@@ -422,7 +422,7 @@ TRACKERS = ("tensorboard", "wandb", "mlflow")
 
 
 @dataclass(frozen=True)
-class Logging:
+class LoggingConfig:
     """The reports of a run."""
 
     interval: int = 10  # steps between two progress lines and metrics lines
@@ -446,7 +446,7 @@ class Logging:
 
 
 @dataclass(frozen=True)
-class Sync:
+class SyncConfig:
     """The files that travel to nodes which do not share the head's directory."""
 
     include: tuple[str, ...] = ()  # patterns of what travels although git ignores it
@@ -479,20 +479,20 @@ class Config:
     """One file of config/, resolved."""
 
     launch: Launch = field(default_factory=Launch)
-    training: Training = field(default_factory=Training)
-    model: Model = field(default_factory=Model)
-    dataset: Dataset = field(default_factory=Dataset)
-    optimizer: Optimizer = field(default_factory=Optimizer)
-    scheduler: Scheduler = field(default_factory=Scheduler)
-    fsdp: Fsdp = field(default_factory=Fsdp)
-    distributed: Distributed = field(default_factory=Distributed)
-    compile: Compile = field(default_factory=Compile)
-    dataloader: Dataloader = field(default_factory=Dataloader)
-    checkpoint: Checkpoint = field(default_factory=Checkpoint)
-    profiling: Profiling = field(default_factory=Profiling)
-    logging: Logging = field(default_factory=Logging)
-    nccl: Nccl = field(default_factory=Nccl)
-    sync: Sync = field(default_factory=Sync)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    dataset: DatasetConfig = field(default_factory=DatasetConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    fsdp: FsdpConfig = field(default_factory=FsdpConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+    compile: CompileConfig = field(default_factory=CompileConfig)
+    dataloader: DataloaderConfig = field(default_factory=DataloaderConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    profiling: ProfilingConfig = field(default_factory=ProfilingConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    nccl: NcclConfig = field(default_factory=NcclConfig)
+    sync: SyncConfig = field(default_factory=SyncConfig)
     env: dict[str, str] = field(default_factory=dict)  # more environment variables for every rank
 
     def __post_init__(self) -> None:

@@ -23,7 +23,7 @@ from orchestrator.engine.core.checkpointing import Checkpointing
 from orchestrator.engine.core.loop import Hooks, evaluate_model, loop_of
 from orchestrator.engine.core.optimizer import Factory
 from orchestrator.engine.core.parts import Parts, as_path
-from orchestrator.engine.core.stopping import Metrics, Request, StopPolicy, TrainState
+from orchestrator.engine.core.stopping import Metrics, StopPolicy, TrainingRequest, TrainState
 from orchestrator.engine.data import sharded_loader, sources
 from orchestrator.engine.data.batch import Batches
 from orchestrator.engine.data.sources import HeldOutSamples, TrainingSamples
@@ -318,7 +318,7 @@ class Trainer:
         self._reporting.trackers.close()
 
     def _batches(
-        self, asked: Request, train_loader: Any, val_loader: Any
+        self, asked: TrainingRequest, train_loader: Any, val_loader: Any
     ) -> tuple[Batches, Batches | None]:
         if train_loader is None and self._data[0] is None:
             raise UsageError("train() has no data", "give it a DataLoader: train(loader, epochs=1)")

@@ -36,7 +36,7 @@ from orchestrator.head.start.launch import discarded_on_error, start
 from orchestrator.head.start.nodes import Nodes, settled
 from orchestrator.head.start.parts import Prepared, make_plan, meet
 from orchestrator.head.start.record import Running, record_job
-from orchestrator.head.start.request import Request, resolve, without_claims
+from orchestrator.head.start.request import LaunchRequest, resolve, without_claims
 from orchestrator.protocol.control import (
     LONGEST_LINE_BYTES,
     Agreed,
@@ -57,7 +57,7 @@ INDEX = "JOB_COMPLETION_INDEX"  # the same from Kubernetes, in an Indexed Job
 
 
 @dataclass(frozen=True)
-class Part:
+class MachinePart:
     """This machine's part of the job."""
 
     master: str
@@ -87,7 +87,7 @@ class ThisMachine:
         return replace(record, part_of=self.count)
 
 
-def part(environ: Mapping[str, str]) -> Part:
+def part(environ: Mapping[str, str]) -> MachinePart:
     """Read the environment; one error names every variable that is missing or wrong."""
     wrong: list[str] = []
 
@@ -120,10 +120,10 @@ def part(environ: Mapping[str, str]) -> Part:
             "MASTER_ADDR=10.0.0.1 NNODES=2 NODE_RANK=0 orchestrator run-node train.py"
             "   (NODE_RANK=1 on the other)",
         )
-    return Part(master, port, nnodes, rank, world or None)
+    return MachinePart(master, port, nnodes, rank, world or None)
 
 
-def run(mine: Part, patience: float, arguments: LaunchArguments) -> int:
+def run(mine: MachinePart, patience: float, arguments: LaunchArguments) -> int:
     arguments.refuse(dict.fromkeys(("detach", "dry_run"), "is not for run-node"))
     waiting_time("--wait", patience)
     request = without_claims(resolve(arguments))
@@ -151,7 +151,9 @@ def run(mine: Part, patience: float, arguments: LaunchArguments) -> int:
     return follow_launched(launched, arguments.view)
 
 
-def checked(request: Request, by: Accelerate, mine: Part, node: ProbedNode) -> Request:
+def checked(
+    request: LaunchRequest, by: Accelerate, mine: MachinePart, node: ProbedNode
+) -> LaunchRequest:
     """Check accelerate's file as far as this machine can, before it meets the others."""
     accelerate.check_installed([node])
     rank = by.number("machine_rank") or 0  # 0 is in a file that serves all nodes
@@ -181,7 +183,7 @@ def address_of(master: str, patience: float) -> str:
     return address
 
 
-def reach(request: Request, mine: Part, patience: float) -> Reached:
+def reach(request: LaunchRequest, mine: MachinePart, patience: float) -> Reached:
     """Start the server on this machine and probe it; it holds the port of torchrun from here on."""
     address = address_of(mine.master, patience)
     port = PortWish(wanted=mine.port, exact=True, peers=mine.nnodes > 1)
@@ -200,7 +202,7 @@ def reach(request: Request, mine: Part, patience: float) -> Reached:
     return reached
 
 
-def check_master(mine: Part, reached: Reached, address: str) -> None:
+def check_master(mine: MachinePart, reached: Reached, address: str) -> None:
     """Check that MASTER_ADDR is this machine, and its port free."""
     addresses = [entry.address for entry in reached.facts.addresses]
     here = address in addresses or is_loopback(address)
@@ -218,7 +220,7 @@ def check_master(mine: Part, reached: Reached, address: str) -> None:
 
 
 def lead(
-    request: Request, mine: Part, reached: Reached, greeting: Hello, patience: float
+    request: LaunchRequest, mine: MachinePart, reached: Reached, greeting: Hello, patience: float
 ) -> Running:
     """As node 0, wait for all nodes, and send them the job's name and its experiment."""
     with Master(greeting, mine.port) as master:
@@ -241,7 +243,9 @@ def lead(
     return begin(prepared, mine, record, agreed)
 
 
-def follow_lead(request: Request, mine: Part, reached: Reached, agreed: Agreed) -> Running:
+def follow_lead(
+    request: LaunchRequest, mine: MachinePart, reached: Reached, agreed: Agreed
+) -> Running:
     """Start this machine's part as any other node."""
     nodes = alone(mine, reached)
     plan = make(request, mine, nodes, agreed)
@@ -252,12 +256,12 @@ def follow_lead(request: Request, mine: Part, reached: Reached, agreed: Agreed) 
     return begin(prepared, mine, record_job(prepared), agreed)
 
 
-def alone(mine: Part, reached: Reached) -> Nodes:
+def alone(mine: MachinePart, reached: Reached) -> Nodes:
     """Return this machine as the nodes of a launch."""
     return Nodes(ThisMachine(mine.nnodes), LocalTransport(), (reached,))
 
 
-def begin(prepared: Prepared, mine: Part, record: JobRecord, agreed: Agreed) -> Running:
+def begin(prepared: Prepared, mine: MachinePart, record: JobRecord, agreed: Agreed) -> Running:
     """Start this machine's part of a job that was written down."""
     # Supervisors ask no name server: one that hangs would hold up all that they do.
     address = queue.resolved(mine.master) or mine.master
@@ -267,7 +271,7 @@ def begin(prepared: Prepared, mine: Part, record: JobRecord, agreed: Agreed) -> 
     return start(prepared, record, first.replace(master=planned.master_address, token=agreed.token))
 
 
-def make(request: Request, mine: Part, nodes: Nodes, agreed: Agreed) -> Plan:
+def make(request: LaunchRequest, mine: MachinePart, nodes: Nodes, agreed: Agreed) -> Plan:
     """Plan this node's part; the other machines plan theirs."""
     counts = agreed.counts
     layout = Layout(

@@ -22,7 +22,7 @@ from orchestrator.head.schedulers.backend import (
     watch_batch,
 )
 from orchestrator.head.screen.output import say, write_out
-from orchestrator.head.start.request import Request, resolve
+from orchestrator.head.start.request import LaunchRequest, resolve
 from orchestrator.records import experiment, experiments
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.experiments import check_name
@@ -153,7 +153,7 @@ def submit(
     return EXIT_DONE
 
 
-def checked(launch: LaunchArguments) -> Request:
+def checked(launch: LaunchArguments) -> LaunchRequest:
     """Resolve the options of the launch, so that a wrong one is an error now."""
     launch.refuse(dict.fromkeys(("detach", "dry_run"), "cannot go into a batch file"))
     if launch.nodes_from == "list":
@@ -163,7 +163,7 @@ def checked(launch: LaunchArguments) -> Request:
     return request
 
 
-def command_line(asked: SbatchOptions, words: Sequence[str], request: Request) -> list[str]:
+def command_line(asked: SbatchOptions, words: Sequence[str], request: LaunchRequest) -> list[str]:
     """Write the command line of master_launch inside the job."""
     # By its path: on the compute node, PATH may be another one.
     command = [*installed("master_launch", "launch"), "--nodes-from", "slurm"]

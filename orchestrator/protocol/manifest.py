@@ -24,7 +24,7 @@ LONGEST_PATH = 4096
 LEADS_OUT = frozenset((b"", b".", b".."))  # parts of a path that could
 
 
-class Entry(NamedTuple):
+class ManifestEntry(NamedTuple):
     """One file, symbolic link or directory."""
 
     path: bytes  # below the directory of all
@@ -35,7 +35,7 @@ class Entry(NamedTuple):
     time: int = 0  # of its last change, in nanoseconds; 0 where a copy need not have it
 
 
-def packed(entries: Iterable[Entry]) -> bytes:
+def packed(entries: Iterable[ManifestEntry]) -> bytes:
     """Return the list as bytes: sorted, five fields each, which zeros end."""
     return _joined(
         (path, kind, b"%o %d" % (mode, time) if time else b"%o" % mode, b"%d" % size, value)
@@ -59,7 +59,7 @@ def digest_of(listing: bytes) -> str:
     return hashlib.sha256(listing).hexdigest()
 
 
-def unpacked(listing: bytes) -> tuple[Entry, ...]:
+def unpacked(listing: bytes) -> tuple[ManifestEntry, ...]:
     """Read a list from another machine; Nonsense where a path would lead out of the directory."""
     if len(listing) > LARGEST_LIST_BYTES:
         raise Nonsense(f"a list of {len(listing)} bytes")
@@ -70,7 +70,7 @@ def unpacked(listing: bytes) -> tuple[Entry, ...]:
     return entries
 
 
-def _entry(path: bytes, kind: bytes, numbers: bytes, size: bytes, value: bytes) -> Entry:
+def _entry(path: bytes, kind: bytes, numbers: bytes, size: bytes, value: bytes) -> ManifestEntry:
     sound = bool(value) == (kind == LINK) and kind in (LINK, DIRECTORY)
     if kind == FILE:
         sound = not value or HEXADECIMAL.fullmatch(value) is not None
@@ -79,7 +79,7 @@ def _entry(path: bytes, kind: bytes, numbers: bytes, size: bytes, value: bytes) 
         raise Nonsense(f"no entry of a list of files: {path[:60]!r}")
     if not is_inside(path):
         raise Nonsense(f"a path that leads out of the directory: {path[:60]!r}")
-    return Entry(path, kind, int(known[1], 8), int(size), value, int(known[2] or 0))
+    return ManifestEntry(path, kind, int(known[1], 8), int(size), value, int(known[2] or 0))
 
 
 def is_inside(path: bytes) -> bool:
@@ -100,7 +100,7 @@ def link_is_inside(path: str, target: str) -> bool:
     return ".." not in down and len(parts) - len(down) <= path.count("/")
 
 
-def _refuse_nested(entries: tuple[Entry, ...]) -> None:
+def _refuse_nested(entries: tuple[ManifestEntry, ...]) -> None:
     """Refuse a path twice, and one below a file or a link: nothing is written through a link."""
     kinds = {entry.path: entry.kind for entry in entries}
     if len(kinds) != len(entries):

@@ -35,7 +35,7 @@ class LeaseTerms(Message):
     fd: Optional[int] = None  # node 0: the open socket that the supervisor inherits
 
 
-class Attempt(Message):
+class AttemptNumber(Message):
     """Tells which attempt of a job this is, where a job may be restarted."""
 
     number: int  # from 1
@@ -59,7 +59,7 @@ class Placement(Message):
     supervisors: str = ""  # the address of node 0's supervisor,
     supervisors_port: int = 0  # which listens here; 0: there are no others, or it cannot
     token: str = ""  # known to the supervisors alone
-    attempt: Optional[Attempt] = None
+    attempt: Optional[AttemptNumber] = None
     hosts: tuple[str, ...] = ()  # addresses of all nodes, in order, if ranks are told them
     limit: float = 0.0  # seconds that are left to the job; 0: as many as it wants
 
@@ -89,7 +89,7 @@ class Spec(Message):
     warm: float = 0.0  # seconds for which processes stay ready after the job; 0: none do
     secrets: tuple[str, ...] = ()  # names in env whose values go nowhere else
     umask: int = -1  # of the login, for the ranks; -1: as the supervisor's own
-    attempt: Optional[Attempt] = None
+    attempt: Optional[AttemptNumber] = None
     version: Version = Version()  # of the supervisor
     rank_env: tuple[str, ...] = ()  # variables of ranks beside torchrun's: slurm, own
     hosts: tuple[str, ...] = ()  # addresses of all nodes, in order, if ranks are told them

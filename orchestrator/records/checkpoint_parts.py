@@ -46,7 +46,7 @@ def lacking(version: Version) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class CheckpointCandidate:
     """A state that can perhaps be loaded."""
 
     step: int
@@ -64,7 +64,7 @@ class Candidate:
         local = (each for each in whole.values() for holding in each if holding.node == node)
         return next(local, None) or whole[min(whole)]
 
-    def without(self, damaged: Iterable[tuple[int, str, str]]) -> Candidate:
+    def without(self, damaged: Iterable[tuple[int, str, str]]) -> CheckpointCandidate:
         """Forget (node, manifest, file) that cannot be trusted."""
         bad = set(damaged)
         versions = {
@@ -92,7 +92,7 @@ class Candidate:
         return f"step {self.step} lacks {', '.join(shown_names)}{more}"
 
 
-def candidates(holdings: Iterable[Holding]) -> list[Candidate]:
+def candidates(holdings: Iterable[Holding]) -> list[CheckpointCandidate]:
     """Put together what the nodes hold; the state that was saved last comes first."""
     states: dict[tuple[int, str], dict[str, Version]] = {}
     for holding in holdings:
@@ -102,7 +102,7 @@ def candidates(holdings: Iterable[Holding]) -> list[Candidate]:
     for (step, save), versions in states.items():
         held = [holding for version in versions.values() for holding in version]
         created = max(holding.created for holding in held)
-        candidate = Candidate(step, created, held[0].in_memory, versions)
+        candidate = CheckpointCandidate(step, created, held[0].in_memory, versions)
         found.append(((created, step, save), candidate))
     return [candidate for _, candidate in sorted(found, key=lambda each: each[0], reverse=True)]
 
@@ -117,7 +117,9 @@ class Delivery:
     record: FileRecord
 
 
-def deliveries(candidate: Candidate, needs: Mapping[int, Iterable[str]]) -> list[Delivery]:
+def deliveries(
+    candidate: CheckpointCandidate, needs: Mapping[int, Iterable[str]]
+) -> list[Delivery]:
     """Bring every node the files that it needs and lacks, from those that have least to give."""
     sent: dict[int, int] = {}
     plan = []
@@ -134,7 +136,7 @@ def deliveries(candidate: Candidate, needs: Mapping[int, Iterable[str]]) -> list
     return plan
 
 
-def nothing_whole(found: Sequence[Candidate]) -> CheckFailed:
+def nothing_whole(found: Sequence[CheckpointCandidate]) -> CheckFailed:
     """Return the error that none of the checkpoints that were found can be loaded."""
     lines = "\n    ".join(candidate.shortage() for candidate in found[:MOST_NAMED])
     return CheckFailed(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from orchestrator.protocol.message import Moment
 from orchestrator.records import machines as remembered
-from orchestrator.records.machines import Place, machine_of
+from orchestrator.records.machines import ListedNode, machine_of
 
 FILE = "cordons.json"
 LONGEST_CHARACTERS = 200  # of a reason
@@ -38,7 +38,7 @@ def read() -> dict[str, Cordon]:
     return dict(sorted(known.items(), key=lambda entry: entry[1].since))
 
 
-def words_of(node: Place, cordons: Mapping[str, Cordon]) -> str:
+def words_of(node: ListedNode, cordons: Mapping[str, Cordon]) -> str:
     """Say why a node is cordoned and since when; nothing, if it is not."""
     cordon = cordons.get(machine_of(node))
     return cordon.words if cordon is not None else ""

@@ -22,7 +22,7 @@ from orchestrator.config.launch import Launch
 from orchestrator.protocol.events import RankState
 from orchestrator.protocol.message import decode, encode, parse
 from orchestrator.records import trust
-from orchestrator.records.outcome import Head, Receipt, SlowRank, Verdict
+from orchestrator.records.outcome import Head, JobVerdict, Receipt, SlowRank
 
 RECORD = "job.json"
 LARGEST_RECORD_BYTES = 64 << 20
@@ -95,7 +95,7 @@ class Attempt:
     ended: float
     state: str  # failed or lost; done or stopped of the last one
     exit_code: int | None
-    verdict: Verdict | None
+    verdict: JobVerdict | None
     nodes: list[str]  # names
     codes: list[int] = field(default_factory=list)  # exit codes of its ranks, each once
     step: int | None = None  # that it had reached, where that is known
@@ -134,7 +134,7 @@ class JobRecord:
     launch: Launch = field(default_factory=Launch)  # the options; `start` is the way chosen
     ended: float | None = None
     exit_code: int | None = None
-    verdict: Verdict | None = None
+    verdict: JobVerdict | None = None
     slow: list[SlowRank] = field(default_factory=list)  # who held the others up
     goodput: dict[str, float] = field(default_factory=dict)  # seconds by what they went into
     receipts: dict[str, Receipt] = field(default_factory=dict)  # by node, of `stop`

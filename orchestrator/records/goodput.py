@@ -15,7 +15,7 @@ from pathlib import Path
 from orchestrator.protocol.message import Few, Nonsense, decode
 from orchestrator.records.experiment import JobRecord
 from orchestrator.records.metrics.lines import GrowingFile
-from orchestrator.records.outcome import Verdict
+from orchestrator.records.outcome import JobVerdict
 
 PARTS = {  # as job.json has them -> in words
     "training": "training",
@@ -152,7 +152,7 @@ def ahead_at(record: JobRecord, moment: float) -> float:
     return next((span.clock for span in spans if moment - span.clock >= span.started), 0.0)
 
 
-def failed_at(verdict: Verdict | None) -> float | None:
+def failed_at(verdict: JobVerdict | None) -> float | None:
     return (verdict.time or None) if verdict else None
 
 

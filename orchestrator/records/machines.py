@@ -25,7 +25,7 @@ T = TypeVar("T")
 LARGEST_BYTES = 16 << 20
 
 
-class Place(Protocol):
+class ListedNode(Protocol):
     """A node of a list or of a record."""
 
     @property
@@ -35,7 +35,7 @@ class Place(Protocol):
     def port(self) -> int | None: ...
 
 
-def machine_of(node: Place) -> str:
+def machine_of(node: ListedNode) -> str:
     """Write host:port, or [v6]:port; the host alone where the list gives no port."""
     host = node.host.lower()
     if ":" in host:

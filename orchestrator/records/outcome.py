@@ -34,7 +34,7 @@ class Cause:
 
 
 @dataclass(frozen=True)
-class Verdict(Cause):
+class JobVerdict(Cause):
     """Why a job did not end well: the first cause, and what came of it."""
 
     title: str = ""

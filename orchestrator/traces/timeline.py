@@ -35,7 +35,7 @@ PHASE = "orchestrator: "  # begins the names by which the training loop marks it
 
 
 @dataclass(frozen=True)
-class Rank:
+class TracedRank:
     """One rank's share of all traced steps. Milliseconds, which add up to the whole:
     compute + exposed + data + idle = window; overlapped + exposed = communication."""
 
@@ -50,7 +50,7 @@ class Rank:
     collectives: dict[str, Spans]  # of each kind and group, in the order in which they began
 
 
-class Event(NamedTuple):
+class TraceEvent(NamedTuple):
     name: str
     kind: str  # `cat` in the file
     thread: Any
@@ -63,13 +63,13 @@ class Event(NamedTuple):
         return self.start, self.end
 
 
-def read(path: Path) -> tuple[int | None, Rank]:
+def read(path: Path) -> tuple[int | None, TracedRank]:
     """Return the rank that a trace says it is of, and what it says."""
     with opened(path) as trace:
         return trace.rank, of_rank(what_matters(trace.events()))
 
 
-def what_matters(entries: Iterable[dict[str, Any]]) -> Iterator[Event]:
+def what_matters(entries: Iterable[dict[str, Any]]) -> Iterator[TraceEvent]:
     """Drop the events of a trace that say nothing here."""
     for entry in entries:
         if entry["ph"] == "X" and entry.get("cat") in KINDS:
@@ -78,11 +78,11 @@ def what_matters(entries: Iterable[dict[str, Any]]) -> Iterator[Event]:
             known = entry.get("args") or {}
             args = {name: known[name] for name in ARGS if name in known}
             name = sys.intern(entry["name"])
-            yield Event(name, entry["cat"], entry.get("tid"), start, end, args)
+            yield TraceEvent(name, entry["cat"], entry.get("tid"), start, end, args)
 
 
-def of_rank(events: Iterable[Event]) -> Rank:
-    found: defaultdict[str, list[Event]] = defaultdict(list)
+def of_rank(events: Iterable[TraceEvent]) -> TracedRank:
+    found: defaultdict[str, list[TraceEvent]] = defaultdict(list)
     for event in events:
         found[sort_of(event)].append(event)
     on_device = bool(found["kernel"] or found["nccl"])
@@ -101,7 +101,7 @@ def of_rank(events: Iterable[Event]) -> Rank:
     waiting = intersect(merge(event.span for event in found["data"]), window)
     both = length(intersect(compute, talking))
     data = length(waiting) - length(intersect(waiting, busy))
-    return Rank(
+    return TracedRank(
         steps=max(len({event.name for event in found["step"]}), 1),
         window_ms=length(window) / 1e3,
         compute_ms=length(compute) / 1e3,
@@ -114,7 +114,7 @@ def of_rank(events: Iterable[Event]) -> Rank:
     )
 
 
-def sort_of(event: Event) -> str:
+def sort_of(event: TraceEvent) -> str:
     """Name what an event is; RCCL on AMD uses the names of NCCL's kernels."""
     if event.kind == "kernel":
         return "nccl" if "nccl" in event.name or "rccl" in event.name else "kernel"
@@ -129,16 +129,16 @@ def sort_of(event: Event) -> str:
     return "other"
 
 
-def computing(calls: Iterable[Event], gloo: set[Any]) -> Intervals:
+def computing(calls: Iterable[TraceEvent], gloo: set[Any]) -> Intervals:
     """Return when a CPU ran operations that neither are, nor start, nor belong to a collective."""
-    threads: defaultdict[Any, list[Event]] = defaultdict(list)
+    threads: defaultdict[Any, list[TraceEvent]] = defaultdict(list)
     for call in calls:
         if call.thread not in gloo:
             threads[call.thread].append(call)
     return merge(span for of_thread in threads.values() for span in computing_calls(of_thread))
 
 
-def computing_calls(calls: list[Event]) -> Iterator[tuple[float, float]]:
+def computing_calls(calls: list[TraceEvent]) -> Iterator[tuple[float, float]]:
     """Go through a thread's operations in the order in which they began, outer ones first."""
     calls.sort(key=lambda call: (call.start, -call.end))
     counts = [True] * len(calls)
@@ -156,7 +156,7 @@ def computing_calls(calls: list[Event]) -> Iterator[tuple[float, float]]:
     return (call.span for call, counted in zip(calls, counts, strict=True) if counted)
 
 
-def collectives_of(events: Iterable[Event]) -> dict[str, Spans]:
+def collectives_of(events: Iterable[TraceEvent]) -> dict[str, Spans]:
     """List collectives: each has the same name and position on every rank of its group.
 
     NCCL's events name the group; gloo's do not, and all groups of a rank are one then.
@@ -311,7 +311,7 @@ class Overlap:
     """All ranks. A collective lasts from the arrival of a rank to its end, so it contains the wait
     for the last one to arrive, who is the slow one and waits least."""
 
-    ranks: dict[int, Rank]
+    ranks: dict[int, TracedRank]
     waited_ms: dict[int, float]  # per step: in collectives that took a faster rank less time
     straggler: int | None  # the rank that waits least, if the others wait noticeably longer
     lag_ms: float  # per step: how much longer, on average
@@ -335,7 +335,7 @@ class Overlap:
 NOTICEABLE = 0.02  # of a step; less is noise
 
 
-def compare(ranks: Mapping[int, Rank]) -> Overlap:
+def compare(ranks: Mapping[int, TracedRank]) -> Overlap:
     waits: dict[int, Intervals] = {number: [] for number in ranks}
     unmatched = []
     for kind in sorted({kind for rank in ranks.values() for kind in rank.collectives}):

@@ -29,8 +29,8 @@ from orchestrator.config.launch import LaunchArguments
 from orchestrator.head.start import claims
 from orchestrator.head.start.claims import Occupied, wait
 from orchestrator.head.start.nodes import Nodes
-from orchestrator.head.start.request import Request, resolve
-from orchestrator.node.server.visit import Refusal, Visit
+from orchestrator.head.start.request import LaunchRequest, resolve
+from orchestrator.node.server.visit import Refusal, ServerSession
 from orchestrator.node.start.book import Book
 from orchestrator.node.start.claims import Claims
 from orchestrator.protocol.requests.claims import RUNNING
@@ -44,7 +44,7 @@ class Machine:
     """A node as a head has it: its channel is the server's own code, in this process."""
 
     def __init__(self, place: Path) -> None:
-        self.visit = Visit()
+        self.visit = ServerSession()
         self.visit.of(Claims).book = Book(str(place))
         name = place.name
         self.node = SimpleNamespace(name=name, slots=SLOTS, line=1)
@@ -64,7 +64,7 @@ class Machine:
         return self.ask(request, timeout)
 
 
-def request_of(dice: random.Random, queue: bool) -> Request:
+def request_of(dice: random.Random, queue: bool) -> LaunchRequest:
     request = resolve(LaunchArguments(program=("true",)), ["master_launch"])
     launch = replace(
         request.config.launch,
@@ -75,7 +75,7 @@ def request_of(dice: random.Random, queue: bool) -> Request:
     return replace(request, begun=time.time(), config=replace(request.config, launch=launch))
 
 
-def start(request: Request, nodes: Nodes) -> None:
+def start(request: LaunchRequest, nodes: Nodes) -> None:
     wanted = [
         claims.NodeClaim(node.node.name, node.channel, claims.wish_of(request, node))
         for node in nodes.reached
@@ -85,7 +85,7 @@ def start(request: Request, nodes: Nodes) -> None:
         raise Occupied(taken.missing, len(nodes.reached))
 
 
-def never() -> tuple[Request, Nodes]:
+def never() -> tuple[LaunchRequest, Nodes]:
     raise AssertionError("a node is lost, and none of these can be")
 
 

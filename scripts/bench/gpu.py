@@ -43,7 +43,7 @@ from orchestrator.engine.ranks import ranks  # noqa: E402
 from orchestrator.engine.ranks.ranks import Ranks  # noqa: E402
 from orchestrator.engine.saving import checkpoint  # noqa: E402
 from orchestrator.engine.saving.memory import Memory  # noqa: E402
-from orchestrator.engine.saving.ownership import Run  # noqa: E402
+from orchestrator.engine.saving.ownership import TrainingRun  # noqa: E402
 from orchestrator.engine.saving.reader import load_into  # noqa: E402
 from orchestrator.engine.sharding import mesh  # noqa: E402
 from orchestrator.node.machine import nvidia  # noqa: E402
@@ -497,7 +497,7 @@ def kept_in_memory(place: Path) -> Seen:
     size = 1 << (16 if REHEARSING else 28)
     alone = Ranks(0, 1, 0, torch.device("cpu"), ((0, "here"),))
     state = {"model.weight": torch.ones(size, device=DEVICE)}
-    memory = Memory(place / "t", alone, Run(), print, node_holds_all=True)
+    memory = Memory(place / "t", alone, TrainingRun(), print, node_holds_all=True)
     wrong = 0
     for step in range(1, 5):
         state["made"] = torch.ones(size, device=DEVICE)

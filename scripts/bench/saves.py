@@ -27,8 +27,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from orchestrator.config import schema
 from orchestrator.engine.ranks.ranks import Ranks
 from orchestrator.engine.saving.checkpoint import Checkpoints
-from orchestrator.engine.saving.loading import Target, resume
-from orchestrator.engine.saving.ownership import Run
+from orchestrator.engine.saving.loading import LoadTarget, resume
+from orchestrator.engine.saving.ownership import TrainingRun
 from orchestrator.records import checkpoint_store
 
 TENSORS = 64
@@ -75,9 +75,9 @@ def main() -> None:
 def measure(model: nn.Module, place: Path, repeat: int, found: dict[str, list[float]]) -> None:
     alone, state = Ranks(0, 1, 0, torch.device("cpu"), ((0, "here"),)), dict(model.state_dict())
     state = {f"model.{name}": value for name, value in state.items()}
-    kept, run = schema.Checkpoint(keep=1), Run("run", "bench")
+    kept, run = schema.CheckpointConfig(keep=1), TrainingRun("run", "bench")
     store = Checkpoints(kept, place / "ours", alone, run, quiet, node_holds_all=True)
-    target = Target(alone, run, model, Beside(), quiet, quiet)
+    target = LoadTarget(alone, run, model, Beside(), quiet, quiet)
 
     def timed(what: str, call: Callable[[], object]) -> None:
         began = time.perf_counter()

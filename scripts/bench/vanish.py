@@ -25,7 +25,7 @@ from pathlib import Path
 from ground import machine, require_root
 
 from orchestrator.records.experiment import Experiment
-from orchestrator.records.outcome import Verdict
+from orchestrator.records.outcome import JobVerdict
 from tests.clusters.netns import NetnsCluster
 from tests.launching import Command, Head
 
@@ -170,7 +170,7 @@ class Bench:
     def look(self, one: Round) -> Iterator[str]:
         """Compare what was written down with what is so."""
         record = Experiment(self.head.experiment).read_record()
-        verdict = record.verdict or Verdict()
+        verdict = record.verdict or JobVerdict()
         one.said = " ".join(filter(None, [record.state, verdict.kind, verdict.node_name]))
         if verdict.node is not None and verdict.node not in one.victims:
             yield f"the verdict names host{verdict.node}: {verdict.message}"

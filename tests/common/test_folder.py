@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.common.folder import Folder, Partial
+from orchestrator.common.folder import Folder, PartialFile
 
 
 def test_what_a_full_disk_takes_a_part_of_is_not_whole(tmp_path: Path) -> None:
     """A limit of a file's size does what the last room of a disk does: a part, and no error."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     folder = Folder(tmp_path, private=True)
-    part = Partial(folder, ["file"], "test")
+    part = PartialFile(folder, ["file"], "test")
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
         with pytest.raises(OSError, match=os.strerror(errno.EFBIG)):

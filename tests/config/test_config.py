@@ -16,7 +16,7 @@ from orchestrator.common.errors import EXIT_USAGE, UsageError
 from orchestrator.config.launch import Launch
 from orchestrator.config.load import dump, load
 from orchestrator.config.parse import build
-from orchestrator.config.schema import Config, Nccl, Profiling
+from orchestrator.config.schema import Config, NcclConfig, ProfilingConfig
 
 ROOT = Path(__file__).parents[2]
 
@@ -264,7 +264,7 @@ def test_what_is_written_down_is_read_again(
 ) -> None:  # fmt: skip
     """config.yaml of an experiment starts the same job; the spec brings the same to the ranks."""
     launch = Launch(name=name, grace=grace, nproc=nproc)
-    config = Config(launch=launch, env=env, nccl=Nccl("roce", nccl))
+    config = Config(launch=launch, env=env, nccl=NcclConfig("roce", nccl))
     file = tmp_path_factory.getbasetemp() / "config.yaml"
     file.write_text(dump(config), encoding="utf-8")
     assert load(file) == config
@@ -331,16 +331,16 @@ def test_contradictions_name_both(overrides: list[str], names: list[str]) -> Non
 @pytest.mark.parametrize(
     ("profiling", "steps", "before"),
     [
-        (Profiling(active=3), 100, (5, 2)),
-        (Profiling(active=2), 9, (5, 2)),
-        (Profiling(active=2), 6, (2, 2)),  # a short run is traced from its beginning
-        (Profiling(active=2), 2, (0, 0)),
-        (Profiling(active=2, wait=4), 7, (4, 1)),
-        (Profiling(active=2, wait=0, warmup=0), 100, (0, 0)),
+        (ProfilingConfig(active=3), 100, (5, 2)),
+        (ProfilingConfig(active=2), 9, (5, 2)),
+        (ProfilingConfig(active=2), 6, (2, 2)),  # a short run is traced from its beginning
+        (ProfilingConfig(active=2), 2, (0, 0)),
+        (ProfilingConfig(active=2, wait=4), 7, (4, 1)),
+        (ProfilingConfig(active=2, wait=0, warmup=0), 100, (0, 0)),
     ],
 )
 def test_a_short_run_is_profiled_from_its_beginning(
-    profiling: Profiling, steps: int, before: tuple[int, int]
+    profiling: ProfilingConfig, steps: int, before: tuple[int, int]
 ) -> None:
     decided = profiling.within(steps)
     assert (decided.wait, decided.warmup) == before

@@ -19,7 +19,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "containers.md"
 COMPOSE, KUBERNETES = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
 
 
-def started(words: list[str], env: dict[str, str]) -> tuple[run_node.Part, tuple[str, ...]]:
+def started(words: list[str], env: dict[str, str]) -> tuple[run_node.MachinePart, tuple[str, ...]]:
     """Return the part of the job that a container starts, and its program."""
     program, command, *rest = words
     assert (program, command) == ("orchestrator", "run-node")

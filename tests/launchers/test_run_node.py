@@ -163,11 +163,11 @@ GOOD = {"MASTER_ADDR": "10.0.0.1", "NNODES": "2", "NODE_RANK": "1"}
 
 
 def test_a_part_of_a_job() -> None:
-    assert by_hand.part(GOOD) == by_hand.Part("10.0.0.1", 29500, 2, 1, None)
-    assert by_hand.part({"NNODES": "1"}) == by_hand.Part("127.0.0.1", 29500, 1, 0, None)
+    assert by_hand.part(GOOD) == by_hand.MachinePart("10.0.0.1", 29500, 2, 1, None)
+    assert by_hand.part({"NNODES": "1"}) == by_hand.MachinePart("127.0.0.1", 29500, 1, 0, None)
     assert by_hand.part({**GOOD, "MASTER_ADDR": "[fd00::1]"}).master == "fd00::1"
     indexed = {"MASTER_ADDR": "run-0.run", "NNODES": "2", "JOB_COMPLETION_INDEX": "1"}
-    assert by_hand.part(indexed) == by_hand.Part("run-0.run", 29500, 2, 1, None)
+    assert by_hand.part(indexed) == by_hand.MachinePart("run-0.run", 29500, 2, 1, None)
     assert by_hand.part({**indexed, "NODE_RANK": "1"}).rank == 1
 
 

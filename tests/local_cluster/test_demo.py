@@ -17,7 +17,7 @@ import pytest
 from orchestrator.common.errors import CheckFailed
 from orchestrator.config import load
 from orchestrator.config.launch import Launch, LaunchArguments
-from orchestrator.config.schema import Fsdp, Optimizer
+from orchestrator.config.schema import FsdpConfig, OptimizerConfig
 from orchestrator.local_cluster import demo
 from tests.clusters.require import require_sshd
 from tests.launching import BIN, PATIENCE, Command
@@ -153,5 +153,5 @@ def test_the_default_config_of_a_launch_is_what_the_engine_has_by_default() -> N
     """It shows every section; nobody needs to guess what a key that is left out would be."""
     shown = load.load(REPOSITORY / "config/multi_node/distributed_two_nodes.yaml")
     assert shown.launch == Launch()
-    assert shown.optimizer == Optimizer()
-    assert shown.fsdp == Fsdp()
+    assert shown.optimizer == OptimizerConfig()
+    assert shown.fsdp == FsdpConfig()

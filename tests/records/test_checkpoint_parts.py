@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.records.checkpoint_manifest import FileRecord
 from orchestrator.records.checkpoint_parts import (
-    Candidate,
+    CheckpointCandidate,
     Holding,
     candidates,
     deliveries,
@@ -25,11 +25,11 @@ def holding(
     return Holding(node, step, save, step + node / 10, manifest, ALL, frozenset(here), HOSTS)
 
 
-def found(*holdings: Holding) -> Candidate:
+def found(*holdings: Holding) -> CheckpointCandidate:
     return candidates(holdings)[0]
 
 
-def moves(candidate: Candidate, **needs: str) -> list[str]:
+def moves(candidate: CheckpointCandidate, **needs: str) -> list[str]:
     wanted = {int(node[1:]): set(names) for node, names in needs.items()}
     return [f"{each.name}: {each.source}>{each.target}" for each in deliveries(candidate, wanted)]
 

@@ -20,7 +20,7 @@ from orchestrator.protocol.message import encode
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.experiments import create, every, find
-from orchestrator.records.outcome import Head, Verdict
+from orchestrator.records.outcome import Head, JobVerdict
 
 ROOT = Path(__file__).parents[2]
 NODE = NodeRecord(0, "bob@gpu01", "gpu01", "bob", None, "10.0.0.1", "/usr/bin/python3", 0, 2)
@@ -104,7 +104,7 @@ def test_the_record_there_and_back(tmp_path: Path) -> None:
     place = Experiment(tmp_path)
     place.write_record(record())
     assert place.read_record() == record()
-    place.write_record(record(state="done", exit_code=0, verdict=Verdict(kind="x")))
+    place.write_record(record(state="done", exit_code=0, verdict=JobVerdict(kind="x")))
     assert place.read_record().state == "done"
     assert [path.name for path in tmp_path.iterdir()] == ["job.json"]
 

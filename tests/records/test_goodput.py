@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from orchestrator.records import goodput
 from orchestrator.records.experiment import Attempt, JobRecord
 from orchestrator.records.goodput import Account, Span
-from orchestrator.records.outcome import Verdict
+from orchestrator.records.outcome import JobVerdict
 from tests.records.one_node import NODE
 
 
@@ -114,12 +114,12 @@ def test_a_number_that_is_none_is_no_line(tmp_path: Path) -> None:
 
 
 def attempt(number: int, started: float, ended: float, *, restarted: bool) -> Attempt:
-    verdict = Verdict(time=ended - 1)
+    verdict = JobVerdict(time=ended - 1)
     return Attempt(number, "j", started, ended, "failed", 1, verdict, [], restarted=restarted)
 
 
 def record(state: str, *attempts: Attempt, ended: float | None = None) -> JobRecord:
-    verdict = Verdict(time=ended - 2) if ended and not attempts else None
+    verdict = JobVerdict(time=ended - 2) if ended and not attempts else None
     made = JobRecord("j", "e", state, [], [], 100.0, attempts=list(attempts), ended=ended)
     return replace(made, verdict=verdict)
 

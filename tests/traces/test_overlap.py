@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from orchestrator.common.errors import UsageError
 from orchestrator.traces import timeline
-from orchestrator.traces.timeline import Event, Rank, intersect, length, merge, of_rank
+from orchestrator.traces.timeline import TracedRank, TraceEvent, intersect, length, merge, of_rank
 from tests.engine import pair
 
 pytestmark = pytest.mark.slow
@@ -62,7 +62,7 @@ def event(name: str, start: float, end: float, cat: str = "kernel", **more: Any)
     return {**named, "ts": start, "dur": end - start, "args": args}
 
 
-def read(tmp_path: Path, *events: dict[str, Any], rank: int = 0) -> Rank:
+def read(tmp_path: Path, *events: dict[str, Any], rank: int = 0) -> TracedRank:
     path = tmp_path / f"rank_{rank:02d}.json.gz"
     with gzip.open(path, "wt") as file:
         json.dump({"schemaVersion": 1, "traceEvents": [*NOISE, *events]}, file)
@@ -88,9 +88,9 @@ def test_parts_add_up(
     talk: list[tuple[float, float]],
     wait: list[tuple[float, float]],
 ) -> None:
-    events = [Event("void gemm()", "kernel", 7, *span, {}) for span in compute]
-    events += [Event(GATHER, "kernel", 20, *span, {}) for span in talk]
-    events += [Event("orchestrator: data", "user_annotation", 1, *span, {}) for span in wait]
+    events = [TraceEvent("void gemm()", "kernel", 7, *span, {}) for span in compute]
+    events += [TraceEvent(GATHER, "kernel", 20, *span, {}) for span in talk]
+    events += [TraceEvent("orchestrator: data", "user_annotation", 1, *span, {}) for span in wait]
     found = of_rank(events)
     c, t = cells(compute), cells(talk)
     window = set(range(min(c | t), max(c | t) + 1)) if c | t else set()
@@ -157,7 +157,7 @@ def test_the_slowest_waits_least(tmp_path: Path) -> None:
     """Four ranks in two groups. Rank 2 arrives 4 ms late each time; its partner in the group waits
     for it, and the ranks of the other group wait in the all-reduce across."""
 
-    def rank(number: int, gather: float, reduce: float) -> Rank:
+    def rank(number: int, gather: float, reduce: float) -> TracedRank:
         group = str(number // 2)
         spans = [event("gemm", 0, 20000), event("gemm", 20000, 40000)]
         for step in (0, 20000):

@@ -17,7 +17,7 @@ from orchestrator.common.text import Say
 from orchestrator.engine.core import average
 from orchestrator.engine.core.kept import WHAT_IS_DRAWN, Snapshot
 from orchestrator.engine.core.parts import Parts, as_path
-from orchestrator.engine.core.stopping import Request, TrainState
+from orchestrator.engine.core.stopping import TrainingRequest, TrainState
 from orchestrator.engine.data.batch import Batches, DataPlace
 from orchestrator.engine.models.losses import Losses
 from orchestrator.engine.ranks import agreement, plain_names
@@ -105,7 +105,7 @@ class Checkpointing:
         disk_alone: bool = True,
     ) -> checkpoint_store.Checkpoint | None:
         parts = self.parts
-        target = loading.Target(
+        target = loading.LoadTarget(
             parts.ranks, self.run, parts.bare, parts.auxiliary, self._accept, self.say
         )
         loaded = loading.resume(find, target, room, memory=in_memory, disk_alone=disk_alone)
@@ -127,7 +127,7 @@ class Checkpointing:
 
     # -- at the beginning of a training ------------------------------------------------------------
 
-    def begin(self, asked: Request, training: Batches) -> None:
+    def begin(self, asked: TrainingRequest, training: Batches) -> None:
         """Resume, if asked or restarted; open the stores that the training saves into."""
         self.at_end, self.savable = asked.at_end, False
         self.checkpoints = self._resumed(asked)
@@ -148,14 +148,14 @@ class Checkpointing:
         if self.checkpoints is not None:
             self.checkpoints.close()
 
-    def _resumed(self, asked: Request) -> Checkpoints | None:
+    def _resumed(self, asked: TrainingRequest) -> Checkpoints | None:
         """Resume, if asked or restarted; make the stores that a training saves into, if it does."""
         place = self._place_in_memory()
         checkpoints = self._resumed_from(asked, place)
         self._open_memory(place)
         return checkpoints
 
-    def _resumed_from(self, asked: Request, place: Path | None) -> Checkpoints | None:
+    def _resumed_from(self, asked: TrainingRequest, place: Path | None) -> Checkpoints | None:
         outputs, built_in = outputs_directory(), self.built_in
         default = outputs / "checkpoints" if outputs else None if built_in else Path("checkpoints")
         if asked.directory is None and default is None:
@@ -179,7 +179,7 @@ class Checkpointing:
         return checkpoints
 
     def _begun(
-        self, asked: Request, place: Path | None, directory: Path
+        self, asked: TrainingRequest, place: Path | None, directory: Path
     ) -> checkpoint_store.Checkpoint | None:
         """Load what it is to go on from, if there is something."""
         searches = asked.directory is None and asked.resume == "auto"
@@ -214,7 +214,7 @@ class Checkpointing:
             raise CheckFailed(problem)
         return None if path is None else str(path)
 
-    def _without_directory(self, asked: Request, place: Path | None) -> None:
+    def _without_directory(self, asked: TrainingRequest, place: Path | None) -> None:
         """Say that the engine, started by hand, has no directory of its own to save into."""
         loaded = self._load(None, Path.cwd(), in_memory=place) if place is not None else None
         if not asked.saves and asked.resume == "never":
@@ -354,7 +354,7 @@ class Checkpointing:
         tensors = state_of_model(parts.bare, snapshot.tensors)
         checkpoints.save(state.step, tensors, progress, best=best)
 
-    def _progress(self, snapshot: Snapshot, run: ownership.Run) -> dict[str, Any]:
+    def _progress(self, snapshot: Snapshot, run: ownership.TrainingRun) -> dict[str, Any]:
         """Return all of the state that is no tensor, as JSON keeps it."""
         state, steppers = self.state, self.parts.steppers
         return {

@@ -23,7 +23,7 @@ from orchestrator.engine.core.parts import Parts
 from orchestrator.engine.core.stopping import PROFILE, Metrics, StopPolicy, TrainState
 from orchestrator.engine.data.batch import (
     Batches,
-    Following,
+    BatchStream,
     Micro,
     to_device,
 )
@@ -123,7 +123,7 @@ class Loop:
     def _epoch(self) -> None:
         """Train one epoch, or what is left of it."""
         state, config = self.state, self.parts.config
-        batches = Following(self.training.epoch(state.epoch, state.position))
+        batches = BatchStream(self.training.epoch(state.epoch, state.position))
         index = 0  # of the micro-batch in its step
         while (micro := self._next(batches)) is not None:
             if index == 0:
@@ -145,11 +145,11 @@ class Loop:
                 return
         self._after_step(epoch_over=True)
 
-    def _over(self, batches: Following) -> bool:
+    def _over(self, batches: BatchStream) -> bool:
         with self.reporter.phases("data"):
             return not self.training.endless and batches.over()
 
-    def _next(self, batches: Following) -> Micro | None:
+    def _next(self, batches: BatchStream) -> Micro | None:
         with self.reporter.phases("data"):
             micro = batches.next()
             if micro is None:

@@ -29,7 +29,7 @@ from torch.optim import (
 
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.parse import one_of
-from orchestrator.config.schema import Config, Scheduler
+from orchestrator.config.schema import Config, SchedulerConfig
 from orchestrator.engine.models.import_by_name import kind
 from orchestrator.engine.models.nested import mapped
 from orchestrator.engine.ranks import plain_names
@@ -389,7 +389,7 @@ class LrScheduler:
             self.scheduler.load_state_dict({**self.scheduler.state_dict(), **state})
 
 
-def schedule(config: Scheduler, step: int, max_steps: int) -> float:
+def schedule(config: SchedulerConfig, step: int, max_steps: int) -> float:
     """Return the part of the highest learning rate that step 1, 2, ... has."""
     total = config.total_steps or max_steps
     warmup = max(1, total // 20) if config.warmup_steps is None else config.warmup_steps

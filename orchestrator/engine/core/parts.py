@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from orchestrator.common.errors import UsageError, nearest
 from orchestrator.common.files import expanded
-from orchestrator.config.schema import Config, Training
+from orchestrator.config.schema import Config, TrainingConfig
 from orchestrator.engine.core import settings
 from orchestrator.engine.core.kept import AuxiliaryState
 from orchestrator.engine.core.optimizer import configured, one_of_several, schedule
@@ -158,7 +158,9 @@ def warmed_up(lr_scale: float, warmup_steps: int, step: int) -> float:
     return lr_scale * min(1.0, step / max(1, warmup_steps))
 
 
-def training_of(name: str, clip_grad_norm: Each, ema: Each, training: Training) -> Training:
+def training_of(
+    name: str, clip_grad_norm: Each, ema: Each, training: TrainingConfig
+) -> TrainingConfig:
     """Return the settings of one optimizer, with its own clipping and average."""
     own: dict[str, float | None] = {}
     if isinstance(clip_grad_norm, Mapping):

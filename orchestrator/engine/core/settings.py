@@ -18,8 +18,8 @@ from orchestrator.common.errors import UsageError
 from orchestrator.common.text import Say, plural
 from orchestrator.config import parse
 from orchestrator.config.parse import at_least, one_of
-from orchestrator.config.schema import SHARDED, Config, Training, best_metric
-from orchestrator.engine.core.stopping import Duration, Limit, Request, parse_period
+from orchestrator.config.schema import SHARDED, Config, TrainingConfig, best_metric
+from orchestrator.engine.core.stopping import Duration, Limit, TrainingRequest, parse_period
 from orchestrator.engine.data.batch import Batches
 from orchestrator.engine.data.sharded_loader import Shard
 
@@ -175,7 +175,7 @@ def request_of(
     save_to: str | Path | None,
     keep: int | None,
     resume: bool,
-) -> Request:
+) -> TrainingRequest:
     """Put arguments and keys together. `keys`: those that the program has set; a Trainer saves for
     no other reason than what somebody has said, the built-in engine by its config alone."""
     at_least("epochs", epochs, 1)
@@ -196,7 +196,7 @@ def request_of(
     asks = bool(saving or best or save_to or (named and not built_in))
     at_end = checkpoint.at_end if built_in or "at_end" in set_keys else asks
     refuse_lone(best, patience, keep, saves=asks or at_end)
-    return Request(
+    return TrainingRequest(
         epochs=epochs,
         least=parse_period("min_period", min_period),
         limits=limits,
@@ -229,7 +229,7 @@ def refuse_lone(best: str | None, patience: int | None, keep: int | None, *, sav
         )
 
 
-def limits_of(training: Training, most: Duration | None) -> list[Limit]:
+def limits_of(training: TrainingConfig, most: Duration | None) -> list[Limit]:
     limits = [Limit(most, "max_period is over")] if most else []
     if training.max_steps != UNENDING:
         steps = Duration(training.max_steps, "steps")
@@ -248,7 +248,7 @@ def cadences(section: Any, steps: str, seconds: str) -> list[Duration]:
 # -- and the data that it is given ----------------------------------------------------------------
 
 
-def refuse_spent(asked: Request, train_loader: Any, val_loader: Any) -> None:
+def refuse_spent(asked: TrainingRequest, train_loader: Any, val_loader: Any) -> None:
     """Refuse a generator that is empty when it is asked a second time."""
     refused = {"val_loader": val_loader if asked.epochs != 1 or asked.evaluating else None}
     if asked.epochs != 1 and not asked.limits:
@@ -262,7 +262,9 @@ def refuse_spent(asked: Request, train_loader: Any, val_loader: Any) -> None:
             )
 
 
-def refuse_unfit(asked: Request, training: Batches, held_out: Batches | None, stream: str) -> None:
+def refuse_unfit(
+    asked: TrainingRequest, training: Batches, held_out: Batches | None, stream: str
+) -> None:
     """Refuse what these data cannot answer."""
     one_of("stream", stream, ("dealt", "own"))
     if asked.evaluating and held_out is None:

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 from orchestrator.common.errors import CheckFailed, UsageError
-from orchestrator.config.schema import Training
+from orchestrator.config.schema import TrainingConfig
 from orchestrator.engine.core.average import Average
 from orchestrator.engine.core.optimizer import (
     Factory,
@@ -53,7 +53,7 @@ def names_of(model: nn.Module) -> dict[int, str]:
     return {id(parameter): name for name, parameter in plain_names.parameters(model)}
 
 
-class Outcome(NamedTuple):
+class StepOutcome(NamedTuple):
     """The results of a step of one optimizer."""
 
     grad_norm: Tensor
@@ -76,7 +76,7 @@ class Stepper:
         names: Mapping[int, str],
         model: nn.Module,
         mesh: Mesh,
-        training: Training,
+        training: TrainingConfig,
         *,
         name: str = "",  # among several
         every: int = 1,  # steps of the training is one of its own
@@ -103,7 +103,7 @@ class Stepper:
         self.average: Average | None = None
         if training.ema is not None:
             self.average = Average(training.ema, self.named)
-        self.latest: Outcome | None = None
+        self.latest: StepOutcome | None = None
         self.scaling = training.mixed_precision == "fp16"
         self.nominal = nominal
         self.scale: Tensor | float = 1.0
@@ -133,7 +133,7 @@ class Stepper:
 
     def step(
         self, step: int, squares: Tensor, loss: Tensor, count: Tensor, apart: Tensor | None
-    ) -> Outcome:
+    ) -> StepOutcome:
         # What was summed is scale / nominal times the gradient of the sum of all losses.
         scale = self.scale
         divisor = count * scale / (self.nominal or 1.0)
@@ -147,17 +147,17 @@ class Stepper:
         if self.average is not None:
             self.average.update(bad)
         self._count(bad, count)
-        self.latest = Outcome(norm, bad, scale, lr)
+        self.latest = StepOutcome(norm, bad, scale, lr)
         return self.latest
 
-    def idle(self, step: int) -> Outcome:
+    def idle(self, step: int) -> StepOutcome:
         """Return the outcome of a step in which it does nothing: that of its latest one."""
         none = torch.zeros((), dtype=torch.float64, device=self.device)
         if self.latest is not None:
             return self.latest._replace(bad=none)
         lr = self.optimizer.param_groups[0].get("lr")
         rate = math.nan if lr is None else lr * self.lr_factor(step)
-        return Outcome(none * math.nan, none, self.scale, rate)
+        return StepOutcome(none * math.nan, none, self.scale, rate)
 
     def _apply(self, step: int, divisor: Tensor, bad: Tensor) -> float | Tensor:
         lr, lr_factor = self.optimizer.param_groups[0].get("lr"), self.lr_factor(step)
@@ -242,7 +242,7 @@ class Steppers:
         names: Mapping[int, str],
         model: nn.Module,
         mesh: Mesh,
-        training: Mapping[str, Training],  # as each of them has it
+        training: Mapping[str, TrainingConfig],  # as each of them has it
         every: Mapping[str, int],  # steps, of those that take fewer
         schedulers: Mapping[str, Any],
         **more: Any,

@@ -183,7 +183,7 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class Request:
+class TrainingRequest:
     """All that a training is to do, as far as it is known before there are data."""
 
     epochs: int | None = None
@@ -260,7 +260,7 @@ BY_PROGRAM = "ended by a hook that returned True, or by trainer.stop()"
 class StopPolicy:
     """Decide with the other ranks, after each step and epoch, whether to save, evaluate or end."""
 
-    def __init__(self, state: TrainState, asked: Request) -> None:
+    def __init__(self, state: TrainState, asked: TrainingRequest) -> None:
         self.state, self.epochs, self.least = state, asked.epochs, asked.least
         self.best = Best(asked.best, asked.patience, state)
         self.limits = sorted(asked.limits, key=lambda limit: limit.most.amount)

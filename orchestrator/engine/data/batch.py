@@ -93,7 +93,7 @@ class DataPlace:
         self.loaded = state
 
 
-class Following:
+class BatchStream:
     """Batches, one after the other.
 
     Whether one more comes is asked as late as it can be: a sampler may learn from each step.

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.common.files import expanded
-from orchestrator.config.schema import Config, Model
+from orchestrator.config.schema import Config, ModelConfig
 from orchestrator.engine.data import tokens
 from orchestrator.engine.data.batch import Batches, Micro, ignore_signals
 from orchestrator.engine.data.rounds import Order
@@ -74,10 +74,10 @@ def split(whole: Source, fraction: float) -> tuple[Source, Source | None]:
             "use more data or a smaller dataset.sequence_length",
         )
     kept = len(whole) - held_out
-    return Part(whole, 0, kept), Part(whole, kept, len(whole)) if held_out else None
+    return SourceSlice(whole, 0, kept), SourceSlice(whole, kept, len(whole)) if held_out else None
 
 
-class Part:
+class SourceSlice:
     """Some of another source's samples."""
 
     def __init__(self, whole: Source, start: int, stop: int) -> None:
@@ -279,7 +279,7 @@ class Counting:
 class Clicks:
     """Features of a user and an item, and whether a fixed linear rule of them is positive."""
 
-    def __init__(self, model: Model, size: int) -> None:
+    def __init__(self, model: ModelConfig, size: int) -> None:
         self.model, self.size = model, size
         self.name = "dataset.num_samples"
 

@@ -7,15 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from orchestrator.config.schema import Model
+from orchestrator.config.schema import ModelConfig
 from orchestrator.engine.models import losses
-from orchestrator.engine.models.losses import Sums
+from orchestrator.engine.models.losses import LossSums
 
 
 class Attention(nn.Module):
     """Causal self-attention; positions are told by rotating queries and keys."""
 
-    def __init__(self, config: Model) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.heads = config.num_heads
         self.kv_heads = config.num_kv_heads or config.num_heads
@@ -55,7 +55,7 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     """Attention, then an MLP, each added to what comes in. FSDP shards the model by these."""
 
-    def __init__(self, config: Model) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         dim = config.model_dim
         self.norm1 = nn.RMSNorm(dim, config.norm_eps)
@@ -72,7 +72,7 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """Tokens and the tokens that follow them in, the sum of the losses of guessing those out."""
 
-    def __init__(self, config: Model) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.model_dim)
@@ -82,7 +82,7 @@ class Decoder(nn.Module):
         if config.tie_embeddings:
             self.head.weight = self.embedding.weight
 
-    def forward(self, batch: dict[str, Tensor]) -> Sums:
+    def forward(self, batch: dict[str, Tensor]) -> LossSums:
         inputs, targets = batch["inputs"], batch["targets"]
         config = self.config
         x = self.embedding(inputs)
@@ -131,7 +131,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
 
 
-def hidden_dim(config: Model) -> int:
+def hidden_dim(config: ModelConfig) -> int:
     """Three matrices of 8/3 hold as many numbers as the usual two of 4; rounded up for the GPU."""
     if config.mlp_hidden_dim is not None:
         return config.mlp_hidden_dim
@@ -139,7 +139,7 @@ def hidden_dim(config: Model) -> int:
     return -(-8 * config.model_dim // (3 * step)) * step
 
 
-def flops_per_sample(config: Model, length: int) -> float:
+def flops_per_sample(config: ModelConfig, length: int) -> float:
     """Forward and backward: 6 per token and number in a matrix, 12 per pair of positions and
     channel in attention (its causality ignored, as is usual); looking up costs nothing."""
     dim, layers = config.model_dim, config.num_layers

@@ -40,7 +40,7 @@ FIX_OF_STEP = (
 )
 
 
-class Sums(NamedTuple):
+class LossSums(NamedTuple):
     """The sums that a model returns for a batch."""
 
     # The sum over all that was counted, in fp32 or fp64.
@@ -53,9 +53,9 @@ class Sums(NamedTuple):
         return {"loss": (self.loss, self.count), **extra}
 
 
-def as_sums(result: Any, giver: str) -> Sums:
+def as_sums(result: Any, giver: str) -> LossSums:
     """Check what a user's model or loss function returned, and make Sums of it."""
-    if isinstance(result, Sums):
+    if isinstance(result, LossSums):
         return result
     if not isinstance(result, tuple) or len(result) not in (2, 3):
         what = "one tensor" if isinstance(result, Tensor) else kind(result)
@@ -71,7 +71,7 @@ def as_sums(result: Any, giver: str) -> Sums:
             "further metrics are a dict of name: sum",
         )
     refuse_taken_names(extra, giver)
-    return Sums(
+    return LossSums(
         at_least_fp32(loss),
         number(count, loss, f"{giver}: the count"),
         {name: number(value, loss, f"{giver}: {name!r}") for name, value in extra.items()},
@@ -336,7 +336,7 @@ IGNORED = -100
 
 def summed(
     hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int, count_correct: bool
-) -> Sums:
+) -> LossSums:
     """hidden (tokens, dim), weight (vocabulary, dim), targets (tokens)."""
     device = hidden.device.type
     # Autocast does not look into autograd functions.
@@ -346,7 +346,7 @@ def summed(
     loss, count, correct = HeadLoss.apply(  # type: ignore[no-untyped-call]
         hidden, weight, targets, chunk, torch.is_grad_enabled(), count_correct
     )
-    return Sums(loss, count, {"correct": correct} if count_correct else {})
+    return LossSums(loss, count, {"correct": correct} if count_correct else {})
 
 
 class HeadLoss(torch.autograd.Function):

@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from orchestrator.config.schema import Model
-from orchestrator.engine.models.losses import Sums
+from orchestrator.config.schema import ModelConfig
+from orchestrator.engine.models.losses import LossSums
 
 
-class Block(nn.Module):
+class RankingBlock(nn.Module):
     """Attention of all features to all, then an MLP. FSDP shards the model by these."""
 
-    def __init__(self, config: Model) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         dim = config.model_dim
         self.heads, self.dropout = config.num_heads, config.dropout
@@ -43,7 +43,7 @@ class Block(nn.Module):
 class Ranking(nn.Module):
     """Features and labels in, the sum of the binary cross-entropies out."""
 
-    def __init__(self, config: Model) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
         dim, features = config.model_dim, config.sparse_features
@@ -54,11 +54,11 @@ class Ranking(nn.Module):
         self.from_dense = nn.Linear(config.dense_dim, dim)
         # Says which feature a token is.
         self.feature = nn.Embedding(features + config.num_dense_features, dim)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.blocks = nn.ModuleList(RankingBlock(config) for _ in range(config.num_layers))
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, 1)
 
-    def forward(self, batch: dict[str, Tensor]) -> Sums:
+    def forward(self, batch: dict[str, Tensor]) -> LossSums:
         sparse, config = batch["sparse"], self.config
         first_rows = torch.arange(config.sparse_features, device=sparse.device) * config.vocab_size
         looked_up = self.from_sparse(self.table(sparse + first_rows))
@@ -72,8 +72,8 @@ class Ranking(nn.Module):
         loss = F.binary_cross_entropy_with_logits(logits, label, reduction="sum")
         count = torch.full((), len(label), dtype=torch.int64, device=logits.device)
         if self.training:
-            return Sums(loss, count)
-        return Sums(loss, count, {"correct": ((logits > 0) == (label > 0.5)).sum()})
+            return LossSums(loss, count)
+        return LossSums(loss, count, {"correct": ((logits > 0) == (label > 0.5)).sum()})
 
     def initial(self, name: str, shape: torch.Size) -> tuple[float, float]:
         """Mean and standard deviation of a parameter's first values."""
@@ -86,11 +86,11 @@ class Ranking(nn.Module):
         return 0.0, shape[1] ** -0.5 * ((2 * self.config.num_layers) ** -0.5 if added else 1.0)
 
 
-def hidden_dim(config: Model) -> int:
+def hidden_dim(config: ModelConfig) -> int:
     return config.mlp_hidden_dim or 4 * config.model_dim
 
 
-def flops_per_sample(config: Model) -> float:
+def flops_per_sample(config: ModelConfig) -> float:
     """Forward and backward, counted as for the decoder; a feature is a token."""
     dim, layers = config.model_dim, config.num_layers
     features = config.sparse_features + config.num_dense_features

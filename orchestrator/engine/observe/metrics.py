@@ -193,7 +193,7 @@ BEGAN = time.time()  # the engine is there: what came before was the start
 NAME = "time_spent.jsonl"
 
 
-class Account:
+class StepAccount:
     """One per process; several trainings of one program add up."""
 
     def __init__(self) -> None:
@@ -248,5 +248,5 @@ class Account:
 
 
 @functools.cache
-def of_process() -> Account:
-    return Account()
+def of_process() -> StepAccount:
+    return StepAccount()

@@ -22,7 +22,7 @@ from typing import Any
 from orchestrator.common import files
 from orchestrator.common.errors import UsageError
 from orchestrator.common.text import Say
-from orchestrator.config.schema import Profiling
+from orchestrator.config.schema import ProfilingConfig
 from orchestrator.engine.ranks.ranks import Ranks, gather
 from orchestrator.protocol.message import Nonsense, decode, encode, parse
 from orchestrator.protocol.requests import follow as asked
@@ -35,7 +35,7 @@ LARGEST_TRACE_BYTES = 1 << 30  # before it is packed
 class Recording:
     """Some steps of which every rank writes a trace, whether its profiler could start or not."""
 
-    wanted: Profiling
+    wanted: ProfilingConfig
     directory: Path
     first: int  # of the steps in the trace
     asked: bool = False
@@ -50,7 +50,7 @@ class Profile:
 
     def __init__(
         self,
-        profiling: Profiling,
+        profiling: ProfilingConfig,
         outputs: Path | None,
         ranks: Ranks,
         say: Say,
@@ -90,7 +90,9 @@ class Profile:
         """Trace so many steps, from the second one on after this one: all ranks the same."""
         if self._recording is not None:  # a second request, of another head, came with the first
             return
-        wanted = Profiling(enabled=True, wait=0, warmup=1, active=min(steps, asked.MOST_STEPS))
+        wanted = ProfilingConfig(
+            enabled=True, wait=0, warmup=1, active=min(steps, asked.MOST_STEPS)
+        )
         first = after + 1 + wanted.steps_before
         directory = self._directory / f"step_{first:08d}"
         recording = Recording(wanted, directory, first, asked=True)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.parse import one_of
-from orchestrator.config.schema import Config, Distributed
+from orchestrator.config.schema import Config, DistributedConfig
 from orchestrator.engine.ranks import ranks
 
 __all__ = ["NodeInfo", "all_reduce_tensor", "barrier", "broadcast_object", "choose_backend"]
@@ -61,7 +61,7 @@ def setup_distributed(backend: str | None = None, timeout: float = 600.0) -> Nod
     if chosen == "mpi":
         dist.init_process_group("mpi")
     else:
-        ranks.join(Config(distributed=Distributed(backend=chosen, timeout=timeout)))
+        ranks.join(Config(distributed=DistributedConfig(backend=chosen, timeout=timeout)))
     return get_node_info()
 
 

@@ -29,7 +29,7 @@ from orchestrator.common.errors import JobFailed, UsageError
 from orchestrator.node import pickled_functions
 
 
-class RankError(Exception):
+class SpawnError(Exception):
     """The cause of what launch() raises: the trace of the rank it happened on."""
 
 
@@ -47,7 +47,7 @@ def launch(fn: Callable[..., Any], args: Sequence[Any], nprocs: int | None) -> l
             )
         except ProcessRaisedException as error:
             rank = error.error_index
-            raise pickle.loads(result_of(place, rank).read_bytes()) from RankError(error.msg)
+            raise pickle.loads(result_of(place, rank).read_bytes()) from SpawnError(error.msg)
         except ProcessExitedException as error:
             how = error.signal_name or f"exit code {error.exit_code}"
             raise JobFailed(

@@ -38,7 +38,7 @@ from orchestrator.engine.ranks.ranks import Ranks, gather, say_once
 from orchestrator.engine.saving import nodes, ownership
 from orchestrator.engine.saving.mirror import Mirror
 from orchestrator.engine.saving.nodes import writers
-from orchestrator.engine.saving.ownership import Run, is_of
+from orchestrator.engine.saving.ownership import TrainingRun, is_of
 from orchestrator.engine.saving.reader import METADATA
 from orchestrator.engine.saving.writer import (
     StagedPlanner,
@@ -63,10 +63,10 @@ class Checkpoints:
 
     def __init__(
         self,
-        config: schema.Checkpoint,
+        config: schema.CheckpointConfig,
         directory: Path,
         ranks: Ranks,
-        run: Run,
+        run: TrainingRun,
         say: Say,
         *,
         node_holds_all: bool,

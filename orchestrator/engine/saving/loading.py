@@ -23,13 +23,13 @@ from orchestrator.common.errors import CheckFailed
 from orchestrator.common.text import Say
 from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
 from orchestrator.engine.saving import nodes, reader, search
-from orchestrator.engine.saving.ownership import Run, saved_by
+from orchestrator.engine.saving.ownership import TrainingRun, saved_by
 from orchestrator.engine.saving.reader import METADATA, several
 from orchestrator.engine.saving.search import Accept, Find
 from orchestrator.engine.saving.state import MODEL, state_of
 from orchestrator.engine.saving.writer import first_cause
 from orchestrator.records import checkpoint_manifest, checkpoint_parts, checkpoint_store
-from orchestrator.records.checkpoint_parts import Candidate, Delivery, Version
+from orchestrator.records.checkpoint_parts import CheckpointCandidate, Delivery, Version
 from orchestrator.records.checkpoint_store import Checkpoint
 
 T = TypeVar("T")
@@ -48,11 +48,11 @@ class Auxiliary(Protocol):
 
 
 @dataclass(frozen=True)
-class Target:
+class LoadTarget:
     """The model and optimizer that a state is loaded into, and what their program thinks of it."""
 
     ranks: Ranks
-    run: Run
+    run: TrainingRun
     model: nn.Module
     auxiliary: Auxiliary
     accept: Accept
@@ -77,7 +77,7 @@ class Target:
 
 def resume(
     find: Find | None,
-    target: Target,
+    target: LoadTarget,
     room: Path,
     *,
     memory: Path | None = None,
@@ -115,7 +115,9 @@ def resume(
 class Loading:
     """The load of one candidate. Every rank makes one, and calls it alike."""
 
-    def __init__(self, candidate: Candidate, target: Target, room: Path, *, shared: bool) -> None:
+    def __init__(
+        self, candidate: CheckpointCandidate, target: LoadTarget, room: Path, *, shared: bool
+    ) -> None:
         self.candidate, self.target, self.ranks = candidate, target, target.ranks
         self.node = self.ranks.nodes[self.ranks.rank][0]
         self.members = nodes.of_nodes(self.ranks.nodes)

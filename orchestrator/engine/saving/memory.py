@@ -28,14 +28,14 @@ from orchestrator.engine.ranks.ranks import (
     gather,
 )
 from orchestrator.engine.saving.checkpoint import Checkpoints
-from orchestrator.engine.saving.ownership import Run
+from orchestrator.engine.saving.ownership import TrainingRun
 from orchestrator.engine.saving.search import unfit
 from orchestrator.engine.sharding.mesh import local_tensor
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import Checkpoint
 
 VARIABLE = "ORCHESTRATOR_RESUME_DIR"
-KEPT = schema.Checkpoint(keep=2, copies=2, asynchronous=True)
+KEPT = schema.CheckpointConfig(keep=2, copies=2, asynchronous=True)
 KEPT_FREE = 0.1  # of what is free now: for others, and for what is not counted
 LEAVING_SECONDS = 5.0  # at the end of the program
 
@@ -57,7 +57,7 @@ class Memory(Checkpoints):
     in_memory = True
 
     def __init__(
-        self, where: Path, ranks: Ranks, run: Run, say: Say, *,
+        self, where: Path, ranks: Ranks, run: TrainingRun, say: Say, *,
         node_holds_all: bool, every: int | None = 1,
     ) -> None:  # fmt: skip
         self.every = every  # None until it is measured what a state costs

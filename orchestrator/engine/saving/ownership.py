@@ -28,7 +28,7 @@ LOCK = ".writer.lock"
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainingRun:
     """The training that a checkpoint belongs to, as its manifest has it."""
 
     id: str = ""
@@ -41,10 +41,12 @@ class Run:
         return f"{self.program} on {self.host} (process {self.pid})" if self.program else "a run"
 
 
-def new_run(model: nn.Module, *, built_in: bool) -> Run:
+def new_run(model: nn.Module, *, built_in: bool) -> TrainingRun:
     """Name this program's training, the same on all ranks; before the model is sharded."""
     program = "the built-in engine" if built_in else Path(sys.argv[0]).name or "python"
-    run = Run(secrets.token_hex(8), program, socket.gethostname(), os.getpid(), shape_of(model))
+    run = TrainingRun(
+        secrets.token_hex(8), program, socket.gethostname(), os.getpid(), shape_of(model)
+    )
     return gather(run)[0]
 
 
@@ -53,12 +55,14 @@ def shape_of(model: nn.Module) -> str:
     return hashlib.sha256(repr(shapes).encode()).hexdigest()[:16]
 
 
-def run_of(progress: Any) -> Run | None:
+def run_of(progress: Any) -> TrainingRun | None:
     """Read whose a checkpoint is; None for one of an earlier version, which did not say it."""
     data = progress.get("run") if isinstance(progress, Mapping) else None
     if not isinstance(data, Mapping):
         return None
-    return Run(**{item.name: data[item.name] for item in fields(Run) if item.name in data})
+    return TrainingRun(
+        **{item.name: data[item.name] for item in fields(TrainingRun) if item.name in data}
+    )
 
 
 def attempt() -> int:
@@ -66,7 +70,7 @@ def attempt() -> int:
     return int(os.environ.get("ORCHESTRATOR_ATTEMPT", "1"))
 
 
-def is_of(run: Run, progress: Any) -> bool:
+def is_of(run: TrainingRun, progress: Any) -> bool:
     other = run_of(progress)
     return other is None or other.id == run.id
 

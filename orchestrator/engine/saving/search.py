@@ -20,10 +20,10 @@ from orchestrator.common.permissions import others
 from orchestrator.common.text import Say
 from orchestrator.engine.ranks.ranks import Ranks, gather
 from orchestrator.engine.saving.nodes import SEEN_WITHIN_SECONDS
-from orchestrator.engine.saving.ownership import Run, run_of
+from orchestrator.engine.saving.ownership import TrainingRun, run_of
 from orchestrator.records import checkpoint_manifest, checkpoint_parts, checkpoint_store
 from orchestrator.records.checkpoint_manifest import FileRecord
-from orchestrator.records.checkpoint_parts import Candidate, Holding
+from orchestrator.records.checkpoint_parts import CheckpointCandidate, Holding
 from orchestrator.records.checkpoint_store import Checkpoint
 
 # Takes a checkpoint's progress; raises CheckFailed if this program cannot use it.
@@ -35,13 +35,19 @@ Find = Callable[[], list[Checkpoint]]
 class Found:
     """All candidates, the newest first; on all ranks the same."""
 
-    candidates: list[Candidate]
+    candidates: list[CheckpointCandidate]
     shared: bool  # all ranks see one directory on disk
     unusable: list[Checkpoint]  # on this node's disk
 
 
 def every(
-    find: Find | None, memory: Path | None, run: Run, ranks: Ranks, say: Say, *, disk_alone: bool
+    find: Find | None,
+    memory: Path | None,
+    run: TrainingRun,
+    ranks: Ranks,
+    say: Say,
+    *,
+    disk_alone: bool,
 ) -> Found:
     """List what is on disk, as find() finds it, and what this program has in memory.
 
@@ -70,12 +76,12 @@ def every(
     return Found(checkpoint_parts.candidates([*on_disk, *kept]), shared, unusable)
 
 
-def kept_in(memory: Path, run: Run, node: int) -> tuple[list[Holding], str]:
+def kept_in(memory: Path, run: TrainingRun, node: int) -> tuple[list[Holding], str]:
     """List this program's states in the memory of this node; or say that the others are not."""
     states = checkpoint_store.every(memory) if not unfit(memory.parent) else []
     own = []
     for state in states:
-        other = run_of(state.progress) or Run()
+        other = run_of(state.progress) or TrainingRun()
         if (other.program, other.model) == (run.program, run.model):
             own.append(state)
     held = [replace(holding, in_memory=True) for each in own if (holding := held_of(each, node))]

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.nn.parallel import DistributedDataParallel
 
 from orchestrator.common.errors import UsageError
-from orchestrator.config.schema import Config, Fsdp
+from orchestrator.config.schema import Config, FsdpConfig
 from orchestrator.engine.ranks.ranks import Ranks
 from orchestrator.engine.sharding.blocks import OTHER_PARTS
 
@@ -24,7 +24,7 @@ def autocast(low: str, device: torch.device) -> contextlib.AbstractContextManage
     return contextlib.nullcontext() if low == "fp32" else torch.autocast(device.type, DTYPES[low])
 
 
-def mixed_precision(fsdp: Fsdp, module: nn.Module) -> MixedPrecisionPolicy:
+def mixed_precision(fsdp: FsdpConfig, module: nn.Module) -> MixedPrecisionPolicy:
     """Choose the dtypes of what a module gathers and sums; those of fp64 are never rounded."""
     finer = any(parameter.dtype is torch.float64 for parameter in module.parameters())
     gathers = fsdp.param_dtype == "bf16" and not finer

@@ -28,7 +28,7 @@ from typing import Any, NoReturn, Protocol
 from orchestrator.common import errors, files
 from orchestrator.common.errors import OrchestratorError
 from orchestrator.head.screen import output
-from orchestrator.head.screen.keyboard import Keys
+from orchestrator.head.screen.keyboard import Keyboard
 
 PROGRAM = str(Path(__file__).with_name("entry.py"))
 HOME = str(Path(__file__).parents[3])  # where this very version of ours is found
@@ -125,7 +125,7 @@ os.register_at_fork(after_in_child=forked)
 # -- the other end --------------------------------------------------------------------------------
 
 
-class Pipe(Keys):
+class Pipe(Keyboard):
     """Keys from the pipe; Ctrl-C becomes a signal, as on a terminal.
 
     With `needs_asker`, so does the end of the process that asked.

@@ -26,7 +26,7 @@ from orchestrator.common.errors import (
 from orchestrator.config.launch import Where
 from orchestrator.head.screen import output, styles
 from orchestrator.head.screen.output import Cell, Column, Table, Terminal
-from orchestrator.head.screen.progress import Progress
+from orchestrator.head.screen.progress import ProgressBar
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import Checkpoint, shown
 
@@ -117,7 +117,7 @@ def read_all(checkpoint: Checkpoint) -> list[str]:
     """Read all files of a checkpoint; returns their problems in the order of the files."""
     if not checkpoint.files:
         return checkpoint_store.verify(checkpoint)
-    progress = Progress(f"step {checkpoint.step}", checkpoint.size)
+    progress = ProgressBar(f"step {checkpoint.step}", checkpoint.size)
     with progress, ThreadPoolExecutor(READERS) as readers:
         problem_lists = readers.map(
             lambda name: checkpoint_store.verify(checkpoint, [name], progress.add), checkpoint.files

@@ -23,12 +23,12 @@ from orchestrator.head.follow.streams.node_logs import log_files
 from orchestrator.head.schedulers.backend import backend_of
 from orchestrator.head.screen import output, progress, styles
 from orchestrator.head.screen import tracebacks as crash_dump
-from orchestrator.head.screen.keyboard import Keys
+from orchestrator.head.screen.keyboard import Keyboard
 from orchestrator.head.screen.lines import fit
 from orchestrator.head.screen.log_reader import last_words
 from orchestrator.head.screen.output import say
 from orchestrator.head.screen.screen import Screen
-from orchestrator.head.start.job import Ending, Stay, make_screen
+from orchestrator.head.start.job import JobEnding, Stay, make_screen
 from orchestrator.head.status import status
 from orchestrator.head.status.status import FoundJob, find_job
 from orchestrator.records import goodput, manifest
@@ -47,7 +47,7 @@ MOST_ATTEMPTS = 3  # of which the end is told
 
 
 def follow_launched(
-    running: Running, view: View, keys: Keys | None = None, where: Where | None = None
+    running: Running, view: View, keys: Keyboard | None = None, where: Where | None = None
 ) -> int:
     """Follow a job from its start, over the channels that started it.
 
@@ -71,7 +71,7 @@ def follow_again(
     job: FoundJob,
     record: JobRecord,
     view: View,
-    keys: Keys | None = None,
+    keys: Keyboard | None = None,
     where: Where | None = None,
     *,
     left_behind: bool = False,
@@ -95,7 +95,7 @@ def follow_again(
     return report(stay, stay.join(record), where)
 
 
-def report(stay: Stay, ending: Ending, where: Where | None) -> int:
+def report(stay: Stay, ending: JobEnding, where: Where | None) -> int:
     """Say how a head's stay has ended, with the job or without, here and to whom it concerns."""
     experiment, record, run = stay.experiment, ending.record, ending.run
     if run is not None and run.successor is not None:

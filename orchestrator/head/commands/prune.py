@@ -16,7 +16,7 @@ from orchestrator.head.prune.removal import (
     KEPT,
     REMOVED,
     SELECTED,
-    Entry,
+    PruneEntry,
     Removable,
     Removal,
     choose,
@@ -25,7 +25,7 @@ from orchestrator.head.prune.removal import (
     scan,
 )
 from orchestrator.head.screen import output, styles
-from orchestrator.head.screen.progress import Progress
+from orchestrator.head.screen.progress import ProgressBar
 from orchestrator.records.checkpoint_store import shown
 
 
@@ -69,7 +69,7 @@ def prune(
 
 def remove(
     removal: Removal,
-    entries: Sequence[Entry],
+    entries: Sequence[PruneEntry],
     leftovers: Sequence[Removable],
     *,
     dry_run: bool,
@@ -88,7 +88,7 @@ def remove(
     if not (yes or agreed(on_nodes=removal.on_nodes)):
         say("nothing was removed")
         return EXIT_STOPPED
-    with Progress("removing", sum(one.size for one in going)) as progress:
+    with ProgressBar("removing", sum(one.size for one in going)) as progress:
         removal.seen = progress.add
         removal.go(entries, leftovers)
     conclude(going, removal)
@@ -115,7 +115,7 @@ def say(message: str) -> None:
         output.write_out(message)
 
 
-def show(entries: Sequence[Entry], leftovers: Sequence[Removable], removal: Removal) -> None:
+def show(entries: Sequence[PruneEntry], leftovers: Sequence[Removable], removal: Removal) -> None:
     """Print what would be removed, and what stays although the rules select it."""
     going = [entry for entry in entries if entry.action != KEPT]
     if going:
@@ -138,7 +138,7 @@ def show(entries: Sequence[Entry], leftovers: Sequence[Removable], removal: Remo
     say(f"{plural(len(going), 'experiment')}, {total}" if going or leftovers else none)
 
 
-def clock(entry: Entry) -> str:
+def clock(entry: PruneEntry) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.when))
 
 
@@ -148,7 +148,7 @@ def conclude(going: Sequence[Removable], removal: Removal) -> None:
         if one.action in (KEPT, FAILED):
             word = "kept" if one.action == KEPT else "NOT REMOVED"
             say(f"{word}: {shown(one.name)}: {one.reason}")
-    gone = sum(isinstance(one, Entry) and one.action == REMOVED for one in going)
+    gone = sum(isinstance(one, PruneEntry) and one.action == REMOVED for one in going)
     summary = f"removed {plural(gone, 'experiment')}, {size(freed(going))} freed"
     if removal.on_nodes:
         summary += f" here and {size(removal.freed_on_nodes)} on their nodes"
@@ -162,7 +162,7 @@ def freed(going: Sequence[Removable]) -> int:
 
 
 def to_json(
-    entries: Sequence[Entry],
+    entries: Sequence[PruneEntry],
     leftovers: Sequence[Removable],
     foreign: Mapping[str, str],
     removal: Removal,

@@ -22,7 +22,7 @@ from orchestrator.records.outcome import Receipt
 
 
 @dataclass(frozen=True)
-class Ended:
+class StopResult:
     """The result of stopping a job."""
 
     record: JobRecord
@@ -41,7 +41,7 @@ def may_run_on(record: JobRecord, node: NodeRecord) -> bool:
     return not record.over or killed or node.state == "lost" or in_doubt
 
 
-def end_job(where: Where, wanted: str | None, grace: float | None) -> Ended:
+def end_job(where: Where, wanted: str | None, grace: float | None) -> StopResult:
     """End a job on all its nodes; without `grace`, with the one of its launch."""
     if grace is not None:
         waiting_time("--grace", grace)
@@ -50,10 +50,10 @@ def end_job(where: Where, wanted: str | None, grace: float | None) -> Ended:
     grace = record.launch.grace if grace is None else grace
     receipts = job.backend.stop(job.experiment, record, grace)
     if receipts is not None:
-        return Ended(record, receipts)
+        return StopResult(record, receipts)
     nodes = [node for node in record.nodes if may_run_on(record, node)]
     if not nodes:
-        return Ended(record, None)
+        return StopResult(record, None)
     job.experiment.check_launched(record)
     words = "process %d stops the job on %d nodes; grace %g s"
     logs.note(job.experiment.head_log, __name__, words, os.getpid(), len(nodes), grace)
@@ -64,7 +64,7 @@ def end_job(where: Where, wanted: str | None, grace: float | None) -> Ended:
         record = now  # its head was starting the next attempt, and no further one can start
         receipts = stopping.stop_job(job.transport, record, record.nodes, grace)
     note_in(job.experiment, receipts)
-    return Ended(record, *stopping.conclude(job.experiment, receipts))
+    return StopResult(record, *stopping.conclude(job.experiment, receipts))
 
 
 def note_in(experiment: Experiment, receipts: Sequence[Receipt]) -> None:

@@ -185,7 +185,7 @@ def prepared(destination: Destination, gateway: fabric.Connection | bool) -> fab
         config=fabric.Config(overrides={"load_ssh_configs": False}, lazy=True),
         gateway=gateway,
         connect_kwargs={
-            "auth_strategy": Keys(destination),
+            "auth_strategy": SshKeys(destination),
             "transport_factory": functools.partial(new_transport, [line.kind for line in lines]),
         },
     )
@@ -292,7 +292,7 @@ def wants_more(destination: Destination, more: Sequence[str]) -> NodeError:
     )
 
 
-class Keys(AuthStrategy):
+class SshKeys(AuthStrategy):
     """The keys of ssh_config and of the agent, in the order of ssh: those of the config first."""
 
     def __init__(self, destination: Destination) -> None:

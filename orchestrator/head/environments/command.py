@@ -31,7 +31,7 @@ from orchestrator.head.nodes.facts import by_value
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import complain, say, write_out
-from orchestrator.head.screen.progress import Progress, counted
+from orchestrator.head.screen.progress import ProgressBar, counted
 from orchestrator.head.start.nodes import Nodes, settled, try_all
 from orchestrator.head.start.request import resolve
 from orchestrator.head.transfer.send import first_failed, send_to_all
@@ -43,7 +43,7 @@ from orchestrator.protocol.requests.environments import (
     EnvironmentState,
     LookAtEnvironment,
 )
-from orchestrator.protocol.requests.transfer import STORE, Place
+from orchestrator.protocol.requests.transfer import STORE, RemoteDir
 from orchestrator.protocol.timing import ANSWER_SECONDS, WORK_ANSWER_SECONDS
 from orchestrator.records.machines import machine_of
 
@@ -54,7 +54,7 @@ NO_KEY = "0" * 16  # of no environment: what is asked is the machine
 
 
 @dataclass(frozen=True)
-class Outcome:
+class BuildOutcome:
     """The environment on one node, or why there is none."""
 
     node: str
@@ -80,7 +80,7 @@ def bootstrap(
     with output.heard_by(complain if output.as_json() else output.on_the_screen):
         made = make(nodes.reached, sources, name)
         remember(nodes, made)
-    lost = [Outcome(node.name, problem=str(error), lost=True) for node, error in nodes.lost]
+    lost = [BuildOutcome(node.name, problem=str(error), lost=True) for node, error in nodes.lost]
     outcomes = [*made, *lost]
     if output.as_json():
         write_out(json.dumps({"nodes": [asdict(outcome) for outcome in outcomes]}, indent=1))
@@ -98,7 +98,7 @@ def without_environment(node: Node, launch: Launch) -> Node:
     return replace(node, activate=None) if ours else node
 
 
-def remember(nodes: Nodes, made: Sequence[Outcome]) -> None:
+def remember(nodes: Nodes, made: Sequence[BuildOutcome]) -> None:
     """Let launches use the environment where a node's own Python has no torch."""
     new, without_torch = {}, False
     given = {node.name: node for node in nodes.source.nodes}
@@ -126,7 +126,7 @@ def remember(nodes: Nodes, made: Sequence[Outcome]) -> None:
 # -- on the nodes ----------------------------------------------------------------------------------
 
 
-def make(reached: Sequence[Reached], sources: Requirements, name: str = "") -> list[Outcome]:
+def make(reached: Sequence[Reached], sources: Requirements, name: str = "") -> list[BuildOutcome]:
     """Make the environment where it is not whole; return each node's outcome, in order."""
     machines = fleet.ask(reached, [LookAtEnvironment(key=NO_KEY)] * len(reached), ANSWER_SECONDS)
     kinds = [
@@ -145,7 +145,7 @@ def make(reached: Sequence[Reached], sources: Requirements, name: str = "") -> l
         if isinstance(state, OrchestratorError):
             outcomes.append(lost(node, state))
         elif state.packages is not None:
-            outcomes.append(Outcome(node.node.name, state.path, state.packages))
+            outcomes.append(BuildOutcome(node.node.name, state.path, state.packages))
         else:
             lacking.setdefault(look.key, []).append((node, kind, state.path))
     for key, members in lacking.items():
@@ -154,8 +154,8 @@ def make(reached: Sequence[Reached], sources: Requirements, name: str = "") -> l
     return [by_name[node.node.name] for node in reached]
 
 
-def lost(node: Reached, error: OrchestratorError) -> Outcome:
-    return Outcome(node.node.name, problem=str(error), lost=True)
+def lost(node: Reached, error: OrchestratorError) -> BuildOutcome:
+    return BuildOutcome(node.node.name, problem=str(error), lost=True)
 
 
 def kind_of(state: EnvironmentState) -> Kind | NodeError:
@@ -167,31 +167,31 @@ def kind_of(state: EnvironmentState) -> Kind | NodeError:
 
 def make_alike(
     members: Sequence[tuple[Reached, Kind, str]], sources: Requirements, request: BuildEnvironment
-) -> list[Outcome]:
+) -> list[BuildOutcome]:
     """Make it on nodes of one kind: wheels that the oldest libc takes fit all of them."""
     began = time.monotonic()
     kind = min((kind for _, kind, _ in members), key=lambda kind: kind.minor)
     nodes = [node for node, _, _ in members]
-    with Progress("resolving and downloading"):
+    with ProgressBar("resolving and downloading"):
         directory = wheels.wheels_for(kind, sources)
     tree = of_files(directory, lambda path: 0o755 if path.name == "uv" else 0o644)
     say(f"{plural(len(nodes), 'node')} ({kind}): {plural(tree.files, 'file')}, {size(tree.size)}")
-    places = [Place(kind=STORE)] * len(nodes)
-    with Progress("sending packages", tree.size * len(nodes)) as progress:
+    places = [RemoteDir(kind=STORE)] * len(nodes)
+    with ProgressBar("sending packages", tree.size * len(nodes)) as progress:
         sent = send_to_all([node.channel for node in nodes], places, tree, progress.add)
     changed = first_failed(sent)
     if changed:
         raise CheckFailed(f"{directory / os.fsdecode(changed)} was changed while it was sent")
     arrived = {node.node.name: result for node, result in zip(nodes, sent, strict=True)}
 
-    def build(member: tuple[Reached, Kind, str]) -> Outcome:
+    def build(member: tuple[Reached, Kind, str]) -> BuildOutcome:
         node, _, path = member
         error = arrived[node.node.name]
         if isinstance(error, OrchestratorError):
             raise error
         progress = built(node, request.replace(tree=tree.digest))
         seconds, packages = time.monotonic() - began, progress.packages or {}
-        return Outcome(node.node.name, path, packages, True, seconds, progress.problem)
+        return BuildOutcome(node.node.name, path, packages, True, seconds, progress.problem)
 
     with counted("installing", build, members) as counting:
         results = fleet.everywhere(members, counting)
@@ -220,7 +220,7 @@ def built(node: Reached, request: BuildEnvironment) -> BuildProgress:
 # -- shown -----------------------------------------------------------------------------------------
 
 
-def show(outcomes: Sequence[Outcome], name: str) -> None:
+def show(outcomes: Sequence[BuildOutcome], name: str) -> None:
     """Print each node's environment, and how to use it where all have it."""
     for outcome in outcomes:
         if outcome.problem:
@@ -236,7 +236,7 @@ def show(outcomes: Sequence[Outcome], name: str) -> None:
         say(f"or for all nodes: --activate bootstrap{':' if name else ''}{name}")
 
 
-def how_to_activate(whole: Sequence[Outcome]) -> list[str]:
+def how_to_activate(whole: Sequence[BuildOutcome]) -> list[str]:
     """Return what goes into the node list, and after which nodes where they differ."""
     nodes = by_value((outcome.node, usual(outcome.path)) for outcome in whole)
     return [

@@ -172,7 +172,7 @@ class Sink(Protocol):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ExecOutcome:
     """How the command ended on one node."""
 
     node: NumberedNode
@@ -200,7 +200,7 @@ class Prologue:
             self.sink.write(data)
 
 
-class Visit:
+class ExecSession:
     """One node's part: a connection, and the program at its other end."""
 
     def __init__(self, node: NumberedNode) -> None:
@@ -280,31 +280,31 @@ class Execution:
     ) -> None:
         self.ssh, self.line_of, self.sink_of = ssh, line_of, sink_of
         self.limit = limit
-        self.visits = [Visit(node) for node in nodes]
+        self.visits = [ExecSession(node) for node in nodes]
 
     def end(self, reason: str) -> None:
         """End it everywhere; may be called from a signal handler."""
         for visit in self.visits:
             visit.end(reason)
 
-    def go(self) -> list[Outcome]:
+    def go(self) -> list[ExecOutcome]:
         """Run it on all nodes, and return in their order how it ended."""
         lines = [self.line_of(visit.node) for visit in self.visits]  # a mistake in it comes first
         fleet.need_room_for(self.visits)
         pairs = list(zip(self.visits, lines, strict=True))
         results = fleet.everywhere(pairs, lambda pair: self._visit(*pair))
         return [
-            Outcome(visit.node, problem=result.what, fix=result.fix, lost=True)
+            ExecOutcome(visit.node, problem=result.what, fix=result.fix, lost=True)
             if isinstance(result, OrchestratorError)
             else result
             for visit, result in zip(self.visits, results, strict=True)
         ]
 
-    def _visit(self, visit: Visit, line: str) -> Outcome:
+    def _visit(self, visit: ExecSession, line: str) -> ExecOutcome:
         connection = self.ssh.connect(visit.node.node)
         notice_loss(connection, SILENCE_SECONDS)
         if not visit.start(connection, line, self.ssh.timeout):
-            return Outcome(visit.node, problem=f"not started ({visit.why})")
+            return ExecOutcome(visit.node, problem=f"not started ({visit.why})")
         assert visit.channel is not None
         channel = visit.channel
         out, err = (Prologue(self.sink_of(visit.node, errors)) for errors in (False, True))
@@ -324,26 +324,28 @@ class Execution:
         return outcome_of(visit, code, lost=lost, said=err.said or out.said)
 
 
-def outcome_of(visit: Visit, code: int, *, lost: bool, said: bytes) -> Outcome:
+def outcome_of(visit: ExecSession, code: int, *, lost: bool, said: bytes) -> ExecOutcome:
     seconds = time.monotonic() - visit.began
     if visit.why == NEVER_BEGAN:
         what, fix = server_command.never_begins(said.decode(errors="replace"))
-        return Outcome(visit.node, None, seconds, what, fix, lost=True)
+        return ExecOutcome(visit.node, None, seconds, what, fix, lost=True)
     if not visit.begun and not visit.why and code >= 0:
         problem, fix = why_not_begun(code, said)
-        return Outcome(visit.node, None, seconds, problem, fix, lost=True)
-    ended = Outcome(visit.node, code if code >= 0 else None, seconds)
+        return ExecOutcome(visit.node, None, seconds, problem, fix, lost=True)
+    ended = ExecOutcome(visit.node, code if code >= 0 else None, seconds)
     if visit.given_up:
         hint = f"look there: orchestrator ssh {visit.node.index}"
-        return Outcome(visit.node, None, seconds, "it does not end, and may still run", hint, True)
+        return ExecOutcome(
+            visit.node, None, seconds, "it does not end, and may still run", hint, True
+        )
     if visit.why == "timeout":
-        return Outcome(visit.node, TIMED_OUT, seconds, "ended after its time-out")
+        return ExecOutcome(visit.node, TIMED_OUT, seconds, "ended after its time-out")
     if visit.why and code < 0:
-        return Outcome(visit.node, None, seconds, f"ended ({visit.why})")
+        return ExecOutcome(visit.node, None, seconds, f"ended ({visit.why})")
     if code < 0 and lost:
-        return Outcome(visit.node, None, seconds, "the connection broke", lost=True)
+        return ExecOutcome(visit.node, None, seconds, "the connection broke", lost=True)
     if code < 0:
-        return Outcome(visit.node, None, seconds, "somebody killed its shell")
+        return ExecOutcome(visit.node, None, seconds, "somebody killed its shell")
     return ended
 
 

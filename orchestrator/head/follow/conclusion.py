@@ -16,7 +16,7 @@ from orchestrator.head.follow.verdict import Failure
 from orchestrator.records import goodput, manifest
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.metrics import trainers
-from orchestrator.records.outcome import Verdict
+from orchestrator.records.outcome import JobVerdict
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ def step_reached(outputs: Path) -> int | None:
     return max((step for step in steps if step is not None), default=None)
 
 
-def cause_of(job: FollowedJob) -> Verdict | None:
+def cause_of(job: FollowedJob) -> JobVerdict | None:
     """Return the verdict on a job that failed, and remember the machine that it names."""
     silent = [(node.record.index, node.record.name) for node in job.nodes if not node.over]
     shortest = job.record.launch.node_loss_timeout / 2  # that others can have taken for a loss

@@ -31,7 +31,7 @@ from orchestrator.head.screen.lines import clean
 from orchestrator.protocol.message import encode
 from orchestrator.records import manifest
 from orchestrator.records.experiment import NOTIFY, Experiment, JobRecord
-from orchestrator.records.outcome import Verdict
+from orchestrator.records.outcome import JobVerdict
 
 SECONDS = 10.0  # for a command
 LAST_SECONDS = SECONDS + 2.0  # a head that leaves waits so long
@@ -175,7 +175,7 @@ def run_command(words: str, notice: Notice, seconds: float = SECONDS) -> str:
 # -- the events ---------------------------------------------------------------------------------
 
 
-def ending(record: JobRecord) -> tuple[str, str, Verdict | None]:
+def ending(record: JobRecord) -> tuple[str, str, JobVerdict | None]:
     """Return the kind of event that an end is, with its words and its cause."""
     if record.goes_on:
         last = record.attempts[-1]
@@ -193,7 +193,7 @@ def ending(record: JobRecord) -> tuple[str, str, Verdict | None]:
 
 
 def notice_of(
-    kind: str, record: JobRecord, words: str, cause: Verdict | None = None, tree: str = ""
+    kind: str, record: JobRecord, words: str, cause: JobVerdict | None = None, tree: str = ""
 ) -> Notice:
     """Return an event; the first line of its text is a title, and the verdict follows in words."""
     name = Path(record.experiment).name

@@ -21,7 +21,7 @@ from orchestrator.records.experiment import (
     JobRecord,
     NodeRecord,
 )
-from orchestrator.records.outcome import Verdict
+from orchestrator.records.outcome import JobVerdict
 
 # Kinds of failures (head/follow/failure_kinds.py) that another start may not meet again.
 PASSING = {
@@ -57,7 +57,7 @@ class Decision:
 
     restart: bool
     why: str
-    verdict: Verdict | None
+    verdict: JobVerdict | None
 
 
 def bounds(record: JobRecord) -> tuple[int, int]:
@@ -70,7 +70,7 @@ def bounds(record: JobRecord) -> tuple[int, int]:
 def against(record: JobRecord, node: NodeRecord) -> str:
     """Return what the attempts so far say against a node, in words after its name."""
     for attempt in record.latest:
-        verdict = attempt.verdict or Verdict()
+        verdict = attempt.verdict or JobVerdict()
         others = [attempt.nodes[one.node] for one in verdict.also if one.node is not None]
         if verdict.kind in UNABLE and verdict.node_name == node.name:
             return UNABLE[verdict.kind]
@@ -79,7 +79,7 @@ def against(record: JobRecord, node: NodeRecord) -> str:
             return "could not do its part of the start"
     blamed = sum(
         verdict.node_name == node.name and of_a_machine(verdict.kind, verdict.message)
-        for verdict in (attempt.verdict or Verdict() for attempt in record.attempts)
+        for verdict in (attempt.verdict or JobVerdict() for attempt in record.attempts)
     )
     return f"was named as the cause of {blamed} failures" if blamed >= MOST_FAILURES else ""
 
@@ -141,7 +141,7 @@ def decide(attempts: Sequence[Attempt], allowed: int, *, spares: bool = False) -
     """
     last = attempts[-1]
 
-    def end(reason: str, verdict: Verdict | None = last.verdict) -> Decision:
+    def end(reason: str, verdict: JobVerdict | None = last.verdict) -> Decision:
         return Decision(False, reason, verdict)
 
     if last.state not in ("failed", "lost"):
@@ -179,7 +179,7 @@ def is_passing(attempt: Attempt) -> bool:
 
 def because(attempt: Attempt) -> str:
     """Return a few words on what happened, for the line between two attempts."""
-    verdict = attempt.verdict or Verdict()
+    verdict = attempt.verdict or JobVerdict()
     what = PASSING.get(kind_of(attempt), "a rank failed")
     node, rank = verdict.node, verdict.rank
     if kind_of(attempt) == "lost" and node is not None:
@@ -200,7 +200,7 @@ def is_same(one: Attempt, other: Attempt) -> bool:
     """
 
     def signature(attempt: Attempt) -> tuple[object, ...]:
-        verdict = attempt.verdict or Verdict()
+        verdict = attempt.verdict or JobVerdict()
         message = verdict.message.partition("\n")[0]
         where, message = (SNAPSHOT.sub("", text) for text in (verdict.where, message))
         node = verdict.node_name if verdict.kind == FULL else ""

@@ -24,7 +24,7 @@ from orchestrator.head.follow.monitors.watchers import DIALS_WITHIN_SECONDS, Sta
 from orchestrator.head.follow.reports import Reports
 from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.streams.news import Answer, Grew, News
-from orchestrator.head.screen.keyboard import KEYS, Keys
+from orchestrator.head.screen.keyboard import KEYS, Keyboard
 from orchestrator.head.screen.screen import Display
 from orchestrator.head.transfer import home
 from orchestrator.protocol.requests.follow import Stuck
@@ -92,7 +92,7 @@ class Run:
 
     # -- the loop ----------------------------------------------------------------------------
 
-    def go(self, followers: Sequence[NodeFollower], typed: Keys | None = None) -> None:
+    def go(self, followers: Sequence[NodeFollower], typed: Keyboard | None = None) -> None:
         self.job.followers = followers
         before = {number: signal.getsignal(number) for number in self.backend.signals}
         for number in before:
@@ -100,7 +100,7 @@ class Run:
         for held in interrupt.release():
             self.inbox.put(held)
         try:
-            with typed or Keys() as keys:
+            with typed or Keyboard() as keys:
                 log.info("follows %d nodes of job %s", len(followers), self.record.job)
                 for follower in followers:
                     follower.start()
@@ -120,7 +120,7 @@ class Run:
                 self.job.say(line)
             self.conclude()
 
-    def turn(self, keys: Keys) -> None:
+    def turn(self, keys: Keyboard) -> None:
         with contextlib.suppress(queue.Empty):
             self.take(self.inbox.get(timeout=0.1))
             for _ in range(self.inbox.qsize()):  # one look serves all that has come

@@ -18,7 +18,7 @@ from orchestrator.node.machine import nvidia
 from orchestrator.protocol.events import Ended, RankEnded, RankError
 from orchestrator.protocol.facts import Xid
 from orchestrator.records.experiment import NodeRecord
-from orchestrator.records.outcome import Cause, OtherFailure, Verdict
+from orchestrator.records.outcome import Cause, JobVerdict, OtherFailure
 
 FRAME = re.compile(r'^\s*File "([^"\n]+)", line (\d+)(?:,? in (\S+))?', re.MULTILINE)
 PACKAGES = re.compile(
@@ -330,7 +330,7 @@ def is_of_ranks(failure: Failure) -> bool:
     return bool(broken and re.search(failure_kinds.DISTRIBUTED, text))
 
 
-def conclude(failures: Sequence[Failure], ended_badly: int) -> Verdict | None:
+def conclude(failures: Sequence[Failure], ended_badly: int) -> JobVerdict | None:
     """Return what job.json says: the cause, and how many ranks ended likewise or because of it."""
     first = cause(failures)
     if first is None:
@@ -365,7 +365,7 @@ def conclude(failures: Sequence[Failure], ended_badly: int) -> Verdict | None:
     line = LINE_OF_FILE.search(first.where)
     if of_first["fix"] == failure_kinds.FIX_IT and line:
         of_first["fix"] = f"fix {line[1]}"
-    return Verdict(
+    return JobVerdict(
         **of_first,
         title=failure_kinds.title(first.kind),
         same=tuple(sorted(f.rank for f in same if f.rank is not None)),
@@ -374,13 +374,13 @@ def conclude(failures: Sequence[Failure], ended_badly: int) -> Verdict | None:
     )
 
 
-def stopped(reason: str, time: float) -> Verdict:
+def stopped(reason: str, time: float) -> JobVerdict:
     return _without_a_node("stopped", reason, time)
 
 
 def not_started(
     reason: str, time: float, fix: str = "", unable: Sequence[NodeRecord] = ()
-) -> Verdict:
+) -> JobVerdict:
     """Return why a job or an attempt could not be started, and the nodes that were unable to."""
     cause = _without_a_node(failure_kinds.of_text(reason) or "start", reason, time)
     cause = replace(cause, fix=fix or cause.fix)
@@ -391,12 +391,12 @@ def not_started(
     return replace(cause, node=first.index, node_name=first.name, also=also)
 
 
-def _without_a_node(kind: str, message: str, time: float) -> Verdict:
+def _without_a_node(kind: str, message: str, time: float) -> JobVerdict:
     title, fix = failure_kinds.title(kind), failure_kinds.fix_of(kind)
-    return Verdict(time=time, kind=kind, message=message, title=title, fix=fix)
+    return JobVerdict(time=time, kind=kind, message=message, title=title, fix=fix)
 
 
-def to_lines(verdict: Verdict, logs: str = "", paint: Paint = lambda text, _: text) -> list[str]:
+def to_lines(verdict: JobVerdict, logs: str = "", paint: Paint = lambda text, _: text) -> list[str]:
     """Return the last lines on the screen. `logs` is the command for all that its rank said."""
     without_node = "the job" if verdict.kind == "hang" else "the head"
     who = place_of(verdict.rank, verdict.node, verdict.node_name, without_node)

@@ -54,7 +54,7 @@ def jobs_now(answer: JobStates) -> JobStates:
     return answer.replace(jobs=jobs)
 
 
-class Clock:
+class NodeClock:
     """Keeps how far a node's clock is from ours: by the shortest round trip that is not too old.
 
     Round trips and ages are by the monotonic clock: either of the two others may be set meanwhile.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from orchestrator.common.errors import UsageError
 from orchestrator.records import machines
-from orchestrator.records.machines import Place, machine_of
+from orchestrator.records.machines import ListedNode, machine_of
 
 NONE = "none"  # in the node list: not what the other nodes have
 MODULE = r"[\w./+][\w./+=:-]*"
@@ -67,7 +67,7 @@ REMEMBERED = "activations.json"
 Activations = dict[str, str]  # by machine
 
 
-def remembered(node: Place) -> str:
+def remembered(node: ListedNode) -> str:
     """Return how the newest environment of a node is activated; nothing where there is none."""
     return machines.read(REMEMBERED, Activations).get(machine_of(node), "")
 

@@ -29,7 +29,7 @@ class NodeAddress:
 
 
 @dataclass(frozen=True)
-class Target:
+class ProgramTarget:
     """The program that was asked for. Kind: "engine", "module", or "auto" for a file or program."""
 
     kind: str
@@ -50,7 +50,7 @@ class NodePlan:
     nproc_why: str
     python: str
     workdir: str
-    target: Target  # kind: "engine", "script", "module" or "program"
+    target: ProgramTarget  # kind: "engine", "script", "module" or "program"
     settings: tuple[EnvSetting, ...]  # in order; later ones win
     agent: tuple[str, ...]  # torchrun, as the supervisor starts it, up to what `placed` adds
     way: str = ""  # by which program the node was reached, and why

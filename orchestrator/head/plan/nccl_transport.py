@@ -25,7 +25,7 @@ FINDS_GIDS = (2, 21)  # the first NCCL that looks for the right GID on every por
 
 
 @dataclass(frozen=True)
-class Ports:
+class RdmaPorts:
     """One node's ports of one kind: those to use, and the others with the reason."""
 
     used: tuple[RdmaPort, ...]
@@ -71,7 +71,7 @@ def choose(
 # -- ports ----------------------------------------------------------------------------------------
 
 
-def select_ports(facts: Facts, kind: str) -> Ports:
+def select_ports(facts: Facts, kind: str) -> RdmaPorts:
     """Return a node's ports of a kind that are fit to carry NCCL's data."""
     mine = [port for port in facts.rdma if port.link_layer == LAYERS[kind]]
     left = [(port, reason) for port in mine if (reason := unfit(port, kind))]
@@ -87,7 +87,7 @@ def select_ports(facts: Facts, kind: str) -> Ports:
         used = [port for port in used if port not in bonds]
     others = [port for port in facts.rdma if port not in mine]
     left += [(port, f"{port.link_layer or 'no link layer'}") for port in others if port.active]
-    return Ports(tuple(used), tuple((port.name, reason) for port, reason in left))
+    return RdmaPorts(tuple(used), tuple((port.name, reason) for port, reason in left))
 
 
 def unfit(port: RdmaPort, kind: str) -> str:
@@ -107,13 +107,13 @@ def is_bond(facts: Facts, port: RdmaPort) -> bool:
     return "bond" in port.device or (interface is not None and interface.kind == "bond")
 
 
-def subnets(ports: Ports) -> set[str]:
+def subnets(ports: RdmaPorts) -> set[str]:
     """Return the InfiniBand subnets of these ports."""
     gids = [gid for port in ports.used for gid in port.gids if gid.index == 0]
     return {":".join(gid.gid.split(":")[:4]) for gid in gids}
 
 
-def check_subnets(nodes: Sequence[ProbedNode], all_ports: Sequence[Ports]) -> None:
+def check_subnets(nodes: Sequence[ProbedNode], all_ports: Sequence[RdmaPorts]) -> None:
     """Refuse two separate InfiniBand fabrics: NCCL would wait for a connection forever."""
     first = subnets(all_ports[0])
     for node, ports in zip(nodes, all_ports, strict=True):
@@ -130,7 +130,7 @@ def check_subnets(nodes: Sequence[ProbedNode], all_ports: Sequence[Ports]) -> No
 # -- decisions ------------------------------------------------------------------------------------
 
 
-def required(nodes: Sequence[ProbedNode], kind: str, all_ports: list[Ports]) -> list[Ports]:
+def required(nodes: Sequence[ProbedNode], kind: str, all_ports: list[RdmaPorts]) -> list[RdmaPorts]:
     without = [node for node, ports in zip(nodes, all_ports, strict=True) if not ports.used]
     if without:
         raise CheckFailed(
@@ -151,7 +151,7 @@ def lack(node: ProbedNode, kind: str) -> str:
     return f"{node.name} ({reasons or node.facts.problems.get('rdma') or 'no such card'})"
 
 
-def mixed(nodes: Sequence[ProbedNode], ports_by_kind: dict[str, list[Ports]]) -> Fabric:
+def mixed(nodes: Sequence[ProbedNode], ports_by_kind: dict[str, list[RdmaPorts]]) -> Fabric:
     """Decide when there is no kind that all nodes have: refuse, or use TCP with a warning."""
     with_infiniband = [
         node for node, p in zip(nodes, ports_by_kind["infiniband"], strict=True) if p.used
@@ -188,7 +188,7 @@ def tcp(nodes: Sequence[ProbedNode], reason: str, *, always: bool = False) -> Fa
     return Fabric("ethernet", (setting,) * len(nodes))
 
 
-def fabric(nodes: Sequence[ProbedNode], kind: str, all_ports: Sequence[Ports]) -> Fabric:
+def fabric(nodes: Sequence[ProbedNode], kind: str, all_ports: Sequence[RdmaPorts]) -> Fabric:
     settings = []
     notes: list[str] = []
     for node, ports in zip(nodes, all_ports, strict=True):
@@ -202,7 +202,7 @@ def fabric(nodes: Sequence[ProbedNode], kind: str, all_ports: Sequence[Ports]) -
     return Fabric(kind, tuple(settings), tuple(notes))
 
 
-def why_these(kind: str, ports: Ports) -> str:
+def why_these(kind: str, ports: RdmaPorts) -> str:
     rates = sorted({port.rate for port in ports.used}, reverse=True)
     speeds = " and ".join(f"{rate:g}" for rate in rates)
     count = len(ports.used)
@@ -215,8 +215,8 @@ def why_these(kind: str, ports: Ports) -> str:
 
 
 def with_gids(
-    node: ProbedNode, kind: str, ports: Ports
-) -> tuple[Ports, tuple[EnvSetting, ...], str]:
+    node: ProbedNode, kind: str, ports: RdmaPorts
+) -> tuple[RdmaPorts, tuple[EnvSetting, ...], str]:
     """Choose RoCE's address on each port: NCCL finds it, or gets its number or its family."""
     software = node.facts.software
     if kind != "roce" or not (software.cuda or software.hip):  # a torch for CPUs has no NCCL
@@ -241,7 +241,7 @@ def with_gids(
         f"{node.name}: NCCL {what} takes one GID index for all cards, so it cannot use "
         f"{', '.join(port.name for port in apart)}; NCCL 2.21 can"
     )
-    return Ports(used, ports.left + left), setting, problem
+    return RdmaPorts(used, ports.left + left), setting, problem
 
 
 def best_gid(port: RdmaPort) -> Gid:

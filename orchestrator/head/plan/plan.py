@@ -27,7 +27,7 @@ from orchestrator.head.nodes.facts import (
 )
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.plan import nccl_env
-from orchestrator.head.plan.model import EnvSetting, NodeAddress, NodePlan, Plan, Target
+from orchestrator.head.plan.model import EnvSetting, NodeAddress, NodePlan, Plan, ProgramTarget
 from orchestrator.protocol.requests.claims import VISIBLE, Wish
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Layout:
 def make(
     job: str,
     experiment: str,
-    target: Target,
+    target: ProgramTarget,
     nodes: Sequence[ProbedNode],
     spares: Sequence[Node],
     config: Config,
@@ -143,7 +143,7 @@ def lay_out(nodes: Sequence[ProbedNode], config: Config) -> Layout:
 # -- decisions --------------------------------------------------------------------------------
 
 
-def check_targets(target: Target, nodes: Sequence[ProbedNode]) -> str:
+def check_targets(target: ProgramTarget, nodes: Sequence[ProbedNode]) -> str:
     """Return the kind that all nodes agree on; name nodes that lack the program."""
     if target.kind == "engine":
         return "engine"
@@ -189,7 +189,7 @@ def check_engine(config: Config, counts: Sequence[int], nodes: Sequence[ProbedNo
 
 
 def choose_start(
-    launch: Launch, kind: str, target: Target, nodes: Sequence[ProbedNode]
+    launch: Launch, kind: str, target: ProgramTarget, nodes: Sequence[ProbedNode]
 ) -> tuple[str, list[str]]:
     """Choose fork where it is safe, else plain, and say why."""
     if launch.start == "plain" or launch.no_torchrun:
@@ -262,7 +262,7 @@ def uneven_notes(
     return notes
 
 
-def resolve_name(kind: str, target: Target, facts: Facts) -> str:
+def resolve_name(kind: str, target: ProgramTarget, facts: Facts) -> str:
     if kind == "engine":
         return target.name or ENGINE  # or another program of ours
     return facts.target_name if kind in ("program", "script") else target.name
@@ -297,20 +297,18 @@ class Draft:
     experiment: str
     start: str
     kind: str
-    target: Target
+    target: ProgramTarget
     layout: Layout
     config: Config
     user_env: Sequence[EnvSetting]
 
     def node(
-        self,
-        index: int,
-        probed: ProbedNode,
-        address: NodeAddress,
-        computed: Sequence[EnvSetting],
+        self, index: int, probed: ProbedNode, address: NodeAddress, computed: Sequence[EnvSetting]
     ) -> NodePlan:
         facts, layout = probed.facts, self.layout
-        target = Target(self.kind, resolve_name(self.kind, self.target, facts), self.target.args)
+        target = ProgramTarget(
+            self.kind, resolve_name(self.kind, self.target, facts), self.target.args
+        )
         workdir = facts.workdir if facts.workdir_exists else "/"
         count = layout.counts[index]
         options = (f"--nproc-per-node={count}", f"--local-addr={address.address}")
@@ -381,13 +379,13 @@ class Draft:
             yield EnvSetting(name, value, "identifies the node")
 
 
-def script_path(target: Target, workdir: str, library: str) -> str:
+def script_path(target: ProgramTarget, workdir: str, library: str) -> str:
     if target.kind == "engine":
         return posixpath.join(library, *target.name.split(".")) + ".py"
     return posixpath.join(workdir, target.name)
 
 
-def own_words(target: Target, workdir: str, library: str) -> tuple[str, ...]:
+def own_words(target: ProgramTarget, workdir: str, library: str) -> tuple[str, ...]:
     """Return the program and its arguments as a shell or Python takes them."""
     if target.kind == "module":
         return ("-m", target.name, *target.args)
@@ -395,7 +393,7 @@ def own_words(target: Target, workdir: str, library: str) -> tuple[str, ...]:
     return (name, *target.args)
 
 
-def program_words(target: Target, workdir: str, library: str) -> tuple[str, ...]:
+def program_words(target: ProgramTarget, workdir: str, library: str) -> tuple[str, ...]:
     """Return the program and its arguments as torchrun takes them."""
     words = own_words(target, workdir, library)
     # torchrun's parser swallows the first "--" that it meets: here it gets one of its own.

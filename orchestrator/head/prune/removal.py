@@ -65,7 +65,7 @@ class Removable:
 
 
 @dataclass
-class Entry(Removable):
+class PruneEntry(Removable):
     """One experiment in the directory."""
 
     record: JobRecord = JobRecord("", "", "", [], [], 0.0)  # noqa: RUF009  it is frozen
@@ -99,7 +99,7 @@ def stamp(name: str) -> float | None:
 
 def scan(
     root: int, *, trusted: bool = False
-) -> tuple[list[Entry], dict[str, str], list[Removable]]:
+) -> tuple[list[PruneEntry], dict[str, str], list[Removable]]:
     """Return the experiments, the newest first; why other names are none; interrupted removals."""
     entries, foreign, hidden = [], {}, []
     for name in sorted(os.listdir(root)):
@@ -107,7 +107,7 @@ def scan(
             hidden.append(Removable(name))
             continue
         entry = read(root, name, trusted=trusted)
-        if isinstance(entry, Entry):
+        if isinstance(entry, PruneEntry):
             entries.append(entry)
         else:
             foreign[name] = entry
@@ -121,7 +121,7 @@ def is_directory(root: int, name: str) -> bool:
     return False
 
 
-def read(root: int, name: str, *, trusted: bool) -> Entry | str:
+def read(root: int, name: str, *, trusted: bool) -> PruneEntry | str:
     """Return one entry, or the reason why it is no experiment of ours."""
     if stamp(name) is None:
         return "its name does not end with a time"
@@ -130,7 +130,7 @@ def read(root: int, name: str, *, trusted: bool) -> Entry | str:
             record = read_record(directory, Path(name), trusted=trusted)
             launched = trusted or trust.signature(directory, record.orders) is not None
             status = os.fstat(directory)
-            return Entry(
+            return PruneEntry(
                 name,
                 record=record,
                 pinned=pinned(directory),
@@ -195,7 +195,7 @@ def mounted(path: os.PathLike[str]) -> str:
 
 
 def choose(
-    entries: Sequence[Entry], now: float, keep: int, older_than: float, *, keep_failed: bool
+    entries: Sequence[PruneEntry], now: float, keep: int, older_than: float, *, keep_failed: bool
 ) -> None:
     """Note which stay by the rules. The newest are counted over all, whatever became of them."""
     for position, entry in enumerate(entries):
@@ -212,7 +212,7 @@ def choose(
 
 
 def keep_busy(
-    root: int, entries: Sequence[Entry], ssh_config: Path | None, *, on_nodes: bool
+    root: int, entries: Sequence[PruneEntry], ssh_config: Path | None, *, on_nodes: bool
 ) -> dict[str, str]:
     """Note which stay because they run or are in use; return node -> why it cannot be asked."""
     going = [entry for entry in entries if entry.action == SELECTED]
@@ -237,7 +237,7 @@ def keep_busy(
     return {node.name: silent[run] for node, run in every if on_nodes and run in silent}
 
 
-def unknown(entry: Entry, *, on_nodes: bool) -> str:
+def unknown(entry: PruneEntry, *, on_nodes: bool) -> str:
     """Return why it cannot be found out whether a job still runs, where that is needed."""
     record, over = entry.record, entry.record.state in OVER
     if record.scheduled:
@@ -345,7 +345,7 @@ class Removal:
     freed_on_nodes: int = 0
     seen: Callable[[int], None] = lambda _: None  # hears of bytes that are gone
 
-    def go(self, entries: Sequence[Entry], leftovers: Sequence[Removable] = ()) -> None:
+    def go(self, entries: Sequence[PruneEntry], leftovers: Sequence[Removable] = ()) -> None:
         """Remove all that was selected, and what interrupted removals left."""
         for one in leftovers:
             with self.noted(one), files.opened(one.name, self.root) as directory:
@@ -380,7 +380,7 @@ class Removal:
             one.action = FAILED
             one.reason = f"{error.strerror}, in {shown(self.directory)}"
 
-    def clean_nodes(self, batch: Sequence[Entry], shared: set[str]) -> None:
+    def clean_nodes(self, batch: Sequence[PruneEntry], shared: set[str]) -> None:
         """Remove what these jobs left on their nodes, before their records are removed.
 
         Only the record says which nodes a job ran on: it stays until all of them were cleaned, or
@@ -402,7 +402,7 @@ class Removal:
                     entry.action, entry.reason = FAILED, f"on node {node.name}: {reason}"
 
     @contextlib.contextmanager
-    def hold(self, entry: Entry) -> Iterator[tuple[int, BinaryIO]]:
+    def hold(self, entry: PruneEntry) -> Iterator[tuple[int, BinaryIO]]:
         """Lock an experiment against heads and other prunes, and look at it once more."""
         with files.opened(entry.name, self.root) as directory:
             lock_of_prune(directory)
@@ -416,7 +416,7 @@ class Removal:
                     raise InTheWay(obstacle)
                 yield directory, lock
 
-    def take(self, entry: Entry, directory: int, lock: BinaryIO) -> None:
+    def take(self, entry: PruneEntry, directory: int, lock: BinaryIO) -> None:
         """Hide an experiment and delete it.
 
         A network disk keeps a deleted file that is open, and with it the directory: the lock goes

@@ -31,7 +31,7 @@ from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
 from orchestrator.head.schedulers import queue
-from orchestrator.head.screen.keyboard import Keys
+from orchestrator.head.screen.keyboard import Keyboard
 from orchestrator.head.screen.output import pass_on, say
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.outcome import Receipt
@@ -287,7 +287,7 @@ class SlurmJobView:
         for number in signals:
             signal.signal(number, lambda number, _: self.interrupts.append(number))
         try:
-            with Keys() as keys:
+            with Keyboard() as keys:
                 while not self.record.over:
                     if "d" in keys.pressed() or signal.SIGHUP in self.interrupts:
                         return False

@@ -11,14 +11,14 @@ import tty
 KEYS = "d leaves the job running, Ctrl-C asks it to save and stop, Ctrl-C twice kills it"
 
 
-class Keys:
+class Keyboard:
     """`with Keys() as keys: keys.pressed()`; always "" without a terminal or in the background."""
 
     def __init__(self) -> None:
         self._saved: list[object] | None = None
         self._early = ""
 
-    def __enter__(self) -> Keys:
+    def __enter__(self) -> Keyboard:
         if in_foreground():
             self._saved = termios.tcgetattr(0)
             tty.setcbreak(0, termios.TCSADRAIN)  # keys at once; Ctrl-C stays a signal

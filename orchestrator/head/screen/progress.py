@@ -24,7 +24,7 @@ BAR_COLUMNS = 20
 SEPARATOR = " · "
 
 
-class Progress:
+class ProgressBar:
     """Shows how many bytes are done, and on how many nodes, from any thread."""
 
     def __init__(self, what: str, size: int = 0, *, nodes: int = 0, quiet: bool = False) -> None:
@@ -51,7 +51,7 @@ class Progress:
         if self._thread is not None:
             self._thread.join()
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressBar:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -84,7 +84,7 @@ class Progress:
 @contextmanager
 def counted(what: str, work: Callable[[T], R], nodes: Sequence[T]) -> Iterator[Callable[[T], R]]:
     """Show on how many of the nodes some work is done; give the work that counts them."""
-    with Progress(what, nodes=len(nodes)) as progress:
+    with ProgressBar(what, nodes=len(nodes)) as progress:
 
         def counting(node: T) -> R:
             result = work(node)

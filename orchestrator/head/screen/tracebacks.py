@@ -10,7 +10,7 @@ import re
 from dataclasses import replace
 
 from orchestrator.common.program import tree_title
-from orchestrator.records.outcome import Verdict
+from orchestrator.records.outcome import JobVerdict
 
 # How a stack begins that may be a program's last word; torch begins lines of a traceback so.
 LAST_WORDS = re.compile(
@@ -71,7 +71,7 @@ def in_text(text: str, tree: str) -> str:
     return re.sub(f"{SNAPSHOT}{title}(?![^/\\s\"':,;)])", lambda _: tree.rstrip("/"), text)
 
 
-def in_verdict(verdict: Verdict, tree: str) -> Verdict:
+def in_verdict(verdict: JobVerdict, tree: str) -> JobVerdict:
     """Return the verdict as it is shown; the record keeps what the nodes said."""
     return replace(
         verdict,

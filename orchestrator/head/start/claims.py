@@ -25,14 +25,14 @@ from orchestrator.head.nodes.facts import by_value, said_of
 from orchestrator.head.plan.plan import count_ranks, wish_of_launch
 from orchestrator.head.screen import failures
 from orchestrator.head.screen.output import say
-from orchestrator.head.screen.progress import Progress
+from orchestrator.head.screen.progress import ProgressBar
 from orchestrator.head.start.nodes import Nodes
-from orchestrator.head.start.request import Request
+from orchestrator.head.start.request import LaunchRequest
 from orchestrator.protocol.requests.claims import (
     NO_ENTRIES,
     STARTING,
     WAITING,
-    Entry,
+    ClaimEntry,
     Wish,
     who_has,
 )
@@ -140,7 +140,7 @@ def notes(names: Sequence[str], answers: Sequence[Claimed]) -> Iterator[str]:
             yield f"who else computes on the GPUs of {listed(where)} is not known: {why}"
 
 
-def wish_of(request: Request, node: Reached) -> Wish | None:
+def wish_of(request: LaunchRequest, node: Reached) -> Wish | None:
     """Return what a launch wants of a node; None with --claim none."""
     ranks, _ = count_ranks(node.probed, request.config.launch)
     return wish_of_launch(node.probed, request.config, ranks, request.env)
@@ -149,13 +149,13 @@ def wish_of(request: Request, node: Reached) -> Wish | None:
 # -- whose turn it is, which is pure ------------------------------------------------------------
 
 
-def ahead(mine: Entry, page: Page) -> list[Entry]:
+def ahead(mine: ClaimEntry, page: Page) -> list[ClaimEntry]:
     """Return the entries that wait on a node before this one, the first of all first."""
     waiting = [one for one in page.entries if one.state == WAITING and one.rank < mine.rank]
     return sorted(waiting, key=lambda one: one.rank)
 
 
-def blocked(mine: Entry, page: Page) -> str:
+def blocked(mine: ClaimEntry, page: Page) -> str:
     """Say why a launch cannot start on a node yet; nothing if it can.
 
     It goes before others only where it leaves enough for all of them.
@@ -170,7 +170,7 @@ def blocked(mine: Entry, page: Page) -> str:
     return ""
 
 
-def obstacles(mine: Entry, pages: Mapping[str, Page], least: int) -> dict[str, str]:
+def obstacles(mine: ClaimEntry, pages: Mapping[str, Page], least: int) -> dict[str, str]:
     """Return nothing if enough nodes are ready for a launch, else why the others are not."""
     reasons = {name: why for name, page in pages.items() if (why := blocked(mine, page))}
     return reasons if len(pages) - len(reasons) < least else {}
@@ -198,14 +198,14 @@ class Disconnected(NodeError):
 
 
 def wait(
-    request: Request,
+    request: LaunchRequest,
     nodes: Nodes,
-    reach: Callable[[], tuple[Request, Nodes]],
-    start: Callable[[Request, Nodes], T],
+    reach: Callable[[], tuple[LaunchRequest, Nodes]],
+    start: Callable[[LaunchRequest, Nodes], T],
 ) -> T:
     """Start a job when it is its turn; nodes that are away for a while cost it nothing."""
     place, said, pause = QueuePlace(request, nodes), "", LOOK_SECONDS
-    with Progress("waiting for its turn"):
+    with ProgressBar("waiting for its turn"):
         while True:
             try:
                 place.look(LOOK_SECONDS if place.pages else 0.0)
@@ -228,7 +228,7 @@ def wait(
             said = why
 
 
-def reach_again(reach: Callable[[], tuple[Request, Nodes]]) -> tuple[Request, Nodes]:
+def reach_again(reach: Callable[[], tuple[LaunchRequest, Nodes]]) -> tuple[LaunchRequest, Nodes]:
     """Reach the nodes as soon as they can be reached."""
     while True:
         try:
@@ -241,7 +241,7 @@ def reach_again(reach: Callable[[], tuple[Request, Nodes]]) -> tuple[Request, No
 class QueuePlace:
     """The place of a launch in the queue: an entry on each node, which ends with this head."""
 
-    def __init__(self, request: Request, nodes: Nodes) -> None:
+    def __init__(self, request: LaunchRequest, nodes: Nodes) -> None:
         self.request, self.nodes = request, nodes
         self.wanted = [
             NodeClaim(node.node.name, node.channel, wish_of(request, node) or Wish())
@@ -299,12 +299,12 @@ def in_queue(reasons: Mapping[str, str]) -> str:
     return f"in the queue: {'; '.join(said_of(reasons.items()))}" if reasons else ""
 
 
-def entry_of(request: Request, reached: Sequence[Reached]) -> Entry:
+def entry_of(request: LaunchRequest, reached: Sequence[Reached]) -> ClaimEntry:
     """Return the entry of a launch that waits on these nodes."""
     # All launches that meet on these nodes go by the clock of the same one.
     judge = min(reached, key=lambda node: (node.facts.boot, node.facts.network))
     since = request.begun + judge.facts.clock_offset
-    return Entry(
+    return ClaimEntry(
         id=os.urandom(8).hex(),
         state=WAITING,
         job=request.config.launch.name,
@@ -317,17 +317,17 @@ def entry_of(request: Request, reached: Sequence[Reached]) -> Entry:
 LOOK_SECONDS = 2.0  # between two reads of a record
 
 
-def wait_for_others(request: Request) -> None:
+def wait_for_others(request: LaunchRequest) -> None:
     """Return once the experiments of --after are done; refuse the launch if one ended otherwise."""
     for name in request.config.launch.after:
         if not is_done(request, name):
             say(f"it waits: not before {name} is over")
-            with Progress(f"waiting for {name}"):
+            with ProgressBar(f"waiting for {name}"):
                 while not is_done(request, name):
                     time.sleep(LOOK_SECONDS)
 
 
-def is_done(request: Request, name: str) -> bool:
+def is_done(request: LaunchRequest, name: str) -> bool:
     experiment = experiments.find(request.where.experiments, name)
     if experiment is None:
         raise experiments.missing(request.where.experiments, name)

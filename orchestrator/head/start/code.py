@@ -24,15 +24,15 @@ from orchestrator.head.nodes.facts import by_value
 from orchestrator.head.plan.plan import ENGINE
 from orchestrator.head.screen import failures
 from orchestrator.head.screen.output import say
-from orchestrator.head.screen.progress import Progress
+from orchestrator.head.screen.progress import ProgressBar
 from orchestrator.head.start.nodes import Nodes, reach_all
-from orchestrator.head.start.request import Request
+from orchestrator.head.start.request import LaunchRequest
 from orchestrator.head.transfer.listing import Rules
-from orchestrator.head.transfer.scan import Limits, Scan, was_changed
+from orchestrator.head.transfer.scan import Scan, ScanLimits, was_changed
 from orchestrator.head.transfer.send import Sent, first_failed, send_to_all
 from orchestrator.head.transfer.tree import Tree
 from orchestrator.protocol.requests.machine import ProbeTarget
-from orchestrator.protocol.requests.transfer import STORE, CheckedOut, CheckOut, Place
+from orchestrator.protocol.requests.transfer import STORE, CheckedOut, CheckOut, RemoteDir
 from orchestrator.protocol.timing import FILES_ANSWER_SECONDS
 from orchestrator.records import experiments as experiments_on_disk
 
@@ -45,7 +45,7 @@ HOME = "~/.orchestrator/code/snapshots"  # on a node, as it is shown
 R = TypeVar("R")
 
 
-def reach_with_code(request: Request) -> tuple[Request, Nodes]:
+def reach_with_code(request: LaunchRequest) -> tuple[LaunchRequest, Nodes]:
     """Reach all nodes while the working tree is read, and bring it to those that lack it."""
     if not needs_code(request):
         return request, reach_all(request)
@@ -65,7 +65,7 @@ def reach_with_code(request: Request) -> tuple[Request, Nodes]:
         raise
 
 
-def expect_code(request: Request, nodes: Nodes) -> tuple[Request, Nodes]:
+def expect_code(request: LaunchRequest, nodes: Nodes) -> tuple[LaunchRequest, Nodes]:
     """Assume that the nodes have what a launch would send them; send nothing."""
     wanted = [node for node in nodes.reached if gets_snapshot(request, node)]
     if not needs_code(request) or not wanted:
@@ -83,7 +83,7 @@ def expect_code(request: Request, nodes: Nodes) -> tuple[Request, Nodes]:
     return replace(request, notes=(*request.notes, note, *tree.notes)), nodes
 
 
-def expected(request: Request, node: Reached) -> CheckedOut:
+def expected(request: LaunchRequest, node: Reached) -> CheckedOut:
     """Return what a node would answer that made a snapshot; its name is not known yet."""
     target, here = request.target, ProbeTarget(kind=request.target.kind, name=request.target.name)
     if target.kind == "auto" and not (request.directory / target.name).exists():
@@ -98,7 +98,7 @@ def expected(request: Request, node: Reached) -> CheckedOut:
 # -- who gets it ------------------------------------------------------------------------------
 
 
-def needs_code(request: Request) -> bool:
+def needs_code(request: LaunchRequest) -> bool:
     """Return True if a launch uses files of this directory on the nodes."""
     config = request.config
     if request.origin:
@@ -111,18 +111,20 @@ def needs_code(request: Request) -> bool:
     return request.target.name == ENGINE and any(targets)
 
 
-def is_placed(request: Request, node: Reached) -> bool:
+def is_placed(request: LaunchRequest, node: Reached) -> bool:
     """Return True if the user named the directory where this node finds its code."""
     return bool(node.node.workdir or request.config.launch.workdir)
 
 
-def gets_snapshot(request: Request, node: Reached) -> bool:
+def gets_snapshot(request: LaunchRequest, node: Reached) -> bool:
     if request.config.launch.sync == "always" or request.origin:
         return True
     return not is_placed(request, node) and not node.facts.marker_seen
 
 
-def relative(request: Request, reached: Sequence[Reached], wanted: Sequence[Reached]) -> Request:
+def relative(
+    request: LaunchRequest, reached: Sequence[Reached], wanted: Sequence[Reached]
+) -> LaunchRequest:
     """Name the program by its path below this directory, which every snapshot has."""
     target, here = request.target, request.directory
     path = Path(target.name)
@@ -140,7 +142,7 @@ def relative(request: Request, reached: Sequence[Reached], wanted: Sequence[Reac
 # -- the tree ---------------------------------------------------------------------------------
 
 
-def begin_scan(request: Request) -> Scan:
+def begin_scan(request: LaunchRequest) -> Scan:
     """Start to read the working tree; the program travels in any case."""
     sync, path = request.config.sync, Path(request.target.name)
     below = not path.is_absolute() and ".." not in path.parts
@@ -156,18 +158,20 @@ def begin_scan(request: Request) -> Scan:
         everything=request.origin is not None,
         always=(os.fsencode(path),) if is_file and (request.directory / path).is_file() else (),
     )
-    scan = Scan(os.fsencode(request.directory), rules, Limits(sync.largest_file, sync.largest_tree))
+    scan = Scan(
+        os.fsencode(request.directory), rules, ScanLimits(sync.largest_file, sync.largest_tree)
+    )
     if is_of_user(request):
         scan.cancel()
     return scan
 
 
-def is_of_user(request: Request) -> bool:
+def is_of_user(request: LaunchRequest) -> bool:
     """Return True for a function in a directory that has more of the user's than code."""
     return request.payload is not None and request.directory in (Path("/"), Path.home())
 
 
-def experiments(request: Request) -> Iterator[bytes]:
+def experiments(request: LaunchRequest) -> Iterator[bytes]:
     """Yield the directories of experiments that are below this one."""
     here, root = request.directory, request.where.experiments.absolute()
     yield b"experiments"
@@ -177,7 +181,7 @@ def experiments(request: Request) -> Iterator[bytes]:
         yield os.fsencode(root.relative_to(here))
 
 
-def outputs(request: Request) -> list[str]:
+def outputs(request: LaunchRequest) -> list[str]:
     """List the directories that the program writes into: they are the node's own."""
     names = [name.strip("/") for name in request.config.sync.outputs]
     checkpoints = request.config.checkpoint.directory
@@ -186,7 +190,7 @@ def outputs(request: Request) -> list[str]:
     return names
 
 
-def secret_files(request: Request) -> Iterator[bytes]:
+def secret_files(request: LaunchRequest) -> Iterator[bytes]:
     """Yield the files below this directory from which secrets were read, by both their names."""
     here = request.directory
     for path in request.secret_files:
@@ -198,7 +202,9 @@ def secret_files(request: Request) -> Iterator[bytes]:
 # -- to the nodes -----------------------------------------------------------------------------
 
 
-def bring(request: Request, wanted: Sequence[Reached], total: int, scan: Scan) -> list[CheckedOut]:
+def bring(
+    request: LaunchRequest, wanted: Sequence[Reached], total: int, scan: Scan
+) -> list[CheckedOut]:
     """Send the tree, and let each node make its snapshot."""
     tree = tree_for(request, scan)
     checked, sent = deliver(request, wanted, tree, total)
@@ -209,7 +215,7 @@ def bring(request: Request, wanted: Sequence[Reached], total: int, scan: Scan) -
     return checked
 
 
-def tree_for(request: Request, scan: Scan) -> Tree:
+def tree_for(request: LaunchRequest, scan: Scan) -> Tree:
     """Wait for the tree. A function goes alone where its directory is no place for code."""
     why: CheckFailed | str = f"{request.directory} holds more of yours than code"
     try:
@@ -224,7 +230,7 @@ def tree_for(request: Request, scan: Scan) -> Tree:
 
 
 def deliver(
-    request: Request, wanted: Sequence[Reached], tree: Tree, total: int
+    request: LaunchRequest, wanted: Sequence[Reached], tree: Tree, total: int
 ) -> tuple[list[CheckedOut], list[Sent]]:
     """Send each node what it lacks, and have it make its snapshot; `total` counts all nodes."""
     beside = str(request.origin.directory if request.origin else request.directory)
@@ -238,8 +244,8 @@ def deliver(
         target=ProbeTarget(kind=request.target.kind, name=request.target.name),
     )
     channels = [node.channel for node in wanted]
-    with Progress("sending the code", tree.size * len(wanted)) as progress:
-        places = [Place(kind=STORE)] * len(wanted)
+    with ProgressBar("sending the code", tree.size * len(wanted)) as progress:
+        places = [RemoteDir(kind=STORE)] * len(wanted)
         results = send_to_all(channels, places, tree, progress.add)
     if changed := first_failed(results):
         raise was_changed(changed)

@@ -24,7 +24,7 @@ from orchestrator.head.follow.run import Backend, Run
 from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.streams.node_logs import log_files, open_logs
 from orchestrator.head.screen import styles
-from orchestrator.head.screen.keyboard import Keys
+from orchestrator.head.screen.keyboard import Keyboard
 from orchestrator.head.screen.screen import Display, Screen
 from orchestrator.head.start.record import Running
 from orchestrator.protocol.requests.start import Release
@@ -35,7 +35,7 @@ AWAY_SECONDS = 5.0  # that the end of a job may wait for nodes that were lost
 
 
 @dataclass(frozen=True)
-class Ending:
+class JobEnding:
     """How a head's stay with a job has ended: with the job, or before it."""
 
     record: JobRecord
@@ -57,16 +57,16 @@ class Stay:
     notifier: Notifier
     view: View
     say: Say
-    keys: Keys | None = None
+    keys: Keyboard | None = None
     left_behind: bool = False  # in the background, by a head that has left
     looks_on: bool = False  # the job does not miss it when it is gone
 
-    def join(self, record: JobRecord) -> Ending:
+    def join(self, record: JobRecord) -> JobEnding:
         """Follow a job that runs already; lines that were shown are not shown again."""
         if record.goes_on:  # its head was lost before it could start the next attempt
             following = self.start_next(record, {})
             if isinstance(following, JobRecord):
-                return self.ended(Ending(following))
+                return self.ended(JobEnding(following))
             return self.follow(following, self.screen_after(following.record))
         screen = make_screen(self.experiment, record, self.view, folds=True)
         screen.skip_to((None if self.view.quiet else self.experiment.take_shown()) or {})
@@ -75,16 +75,16 @@ class Stay:
             Running(self.experiment, self.transport, record, [None] * len(logs), logs), screen
         )
 
-    def follow(self, attempt: Running, screen: Screen) -> Ending:
+    def follow(self, attempt: Running, screen: Screen) -> JobEnding:
         """Follow an attempt, and those that come after it."""
         while True:
             run = self.follow_one(attempt, screen)
             if run.end.left or not run.record.goes_on:
-                return self.ended(Ending(run.record, run, screen))
+                return self.ended(JobEnding(run.record, run, screen))
             self.notifier.over(run.record)
             following = self.start_next(run.record, run.channels)
             if isinstance(following, JobRecord):
-                return self.ended(Ending(following, run, screen))
+                return self.ended(JobEnding(following, run, screen))
             self.notifier.report()
             attempt, screen = following, self.screen_after(following.record)
 
@@ -143,7 +143,7 @@ class Stay:
             for node, channel, opened in parts
         ]
 
-    def ended(self, ending: Ending) -> Ending:
+    def ended(self, ending: JobEnding) -> JobEnding:
         """Give back what this head held of the job."""
         channels = ending.run.channels if ending.run is not None else {}
         if ending.record.over and (channels or ending.record.spares):

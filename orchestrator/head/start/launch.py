@@ -50,7 +50,7 @@ from orchestrator.head.start.parts import (
     spare_plan,
 )
 from orchestrator.head.start.record import Running
-from orchestrator.head.start.request import Request, without_claims
+from orchestrator.head.start.request import LaunchRequest, without_claims
 from orchestrator.head.transfer.job_files import JobPeer, bring_job_files
 from orchestrator.head.transfer.send import send_to_all
 from orchestrator.head.transfer.tree import of_files
@@ -59,7 +59,7 @@ from orchestrator.protocol.requests.follow import End
 from orchestrator.protocol.requests.machine import PortWish
 from orchestrator.protocol.requests.request import STOPPED
 from orchestrator.protocol.requests.start import Start, StartedHere, TakenPorts, TakePorts
-from orchestrator.protocol.requests.transfer import HANDED, Place
+from orchestrator.protocol.requests.transfer import HANDED, RemoteDir
 from orchestrator.protocol.spec import Placement
 from orchestrator.protocol.timing import ANSWER_SECONDS, QUICK_ANSWER_SECONDS
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
@@ -77,7 +77,7 @@ IN_DOUBT = (
 # -- the line ---------------------------------------------------------------------------------
 
 
-def launch(request: Request, queued: Callable[[], None] = lambda: None) -> Running:
+def launch(request: LaunchRequest, queued: Callable[[], None] = lambda: None) -> Running:
     """Start a job on all of its nodes or on none; `queued` is called once it waits for them."""
     job_log.hold(request.secrets)
     log.info("launches %s from %s", request.target.name or "the engine", request.directory)
@@ -101,7 +101,7 @@ def launch(request: Request, queued: Callable[[], None] = lambda: None) -> Runni
     return start(prepared, starting, meet(starting, planned.master_address, ports))
 
 
-def rehearse(request: Request) -> Plan:
+def rehearse(request: LaunchRequest) -> Plan:
     """Plan a job as a launch would; nothing is sent to the nodes, held or started there."""
     request, nodes = expect_code(request, reach_all(request))
     request = as_held(request, nodes)
@@ -112,7 +112,9 @@ def rehearse(request: Request) -> Plan:
     return make_plan(request, nodes, job, str(request.where.experiments.absolute() / job))
 
 
-def hold(request: Request, nodes: Nodes, queued: Callable[[], None]) -> tuple[Request, Nodes]:
+def hold(
+    request: LaunchRequest, nodes: Nodes, queued: Callable[[], None]
+) -> tuple[LaunchRequest, Nodes]:
     """Choose the nodes of a job and hold its GPUs there; with --queue wait until they are free."""
     request = as_held(request, nodes)
     if not request.config.launch.queue:
@@ -121,17 +123,17 @@ def hold(request: Request, nodes: Nodes, queued: Callable[[], None]) -> tuple[Re
     return claims.wait(request, nodes, partial(reach_with_code, request), held_now)
 
 
-def as_held(request: Request, nodes: Nodes) -> Request:
+def as_held(request: LaunchRequest, nodes: Nodes) -> LaunchRequest:
     """Return the launch as it holds GPUs: a scheduler's nodes are held by the scheduler."""
     return request if isinstance(nodes.source, ListedNodes) else without_claims(request)
 
 
-def held_now(request: Request, nodes: Nodes) -> tuple[Request, Nodes]:
+def held_now(request: LaunchRequest, nodes: Nodes) -> tuple[LaunchRequest, Nodes]:
     """Choose the nodes of a job among these, and hold its GPUs there."""
     return request, selection.choose(request, nodes, hold=True)
 
 
-def create(request: Request, nodes: Nodes) -> Experiment:
+def create(request: LaunchRequest, nodes: Nodes) -> Experiment:
     """Make the directory of a job; it is removed where the job cannot be started."""
     if request.payload is not None:
         check_python(nodes.probed)
@@ -246,7 +248,7 @@ def check_python(nodes: Sequence[ProbedNode]) -> None:
 def deliver(reached: Sequence[Reached], plan: Plan, directory: Path) -> None:
     """Send to all nodes before the first one starts, so that none waits for a slower one's data."""
     tree = of_files(directory, lambda _: 0o600)
-    places = [Place(kind=HANDED, job=plan.job, node=part.index) for part in plan.nodes]
+    places = [RemoteDir(kind=HANDED, job=plan.job, node=part.index) for part in plan.nodes]
     results = send_to_all([node.channel for node in reached], places, tree)
     raise_if_stopped(results)
     failures.all_or_table([node.node for node in reached], results, "; nothing was started")

@@ -26,7 +26,7 @@ from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.head.schedulers import queue
 from orchestrator.head.screen import failures
 from orchestrator.head.screen.progress import counted
-from orchestrator.head.start.request import Request
+from orchestrator.head.start.request import LaunchRequest
 from orchestrator.head.transfer.listing import marker
 from orchestrator.head.transfer.scan import Scan
 from orchestrator.protocol.message import is_address
@@ -101,7 +101,7 @@ class Nodes:
         return [node.probed for node in self.reached]
 
 
-def source_of(request: Request) -> NodeSource:
+def source_of(request: LaunchRequest) -> NodeSource:
     """Take the nodes of the list, or Slurm's where they are asked for or there is no list."""
     asked, where = request.nodes_from, request.where
     listed = where.nodes is not None or where.node_list.exists()
@@ -114,7 +114,7 @@ def source_of(request: Request) -> NodeSource:
     return ListedNodes(nodes, where.ssh_config, strict)
 
 
-def reach_all(request: Request) -> Nodes:
+def reach_all(request: LaunchRequest) -> Nodes:
     """Reach the nodes that a job can run on, spares last; it is an error if too few answer."""
     source = source_of(request)
     listed, bounds = candidates(source.nodes, request.config.launch, cordons.read())
@@ -127,7 +127,7 @@ def reach_all(request: Request) -> Nodes:
     return replace(nodes, bounds=bounds)
 
 
-def try_all(request: Request, settle: Callable[[Node, Launch], Node] | None = None) -> Nodes:
+def try_all(request: LaunchRequest, settle: Callable[[Node, Launch], Node] | None = None) -> Nodes:
     """Reach every node that answers, the spares last, and learn what it is."""
     source = source_of(request)
     return reach_these(request, source, spares_last(source.nodes), settle)
@@ -170,7 +170,7 @@ def spares_last(nodes: Sequence[Node]) -> list[Node]:
 
 
 def reach_these(
-    request: Request,
+    request: LaunchRequest,
     source: NodeSource,
     nodes: Sequence[Node],
     settle: Callable[[Node, Launch], Node] | None = None,
@@ -203,7 +203,7 @@ def reach_these(
     )
 
 
-def probe_of(request: Request, transport: Transport, active: Sequence[Node]) -> Probe:
+def probe_of(request: LaunchRequest, transport: Transport, active: Sequence[Node]) -> Probe:
     """Return the question for the facts of the nodes of a launch."""
     return Probe(
         cwd=str(request.directory),
@@ -214,7 +214,7 @@ def probe_of(request: Request, transport: Transport, active: Sequence[Node]) -> 
     )
 
 
-def port_request(request: Request, nodes: int) -> PortWish:
+def port_request(request: LaunchRequest, nodes: int) -> PortWish:
     """Return the question for a port on the first of so many nodes."""
     launch = request.config.launch
     chosen = launch.master_port
@@ -225,7 +225,7 @@ def port_request(request: Request, nodes: int) -> PortWish:
     )
 
 
-def with_master(request: Request, nodes: Nodes, chosen: Sequence[Reached]) -> list[Reached]:
+def with_master(request: LaunchRequest, nodes: Nodes, chosen: Sequence[Reached]) -> list[Reached]:
     """Let the first of these be the master: ask it for ports, and all for their way to it."""
     probe = probe_of(request, nodes.transport, [node.node for node in chosen])
     port = port_request(request, len(chosen))

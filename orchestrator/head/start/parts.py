@@ -24,10 +24,10 @@ from orchestrator.head.plan import accelerate, nccl_env, plan
 from orchestrator.head.plan.model import EnvSetting, NodePlan, Plan
 from orchestrator.head.plan.plan import Layout
 from orchestrator.head.start.nodes import Nodes
-from orchestrator.head.start.request import Request
+from orchestrator.head.start.request import LaunchRequest
 from orchestrator.head.start.variables import named_by_hook
 from orchestrator.protocol.requests.start import Hook, Hooked, TakenPorts
-from orchestrator.protocol.spec import Attempt, LeaseTerms, Placement, Spec, Target
+from orchestrator.protocol.spec import AttemptNumber, LeaseTerms, Placement, Spec, Target
 from orchestrator.protocol.timing import HOOK_ANSWER_SECONDS, START_PATIENCE_SECONDS
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
@@ -40,7 +40,7 @@ SHORTEST_LIMIT_SECONDS = 1.0
 class Prepared:
     """A job that can be started: its nodes, its directory, and what each node will run."""
 
-    request: Request
+    request: LaunchRequest
     nodes: Nodes
     experiment: Experiment
     plan: Plan
@@ -48,7 +48,7 @@ class Prepared:
 
 
 def make_plan(
-    request: Request, nodes: Nodes, job: str, directory: str, agreed: Layout | None = None
+    request: LaunchRequest, nodes: Nodes, job: str, directory: str, agreed: Layout | None = None
 ) -> Plan:
     """Plan the job, or with `agreed` this machine's part of it (see plan.make)."""
     log.info("plans job %s in %s", job, directory)
@@ -97,7 +97,7 @@ def warned(planned: Plan, probed: Sequence[ProbedNode]) -> Plan:
     return replace(planned, notes=(*planned.notes, *notes))
 
 
-def after_hook(plan: Plan, reached: Sequence[Reached], request: Request) -> Plan:
+def after_hook(plan: Plan, reached: Sequence[Reached], request: LaunchRequest) -> Plan:
     """Run the hook on these nodes of the plan; what it exports wins over what was computed."""
     if not request.hook:
         return plan
@@ -133,10 +133,10 @@ def patience(launch: Launch) -> float:
     return max(START_PATIENCE_SECONDS, launch.connect_timeout)
 
 
-def part(request: Request, plan: Plan, node: NodePlan) -> Spec:
+def part(request: LaunchRequest, plan: Plan, node: NodePlan) -> Spec:
     """Return a node's part of the job; `places` says where it is among the others."""
     launch = request.config.launch
-    first = Attempt(
+    first = AttemptNumber(
         number=1,
         restarts=launch.max_restarts,
         first_job=plan.job,
@@ -197,9 +197,9 @@ def places(starting: JobRecord, first: Placement, ranks: int) -> list[Placement]
     hosts = tuple(node.address for node in known)
     number, restarts = len(starting.attempts) + 1, starting.launch.max_restarts
 
-    def attempt(node: NodeRecord) -> Attempt:
+    def attempt(node: NodeRecord) -> AttemptNumber:
         job, index = starting.first_part(node)
-        return Attempt(
+        return AttemptNumber(
             number=number,
             restarts=restarts,
             first_job=job,

@@ -28,7 +28,7 @@ from orchestrator.head.screen.log_reader import NO_RANK
 from orchestrator.head.screen.output import say
 from orchestrator.head.start.code import experiments as experiments_below
 from orchestrator.head.start.parts import Prepared
-from orchestrator.head.start.request import Request
+from orchestrator.head.start.request import LaunchRequest
 from orchestrator.head.start.variables import digest_of_hook
 from orchestrator.head.transfer import archive, listing
 from orchestrator.head.transfer.scan import MEGABYTE
@@ -70,7 +70,7 @@ def first_record(prepared: Prepared) -> JobRecord:
     )
 
 
-def shown_command(request: Request) -> list[str]:
+def shown_command(request: LaunchRequest) -> list[str]:
     """Return the command line without secrets: those that are known by value go first."""
     return redact.redacted_command(hiding.hide(list(request.command), request.secrets))
 

@@ -27,18 +27,18 @@ from orchestrator.head.follow import notify as notifying
 from orchestrator.head.nodes import environment
 from orchestrator.head.plan import accelerate, other_launchers
 from orchestrator.head.plan.accelerate import Accelerate
-from orchestrator.head.plan.model import EnvSetting, Target
+from orchestrator.head.plan.model import EnvSetting, ProgramTarget
 from orchestrator.head.plan.plan import CALL, ENGINE
 from orchestrator.head.start import variables
 
 
 @dataclass(frozen=True)
-class Request:
+class LaunchRequest:
     """A launch, checked as far as that is possible without the nodes."""
 
     where: Where
     config: Config
-    target: Target
+    target: ProgramTarget
     env: tuple[EnvSetting, ...]  # later ones win
     command: tuple[str, ...]
     nodes_from: str | None = None  # list or slurm
@@ -63,7 +63,7 @@ class Request:
         return hiding.parts([*of_options, *of_config, *notifying.secrets(self.notify)])
 
 
-def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) -> Request:
+def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) -> LaunchRequest:
     """Read the config and let the options win over it. `command` is shown in the record."""
     target, env = target_of(arguments), variables.given(arguments, os.environ)
     file = arguments.config_file
@@ -88,7 +88,7 @@ def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) ->
     check_label(launch)
     notify = notifying.checked(launch.notify)
     launch = replace(launch, notify=tuple(map(notifying.shown, notify)))
-    return Request(
+    return LaunchRequest(
         where=arguments.where,
         config=replace(config, launch=launch),
         target=target,
@@ -110,7 +110,7 @@ def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) ->
     )
 
 
-def without_claims(request: Request) -> Request:
+def without_claims(request: LaunchRequest) -> LaunchRequest:
     """Return a launch on nodes that a scheduler has given to this job alone.
 
     What numbers GPUs have there is the scheduler's own matter.
@@ -119,12 +119,12 @@ def without_claims(request: Request) -> Request:
     return replace(request, config=replace(request.config, launch=launch))
 
 
-def target_of(arguments: LaunchArguments) -> Target:
+def target_of(arguments: LaunchArguments) -> ProgramTarget:
     if arguments.payload is not None:
-        return Target("engine", CALL, ())
+        return ProgramTarget("engine", CALL, ())
     if arguments.module is not None:
         other_launchers.refuse(("python", "-m", arguments.module, *arguments.program))
-        return Target("module", arguments.module, arguments.program)
+        return ProgramTarget("module", arguments.module, arguments.program)
     if arguments.program:
         refuse_a_setting(arguments.program[0])
         if not arguments.launch.get("no_torchrun"):
@@ -132,10 +132,10 @@ def target_of(arguments: LaunchArguments) -> Target:
             other_launchers.refuse_script(arguments.program)
         target = without_python(arguments.program)
         return replace(target, near=nearest_file(target.name, (".py", ".sh")))
-    return Target("engine", ENGINE, ())
+    return ProgramTarget("engine", ENGINE, ())
 
 
-def without_python(program: Sequence[str]) -> Target:
+def without_python(program: Sequence[str]) -> ProgramTarget:
     """Take `python train.py` and `python -m pkg` for what they run: each rank is a Python anyway.
 
     A Python that is named by its path, or has options but -u, is a program as any other.
@@ -144,10 +144,10 @@ def without_python(program: Sequence[str]) -> Target:
     if first in ("python", "python3") and rest and not Path(first).exists():
         rest = rest[1:] if rest[0] == "-u" and len(rest) > 1 else rest
         if rest[0] == "-m" and len(rest) > 1:
-            return Target("module", rest[1], tuple(rest[2:]))
+            return ProgramTarget("module", rest[1], tuple(rest[2:]))
         if rest[0].endswith(".py"):
-            return Target("auto", rest[0], tuple(rest[1:]))
-    return Target("auto", first, tuple(program[1:]))
+            return ProgramTarget("auto", rest[0], tuple(rest[1:]))
+    return ProgramTarget("auto", first, tuple(program[1:]))
 
 
 def refuse_a_setting(name: str) -> None:

@@ -19,13 +19,13 @@ from orchestrator.head.doctor.findings import BAD, WARN, Examined, Needs
 from orchestrator.head.plan import nccl_transport
 from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.head.screen.output import say
-from orchestrator.head.screen.progress import Progress
+from orchestrator.head.screen.progress import ProgressBar
 from orchestrator.head.screen.styles import WARNING, styled
 from orchestrator.head.start import claims, gather
 from orchestrator.head.start.claims import Hold, NodeClaim, Occupied, wish_of
 from orchestrator.head.start.gather import Candidate
 from orchestrator.head.start.nodes import Bounds, Nodes, with_master
-from orchestrator.head.start.request import Request
+from orchestrator.head.start.request import LaunchRequest
 from orchestrator.node.machine.disks import disk
 from orchestrator.records import cordons
 
@@ -35,7 +35,7 @@ IN_THE_PLAN = ("port",)  # what the notes of the plan say anyhow
 OF_THE_JOB = ("port", "names")  # findings that another node would not change
 
 
-def choose(request: Request, nodes: Nodes, *, hold: bool) -> Nodes:
+def choose(request: LaunchRequest, nodes: Nodes, *, hold: bool) -> Nodes:
     """Leave the nodes of the job in `reached`, and those that stand by in `spares`.
 
     With `hold` the job's GPUs are held from now on.
@@ -76,7 +76,7 @@ def choose(request: Request, nodes: Nodes, *, hold: bool) -> Nodes:
 
 
 def fit_for(
-    request: Request, nodes: Nodes, bounds: Bounds, hold: bool
+    request: LaunchRequest, nodes: Nodes, bounds: Bounds, hold: bool
 ) -> tuple[dict[str, str], Hold, list[Reached]]:
     """Return the nodes that others replace and why, what is held of the rest, and the chosen.
 
@@ -109,7 +109,7 @@ def fit_for(
         unfit.update({**bad, **held.missing})
 
 
-def problems(request: Request, nodes: Nodes, some: Sequence[Reached]) -> dict[str, str]:
+def problems(request: LaunchRequest, nodes: Nodes, some: Sequence[Reached]) -> dict[str, str]:
     """Return those of these nodes that the quick check refuses, and why."""
     if request.config.launch.check == "none" or not some:
         return {}
@@ -129,13 +129,13 @@ def marked(node: Reached, *, spare: bool) -> Reached:
 # -- fit or not -------------------------------------------------------------------------------
 
 
-def check(request: Request, nodes: Nodes) -> None:
+def check(request: LaunchRequest, nodes: Nodes) -> None:
     """Raise an error with all findings if one of them would make the job fail or mislead."""
     thoroughness = request.config.launch.check
     if thoroughness == "none":
         return
     log.info("checks %d nodes", len(nodes.reached))
-    with Progress("checking"):
+    with ProgressBar("checking"):
         diagnosis = diagnose(request, nodes, full=thoroughness == "full")
     if diagnosis.bad:
         raise CheckFailed(
@@ -149,7 +149,7 @@ def check(request: Request, nodes: Nodes) -> None:
             say(f"{mark} {finding.what}" + (f" -> {finding.fix}" if finding.fix else ""))
 
 
-def diagnose(request: Request, nodes: Nodes, *, full: bool) -> Diagnosis:
+def diagnose(request: LaunchRequest, nodes: Nodes, *, full: bool) -> Diagnosis:
     """Examine the nodes that were reached, and name the others."""
     launch, kind = request.config.launch, request.target.kind
     needs = Needs(
@@ -171,7 +171,7 @@ def diagnose(request: Request, nodes: Nodes, *, full: bool) -> Diagnosis:
     return examination.diagnose(nodes.probed, lost, needs, ask if full else None, cordoned, head)
 
 
-def fabric_of(request: Request, nodes: Nodes) -> str:
+def fabric_of(request: LaunchRequest, nodes: Nodes) -> str:
     """Return how NCCL's data will travel between these nodes; nothing where no plan is possible."""
     probed = [node.probed for node in nodes.reached if not node.node.spare]
     if not probed:

@@ -14,7 +14,7 @@ from orchestrator.records import manifest
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.metrics import trainers
 from orchestrator.records.metrics.curves import POINTS, Curve, curves, median, unit_of
-from orchestrator.records.outcome import Verdict
+from orchestrator.records.outcome import JobVerdict
 
 Section = dict[str, Any]  # a key, with dots for what is inside, and its value
 Differences = dict[str, dict[str, list[Any]]]  # section -> key -> a value of each
@@ -105,7 +105,7 @@ def results(record: JobRecord) -> Section:
     took = record.ended - record.started if record.ended else None
     ranks = [rank for node in record.nodes for rank in node.ranks.values()]
     peaks = [rank.peak_kb for rank in ranks if rank.peak_kb is not None]
-    verdict = record.verdict or Verdict()
+    verdict = record.verdict or JobVerdict()
     return {
         "state": record.state,
         "exit code": record.exit_code,

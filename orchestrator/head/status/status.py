@@ -80,7 +80,7 @@ def job_now(record: JobRecord, states: Sequence[JobState]) -> str:
 
 
 @dataclass(frozen=True)
-class Line:
+class StatusLine:
     """A node or a rank of a job, and its state there."""
 
     title: str
@@ -89,7 +89,7 @@ class Line:
     note: str
 
 
-STATES_THERE: Table[Line] = Table(
+STATES_THERE: Table[StatusLine] = Table(
     (
         Column("", lambda line: line.title),
         Column("", lambda line: line.place),
@@ -121,7 +121,7 @@ def to_text(
     return "\n".join(line for line in lines if line).rstrip()
 
 
-def rows_of(record: JobRecord, states: Sequence[JobState]) -> Iterator[Line]:
+def rows_of(record: JobRecord, states: Sequence[JobState]) -> Iterator[StatusLine]:
     """Yield a line for each node, followed by one for each kind of rank on it."""
     cordoned, fault = cordons.read(), rank_at_fault(record)
     for node, state in zip(record.nodes, states, strict=True):
@@ -130,7 +130,9 @@ def rows_of(record: JobRecord, states: Sequence[JobState]) -> Iterator[Line]:
         if state.log_time:
             silence = duration(round(max(0.0, time.time() - state.log_time)))
             notes.append(f"last output {silence} ago")
-        yield Line(f"node {node.index}", node.name, state.state, ", ".join(filter(None, notes)))
+        yield StatusLine(
+            f"node {node.index}", node.name, state.state, ", ".join(filter(None, notes))
+        )
         for numbers, ranks in alike(state.ranks):
             pids = ["?" if rank.pid is None else str(rank.pid) for rank in ranks]
             shown = ", ".join(pids if len(pids) <= MOST_PIDS else [*pids[: MOST_PIDS - 1], "..."])
@@ -138,7 +140,7 @@ def rows_of(record: JobRecord, states: Sequence[JobState]) -> Iterator[Line]:
                 "" if ranks[0].code is None else f"exit code {ranks[0].code}",
                 f"rank {fault} was the cause" if fault in numbers else "",
             ]
-            yield Line(
+            yield StatusLine(
                 f"  {in_words(numbers, 'rank')}",
                 f"pid{'s' * (len(pids) > 1)} {shown}",
                 ranks[0].state,

@@ -15,9 +15,9 @@ from pathlib import Path
 from orchestrator.common import files
 from orchestrator.common.errors import CheckFailed
 from orchestrator.head.transfer.listing import Rules
-from orchestrator.head.transfer.scan import Limits, Scan, cache
+from orchestrator.head.transfer.scan import Scan, ScanLimits, cache
 from orchestrator.head.transfer.tree import Tree
-from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry
+from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, ManifestEntry
 
 NAME = "code.tar.gz"
 TYPES = {FILE: tarfile.REGTYPE, LINK: tarfile.SYMTYPE, DIRECTORY: tarfile.DIRTYPE}
@@ -47,7 +47,7 @@ class Changed(Exception):
     """A file is not what it was when the tree was read."""
 
 
-def content_of(tree: Tree, entry: Entry) -> bytes:
+def content_of(tree: Tree, entry: ManifestEntry) -> bytes:
     with contextlib.suppress(OSError):
         content = tree.read(entry, 0, entry.size)
         if hashlib.sha256(content).hexdigest().encode() == entry.value:
@@ -73,7 +73,9 @@ def restore(path: Path, digest: str, directory: Path) -> None:
             archive.extractall(directory, filter=inside)
     except (OSError, tarfile.TarError, EOFError) as error:
         raise CheckFailed(f"{path} cannot be read: {error}") from error
-    tree = Scan(os.fsencode(directory), Rules(everything=True), Limits(math.inf, math.inf)).tree()
+    tree = Scan(
+        os.fsencode(directory), Rules(everything=True), ScanLimits(math.inf, math.inf)
+    ).tree()
     if tree.digest != digest:
         raise CheckFailed(f"{path} is not the code that this run had: it was changed")
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import PurePosixPath
 
 from orchestrator.common import files
-from orchestrator.common.folder import Folder, Partial
+from orchestrator.common.folder import Folder, PartialFile
 from orchestrator.head.connect.channel import Declined, NodeChannel
 from orchestrator.head.transfer.tree import Moved
 from orchestrator.protocol.manifest import link_is_inside
@@ -146,7 +146,7 @@ class Fetch:
             parts = PurePosixPath(file.path).parts
             its_answers = itertools.islice(all_answers, len(its_questions))
             try:
-                with contextlib.closing(Partial(self.folder, parts, self.label)) as part:
+                with contextlib.closing(PartialFile(self.folder, parts, self.label)) as part:
                     for request, answer in its_answers:
                         self._take(part, request, answer)
                     self._publish(part, file)
@@ -154,7 +154,7 @@ class Fetch:
                 self.result.failed[file.path] = error.strerror or str(error)
                 deque(its_answers, maxlen=0)  # what comes of it is passed over
 
-    def _take(self, part: Partial, request: ReadFile, answer: FilePiece | Declined) -> None:
+    def _take(self, part: PartialFile, request: ReadFile, answer: FilePiece | Declined) -> None:
         if isinstance(answer, Declined):
             raise OSError(0, answer.what)
         if len(answer.data) != request.size:
@@ -163,7 +163,7 @@ class Fetch:
         self.progress(request.size)
         self.result.size += request.size
 
-    def _publish(self, part: Partial, file: OutputFile) -> None:
+    def _publish(self, part: PartialFile, file: OutputFile) -> None:
         """Give a whole file its name, unless another node has brought the same contents."""
         with PUBLISHING:
             before = part.here()

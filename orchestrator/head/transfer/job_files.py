@@ -19,12 +19,12 @@ from orchestrator.common.hosts import listed
 from orchestrator.common.text import duration, size
 from orchestrator.head.connect.channel import Declined, NodeChannel
 from orchestrator.head.screen.output import printable, say
-from orchestrator.head.screen.progress import Progress
+from orchestrator.head.screen.progress import ProgressBar
 from orchestrator.head.transfer.fetch import answers, plain
 from orchestrator.head.transfer.push import entry_of
 from orchestrator.head.transfer.send import Reader, Sent, send_to_all
 from orchestrator.head.transfer.tree import Tree
-from orchestrator.protocol.manifest import Entry, link_is_inside
+from orchestrator.protocol.manifest import ManifestEntry, link_is_inside
 from orchestrator.protocol.requests.request import NO_PART
 from orchestrator.protocol.requests.transfer import (
     OF_JOB,
@@ -32,8 +32,8 @@ from orchestrator.protocol.requests.transfer import (
     AskJobFiles,
     JobFiles,
     OutputFile,
-    Place,
     ReadFile,
+    RemoteDir,
 )
 from orchestrator.protocol.timing import ANSWER_SECONDS
 
@@ -110,7 +110,7 @@ def bring(
         stopped()
         progress.add(size)
 
-    with Progress("bringing what the master saved") as progress:
+    with ProgressBar("bringing what the master saved") as progress:
         for name, root in found.roots.items():
             inside = [file for file in found.files if file.place == name and is_inside(file)]
             if not any(file.kind != "directory" for file in inside):
@@ -118,7 +118,7 @@ def bring(
             tree = Tree.of(os.fsencode(root), map(entry_of, inside))
             progress.size += tree.size * len(takers)
             places = [
-                Place(
+                RemoteDir(
                     kind=OF_JOB, directory=name, job=peer.part[0], node=peer.part[1],
                     outputs=outputs, shared=name in found.shared,
                 )
@@ -147,7 +147,7 @@ def reader_of(master: JobPeer, tree: Tree) -> Reader:
     """Return what reads files of a tree that lies on the master's disk."""
     lock, place = threading.Lock(), os.fsdecode(tree.directory)
 
-    def read(entry: Entry, offset: int, size: int) -> bytes:
+    def read(entry: ManifestEntry, offset: int, size: int) -> bytes:
         path = os.fsdecode(entry.path)
         pieces = [
             ReadFile(

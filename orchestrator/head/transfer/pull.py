@@ -16,7 +16,7 @@ from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import attending, kept_if_well
 from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.connect.transport import Transport
-from orchestrator.head.screen.progress import Progress
+from orchestrator.head.screen.progress import ProgressBar
 from orchestrator.head.transfer.fetch import Fetch, answers, plain
 from orchestrator.head.transfer.tree import Moved
 from orchestrator.protocol.requests.request import Request
@@ -69,7 +69,7 @@ class PulledNode:
 
 
 def pull(
-    transport: Transport, sources: Sequence[PullSource], progress: Progress, *, dry_run: bool
+    transport: Transport, sources: Sequence[PullSource], progress: ProgressBar, *, dry_run: bool
 ) -> list[Moved]:
     """Fetch from all nodes at once, and return in their order what came."""
     asked = fleet.everywhere(sources, lambda source: ask(transport, source))
@@ -121,7 +121,7 @@ def read_manifest(channel: NodeChannel, place: str, file: OutputFile) -> bytes:
     return b"".join(answer.data for answer in found if isinstance(answer, FilePiece))
 
 
-def fetch(nodes: Sequence[PulledNode], progress: Progress) -> list[Moved | OrchestratorError]:
+def fetch(nodes: Sequence[PulledNode], progress: ProgressBar) -> list[Moved | OrchestratorError]:
     """Fetch what each node gives first, and then the rest."""
     fetches = [
         Fetch(

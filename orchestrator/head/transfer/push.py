@@ -15,12 +15,12 @@ from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes.node_list import NumberedNode
-from orchestrator.head.screen.progress import Progress
+from orchestrator.head.screen.progress import ProgressBar
 from orchestrator.head.transfer.send import Sent, send_to_all
 from orchestrator.head.transfer.tree import Moved, Tree
 from orchestrator.node.transfer.outputs import Listing
-from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, MOST_ENTRIES, Entry
-from orchestrator.protocol.requests.transfer import OutputFile, Place
+from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, MOST_ENTRIES, ManifestEntry
+from orchestrator.protocol.requests.transfer import OutputFile, RemoteDir
 
 KINDS = {"file": FILE, "directory": DIRECTORY, "link": LINK}
 
@@ -71,16 +71,16 @@ def load(source: Path, destination: str | None) -> Cargo:
     return Cargo(tree, where, tuple(listing.left_out))
 
 
-def entry_of(file: OutputFile) -> Entry:
+def entry_of(file: OutputFile) -> ManifestEntry:
     path, target = os.fsencode(file.path), os.fsencode(file.target)
-    return Entry(path, KINDS[file.kind], file.mode & 0o777, file.size, target, file.changed)
+    return ManifestEntry(path, KINDS[file.kind], file.mode & 0o777, file.size, target, file.changed)
 
 
 def push(
     transport: Transport,
     targets: Sequence[NumberedNode],
     cargo: Cargo,
-    progress: Progress,
+    progress: ProgressBar,
     *,
     dry_run: bool,
 ) -> list[Moved]:
@@ -95,7 +95,7 @@ def push(
 
         connected = fleet.everywhere(targets, connect)
         there = [channel for channel in connected if isinstance(channel, NodeChannel)]
-        into = [Place(directory=cargo.directory)] * len(there)
+        into = [RemoteDir(directory=cargo.directory)] * len(there)
         results = iter(send_to_all(there, into, cargo.tree, progress.add, dry_run=dry_run))
         sent = [next(results) if isinstance(each, NodeChannel) else each for each in connected]
     return [

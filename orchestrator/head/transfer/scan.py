@@ -18,7 +18,7 @@ from orchestrator.common.errors import CheckFailed
 from orchestrator.common.text import plural, size
 from orchestrator.head.transfer.listing import Rules, list_tree
 from orchestrator.head.transfer.tree import Tree
-from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry
+from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, ManifestEntry
 
 MOST_FILES = 200_000
 MEGABYTE = 1_000_000
@@ -26,7 +26,7 @@ ELSEWHERE = "run in the project's own directory; leave something out with --set 
 
 
 @dataclass(frozen=True)
-class Limits:
+class ScanLimits:
     """The sizes up to which files travel, in megabytes."""
 
     largest_file: float = 200.0
@@ -36,7 +36,7 @@ class Limits:
 class Scan:
     """Reads a directory in a thread of its own, from its making on."""
 
-    def __init__(self, directory: bytes, rules: Rules, limits: Limits) -> None:
+    def __init__(self, directory: bytes, rules: Rules, limits: ScanLimits) -> None:
         self.directory, self.rules, self.limits = directory, rules, limits
         self.cancelled = threading.Event()
         self._tree: Tree | None = None
@@ -55,7 +55,7 @@ class Scan:
         states = states_of(self.directory, paths)
         if not self.cancelled.is_set():
             refuse_large(os.fsdecode(self.directory), states, self.limits)
-        index, entries = Index(self.directory), list[Entry]()
+        index, entries = Index(self.directory), list[ManifestEntry]()
         for path, status in states.items():
             if self.cancelled.is_set():
                 break  # what was read is remembered
@@ -90,7 +90,7 @@ class Scan:
         self.cancelled.set()
 
 
-def outward(entries: Sequence[Entry]) -> list[str]:
+def outward(entries: Sequence[ManifestEntry]) -> list[str]:
     """Return a note on the links that lead out of the tree, if there are any."""
     leads = {
         os.fsdecode(entry.path): os.path.normpath(
@@ -116,7 +116,7 @@ def states_of(directory: bytes, paths: Sequence[bytes]) -> dict[bytes, os.stat_r
     return found
 
 
-def refuse_large(where: str, found: Mapping[bytes, os.stat_result], limits: Limits) -> None:
+def refuse_large(where: str, found: Mapping[bytes, os.stat_result], limits: ScanLimits) -> None:
     """Refuse a file or a whole that is too large to be code."""
     if len(found) > MOST_FILES:
         raise CheckFailed(f"{where} has {plural(len(found), 'file')}: too many to send", ELSEWHERE)
@@ -138,14 +138,16 @@ def refuse_large(where: str, found: Mapping[bytes, os.stat_result], limits: Limi
         )
 
 
-def entry_of(directory: bytes, path: bytes, status: os.stat_result, index: Index) -> Entry | None:
+def entry_of(
+    directory: bytes, path: bytes, status: os.stat_result, index: Index
+) -> ManifestEntry | None:
     """Return the entry of a path; None for what does not travel."""
     where = os.path.join(directory, path)
     if stat.S_ISDIR(status.st_mode):
-        return Entry(path, DIRECTORY, 0o755, 0, b"")
+        return ManifestEntry(path, DIRECTORY, 0o755, 0, b"")
     try:
         if stat.S_ISLNK(status.st_mode):
-            return Entry(path, LINK, 0, 0, os.readlink(where))
+            return ManifestEntry(path, LINK, 0, 0, os.readlink(where))
         if not stat.S_ISREG(status.st_mode):
             return None
         digest = index.digest(path, status)
@@ -154,7 +156,7 @@ def entry_of(directory: bytes, path: bytes, status: os.stat_result, index: Index
     except OSError as error:
         raise unreadable(path, error) from error
     mode = stat.S_IMODE(status.st_mode) & 0o777 | 0o400
-    return Entry(path, FILE, mode, status.st_size, digest.encode())
+    return ManifestEntry(path, FILE, mode, status.st_size, digest.encode())
 
 
 def read(where: bytes, path: bytes, index: Index) -> tuple[os.stat_result, str]:

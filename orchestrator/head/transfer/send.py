@@ -22,9 +22,9 @@ from orchestrator.common.errors import NodeError, OrchestratorError
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.transfer.tree import Tree
-from orchestrator.protocol.manifest import FILE, Entry, numbers_in
+from orchestrator.protocol.manifest import FILE, ManifestEntry, numbers_in
 from orchestrator.protocol.message import Nonsense
-from orchestrator.protocol.requests.transfer import Contents, FilePart, Offer, Place
+from orchestrator.protocol.requests.transfer import Contents, FilePart, Offer, RemoteDir
 from orchestrator.protocol.timing import (
     FILE_ANSWER_SECONDS,
     FILES_ANSWER_SECONDS,
@@ -42,7 +42,7 @@ WORTH_IT = 0.95  # what compresses to more is sent as it is
 
 Seen = Callable[[int], None]
 # Returns some bytes of a file; an OSError where it has changed since it was listed.
-Reader = Callable[[Entry, int, int], bytes]
+Reader = Callable[[ManifestEntry, int, int], bytes]
 
 
 class Batch(NamedTuple):
@@ -69,7 +69,7 @@ class Sent:
 
 def send_to_all(
     channels: Sequence[NodeChannel],
-    places: Sequence[Place],
+    places: Sequence[RemoteDir],
     tree: Tree,
     seen: Seen = lambda _: None,
     *,
@@ -111,7 +111,7 @@ class Outbox:
                 self.contents[key] = SharedBatches(self, numbers)
             return self.contents[key]
 
-    def send(self, channel: NodeChannel, into: Place, seen: Seen, *, dry_run: bool) -> Sent:
+    def send(self, channel: NodeChannel, into: RemoteDir, seen: Seen, *, dry_run: bool) -> Sent:
         """Offer the files to one node, and send what it lacks, batch after batch."""
         sent, entries = Sent(), self.tree.entries
 
@@ -187,7 +187,9 @@ class SharedBatches:
         return Batch(zlib.compress(raw, level), len(raw), count, failed)
 
 
-def cut(entries: Sequence[Entry], numbers: Sequence[int], limit: int) -> Iterator[list[FilePart]]:
+def cut(
+    entries: Sequence[ManifestEntry], numbers: Sequence[int], limit: int
+) -> Iterator[list[FilePart]]:
     """Cut files into batches of parts; also an empty file has a part."""
     parts: list[FilePart] = []
     room = limit

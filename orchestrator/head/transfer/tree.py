@@ -10,7 +10,7 @@ from pathlib import Path
 from orchestrator.common.errors import OrchestratorError
 from orchestrator.common.files import digest, open_plain
 from orchestrator.protocol import manifest
-from orchestrator.protocol.manifest import FILE, Entry
+from orchestrator.protocol.manifest import FILE, ManifestEntry
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Tree:
     """A directory, or a part of it: what has to be elsewhere for a copy to be the same."""
 
     directory: bytes
-    entries: tuple[Entry, ...]  # sorted
+    entries: tuple[ManifestEntry, ...]  # sorted
     listing: bytes  # the same, packed
     digest: str
     notes: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class Tree:
     def of(
         cls,
         directory: bytes,
-        entries: Iterable[Entry],
+        entries: Iterable[ManifestEntry],
         notes: Iterable[str] = (),
         names: Mapping[bytes, bytes] | None = None,
     ) -> Tree:
@@ -60,7 +60,7 @@ class Tree:
     def size(self) -> int:
         return sum(entry.size for entry in self.entries)
 
-    def read(self, entry: Entry, offset: int, size: int) -> bytes:
+    def read(self, entry: ManifestEntry, offset: int, size: int) -> bytes:
         """Return some bytes of a file; an OSError where it has changed since it was listed."""
         path = os.path.join(self.directory, self.names.get(entry.path, entry.path))
         with open_plain(os.fsdecode(path)) as file:
@@ -78,5 +78,5 @@ def of_files(directory: Path, mode: Callable[[Path], int]) -> Tree:
         with open_plain(path) as file:
             value = digest(file.fileno()).encode()
             size = os.fstat(file.fileno()).st_size
-        entries.append(Entry(os.fsencode(path.name), FILE, mode(path), size, value))
+        entries.append(ManifestEntry(os.fsencode(path.name), FILE, mode(path), size, value))
     return Tree.of(os.fsencode(directory), entries)

@@ -7,7 +7,7 @@ import sys
 
 from orchestrator.node.environments.build import Build
 from orchestrator.node.environments.place import Environments
-from orchestrator.node.server.visit import Refusal, RoomState, Visit, answers
+from orchestrator.node.server.visit import Refusal, RoomState, ServerSession, answers
 from orchestrator.node.transfer.checkout import CodeVisit
 from orchestrator.protocol.requests.environments import (
     AskBuild,
@@ -26,7 +26,7 @@ class EnvironmentVisit(RoomState):
 
 
 @answers(LookAtEnvironment)
-def environment_state(visit: Visit, request: LookAtEnvironment) -> EnvironmentState:
+def environment_state(visit: ServerSession, request: LookAtEnvironment) -> EnvironmentState:
     """Look whether an environment is whole; where it is, names lead to it from now on."""
     here = Environments()
     packages = here.packages(request.key)
@@ -44,13 +44,13 @@ def environment_state(visit: Visit, request: LookAtEnvironment) -> EnvironmentSt
 
 
 @answers(BuildEnvironment)
-def build_environment(visit: Visit, request: BuildEnvironment) -> Nothing:
+def build_environment(visit: ServerSession, request: BuildEnvironment) -> Nothing:
     visit.of(EnvironmentVisit).build = Build(request, visit.of(CodeVisit).store)
     return Nothing()
 
 
 @answers(AskBuild)
-def ask_build(visit: Visit, request: AskBuild) -> BuildProgress:
+def ask_build(visit: ServerSession, request: AskBuild) -> BuildProgress:
     build = visit.of(EnvironmentVisit).build
     if build is None:
         raise Refusal("no environment is made here")

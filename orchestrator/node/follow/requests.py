@@ -14,7 +14,7 @@ from orchestrator.node.job import job_processes, run_directory
 from orchestrator.node.job.hang import Activity, collect, step_times
 from orchestrator.node.job.run_directory import RunDir, connect
 from orchestrator.node.server.stream import FileStreamer
-from orchestrator.node.server.visit import LIBRARY, Refusal, Visit, answers
+from orchestrator.node.server.visit import LIBRARY, Refusal, ServerSession, answers
 from orchestrator.node.warm.visit import WarmVisit
 from orchestrator.protocol.events import Ended, EndOrder, RankEvent, RankState, Started
 from orchestrator.protocol.message import Message, Nonsense, decode, encode, parse
@@ -50,7 +50,7 @@ M = TypeVar("M", bound=Message)
 
 
 @answers(Follow)
-def follow(visit: Visit, request: Follow) -> Following:
+def follow(visit: ServerSession, request: Follow) -> Following:
     run = RunDir(request.job, request.node)
     if not os.path.isdir(run.path):
         raise Refusal(f"this machine knows nothing of job {run.job}", UNKNOWN_JOB)
@@ -71,13 +71,13 @@ def follow(visit: Visit, request: Follow) -> Following:
 
 
 @answers(Jobs)
-def jobs(visit: Visit, request: Jobs) -> JobStates:
+def jobs(visit: ServerSession, request: Jobs) -> JobStates:
     runs = [run for run in (RunDir(*request.part),) if os.path.isdir(run.path)]
     return JobStates(jobs=tuple(map(job_state, runs)), time=time.time())
 
 
 @answers(AskSystem)
-def system(visit: Visit, request: AskSystem) -> SystemLines:
+def system(visit: ServerSession, request: AskSystem) -> SystemLines:
     since, until, server = request.since, request.until, run_directory.server_log()
     runs = [RunDir(*part).system for part in request.parts]
     return SystemLines(
@@ -87,17 +87,17 @@ def system(visit: Visit, request: AskSystem) -> SystemLines:
 
 
 @answers(AskStuck)
-def stuck(visit: Visit, request: AskStuck) -> Stuck:
+def stuck(visit: ServerSession, request: AskStuck) -> Stuck:
     return Stuck(stuck=collect(RunDir(request.job, request.node)), time=time.time())
 
 
 @answers(AskProfile)
-def profile(visit: Visit, request: AskProfile) -> ProfileState:
+def profile(visit: ServerSession, request: AskProfile) -> ProfileState:
     return ask(RunDir(request.job, request.node), request.wish)
 
 
 @answers(Living)
-def living(visit: Visit, request: Living) -> LivingRuns:
+def living(visit: ServerSession, request: Living) -> LivingRuns:
     has_part = request.part is None or os.path.exists(RunDir(*request.part).spec)
     alive = tuple(job_processes.living(request.runs))
     return LivingRuns(living=alive, has_part=has_part)
@@ -107,7 +107,7 @@ def living(visit: Visit, request: Living) -> LivingRuns:
 
 
 @answers(End)
-def end(visit: Visit, request: End) -> Nothing:
+def end(visit: ServerSession, request: End) -> Nothing:
     # The head has given the others the time to say that they failed: it is certain.
     failed = {"failed": request.failed, "certain": request.failed}
     order = EndOrder(why=request.why, grace=request.grace, **failed)
@@ -116,19 +116,19 @@ def end(visit: Visit, request: End) -> Nothing:
 
 
 @answers(Stop)
-def stop(visit: Visit, request: Stop) -> StopReceipt:
+def stop(visit: ServerSession, request: Stop) -> StopReceipt:
     return stop_job.stop(RunDir(request.job, request.node), request)
 
 
 @answers(StopAll)
-def stop_all(visit: Visit, request: StopAll) -> StopReceipts:
+def stop_all(visit: ServerSession, request: StopAll) -> StopReceipts:
     if request.all_users and os.getuid() != 0:
         raise Refusal("only root can end the jobs of other users there")
     return StopReceipts(receipts=tuple(stop_job.stop_all(request)))
 
 
 @answers(Remove)
-def remove(visit: Visit, request: Remove) -> RemovedRuns:
+def remove(visit: ServerSession, request: Remove) -> RemovedRuns:
     from orchestrator.node.job import cleanup
     from orchestrator.node.transfer import checkout
 

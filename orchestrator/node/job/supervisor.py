@@ -30,15 +30,15 @@ from orchestrator.node.job.part.job_log import (
     NO_RANK,
     READ_BYTES,
     JobLog,
-    Outputs,
+    RankOutputs,
     open_fifo,
 )
 from orchestrator.node.job.part.local_ranks import LocalRanks
 from orchestrator.node.job.part.oom_evidence import Evidence, last_words
 from orchestrator.node.job.part.part_end import (
     SWEEP_SECONDS,
-    Cause,
     Due,
+    EndCause,
     PartEnd,
     Phase,
 )
@@ -77,7 +77,7 @@ class Supervisor:
         self.events = EventFile(run.events, secrets, self.system)
         self.lease = Lease(self, self.spec)
         self.listeners = Listeners(self, self.system, self.hear)
-        self.outputs = Outputs(self, self.log, self.stream_of, self.listeners.ring)
+        self.outputs = RankOutputs(self, self.log, self.stream_of, self.listeners.ring)
         self.grace = self.spec.lease.grace if self.spec.lease else GRACE_SECONDS
         self.end = PartEnd(self.grace)
         self.ranks = LocalRanks(run, self.end, self.outputs, self.evidence, self.event)
@@ -248,7 +248,7 @@ class Supervisor:
             why = f"rank {failed.rank} on node {self.run.node} failed"
             order = EndOrder(why=why, grace=self.grace, failed=True, certain=certain)
             self.lease.pass_on(order)
-            self.take_order(order.replace(why=f"rank {failed.rank} failed"), Cause.RANK)
+            self.take_order(order.replace(why=f"rank {failed.rank} failed"), EndCause.RANK)
         if isinstance(report, RankEnded):
             self.dismiss()
 
@@ -258,7 +258,7 @@ class Supervisor:
         It would only hurry what still saves, and take its time to say what is known already.
         """
         # A rank that fails may be the first that torchrun has forked.
-        wanted = self.spec.nproc if self.end.cause is Cause.RANK else 0
+        wanted = self.spec.nproc if self.end.cause is EndCause.RANK else 0
         if self.end.asked and self.ranks.any_failed and self.ranks.all_ended(wanted):
             self.ranks.kill_keepers()
             self.signal_agent(signal.SIGKILL)
@@ -270,9 +270,9 @@ class Supervisor:
         self.system.line("is asked to end: %s; grace %g s", order.why, order.grace)
         self.read_reports()
         self.lease.pass_on(order)
-        self.take_order(order, Cause.ORDER)
+        self.take_order(order, EndCause.ORDER)
 
-    def take_order(self, order: EndOrder, cause: Cause) -> None:
+    def take_order(self, order: EndOrder, cause: EndCause) -> None:
         """Send SIGTERM to the ranks; what is left after the grace is killed. May be repeated."""
         if not self.end.asked:
             self.reap()  # a torchrun that has ended by now did so by itself
@@ -399,7 +399,7 @@ class Supervisor:
         return events.Ended(
             time=time.time(),
             agent=self.agent_code,
-            why="" if self.end.cause is Cause.AGENT else self.end.why,
+            why="" if self.end.cause is EndCause.AGENT else self.end.why,
             ranks=self.ranks.states,
             killed=self.killed,
             left=tuple(process.pid for process in left),

@@ -95,7 +95,7 @@ def cards(root: str = "") -> list[Card]:
     ]
 
 
-class Sampling:
+class AmdSampling:
     """Reads what the cards do now from the files of amdgpu."""
 
     problem = ""  # files say nothing of what is wrong

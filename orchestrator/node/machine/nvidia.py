@@ -214,7 +214,7 @@ def fields(text: str) -> dict[str, str]:
     return values
 
 
-class Sampling:
+class NvidiaSampling:
     """Samples the GPUs by nvidia-smi; `problem` says why there are no values.
 
     One call takes 0.1 s of a core on a machine with 8 GPUs whose driver is loaded, as it is while

@@ -7,7 +7,7 @@ import time
 from orchestrator.node.machine import reachability
 from orchestrator.node.machine.probe import probe
 from orchestrator.node.server.ports import Ports
-from orchestrator.node.server.visit import LIBRARY, Visit, answers
+from orchestrator.node.server.visit import LIBRARY, ServerSession, answers
 from orchestrator.protocol.requests.machine import (
     CheckedUp,
     Dial,
@@ -21,7 +21,7 @@ from orchestrator.protocol.requests.machine import (
 
 
 @answers(Probe)
-def probed(visit: Visit, request: Probe) -> Probed:
+def probed(visit: ServerSession, request: Probe) -> Probed:
     facts = probe(request)
     if request.port:
         ports = visit.of(Ports)
@@ -33,17 +33,17 @@ def probed(visit: Visit, request: Probe) -> Probed:
 
 
 @answers(Examine)
-def examine(visit: Visit, request: Examine) -> CheckedUp:
+def examine(visit: ServerSession, request: Examine) -> CheckedUp:
     from orchestrator.node.machine.checkup import checkup  # a launch does without it
 
     return CheckedUp(checkup=checkup(request), time=time.time())
 
 
 @answers(Listen)
-def listen(visit: Visit, request: Listen) -> Listening:
+def listen(visit: ServerSession, request: Listen) -> Listening:
     return Listening(ports=reachability.listen(request))
 
 
 @answers(Dial)
-def dial(visit: Visit, request: Dial) -> Dialed:
+def dial(visit: ServerSession, request: Dial) -> Dialed:
     return Dialed(answers=reachability.dial(request))

@@ -10,8 +10,8 @@ import socket
 import time
 from typing import Protocol
 
+from orchestrator.node.peers.peers import EventLoop as PeersLoop
 from orchestrator.node.peers.peers import Hub, Peers, Spoke
-from orchestrator.node.peers.peers import Loop as PeersLoop
 from orchestrator.protocol.control import PeerWord
 from orchestrator.protocol.events import EndOrder, Event, LeaseFormed
 from orchestrator.protocol.spec import LeaseTerms, Spec
@@ -25,7 +25,7 @@ from orchestrator.protocol.timing import (
 )
 
 
-class Job(PeersLoop, Protocol):
+class LeasedJob(PeersLoop, Protocol):
     """The part of the supervisor that a lease needs."""
 
     def ask(self, order: EndOrder) -> None: ...
@@ -36,7 +36,7 @@ class Job(PeersLoop, Protocol):
 class Lease:
     """One supervisor's view of the other nodes and of the heads."""
 
-    def __init__(self, job: Job, spec: Spec) -> None:
+    def __init__(self, job: LeasedJob, spec: Spec) -> None:
         terms = spec.lease or LeaseTerms(attached=False)
         self.job, self.node = job, spec.node
         self.seconds = max(terms.seconds, SHORTEST_LEASE)

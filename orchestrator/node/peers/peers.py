@@ -31,7 +31,7 @@ GOODBYE_SECONDS = 0.3
 Hear = Callable[[int, PeerWord], None]  # (node, its word)
 
 
-class Loop(Protocol):
+class EventLoop(Protocol):
     """The part of the supervisor that its connections need."""
 
     def watch(self, fd: int, then: Callable[[], Any]) -> None: ...
@@ -156,7 +156,7 @@ class Peers:
     a line that is silent is kept until another one is in its place. A cut network closes none.
     """
 
-    def __init__(self, loop: Loop, token: str, hear: Hear) -> None:
+    def __init__(self, loop: EventLoop, token: str, hear: Hear) -> None:
         self.loop, self.token, self.hear = loop, token, hear
         self.wires: dict[int, SignedConnection] = {}
         self.heard: dict[int, float] = {}
@@ -222,7 +222,7 @@ class Hub(Peers):
     """Node 0's end: listens, and admits only those that have the token."""
 
     def __init__(
-        self, loop: Loop, token: str, hear: Hear, server: socket.socket, nnodes: int
+        self, loop: EventLoop, token: str, hear: Hear, server: socket.socket, nnodes: int
     ) -> None:
         super().__init__(loop, token, hear)
         self.server, self.nnodes = server, nnodes
@@ -292,7 +292,7 @@ class Spoke(Peers):
     another has answered: node 0 may have it in its place, and takes its end for ours.
     """
 
-    def __init__(self, loop: Loop, token: str, hear: Hear, address: tuple[str, int]) -> None:
+    def __init__(self, loop: EventLoop, token: str, hear: Hear, address: tuple[str, int]) -> None:
         super().__init__(loop, token, hear)
         self.address = address
         self.silent: list[SignedConnection] = []

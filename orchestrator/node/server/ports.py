@@ -6,7 +6,7 @@ import contextlib
 import errno
 import socket
 
-from orchestrator.node.server.visit import RoomState, Visit
+from orchestrator.node.server.visit import RoomState, ServerSession
 from orchestrator.protocol.requests.machine import PortWish
 
 PORTS_TO_TRY = 200
@@ -15,7 +15,7 @@ PORTS_TO_TRY = 200
 class Ports(RoomState):
     """The ports that this visit holds for one job."""
 
-    def __init__(self, visit: Visit) -> None:
+    def __init__(self, visit: ServerSession) -> None:
         super().__init__(visit)
         self.number = 0  # of the ranks' port
         self.holder: socket.socket | None = None  # of that number

@@ -15,7 +15,7 @@ import sys
 import time
 
 from orchestrator.node.job.run_directory import LARGEST_SERVER_LOG_BYTES, SystemLog, server_log
-from orchestrator.node.server.visit import LIBRARY, Refusal, Visit
+from orchestrator.node.server.visit import LIBRARY, Refusal, ServerSession
 from orchestrator.protocol import frames
 from orchestrator.protocol.frames import HEADER, JSON, PIECE, Splitter
 from orchestrator.protocol.message import Message, Nonsense, encode, parse
@@ -37,7 +37,7 @@ BACKLOG_BYTES = 1 << 19  # read no more of the log while this much waits for the
 class ChannelServer:
     """Serves one head until it leaves."""
 
-    def __init__(self, visit: Visit) -> None:
+    def __init__(self, visit: ServerSession) -> None:
         self.visit = visit
         self.system = SystemLog(server_log(), LARGEST_SERVER_LOG_BYTES)
         self.waiting: list[memoryview] = []
@@ -157,7 +157,7 @@ class ChannelServer:
 def main(nonce: str, umask: int, *, fresh: bool) -> None:
     """Serve one visit of a head; `fresh` is the first one of these sources on this node."""
     os.write(1, f"\n{nonce}\n".encode())
-    visit = Visit(umask)
+    visit = ServerSession(umask)
     server = ChannelServer(visit)
     server.send_message(Greeting(version=OWN))
     server.system.line("serves a head, from library %s", os.path.basename(LIBRARY))

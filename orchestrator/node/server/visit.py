@@ -30,7 +30,7 @@ LIBRARY = os.path.abspath(__file__).rsplit(os.sep, 4)[0]
 R = TypeVar("R", bound=Request[Any])
 A = TypeVar("A", bound=Message)
 S = TypeVar("S", bound="RoomState")
-Handler = Callable[["Visit", Any], Message]
+Handler = Callable[["ServerSession", Any], Message]
 
 HANDLERS: dict[type[Request[Any]], Handler] = {}
 
@@ -45,10 +45,10 @@ class Refusal(Exception):
 
 def answers(
     kind: type[R],
-) -> Callable[[Callable[[Visit, R], A]], Callable[[Visit, R], A]]:
+) -> Callable[[Callable[[ServerSession, R], A]], Callable[[ServerSession, R], A]]:
     """Register the function that answers this kind of request."""
 
-    def register(handler: Callable[[Visit, R], A]) -> Callable[[Visit, R], A]:
+    def register(handler: Callable[[ServerSession, R], A]) -> Callable[[ServerSession, R], A]:
         HANDLERS[kind] = handler
         return handler
 
@@ -65,7 +65,7 @@ def handler_of(kind: type[Request[Any]]) -> Handler:
 class RoomState:
     """Holds what a room keeps of one visit, and acts when something happens in it."""
 
-    def __init__(self, visit: Visit) -> None:
+    def __init__(self, visit: ServerSession) -> None:
         self.visit = visit
 
     def job_started(self, run: RunDir, spec: Spec) -> None:
@@ -81,7 +81,7 @@ class RoomState:
         """Discard what no job took up: the visit ends."""
 
 
-class Visit:
+class ServerSession:
     """One head's visit, and what was opened, started or announced in it."""
 
     def __init__(self, umask: int = 0o077) -> None:
@@ -146,5 +146,5 @@ class Visit:
 
 
 @answers(Beat)
-def clock(visit: Visit, request: Beat) -> Clock:
+def clock(visit: ServerSession, request: Beat) -> Clock:
     return Clock(time=time.time())

@@ -23,7 +23,7 @@ from orchestrator.common.permissions import user_name
 from orchestrator.node.machine import sysfs
 from orchestrator.node.machine.probe import network_space
 from orchestrator.protocol.message import decode, encode, parse
-from orchestrator.protocol.requests.claims import Entry
+from orchestrator.protocol.requests.claims import ClaimEntry
 
 ID = re.compile(r"[0-9a-f]{16}")
 VARIABLE = "ORCHESTRATOR_CLAIMS"  # names another directory, where machines share a disk
@@ -78,7 +78,7 @@ class Book:
         found = fcntl.fcntl(self.fd, F_OFD_GETLK, lock_of(name, fcntl.F_WRLCK))
         return bool(FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
 
-    def write(self, entry: Entry) -> None:
+    def write(self, entry: ClaimEntry) -> None:
         """Write an entry for all to read; its id has been locked before."""
         files.replace(self.file(entry.id), json.dumps(encode(entry)), TO_READ, exactly=True)
 
@@ -92,7 +92,7 @@ class Book:
             raise ValueError(f"not an entry: {name!r}")
         return os.path.join(self.path, f"{name}.json")
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[ClaimEntry]:
         """Return the entries whose writers live, of all users; remove those of ours that do not."""
         found = []
         for name in sysfs.names(self.path)[:MOST_ENTRIES]:
@@ -103,11 +103,11 @@ class Book:
                 found.append(entry)
         return sorted(found, key=lambda entry: (entry.order or entry.since, entry.id))
 
-    def read(self, name: str) -> Entry | None:
+    def read(self, name: str) -> ClaimEntry | None:
         try:
             with files.open_plain(self.file(name)) as file:
                 owner = os.fstat(file.fileno()).st_uid
-                entry = decode(Entry, parse(file.read(LARGEST_ENTRY_BYTES)), newer=True)
+                entry = decode(ClaimEntry, parse(file.read(LARGEST_ENTRY_BYTES)), newer=True)
         except (OSError, ValueError):
             return None
         if entry.id != name:
@@ -134,7 +134,7 @@ def lock_of(name: str, kind: int) -> bytes:
     return FLOCK.pack(kind, os.SEEK_SET, int.from_bytes(digest[:8], "big") & LAST_BYTE, 1, 0)
 
 
-def shown(entry: Entry) -> Entry:
+def shown(entry: ClaimEntry) -> ClaimEntry:
     """Return an entry that fits into a line of any terminal, whatever it says."""
     texts = {name: printable(getattr(entry, name)) for name in ("state", "job", "head")}
     return entry.replace(**texts, names=tuple(map(printable, entry.names)))

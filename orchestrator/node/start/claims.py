@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.machine import amd, nvidia
-from orchestrator.node.server.visit import Refusal, RoomState, Visit
+from orchestrator.node.server.visit import Refusal, RoomState, ServerSession
 from orchestrator.node.start.book import Book, printable
 from orchestrator.protocol.facts import Card
 from orchestrator.protocol.requests.claims import (
@@ -19,7 +19,7 @@ from orchestrator.protocol.requests.claims import (
     STARTING,
     VISIBLE,
     WAITING,
-    Entry,
+    ClaimEntry,
     Taken,
     Wish,
     in_words,
@@ -48,10 +48,10 @@ class Device(NamedTuple):
 class Claims(RoomState):
     """Holds what this visit has of the machine, with at most one entry in its book."""
 
-    def __init__(self, visit: Visit) -> None:
+    def __init__(self, visit: ServerSession) -> None:
         super().__init__(visit)
         self.book: Book | None = None
-        self.entry: Entry | None = None
+        self.entry: ClaimEntry | None = None
         self.held: list[Device] = []
         self.of: list[Device] = []  # that it could have
 
@@ -75,7 +75,7 @@ class Claims(RoomState):
 
     # -- to wait ------------------------------------------------------------------------------
 
-    def wait(self, entry: Entry) -> None:
+    def wait(self, entry: ClaimEntry) -> None:
         """Stand in the queue, seen by all who read the book, and hold nothing."""
         self.unlock()
         if self.entry is not None and self.entry.id != entry.id:
@@ -87,12 +87,12 @@ class Claims(RoomState):
             self.opened().unlock(one.key)
         self.held = []
 
-    def forget(self, entry: Entry) -> None:
+    def forget(self, entry: ClaimEntry) -> None:
         self.opened().remove(entry.id)
         self.opened().unlock(entry.id)
         self.entry = None
 
-    def enter(self, entry: Entry) -> None:
+    def enter(self, entry: ClaimEntry) -> None:
         book = self.opened()
         if self.entry is None and not book.lock(entry.id):
             raise Refusal(f"another process has the entry {entry.id}")
@@ -150,7 +150,7 @@ class Claims(RoomState):
 
     def note(self, got: Sequence[Device], wish: Wish) -> None:
         now = time.time()
-        before = self.entry or Entry(id=os.urandom(8).hex(), state=STARTING, job="", since=now)
+        before = self.entry or ClaimEntry(id=os.urandom(8).hex(), state=STARTING, job="", since=now)
         self.enter(
             before.replace(
                 state=STARTING,
@@ -265,7 +265,7 @@ def users_of(some: Sequence[Device]) -> tuple[dict[str, Taken], str]:
     return found, problem
 
 
-def waiting(entries: Sequence[Entry], left: int) -> tuple[Taken, ...]:
+def waiting(entries: Sequence[ClaimEntry], left: int) -> tuple[Taken, ...]:
     """Return the launches that wait, if one that starts now would not leave enough for them."""
     some = [one for one in entries if one.state == WAITING]
     if left < 0 or sum(one.wants for one in some) <= left:
@@ -274,7 +274,7 @@ def waiting(entries: Sequence[Entry], left: int) -> tuple[Taken, ...]:
 
 
 def takers(
-    entries: Sequence[Entry], some: Sequence[Device], strangers: dict[str, Taken]
+    entries: Sequence[ClaimEntry], some: Sequence[Device], strangers: dict[str, Taken]
 ) -> tuple[Taken, ...]:
     """Say who has which of these, by the book, and then by who computes there."""
     names, found, booked = {one.key: one.name for one in some}, list[Taken](), set[str]()
@@ -292,7 +292,7 @@ def takers(
     return (*found, *(taken for key, taken in strangers.items() if key not in booked))
 
 
-def read(visit: Visit, request: ReadBook) -> Page:
+def read(visit: ServerSession, request: ReadBook) -> Page:
     """Read the book, once it is another than before, the head says more, or the time is over."""
     claims, deadline, called = visit.of(Claims), time.monotonic() + request.seconds, False
     book, (some, count, _) = claims.opened(), wanted(request.wish)

@@ -12,7 +12,7 @@ import subprocess
 from orchestrator.node.job import resume_dir
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server.ports import Ports
-from orchestrator.node.server.visit import Visit, answers
+from orchestrator.node.server.visit import ServerSession, answers
 from orchestrator.node.start import book, claims, start
 from orchestrator.node.start.claims import Claims
 from orchestrator.node.warm.visit import WarmVisit
@@ -35,26 +35,26 @@ from orchestrator.protocol.requests.start import (
 
 
 @answers(Hook)
-def hook(visit: Visit, request: Hook) -> Hooked:
+def hook(visit: ServerSession, request: Hook) -> Hooked:
     changed, unset = run_hook(request.text, request.env, request.workdir, visit.umask)
     return Hooked(env=changed, unset=tuple(unset))
 
 
 @answers(Start)
-def start_part(visit: Visit, request: Start) -> StartedHere:
+def start_part(visit: ServerSession, request: Start) -> StartedHere:
     spec = start.part_of(request)
     return start.stand_by(visit, spec) if request.later else start.start(visit, spec)
 
 
 @answers(TakePorts)
-def take_ports(visit: Visit, request: TakePorts) -> TakenPorts:
+def take_ports(visit: ServerSession, request: TakePorts) -> TakenPorts:
     ports = visit.of(Ports)
     ports.hold(request.port)
     return TakenPorts(port=ports.number, peers_port=ports.peers_number)
 
 
 @answers(Release)
-def release(visit: Visit, request: Release) -> Nothing:
+def release(visit: ServerSession, request: Release) -> Nothing:
     from orchestrator.node.warm import standbys
 
     run = RunDir(request.job, request.node)
@@ -69,7 +69,7 @@ def release(visit: Visit, request: Release) -> Nothing:
 
 
 @answers(Claim)
-def claim(visit: Visit, request: Claim) -> Claimed:
+def claim(visit: ServerSession, request: Claim) -> Claimed:
     # What a further attempt wishes is known here.
     wish = RunDir(*request.part).read_spec().wish if request.part else request.wish
     if wish is None:
@@ -79,19 +79,19 @@ def claim(visit: Visit, request: Claim) -> Claimed:
 
 
 @answers(Unclaim)
-def unclaim(visit: Visit, request: Unclaim) -> Nothing:
+def unclaim(visit: ServerSession, request: Unclaim) -> Nothing:
     visit.of(Claims).let_go()
     return Nothing()
 
 
 @answers(Wait)
-def wait(visit: Visit, request: Wait) -> Nothing:
+def wait(visit: ServerSession, request: Wait) -> Nothing:
     visit.of(Claims).wait(request.entry)
     return Nothing()
 
 
 @answers(ReadBook)
-def read_book(visit: Visit, request: ReadBook) -> Page:
+def read_book(visit: ServerSession, request: ReadBook) -> Page:
     return claims.read(visit, request)
 
 

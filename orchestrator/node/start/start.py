@@ -15,7 +15,7 @@ from orchestrator.node.job import resume_dir
 from orchestrator.node.job.processes import OPTIONS
 from orchestrator.node.job.run_directory import RunDir, machine
 from orchestrator.node.server.ports import Ports
-from orchestrator.node.server.visit import LIBRARY, Refusal, Visit
+from orchestrator.node.server.visit import LIBRARY, Refusal, ServerSession
 from orchestrator.node.start.claims import Claims
 from orchestrator.node.transfer import checkout, receive
 from orchestrator.protocol.events import Ended
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 TOLD_SECONDS = 10.0  # before the head gives a start up it hears why there is none
 
 
-def start(visit: Visit, spec: Spec) -> StartedHere:
+def start(visit: ServerSession, spec: Spec) -> StartedHere:
     """Start this node's part of a job, and return what the head has to know of it."""
     run, first = RunDir(spec.job, spec.node), first_run(spec)
     make_run_directory(visit, run, first)
@@ -62,7 +62,7 @@ def start(visit: Visit, spec: Spec) -> StartedHere:
     return StartedHere(supervisor=pid, shared=shared, run=run.path, warm=warm)
 
 
-def make_run_directory(visit: Visit, run: RunDir, first: RunDir) -> None:
+def make_run_directory(visit: ServerSession, run: RunDir, first: RunDir) -> None:
     try:
         run.create()
     except FileExistsError:
@@ -84,7 +84,7 @@ def with_local_experiment(spec: Spec, run: RunDir, first: RunDir) -> Spec:
     return spec.replace(env={**spec.env, "ORCHESTRATOR_EXPERIMENT": directory})
 
 
-def stand_by(visit: Visit, spec: Spec) -> StartedHere:
+def stand_by(visit: ServerSession, spec: Spec) -> StartedHere:
     """Keep a spec as that of a part that is over: a later attempt may begin with it."""
     spec = at_home(visit, spec)
     run = RunDir(spec.job, spec.node)
@@ -101,13 +101,13 @@ def stand_by(visit: Visit, spec: Spec) -> StartedHere:
     return StartedHere(supervisor=0, shared=False, run=run.path)
 
 
-def at_home(visit: Visit, spec: Spec) -> Spec:
+def at_home(visit: ServerSession, spec: Spec) -> Spec:
     """Complete a spec by what only this machine knows."""
     spec = checkout.with_first(spec)
     return spec.replace(library=LIBRARY, version=OWN, umask=visit.umask, machine=machine())
 
 
-def start_supervisor(visit: Visit, run: RunDir, spec: Spec) -> tuple[int, WarmStart]:
+def start_supervisor(visit: ServerSession, run: RunDir, spec: Spec) -> tuple[int, WarmStart]:
     """Start it and wait until torchrun is on its way, or raise the reason why it is not."""
     ports = visit.of(Ports)
     inherited = [*visit.of(Claims).files, *ports.files]
@@ -139,7 +139,7 @@ def start_supervisor(visit: Visit, run: RunDir, spec: Spec) -> tuple[int, WarmSt
 
 
 def take_warm(
-    visit: Visit, run: RunDir, spec: Spec, files: list[int]
+    visit: ServerSession, run: RunDir, spec: Spec, files: list[int]
 ) -> tuple[WarmSupervisor | None, str]:
     """Hand the job over to a warm process; without one that fits, say why."""
     later = spec.attempt is not None and spec.attempt.number > 1

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from orchestrator.common import files
 from orchestrator.node.job.run_directory import RunDir, home
-from orchestrator.node.server.visit import RoomState, Visit
+from orchestrator.node.server.visit import RoomState, ServerSession
 from orchestrator.node.transfer import snapshot
 from orchestrator.node.transfer.store import Store
 from orchestrator.protocol.requests.transfer import CheckedOut, CheckOut
@@ -22,7 +22,7 @@ from orchestrator.protocol.spec import Spec
 class CodeVisit(RoomState):
     """One head's work on the store, and the snapshots that no job has yet."""
 
-    def __init__(self, visit: Visit) -> None:
+    def __init__(self, visit: ServerSession) -> None:
         super().__init__(visit)
         self.store = Store()
         self.store.prepare()

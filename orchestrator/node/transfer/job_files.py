@@ -22,13 +22,13 @@ from orchestrator.node.job.run_directory import RunDir, home
 from orchestrator.node.transfer import snapshot
 from orchestrator.node.transfer.receive import IncomingFiles, TargetDirectory
 from orchestrator.node.transfer.store import Store
-from orchestrator.protocol.manifest import DIRECTORY, LINK, Entry, is_inside, numbers_in
+from orchestrator.protocol.manifest import DIRECTORY, LINK, ManifestEntry, is_inside, numbers_in
 from orchestrator.protocol.requests.transfer import (
     AskJobFiles,
     JobFiles,
     Lacking,
     OutputFile,
-    Place,
+    RemoteDir,
 )
 from orchestrator.protocol.spec import Spec
 
@@ -82,7 +82,9 @@ def written(run: RunDir, request: AskJobFiles) -> JobFiles:
     )
 
 
-def target(run: RunDir, place: Place, entries: Sequence[Entry], umask: int) -> IncomingFiles:
+def target(
+    run: RunDir, place: RemoteDir, entries: Sequence[ManifestEntry], umask: int
+) -> IncomingFiles:
     """Return the directory of a job as a place for what the job's master wrote in its own."""
     root = roots_of(run, run.read_spec(), place.outputs).get(place.directory)
     if root is None or (root.shared and place.shared):  # this node does not have it, or sees it
@@ -97,7 +99,7 @@ class FromMaster(TargetDirectory):
     """
 
     def __init__(
-        self, run: RunDir, name: str, root: Path, entries: Sequence[Entry], umask: int
+        self, run: RunDir, name: str, root: Path, entries: Sequence[ManifestEntry], umask: int
     ) -> None:
         super().__init__(root, entries, umask)
         self.run, self.name, self.known = run, name, brought(run)
@@ -110,7 +112,7 @@ class FromMaster(TargetDirectory):
             files.replace(note_of(self.run), json.dumps(self.known))
         return found
 
-    def lacks(self, entry: Entry, *, dry_run: bool) -> bool:
+    def lacks(self, entry: ManifestEntry, *, dry_run: bool) -> bool:
         path = self.path_of(entry)
         here = looks_at(path)
         own = self.name == RESUME and here is not None and here != self.known.get(path)
@@ -128,7 +130,7 @@ class FromMaster(TargetDirectory):
                     times = (entry.time, entry.time)
                     os.utime(self.path_of(entry), ns=times, follow_symlinks=False)
 
-    def path_of(self, entry: Entry) -> str:
+    def path_of(self, entry: ManifestEntry) -> str:
         return os.path.join(self.folder.root, os.fsdecode(entry.path))
 
 
@@ -253,7 +255,7 @@ def directories(roots: Mapping[str, Root], found: Sequence[OutputFile]) -> Itera
 # -- what has come from the master ---------------------------------------------------------------
 
 
-def looks_of(entry: Entry) -> Looks:
+def looks_of(entry: ManifestEntry) -> Looks:
     if entry.kind == LINK:
         return 0, 0, os.fsdecode(entry.value)
     return entry.size, entry.time // 1000, ""

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from orchestrator.common.folder import Folder, Partial
+from orchestrator.common.folder import Folder, PartialFile
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol import manifest
-from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry, ranges
+from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, ManifestEntry, ranges
 from orchestrator.protocol.requests.transfer import FilePart, Lacking, parts_of
 
 
@@ -47,7 +47,7 @@ class IncomingFiles:
 
     goes_on = True  # after a file that cannot be written; else that ends the transfer
 
-    def __init__(self, entries: Sequence[Entry]) -> None:
+    def __init__(self, entries: Sequence[ManifestEntry]) -> None:
         self.entries = entries
         self.missing = set[int]()  # still to come
         self.failed: dict[int, str] = {}
@@ -144,7 +144,7 @@ class TargetDirectory(IncomingFiles):
     """A directory that takes files; what differs is overwritten."""
 
     def __init__(
-        self, root: Path, entries: Sequence[Entry], umask: int, *, private: bool = False
+        self, root: Path, entries: Sequence[ManifestEntry], umask: int, *, private: bool = False
     ) -> None:
         super().__init__(entries)
         self.folder = Folder(root, private=private, umask=umask)
@@ -165,7 +165,7 @@ class TargetDirectory(IncomingFiles):
                 failed[number] = error.strerror or str(error)
         return Lacking(ranges=ranges(lacking), failed=failed)
 
-    def lacks(self, entry: Entry, *, dry_run: bool) -> bool:
+    def lacks(self, entry: ManifestEntry, *, dry_run: bool) -> bool:
         """Return True if an entry is not here; make it if it needs no contents."""
         parts = parts_of_path(entry)
         if dry_run and not os.path.lexists(os.path.join(self.folder.root, *parts)):
@@ -185,7 +185,7 @@ class TargetDirectory(IncomingFiles):
 
     def _lacks_link(
         self,
-        entry: Entry,
+        entry: ManifestEntry,
         name: str,
         directory: int,
         status: os.stat_result | None,
@@ -208,9 +208,9 @@ class TargetDirectory(IncomingFiles):
 class Arriving:
     """A file that comes, under a hidden name until it is whole."""
 
-    def __init__(self, folder: Folder, entry: Entry) -> None:
+    def __init__(self, folder: Folder, entry: ManifestEntry) -> None:
         self.folder, self.entry = folder, entry
-        self.part = Partial(folder, parts_of_path(entry), LABEL)
+        self.part = PartialFile(folder, parts_of_path(entry), LABEL)
         self.write, self.abandon = self.part.put, self.part.close
 
     def finish(self) -> None:
@@ -219,7 +219,7 @@ class Arriving:
         self.part.close()
 
 
-def parts_of_path(entry: Entry) -> list[str]:
+def parts_of_path(entry: ManifestEntry) -> list[str]:
     return os.fsdecode(entry.path).split("/")
 
 
@@ -228,7 +228,7 @@ def parts_of_path(entry: Entry) -> list[str]:
 HANDED_NAME = re.compile(rb"[A-Za-z0-9_]+[.](pkl|zip)")
 
 
-def handed_files(run: RunDir, entries: Sequence[Entry]) -> TargetDirectory:
+def handed_files(run: RunDir, entries: Sequence[ManifestEntry]) -> TargetDirectory:
     """Return the directory for these files."""
     for entry in entries:
         if entry.kind != FILE or not HANDED_NAME.fullmatch(entry.path):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from orchestrator.common import files
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.server.visit import Refusal, RoomState, Visit, answers
+from orchestrator.node.server.visit import Refusal, RoomState, ServerSession, answers
 from orchestrator.node.transfer import outputs, receive
 from orchestrator.node.transfer.receive import IncomingFiles, TargetDirectory, unzip
 from orchestrator.protocol import manifest
@@ -30,15 +30,15 @@ from orchestrator.protocol.requests.transfer import (
     Offer,
     OutputFiles,
     Outputs,
-    Place,
     ReadFile,
+    RemoteDir,
 )
 
 
 class Moving(RoomState):
     """Holds what this visit moves."""
 
-    def __init__(self, visit: Visit) -> None:
+    def __init__(self, visit: ServerSession) -> None:
         super().__init__(visit)
         self.offered = IncomingFiles(())  # the files that the head offered last
         self.handed: dict[str, RunDir] = {}  # what waits for the start of its job
@@ -50,7 +50,7 @@ class Moving(RoomState):
         for run in self.handed.values():
             receive.discard(run)
 
-    def offer(self, place: Place) -> IncomingFiles:
+    def offer(self, place: RemoteDir) -> IncomingFiles:
         """Take the list in the pieces before as that of the files that come."""
         self.offered.abandon()
         listing = unzip(self.visit.take_piece(), LARGEST_LIST_BYTES)
@@ -87,12 +87,12 @@ class Moving(RoomState):
 
 
 @answers(Offer)
-def offer(visit: Visit, request: Offer) -> Lacking:
+def offer(visit: ServerSession, request: Offer) -> Lacking:
     return visit.of(Moving).offer(request.into).compare(dry_run=request.dry_run)
 
 
 @answers(Contents)
-def contents(visit: Visit, request: Contents) -> FailedWrites:
+def contents(visit: ServerSession, request: Contents) -> FailedWrites:
     """Write what came."""
     offered = visit.of(Moving).offered
     try:
@@ -112,7 +112,7 @@ def contents(visit: Visit, request: Contents) -> FailedWrites:
 
 
 @answers(CheckOut)
-def check_out(visit: Visit, request: CheckOut) -> CheckedOut:
+def check_out(visit: ServerSession, request: CheckOut) -> CheckedOut:
     from orchestrator.node.transfer.checkout import CodeVisit
 
     return visit.of(CodeVisit).check_out(request)
@@ -122,26 +122,26 @@ def check_out(visit: Visit, request: CheckOut) -> CheckedOut:
 
 
 @answers(Outputs)
-def outputs_of_job(visit: Visit, request: Outputs) -> OutputFiles:
+def outputs_of_job(visit: ServerSession, request: Outputs) -> OutputFiles:
     run = RunDir(request.job, request.node)
     listing = outputs.of_job(run, checkpoints=request.checkpoints, beside=request.beside)
     return visit.of(Moving).list(listing)
 
 
 @answers(ListPath)
-def files_of_path(visit: Visit, request: ListPath) -> OutputFiles:
+def files_of_path(visit: ServerSession, request: ListPath) -> OutputFiles:
     return visit.of(Moving).list(outputs.of_path(request.path, request.directory))
 
 
 @answers(ReadFile)
-def read_file(visit: Visit, request: ReadFile) -> FilePiece:
+def read_file(visit: ServerSession, request: ReadFile) -> FilePiece:
     if (request.place, request.path) not in visit.of(Moving).listed:
         raise Refusal(f"no such output: {request.path!r}")
     return outputs.read(request)
 
 
 @answers(AskJobFiles)
-def files_of_job(visit: Visit, request: AskJobFiles) -> JobFiles:
+def files_of_job(visit: ServerSession, request: AskJobFiles) -> JobFiles:
     from orchestrator.node.transfer import job_files
 
     run = RunDir(request.job, request.node)

@@ -23,7 +23,7 @@ from orchestrator.common import files
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.transfer.store import Store, is_kept, settle
 from orchestrator.protocol.events import Ended
-from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry, is_inside
+from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, ManifestEntry, is_inside
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 # Notes in snapshots/NAME: whose it is, when it was whole, what its ranks search first.
@@ -40,7 +40,7 @@ class Made(NamedTuple):
     root: bytes
 
 
-def make(store: Store, name: str, title: str, entries: Iterable[Entry]) -> Made:
+def make(store: Store, name: str, title: str, entries: Iterable[ManifestEntry]) -> Made:
     """Make a snapshot of contents that are kept."""
     if not NAME.fullmatch(name) or not is_inside(os.fsencode(title)):
         raise ValueError(f"not the name of a snapshot: {name!r}, {title!r}")
@@ -81,7 +81,7 @@ def make_directories(path: bytes, known: set[bytes]) -> None:
         known.add(path)
 
 
-def link(kept: bytes, path: bytes, entry: Entry) -> None:
+def link(kept: bytes, path: bytes, entry: ManifestEntry) -> None:
     """Link a content, or copy it where the file system has no room for a link."""
     refuse_changed(kept, entry)
     try:
@@ -90,14 +90,14 @@ def link(kept: bytes, path: bytes, entry: Entry) -> None:
         copy(kept, path, entry)
 
 
-def copy(kept: bytes, path: bytes, entry: Entry) -> None:
+def copy(kept: bytes, path: bytes, entry: ManifestEntry) -> None:
     refuse_changed(kept, entry)
     shutil.copyfile(kept, path)
     with open(path, "rb+") as file:
         settle(file.fileno(), entry)
 
 
-def refuse_changed(kept: bytes, entry: Entry) -> None:
+def refuse_changed(kept: bytes, entry: ManifestEntry) -> None:
     """Refuse a content that is not here, or was changed where it is kept; note its use."""
     if not is_kept(kept, entry):
         raise ValueError(f"{os.fsdecode(entry.path)} has to come again: type the command again")

@@ -20,7 +20,7 @@ from orchestrator.common.permissions import others
 from orchestrator.node.job.run_directory import home
 from orchestrator.node.transfer.receive import IncomingFiles, OtherContent
 from orchestrator.protocol import manifest
-from orchestrator.protocol.manifest import FILE, Entry
+from orchestrator.protocol.manifest import FILE, ManifestEntry
 from orchestrator.protocol.requests.transfer import Lacking
 
 OLD_SECONDS = 7 * 86400.0  # since a snapshot was last made of a content
@@ -39,7 +39,7 @@ class Store:
         self.objects = os.path.join(self.root, b"objects")
         self.snapshots = os.path.join(self.root, b"snapshots")
         # What the head has offered, by the digest of the list.
-        self.trees: dict[str, Sequence[Entry]] = {}
+        self.trees: dict[str, Sequence[ManifestEntry]] = {}
 
     def prepare(self) -> None:
         """Make the directories, and refuse those that other users could change."""
@@ -64,10 +64,10 @@ class Store:
             where = "" if self.root in os.fsencode(error.filename or b"") else error.filename
             raise ValueError(f"{where or root} cannot be written: {files.reason(error)}") from error
 
-    def path_of(self, entry: Entry) -> bytes:
+    def path_of(self, entry: ManifestEntry) -> bytes:
         return b"%s/%s/%s-%o" % (self.objects, entry.value[:2], entry.value[2:], entry.mode)
 
-    def lacking(self, entries: Sequence[Entry]) -> list[int]:
+    def lacking(self, entries: Sequence[ManifestEntry]) -> list[int]:
         """Return the positions of the files whose contents are not here, each content once."""
         first = {
             self.path_of(entry): position
@@ -76,7 +76,7 @@ class Store:
         }
         return sorted(at for path, at in first.items() if not is_kept(path, entries[at]))
 
-    def tree(self, digest: str) -> Sequence[Entry]:
+    def tree(self, digest: str) -> Sequence[ManifestEntry]:
         """Return the entries of a tree that was offered."""
         if digest not in self.trees:
             raise ValueError("such a tree was not offered")
@@ -95,7 +95,7 @@ class Store:
         return freed
 
 
-def is_kept(path: bytes, entry: Entry) -> bool:
+def is_kept(path: bytes, entry: ManifestEntry) -> bool:
     """Return True if a content is here as the store wrote it, by its size, time and mode."""
     try:
         status = os.lstat(path)
@@ -113,7 +113,7 @@ class ToStore(IncomingFiles):
 
     goes_on = False
 
-    def __init__(self, store: Store, entries: Sequence[Entry], listing: bytes) -> None:
+    def __init__(self, store: Store, entries: Sequence[ManifestEntry], listing: bytes) -> None:
         if any(entry.kind == FILE and not entry.value for entry in entries):
             raise ValueError("the store takes no file without its checksum")
         super().__init__(entries)
@@ -132,7 +132,7 @@ class ToStore(IncomingFiles):
 class Content:
     """A content that is being written, whole and checked or not at all."""
 
-    def __init__(self, store: Store, entry: Entry) -> None:
+    def __init__(self, store: Store, entry: ManifestEntry) -> None:
         self.store, self.entry = store, entry
         self.new = os.path.join(store.objects, b".new-" + os.urandom(6).hex().encode())
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -165,7 +165,7 @@ class Content:
             os.unlink(self.new)
 
 
-def settle(descriptor: int, entry: Entry) -> None:
+def settle(descriptor: int, entry: ManifestEntry) -> None:
     """Give the file of a content its mode and time."""
     os.fchmod(descriptor, entry.mode)
     os.utime(descriptor, (moment(entry.value), moment(entry.value)))

@@ -7,7 +7,7 @@ import resource
 import time
 
 from orchestrator.node.job import processes
-from orchestrator.node.server.visit import Visit, answers
+from orchestrator.node.server.visit import ServerSession, answers
 from orchestrator.node.warm import standbys
 from orchestrator.protocol.requests.warm import (
     StandbyEnds,
@@ -19,7 +19,7 @@ from orchestrator.protocol.requests.warm import (
 
 
 @answers(Warm)
-def warm(visit: Visit, request: Warm) -> StandbyStates:
+def warm(visit: ServerSession, request: Warm) -> StandbyStates:
     states = [
         StandbyState(
             key=os.path.basename(each.directory),
@@ -36,7 +36,7 @@ def warm(visit: Visit, request: Warm) -> StandbyStates:
 
 
 @answers(WarmOff)
-def warm_off(visit: Visit, request: WarmOff) -> StandbyEnds:
+def warm_off(visit: ServerSession, request: WarmOff) -> StandbyEnds:
     gone = {each.pid: standbys.end(each) for each in standbys.find_all()}
     ended = tuple(pid for pid in gone if gone[pid])
     return StandbyEnds(ended=ended, left=tuple(pid for pid in gone if not gone[pid]))

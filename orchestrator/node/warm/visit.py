@@ -12,7 +12,7 @@ import os
 import time
 
 from orchestrator.node.job.run_directory import RunDir, stop_of_all
-from orchestrator.node.server.visit import RoomState, Visit
+from orchestrator.node.server.visit import RoomState, ServerSession
 from orchestrator.protocol.events import FirstOutput, RankStarted
 from orchestrator.protocol.spec import Spec
 
@@ -26,7 +26,7 @@ AGAIN_SECONDS = 60.0  # between two looks whether it is still there
 class WarmVisit(RoomState):
     """The job that is followed, as far as a standby may be needed after it."""
 
-    def __init__(self, visit: Visit) -> None:
+    def __init__(self, visit: ServerSession) -> None:
         super().__init__(visit)
         self.followed: RunDir | None = None
         self.spec: Spec | None = None

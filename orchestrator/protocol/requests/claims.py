@@ -31,7 +31,7 @@ class Wish(Message):
 SLOT = "slot-"  # how the key of a slot begins, where a machine has no GPUs
 
 
-class Entry(Message):
+class ClaimEntry(Message):
     """One line of a machine's book: a job that runs or is about to, or a launch that waits."""
 
     id: str
@@ -52,7 +52,7 @@ class Entry(Message):
         return self.order, self.id
 
 
-NO_ENTRIES: tuple[Entry, ...] = ()
+NO_ENTRIES: tuple[ClaimEntry, ...] = ()
 
 
 class Taken(Message):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Optional
 
 from orchestrator.protocol.message import Message
-from orchestrator.protocol.requests.claims import NO_ENTRIES, Entry, Taken, Wish
+from orchestrator.protocol.requests.claims import NO_ENTRIES, ClaimEntry, Taken, Wish
 from orchestrator.protocol.requests.machine import PortWish
 from orchestrator.protocol.requests.request import Nothing, Request
 from orchestrator.protocol.spec import Placement, Spec
@@ -103,13 +103,13 @@ class Unclaim(Request[Nothing], do="unclaim"):
 class Wait(Request[Nothing], do="wait"):
     """Stand in the queue here, from now on until the job starts or this visit ends."""
 
-    entry: Entry
+    entry: ClaimEntry
 
 
 class Page(Message):
     """All that is claimed on a machine, and who waits there, by its book."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[ClaimEntry, ...]
     free: int = 0  # of the GPUs or slots that the wish is for,
     total: int = 0  # of so many,
     wants: int = 0  # of which it wants these
@@ -119,6 +119,6 @@ class ReadBook(Request[Page], do="read_book"):
     """Read who holds what and who waits; with `before` only once it is another than that."""
 
     wish: Wish = Wish()
-    before: tuple[Entry, ...] = NO_ENTRIES
+    before: tuple[ClaimEntry, ...] = NO_ENTRIES
     seconds: float = 0.0  # to wait for a change, at most
     programs: bool = False  # a GPU on which a program computes that is no job's is not free

@@ -26,7 +26,7 @@ HANDED = "handed"  # what the ranks of a job are handed when it starts: private,
 OF_JOB = "of_job"  # a directory of a job, which gets what the job's master wrote there
 
 
-class Place(Message):
+class RemoteDir(Message):
     """A place for files on a node; its kind says by which policy they come to be there."""
 
     kind: str = DIRECTORY
@@ -53,7 +53,7 @@ class Offer(Request[Lacking], do="offer"):
     Directories and links are made at once.
     """
 
-    into: Place
+    into: RemoteDir
     dry_run: bool = False  # make nothing
 
 

@@ -54,7 +54,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Machine:
+class AttemptMachine:
     """The machine that took a node's place in one attempt."""
 
     host: str = ""
@@ -62,7 +62,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Event:
+class MachineEvent:
     """Something that the log told of a machine."""
 
     time: float
@@ -101,19 +101,21 @@ def clocks(paths: Sequence[Path], ahead: float) -> dict[Path, float]:
     return {path: ahead if host == hosts[paths[-1]] else 0.0 for path, host in hosts.items()}
 
 
-def machine(path: Path) -> Machine:
+def machine(path: Path) -> AttemptMachine:
     """Describe the machine, by the last description near the beginning: GPUs take a moment."""
     try:
         status = path.stat()
     except OSError:
-        return Machine()
+        return AttemptMachine()
     return _machine(path, status.st_ino, min(status.st_size, BEGINNING_BYTES))
 
 
 @functools.lru_cache(1024)  # an open page asks every few seconds
-def _machine(path: Path, _inode: int, _size: int) -> Machine:
+def _machine(path: Path, _inode: int, _size: int) -> AttemptMachine:
     lines = GrowingFile(path, piece=BEGINNING_BYTES).read()
-    return next((known for line in reversed(lines) if (known := machine_of(line))), Machine())
+    return next(
+        (known for line in reversed(lines) if (known := machine_of(line))), AttemptMachine()
+    )
 
 
 class RecentSamples:
@@ -146,9 +148,9 @@ class Events:
     def __init__(self, path: Path, node: int) -> None:
         self.node = node
         self.file = GrowingFile(path, having=b'"cause":')
-        self.known: dict[Event, None] = {}  # each once, should the file begin again
+        self.known: dict[MachineEvent, None] = {}  # each once, should the file begin again
 
-    def read(self) -> list[Event]:
+    def read(self) -> list[MachineEvent]:
         events = (event_of(line, self.node) for line in self.file.lines())
         self.known.update((event, None) for event in events if event is not None)
         return list(self.known)
@@ -157,20 +159,20 @@ class Events:
 # -- lines ------------------------------------------------------------------------------------
 
 
-def event_of(line: Line, node: int) -> Event | None:
+def event_of(line: Line, node: int) -> MachineEvent | None:
     when, text = number(line.get("time")), line.get("text")
     if when is None or not isinstance(line.get("cause"), str):
         return None
-    return Event(when, node, line["cause"], text if isinstance(text, str) else "")
+    return MachineEvent(when, node, line["cause"], text if isinstance(text, str) else "")
 
 
-def machine_of(line: Line) -> Machine | None:
+def machine_of(line: Line) -> AttemptMachine | None:
     """Return the description of a machine that a line holds; None for one without."""
     about = line.get("about")
     if not isinstance(about, dict):
         return None
     models = about.get("gpus")
-    return Machine(
+    return AttemptMachine(
         host=str(about.get("host", ""))[:255],
         models=tuple(map(str, models[:MOST_GPUS])) if isinstance(models, list) else (),
     )

@@ -72,7 +72,7 @@ MORE = {
 
 
 @dataclass(frozen=True)
-class Place:
+class TrainingPosition:
     """How far a training is: a step over all its epochs, and how many there are."""
 
     step: int
@@ -83,7 +83,7 @@ class Place:
 class StepReader:
     """Reads the lines of one rank, one after the other."""
 
-    place: Place | None = None  # that was named last
+    place: TrainingPosition | None = None  # that was named last
     from_zero: bool = False  # epochs are counted from 0
     total: int = 0  # of the progress bar that was shown last
     done: int = 0
@@ -111,7 +111,7 @@ class StepReader:
                 values[name] = number(match[1])
         return values
 
-    def find(self, line: str, *, has_loss: bool) -> Place | None:
+    def find(self, line: str, *, has_loss: bool) -> TrainingPosition | None:
         """Return the place that a line names; None if it names none."""
         if match := OF_EPOCH.search(line):
             return self.of_epoch(match[1], match[2], int(match[3]), int(match[4]))
@@ -121,14 +121,14 @@ class StepReader:
                 return self.of_epoch(epoch[1], epoch[2], done, total)
             return self.of_bar(done, total) if has_loss or not words.strip() else None
         match = next(filter(None, (pattern.search(line) for pattern in NAMED)), None)
-        return match and Place(whole(match[1]), whole(match[2]) if match[2] else None)
+        return match and TrainingPosition(whole(match[1]), whole(match[2]) if match[2] else None)
 
-    def of_epoch(self, epoch: str, epochs: str | None, step: int, steps: int) -> Place:
+    def of_epoch(self, epoch: str, epochs: str | None, step: int, steps: int) -> TrainingPosition:
         self.from_zero = self.from_zero or int(epoch) == 0
         before = int(epoch) - (not self.from_zero)
-        return Place(before * steps + step, steps * int(epochs) if epochs else None)
+        return TrainingPosition(before * steps + step, steps * int(epochs) if epochs else None)
 
-    def of_bar(self, done: int, total: int) -> Place | None:
+    def of_bar(self, done: int, total: int) -> TrainingPosition | None:
         """Return the place that a bar shows, which may begin again with each epoch.
 
         A shorter one within it is that of an evaluation.
@@ -139,7 +139,7 @@ class StepReader:
             self.total, self.done, self.rounds = total, 0, 0
         self.rounds += done < self.done
         self.done = done
-        return Place(self.rounds * total + done, None if self.rounds else total)
+        return TrainingPosition(self.rounds * total + done, None if self.rounds else total)
 
 
 def losses_in(line: str) -> dict[str, float | None]:

@@ -28,7 +28,7 @@ from orchestrator.head.connect.transport import Transport
 from orchestrator.head.schedulers.backend import backend_of
 from orchestrator.head.screen import output
 from orchestrator.head.screen.lines import clean
-from orchestrator.head.screen.progress import Progress
+from orchestrator.head.screen.progress import ProgressBar
 from orchestrator.head.status.status import find_experiment
 from orchestrator.head.transfer.fetch import Fetch, plain
 from orchestrator.protocol.requests import follow as profiling
@@ -37,7 +37,7 @@ from orchestrator.protocol.requests.transfer import Outputs
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.traces import timeline
-from orchestrator.traces.timeline import Rank, of_rank, what_matters
+from orchestrator.traces.timeline import TracedRank, of_rank, what_matters
 
 LAUNCH = "profile a new run: --set profiling.enabled=true, or orchestrator profile while it trains"
 
@@ -107,8 +107,8 @@ def of_running(
     return experiment.path / "outputs" / news.directory
 
 
-def showing(what: str, size: int = 0) -> Progress:
-    return Progress(what, size, quiet=output.as_json())
+def showing(what: str, size: int = 0) -> ProgressBar:
+    return ProgressBar(what, size, quiet=output.as_json())
 
 
 # -- ask ----------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ class RankTrace:
 
     path: Path
     number: int
-    rank: Rank
+    rank: TracedRank
     host: str
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestrator.common.text import duration
 from orchestrator.records.metrics.curves import WORDS, Curve, better, unit_of
-from orchestrator.views.report.story import Story, Training
+from orchestrator.views.report.story import Story, TrainingStory
 
 # The title, the unit, and the metrics of each chart that every training may have.
 KNOWN = (
@@ -49,7 +49,7 @@ NAMES = {**WORDS, "step_ms": "step", "loss": "training", "eval_loss": "held out"
 
 
 @dataclass(frozen=True)
-class Line:
+class ChartLine:
     """A curve and its look: one color for each run, and one dash for each metric, in all charts."""
 
     name: str
@@ -66,28 +66,28 @@ class Chart:
 
     title: str
     unit: str
-    lines: list[Line]
+    lines: list[ChartLine]
     stacked: bool = False
     over: str = "steps"  # or "time": seconds since the start
 
 
 @dataclass(frozen=True)
-class Run:
+class ChartRun:
     """One Trainer of one experiment, among all that a page shows."""
 
     number: int
     name: str  # empty where there is one
     story: Story
-    training: Training
+    training: TrainingStory
 
 
-def runs(stories: Sequence[Story]) -> list[Run]:
+def runs(stories: Sequence[Story]) -> list[ChartRun]:
     pairs = [(story, training) for story in stories for training in story.trainings]
     every = []
     for number, (story, training) in enumerate(pairs):
         words = [story.experiment.name] * (len(stories) > 1)
         words += [f"Trainer {training.number}"] * (len(story.trainings) > 1)
-        every.append(Run(number, " ".join(words), story, training))
+        every.append(ChartRun(number, " ".join(words), story, training))
     return every
 
 
@@ -123,7 +123,7 @@ def of_a_program(names: Iterable[str]) -> Iterator[tuple[str, str, tuple[str, ..
             yield name, unit_of(name), (name,)
 
 
-def lines_of(every: Sequence[Run], members: Sequence[str]) -> list[Line]:
+def lines_of(every: Sequence[ChartRun], members: Sequence[str]) -> list[ChartLine]:
     """Return a line for each run and metric: several runs differ by color, their metrics by dash;
     the metrics of one run differ by color."""
     shown = [name for name in members if any(name in run.training.curves for run in every)]
@@ -136,11 +136,11 @@ def lines_of(every: Sequence[Run], members: Sequence[str]) -> list[Line]:
             label = NAMES.get(name, name) if len(shown) > 1 or not run.name else ""
             color, dash = (run.number, kind) if len(every) > 1 else (kind, kind // SOLID)
             text = " ".join(filter(None, (run.name, label)))
-            lines.append(Line(text, curve, color, dash, better(name), run.number))
+            lines.append(ChartLine(text, curve, color, dash, better(name), run.number))
     return lines
 
 
-def split(run: Run) -> Chart | None:
+def split(run: ChartRun) -> Chart | None:
     """Divide the time of a step into its parts; what none of them explains is the rest."""
     known = run.training.curves
     whole = known.get("step_ms")
@@ -152,7 +152,7 @@ def split(run: Run) -> Chart | None:
     sums = [sum(each) for each in zip(*shares.values(), strict=True)]
     shares["the rest"] = [max(0.0, of - part) for of, part in zip(whole.means, sums, strict=True)]
     lines = [
-        Line(name, Curve(whole.steps, means), color, run=run.number)
+        ChartLine(name, Curve(whole.steps, means), color, run=run.number)
         for color, (name, means) in enumerate(shares.items())
     ]
     title = f"Where a step's time goes{f': {run.name}' if run.name else ''}"
@@ -174,7 +174,7 @@ def of_machines(stories: Sequence[Story]) -> list[Chart]:
     return found
 
 
-def machine_lines(story: Story, name: str, color: int | None) -> list[Line]:
+def machine_lines(story: Story, name: str, color: int | None) -> list[ChartLine]:
     """Return a line for each node, or one of all: with the color of its run, where it has one."""
     known = story.machines[name]
     columns = list(zip(*known.rows, strict=True))
@@ -187,7 +187,7 @@ def machine_lines(story: Story, name: str, color: int | None) -> list[Line]:
         means = [sum(values) / len(values) for _, values in pairs]
         lows, highs = [min(values) for _, values in pairs], [max(values) for _, values in pairs]
         who = story.experiment.name if color is not None else f"mean of {len(known.rows)} nodes"
-        return [Line(who, Curve([at for at, _ in pairs], means, lows, highs), color or 0)]
+        return [ChartLine(who, Curve([at for at, _ in pairs], means, lows, highs), color or 0)]
     names = {node.index: node.name for node in story.record.nodes}
     lines = []
     for at, (node, row) in enumerate(zip(known.nodes, known.rows, strict=True)):
@@ -195,7 +195,7 @@ def machine_lines(story: Story, name: str, color: int | None) -> list[Line]:
             (x, value) for x, value in zip(known.steps, row, strict=True) if value is not None
         ]
         curve = Curve([x for x, _ in values], [value for _, value in values])
-        lines.append(Line(names.get(node, f"node {node}"), curve, at, at // SOLID))
+        lines.append(ChartLine(names.get(node, f"node {node}"), curve, at, at // SOLID))
     return [line for line in lines if line.curve.means]
 
 
@@ -208,7 +208,7 @@ def pictures(stories: Sequence[Story]) -> dict[str, Any]:
     began = stories[0].record.started
     return {
         "charts": [
-            *(chart_data(chart, "Training") for chart in charts(stories)),
+            *(chart_data(chart, "TrainingStory") for chart in charts(stories)),
             *(chart_data(chart, "Machines") for chart in of_machines(stories)),
         ],
         "marks": [
@@ -224,7 +224,7 @@ def pictures(stories: Sequence[Story]) -> dict[str, Any]:
     }
 
 
-def since_start(run: Run) -> list[list[float]]:
+def since_start(run: ChartRun) -> list[list[float]]:
     """Return the steps at which the time is known, and these times; no axis goes back."""
     steps: list[float] = []
     times: list[float] = []
@@ -264,7 +264,7 @@ def in_words(chart: Chart) -> str:
     return f"{chart.title} over the {chart.over}. {'; '.join(said)}"
 
 
-def line_data(line: Line) -> dict[str, Any]:
+def line_data(line: ChartLine) -> dict[str, Any]:
     curve, best = line.curve, {}
     if line.best == "least":
         best = {"least": short(min(curve.lows or curve.means))}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from orchestrator.common.text import duration
 from orchestrator.head.commands.sweep.journal import Journal, MemberState
 from orchestrator.records.metrics.curves import Curve
-from orchestrator.views.report.charts import Chart, Line
+from orchestrator.views.report.charts import Chart, ChartLine
 
 MOST_MEMBERS = 1000  # on a page: those that are worse have no row
 
@@ -40,8 +40,8 @@ class Members:
         values = list(known.values())
         best = [better(values[: at + 1]) for at in range(len(values))]
         lines = [
-            Line("the best so far", Curve(list(known), best), best=self.best),
-            Line("each member, when it ends", Curve(list(known), values), 7, 2),
+            ChartLine("the best so far", Curve(list(known), best), best=self.best),
+            ChartLine("each member, when it ends", Curve(list(known), values), 7, 2),
         ]
         return Chart(f"{self.metric}: the best so far", "", lines, over="time")
 

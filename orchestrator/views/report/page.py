@@ -22,10 +22,10 @@ from orchestrator.head.follow import verdict
 from orchestrator.records.experiment import JobRecord
 from orchestrator.records.metrics import curves
 from orchestrator.records.metrics.curves import in_thousands
-from orchestrator.records.outcome import Verdict
+from orchestrator.records.outcome import JobVerdict
 from orchestrator.views.report import charts
 from orchestrator.views.report.members import Members
-from orchestrator.views.report.story import Story, Training
+from orchestrator.views.report.story import Story, TrainingStory
 
 WEB = Path(__file__).parent / "web"
 MOST_TRAINERS = 4  # of a program whose figures stand at the top: the last ones
@@ -56,7 +56,7 @@ def page(stories: Sequence[Story], differences: Differences, **live: Any) -> str
 def page_of_members(members: Members) -> str:
     """Return the page that compares the members of a sweep."""
     chart = members.best_so_far()
-    drawn = [charts.chart_data(chart, "Training")] if chart else []
+    drawn = [charts.chart_data(chart, "TrainingStory")] if chart else []
     return filled("sweep.html", members=members, pictures={**NOTHING, "charts": drawn})
 
 
@@ -85,7 +85,7 @@ def digest(text: str) -> str:
 # -- the first screen -----------------------------------------------------------------------------
 
 
-def cause(story: Story) -> Verdict | None:
+def cause(story: Story) -> JobVerdict | None:
     """Return why a job failed; a stop that its user asked for is no failure."""
     return None if story.record.state == "stopped" else story.record.verdict
 
@@ -109,7 +109,7 @@ def figures(story: Story) -> Iterator[tuple[str, str]]:
             yield f"{name}{whose}", value
 
 
-def of_training(training: Training) -> Iterator[tuple[str, str]]:
+def of_training(training: TrainingStory) -> Iterator[tuple[str, str]]:
     known = training.curves
     if known:
         yield "steps", str(max(curve.steps[-1] for curve in known.values()))
@@ -131,7 +131,7 @@ def of_training(training: Training) -> Iterator[tuple[str, str]]:
         yield "peak memory", size(max(known["memory_peak_bytes"].highs))
 
 
-def median(training: Training, name: str) -> float:
+def median(training: TrainingStory, name: str) -> float:
     curve = training.curves.get(name)
     return curves.median(curve.means) if curve else 0.0
 

@@ -21,7 +21,7 @@ from orchestrator.records.metrics import curves, samples, trainers
 from orchestrator.records.metrics.curves import Curve, Measured, NodeRows
 from orchestrator.records.metrics.lines import sampled
 from orchestrator.records.metrics.samples import Events, Sample
-from orchestrator.records.outcome import Verdict
+from orchestrator.records.outcome import JobVerdict
 
 LINES = 40  # of each node's log
 LONGEST_LINE_CHARACTERS = 2000
@@ -45,7 +45,7 @@ class Moment:
     what: str
     step: int | None = None
     bad: bool = False
-    verdict: Verdict | None = None  # of an attempt that was not the last
+    verdict: JobVerdict | None = None  # of an attempt that was not the last
 
     @property
     def words(self) -> str:
@@ -55,7 +55,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingStory:
     """The metrics of one Trainer of a program; most programs have one."""
 
     number: int
@@ -73,7 +73,7 @@ class Story:
     record: JobRecord
     manifest: dict[str, Any]  # its values are not checked
     config: str
-    trainings: list[Training]
+    trainings: list[TrainingStory]
     moments: list[Moment]
     logs: list[tuple[str, list[str]]]  # the node's name and the last lines
     machines: dict[str, NodeRows]  # a row for each node, over the seconds since the start
@@ -97,7 +97,7 @@ def read_story(experiment: Experiment, others: int = 0) -> Story:
     )
 
 
-def read_trainings(outputs: Path, points: int) -> list[Training]:
+def read_trainings(outputs: Path, points: int) -> list[TrainingStory]:
     trainings = []
     for trainer, paths in trainers.every(outputs).items():
         first = paths[min(paths)]
@@ -105,7 +105,9 @@ def read_trainings(outputs: Path, points: int) -> list[Training]:
         times = of_trainer.pop("time", Curve())
         if of_trainer:
             last = trainers.last(first)
-            trainings.append(Training(trainer, of_trainer, times, last.loss_is_lost, last.unit))
+            trainings.append(
+                TrainingStory(trainer, of_trainer, times, last.loss_is_lost, last.unit)
+            )
     return trainings
 
 
@@ -160,7 +162,7 @@ def moments(
     experiment: Experiment,
     record: JobRecord,
     data: Mapping[str, Any],
-    trainings: Sequence[Training],
+    trainings: Sequence[TrainingStory],
 ) -> list[Moment]:
     """List what happened, in order: the start, checkpoints, skipped steps, the failure, the end."""
     timeline = data.get("timeline")
@@ -239,7 +241,7 @@ def placed(moment: Moment, when: Curve, record: JobRecord) -> Moment:
     return moment if time is None else replace(moment, time=time - goodput.ahead_at(record, time))
 
 
-def not_finite(training: Training, record: JobRecord) -> Iterator[Moment]:
+def not_finite(training: TrainingStory, record: JobRecord) -> Iterator[Moment]:
     """Yield how many steps had no finite loss: the metrics have their steps and no times."""
     whose = f" (Trainer {training.number})" if training.number > 1 else ""
     for name, words in NOT_FINITE.items():

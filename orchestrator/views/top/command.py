@@ -31,7 +31,7 @@ from orchestrator.records import experiments, manifest
 from orchestrator.records.experiment import Experiment
 from orchestrator.records.metrics.progress import RankProgress
 from orchestrator.views.top import table
-from orchestrator.views.top.sample import EVERY, JobSample, Sample, Watch
+from orchestrator.views.top.sample import EVERY, JobSample, TopSample, Watch
 
 LINES = 400  # of a log that is followed, of all nodes together
 SECONDS = 1.0  # between two looks at one job
@@ -83,7 +83,7 @@ def show(watch: Watch, *, every: float | None) -> int:
         time.sleep(every)
 
 
-def to_text(sample: Sample) -> str:
+def to_text(sample: TopSample) -> str:
     terminal = output.terminal()
     width = terminal.width
     nodes = table.NODES.fitted(sample.nodes, width).text(sample.nodes, terminal)

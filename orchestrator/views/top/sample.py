@@ -64,7 +64,7 @@ class NodeSample:
 
 
 @dataclass(frozen=True)
-class Sample:
+class TopSample:
     time: float
     nodes: tuple[NodeSample, ...]
     jobs: tuple[JobSample, ...]
@@ -87,7 +87,7 @@ class Watch:
         fleet.need_room_for(self.nodes)
         self.watched = [WatchedNode(node, self.transport) for node in self.nodes]
 
-    def observe(self) -> Sample:
+    def observe(self) -> TopSample:
         """Ask all nodes at once; one that is late is in a later look."""
         deadline = None if self.patience is None else time.monotonic() + self.patience
         for each in self.watched:
@@ -98,10 +98,10 @@ class Watch:
                 raise each.crash
         return self.seen()
 
-    def seen(self) -> Sample:
+    def seen(self) -> TopSample:
         """Return what is known now, of nodes that were never asked as well."""
         nodes = tuple(each.newest() for each in self.watched)
-        return Sample(time.time(), nodes, tuple(self.jobs(nodes)))
+        return TopSample(time.time(), nodes, tuple(self.jobs(nodes)))
 
     def close(self) -> None:
         for each in self.watched:

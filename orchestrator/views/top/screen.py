@@ -24,7 +24,7 @@ from orchestrator.common.text import plural
 from orchestrator.head.screen.output import Cell, Table, printable
 from orchestrator.records.metrics.progress import RankProgress
 from orchestrator.views.top import table
-from orchestrator.views.top.sample import JobSample, NodeSample, Sample
+from orchestrator.views.top.sample import JobSample, NodeSample, TopSample
 
 R = TypeVar("R")
 LOG_SECONDS = 0.5  # between two looks at a log
@@ -172,7 +172,7 @@ class Closer(ModalScreen[None]):
         self.rows.focus()
         self.show()
 
-    def update(self, sample: Sample) -> None:
+    def update(self, sample: TopSample) -> None:
         """Show the same job or node as it is now."""
         if isinstance(self.of, JobSample):
             job = self.of.job
@@ -250,8 +250,8 @@ class Top(App[None]):
 
     def __init__(
         self,
-        sample: Callable[[], Sample],
-        first: Sample,  # shown until the first look is over
+        sample: Callable[[], TopSample],
+        first: TopSample,  # shown until the first look is over
         seconds: float,
         actions: Actions,
         closer: Callable[[str], None] = lambda _: None,
@@ -289,7 +289,7 @@ class Top(App[None]):
             self.call_from_thread(self.show, sample)
             self.over.wait(self.seconds)
 
-    def show(self, sample: Sample) -> None:
+    def show(self, sample: TopSample) -> None:
         self.sample = sample
         reached = sum(node.checkup is not None for node in sample.nodes)
         words = f"{reached} of {len(sample.nodes)} nodes, {plural(len(sample.jobs), 'job')}"
@@ -312,7 +312,7 @@ class Top(App[None]):
     def on_resize(self) -> None:
         self.show(self.sample)
 
-    def show_closer(self, sample: Sample) -> None:
+    def show_closer(self, sample: TopSample) -> None:
         """Show the job or node that is looked at closer; with the one job the screen ends."""
         if self.alone:
             job = next((job for job in sample.jobs if job.job == self.alone), None)

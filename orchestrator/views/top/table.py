@@ -15,7 +15,7 @@ from orchestrator.protocol.facts import Gpu, Holder
 from orchestrator.protocol.message import encode
 from orchestrator.records.metrics.curves import in_thousands
 from orchestrator.records.metrics.progress import RankProgress
-from orchestrator.views.top.sample import JobSample, NodeSample, Sample
+from orchestrator.views.top.sample import JobSample, NodeSample, TopSample
 
 BAR_CHARACTERS = 8
 EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -130,7 +130,7 @@ NODES: Table[NodeSample] = Table(
 
 
 @dataclass(frozen=True)
-class Part:
+class DetailRow:
     """A GPU of a node, a process on it, or a user of its processors."""
 
     name: str
@@ -143,7 +143,7 @@ class Part:
     pid: int | None = None
 
 
-def parts_of(node: NodeSample) -> list[Part]:
+def parts_of(node: NodeSample) -> list[DetailRow]:
     """Return each GPU of a node with its processes; then who uses the processors."""
     parts = []
     holders = (node.checkup.holders or ()) if node.checkup is not None else ()
@@ -151,20 +151,22 @@ def parts_of(node: NodeSample) -> list[Part]:
         busy = UNKNOWN if each.busy is None else f"{each.busy:3} %"
         busy += f"  {each.temperature} °C" if each.temperature is not None else ""
         memory = f"{size_words(each.used)} of {size_words(each.memory)}"
-        parts.append(Part(f"GPU {each.index}", each.model, busy, memory, problem=each.problem))
+        parts.append(DetailRow(f"GPU {each.index}", each.model, busy, memory, problem=each.problem))
         parts += [process(holder) for holder in holders if holder.gpu == each.uuid]
     for user in node.load.users if node.load else ():
         use, memory = f"{user.cores:.1f} cores", size_words(user.memory)
-        parts.append(Part(f"{user.pid}", user.name, use, memory, user.user, user.job, pid=user.pid))
+        parts.append(
+            DetailRow(f"{user.pid}", user.name, use, memory, user.user, user.job, pid=user.pid)
+        )
     return parts
 
 
-def process(holder: Holder) -> Part:
+def process(holder: Holder) -> DetailRow:
     memory, user = size_words(holder.used), holder.user or UNKNOWN
-    return Part(f"  {holder.pid}", holder.name, "", memory, user, holder.job, pid=holder.pid)
+    return DetailRow(f"  {holder.pid}", holder.name, "", memory, user, holder.job, pid=holder.pid)
 
 
-PARTS: Table[Part] = Table(
+PARTS: Table[DetailRow] = Table(
     (
         Column("PART", lambda part: part.name),
         Column("WHAT", lambda part: part.what),
@@ -306,7 +308,7 @@ def rate(value: float | None) -> str:
     return "-" if value is None else f"{text.size(value)}/s"
 
 
-def to_json(sample: Sample) -> dict[str, Any]:
+def to_json(sample: TopSample) -> dict[str, Any]:
     nodes = []
     for node in sample.nodes:
         known: dict[str, Any] = {"name": node.name, "reached": node.checkup is not None}

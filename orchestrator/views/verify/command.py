@@ -16,11 +16,11 @@ from orchestrator.common.errors import EXIT_CHECK, EXIT_DONE, EXIT_FAILED, EXIT_
 from orchestrator.common.text import duration
 from orchestrator.config.launch import LaunchArguments
 from orchestrator.head.commands import follow
-from orchestrator.head.plan.model import Target
+from orchestrator.head.plan.model import ProgramTarget
 from orchestrator.head.screen import output, styles
 from orchestrator.head.screen.output import PLAIN, Cell, Terminal, paint, say, table
 from orchestrator.head.start import launch as starting
-from orchestrator.head.start.request import Request, resolve
+from orchestrator.head.start.request import LaunchRequest, resolve
 from orchestrator.records.experiment import Experiment
 
 PROGRAM = "orchestrator.engine.verify"  # travels with what is shipped to every node
@@ -51,7 +51,7 @@ def verify(arguments: LaunchArguments, measurement: Measurement, *, strict: bool
     return conclude(experiment, measured, code, strict=strict)
 
 
-def request_of(arguments: LaunchArguments, measurement: Measurement) -> Request:
+def request_of(arguments: LaunchArguments, measurement: Measurement) -> LaunchRequest:
     seconds = measurement.seconds
     if not (math.isfinite(seconds) and seconds > 0):
         raise UsageError(
@@ -67,7 +67,7 @@ def request_of(arguments: LaunchArguments, measurement: Measurement) -> Request:
     launch = replace(request.config.launch, name=arguments.launch.get("name", "verify"))
     return replace(
         request,
-        target=Target("engine", PROGRAM, tuple(options)),
+        target=ProgramTarget("engine", PROGRAM, tuple(options)),
         config=replace(request.config, launch=launch),
     )
 

@@ -28,7 +28,7 @@ from orchestrator.config import parse
 from orchestrator.config.schema import Config
 from orchestrator.engine import export
 from orchestrator.engine.data import sources, tokens
-from orchestrator.engine.models.losses import Sums
+from orchestrator.engine.models.losses import LossSums
 from orchestrator.engine.ranks.ranks import Ranks
 from tests.conftest import Cluster
 from tests.engine.programs import configured as own
@@ -248,7 +248,7 @@ ENGINE: dict[str, Change] = {
 
 
 def doubled(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-    sums: Sums = model(batch)
+    sums: LossSums = model(batch)
     return 2 * sums.loss, sums.count
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config.schema import Config, Training
+from orchestrator.config.schema import Config, TrainingConfig
 from orchestrator.engine.core.settings import VARIABLE, keep_batch
 from tests.engine.core.test_parity import accumulate, config, fsdp
 from tests.engine.worlds import Job, run
@@ -32,7 +32,7 @@ def test_a_step_is_divided_among_other_ranks(
 ) -> None:  # fmt: skip
     """An evaluation as well: else the best of all attempts is no best."""
     said: list[str] = []
-    training = Training(gradient_accumulation=accumulation, eval_steps=1, eval_batches=6)
+    training = TrainingConfig(gradient_accumulation=accumulation, eval_steps=1, eval_batches=6)
     monkeypatch.setenv(VARIABLE, str(first))
     found = keep_batch(Config(training=training), world, said.append).training
     assert found.gradient_accumulation == expected

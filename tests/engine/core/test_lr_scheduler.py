@@ -1,32 +1,34 @@
 from __future__ import annotations
 
-from orchestrator.config.schema import Scheduler
+from orchestrator.config.schema import SchedulerConfig
 from orchestrator.engine.core.optimizer import schedule
 
 
-def rates(scheduler: Scheduler, *steps: int, max_steps: int = 100) -> list[float]:
+def rates(scheduler: SchedulerConfig, *steps: int, max_steps: int = 100) -> list[float]:
     return [round(schedule(scheduler, step, max_steps), 6) for step in steps]
 
 
 def test_every_schedule_rises_alike_and_falls_in_its_own_way() -> None:
-    made = {name: Scheduler(name, warmup_steps=10) for name in ("constant", "linear", "cosine")}
+    made = {
+        name: SchedulerConfig(name, warmup_steps=10) for name in ("constant", "linear", "cosine")
+    }
     for scheduler in made.values():
         assert rates(scheduler, 1, 5, 10) == [0.1, 0.5, 1.0]
     assert rates(made["constant"], 11, 55, 100) == [1.0, 1.0, 1.0]
     assert rates(made["linear"], 55, 100) == [0.55, 0.1]
     assert rates(made["cosine"], 55, 100) == [0.55, 0.1]
     assert rates(made["cosine"], 30)[0] > rates(made["linear"], 30)[0]
-    wsd = Scheduler("wsd", warmup_steps=10, decay_steps=20, min_lr_ratio=0.0)
+    wsd = SchedulerConfig("wsd", warmup_steps=10, decay_steps=20, min_lr_ratio=0.0)
     assert rates(wsd, 5, 10, 80, 90, 100) == [0.5, 1.0, 1.0, 0.5, 0.0]
 
 
 def test_what_is_not_said_of_a_schedule() -> None:
     """A twentieth to rise, a fifth to decay; total_steps is max_steps; after it, the end's rate."""
-    assert rates(Scheduler("constant"), 1, 5) == [0.2, 1.0]
-    assert rates(Scheduler("wsd"), 80, 90, 100) == [1.0, 0.55, 0.1]
-    assert rates(Scheduler("linear", total_steps=50, warmup_steps=0), 25, 50, 99) == [
+    assert rates(SchedulerConfig("constant"), 1, 5) == [0.2, 1.0]
+    assert rates(SchedulerConfig("wsd"), 80, 90, 100) == [1.0, 0.55, 0.1]
+    assert rates(SchedulerConfig("linear", total_steps=50, warmup_steps=0), 25, 50, 99) == [
         0.55,
         0.1,
         0.1,
     ]
-    assert rates(Scheduler(), 1, max_steps=1) == [1.0]
+    assert rates(SchedulerConfig(), 1, max_steps=1) == [1.0]

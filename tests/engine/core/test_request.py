@@ -14,7 +14,7 @@ from orchestrator.common.errors import OrchestratorError, UsageError
 from orchestrator.config import parse
 from orchestrator.config.schema import Config
 from orchestrator.engine.core import settings
-from orchestrator.engine.core.stopping import Request
+from orchestrator.engine.core.stopping import TrainingRequest
 
 pytestmark = pytest.mark.usefixtures("no_groups_left")
 NOTHING = dict.fromkeys(
@@ -24,7 +24,7 @@ BEST = {"best": "min val_loss"}
 DIR = {"save_to": "here"}
 
 
-def asked(keys: dict[str, Any] | None = None, **more: Any) -> Request:
+def asked(keys: dict[str, Any] | None = None, **more: Any) -> TrainingRequest:
     sections = {"checkpoint": keys or {}} if "training" not in (keys or {}) else keys or {}
     config = parse.build(Config, {"training": {"max_steps": settings.UNENDING}} | sections)
     if "training" in sections:

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from orchestrator.engine.core.stopping import (
     Duration,
     Limit,
-    Request,
     StopPolicy,
+    TrainingRequest,
     TrainState,
 )
 
@@ -45,22 +45,24 @@ def test_steps_left(
     epochs: int | None, limits: list[Limit], samples: int | None, left: int | None
 ) -> None:
     state = TrainState(epoch=1, position=80, step=12)
-    policy = StopPolicy(state, Request(epochs=epochs, limits=limits))
+    policy = StopPolicy(state, TrainingRequest(epochs=epochs, limits=limits))
     assert policy.steps_left(samples, 16) == left
 
 
 def test_an_epoch_that_is_over_and_the_next_one_that_begins_are_one_moment() -> None:
     state = TrainState(epoch=0, position=112, step=7)  # the last step took what there was
-    policy = StopPolicy(state, Request(epochs=2))
+    policy = StopPolicy(state, TrainingRequest(epochs=2))
     assert policy.steps_left(100, 16) == 7
     state.epoch, state.position = 1, 0
     assert policy.steps_left(100, 16) == 7
 
 
 def test_a_clock_leaves_what_has_not_passed() -> None:
-    policy = StopPolicy(TrainState(), Request(limits=[limit(600, "seconds"), limit(9, "steps")]))
+    policy = StopPolicy(
+        TrainState(), TrainingRequest(limits=[limit(600, "seconds"), limit(9, "steps")])
+    )
     left = policy.seconds_left
     assert left is not None and 0 < left <= 600
     policy.began -= 1000
     assert policy.seconds_left == 0
-    assert StopPolicy(TrainState(), Request(epochs=3)).seconds_left is None
+    assert StopPolicy(TrainState(), TrainingRequest(epochs=3)).seconds_left is None

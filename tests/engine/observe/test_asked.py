@@ -14,7 +14,7 @@ from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol.requests import follow as profiling
 from orchestrator.protocol.requests.follow import ProfileState, ProfileWish
 from orchestrator.traces import timeline
-from orchestrator.traces.timeline import Event, of_rank, what_matters
+from orchestrator.traces.timeline import TraceEvent, of_rank, what_matters
 from tests.engine.worlds import Job, run
 
 pytestmark = pytest.mark.slow
@@ -46,7 +46,7 @@ def asking(run_dir: RunDir, wish: ProfileWish, states: list[ProfileState]) -> th
     return thread
 
 
-def traced(path: Path) -> tuple[dict[str, Any], list[Event]]:
+def traced(path: Path) -> tuple[dict[str, Any], list[TraceEvent]]:
     with timeline.opened(path) as trace:
         events = list(what_matters(trace.events()))
         return trace.about, events

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from orchestrator.config.schema import Config, Dataset, Model
+from orchestrator.config.schema import Config, DatasetConfig, ModelConfig
 from orchestrator.engine.core import parts
 from orchestrator.engine.models.losses import Loss, Losses
 from orchestrator.engine.observe.metrics import Estimate, MetricsFile, memory, progress
@@ -332,7 +332,10 @@ def test_a_line_of_progress() -> None:
 
 
 def test_speed_is_in_what_the_loss_counts() -> None:
-    text, ranking = Config(), Config(model=Model(kind="ranking"), dataset=Dataset(kind="synthetic"))
+    text, ranking = (
+        Config(),
+        Config(model=ModelConfig(kind="ranking"), dataset=DatasetConfig(kind="synthetic")),
+    )
     sums: Loss = lambda *_: {}  # noqa: E731
     assert [parts.counted(config, sums) for config in (text, ranking)] == ["tokens", "samples"]
     own = [Losses(loss, None, {}) for loss in (nn.MSELoss(), nn.CrossEntropyLoss())]

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from orchestrator.config.schema import Profiling
+from orchestrator.config.schema import ProfilingConfig
 from orchestrator.engine.observe.profile import Profile
 from orchestrator.engine.ranks.ranks import Ranks
 from orchestrator.node.transfer.outputs import STAY_HIDDEN
@@ -22,7 +22,7 @@ from tests.engine import pair
 
 pytestmark = pytest.mark.slow
 
-WANTED = Profiling(enabled=True, wait=1, warmup=1, active=2)
+WANTED = ProfilingConfig(enabled=True, wait=1, warmup=1, active=2)
 
 
 def alone(rank: int = 0, world: int = 1) -> Ranks:
@@ -34,7 +34,7 @@ def work(size: int = 64) -> None:
 
 
 def run(
-    profiling: Profiling, outputs: Path | None, steps: int, said: list[str], ranks: Ranks
+    profiling: ProfilingConfig, outputs: Path | None, steps: int, said: list[str], ranks: Ranks
 ) -> list[int]:
     """The steps after which there was a trace."""
     found = []

@@ -15,7 +15,7 @@ from moto.server import ThreadedMotoServer
 from orchestrator.common.errors import CheckFailed
 from orchestrator.engine.saving import mirror
 from orchestrator.engine.saving.mirror import Mirror
-from orchestrator.engine.saving.ownership import Run, is_of
+from orchestrator.engine.saving.ownership import TrainingRun, is_of
 from orchestrator.records import checkpoint_store
 from tests.engine.core.test_parity import fsdp
 from tests.engine.saving.test_resume import STEPS, job, losses, saving
@@ -49,7 +49,7 @@ def url(
     server.stop()
 
 
-OWN = Run("own")
+OWN = TrainingRun("own")
 
 
 def copied(url: str, places: Sequence[Path], keep: int = 2) -> None:
@@ -80,7 +80,7 @@ def test_what_was_copied_comes_back_and_what_is_damaged_does_not(tmp_path: Path,
 
 
 def test_checkpoints_of_another_run_stay(tmp_path: Path, url: str) -> None:
-    other = save(tmp_path / "other", 9, progress={"run": vars(Run("other"))})
+    other = save(tmp_path / "other", 9, progress={"run": vars(TrainingRun("other"))})
     saved = [save(tmp_path / "own", n, progress={"run": vars(OWN)}) for n in (1, 2, 3)]
     copied(url, [other, *saved], keep=1)
     files, root = mirror.remote(url)

@@ -8,7 +8,7 @@ import torch
 
 from orchestrator.engine.ranks.ranks import Ranks
 from orchestrator.engine.saving import search
-from orchestrator.engine.saving.ownership import Run
+from orchestrator.engine.saving.ownership import TrainingRun
 from orchestrator.records import checkpoint_store
 from tests.records.test_checkpoint_store import save
 
@@ -18,7 +18,7 @@ def test_what_is_on_disk_counts_if_it_was_saved_after_what_is_in_memory(tmp_path
     disk, memory = tmp_path / "disk", tmp_path / "memory/trainer1"
     memory.mkdir(parents=True)
     tmp_path.joinpath("memory").chmod(0o700)
-    own, others = (Run(name, "p", model="m") for name in ("x", "other"))
+    own, others = (TrainingRun(name, "p", model="m") for name in ("x", "other"))
     for when, step in enumerate((200, 140, 150, 160, 20)):
         place = memory if step == 150 else disk
         save(place, step, progress={"run": vars(own)}, created=100.0 + when)

@@ -13,7 +13,7 @@ from orchestrator.config.launch import Launch, Where
 from orchestrator.head.commands.ls import ls
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.metrics.trainers import file_name
-from orchestrator.records.outcome import Verdict
+from orchestrator.records.outcome import JobVerdict
 from tests.head.commands.printing import json_wanted
 
 NODES = [NodeRecord(0, "gpu1", "gpu1", None, None, "10.0.0.1", "python3", 0, 8)]
@@ -40,7 +40,7 @@ def test_each_job_has_a_line_the_newest_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert listed(tmp_path, capsys) == [f"there is no job in {tmp_path}"]
-    cause = Verdict(kind="exception", message="KeyError: 'labels'\nmore")
+    cause = JobVerdict(kind="exception", message="KeyError: 'labels'\nmore")
     ended = {"ended": time.time(), "exit_code": 1}
     experiment(tmp_path, NAMES[0], "failed", verdict=cause, **ended)
     runs = experiment(tmp_path, NAMES[1], "running", engine=False)

@@ -20,7 +20,7 @@ from orchestrator.head.screen.output import PLAIN
 from orchestrator.protocol.facts import Card, Checkup, Disk, Gpu
 from orchestrator.protocol.requests.warm import StandbyEnds, StandbyState, StandbyStates
 from orchestrator.views.top import command as top
-from orchestrator.views.top.sample import NodeSample, Sample
+from orchestrator.views.top.sample import NodeSample, TopSample
 from tests.head.plan.probed import facts, infiniband, interface, software
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -123,7 +123,7 @@ def test_whoever_is_not_let_in_reads_what_to_type() -> None:
         reasons([machine.lost(lost, error)], 1),
         stop.to_text(receipts),
         stop.preview(receipts, Path("/experiments")),
-        top.to_text(Sample(0.0, (shown,), ())),
+        top.to_text(TopSample(0.0, (shown,), ())),
         warm_text([(lost, error)], PLAIN),
     ):
         assert re.search(r"^ *gone: .*there is no key\n +-> once: ssh-keygen$", text, re.M), text

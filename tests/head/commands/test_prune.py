@@ -18,7 +18,7 @@ import pytest
 
 from orchestrator.common import files
 from orchestrator.head.prune import removal as removals
-from orchestrator.head.prune.removal import Entry, InTheWay, Removal
+from orchestrator.head.prune.removal import InTheWay, PruneEntry, Removal
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from tests.typed import typed as typed_in
 
@@ -201,7 +201,7 @@ def removal(root: Path) -> Iterator[Removal]:
         yield Removal(fd, root)
 
 
-def entry_of(removal: Removal, name: str = "m_20260101_000000") -> Entry:
+def entry_of(removal: Removal, name: str = "m_20260101_000000") -> PruneEntry:
     return next(one for one in removals.scan(removal.root)[0] if one.name == name)
 
 

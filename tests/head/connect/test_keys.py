@@ -16,7 +16,7 @@ from orchestrator.common.errors import NoKey
 from orchestrator.head.connect import fabric_login
 from orchestrator.head.connect.fabric_login import (
     FabricConnection,
-    Keys,
+    SshKeys,
     denied,
     label_of,
     load_key,
@@ -100,7 +100,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def offered(*paths: Path, only: bool = False) -> tuple[list[str], list[tuple[str, str]]]:
     """Return the labels of the keys that are offered, and the keys that cannot be used."""
-    keys = Keys(Destination("gpu01", "bob", 22, paths, only_these_keys=only))
+    keys = SshKeys(Destination("gpu01", "bob", 22, paths, only_these_keys=only))
     return [label_of(source) for source in keys.get_sources()], keys.unusable
 
 

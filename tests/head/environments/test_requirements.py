@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.common.errors import CheckFailed, NodeError, UsageError
 from orchestrator.head.environments import wheels
-from orchestrator.head.environments.command import Outcome, how_to_activate, kind_of
+from orchestrator.head.environments.command import BuildOutcome, how_to_activate, kind_of
 from orchestrator.head.environments.wheels import Kind, Requirements
 from orchestrator.head.screen import output
 from orchestrator.head.transfer.tree import of_files
@@ -178,10 +178,13 @@ def test_what_pip_cannot_read_needs_uv(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_where_nodes_have_other_paths_each_is_told_its_own() -> None:
     common = "/root/.orchestrator/environments"
-    same = [Outcome("a", f"{common}/{'0' * 16}"), Outcome("b", f"/home/b{common[5:]}/{'0' * 16}")]
+    same = [
+        BuildOutcome("a", f"{common}/{'0' * 16}"),
+        BuildOutcome("b", f"/home/b{common[5:]}/{'0' * 16}"),
+    ]
     place = "activate=venv:~/.orchestrator/environments"
     assert how_to_activate(same) == [f": {place}/{'0' * 16}"]
-    other = [*same, Outcome("c", f"{common}/{'1' * 16}")]
+    other = [*same, BuildOutcome("c", f"{common}/{'1' * 16}")]
     assert how_to_activate(other) == [
         f", after a, b: {place}/{'0' * 16}",
         f", after c: {place}/{'1' * 16}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.head.commands.machines.exec import Stream, as_json
-from orchestrator.head.exec.execution import Outcome
+from orchestrator.head.exec.execution import ExecOutcome
 from orchestrator.head.nodes.node_list import Node, NumberedNode
 
 
@@ -12,8 +12,8 @@ def test_every_node_has_the_same_keys() -> None:
     node = NumberedNode(0, Node("n"))
     stream = Stream()
     stream.write(b"hi\xff\n")
-    reached = as_json(Outcome(node, 0), {(0, False): stream})
+    reached = as_json(ExecOutcome(node, 0), {(0, False): stream})
     assert (reached["stdout"], reached["stdout_bytes"]) == ("hi\N{REPLACEMENT CHARACTER}\n", 4)
-    lost = as_json(Outcome(node, problem="it is down", lost=True), {})
+    lost = as_json(ExecOutcome(node, problem="it is down", lost=True), {})
     assert (lost["stdout"], lost["stdout_bytes"], lost["stderr_bytes"]) == ("", 0, 0)
     assert list(lost) == list(reached)

@@ -16,7 +16,7 @@ from orchestrator.head.follow.notify import Notifier, notifier_of, run_command
 from orchestrator.head.start import record as recording
 from orchestrator.head.start.request import resolve
 from orchestrator.records.experiment import NOTIFY, Attempt, Experiment, JobRecord, NodeRecord
-from orchestrator.records.outcome import Verdict
+from orchestrator.records.outcome import JobVerdict
 
 URL = "https://hooks.example.org/services/T0/B0/hidden-part?token=1"
 
@@ -82,7 +82,7 @@ def test_a_damaged_file_says_so(tmp_path: Path, text: str) -> None:
         notify.kept(Experiment(tmp_path))
 
 
-CAUSE = Verdict(
+CAUSE = JobVerdict(
     **{"node": 1, "node_name": "b", "rank": 3, "time": 1.0, "kind": "exception"},
     **{"message": "ValueError: <!channel> @everyone \x1b[2J\u202e", "traceback": "t" * 20_000},
     **{"where": "train.py:7 in step", "title": "an exception", "fix": "look there"},

@@ -16,7 +16,7 @@ from orchestrator.head.follow.restarts import (
     decide,
 )
 from orchestrator.records.experiment import Attempt, Experiment, JobRecord
-from orchestrator.records.outcome import Verdict
+from orchestrator.records.outcome import JobVerdict
 from tests.records.one_node import NODE
 
 KILLED = {"kind": "signal", "message": "killed by signal 9 (SIGKILL)", "where": ""}
@@ -41,7 +41,7 @@ def attempts(*ends: tuple[dict[str, Any], int | None], **more: Any) -> list[Atte
             ended=100.0 * number + 50,
             state="failed",
             exit_code=1,
-            verdict=Verdict(**{"node": 1, "rank": 2, **verdict}),
+            verdict=JobVerdict(**{"node": 1, "rank": 2, **verdict}),
             nodes=["a", "b"],
             step=step,
             **more,
@@ -185,7 +185,7 @@ GONE = {"kind": "lost", "node": 1, "node_name": "b", "message": "gone"}
 IMPORT = {"kind": "exception", "node": 2, "node_name": "c", "message": "ImportError", "where": "x"}
 FAILED = JobRecord(
     job="j", experiment="", state="failed", command=[], nodes=[NODE], started=10.0,
-    ended=20.0, exit_code=1, verdict=Verdict(kind="signal", node=0, rank=0),
+    ended=20.0, exit_code=1, verdict=JobVerdict(kind="signal", node=0, rank=0),
     launch=Launch(max_restarts=1),
 )  # fmt: skip
 

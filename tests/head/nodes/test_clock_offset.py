@@ -5,7 +5,7 @@ import random
 import pytest
 
 from orchestrator.head.nodes import clock as clock_module
-from orchestrator.head.nodes.clock import Clock
+from orchestrator.head.nodes.clock import NodeClock
 
 
 class Times:
@@ -13,7 +13,7 @@ class Times:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.ours, self.theirs = 50.0, 1e9, 1e9
-        self.clock = Clock()
+        self.clock = NodeClock()
         monkeypatch.setattr(clock_module, "time", self)
 
     def monotonic(self) -> float:

@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 
 from orchestrator.common.errors import CheckFailed
 from orchestrator.config.launch import Launch
-from orchestrator.config.schema import Config, Distributed, Fsdp, Nccl
+from orchestrator.config.schema import Config, DistributedConfig, FsdpConfig, NcclConfig
 from orchestrator.head.nodes.facts import ProbedNode
 from orchestrator.head.nodes.node_list import Node, parse_nodes
 from orchestrator.head.plan import plan
 from orchestrator.head.plan.dry_run import quoted, shell_lines, to_json, to_text
-from orchestrator.head.plan.model import EnvSetting, Plan, Target
+from orchestrator.head.plan.model import EnvSetting, Plan, ProgramTarget
 from orchestrator.protocol.requests.machine import ProbeTarget
 from tests.head.plan.probed import facts
 
-AUTO = Target("auto", "train.py", ())
+AUTO = ProgramTarget("auto", "train.py", ())
 
 
 def program(kind: str, name: str = "train.py") -> ProbeTarget:
@@ -53,7 +53,7 @@ def settings_of(env: dict[str, str]) -> list[EnvSetting]:
 
 def make(
     machines: Sequence[ProbedNode],
-    target: Target = AUTO,
+    target: ProgramTarget = AUTO,
     *,
     spares: Sequence[Node] = (),
     env: dict[str, str] | None = None,
@@ -119,7 +119,9 @@ def test_how_many_ranks_and_why(
 
 
 def test_without_torchrun_torch_is_imported_by_nobody_but_the_program() -> None:
-    made = make(found("a\nb"), Target("auto", "train.py", ("--", "x")), nproc=1, no_torchrun=True)
+    made = make(
+        found("a\nb"), ProgramTarget("auto", "train.py", ("--", "x")), nproc=1, no_torchrun=True
+    )
     assert made.start == "plain"
     (agent,) = {node.agent[2].rpartition("/")[2] for node in made.nodes}
     assert agent == "no_torchrun.py"
@@ -129,7 +131,7 @@ def test_without_torchrun_torch_is_imported_by_nobody_but_the_program() -> None:
     assert script.endswith("/train.py")
 
 
-ENGINE = Target("engine", plan.ENGINE, ())
+ENGINE = ProgramTarget("engine", plan.ENGINE, ())
 
 
 @pytest.mark.parametrize(
@@ -141,13 +143,18 @@ ENGINE = Target("engine", plan.ENGINE, ())
             {},
             "all nodes need the same number of ranks; here they have 2, 1",
         ),
-        ("a slots=2\nb slots=1", 0, {"fsdp": Fsdp("full_shard")}, ""),
-        ("a slots=2\nb slots=2", 0, {"fsdp": Fsdp(shard_size=3)}, "does not divide the 4 ranks"),
-        ("a", 1, {"fsdp": Fsdp(shard_size=3)}, ""),  # one rank shards nothing
-        ("a slots=2", 0, {"fsdp": Fsdp(cpu_offload=True)}, "no GPU to offload from on a"),
-        ("a slots=1", 0, {"fsdp": Fsdp(cpu_offload=True)}, ""),  # the engine ignores it there
-        ("a slots=2", 2, {"fsdp": Fsdp(cpu_offload=True)}, ""),
-        ("a", 0, {"distributed": Distributed(backend="nccl")}, "is nccl, but a has no GPU"),
+        ("a slots=2\nb slots=1", 0, {"fsdp": FsdpConfig("full_shard")}, ""),
+        (
+            "a slots=2\nb slots=2",
+            0,
+            {"fsdp": FsdpConfig(shard_size=3)},
+            "does not divide the 4 ranks",
+        ),
+        ("a", 1, {"fsdp": FsdpConfig(shard_size=3)}, ""),  # one rank shards nothing
+        ("a slots=2", 0, {"fsdp": FsdpConfig(cpu_offload=True)}, "no GPU to offload from on a"),
+        ("a slots=1", 0, {"fsdp": FsdpConfig(cpu_offload=True)}, ""),  # the engine ignores it there
+        ("a slots=2", 2, {"fsdp": FsdpConfig(cpu_offload=True)}, ""),
+        ("a", 0, {"distributed": DistributedConfig(backend="nccl")}, "is nccl, but a has no GPU"),
     ],
 )
 def test_what_the_engine_could_not_do_is_refused_in_the_plan(
@@ -198,7 +205,7 @@ def test_no_port_is_an_error(wanted: int | None, words: str) -> None:
     ],
 )
 def test_fork_where_it_is_safe(kind: str, torch: str, start: str, note: str) -> None:
-    target = Target("auto" if kind in ("script", "program") else kind, "train.py", ())
+    target = ProgramTarget("auto" if kind in ("script", "program") else kind, "train.py", ())
     machines = found("a\nb", target=program(kind), torch=torch)
     made = make(machines, target)
     assert made.start == start
@@ -282,9 +289,9 @@ def test_a_program_that_no_node_has_is_misspelt_and_not_left_out() -> None:
 
 
 def test_the_engine_needs_no_workdir() -> None:
-    made = make(found("a", workdir="/gone", workdir_exists=False), Target("engine", "", ()))
+    made = make(found("a", workdir="/gone", workdir_exists=False), ProgramTarget("engine", "", ()))
     assert made.nodes[0].workdir == "/"
-    assert made.nodes[0].target == Target("engine", "orchestrator.engine.train", ())
+    assert made.nodes[0].target == ProgramTarget("engine", "orchestrator.engine.train", ())
 
 
 # -- the environment --------------------------------------------------------------------------
@@ -293,7 +300,7 @@ def test_the_engine_needs_no_workdir() -> None:
 def test_who_wins_in_the_environment() -> None:
     """Computed, config, --env; and who a rank is, nobody changes."""
     config = Config(
-        nccl=Nccl(variables={"NCCL_DEBUG": "INFO", "NCCL_SOCKET_IFNAME": "config"}),
+        nccl=NcclConfig(variables={"NCCL_DEBUG": "INFO", "NCCL_SOCKET_IFNAME": "config"}),
         env={"A": "config", "B": "config", "NODE_RANK": "7"},
     )
     env = {"B": "user", "GLOO_SOCKET_IFNAME": "user", "ORCHESTRATOR_JOB": "user"}
@@ -382,7 +389,7 @@ def test_a_dry_run_can_be_pasted(
     workdir.mkdir()
     name = {"script": "sub/train it.py", "program": "./run it"}.get(kind, "train")
     machines = found("a\nb", python=echo, workdir=str(workdir), target=program(kind, name))
-    target = Target("auto" if kind in ("script", "program") else kind, name, NASTY)
+    target = ProgramTarget("auto" if kind in ("script", "program") else kind, name, NASTY)
     env = {f"V{number}": word for number, word in enumerate(NASTY)}
     made = make(machines, target, env=env, start=start)
     node = replace(made.nodes[1], unset=("GONE",))
@@ -407,7 +414,7 @@ text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=2
 @settings(max_examples=8, deadline=None)
 def test_any_argument_can_be_pasted(echo: str, args: list[str], value: str) -> None:
     machines = found("a", python=echo, workdir="/")
-    made = make(machines, Target("auto", "train.py", tuple(args)), env={"VALUE": value})
+    made = make(machines, ProgramTarget("auto", "train.py", tuple(args)), env={"VALUE": value})
     words, _, environment = pasted(made, 0)
     assert words[len(words) - len(args) :] == args
     assert environment["VALUE"] == value
@@ -419,7 +426,7 @@ def test_torchrun_understands_what_is_pasted() -> None:
     made, wanted = [], []
     for args in (NASTY, NASTY[1:], ("--",), ("--", "--", "-m"), (), ("--help",)):
         for kind in ("script", "module", "program", "engine"):
-            target = Target("auto" if kind in ("script", "program") else kind, "train", args)
+            target = ProgramTarget("auto" if kind in ("script", "program") else kind, "train", args)
             machines = found("a\nb", target=program(kind, "train"))
             node = make(machines, target).nodes[1]
             made.append(node.paste[4:])
@@ -486,7 +493,7 @@ def test_what_a_node_says_stays_a_comment() -> None:
 
 
 def test_the_json_of_a_dry_run() -> None:
-    made = make(found("a slots=2\nb slots=1"), Target("auto", "train.py", ("a b",)))
+    made = make(found("a slots=2\nb slots=1"), ProgramTarget("auto", "train.py", ("a b",)))
     data = json.loads(to_json(made))
     first, second = data["nodes"]
     assert (first["ranks"], second["ranks"]) == ([0, 1], [2])

@@ -10,23 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.head.prune.removal import KEPT, Entry, choose, stamp
+from orchestrator.head.prune.removal import KEPT, PruneEntry, choose, stamp
 from orchestrator.records.experiment import JobRecord
 
 RECORD = JobRecord("job-1", "experiments/x", "done", ["master_launch"], [], 1000.0)
 NOW = time.mktime((2026, 2, 1, 0, 0, 0, 0, 0, -1))
 
 
-def found(name: str, state: str = "done", **more: Any) -> Entry:
-    return Entry(name, record=dataclasses.replace(RECORD, state=state), **more)
+def found(name: str, state: str = "done", **more: Any) -> PruneEntry:
+    return PruneEntry(name, record=dataclasses.replace(RECORD, state=state), **more)
 
 
 THREE = [found(f"m_2026010{day}_000000") for day in (1, 2, 3)]
 
 
 def chosen(
-    experiments: list[Entry], keep: int, older_than: float = 0.0, *, keep_failed: bool = False
-) -> list[Entry]:
+    experiments: list[PruneEntry], keep: int, older_than: float = 0.0, *, keep_failed: bool = False
+) -> list[PruneEntry]:
     """Those that go."""
     copies = [dataclasses.replace(one) for one in experiments]
     copies.sort(key=lambda one: (one.when, one.name), reverse=True)
@@ -62,7 +62,7 @@ def chosen(
         ([found("a_20260101_000000"), found("b_20260101_000000")], {"keep": 1}, "1"),
     ],
 )
-def test_which_go(experiments: list[Entry], rules: dict[str, Any], days: str) -> None:
+def test_which_go(experiments: list[PruneEntry], rules: dict[str, Any], days: str) -> None:
     assert "".join(one.name[9] for one in chosen(experiments, **rules)) == days
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.head.screen.tracebacks import in_text, in_verdict
-from orchestrator.records.outcome import Verdict
+from orchestrator.records.outcome import JobVerdict
 
 THERE = "/root/.orchestrator/code/snapshots/0a1b2c3d-1/home/me/my project"
 TREE = "/home/me/my project"
@@ -54,5 +54,5 @@ def test_a_tree_whose_name_says_something_to_regular_expressions() -> None:
 
 
 def test_only_what_is_read_of_a_verdict_changes() -> None:
-    verdict = Verdict(where=f"{THERE}/x.py:1", message="m", rank=3)
+    verdict = JobVerdict(where=f"{THERE}/x.py:1", message="m", rank=3)
     assert in_verdict(verdict, TREE) == replace(verdict, where=f"{TREE}/x.py:1")

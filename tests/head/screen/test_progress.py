@@ -11,7 +11,7 @@ import pytest
 from orchestrator.head.connect import fleet
 from orchestrator.head.screen import output, styles
 from orchestrator.head.screen.lines import clean
-from orchestrator.head.screen.progress import Progress, counted, joined
+from orchestrator.head.screen.progress import ProgressBar, counted, joined
 from tests.head.screen.test_log_reader import append, log_in
 from tests.head.screen.test_screen import Terminal, on_tty, pump_all, terminal
 from tests.node.running import wait_until
@@ -44,7 +44,7 @@ def test_what_matters_least_has_no_room_first(columns: int, line: str) -> None:
 
 
 def test_a_bar_has_its_speed_the_time_left_and_the_nodes() -> None:
-    progress = Progress("sending", 4_000_000, nodes=3)
+    progress = ProgressBar("sending", 4_000_000, nodes=3)
     progress.began -= 10.0
     progress.add(1_000_000)
     progress.node_done()

@@ -11,22 +11,24 @@ from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.launch import LaunchArguments, Where
 from orchestrator.head.start.claims import holders, is_done, obstacles, wait_for_others
 from orchestrator.head.start.request import resolve
-from orchestrator.protocol.requests.claims import RUNNING, WAITING, Entry
+from orchestrator.protocol.requests.claims import RUNNING, WAITING, ClaimEntry
 from orchestrator.protocol.requests.start import Page
 from orchestrator.records import experiments
 from orchestrator.records.experiment import JobRecord
 
 
-def waits(id: str, order: float, wants: int = 1) -> Entry:
-    return Entry(id=id, state=WAITING, job=id, user="ada", since=order, order=order, wants=wants)
+def waits(id: str, order: float, wants: int = 1) -> ClaimEntry:
+    return ClaimEntry(
+        id=id, state=WAITING, job=id, user="ada", since=order, order=order, wants=wants
+    )
 
 
-def runs(id: str, count: int) -> Entry:
+def runs(id: str, count: int) -> ClaimEntry:
     keys = tuple(f"{id}-{i}" for i in range(count))
-    return Entry(id=id, state=RUNNING, job=id, user="bob", since=1.0, keys=keys)
+    return ClaimEntry(id=id, state=RUNNING, job=id, user="bob", since=1.0, keys=keys)
 
 
-def node(free: int, wants: int, *entries: Entry) -> Page:
+def node(free: int, wants: int, *entries: ClaimEntry) -> Page:
     return Page(entries=entries, free=free, total=8, wants=wants)
 
 
@@ -45,7 +47,7 @@ def node(free: int, wants: int, *entries: Entry) -> Page:
         (waits("m", 9), node(4, 2, waits("x", 3, 2), waits("y", 4, 1)), "ada's y waits before it"),
     ],
 )
-def test_who_may_start(mine: Entry, page: Page, why: str) -> None:
+def test_who_may_start(mine: ClaimEntry, page: Page, why: str) -> None:
     assert obstacles(mine, {"a": page}, 1) == ({"a": why} if why else {})
 
 

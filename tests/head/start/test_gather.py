@@ -24,7 +24,7 @@ from orchestrator.protocol.requests.follow import LivingRuns
 from orchestrator.protocol.requests.start import Claim, Claimed
 from orchestrator.records import cordons, experiments
 from orchestrator.records.experiment import Attempt, JobRecord, NodeRecord
-from orchestrator.records.outcome import Verdict
+from orchestrator.records.outcome import JobVerdict
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def node(index: int, name: str, state: str = "ended") -> NodeRecord:
 
 def record(nodes: str, lost: str = "", spares: str = "", nnodes: str | None = None) -> JobRecord:
     parts = [node(at, name, "lost" if name in lost else "ended") for at, name in enumerate(nodes)]
-    verdict = Verdict(node=0, node_name=nodes[0], kind="lost", message="gone")
+    verdict = JobVerdict(node=0, node_name=nodes[0], kind="lost", message="gone")
     first = Attempt(1, "run-1", 0.0, 1.0, "lost", 4, verdict if lost else None, list(nodes))
     launch = Launch(max_restarts=3, nnodes=nnodes, node_loss_timeout=0.0)
     standing = [node(len(nodes) + at, name, "standing by") for at, name in enumerate(spares)]
@@ -160,7 +160,7 @@ def test_who_is_missing_is_said(tmp_path: Path) -> None:
 
 def test_a_node_that_was_named_three_times_is_swapped(tmp_path: Path) -> None:
     job = record("abc", spares="s")
-    verdict = Verdict(node=1, node_name="b", kind="signal", message="killed by signal 9")
+    verdict = JobVerdict(node=1, node_name="b", kind="signal", message="killed by signal 9")
     job = replace(job, attempts=[replace(job.attempts[0], verdict=verdict)] * 3)
     asking, said = gathering(tmp_path, job)
     assert [one.name for one in asking.run().nodes] == ["a", "s", "c"]
@@ -231,7 +231,7 @@ def test_a_node_that_will_fail_again_makes_way_at_once(
     tmp_path: Path, kind: str, words: str
 ) -> None:
     job = record("abc", spares="s")
-    verdict = Verdict(node=1, node_name="b", kind=kind, message="OSError: [Errno 28]")
+    verdict = JobVerdict(node=1, node_name="b", kind=kind, message="OSError: [Errno 28]")
     job = replace(job, attempts=[replace(job.attempts[0], verdict=verdict, ran=5.0)])
     asking, said = gathering(tmp_path, job)
     assert "".join(one.name for one in asking.run().nodes) == "asc"

@@ -6,7 +6,7 @@ import re
 from orchestrator.head.status.status import from_record, state_of, to_text
 from orchestrator.protocol.events import RankState
 from orchestrator.records.experiment import JobRecord, NodeRecord
-from orchestrator.records.outcome import Verdict
+from orchestrator.records.outcome import JobVerdict
 
 NODES = [
     NodeRecord(0, "gpu1", "gpu1", None, None, "10.0.0.1", "python3", 0, 1),
@@ -41,7 +41,7 @@ def test_a_line_for_every_node_and_rank() -> None:
 
 
 def test_a_job_that_failed_says_why() -> None:
-    cause = Verdict(
+    cause = JobVerdict(
         **{"node": 1, "node_name": "gpu12", "rank": 2, "time": 1060.0, "kind": "exception"},
         **{"message": "ValueError: \x1b[31mbad", "traceback": "", "where": "train.py:3 in main"},
         **{"title": "an exception", "fix": "mend it"},

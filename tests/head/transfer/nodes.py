@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from orchestrator.head.connect.channel import Declined
-from orchestrator.node.server.visit import Refusal, Visit
+from orchestrator.node.server.visit import Refusal, ServerSession
 from orchestrator.protocol.requests.request import Request
 
 
@@ -14,7 +14,7 @@ class Channel:
     """A channel to a visit; it notes what was asked."""
 
     def __init__(self) -> None:
-        self.visit, self.asked = Visit(), list[str]()
+        self.visit, self.asked = ServerSession(), list[str]()
         self.connection = SimpleNamespace(address="127.0.0.1", close=lambda: None)
 
     def ask(self, request: Request[Any], seconds: float) -> Any:

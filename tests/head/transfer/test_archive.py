@@ -12,7 +12,7 @@ import pytest
 from orchestrator.common.errors import CheckFailed
 from orchestrator.head.transfer import archive
 from orchestrator.head.transfer.listing import Rules
-from orchestrator.head.transfer.scan import Limits, Scan, Tree
+from orchestrator.head.transfer.scan import Scan, ScanLimits, Tree
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
 
 
 def scan(directory: Path) -> Tree:
-    return Scan(os.fsencode(directory), Rules(everything=True), Limits()).tree()
+    return Scan(os.fsencode(directory), Rules(everything=True), ScanLimits()).tree()
 
 
 def test_it_comes_back_as_it_was(tree: Tree, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.head.transfer import growing, home
 from orchestrator.head.transfer.growing import GROWS, GrowingFiles
-from orchestrator.node.server.visit import Refusal, Visit
+from orchestrator.node.server.visit import Refusal, ServerSession
 from orchestrator.protocol.requests.transfer import OutputFile, OutputFiles
 from tests.records.one_node import NODE
 
@@ -25,7 +25,7 @@ class Node:
     def __init__(self, home: Path) -> None:
         self.outputs = home / "runs" / JOB / "0" / "experiment" / "outputs"
         self.outputs.mkdir(parents=True)
-        self.visit = Visit()
+        self.visit = ServerSession()
 
     def write(self, name: str, text: str) -> None:
         path = self.outputs / name

@@ -15,7 +15,7 @@ from orchestrator.common.folder import IS_DIRECTORY
 from orchestrator.head.commands.machines.transfer import notes_on
 from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.nodes.node_list import Node, NumberedNode
-from orchestrator.head.screen.progress import Progress
+from orchestrator.head.screen.progress import ProgressBar
 from orchestrator.head.transfer import push as pushing
 from orchestrator.head.transfer.tree import Moved
 
@@ -33,7 +33,7 @@ def push(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Push:
 
     def push(source: str = "here", destination: str = "there", dry_run: bool = False) -> Moved:
         cargo = pushing.load(tmp_path / source, f"{tmp_path}/{destination}")
-        bar = Progress("sending", 0)
+        bar = ProgressBar("sending", 0)
         (result,) = pushing.push(LocalTransport(), [node], cargo, bar, dry_run=dry_run)
         assert result.error is None, result.error
         return result

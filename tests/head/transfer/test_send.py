@@ -18,12 +18,12 @@ from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.transfer import listing, send
 from orchestrator.head.transfer.listing import Rules
-from orchestrator.head.transfer.scan import Limits, Scan
+from orchestrator.head.transfer.scan import Scan, ScanLimits
 from orchestrator.head.transfer.send import Batch, Outbox, Sent, SharedBatches, first_failed
 from orchestrator.head.transfer.tree import Tree
-from orchestrator.protocol.manifest import FILE, Entry
+from orchestrator.protocol.manifest import FILE, ManifestEntry
 from orchestrator.protocol.requests.machine import Probe, ProbeTarget
-from orchestrator.protocol.requests.transfer import STORE, CheckedOut, CheckOut, Place
+from orchestrator.protocol.requests.transfer import STORE, CheckedOut, CheckOut, RemoteDir
 from tests.head.plan.probed import facts
 
 pytestmark = pytest.mark.slow
@@ -61,7 +61,7 @@ def reach(name: str) -> Reached:
 
 
 def scan(directory: Path) -> Tree:
-    return Scan(os.fsencode(directory), Rules(), Limits()).tree()
+    return Scan(os.fsencode(directory), Rules(), ScanLimits()).tree()
 
 
 def check_out(channel: NodeChannel, tree: Tree, name: str = "x-0") -> CheckedOut:
@@ -86,7 +86,7 @@ def send_tree(
 def send_to_stores(
     nodes: Sequence[Reached], tree: Tree, seen: Callable[[int], None] = lambda _: None
 ) -> list[Sent | OrchestratorError]:
-    places = [Place(kind=STORE)] * len(nodes)
+    places = [RemoteDir(kind=STORE)] * len(nodes)
     return send.send_to_all([node.channel for node in nodes], places, tree, seen)
 
 
@@ -163,7 +163,7 @@ def test_a_node_that_lacks_what_there_is_not_is_refused(work: Path, nodes: list[
 
 @given(st.lists(st.integers(0, 30), max_size=8))
 def test_every_byte_is_in_one_part(sizes: list[int]) -> None:
-    entries = [Entry(b"%d" % at, FILE, 0o644, size, b"") for at, size in enumerate(sizes)]
+    entries = [ManifestEntry(b"%d" % at, FILE, 0o644, size, b"") for at, size in enumerate(sizes)]
     batches = list(send.cut(entries, range(len(sizes)), 10))
     assert all(sum(part.size for part in batch) <= 10 for batch in batches)
     parts = [part for batch in batches for part in batch]

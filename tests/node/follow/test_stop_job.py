@@ -18,14 +18,14 @@ from orchestrator.node.follow import stop_job
 from orchestrator.node.job import cleanup
 from orchestrator.node.job.processes import Process
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.server.visit import Refusal, Visit
+from orchestrator.node.server.visit import Refusal, ServerSession
 from orchestrator.node.start import start as node_start
 from orchestrator.protocol import manifest
 from orchestrator.protocol.events import Ended, EndOrder, RankState
 from orchestrator.protocol.requests.follow import PortState, Stop, StopAll
 from orchestrator.protocol.requests.request import STOPPED
 from orchestrator.protocol.requests.start import Start
-from orchestrator.protocol.requests.transfer import HANDED, Offer, Place
+from orchestrator.protocol.requests.transfer import HANDED, Offer, RemoteDir
 from tests.node.running import (
     PATIENCE,
     PYTHON,
@@ -62,7 +62,7 @@ def test_a_look_that_takes_longer_than_the_patience_is_followed_by_a_kill(
 ALL = StopAll(why="emergency", grace=0.0, wait=10.0)
 
 
-def refused(session: Visit, spec: dict[str, Any]) -> bool:
+def refused(session: ServerSession, spec: dict[str, Any]) -> bool:
     """Is a start refused because the job was stopped?"""
     try:
         session.answer(Start(spec=spec_of(spec)))
@@ -78,15 +78,15 @@ def test_what_was_stopped_first_never_starts(new_job: NewJob, tmp_path: Path) ->
     order = Stop(job=job.run.job, node=0, why="enough", grace=0.0, wait=5.0)
     receipt = stop_job.stop(job.run, order)
     assert not receipt.known and not receipt.left  # nothing was there, so nothing is proved
-    assert refused(Visit(), spec)
+    assert refused(ServerSession(), spec)
     with pytest.raises(Refusal) as refusal:  # a large one, on its way
-        visit = Visit()
+        visit = ServerSession()
         visit.piece += zlib.compress(manifest.packed([]))
-        visit.answer(Offer(into=Place(kind=HANDED, job=job.run.job, node=0)))
+        visit.answer(Offer(into=RemoteDir(kind=HANDED, job=job.run.job, node=0)))
     assert refusal.value.kind == STOPPED
     assert not list(Path(job.run.path).parent.glob("0*/*"))
     stop_job.end(other.run, EndOrder(why="not started", grace=0.0))
-    assert refused(Visit(), other.spec(script(tmp_path, WAITS)))
+    assert refused(ServerSession(), other.spec(script(tmp_path, WAITS)))
     assert cleanup.remove([(job.run.job, 0)], "/none").runs[0].problem == ""
     assert not Path(job.run.path).parent.exists()
 
@@ -96,10 +96,10 @@ def test_a_stop_of_all_jobs_is_one_of_those_that_are_on_their_way(
     home: Path, new_job: NewJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spare_others(monkeypatch, set())
-    job, here = new_job(), Visit()
-    assert Visit().answer(ALL).receipts == ()
+    job, here = new_job(), ServerSession()
+    assert ServerSession().answer(ALL).receipts == ()
     assert refused(here, job.spec(script(tmp_path, WAITS)))
-    Visit().refuse_if_stopped(job.run)  # raises nothing: this head came later
+    ServerSession().refuse_if_stopped(job.run)  # raises nothing: this head came later
 
 
 @pytest.mark.slow
@@ -120,7 +120,7 @@ def test_a_stop_while_a_slow_node_starts_its_supervisor(
     monkeypatch.setattr(node_start, "LIBRARY", str(library))
     job = new_job()
     spare_others(monkeypatch, {job.run.job})
-    session, spec, results = Visit(), job.spec(script(tmp_path, WAITS)), []
+    session, spec, results = ServerSession(), job.spec(script(tmp_path, WAITS)), []
     head = threading.Thread(target=lambda: results.append(refused(session, spec)))
     head.start()
     wait_until(reached.exists)
@@ -128,7 +128,7 @@ def test_a_stop_while_a_slow_node_starts_its_supervisor(
         order = Stop(job=job.run.job, node=0, why="enough", grace=0.0, wait=5.0)
         receipt = stop_job.stop(job.run, order)
     else:
-        (receipt,) = [r for r in Visit().answer(ALL).receipts if r.job == job.run.job]
+        (receipt,) = [r for r in ServerSession().answer(ALL).receipts if r.job == job.run.job]
     head.join(PATIENCE)
     assert results == [True]
     assert receipt.known and receipt.killed and receipt.left == ()
@@ -163,11 +163,11 @@ def test_what_would_be_ended_is_only_shown(
         job.start(job.spec(script(tmp_path, WAITS)))
     for job in jobs:
         wait_until(lambda job=job: job.said("ready"))  # type: ignore[misc]
-    receipts = Visit().answer(ALL.replace(only_show=True)).receipts
+    receipts = ServerSession().answer(ALL.replace(only_show=True)).receipts
     assert {receipt.job for receipt in receipts} == {job.run.job for job in jobs}
     assert all(receipt.left and receipt.experiment == "/nowhere" for receipt in receipts)
     assert all(job.living() and not job.run.start_is_forbidden for job in jobs)
-    receipts = Visit().answer(ALL).receipts
+    receipts = ServerSession().answer(ALL).receipts
     assert all(receipt.ended and not receipt.left for receipt in receipts)
     assert not any(job.living() for job in jobs)
 

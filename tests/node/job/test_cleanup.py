@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.node.job import cleanup, job_processes
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.server.visit import LIBRARY, Refusal, Visit
+from orchestrator.node.server.visit import LIBRARY, Refusal, ServerSession
 from orchestrator.protocol.events import Ended, to_data
 from orchestrator.protocol.message import Nonsense, decode, encode
 from orchestrator.protocol.requests.follow import Remove
@@ -142,5 +142,5 @@ def test_a_spec_says_which_library_it_needs(home: Path, new_job: NewJob) -> None
     job = new_job()
     spec = job.spec({"kind": "script", "name": "x", "args": []}, agent=["/no/such/python"])
     with pytest.raises(Refusal):
-        Visit().answer(Start(spec=spec_of(spec)))
+        ServerSession().answer(Start(spec=spec_of(spec)))
     assert json.loads(Path(job.run.spec).read_text())["library"] == LIBRARY

@@ -8,8 +8,8 @@ from orchestrator.node.job.part.part_end import (
     HURRY_SECONDS,
     SURVIVES_SECONDS,
     SWEEP_SECONDS,
-    Cause,
     Due,
+    EndCause,
     PartEnd,
     Phase,
 )
@@ -25,14 +25,14 @@ NOW = 100.0
 @pytest.mark.parametrize(
     ("order", "cause", "dues"),
     [
-        (ASKED, Cause.ORDER, {1.5: Due.NOTHING, 29.9: Due.NOTHING, 30.0: Due.KILL}),
-        (FAILED, Cause.RANK, {0.9: Due.NOTHING, 1.0: Due.SPARE, 30.0: Due.KILL}),
-        (LOST, Cause.ORDER, {0.9: Due.NOTHING, 1.0: Due.SPARE, 30.0: Due.KILL}),
-        (FAILED.replace(grace=0.4), Cause.RANK, {0.3: Due.NOTHING, 0.4: Due.KILL}),
-        (ASKED.replace(grace=0.0), Cause.ORDER, {0.0: Due.KILL}),
+        (ASKED, EndCause.ORDER, {1.5: Due.NOTHING, 29.9: Due.NOTHING, 30.0: Due.KILL}),
+        (FAILED, EndCause.RANK, {0.9: Due.NOTHING, 1.0: Due.SPARE, 30.0: Due.KILL}),
+        (LOST, EndCause.ORDER, {0.9: Due.NOTHING, 1.0: Due.SPARE, 30.0: Due.KILL}),
+        (FAILED.replace(grace=0.4), EndCause.RANK, {0.3: Due.NOTHING, 0.4: Due.KILL}),
+        (ASKED.replace(grace=0.0), EndCause.ORDER, {0.0: Due.KILL}),
     ],
 )
-def test_an_order_while_ranks_run(order: EndOrder, cause: Cause, dues: dict[float, Due]) -> None:
+def test_an_order_while_ranks_run(order: EndOrder, cause: EndCause, dues: dict[float, Due]) -> None:
     end = PartEnd(GRACE)
     assert end.order(order, cause, NOW, 1000.0)
     assert (end.phase, end.cause, end.why, end.since) == (Phase.ENDING, cause, order.why, 1000.0)
@@ -41,28 +41,28 @@ def test_an_order_while_ranks_run(order: EndOrder, cause: Cause, dues: dict[floa
 
 def test_the_first_order_counts_and_a_later_one_can_only_shorten_the_grace() -> None:
     end = PartEnd(GRACE)
-    end.order(ASKED, Cause.ORDER, NOW, 1000.0)
-    assert not end.order(FAILED, Cause.RANK, NOW + 5, 1005.0)
-    assert (end.cause, end.why, end.since) == (Cause.ORDER, "asked", 1000.0)
+    end.order(ASKED, EndCause.ORDER, NOW, 1000.0)
+    assert not end.order(FAILED, EndCause.RANK, NOW + 5, 1005.0)
+    assert (end.cause, end.why, end.since) == (EndCause.ORDER, "asked", 1000.0)
     assert (end.kill_at, end.spare_at) == (NOW + GRACE, NOW + 5 + HURRY_SECONDS)
-    end.order(ASKED.replace(grace=0.0), Cause.ORDER, NOW + 6, 1006.0)
+    end.order(ASKED.replace(grace=0.0), EndCause.ORDER, NOW + 6, 1006.0)
     assert end.due(NOW + 6) is Due.KILL
 
 
 @pytest.mark.parametrize(
     ("code", "before", "failed", "cause"),
     [
-        (0, False, False, Cause.NOTHING),
-        (1, False, True, Cause.AGENT),
-        (-9, True, False, Cause.ORDER),
+        (0, False, False, EndCause.NOTHING),
+        (1, False, True, EndCause.AGENT),
+        (-9, True, False, EndCause.ORDER),
     ],
 )
 def test_torchrun_failed_by_itself_where_it_was_not_asked(
-    code: int, before: bool, failed: bool, cause: Cause
+    code: int, before: bool, failed: bool, cause: EndCause
 ) -> None:
     end = PartEnd(GRACE)
     if before:
-        end.order(ASKED, Cause.ORDER, NOW, 1000.0)
+        end.order(ASKED, EndCause.ORDER, NOW, 1000.0)
     assert end.agent_ended(code) is failed
     assert end.cause is cause
 
@@ -71,7 +71,7 @@ def test_a_sweep_spares_ranks_that_save_until_the_grace_is_over() -> None:
     end = PartEnd(GRACE)
     end.agent_ended(-9)
     end.sweep(NOW)
-    assert not end.order(FAILED, Cause.ORDER, NOW, 1000.0), "they are asked already"
+    assert not end.order(FAILED, EndCause.ORDER, NOW, 1000.0), "they are asked already"
     now = NOW + SWEEP_SECONDS
     while now < NOW + GRACE:
         assert end.due(now) is Due.SPARE

@@ -11,7 +11,7 @@ from orchestrator.node.follow import stop_job
 from orchestrator.node.job import job_processes
 from orchestrator.node.job.run_directory import RunDir, machine
 from orchestrator.node.machine import probe
-from orchestrator.node.server.visit import Visit
+from orchestrator.node.server.visit import ServerSession
 from orchestrator.protocol.events import Ended, Started
 from orchestrator.protocol.requests.follow import Jobs, StopAll
 from orchestrator.protocol.requests.start import Start
@@ -39,7 +39,7 @@ def test_a_job_of_another_machine_is_left_alone(
     assert [left.job for left in probe.leftovers()] == ["ours"]
     assert job_processes.here([theirs, ours]) == [ours]
     started_on("gpu03 f00d", "theirs", node=1)
-    named = Visit().answer(Jobs(part=("theirs", 0))).jobs
+    named = ServerSession().answer(Jobs(part=("theirs", 0))).jobs
     assert [(state.job, state.node) for state in named] == [("theirs", 0)], (
         "who names a part knows its machine, and has no use for the parts of a thousand others"
     )
@@ -60,5 +60,5 @@ def test_a_job_that_lives_here_is_ours_whatever_this_machine_was_called(
 
 
 def test_what_is_begun_here_has_the_name_of_this_machine(home: Path) -> None:
-    Visit().answer(Start(spec=bare_spec(), later=True))
+    ServerSession().answer(Start(spec=bare_spec(), later=True))
     assert RunDir("job", 0).read_spec().machine == machine()

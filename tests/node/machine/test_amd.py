@@ -27,7 +27,7 @@ def test_who_has_memory(tmp_path: Path) -> None:
 
 def test_the_files_of_amdgpu(tmp_path: Path) -> None:
     amd_card(tmp_path)
-    assert amd.Sampling(str(tmp_path)).sample() == {
+    assert amd.AmdSampling(str(tmp_path)).sample() == {
         "use": [0.73],
         "memory_bytes": [1024],
         "memory_total_bytes": [206141652992],

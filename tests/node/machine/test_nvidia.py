@@ -172,7 +172,7 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_fields_that_a_driver_does_not_know_are_left_out(smi: Path) -> None:
-    sampling = nvidia.Sampling()
+    sampling = nvidia.NvidiaSampling()
     known = {
         "use": [0.97, 0.12],
         "memory_bytes": [60123 << 20, 1 << 20],
@@ -194,7 +194,7 @@ def test_fields_that_a_driver_does_not_know_are_left_out(smi: Path) -> None:
 
 def test_an_nvidia_smi_that_fails_is_not_asked_again_at_once(smi: Path) -> None:
     smi.write_text("#!/bin/sh\necho broken; exit 9\n")
-    sampling = nvidia.Sampling()
+    sampling = nvidia.NvidiaSampling()
     assert sampling.sample() == {} and "exit code 9: broken" in sampling.problem
     smi.unlink()
     assert sampling.sample() == {} and "broken" in sampling.problem
@@ -203,7 +203,7 @@ def test_an_nvidia_smi_that_fails_is_not_asked_again_at_once(smi: Path) -> None:
 def test_a_gpu_that_is_lost_keeps_its_place(smi: Path, tmp_path: Path) -> None:
     for index in range(3):
         (tmp_path / f"proc/driver/nvidia/gpus/0000:0{index}:00.0").mkdir(parents=True)
-    sampling = nvidia.Sampling(str(tmp_path))
+    sampling = nvidia.NvidiaSampling(str(tmp_path))
     assert sampling.sample()["use"] == [0.97, 0.12, None]
     assert sampling.models == [H100, H100, ""]
     assert sampling.places == ["0000:19:00", "0000:4f:00", ""]

@@ -26,7 +26,7 @@ from orchestrator.head.nodes.environment import Environment
 from orchestrator.head.nodes.library import library
 from orchestrator.node.job import job_processes
 from orchestrator.node.job.run_directory import RunDir, connect, note_stop_of_all, runs_here
-from orchestrator.node.server.visit import Refusal, Visit
+from orchestrator.node.server.visit import Refusal, ServerSession
 from orchestrator.node.start import start as node_start
 from orchestrator.protocol.requests.follow import (
     Follow,
@@ -375,7 +375,9 @@ def test_a_supervisor_that_hangs_never_starts_the_job(
     monkeypatch.setattr(node_start.subprocess, "Popen", remember)
     spec = new_job().spec({"kind": "script", "name": "x", "args": []})
     with pytest.raises(Refusal, match="did not start"):
-        Visit().answer(Start(spec=spec_of(spec).replace(patience=node_start.TOLD_SECONDS + 0.3)))
+        ServerSession().answer(
+            Start(spec=spec_of(spec).replace(patience=node_start.TOLD_SECONDS + 0.3))
+        )
     assert started[0].wait(PATIENCE) == -signal.SIGKILL
     assert started[0].stdout
     started[0].stdout.close()
@@ -528,7 +530,7 @@ def test_all_jobs_end_known_by_directory_or_tag(
     tagged = {one.job for one in job_processes.tagged_jobs()}
     assert {job.run.job for job in (known, lost)} <= tagged
     spare_others(monkeypatch, {job.run.job for job in (known, lost, over)})
-    found = Visit().answer(StopAll(why="emergency", grace=0.0, wait=10.0)).receipts
+    found = ServerSession().answer(StopAll(why="emergency", grace=0.0, wait=10.0)).receipts
     assert {receipt.job for receipt in found} == {known.run.job, lost.run.job}
     assert all(receipt.killed for receipt in found)
     assert [receipt.left for receipt in found] == [(), ()]
@@ -566,11 +568,11 @@ def test_jobs_of_all_users_end_when_root_wants_it(
         )
     assert processes["listens"].stdout
     assert processes["listens"].stdout.read(1) == b"."
-    mine = Visit().answer(StopAll(why="emergency", grace=0.0, wait=5.0)).receipts
+    mine = ServerSession().answer(StopAll(why="emergency", grace=0.0, wait=5.0)).receipts
     assert mine == ()
     words = StopAll(why="emergency", grace=0.0, wait=5.0, all_users=True)
     threading.Thread(target=processes["alone"].wait).start()  # or it stays as a zombie
-    found = Visit().answer(words).receipts
+    found = ServerSession().answer(words).receipts
     theirs = {one.job.rpartition("-")[2]: one for one in found if one.user}
     assert {name: one.user for name, one in theirs.items()} == {
         "listens": "nobody",
@@ -636,7 +638,7 @@ def test_a_server_that_waited_for_its_head_knows_of_no_stop_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path))
-    waiting, there = Visit(), Visit()
+    waiting, there = ServerSession(), ServerSession()
     waiting.waits = True
     note_stop_of_all()
     waiting.answer(Jobs(part=("job", 0)))

@@ -20,16 +20,23 @@ from orchestrator.node.job import supervisor
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.job.supervisor import Supervisor
 from orchestrator.node.machine import nvidia
-from orchestrator.node.server.visit import Refusal, Visit
+from orchestrator.node.server.visit import Refusal, ServerSession
 from orchestrator.node.start import claims as module
 from orchestrator.node.start.book import Book
 from orchestrator.node.start.claims import Claims, Device
-from orchestrator.protocol.requests.claims import RUNNING, STARTING, WAITING, Entry, Wish, who_has
+from orchestrator.protocol.requests.claims import (
+    RUNNING,
+    STARTING,
+    WAITING,
+    ClaimEntry,
+    Wish,
+    who_has,
+)
 from orchestrator.protocol.requests.start import Claim, ReadBook, Unclaim, Wait
-from orchestrator.protocol.spec import Attempt
+from orchestrator.protocol.spec import AttemptNumber
 from tests.node.running import bare_spec
 
-ENTRY = Entry(id="0123456789abcdef", state=WAITING, job="later", since=5.0, order=5.0, wants=1)
+ENTRY = ClaimEntry(id="0123456789abcdef", state=WAITING, job="later", since=5.0, order=5.0, wants=1)
 
 
 @pytest.fixture(autouse=True)
@@ -39,8 +46,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def visits() -> Iterator[list[Visit]]:
-    made = [Visit(), Visit(), Visit()]
+def visits() -> Iterator[list[ServerSession]]:
+    made = [ServerSession(), ServerSession(), ServerSession()]
     yield made
     for visit in made:
         visit.leave()
@@ -81,7 +88,7 @@ def wish(slots: int = 1, of: int = 2, **more: object) -> Wish:
 # -- slots, and what a lock is --------------------------------------------------------------------
 
 
-def test_one_launch_has_a_slot_at_a_time(visits: list[Visit]) -> None:
+def test_one_launch_has_a_slot_at_a_time(visits: list[ServerSession]) -> None:
     first, second, third = visits
     assert first.answer(Claim(wish=wish())).held and second.answer(Claim(wish=wish())).held
     answer = third.answer(Claim(wish=wish()))
@@ -95,14 +102,14 @@ def test_one_launch_has_a_slot_at_a_time(visits: list[Visit]) -> None:
     assert first.answer(Claim(wish=wish(2))).taken
 
 
-def test_all_of_it_or_nothing(visits: list[Visit]) -> None:
+def test_all_of_it_or_nothing(visits: list[ServerSession]) -> None:
     first, second, third = visits
     assert first.answer(Claim(wish=wish(1, 3))).held
     assert not second.answer(Claim(wish=wish(3, 3))).held
     assert third.answer(Claim(wish=wish(2, 3))).held
 
 
-def test_a_launch_waits_a_moment_for_one_that_may_give_up(visits: list[Visit]) -> None:
+def test_a_launch_waits_a_moment_for_one_that_may_give_up(visits: list[ServerSession]) -> None:
     first, second, _ = visits
     first.answer(Claim(wish=wish(2)))
     began = time.monotonic()
@@ -128,7 +135,9 @@ sys.stdin.read()
 """
 
 
-def test_the_kernel_frees_what_a_killed_holder_had(visits: list[Visit], place: Path) -> None:
+def test_the_kernel_frees_what_a_killed_holder_had(
+    visits: list[ServerSession], place: Path
+) -> None:
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -142,7 +151,7 @@ def test_the_kernel_frees_what_a_killed_holder_had(visits: list[Visit], place: P
 
 
 def test_a_supervisor_that_inherits_the_file_holds_what_its_visit_held(
-    visits: list[Visit],
+    visits: list[ServerSession],
 ) -> None:
     first, second, _ = visits
     first.answer(Claim(wish=wish(1, 1)))
@@ -158,10 +167,10 @@ def test_a_supervisor_that_inherits_the_file_holds_what_its_visit_held(
 
 
 def test_a_job_that_may_be_started_again_keeps_what_it_has_between_attempts(
-    visits: list[Visit],
+    visits: list[ServerSession],
 ) -> None:
     first, second, _ = visits
-    again = Attempt(number=1, restarts=1, first_job="job", first_node=0)
+    again = AttemptNumber(number=1, restarts=1, first_job="job", first_node=0)
     spec = bare_spec().replace(attempt=again, wish=wish(1, 1))
     assert first.of(Claims).environment(spec) == {}
     first.of(Claims).job_started(RunDir("job", 0), spec)
@@ -196,7 +205,7 @@ def test_when_a_supervisor_lets_go(
 ) -> None:
     let_go: list[str] = []
     monkeypatch.setattr(supervisor.files, "unlock_inherited", let_go.append)
-    attempt = Attempt(number=1, restarts=1, first_job="job", first_node=0) if again else None
+    attempt = AttemptNumber(number=1, restarts=1, first_job="job", first_node=0) if again else None
     spec = bare_spec().replace(claim="/book/0123.json", attempt=attempt, nnodes=nnodes)
     end, left = SimpleNamespace(why=why), [1] if lives else []
     job = SimpleNamespace(spec=spec, end=end, agent_code=code, living=lambda: left)
@@ -207,7 +216,7 @@ def test_when_a_supervisor_lets_go(
 # -- the book -------------------------------------------------------------------------------------
 
 
-def test_who_waits_is_read_by_all_until_it_leaves(visits: list[Visit]) -> None:
+def test_who_waits_is_read_by_all_until_it_leaves(visits: list[ServerSession]) -> None:
     first, second, _ = visits
     first.answer(Wait(entry=ENTRY))
     (seen,) = second.answer(ReadBook()).entries
@@ -222,7 +231,7 @@ def test_who_waits_is_read_by_all_until_it_leaves(visits: list[Visit]) -> None:
     assert second.answer(ReadBook()).entries == ()
 
 
-def test_who_has_not_waited_leaves_enough_to_those_who_do(visits: list[Visit]) -> None:
+def test_who_has_not_waited_leaves_enough_to_those_who_do(visits: list[ServerSession]) -> None:
     first, second, _ = visits
     first.answer(Wait(entry=ENTRY.replace(wants=2)))
     answer = second.answer(Claim(wish=wish(2, 3)))
@@ -234,7 +243,7 @@ def test_who_has_not_waited_leaves_enough_to_those_who_do(visits: list[Visit]) -
 
 
 def test_an_entry_that_no_living_process_wrote_says_nothing(
-    visits: list[Visit], place: Path
+    visits: list[ServerSession], place: Path
 ) -> None:
     book = Book()
     book.write(ENTRY.replace(user="somebody else"))
@@ -245,13 +254,13 @@ def test_an_entry_that_no_living_process_wrote_says_nothing(
     book.close()
 
 
-def test_whose_an_entry_is_the_file_system_says(visits: list[Visit]) -> None:
+def test_whose_an_entry_is_the_file_system_says(visits: list[ServerSession]) -> None:
     visits[0].answer(Wait(entry=ENTRY.replace(user="the emperor")))
     (seen,) = visits[1].answer(ReadBook()).entries
     assert seen.user != "the emperor"
 
 
-def test_an_entry_writes_no_line_of_its_own_on_other_terminals(visits: list[Visit]) -> None:
+def test_an_entry_writes_no_line_of_its_own_on_other_terminals(visits: list[ServerSession]) -> None:
     said = ENTRY.replace(job="x\norchestrator: done\x1b[2J", names=("\r",))
     visits[0].answer(Wait(entry=said))
     (seen,) = visits[1].answer(ReadBook()).entries
@@ -283,7 +292,7 @@ sys.stdin.read()
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be others")
 def test_users_of_one_machine_share_its_book(
-    visits: list[Visit], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    visits: list[ServerSession], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first makes it, whatever the umask; the others lock there, and change nobody's entry."""
     with tempfile.TemporaryDirectory() as open_to_all:
@@ -319,7 +328,9 @@ def test_users_of_one_machine_share_its_book(
 # -- GPUs -----------------------------------------------------------------------------------------
 
 
-def test_the_gpus_of_a_launch_are_near_each_other(visits: list[Visit], gpus: list[Device]) -> None:
+def test_the_gpus_of_a_launch_are_near_each_other(
+    visits: list[ServerSession], gpus: list[Device]
+) -> None:
     first, second, third = visits
     assert first.answer(Claim(wish=wish(gpus=2))).words == "GPU 0-1 of 8"
     assert second.answer(Claim(wish=wish(gpus=4))).words == "GPU 2-5 of 8"
@@ -331,13 +342,15 @@ def test_the_gpus_of_a_launch_are_near_each_other(visits: list[Visit], gpus: lis
         second.of(Claims).environment(bare_spec().replace(wish=wish()))
 
 
-def test_whoever_has_all_sees_all(visits: list[Visit], gpus: list[Device]) -> None:
+def test_whoever_has_all_sees_all(visits: list[ServerSession], gpus: list[Device]) -> None:
     spec = bare_spec().replace(wish=wish())
     assert visits[0].of(Claims).environment(spec) == {}
     assert visits[0].of(Claims).claimed().words == "GPU 0-7"
 
 
-def test_more_than_there_are_is_never_to_be_had(visits: list[Visit], gpus: list[Device]) -> None:
+def test_more_than_there_are_is_never_to_be_had(
+    visits: list[ServerSession], gpus: list[Device]
+) -> None:
     assert "has 8 GPUs for this job, and 9 are wanted" in (
         visits[0].answer(Claim(wish=wish(gpus=9))).lacking
     )
@@ -354,7 +367,7 @@ def test_more_than_there_are_is_never_to_be_had(visits: list[Visit], gpus: list[
     ],
 )
 def test_a_launch_that_names_its_gpus_holds_those(
-    visits: list[Visit], gpus: list[Device], named: str, held: str
+    visits: list[ServerSession], gpus: list[Device], named: str, held: str
 ) -> None:
     answer = visits[0].answer(Claim(wish=wish(visible=named)))
     assert answer.held and answer.words == held.replace(" of 2", "")
@@ -364,7 +377,7 @@ def test_a_launch_that_names_its_gpus_holds_those(
 
 
 def test_a_gpu_on_which_somebody_computes_is_taken(
-    visits: list[Visit], gpus: list[Device], tmp_path: Path
+    visits: list[ServerSession], gpus: list[Device], tmp_path: Path
 ) -> None:
     used_by(
         tmp_path / "tools",
@@ -382,7 +395,7 @@ def test_a_gpu_on_which_somebody_computes_is_taken(
 
 
 def test_that_nobody_knows_who_computes_is_said(
-    visits: list[Visit], gpus: list[Device], tmp_path: Path
+    visits: list[ServerSession], gpus: list[Device], tmp_path: Path
 ) -> None:
     (tmp_path / "tools/nvidia-smi").write_text("#!/bin/sh\necho broken; exit 9\n")
     answer = visits[0].answer(Claim(wish=wish()))

@@ -12,7 +12,7 @@ from orchestrator.node.server.visit import Refusal
 from orchestrator.node.start.start import part_of
 from orchestrator.protocol.requests.request import NO_PART
 from orchestrator.protocol.requests.start import Start
-from orchestrator.protocol.spec import Attempt, LeaseTerms, Placement, Spec, Target
+from orchestrator.protocol.spec import AttemptNumber, LeaseTerms, Placement, Spec, Target
 
 FIRST = Spec(
     job="run-1",
@@ -35,7 +35,7 @@ FIRST = Spec(
 PLACE = Placement(
     job="run-1.2",
     node=0,
-    attempt=Attempt(number=2, restarts=3, first_job="run-1", first_node=3),
+    attempt=AttemptNumber(number=2, restarts=3, first_job="run-1", first_node=3),
     port=29501,
     supervisors="10.0.0.4",
     supervisors_port=2,

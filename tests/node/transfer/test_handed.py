@@ -9,12 +9,12 @@ import pytest
 
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.transfer import receive
-from orchestrator.protocol.manifest import FILE, Entry
+from orchestrator.protocol.manifest import FILE, ManifestEntry
 from orchestrator.protocol.requests.transfer import FilePart
 
 
 def keep(run: RunDir, name: str, content: bytes) -> None:
-    entry = Entry(name.encode(), FILE, 0o600, len(content), b"")
+    entry = ManifestEntry(name.encode(), FILE, 0o600, len(content), b"")
     place = receive.handed_files(run, [entry])
     place.compare()
     place.put(FilePart(0, 0, len(content)), memoryview(content))

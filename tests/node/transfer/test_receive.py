@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-from orchestrator.common.folder import Partial
-from orchestrator.node.server.visit import Refusal, Visit
+from orchestrator.common.folder import PartialFile
+from orchestrator.node.server.visit import Refusal, ServerSession
 from orchestrator.node.transfer.receive import IncomingFiles, TargetDirectory
 from orchestrator.protocol import manifest
-from orchestrator.protocol.manifest import FILE, Entry
-from orchestrator.protocol.requests.transfer import Contents, FilePart, Offer, Place
+from orchestrator.protocol.manifest import FILE, ManifestEntry
+from orchestrator.protocol.requests.transfer import Contents, FilePart, Offer, RemoteDir
 
 CONTENTS = {b"a": b"one", b"b/c": b"", b"d\xff": b"three"}
 SECOND = 1_000_000_000
 
 
-def entries() -> tuple[Entry, ...]:
+def entries() -> tuple[ManifestEntry, ...]:
     return tuple(
-        Entry(path, FILE, 0o644, len(text), b"", 7 * SECOND)
+        ManifestEntry(path, FILE, 0o644, len(text), b"", 7 * SECOND)
         for path, text in sorted(CONTENTS.items())
     )
 
@@ -77,23 +77,23 @@ def test_modes_are_the_users_or_ours(tmp_path: Path, private: bool) -> None:
 def test_a_file_that_cannot_be_written_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: Partial, data: memoryview) -> None:
+    def full(self: PartialFile, data: memoryview) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Partial, "put", full)
-    visit = Visit(0o022)
+    monkeypatch.setattr(PartialFile, "put", full)
+    visit = ServerSession(0o022)
 
     def asked(request: Any, data: bytes) -> Any:
         visit.piece += data
         return visit.answer(request)
 
     packed = zlib.compress(manifest.packed(entries()))
-    asked(Offer(into=Place(directory=str(tmp_path))), packed)
+    asked(Offer(into=RemoteDir(directory=str(tmp_path))), packed)
     data = FilePart(0, 0, 3).packed() + b"one"
     written = asked(Contents(size=len(data), last=True), zlib.compress(data))
     assert written.failed == {0: "No space left on device"}
     with pytest.raises(Refusal, match="not an absolute path"):
-        asked(Offer(into=Place(directory="relative")), packed)
+        asked(Offer(into=RemoteDir(directory="relative")), packed)
     with pytest.raises(Refusal, match="damaged"):
         asked(Contents(size=3, last=True), b"xxx")
 
@@ -103,9 +103,9 @@ def test_a_directory_is_compared_and_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "b.py").write_text("b")
     changed = (tmp_path / "a.py").stat().st_mtime_ns
     offered = (
-        Entry(b"a.py", FILE, 0o600, 1, b"", changed),
-        Entry(b"b.py", FILE, 0o600, 1, b"", 7),
-        Entry(b"c/c.py", FILE, 0o600, 1, b"", 7),
+        ManifestEntry(b"a.py", FILE, 0o600, 1, b"", changed),
+        ManifestEntry(b"b.py", FILE, 0o600, 1, b"", 7),
+        ManifestEntry(b"c/c.py", FILE, 0o600, 1, b"", 7),
     )
     lacking = TargetDirectory(tmp_path, offered, 0o022).compare(dry_run=True)
     assert lacking.ranges == ((1, 2),)

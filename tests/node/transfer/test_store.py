@@ -15,13 +15,13 @@ from typing import Any, cast
 import pytest
 
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.server.visit import Refusal, Visit
+from orchestrator.node.server.visit import Refusal, ServerSession
 from orchestrator.node.transfer import checkout, outputs, snapshot
 from orchestrator.node.transfer.checkout import CodeVisit
 from orchestrator.node.transfer.store import Store
 from orchestrator.protocol import manifest
 from orchestrator.protocol.events import Ended
-from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, Entry
+from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, ManifestEntry
 from orchestrator.protocol.requests.machine import ProbeTarget
 from orchestrator.protocol.requests.request import Request
 from orchestrator.protocol.requests.transfer import (
@@ -31,7 +31,7 @@ from orchestrator.protocol.requests.transfer import (
     Contents,
     FilePart,
     Offer,
-    Place,
+    RemoteDir,
 )
 from tests.node.running import bare_spec
 
@@ -44,14 +44,16 @@ CONTENTS = {
 }
 
 
-def entry(path: bytes, content: bytes, mode: int = 0o644) -> Entry:
-    return Entry(path, FILE, mode, len(content), hashlib.sha256(content).hexdigest().encode())
+def entry(path: bytes, content: bytes, mode: int = 0o644) -> ManifestEntry:
+    return ManifestEntry(
+        path, FILE, mode, len(content), hashlib.sha256(content).hexdigest().encode()
+    )
 
 
 ENTRIES = (
     *(entry(path, content) for path, content in sorted(CONTENTS.items())),
-    Entry(b"void/inner", DIRECTORY, 0o755, 0, b""),
-    Entry(b"way", LINK, 0, 0, b"pkg/b.py"),
+    ManifestEntry(b"void/inner", DIRECTORY, 0o755, 0, b""),
+    ManifestEntry(b"way", LINK, 0, 0, b"pkg/b.py"),
 )
 LISTING = manifest.packed(ENTRIES)
 DIGEST = manifest.digest_of(LISTING)
@@ -65,15 +67,15 @@ def store(home: Path) -> Store:
     return store
 
 
-def asked(visit: Visit, request: Request[Any], data: bytes) -> Any:
+def asked(visit: ServerSession, request: Request[Any], data: bytes) -> Any:
     visit.piece += zlib.compress(data)
     return visit.answer(request)
 
 
 def send(own: CodeVisit | None = None) -> int:
     """Send what is lacking, in a visit of its own; return how many contents that were."""
-    visit = own.visit if own is not None else Visit()
-    lacking = asked(visit, Offer(into=Place(kind=STORE)), LISTING)
+    visit = own.visit if own is not None else ServerSession()
+    lacking = asked(visit, Offer(into=RemoteDir(kind=STORE)), LISTING)
     numbers = list(manifest.numbers_in(lacking.ranges, len(ENTRIES)))
     parts = [(at, CONTENTS[ENTRIES[at].path]) for at in numbers]
     data = b"".join(FilePart(at, 0, len(content)).packed() + content for at, content in parts)
@@ -98,7 +100,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_tree_comes_and_is_checked_out(store: Store, way: str) -> None:
-    visit = Visit().of(CodeVisit)
+    visit = ServerSession().of(CodeVisit)
     with pytest.raises(ValueError, match="was not offered"):
         check_out(visit)
     assert send(visit) == 4  # two have one content
@@ -112,11 +114,11 @@ def test_a_tree_comes_and_is_checked_out(store: Store, way: str) -> None:
     assert list((root / "void").iterdir()) == [root / "void/inner"]
     names = [Path(one.workdir).parents[2].name for one in (checked, check_out(visit))]
     assert names == ["x-0", "x-1"], "a node that shares this disk asks for the same name"
-    assert send(Visit().of(CodeVisit)) == 0
+    assert send(ServerSession().of(CodeVisit)) == 0
 
 
 def test_a_job_that_writes_changes_only_its_own(store: Store) -> None:
-    visit = Visit().of(CodeVisit)
+    visit = ServerSession().of(CodeVisit)
     send(visit)
     first, second = (Path(check_out(visit, name).workdir) for name in ("x-0", "y-0"))
     (first / "a.py").write_text("changed")
@@ -126,7 +128,7 @@ def test_a_job_that_writes_changes_only_its_own(store: Store) -> None:
 
 @pytest.mark.parametrize("how", ["longer", "other content", "other mode"])
 def test_a_content_that_somebody_changed_comes_again(store: Store, way: str, how: str) -> None:
-    visit = Visit().of(CodeVisit)
+    visit = ServerSession().of(CodeVisit)
     send(visit)
     (changed,) = (e for e in ENTRIES if e.path == b"a.py")
     path = Path(os.fsdecode(store.path_of(changed)))
@@ -142,7 +144,7 @@ def test_a_content_that_somebody_changed_comes_again(store: Store, way: str, how
 
 
 def test_what_lies_is_refused(store: Store) -> None:
-    visit, into = Visit(), Place(kind=STORE)
+    visit, into = ServerSession(), RemoteDir(kind=STORE)
     with pytest.raises(Refusal, match="no list of files"):
         asked(visit, Offer(into=into), LISTING[1:-1])
     nameless = manifest.packed([ENTRIES[0]._replace(value=b"")])
@@ -162,7 +164,7 @@ def test_what_lies_is_refused(store: Store) -> None:
 def test_a_store_that_others_may_change_is_refused(store: Store) -> None:
     Path(os.fsdecode(store.objects)).chmod(0o777)
     with pytest.raises(ValueError, match="may be written by everybody"):
-        Visit().of(CodeVisit)
+        ServerSession().of(CodeVisit)
 
 
 def test_inputs_that_only_the_node_has_are_linked_and_nothing_else(
@@ -175,7 +177,7 @@ def test_inputs_that_only_the_node_has_are_linked_and_nothing_else(
         path = beside / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(name)
-    visit = Visit().of(CodeVisit)
+    visit = ServerSession().of(CodeVisit)
     send(visit)
     target = ProbeTarget(kind="module", name="a")
     request = CheckOut(
@@ -203,7 +205,7 @@ def test_inputs_that_only_the_node_has_are_linked_and_nothing_else(
 
 
 def test_snapshots_go_with_their_jobs(store: Store) -> None:
-    visit = Visit().of(CodeVisit)
+    visit = ServerSession().of(CodeVisit)
     send(visit)
     started, never = (check_out(visit, name).workdir for name in ("x-0", "y-0"))
     run = RunDir("job-1", 0)
@@ -229,7 +231,7 @@ def test_old_snapshots_go_unless_a_program_wrote_there(
 ) -> None:
     monkeypatch.setattr(snapshot, "KEPT", 1)
     monkeypatch.setattr(CodeVisit, "tidy", lambda self: None)  # here, and not in a thread
-    visit = Visit().of(CodeVisit)
+    visit = ServerSession().of(CodeVisit)
     send(visit)
     roots = {}
     for at, name in enumerate(("untouched", "runs", "wrote", "above", "edited", "newest")):
@@ -254,7 +256,7 @@ def test_old_snapshots_go_unless_a_program_wrote_there(
 
 
 def test_what_a_job_wrote_beside_its_code_is_listed_with_its_outputs(store: Store) -> None:
-    visit = Visit().of(CodeVisit)
+    visit = ServerSession().of(CodeVisit)
     send(visit)
     root = Path(check_out(visit).workdir)
     run = RunDir("job-1", 0)
@@ -308,7 +310,7 @@ def test_a_job_that_names_another_directory_loses_nothing(store: Store, tmp_path
 
 
 def test_what_nobody_used_for_long_goes(store: Store) -> None:
-    visit = Visit().of(CodeVisit)
+    visit = ServerSession().of(CodeVisit)
     send(visit)
     check_out(visit)
     later = time.time() + 8 * 86400
@@ -340,7 +342,7 @@ def test_an_install_of_the_nodes_own_copy_is_answered_by_the_snapshot(
     )
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
     monkeypatch.setattr(sys, "path", [*sys.path, str(beside / "flat"), str(packages)])
-    visit = Visit().of(CodeVisit)
+    visit = ServerSession().of(CodeVisit)
     send(visit)
     target = ProbeTarget(kind="module", name="a")
     request = CheckOut(tree=DIGEST, snapshot="x", title="t", beside=str(beside), target=target)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node.server.visit import Visit
+from orchestrator.node.server.visit import ServerSession
 from orchestrator.node.start import start as node_start
 from orchestrator.node.warm import standbys
 from orchestrator.node.warm.standbys import Standby
@@ -70,7 +70,7 @@ class WarmNode:
     def start(self, text: str, **fields: Any) -> tuple[Job, StartedHere]:
         job = self.new_job()
         self.jobs.append(job)
-        answer = Visit(umask=0o022).answer(Start(spec=self.spec(job, text, **fields)))
+        answer = ServerSession(umask=0o022).answer(Start(spec=self.spec(job, text, **fields)))
         assert isinstance(answer, StartedHere)
         return job, answer
 
@@ -83,7 +83,7 @@ class WarmNode:
 
     def leave_standby(self, job: Job) -> None:
         """Do what the server does that has streamed this job to its end."""
-        visit = Visit(umask=0o022).of(WarmVisit)
+        visit = ServerSession(umask=0o022).of(WarmVisit)
         visit.follow(job.run)
         visit.job_over()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node.server.visit import Visit
+from orchestrator.node.server.visit import ServerSession
 from orchestrator.node.warm import standbys
 from orchestrator.node.warm.visit import AFTER_SECONDS, AGAIN_SECONDS, SILENT_SECONDS, WarmVisit
 from orchestrator.protocol.events import Event, FirstOutput, RankStarted
@@ -21,7 +21,7 @@ STARTED = RankStarted(time=1000.0, rank=0, local=0, pid=1, keeper=2)
 
 def following(job: Job, spec: Spec) -> WarmVisit:
     job.run.write_spec(spec)
-    visit = Visit().of(WarmVisit)
+    visit = ServerSession().of(WarmVisit)
     visit.follow(job.run)
     return visit
 

@@ -38,7 +38,7 @@ def test_samples_and_what_is_none(tmp_path: Path) -> None:
     machine = samples.machine(path)
     assert (machine.host, machine.models) == ("gpu1", ("H100",))
     assert [event.cause for event in Events(path, 0).read()] == ["x"]
-    assert samples.machine(tmp_path / "none") == samples.Machine()
+    assert samples.machine(tmp_path / "none") == samples.AttemptMachine()
 
 
 def test_files_of_attempts_stand_in_their_order(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import Where
 from orchestrator.head.status import comparison
 from orchestrator.records.experiment import Attempt, Experiment
-from orchestrator.records.outcome import Verdict
+from orchestrator.records.outcome import JobVerdict
 from orchestrator.views.report import charts, page, story
 from orchestrator.views.report import command as report
 from tests.views.report.stories import STARTED, experiment, line, train_again
@@ -167,7 +167,7 @@ def test_nothing_that_a_job_says_becomes_a_part_of_the_page(tmp_path: Path) -> N
     assert policy and f"script-src {page.digest(parts.scripts[1])};" in policy[1]
 
 
-RANK_FAILED = Verdict(
+RANK_FAILED = JobVerdict(
     kind="exception", title="node lost", message="KeyError: 'labels'", rank=2, node=0,
     where="train.py:7 in load", traceback="Traceback (most recent call last):\n  boom",
 )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestrator.protocol.facts import Checkup, Gpu, Holder, Load, User
 from orchestrator.records.metrics.progress import RankProgress
-from orchestrator.views.top.sample import JobSample, NodeSample, Sample
+from orchestrator.views.top.sample import JobSample, NodeSample, TopSample
 
 NOW = 1_800_000_000.0
 GIB = 1 << 30
@@ -39,10 +39,10 @@ def rank(number: int, **fields: Any) -> RankProgress:
     return replace(RankProgress(number, "one", 0, "started", 10, 250.0, 200.0, GIB), **fields)
 
 
-def sample(*jobs: JobSample) -> Sample:
+def sample(*jobs: JobSample) -> TopSample:
     holders = (Holder(71, "GPU-0", "python3", GIB, "ada"), Holder(72, "GPU-1", "x", 1, "bob"))
     with_gpus = Checkup(gpus=(gpu(0, 97), gpu(1, 3)), holders=holders, load=load("train-1f"))
-    return Sample(
+    return TopSample(
         NOW,
         (
             NodeSample("one", with_gpus, 1e6, None),

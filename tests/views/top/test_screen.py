@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 from textual.widgets import RichLog
 
 from orchestrator.records.metrics.progress import RankProgress
-from orchestrator.views.top.sample import JobSample, NodeSample, Sample
+from orchestrator.views.top.sample import JobSample, NodeSample, TopSample
 from orchestrator.views.top.screen import Actions, Closer, LinesScreen, Question, Rows, Top
 from tests.views.top.samples import NOW, job, rank, sample
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 PATIENCE = 120  # seconds, on a machine that is busy
 EVERY = 0.2  # a walk waits until nothing is to be drawn
-FIRST = Sample(NOW, (NodeSample("one", problem="connecting ..."),), ())
+FIRST = TopSample(NOW, (NodeSample("one", problem="connecting ..."),), ())
 ACTIONS = Actions(
     log=lambda *_: list, stack=lambda *_: [], stop=str,
     over=lambda _: False,
@@ -30,7 +30,7 @@ Walk = Callable[[Top, Pilot[None]], Awaitable[None]]
 
 def drive(
     walk: Walk,
-    *samples: Sample,
+    *samples: TopSample,
     size: tuple[int, int] = (110, 30),
     stop: Callable[[JobSample], str] = lambda _: "all ended",
     lines: Sequence[str] = ("node 0: hello",),
@@ -40,10 +40,10 @@ def drive(
     grows: Sequence[str] = (),
 ) -> None:
     """Show the samples one after the other, the last one again and again, and walk."""
-    left: Iterator[Sample] = iter(samples)
+    left: Iterator[TopSample] = iter(samples)
     shown = [samples[-1]]
 
-    def look() -> Sample:
+    def look() -> TopSample:
         return next(left, shown[0])
 
     def log(job: JobSample, rank: RankProgress | None, node: str) -> Callable[[], Sequence[str]]:
@@ -186,7 +186,7 @@ def test_without_jobs_the_keys_say_so_and_q_leaves() -> None:
 def test_the_nodes_are_named_before_any_has_answered() -> None:
     answered = Event()
 
-    def look() -> Sample:
+    def look() -> TopSample:
         answered.wait(60)
         return sample()
 
@@ -283,4 +283,4 @@ def test_who_uses_a_node_is_on_every_screen(size: tuple[int, int], left_out: boo
         await until(pilot, lambda: app.jobs.size.height > 1)
         assert app.jobs.region.bottom < size[1]
 
-    drive(walk, Sample(NOW, (*nodes, silent), (job("train"),)), size=size)
+    drive(walk, TopSample(NOW, (*nodes, silent), (job("train"),)), size=size)

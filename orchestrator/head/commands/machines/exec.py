@@ -28,8 +28,8 @@ from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.exec.execution import (
     Directory,
+    ExecOutcome,
     Execution,
-    Outcome,
     Sink,
     plain_line,
     shell_line,
@@ -141,14 +141,14 @@ def answer_interrupts(execution: Execution) -> list[int]:
     return came
 
 
-def exit_code(outcomes: Sequence[Outcome]) -> int:
+def exit_code(outcomes: Sequence[ExecOutcome]) -> int:
     """Return 0 where all are 0, 4 if a node could not be reached or was lost, else 1."""
     if any(outcome.lost for outcome in outcomes):
         return EXIT_NODE
     return EXIT_DONE if all(outcome.code == 0 for outcome in outcomes) else EXIT_FAILED
 
 
-def summary(outcomes: Sequence[Outcome]) -> str:
+def summary(outcomes: Sequence[ExecOutcome]) -> str:
     """Draw the table of exit codes, with one row for all nodes that ended alike, the good last."""
     alike = failures.kinds((each.node, (each.code, each.problem), each.fix) for each in outcomes)
     rows: list[list[output.Cell]] = [["NODE", "NAME", "EXIT CODE", ""]]
@@ -224,7 +224,7 @@ def folded(nodes: Sequence[NumberedNode], streams: Streams) -> Iterator[tuple[st
         yield heading, data.decode("utf-8", "replace")
 
 
-def as_json(outcome: Outcome, streams: Streams) -> dict[str, Any]:
+def as_json(outcome: ExecOutcome, streams: Streams) -> dict[str, Any]:
     """Return how a command ended on a node, and what it printed."""
     index = outcome.node.index
     shown: dict[str, Any] = {

@@ -32,13 +32,13 @@ from orchestrator.head.screen.output import Cell, Column, Table, Terminal
 from orchestrator.head.start.claims import obstacles
 from orchestrator.head.start.code import expect_code
 from orchestrator.head.start.nodes import try_all
-from orchestrator.head.start.request import Request, resolve
+from orchestrator.head.start.request import LaunchRequest, resolve
 from orchestrator.head.start.selection import diagnose
 from orchestrator.head.status import status
 from orchestrator.head.status.status import without_record
 from orchestrator.protocol.facts import Checkup
 from orchestrator.protocol.message import encode
-from orchestrator.protocol.requests.claims import WAITING, Entry, in_words
+from orchestrator.protocol.requests.claims import WAITING, ClaimEntry, in_words
 from orchestrator.protocol.requests.machine import CheckedUp, Examine
 from orchestrator.protocol.requests.start import Page, ReadBook
 from orchestrator.protocol.requests.warm import StandbyEnds, StandbyStates, Warm, WarmOff
@@ -84,7 +84,7 @@ def nodes(arguments: LaunchArguments) -> int:
     return EXIT_DONE if all(node.reached for node in machines) else EXIT_NODE
 
 
-def find_machines(request: Request) -> list[Machine]:
+def find_machines(request: LaunchRequest) -> list[Machine]:
     """Reach all nodes at once and describe each, in the order of the list."""
     answered = try_all(request)
     with_gpus = [node for node in answered.reached if node.probed.facts.gpus]
@@ -172,11 +172,11 @@ def doctor(arguments: LaunchArguments, *, full: bool, hints: bool) -> int:
 
 
 @dataclass(frozen=True)
-class Line:
+class NodeLine:
     """A job or a launch that waits, on all nodes where it has an entry."""
 
-    entry: Entry
-    on: Mapping[str, Entry]  # by the node's name
+    entry: ClaimEntry
+    on: Mapping[str, ClaimEntry]  # by the node's name
     place: int = 0  # in the queue; 0: it has what it wants
     why: str = ""  # it waits
     now: float = 0.0
@@ -186,13 +186,13 @@ class Line:
         return self.entry.state == WAITING
 
 
-def state(line: Line) -> Cell:
+def state(line: NodeLine) -> Cell:
     if line.waits:
         return f"waits, {line.place}.", styles.WARNING
     return line.entry.state
 
 
-def what(line: Line) -> str:
+def what(line: NodeLine) -> str:
     """Say what a job holds of its nodes, or wants of them."""
     each = {
         name: f"{one.wants} wanted" if line.waits else in_words(one.names)
@@ -201,11 +201,11 @@ def what(line: Line) -> str:
     return "; ".join(said_of(each.items()))
 
 
-def why(line: Line) -> str:
+def why(line: NodeLine) -> str:
     return (line.why or "about to start") if line.waits else "-"
 
 
-LINES: Table[Line] = Table(
+LINES: Table[NodeLine] = Table(
     (
         Column("STATE", state),
         Column("USER", lambda line: line.entry.user),
@@ -239,10 +239,10 @@ def queue(arguments: LaunchArguments) -> int:
     return EXIT_NODE if lost else EXIT_DONE
 
 
-def lines_of(read: Iterable[tuple[Reached, Page]], now: float) -> Iterator[Line]:
+def lines_of(read: Iterable[tuple[Reached, Page]], now: float) -> Iterator[NodeLine]:
     """Yield the jobs that hold something, and then who waits, the first in the queue first."""
     books: dict[str, Page] = {}
-    found: dict[tuple[str, ...], dict[str, Entry]] = {}
+    found: dict[tuple[str, ...], dict[str, ClaimEntry]] = {}
     for node, book in read:
         books[node.node.name] = book
         for entry in book.entries:
@@ -250,14 +250,14 @@ def lines_of(read: Iterable[tuple[Reached, Page]], now: float) -> Iterator[Line]
     firsts = {key: next(iter(on.values())) for key, on in found.items()}
     holding = [one for one in firsts.values() if one.state != WAITING]
     for one in sorted(holding, key=lambda entry: entry.since):
-        yield Line(one, found[whole(one)], now=now)
+        yield NodeLine(one, found[whole(one)], now=now)
     waiting = sorted(
         (one for one in firsts.values() if one.state == WAITING), key=lambda one: one.rank
     )
     for at, one in enumerate(waiting, 1):
         there = {name: seen_by(entry, books[name]) for name, entry in found[whole(one)].items()}
         reasons = obstacles(one, there, len(there))
-        yield Line(
+        yield NodeLine(
             one,
             found[whole(one)],
             place=at,
@@ -266,18 +266,18 @@ def lines_of(read: Iterable[tuple[Reached, Page]], now: float) -> Iterator[Line]
         )
 
 
-def whole(entry: Entry) -> tuple[str, ...]:
+def whole(entry: ClaimEntry) -> tuple[str, ...]:
     """Return what the entries of one job, or of one launch that waits, have in common."""
     return (entry.id,) if entry.state == WAITING else (entry.user, entry.job)
 
 
-def seen_by(entry: Entry, book: Page) -> Page:
+def seen_by(entry: ClaimEntry, book: Page) -> Page:
     """Return a node's book as a launch that waits there sees it: what others have is not free."""
     free = entry.of - sum(len(one.keys) for one in book.entries)
     return book.replace(free=max(0, free), total=entry.of, wants=entry.wants)
 
 
-def queue_line(line: Line) -> dict[str, Any]:
+def queue_line(line: NodeLine) -> dict[str, Any]:
     entry = line.entry
     return {
         "id": entry.id,
@@ -294,7 +294,7 @@ def queue_line(line: Line) -> dict[str, Any]:
     }
 
 
-def queue_text(lines: Sequence[Line], lost: Lost, terminal: Terminal) -> str:
+def queue_text(lines: Sequence[NodeLine], lost: Lost, terminal: Terminal) -> str:
     table = LINES.text(lines, terminal) if lines else "no job holds or waits for these nodes"
     reasons = failures.reasons((name, error.what, error.fix) for name, error in lost)
     return "\n\n".join(filter(None, [table, "\n".join(reasons)]))

@@ -23,7 +23,7 @@ from orchestrator.head.nodes.node_list import NumberedNode
 from orchestrator.head.schedulers.backend import backend_of
 from orchestrator.head.screen import failures, output, styles
 from orchestrator.head.screen.output import Column, Table, Terminal
-from orchestrator.head.screen.progress import Progress
+from orchestrator.head.screen.progress import ProgressBar
 from orchestrator.head.transfer import pull as pulling
 from orchestrator.head.transfer import push as pushing
 from orchestrator.head.transfer.push import Cargo
@@ -127,7 +127,7 @@ def pull(
         raise experiments.missing(where.experiments, wanted)
     else:
         transport, sources = chosen.transport(), of_path(chosen, str(wanted), destination)
-    with Progress("fetching", quiet=output.as_json()) as progress:
+    with ProgressBar("fetching", quiet=output.as_json()) as progress:
         parts = pulling.pull(transport, sources, progress, dry_run=dry_run)
     code = exit_code(parts)
 
@@ -212,7 +212,7 @@ def push(chosen: Chosen, source: Path, destination: str | None, *, dry_run: bool
     transport = chosen.transport()
     said: list[str] = []
     with (
-        Progress("sending", nodes=len(targets), quiet=output.as_json()) as progress,
+        ProgressBar("sending", nodes=len(targets), quiet=output.as_json()) as progress,
         output.heard_by(said.append),
     ):
         parts = pushing.push(transport, targets, cargo, progress, dry_run=dry_run)

@@ -83,7 +83,7 @@ class Supply(Protocol):
     def __getitem__(self, number: int) -> Member: ...
 
 
-class Optimizer:
+class OptunaStudy:
     """A study of Optuna, which chooses the values of members."""
 
     def __init__(self, place: Path, some: Sequence[Variable], trials: int, best: str) -> None:
@@ -242,7 +242,7 @@ class Sweep:
         self.journal.add(end)
         self.ends[end.member] = end
         del self.started[end.member]
-        if isinstance(self.supply, Optimizer):
+        if isinstance(self.supply, OptunaStudy):
             self.supply.tell(end)
         self.show(self, end)
 
@@ -347,7 +347,7 @@ def begin(base: LaunchArguments, terms: Terms, members: Sequence[Member] | None)
 def lead(
     journal: Journal, base: LaunchArguments, terms: Terms, members: Sequence[Member] | None
 ) -> int:
-    supply = members or Optimizer(journal.path, terms.variables, terms.optuna or 0, terms.best)
+    supply = members or OptunaStudy(journal.path, terms.variables, terms.optuna or 0, terms.best)
     sweep = Sweep(
         journal,
         supply,

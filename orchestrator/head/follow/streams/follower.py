@@ -39,7 +39,7 @@ from orchestrator.head.follow.streams.news import (
 )
 from orchestrator.head.follow.streams.node_logs import AppendOnly, NodeLogs, log_files
 from orchestrator.head.follow.streams.printed import Printed
-from orchestrator.head.nodes.clock import Clock
+from orchestrator.head.nodes.clock import NodeClock
 from orchestrator.head.transfer import home
 from orchestrator.head.transfer.growing import GrowingFiles
 from orchestrator.protocol import events
@@ -123,7 +123,7 @@ class NodeFollower:
         self.next_beat = 0.0
         self.heard_at = time.monotonic()
         self.silent = self.idle = 0.0  # seconds since the node last printed, or moved
-        self.clock = Clock()
+        self.clock = NodeClock()
         self.growing.began = lambda: self.former_end + self.clock.offset
         self.beats: dict[int, float] = {}  # request -> when it was sent, monotonic
 

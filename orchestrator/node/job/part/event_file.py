@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from orchestrator.common import hiding
 from orchestrator.node.job.run_directory import SystemLog
-from orchestrator.node.peers.peers import Loop
+from orchestrator.node.peers.peers import EventLoop
 from orchestrator.protocol import control, events
 from orchestrator.protocol.control import HeadNews
 from orchestrator.protocol.events import EndOrder, Event
@@ -51,7 +51,7 @@ class Listeners:
 
     def __init__(
         self,
-        loop: Loop,
+        loop: EventLoop,
         system: SystemLog,
         hear: Callable[[EndOrder | HeadNews], None],
     ) -> None:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from orchestrator.common import files, hiding
-from orchestrator.node.peers.peers import Loop
+from orchestrator.node.peers.peers import EventLoop
 
 PARTIAL_SECONDS = 0.1  # how long a line without an end (a prompt, a bar) waits for its rest
 PARTIAL_BYTES = 1 << 16
@@ -23,7 +23,7 @@ NO_RANK = "-"
 LAST = 1 << 15  # a crash dump lists the stacks of many threads
 
 
-class Partial:
+class PartialLine:
     """The beginning of a line whose end has not arrived yet."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class JobLog:
         self.before = before  # bytes of earlier attempts, which stand before these at the head
         self.size = os.fstat(self.log).st_size
         self.stream = ""
-        self.partials: dict[str, Partial] = {}
+        self.partials: dict[str, PartialLine] = {}
         self.last: dict[str, bytes] = {}  # stream -> what it said last
         self.record = b""  # what a full disk left over of a record
         self.lost = 0  # bytes that a full disk refused
@@ -51,7 +51,7 @@ class JobLog:
         """Take what a stream printed; return whether the file has more than before."""
         before = self.size
         self.last[stream] = (self.last.get(stream, b"") + data)[-LAST:]
-        partial = self.partials.setdefault(stream, Partial())
+        partial = self.partials.setdefault(stream, PartialLine())
         begun = bool(partial.data)
         data = partial.data + data
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
@@ -86,7 +86,7 @@ class JobLog:
                 due = left if due is None else min(due, left)
         return due
 
-    def _masked(self, partial: Partial, data: bytes) -> memoryview:
+    def _masked(self, partial: PartialLine, data: bytes) -> memoryview:
         if not self.mask.secrets:
             return memoryview(data)
         before = len(partial.written)
@@ -131,11 +131,11 @@ READ_BYTES = 1 << 20
 MOST_READS = 64  # of an output, where more may come than can be read
 
 
-class Outputs:
+class RankOutputs:
     """Reads what the processes of a job print, and feeds the job's log with it."""
 
     def __init__(
-        self, loop: Loop, log: JobLog, named: Callable[[str], str], ring: Callable[[], None]
+        self, loop: EventLoop, log: JobLog, named: Callable[[str], str], ring: Callable[[], None]
     ) -> None:
         """`named` returns the name in the log of what a stream prints now."""
         self.loop, self.log, self.named, self.ring = loop, log, named, ring

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 
 from orchestrator.node.job import processes
-from orchestrator.node.job.part.job_log import READ_BYTES, Outputs
+from orchestrator.node.job.part.job_log import READ_BYTES, RankOutputs
 from orchestrator.node.job.part.oom_evidence import GPU_ASSERTS, Evidence, last_words
 from orchestrator.node.job.part.part_end import PartEnd
 from orchestrator.node.job.processes import Process
@@ -44,7 +44,7 @@ class LocalRanks:
         self,
         run: RunDir,
         end: PartEnd,
-        outputs: Outputs,
+        outputs: RankOutputs,
         evidence: Evidence,
         event: Callable[[Event], None],
     ) -> None:

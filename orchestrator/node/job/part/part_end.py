@@ -30,7 +30,7 @@ class Phase(Enum):
     OVER = "over"
 
 
-class Cause(Enum):
+class EndCause(Enum):
     NOTHING = "nothing"
     ORDER = "an order"
     RANK = "a rank of this node failed"
@@ -51,7 +51,7 @@ class PartEnd:
     def __init__(self, grace: float) -> None:
         self.grace = grace  # the user's
         self.phase = Phase.RUNNING
-        self.cause = Cause.NOTHING
+        self.cause = EndCause.NOTHING
         self.why = ""  # the first order's
         self.since = NEVER  # Unix time of the first order
         self.spare_at = self.kill_at = NEVER
@@ -66,13 +66,13 @@ class PartEnd:
         """Return True if torchrun has ended."""
         return self.phase in (Phase.SWEEPING, Phase.OVER)
 
-    def order(self, order: EndOrder, cause: Cause, now: float, at: float) -> bool:
+    def order(self, order: EndOrder, cause: EndCause, now: float, at: float) -> bool:
         """Take an order to end, given at a Unix time; return whether the ranks are to be asked."""
         failed = order.failed or order.lost is not None
         self.kill_at = min(self.kill_at, now + order.grace)
         self.spare_at = min(self.spare_at, now + HURRY_SECONDS if failed else NEVER)
         self.since = min(self.since, at)
-        if self.cause is Cause.NOTHING:
+        if self.cause is EndCause.NOTHING:
             self.cause = cause
         self.why = self.why or order.why
         if self.phase is not Phase.RUNNING:
@@ -82,8 +82,8 @@ class PartEnd:
 
     def agent_ended(self, code: int) -> bool:
         """Return whether torchrun failed by itself; `sweep` comes next."""
-        if code and self.cause is Cause.NOTHING:
-            self.cause = Cause.AGENT
+        if code and self.cause is EndCause.NOTHING:
+            self.cause = EndCause.AGENT
             return True
         return False
 

@@ -8,14 +8,14 @@ import pytest
 
 from orchestrator.head.commands.sweep.journal import MemberState
 from orchestrator.head.commands.sweep.space import variables
-from orchestrator.head.commands.sweep.sweep import Optimizer
+from orchestrator.head.commands.sweep.sweep import OptunaStudy
 
 SPACE = variables(["x=uniform(-1,1)", "lr=log(1e-5,1e-2)", "seed=0..3", "act=relu,gelu"])
 
 
-def study(place: Path, trials: int = 20) -> Optimizer:
+def study(place: Path, trials: int = 20) -> OptunaStudy:
     pytest.importorskip("optuna")
-    return Optimizer(place, SPACE, trials, "least")
+    return OptunaStudy(place, SPACE, trials, "least")
 
 
 def test_members_are_trials_and_the_best_value_is_known(tmp_path: Path) -> None:
