@@ -24,6 +24,7 @@ from orchestrator.node.transfer.receive import IncomingFiles, TargetDirectory
 from orchestrator.node.transfer.store import Store
 from orchestrator.protocol.manifest import DIRECTORY, LINK, ManifestEntry, is_inside, numbers_in
 from orchestrator.protocol.requests.transfer import (
+    LATE,
     AskJobFiles,
     JobFiles,
     Lacking,
@@ -87,9 +88,24 @@ def target(
 ) -> IncomingFiles:
     """Return the directory of a job as a place for what the job's master wrote in its own."""
     root = roots_of(run, run.read_spec(), place.outputs).get(place.directory)
-    if root is None or (root.shared and place.shared):  # this node does not have it, or sees it
+    if root is None:  # this node does not have it
         return IncomingFiles(())
+    if root.shared and place.shared:
+        return SharedDirectory(root.path, entries)
     return FromMaster(run, place.directory, Path(os.path.realpath(root.path)), entries, umask)
+
+
+class SharedDirectory(IncomingFiles):
+    """A directory on a disk that the master shares: its files appear there by themselves."""
+
+    def __init__(self, root: str, entries: Sequence[ManifestEntry]) -> None:
+        super().__init__(entries)
+        self.root = os.fsencode(root)
+
+    def look(self, *, dry_run: bool) -> Lacking:
+        paths = [os.path.join(self.root, entry.path) for entry in self.entries]
+        unseen = {number: LATE for number, path in enumerate(paths) if not os.path.lexists(path)}
+        return Lacking(ranges=(), failed=unseen)
 
 
 class FromMaster(TargetDirectory):

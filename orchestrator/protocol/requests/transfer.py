@@ -40,6 +40,9 @@ class RemoteDir(Message):
 # -- from the head to a node ------------------------------------------------------------------
 
 
+LATE = "a disk that it shares does not show it yet"  # of a file in Lacking
+
+
 class Lacking(Message):
     """The files of a manifest that are not here as they were described."""
 

@@ -21,7 +21,7 @@ from orchestrator.head.transfer.job_files import JobPeer, bring_job_files
 from orchestrator.node.job import resume_dir
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol.requests.request import Request
-from orchestrator.protocol.requests.transfer import ReadFile
+from orchestrator.protocol.requests.transfer import LATE, Lacking, ReadFile
 from tests.head.transfer.nodes import Channel
 from tests.node.start.test_next_spec import FIRST
 
@@ -195,6 +195,28 @@ def test_the_resume_directory_is_each_nodes_own_below_a_shared_one(place: Path) 
     assert {path.name for path in job["b"].resume.iterdir()} == {"state_0.json", "state_1.json"}
 
 
+def test_a_network_disk_that_lags_behind_is_waited_for(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that does not see a checkpoint would begin anew beside those that go on."""
+    job = Job("ab", place)
+    (shared(job, place) / "ckpt.pt").write_text("40")
+    unseen = [Lacking(ranges=(), failed={0: LATE})] * 3
+
+    def late(request: Request[Any], seconds: float) -> Any:
+        return unseen.pop() if unseen else own(request, seconds)
+
+    own = job["b"].ask
+    cast("Any", job["b"]).ask = late
+    monkeypatch.setattr(job_files, "POLL_SECONDS", 0.0)
+    said = job.again("ab")
+    assert said[0].startswith("not every node sees ckpt.pt yet") and not unseen
+    monkeypatch.setattr(job_files, "LAG_SECONDS", -1.0)
+    unseen += [Lacking(ranges=(), failed={0: LATE})] * 3
+    with pytest.raises(CheckFailed, match=r"not every node sees ckpt\.pt"):
+        job.again("ab")
+
+
 def test_another_node_takes_the_place_of_one(place: Path) -> None:
     """A new one gets all; of a lost master what others had of it is left, and goes on to others."""
     job = Job("abc", place)
@@ -236,7 +258,7 @@ def test_what_cannot_be_brought_ends_the_attempt(
     job = Job("ab", place)
     job["a"].write("c-40/model.pt", "weights")
     if why == "no room":
-        full = "orchestrator.common.folder.Partial.put"
+        full = "orchestrator.common.folder.PartialFile.put"
         monkeypatch.setattr(full, lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
     else:
         own = job["a"].ask
