@@ -1,4 +1,4 @@
-"""manifest.json of a checkpoint: its files with their sizes and sha256, and the run's progress."""
+"""manifest.json of a checkpoint: its files with sizes and sha256, and the run's progress."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ from orchestrator.protocol.message import Check, Count, Moment, Nonsense
 
 FORMAT = 1
 NAME = "manifest.json"
-LONGEST_TEXT = 4096  # of a name in it
+# The most characters of a name in a manifest.
+LONGEST_TEXT = 4096
 Text = Annotated[str, Check("a name", lambda text: len(text) <= LONGEST_TEXT)]
 Sha256 = Annotated[str, Check("a checksum", re.compile("[0-9a-f]{64}").fullmatch)]
-PIECE_BYTES = 1 << 20  # read at a time; sha256 of 1 MiB takes about 1 ms
+# The size of one read. sha256 of 1 MiB takes about 1 ms.
+PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -37,17 +39,19 @@ class FileRecord:
 class Manifest:
     step: Count
     created: Moment  # Unix time
-    progress: Any  # the state that the engine resumes from
-    world: Count  # ranks that wrote it
+    # The state that the engine resumes from.
+    progress: Any
+    # The number of ranks that wrote it.
+    world: Count
     files: Mapping[str, FileRecord]
-    save: Text = ""  # the same on every node, and another one in every run of the program
-    hosts: Mapping[Text, Text] = dataclasses.field(
-        default_factory=dict
-    )  # whose disk has which file
+    # Identifies the run that saved it: the same on every node, different for every run.
+    save: Text = ""
+    # The host that wrote each file, if the nodes share no disk.
+    hosts: Mapping[Text, Text] = dataclasses.field(default_factory=dict)
 
 
 def shown(name: str | Path) -> str:
-    """Return a name as one line of text, whatever is in it."""
+    """Return a name as one printable line of text."""
     text = str(name)
     return text if text.isprintable() else repr(text)
 
@@ -55,7 +59,10 @@ def shown(name: str | Path) -> str:
 def digest(
     path: Path, *, sync: bool = False, seen: Callable[[int], None] | None = None
 ) -> FileRecord:
-    """Return size and sha256; with `sync`, of the bytes on the disk. seen() gets each size read."""
+    """Return the size and sha256 of a file. `sync` flushes it to disk first.
+
+    seen() is called with the size of each piece after it is read.
+    """
     checksum, size = hashlib.sha256(), 0
     piece = memoryview(bytearray(PIECE_BYTES))
     with path.open("rb", buffering=0) as file:
@@ -76,14 +83,14 @@ def to_json(manifest: Manifest) -> str:
 
 
 def read(path: Path) -> Manifest:
-    """Read a manifest; OSError and ValueError say what is wrong with it."""
+    """Read the manifest in a directory. Raise OSError or ValueError if it cannot be used."""
     if not stat.S_ISREG((path / NAME).lstat().st_mode):
         raise ValueError("is not a plain file")
     return parse((path / NAME).read_bytes())
 
 
 def parse(text: bytes) -> Manifest:
-    """Read what a manifest says; a ValueError says what is wrong with it."""
+    """Parse the text of a manifest. Raise ValueError if it is not valid."""
     try:
         data = message.parse(text)
         if "format" not in data:
@@ -99,7 +106,7 @@ def parse(text: bytes) -> Manifest:
 
 
 def unfit_names(names: Iterable[str]) -> str:
-    """Name the first that cannot be a file in the directory of a checkpoint."""
+    """Describe the first name that cannot be a file of a checkpoint, or return an empty string."""
     for name in names:
         try:
             written = os.fsencode(name)
@@ -117,7 +124,7 @@ def problems(path: Path, files: Mapping[str, FileRecord]) -> dict[str, str]:
 
 
 def first_of(found: Mapping[str, str]) -> str:
-    """Return the first of several problems, and how many more there are; nothing of none."""
+    """Return the first of several problems with the number of others, or an empty string."""
     more = f", and {plural(len(found) - 1, 'more file')}" if len(found) > 1 else ""
     return next(iter(found.values()), "") + more
 

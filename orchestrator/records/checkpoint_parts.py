@@ -1,7 +1,8 @@
-"""Finds a whole checkpoint in parts on several nodes, and plans who gives which file to whom.
+"""Combines the parts of a checkpoint on several nodes, and plans which node sends which file.
 
-Every node tells what it holds. A checkpoint has one manifest, if all nodes wrote it together; or
-one for each node, if each wrote all of it by itself. Pure: for the ranks and for the head.
+The input is what each node reports that it holds. A checkpoint has one manifest if all nodes wrote
+it together. It has one for each node if each node wrote all of it. The module has no side effects;
+ranks and the head use it.
 """
 
 from __future__ import annotations
@@ -21,14 +22,21 @@ class Holding:
 
     node: int
     step: int
-    save: str  # with the step, the name of a state: the same on all nodes
+    # Identifies a state together with the step. It is the same on all nodes.
+    save: str
     created: float
-    manifest: str  # the checksum of manifest.json
-    files: Mapping[str, FileRecord]  # all that there are, wherever
-    here: frozenset[str]  # those that this node has
-    hosts: Mapping[str, str]  # the host that wrote each, if there were several
-    path: str = ""  # of its directory
-    run: str = ""  # that training, over all its attempts
+    # The checksum of manifest.json.
+    manifest: str
+    # All files of the checkpoint, on any node.
+    files: Mapping[str, FileRecord]
+    # The files that this node has.
+    here: frozenset[str]
+    # The host that wrote each file, if there were several hosts.
+    hosts: Mapping[str, str]
+    # The directory of the checkpoint on that node.
+    path: str = ""
+    # The ID of its training, which is the same for all attempts.
+    run: str = ""
     in_memory: bool = False
 
 
@@ -47,25 +55,27 @@ def lacking(version: Version) -> list[str]:
 
 @dataclass(frozen=True)
 class CheckpointCandidate:
-    """A state that can perhaps be loaded."""
+    """A state that can be loaded if the nodes together have all files of it."""
 
     step: int
-    created: float  # the last of its nodes
+    # The latest time at which one of its nodes saved it.
+    created: float
     in_memory: bool
-    versions: Mapping[str, Version]  # by the checksum of the manifest
+    # Keyed by the checksum of the manifest.
+    versions: Mapping[str, Version]
 
     @property
     def whole(self) -> bool:
         return any(not lacking(version) for version in self.versions.values())
 
     def version_for(self, node: int) -> Version:
-        """Choose the version that a node reads: its own, if that is whole."""
+        """Return the version that a node reads: its own if whole, else another whole one."""
         whole = {name: each for name, each in self.versions.items() if not lacking(each)}
         local = (each for each in whole.values() for holding in each if holding.node == node)
         return next(local, None) or whole[min(whole)]
 
     def without(self, damaged: Iterable[tuple[int, str, str]]) -> CheckpointCandidate:
-        """Forget (node, manifest, file) that cannot be trusted."""
+        """Return a copy without the given (node, manifest, file) entries, which are damaged."""
         bad = set(damaged)
         versions = {
             name: tuple(
@@ -79,7 +89,7 @@ class CheckpointCandidate:
         return replace(self, versions=versions)
 
     def shortage(self) -> str:
-        """Describe which files no node has, and whose disk they were on."""
+        """Describe the files that no node has, and the hosts that wrote them."""
         hosts, names = min(
             ((version[0].hosts, lacking(version)) for version in self.versions.values()),
             key=lambda each: len(each[1]),
@@ -93,7 +103,7 @@ class CheckpointCandidate:
 
 
 def candidates(holdings: Iterable[Holding]) -> list[CheckpointCandidate]:
-    """Put together what the nodes hold; the state that was saved last comes first."""
+    """Group the holdings of all nodes by state. The state that was saved last comes first."""
     states: dict[tuple[int, str], dict[str, Version]] = {}
     for holding in holdings:
         state = states.setdefault((holding.step, holding.save), {})
@@ -109,7 +119,7 @@ def candidates(holdings: Iterable[Holding]) -> list[CheckpointCandidate]:
 
 @dataclass(frozen=True)
 class Delivery:
-    """A file on its way from a node, or one of its ranks, to another."""
+    """The transfer of one file from a node, or one of its ranks, to another."""
 
     source: int
     target: int
@@ -120,7 +130,10 @@ class Delivery:
 def deliveries(
     candidate: CheckpointCandidate, needs: Mapping[int, Iterable[str]]
 ) -> list[Delivery]:
-    """Bring every node the files that it needs and lacks, from those that have least to give."""
+    """Plan transfers of the files that nodes need and lack.
+
+    Each file comes from the holder that has the fewest bytes to send so far.
+    """
     sent: dict[int, int] = {}
     plan = []
     for node in sorted(needs):
@@ -137,7 +150,7 @@ def deliveries(
 
 
 def nothing_whole(found: Sequence[CheckpointCandidate]) -> CheckFailed:
-    """Return the error that none of the checkpoints that were found can be loaded."""
+    """Return the error for a job whose nodes have no whole checkpoint."""
     lines = "\n    ".join(candidate.shortage() for candidate in found[:MOST_NAMED])
     return CheckFailed(
         f"no checkpoint is whole on the nodes of this job:\n    {lines}",

@@ -1,8 +1,8 @@
 """Publish, find, verify and remove the checkpoints of a directory.
 
-Without torch: for ranks and for the head. A checkpoint is whole or not there, whenever the power
-fails: files are written under a hidden name, the manifest with their checksums last, and one
-rename publishes them. Deleting goes the other way.
+The module does not import torch: ranks and the head use it. A checkpoint is whole or absent, even
+after a power failure. Its files are written into a hidden directory, the manifest with their
+checksums last, and one rename publishes it. Deletion does the same steps in reverse.
 
 Where nodes share no disk, each may hold a part: the manifest, the same on all nodes, and some of
 the files. It is whole if each file is on some node (records/checkpoint_parts.py).
@@ -35,7 +35,8 @@ __all__ = ["Checkpoint", "FileRecord", "Manifest", "digest", "shown"]
 
 STEP = re.compile(r"step_([0-9]{8,18})")
 HIDDEN = re.compile(r"\.step_([0-9]{8,18})\.(.+)\.(partial|gone)", re.DOTALL)
-CHECKPOINTS = Path("outputs/checkpoints")  # of an experiment
+# Relative to the directory of an experiment.
+CHECKPOINTS = Path("outputs/checkpoints")
 BEST = "best"
 ELSEWHERE = "if checkpoint.directory was set, name that directory"
 
@@ -47,13 +48,20 @@ class Checkpoint:
     path: Path
     step: int
     created: float = 0.0  # Unix time
-    world: int = 0  # ranks that wrote it
-    progress: Any = None  # the state that the engine resumes from
-    files: Mapping[str, FileRecord] = dataclasses.field(default_factory=dict)  # none: no manifest
-    save: str = ""  # of the run that wrote it, the same on all nodes
-    hosts: Mapping[str, str] = dataclasses.field(default_factory=dict)  # none: one disk has it all
-    problem: str = ""  # why it cannot be used; nothing, if all files are there with their sizes
-    part: bool = False  # that is the problem: some of its files are on other nodes
+    # The number of ranks that wrote it.
+    world: int = 0
+    # The state that the engine resumes from.
+    progress: Any = None
+    # Empty if there is no manifest.
+    files: Mapping[str, FileRecord] = dataclasses.field(default_factory=dict)
+    # Identifies the run that wrote it, the same on all nodes.
+    save: str = ""
+    # Empty if one disk has all files.
+    hosts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # Why it cannot be used. Empty if all files are present with their sizes.
+    problem: str = ""
+    # True if its only problem is that some files are on other nodes.
+    part: bool = False
 
     @property
     def complete(self) -> bool:
@@ -72,7 +80,7 @@ def final(directory: Path, step: int) -> Path:
 
 
 def partial(directory: Path, step: int, token: str) -> Path:
-    """Return the directory in which a checkpoint is written; the token is the run's own."""
+    """Return the directory in which a checkpoint is written. Each run has its own token."""
     return directory / f".step_{step:08d}.{token}.partial"
 
 
@@ -84,7 +92,7 @@ def _hidden(directory: Path, step: int, kind: str) -> Path:
 
 
 def describe(partial: Path, directory: Path, manifest: Manifest, listed: Sequence[str]) -> None:
-    """Write the manifest beside the files of this node: all there are, or a part of them."""
+    """Write the manifest beside the files of this node, which are `listed`."""
     step, files = manifest.step, {name: manifest.files[name] for name in listed}
     text = checkpoint_manifest.to_json(manifest)
     with _saving(directory, step):
@@ -101,7 +109,7 @@ def describe(partial: Path, directory: Path, manifest: Manifest, listed: Sequenc
 
 
 def put_in_place(partial: Path, directory: Path, step: int) -> Path:
-    """Publish a partial directory that is described; one that is there already is replaced."""
+    """Publish a partial directory that has a manifest. It replaces an older one of that step."""
     target = final(directory, step)
     with _saving(directory, step):
         if target.is_symlink() or (os.path.lexists(target) and not load(target).files):
@@ -122,7 +130,7 @@ def _saving(directory: Path, step: int) -> contextlib.AbstractContextManager[Non
 
 
 def _close_to_others(partial: Path, names: Sequence[str]) -> None:
-    """Remove the write permission of others that a loose umask has given."""
+    """Remove the write permissions of group and others that a loose umask has left."""
     for path in (partial, *(partial / name for name in names)):
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & 0o022:
@@ -130,7 +138,7 @@ def _close_to_others(partial: Path, names: Sequence[str]) -> None:
 
 
 def mark_best(directory: Path, step: int) -> None:
-    """Point the link `best` at a published step; it moves in one piece."""
+    """Point the link `best` at a published step, atomically."""
     with _as_job_failure(f"{shown(directory / BEST)} could not be moved to step {step}"):
         new = directory / f".{BEST}.{secrets.token_hex(4)}"
         new.symlink_to(final(directory, step).name, target_is_directory=True)
@@ -150,13 +158,13 @@ def _as_job_failure(what: str) -> Iterator[None]:
 
 
 def every(directory: Path) -> list[Checkpoint]:
-    """Return all checkpoints of a directory, newest first, also those that have a problem."""
+    """Return all checkpoints of a directory, newest first, including those with a problem."""
     steps = {step: path for step, kind, path in _entries(directory) if kind == "final"}
     return [load(steps[step]) for step in sorted(steps, reverse=True)]
 
 
 def _entries(directory: Path) -> list[tuple[int, str, Path]]:
-    """Return (step, kind, path) of every directory that has a name of ours; links are not ours."""
+    """Return (step, kind, path) of every directory with a name of this layout, without links."""
     try:
         with os.scandir(directory) as listing:
             entries = [entry.name for entry in listing if entry.is_dir(follow_symlinks=False)]
@@ -175,7 +183,7 @@ def _entries(directory: Path) -> list[tuple[int, str, Path]]:
 
 
 def load(path: Path) -> Checkpoint:
-    """Read one checkpoint; `problem` says what is wrong with it."""
+    """Read the manifest of one checkpoint. `problem` is set if it cannot be used."""
     named = STEP.fullmatch(path.name) or HIDDEN.fullmatch(path.name)
     step = int(named[1]) if named else 0
     try:
@@ -205,7 +213,7 @@ def verify(
     only: Sequence[str] | None = None,
     seen: Callable[[int], None] | None = None,
 ) -> list[str]:
-    """Read every byte and return the problems. `only` names the files: ranks share the work."""
+    """Read every byte and return the problems. `only` restricts it to some files."""
     if not checkpoint.files:
         return [checkpoint.problem]
     problems = []
@@ -225,8 +233,8 @@ def verify(
 def resolve(text: str | None, root: Path = Path("experiments")) -> list[Checkpoint]:
     """Return the checkpoints that a user means: newest first, never empty.
 
-    A step's directory, a directory of checkpoints, or an experiment by directory or by name; left
-    out, the newest experiment that has any.
+    `text` is a step's directory, a directory of checkpoints, or an experiment by directory or name.
+    None stands for the newest experiment that has a checkpoint.
     """
     known = experiments.every(root)
     if text is None:
@@ -253,7 +261,7 @@ def resolve(text: str | None, root: Path = Path("experiments")) -> list[Checkpoi
 
 
 def newest_first(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
-    """Sort checkpoints, those that were saved last first: an earlier run may have come further."""
+    """Sort by the time of saving, the last first: an earlier run may have higher steps."""
     return sorted(checkpoints, key=lambda each: (each.created, each.step), reverse=True)
 
 
@@ -266,11 +274,11 @@ def prune(
     is_ours: Callable[[Checkpoint], bool] = lambda checkpoint: True,
     counts: Callable[[Checkpoint], bool] = lambda checkpoint: checkpoint.complete,
 ) -> list[Path]:
-    """Remove what is older than the newest `keep` complete ones, at least one; returns their paths.
+    """Remove all but the newest `keep` complete checkpoints (at least one); return their paths.
 
-    A run that went back saves lower steps than it had: these are the newest. The best one stays.
-    One with a problem does not count; without a manifest it may belong to
-    another program, and stays.
+    A checkpoint's age is its time of saving: a run that went back saves lower steps than before.
+    The best checkpoint stays. A checkpoint with a problem does not count towards `keep`. A
+    directory without a manifest may belong to another program, and stays.
     """
     checkpoints = newest_first(filter(is_ours, every(directory)))
     best = directory / BEST
@@ -286,7 +294,7 @@ def prune(
 
 
 def clean(directory: Path, token: str) -> None:
-    """Remove what interrupted runs left; the files of this run's token are spared."""
+    """Remove the hidden directories of interrupted runs, except those with this run's token."""
     with _as_job_failure(f"leftovers of a crash in {shown(directory)} could not be removed"):
         old = [
             (step, path)
@@ -297,15 +305,16 @@ def clean(directory: Path, token: str) -> None:
 
 
 def discard(partial: Path, step: int) -> None:
-    """Remove what this run has begun to write."""
+    """Remove a directory that this run has begun to write."""
     if partial.exists():
         _remove(partial.parent, [(step, partial)])
 
 
 def _remove(directory: Path, old: Sequence[tuple[int, Path]]) -> None:
-    """Hide them all, then delete: an interruption leaves no half of a checkpoint."""
+    """Rename all to hidden names, then delete: an interruption leaves no half of a checkpoint."""
     hidden = [_hidden(directory, step, "gone") for step, _ in old]
     for (_, path), gone in zip(old, hidden, strict=True):
         hide(path, gone)
     for gone in hidden:
-        delete(gone)  # a busy file stays until the next clean()
+        # A file in use stays until the next clean().
+        delete(gone)

@@ -11,41 +11,44 @@ from orchestrator.records import machines as remembered
 from orchestrator.records.machines import ListedNode, machine_of
 
 FILE = "cordons.json"
-LONGEST_CHARACTERS = 200  # of a reason
+# The most characters of a reason.
+LONGEST_CHARACTERS = 200
 
 
 @dataclass(frozen=True)
 class Cordon:
-    """A machine that no job shall run on, why, and since when."""
+    """A machine that launches skip, with the reason and the time of the cordon."""
 
-    machine: str  # host and port, as machine_of() names it
+    # Host and port, as machine_of() formats them.
+    machine: str
     since: Moment
     reason: str = ""
 
     @property
     def words(self) -> str:
-        """Say why and since when, to be put in brackets."""
+        """Return the reason and the time, without brackets."""
         since = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.since))
         return f"{self.reason}, since {since}" if self.reason else f"since {since}"
 
 
-Cordons = dict[str, Cordon]  # by machine
+# Keyed by machine.
+Cordons = dict[str, Cordon]
 
 
 def read() -> dict[str, Cordon]:
-    """Return every cordon by its machine, the oldest first."""
+    """Return all cordons by machine, the oldest first."""
     known = remembered.read(FILE, Cordons)
     return dict(sorted(known.items(), key=lambda entry: entry[1].since))
 
 
 def words_of(node: ListedNode, cordons: Mapping[str, Cordon]) -> str:
-    """Say why a node is cordoned and since when; nothing, if it is not."""
+    """Return why and since when a node is cordoned, or an empty string if it is not."""
     cordon = cordons.get(machine_of(node))
     return cordon.words if cordon is not None else ""
 
 
 def add(machines: Sequence[str], reason: str) -> list[Cordon]:
-    """Cordon machines; one that is already keeps its time and gets the new reason, if any."""
+    """Cordon machines. A cordon that exists keeps its time and gets the new reason, if any."""
     cordons = []
     with remembered.changing(FILE, Cordons) as known:
         for machine in machines:

@@ -1,4 +1,4 @@
-"""The experiment directory: its layout, its record (job.json), finding it again."""
+"""An experiment's directory: its layout, its record (job.json) and the lock of its head."""
 
 from __future__ import annotations
 
@@ -28,24 +28,32 @@ RECORD = "job.json"
 LARGEST_RECORD_BYTES = 64 << 20
 TRUST = "--trust-record"
 STAMP = re.compile(r".+_\d{8}_\d{6}")
-SLURM_JOB = "slurm_job"  # a file with the number, there before anything else is
-HEAD_LOG = "head.log"  # what the head did, beside the logs of the nodes
+# This file holds the number of the Slurm job. It is written before every other file.
+SLURM_JOB = "slurm_job"
+# The head logs here, beside the logs of the nodes.
+HEAD_LOG = "head.log"
 SHOWN = ".shown"
-IGNORED = ".gitignore"  # of the directory of all experiments
+# Keeps git from tracking the directory of all experiments.
+IGNORED = ".gitignore"
 NO_RESTART = ".no_restart"
-STEAL = ".steal"  # who wants to be the head in place of another
-NOTIFY = ".notify"  # the commands of --notify, with the secrets in them
-RESTARTING = "restarting"  # the state of a job between two attempts
-NOT_STARTED = "not started"  # the state of the nodes of a job that was given up at its start
+# Names a process that asks to become the head in place of the current one.
+STEAL = ".steal"
+# Holds the commands of --notify, including their secrets.
+NOTIFY = ".notify"
+# The state of a job between two attempts.
+RESTARTING = "restarting"
+# The state of the nodes of a job that was given up while it started.
+NOT_STARTED = "not started"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
 
 
 @dataclass(frozen=True)
 class NodeRecord:
-    """One node of the job, as needed to find it again and to say how it ended."""
+    """One node of the job: how to reach it, and how its ranks ended."""
 
     index: int
-    name: str  # as the user wrote it
+    # As the user wrote it.
+    name: str
     host: str
     user: str | None
     port: int | None
@@ -56,65 +64,78 @@ class NodeRecord:
     state: str = "starting"
     exit_code: int | None = None
     ranks: dict[int, RankState] = field(default_factory=dict)
-    # Of its start, in Unix seconds of the head's clock: supervisor, torch, ranks, output
+    # Milestones of its start by the head's clock (Unix time): supervisor, torch, ranks, output.
     times: dict[str, float] = field(default_factory=dict)
-    clock: float = 0.0  # seconds that its clock is ahead of the head's, where that misleads
-    activate: str | None = None  # what its Python needs to start
-    wrap: str | None = None  # the command around it
-    # Of a later attempt: this machine's part of its first one, and what the log here had before.
+    # Seconds by which its clock is ahead of the head's. 0.0 where the difference does not matter.
+    clock: float = 0.0
+    # Shell code that its Python needs before it starts.
+    activate: str | None = None
+    # The command that wraps its Python.
+    wrap: str | None = None
+    # A later attempt refers to this machine's part of the first attempt, and to the length of the
+    # logs here before this attempt began.
     first_job: str = ""
     first_node: int = 0
     log_before: int = 0
     ranks_before: int = 0
-    runs: str = ""  # names its directory for jobs: of this login, on this machine
+    # Identifies the directory for jobs of this login on this machine.
+    runs: str = ""
 
     @property
     def place(self) -> list[Any]:
-        """Return how it is reached, and what runs there, as earlier versions signed it, too."""
+        """Return how it is reached and what runs there, as earlier versions signed it."""
         known = [self.index, self.host, self.user, self.port, self.address, self.python]
         return known + [way for way in (self.activate, self.wrap) if way]
 
     @property
     def numbers(self) -> range:
-        """Return the ranks that run there: what it says of others is not believed."""
+        """Return the ranks that run there. The node is not believed about other ranks."""
         return range(self.first_rank, self.first_rank + self.nproc)
 
     @property
     def in_doubt(self) -> bool:
-        """Tell whether its part was to begin, and nobody has heard that it has."""
+        """Return True if its part was to be started and no start was reported."""
         return self.state in ("starting", "lost") and not self.times
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of a job that may be started again, and how it ended."""
+    """One attempt of a job that may be restarted, and how it ended."""
 
-    number: int  # from 1
+    # Counts from 1.
+    number: int
     job: str
     started: float
     ended: float
-    state: str  # failed or lost; done or stopped of the last one
+    # failed or lost; the last attempt may also be done or stopped.
+    state: str
     exit_code: int | None
     verdict: JobVerdict | None
-    nodes: list[str]  # names
-    codes: list[int] = field(default_factory=list)  # exit codes of its ranks, each once
-    step: int | None = None  # that it had reached, where that is known
-    printed: int | None = None  # the step that its lines told last
+    nodes: list[str]
+    # The distinct exit codes of its ranks.
+    codes: list[int] = field(default_factory=list)
+    # The step that it had reached, if known.
+    step: int | None = None
+    # The last step that its output mentioned.
+    printed: int | None = None
     restarted: bool = False
-    why: str = ""  # it was started again, or not
-    ran: float | None = None  # seconds since all of its ranks had begun; 0: they never did
-    clock: float = 0.0  # of rank 0's node, minus the head's
-    # Of each node: the bytes of its log here before. Empty if nothing was started.
+    # Why the job was restarted after it, or was not.
+    why: str = ""
+    # Seconds between the start of all its ranks and its end. 0 if they never started.
+    ran: float | None = None
+    # The clock of rank 0's node minus the head's clock, in seconds.
+    clock: float = 0.0
+    # The bytes that each node's log had here before. Empty if nothing was started.
     log_before: list[int] = field(default_factory=list)
 
     @property
     def never_began(self) -> bool:
-        """Tell whether nothing was started: a node could not be given what it needs, say."""
+        """Return True if nothing was started, for example because a node could not be prepared."""
         return self.ran == 0 and not self.log_before
 
     @property
     def alive(self) -> float:
-        """Return for how long its ranks ran, or the attempt if that is not known."""
+        """Return how long its ranks ran, else how long the attempt took."""
         return self.ended - self.started if self.ran is None else self.ran
 
 
@@ -124,26 +145,37 @@ class JobRecord:
 
     job: str
     experiment: str
-    state: str  # queued, starting, running, restarting, done, failed, stopped, lost
+    # One of queued, starting, running, restarting, done, failed, stopped, lost.
+    state: str
     command: list[str]
     nodes: list[NodeRecord]
     started: float
     head: Head = field(default_factory=Head)
     ssh_config: str | None = None
     master: str = ""
-    launch: Launch = field(default_factory=Launch)  # the options; `start` is the way chosen
+    # The options of the launch. `start` is the method that was chosen.
+    launch: Launch = field(default_factory=Launch)
     ended: float | None = None
     exit_code: int | None = None
     verdict: JobVerdict | None = None
-    slow: list[SlowRank] = field(default_factory=list)  # who held the others up
-    goodput: dict[str, float] = field(default_factory=dict)  # seconds by what they went into
-    receipts: dict[str, Receipt] = field(default_factory=dict)  # by node, of `stop`
-    slurm_job: str | None = None  # the Slurm job that has these nodes
-    batch: bool = False  # its head is that job's batch script
-    part_of: int = 0  # run-node: the number of nodes of the job; this record is of one of them
-    attempts: list[Attempt] = field(default_factory=list)  # that have ended; `job` is the next one
-    spares: list[NodeRecord] = field(default_factory=list)  # that an attempt may run on
-    engine: bool = True  # the built-in training, which does the steps of its config; else a program
+    # The ranks that held the others up.
+    slow: list[SlowRank] = field(default_factory=list)
+    # Seconds by the part of records/goodput.py that they belong to.
+    goodput: dict[str, float] = field(default_factory=dict)
+    # The receipts of `stop`, by node.
+    receipts: dict[str, Receipt] = field(default_factory=dict)
+    # The Slurm job whose allocation has these nodes.
+    slurm_job: str | None = None
+    # Its head runs in the batch script of that Slurm job.
+    batch: bool = False
+    # Set by run-node: the number of nodes of the job, of which this record describes one.
+    part_of: int = 0
+    # Attempts that have ended. `job` is the attempt after them.
+    attempts: list[Attempt] = field(default_factory=list)
+    # Spare nodes, which a later attempt may use.
+    spares: list[NodeRecord] = field(default_factory=list)
+    # True for the built-in training, which does the steps of its config; False for a script.
+    engine: bool = True
 
     def node(self, index: int) -> NodeRecord:
         return next(node for node in self.nodes if node.index == index)
@@ -159,12 +191,12 @@ class JobRecord:
 
     @property
     def head_elsewhere(self) -> bool:
-        """Tell whether the job's head can run only where the job is."""
+        """Return True if the job's head can run only on the nodes of the job."""
         return self.batch or bool(self.part_of)
 
     @property
     def scheduled(self) -> bool:
-        """Tell whether its nodes are a scheduler's, and another job's when this one is over."""
+        """Return True if a scheduler owns its nodes and gives them to other jobs afterwards."""
         return self.batch or self.slurm_job is not None
 
     @property
@@ -173,7 +205,7 @@ class JobRecord:
 
     @property
     def goes_on(self) -> bool:
-        """Tell whether an attempt has ended, and the next one is to be started."""
+        """Return True if an attempt has ended and the next one is about to start."""
         return self.state == RESTARTING
 
     @property
@@ -183,29 +215,29 @@ class JobRecord:
 
     @property
     def former_end(self) -> float:
-        """Return when the attempt before this one was over; 0 where there was none."""
+        """Return the end of the attempt before this one, or 0 if there was none."""
         return max((one.ended for one in self.attempts if one.job != self.job), default=0.0)
 
     @property
     def lost(self) -> list[NodeRecord]:
-        """Return the nodes, and those that stand by, which nobody has heard the end from."""
+        """Return the nodes and spares that did not report their end."""
         return [node for node in (*self.nodes, *self.spares) if node.state == "lost"]
 
     @property
     def latest(self) -> list[Attempt]:
-        """Return the last attempt whose ranks had begun, and those after it, which had none."""
+        """Return the last attempt whose ranks started, and the attempts after it."""
         vain = len(list(itertools.takewhile(lambda one: one.ran == 0, reversed(self.attempts))))
         return self.attempts[-vain - 1 :]
 
     def first_part(self, node: NodeRecord) -> tuple[str, int]:
-        """Return where on a node its part of the job is described: by which attempt, as which."""
+        """Return the job and node index under which a node stored its first part of this job."""
         if node.first_job:
             return node.first_job, node.first_node
         return (self.attempts[0].job if self.attempts else self.job), node.index
 
     @property
     def orders(self) -> dict[str, Any]:
-        """Return what it decides about the commands that run: this is what a login signs."""
+        """Return the fields that decide which commands run. A login signs these."""
         orders = {
             "job": self.job,
             "batch": self.batch,
@@ -218,7 +250,7 @@ class JobRecord:
 
 
 class Untrusted(UsageError):
-    """Somebody else may have written the record."""
+    """Another user may have written the record."""
 
     def __init__(self, path: Path, problem: str) -> None:
         self.ours = not problem.startswith("belongs")
@@ -232,7 +264,7 @@ class Untrusted(UsageError):
 
 
 def read_record(directory: int, path: Path, *, trusted: bool = False) -> JobRecord:
-    """Read the record in an open directory; Untrusted if somebody else may have written it."""
+    """Read the record in an open directory. Raise Untrusted if another user may have written it."""
     with files.open_plain(RECORD, directory) as file:
         problem = others(os.fstat(directory)) or others(os.fstat(file.fileno()))
         record = decode(JobRecord, parse(file.read(LARGEST_RECORD_BYTES)), newer=True)
@@ -249,13 +281,14 @@ def laid_out(value: object) -> str:
 
 
 class Experiment:
-    """One directory under --experiments. `trusted`: whoever wrote its record."""
+    """One directory under --experiments. With `trusted`, every writer of its record is trusted."""
 
     def __init__(self, path: Path, *, trusted: bool = False) -> None:
         self.path = path
         self.trusted = trusted
         self._lock: int | None = None
-        self.made_root = False  # the directory of all experiments was not there before
+        # True if the directory of all experiments was created with it.
+        self.made_root = False
 
     @property
     def name(self) -> str:
@@ -281,10 +314,11 @@ class Experiment:
         with files.replacing(self.path / name) as file:
             with files.opened(self.path) as directory:
                 files.give_to_owner_of(directory, file.fileno())
-            file.write(text.encode(errors="backslashreplace"))  # names that are no text
+            # Names of files and hosts need not be valid Unicode.
+            file.write(text.encode(errors="backslashreplace"))
 
     def write_json(self, name: str, data: Mapping[str, Any]) -> None:
-        """Write a line for each field and each node, to be read by eye; 4,096 ranks take 10 ms."""
+        """Write JSON with one line for each field and node. 4,096 ranks take 10 ms."""
         fields = (f"{json.dumps(field)}: {laid_out(value)}" for field, value in data.items())
         self.write(name, "{\n" + ",\n".join(fields) + "\n}\n")
 
@@ -297,26 +331,28 @@ class Experiment:
                 record = read_record(directory, self.path, trusted=self.trusted)
         except Untrusted:
             raise
-        except FileNotFoundError as error:  # pruned, while a page of it was open
+        except FileNotFoundError as error:
+            # It may be pruned while a page of it is open.
             gone = f"{self.path / RECORD} is not there: it was removed, or is not an experiment"
             raise UsageError(gone) from error
         except (OSError, ValueError, UsageError) as error:
             raise UsageError(f"{self.path / RECORD} is not the record of a job: {error}") from error
-        if record.batch and record.slurm_job is None:  # submitted, and not started yet
+        if record.batch and record.slurm_job is None:
+            # It was submitted and has not started yet.
             return replace(record, slurm_job=self.slurm_job())
         return record
 
     def sign(self, record: JobRecord) -> None:
-        """Note that this login launched the job: what the record orders may be done."""
+        """Sign the record's orders as this login's own, so that its commands may run."""
         trust.sign(self.path, record.orders)
 
     def write_signed(self, record: JobRecord) -> None:
-        """Write a record with orders of this login, old or new: there is no moment without."""
+        """Sign a record and write it. The record on disk has a valid signature at every moment."""
         self.sign(record)
         self.write_record(record)
 
     def is_launched_here(self, record: JobRecord) -> bool:
-        """Tell whether this login launched the job, or says that it trusts the record."""
+        """Return True if this login launched the job or the user trusts its record."""
         if self.trusted:
             return True
         with contextlib.suppress(OSError), files.opened(self.path) as directory:
@@ -324,7 +360,10 @@ class Experiment:
         return False
 
     def check_launched(self, record: JobRecord) -> None:
-        """Refuse to do what a record says that this login did not launch; trust is remembered."""
+        """Raise UsageError for a record that this login neither signed nor trusts.
+
+        The login signs a trusted record if it owns the directory.
+        """
         if not self.is_launched_here(record):
             raise UsageError(
                 f"{self.path} was not launched by this login: the machines and programs that its"
@@ -337,7 +376,7 @@ class Experiment:
 
     @property
     def elsewhere(self) -> bool:
-        """Tell whether this is another machine's part of a job."""
+        """Return True if this is another machine's part of a job."""
         with contextlib.suppress(UsageError):
             record = self.read_record()
             return bool(record.part_of) and record.head.host != os.uname().nodename
@@ -350,9 +389,9 @@ class Experiment:
             return None
 
     def lock(self, *, background: bool = False) -> Head | None:
-        """Become the one head of this job, until this process ends; return who else is, if any.
+        """Become the only head of this job until this process ends, or return the present head.
 
-        One in the background says so of itself: whoever comes next may take over from it.
+        A head in the background records that it is one. A later head may replace it.
         """
         path = self.path / ".head"
         try:
@@ -378,19 +417,21 @@ class Experiment:
         return None
 
     def name_head(self, *, background: bool) -> None:
-        """Write into the lock, which this process holds, who it is."""
+        """Write the identity of this process into the lock, which it holds."""
         assert self._lock is not None
         who = replace(this_head(), background=background)
-        with contextlib.suppress(OSError):  # a full disk: then only its name is not known
+        # On a full disk, only the name of the head is lost.
+        with contextlib.suppress(OSError):
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, json.dumps(encode(who)).encode(), 0)
 
     @property
     def followed(self) -> bool:
-        """Tell whether a head follows this job now."""
+        """Return True if a head follows this job now."""
         try:
             fd = os.open(self.path / ".head", os.O_RDONLY)
-        except OSError:  # nobody ever did, or it is another login's
+        except OSError:
+            # No head ever followed it, or the lock belongs to another login.
             return False
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -401,7 +442,7 @@ class Experiment:
         return False
 
     def hold(self, name: str) -> bool:
-        """Hold a place that one process at a time may have, until this process ends."""
+        """Lock a file until this process ends. Return False if another process holds the lock."""
         try:
             descriptor, mine = open_locked(self.path / name)
         except OSError as error:
@@ -411,14 +452,14 @@ class Experiment:
         return mine
 
     def successor(self) -> Head | None:
-        """Return another head that wants to take this one's place, if there is one."""
+        """Return the process that asks to replace this head, if there is one."""
         try:
             return Head.read((self.path / STEAL).read_bytes())
         except OSError:
             return None
 
     def steal(self, patience: float) -> Head | None:
-        """Become the one head in another's place; return the other if it does not leave in time."""
+        """Replace the present head. Return it if it does not leave within `patience` seconds."""
         deadline = time.monotonic() + patience
         holder = self.lock()
         while holder is not None and time.monotonic() < deadline:
@@ -429,7 +470,7 @@ class Experiment:
         return holder
 
     def forbid_restarts(self) -> None:
-        """Leave a mark for the head that may just be starting the job again."""
+        """Leave a mark for a head that may be restarting the job at this moment."""
         self.write(NO_RESTART, "")
 
     @property
@@ -437,12 +478,12 @@ class Experiment:
         return (self.path / NO_RESTART).exists()
 
     def keep_shown(self, positions: dict[int, int]) -> None:
-        """Remember how much of each node's log the user has seen, for who attaches next."""
-        with contextlib.suppress(OSError):  # a full disk
+        """Store how much of each node's log the user has seen, for the next `attach`."""
+        with contextlib.suppress(OSError):
             self.write(SHOWN, json.dumps(positions))
 
     def take_shown(self) -> dict[int, int] | None:
-        """Return what keep_shown() kept, once: what follows is shown by whoever asks."""
+        """Return the positions that keep_shown() stored, and delete them."""
         try:
             kept = json.loads((self.path / SHOWN).read_text(encoding="ascii"))
             positions = {int(node): int(position) for node, position in kept.items()}
@@ -452,9 +493,10 @@ class Experiment:
         return positions
 
     def discard(self) -> None:
-        """Undo create(), and remove what is written before anything is started."""
+        """Undo create(), and remove the files that are written before a start."""
         if self.slurm_job() is not None:
-            return  # it was submitted before, and its record says what became of it
+            # It was submitted before, and its record describes its fate.
+            return
         for file in (".head", RECORD, NOTIFY, trust.SIGNATURE):
             (self.path / file).unlink(missing_ok=True)
         for each in (HEAD_LOG, f"{HEAD_LOG}.1"):
@@ -462,7 +504,8 @@ class Experiment:
         for inner in (self.path / "outputs", self.logs, self.path):
             inner.rmdir()
         if self.made_root:
-            with contextlib.suppress(OSError):  # another launch uses it by now
+            # Another launch may use the directory by now.
+            with contextlib.suppress(OSError):
                 if [entry.name for entry in self.path.parent.iterdir()] == [IGNORED]:
                     (self.path.parent / IGNORED).unlink()
                 self.path.parent.rmdir()
@@ -477,7 +520,8 @@ class Experiment:
             aside = self.path / "attempts" / str(len(list(self.path.glob("attempts/*"))) + 1)
             aside.parent.mkdir(mode=0o700, exist_ok=True)
             files.make_private(aside)
-            shutil.copy2(self.path / RECORD, aside)  # a job without a record would be none
+            # Copied, not moved: a directory without a record is no job.
+            shutil.copy2(self.path / RECORD, aside)
             for name in ("logs", "manifest.json", "hang"):
                 if (self.path / name).exists():
                     (self.path / name).rename(aside / name)
@@ -491,7 +535,7 @@ class Experiment:
 
 
 def open_locked(path: Path) -> tuple[int, bool]:
-    """Open a file for its owner alone, and lock it; False, where another process has the lock."""
+    """Open a private file and lock it. The second value is False if another process holds it."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags, files.PRIVATE)
     try:

@@ -1,4 +1,4 @@
-"""The directory of experiments: make one, list them, find the one that is meant."""
+"""The directory of experiments: create, list and find them."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ def check_name(name: str) -> None:
 
 
 def create(root: Path, name: str) -> Experiment:
-    """Make experiments/<name>_YYYYMMDD_HHMMSS, unique even for two launches in one second."""
+    """Create experiments/<name>_YYYYMMDD_HHMMSS, unique even for two launches in one second."""
     check_name(name)
     made_root = False
     try:
         made_root = not root.exists()
         if made_root:
             root.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileExistsError):  # another launch was faster
+            # Another launch may create it first.
+            with contextlib.suppress(FileExistsError):
                 files.make_private(root)
                 files.replace(root / IGNORED, "# experiments are no source\n*\n")
         path = _new_directory(root.absolute(), name)
@@ -60,13 +61,14 @@ def _new_directory(root: Path, name: str) -> Path:
         try:
             files.make_private(path)
         except FileExistsError:
-            continue  # two launches in one second: the second one takes the next second's name
+            # Of two launches in one second, the second takes the name of the next second.
+            continue
         return path
     raise UsageError(f"all names {name}_... of the next hour are taken in {root}")
 
 
 def stamped(stamp: str) -> float | None:
-    """Return the time in the name of an experiment, by the clock of the head that gave it."""
+    """Return the Unix time of a stamp in the name of an experiment, or None if it is no time."""
     try:
         return time.mktime(time.strptime(stamp, "%Y%m%d_%H%M%S"))
     except (ValueError, OverflowError):
@@ -76,7 +78,7 @@ def stamped(stamp: str) -> float | None:
 def every(root: Path, *, trusted: bool = False) -> list[Experiment]:
     """Return all experiments under a root, the newest last, by the times in their names.
 
-    Those that somebody else may have written are passed over, unless they are trusted.
+    Unless `trusted`, experiments that another user may have written are left out.
     """
     return [
         Experiment(path, trusted=trusted)
@@ -91,19 +93,20 @@ def unfinished(root: Path, *, trusted: bool = False) -> list[Experiment]:
     def is_unfinished(experiment: Experiment) -> bool:
         try:
             return not experiment.read_record().over
-        except UsageError:  # a record that is none is no job that runs
+        except UsageError:
+            # An experiment without a readable record has no running job.
             return False
 
     return list(filter(is_unfinished, every(root, trusted=trusted)))
 
 
 def passed_over(root: Path) -> list[Untrusted]:
-    """Say why each experiment is passed over that somebody else may have written."""
+    """Return an error for each experiment that is skipped because others may have written it."""
     return [Untrusted(path, problem) for path, problem in _entries(root) if problem]
 
 
 def _entries(root: Path) -> list[tuple[Path, str]]:
-    """Return each directory with a record, and who else may write it, the newest last."""
+    """Return each directory with a record, and why it is not trusted (or ""), newest last."""
     try:
         entries = [entry for entry in root.iterdir() if STAMP.fullmatch(entry.name)]
     except (OSError, ValueError):
@@ -119,7 +122,9 @@ def _entries(root: Path) -> list[tuple[Path, str]]:
         if not (stat.S_ISDIR(status.st_mode) and stat.S_ISREG(record.st_mode)):
             continue
         problem = others(status) or others(record)
-        if problem:  # which the file system may say of everything
+        if problem:
+            # Some file systems report such modes for every file. A signed record is trusted all the
+            # same.
             with contextlib.suppress(UsageError):
                 Experiment(path).read_record()
                 problem = ""
@@ -128,10 +133,10 @@ def _entries(root: Path) -> list[tuple[Path, str]]:
 
 
 def find(root: Path, wanted: str | None, *, trusted: bool = False) -> Experiment | None:
-    """Find an experiment by directory or name; left out, the newest that can be trusted.
+    """Find an experiment by directory or name. Without a name, return the newest trusted one.
 
-    Of the parts of a job that was started by hand, on a disk that its machines share, the newest is
-    this machine's, if it has one.
+    The machines of a job that was started by hand may share a disk. Without a name, this machine's
+    part then precedes the parts of others.
     """
     if wanted == "":
         raise UsageError("the name of the experiment is empty", EMPTY)
@@ -143,10 +148,12 @@ def find(root: Path, wanted: str | None, *, trusted: bool = False) -> Experiment
         )
     for path in (root / wanted, Path(wanted)):
         try:
-            there = (path / RECORD).is_file()  # by a link, too: the user has named it
+            # A symbolic link is followed, because the user named it.
+            there = (path / RECORD).is_file()
         except PermissionError as error:
             raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-        except OSError:  # such as a name that is too long
+        except OSError:
+            # For example, the name is too long for a file.
             continue
         if there:
             real = Path(os.path.realpath(path)) if path.is_symlink() else path.absolute()
@@ -155,7 +162,7 @@ def find(root: Path, wanted: str | None, *, trusted: bool = False) -> Experiment
 
 
 def known(root: Path, wanted: str | None, *, trusted: bool = False) -> Experiment:
-    """Find an experiment as find() does; one that is not there is an error."""
+    """Find an experiment as find() does. Raise UsageError if it does not exist."""
     experiment = find(root, wanted, trusted=trusted)
     if experiment is None:
         raise missing(root, wanted)
@@ -166,9 +173,9 @@ LISTS = "orchestrator ls"
 
 
 def missing(root: Path, wanted: str | None) -> UsageError:
-    """Return the error for an experiment that is not there, with the name or place that was meant.
+    """Return the error for an experiment that does not exist, with the closest name.
 
-    Whoever comes back in another terminal is in another directory, or names the project's.
+    A user in a new terminal is often in another directory, so the fix explains where to look.
     """
     what = f"no experiment {wanted!r}" if wanted else "no experiment"
     what = f"there is {what} in {root.absolute()}"
@@ -185,7 +192,7 @@ def missing(root: Path, wanted: str | None) -> UsageError:
 
 
 def of_slurm_job(root: Path, job: str) -> Experiment | None:
-    """Find the experiment that was submitted, or started before, as this Slurm job."""
+    """Return the newest experiment that was submitted or started as this Slurm job."""
     for candidate in reversed(every(root)):
         if candidate.slurm_job() == job:
             return Experiment(candidate.path.absolute())

@@ -1,8 +1,8 @@
-"""Divide a job's wall clock among what it went into: training, and all that was lost. Pure.
+"""Divides a job's wall clock into training and the kinds of lost time.
 
-The parts always add up to the wall clock. The engine tells what it knows of each attempt
-(engine/observe/metrics.py); of a foreign script only the start and the end are known, and the rest
-is `unknown`.
+The parts always add up to the wall clock. The engine reports the times of each attempt
+(engine/observe/metrics.py). For another script, only start and end are known, and the rest is
+`unknown`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from orchestrator.records.experiment import JobRecord
 from orchestrator.records.metrics.lines import GrowingFile
 from orchestrator.records.outcome import JobVerdict
 
-PARTS = {  # as job.json has them -> in words
+# Each name in job.json, with its words for the user.
+PARTS = {
     "training": "training",
     "data": "data",
     "checkpoints": "checkpoints",
@@ -33,24 +34,30 @@ ACCOUNT = Path("outputs", "time_spent.jsonl")
 
 @dataclass(frozen=True)
 class Span:
-    """One attempt by the head's clock."""
+    """The times of one attempt by the head's clock."""
 
     number: int
     started: float
     ended: float
-    failed: float | None = None  # when its cause happened
-    ranks: float | None = None  # when its ranks ran, where that is known
-    clock: float = 0.0  # of rank 0's node, minus the head's
-    goes_on: bool = False  # its end is now
+    # When the cause of its failure happened.
+    failed: float | None = None
+    # When its ranks started, if known.
+    ranks: float | None = None
+    # The clock of rank 0's node minus the head's clock, in seconds.
+    clock: float = 0.0
+    # True if it has not ended; `ended` is then the present time.
+    goes_on: bool = False
 
 
 @dataclass(frozen=True)
 class Account:
-    """The engine's last account of an attempt, by the clock of rank 0."""
+    """The engine's last report of an attempt's times, by the clock of rank 0."""
 
     began: float
-    trains: float | None  # since when
-    first: int  # the step that it went on from
+    # When training began, after the load.
+    trains: float | None
+    # The step that it resumed from.
+    first: int
     time: float
     step: int
     data: float
@@ -59,7 +66,7 @@ class Account:
 
 
 def divide(spans: Sequence[Span], accounts: Mapping[int, Account]) -> dict[str, float]:
-    """Return seconds by part. What lies between two attempts belongs to the next one's start."""
+    """Return seconds by part. Time between two attempts counts as the start of the second one."""
     parts = dict.fromkeys(PARTS, 0.0)
     reached, before = 0, None
     for span in spans:
@@ -83,7 +90,10 @@ def by_the_heads_clock(spoken: Account, ahead: float) -> Account:
 
 
 def cuts(span: Span, *moments: float | None) -> list[float]:
-    """Return lengths between moments that follow each other; a moment that is not, is moved."""
+    """Return the lengths between successive moments of a span.
+
+    A moment that is out of order is clamped. None stands for the moment before it.
+    """
     lengths, at = [], span.started
     for moment in (*moments, span.ended):
         upto = at if moment is None else min(max(moment, at), span.ended)
@@ -106,17 +116,18 @@ def _of_engine(span: Span, spoken: Account, reached: int) -> dict[str, float]:
     data = max(0.0, min(spoken.data, steps))
     checkpoints = max(0.0, min(spoken.checkpoints, steps - data))
     training = steps - data - checkpoints
-    again = min(reached, spoken.step) - spoken.first  # steps that an earlier attempt had done
+    # The steps that an earlier attempt had done already.
+    again = min(reached, spoken.step) - spoken.first
     replayed = training * again / (spoken.step - spoken.first) if again > 0 else 0.0
     return {
         "start": start, "load": load, "data": data, "checkpoints": checkpoints,
         "training": training - replayed, "replayed": replayed, "detection": detection,
-        # Of an attempt that goes on nobody knows yet what it does since it told something last.
+        # The time since the last report of a running attempt cannot be classified yet.
         "unknown" if span.goes_on else "stop": stop,
     }  # fmt: skip
 
 
-# -- from what lies on the disk -------------------------------------------------------------------
+# -- from files of the experiment -----------------------------------------------------------------
 
 
 def spans_of(record: JobRecord, now: float) -> list[Span]:
@@ -133,12 +144,13 @@ def spans_of(record: JobRecord, now: float) -> list[Span]:
     ]
     ranks = [node.times["ranks"] for node in record.nodes if "ranks" in node.times]
     if record.state in ("starting", "restarting"):
-        ranks = [now]  # until then it is all start
+        # Without running ranks, all time so far counts as start.
+        ranks = [now]
     ended = now if record.ended is None else record.ended
     began = max([record.started, *(span.ended for span in spans)])
     if not record.attempts or record.attempts[-1].restarted or not record.over:
         number = len(record.attempts) + 1
-        # A stop is asked for, not detected.
+        # A stop is requested by the user: it has no detection time.
         failed = None if record.state == "stopped" else failed_at(record.verdict)
         clock = next((node.clock for node in record.nodes), 0.0)
         goes_on = record.ended is None
@@ -147,7 +159,7 @@ def spans_of(record: JobRecord, now: float) -> list[Span]:
 
 
 def ahead_at(record: JobRecord, moment: float) -> float:
-    """Return how far the clock of rank 0's node was ahead of the head's at a moment of it."""
+    """Return how far the clock of rank 0's node was ahead of the head's at a given moment."""
     spans = reversed(spans_of(record, moment))
     return next((span.clock for span in spans if moment - span.clock >= span.started), 0.0)
 
@@ -157,7 +169,7 @@ def failed_at(verdict: JobVerdict | None) -> float | None:
 
 
 def accounts_in(path: Path) -> dict[int, Account]:
-    """Return what the engine told last of each attempt; what a file says is not trusted."""
+    """Return the engine's last report of each attempt. Invalid lines of the file are skipped."""
     lines = GrowingFile(path, having=b'"attempt":').lines()
     accounts = {}
     for line in {str(line.get("attempt")): line for line in lines}.values():
@@ -174,9 +186,9 @@ def of(record: JobRecord, experiment: Path, now: float) -> dict[str, float]:
 
 
 def in_words(parts: Mapping[str, float]) -> str:
-    """Say the largest first, as parts of the whole: 81% training, 9% start, 6% load.
+    """Return the shares, the largest first, as text: 81% training, 9% start, 6% load.
 
-    Nothing, where the job's program tells nothing of itself.
+    The text is empty if the job's program reported no times.
     """
     whole = sum(parts.values())
     if not (parts.get("training") or parts.get("load")):

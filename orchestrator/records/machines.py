@@ -1,7 +1,7 @@
-"""Remembers machines for this login, under the name of each.
+"""Stores facts on machines for this login, by the name of each machine.
 
-What is known of them is kept in small JSON files under ~/.orchestrator. It decides where jobs run,
-so a file counts only if nobody else can write it.
+They are small JSON files under ~/.orchestrator. The facts decide where jobs run, so a file that
+other users can write is refused.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ListedNode(Protocol):
 
 
 def machine_of(node: ListedNode) -> str:
-    """Write host:port, or [v6]:port; the host alone where the list gives no port."""
+    """Return host:port or [v6]:port, or only the host if the list gives no port."""
     host = node.host.lower()
     if ":" in host:
         host = canonical(host)
@@ -60,9 +60,9 @@ def directory() -> Path:
 
 
 def read(name: str, kind: type[T]) -> T:
-    """Return what the file holds, as of an empty one where there is none.
+    """Return the content of a file. A missing file counts as an empty one.
 
-    UsageError, if it does not count.
+    Raise UsageError if other users can write it, or if it is not valid.
     """
     path = directory() / name
     try:
@@ -83,7 +83,10 @@ def read(name: str, kind: type[T]) -> T:
 
 @contextlib.contextmanager
 def changing(name: str, kind: type[T]) -> Iterator[T]:
-    """Give what the file holds to be changed, and replace the file with that; one at a time."""
+    """Yield the content of a file, to be changed in place, and write it at the end.
+
+    A lock keeps other processes out until then.
+    """
     path = directory() / name
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

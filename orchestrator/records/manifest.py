@@ -1,4 +1,4 @@
-"""Reads manifest.json: what is known of a launch for whoever wants to repeat or explain it."""
+"""Reads manifest.json, which describes a launch so that it can be repeated or explained."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SNAPSHOT = r".*/code/snapshots/[^/]+/"
 
 
 def read(experiment: Experiment) -> dict[str, Any]:
-    """Return the manifest, whose values nobody has checked; empty if there is none."""
+    """Return the manifest, or {} if there is none. Its values are not validated."""
     try:
         with files.opened(experiment.path) as directory, files.open_plain(NAME, directory) as file:
             return parse(file.read(LARGEST_BYTES))
@@ -31,7 +31,7 @@ def read(experiment: Experiment) -> dict[str, Any]:
 
 
 def working_tree(experiment: Experiment) -> str:
-    """Return the directory whose code the job runs; nothing where that is not known."""
+    """Return the directory whose code the job runs, or an empty string if it is unknown."""
     try:
         return str(read(experiment).get("directory") or "")
     except UsageError:
@@ -39,10 +39,9 @@ def working_tree(experiment: Experiment) -> str:
 
 
 def not_sent(experiment: Experiment, message: str) -> str:
-    """Say how a file comes along that a rank lacks and that is in the directory of the launch.
+    """Return a hint on how to send a file that a rank misses and the launch directory has.
 
-    Data that git ignores, for the most part: they are seen here, and not on a node that was sent
-    the code.
+    Most such files are data that git ignores: the code that nodes receive does not contain them.
     """
     missing = MISSING.match(message)
     try:

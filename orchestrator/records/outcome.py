@@ -1,4 +1,4 @@
-"""Says, in a record, how a job went: its verdict, who held it up, the proof of its end."""
+"""Parts of a record that tell how a job went: verdict, slow ranks, receipts of its end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from orchestrator.protocol.requests.follow import PortState
 
 @dataclass(frozen=True)
 class OtherFailure:
-    """A rank that failed by itself, too, and in another way."""
+    """A further rank that failed by itself, in another way than the first one."""
 
     rank: int | None = None
     node: int | None = None
@@ -26,25 +26,29 @@ class Cause:
     node_name: str = ""
     rank: int | None = None
     time: float = 0.0
-    kind: str = ""  # one of head/follow/failure_kinds.py
+    # One of head/follow/failure_kinds.py.
+    kind: str = ""
     message: str = ""
     traceback: str = ""
-    where: str = ""  # the user's own line: file:line in function
-    fix: str = ""  # what to do
+    # The last line of the user's own code, as file:line in function.
+    where: str = ""
+    fix: str = ""
 
 
 @dataclass(frozen=True)
 class JobVerdict(Cause):
-    """Why a job did not end well: the first cause, and what came of it."""
+    """Why a job failed: the first cause and its consequences."""
 
     title: str = ""
-    same: tuple[int, ...] = ()  # ranks that failed in the same way
+    # Ranks that failed in the same way.
+    same: tuple[int, ...] = ()
     also: tuple[OtherFailure, ...] = ()
-    others: int = 0  # more ranks that ended because of it
+    # The number of other ranks that ended because of it.
+    others: int = 0
 
 
 class SlowRank(Message):
-    """Who held the others up, and by what; or whose disk took no checkpoint."""
+    """A rank that held the others up, or whose disk accepted no checkpoint."""
 
     cause: str = ""
     rank: int = 0
@@ -60,25 +64,36 @@ class SlowRank(Message):
 
 @dataclass(frozen=True)
 class Receipt:
-    """One node's end of one job. Without an error: what was ended there, and what is left."""
+    """How one job ended on one node: the processes that were ended, and what remains."""
 
     node: str
     job: str
     took: float = 0.0
-    user: str = ""  # another's job
-    ended: dict[int, str] = field(default_factory=dict)  # PID -> name: what lived before
-    killed: dict[int, str] = field(default_factory=dict)  # of these, what did not go when asked
+    # The owner, if the job belongs to another user.
+    user: str = ""
+    # The processes that were alive before, by PID.
+    ended: dict[int, str] = field(default_factory=dict)
+    # Those of them that ignored the request to end and were killed.
+    killed: dict[int, str] = field(default_factory=dict)
     left: tuple[int, ...] = ()
-    gpu_memory: dict[int, str] = field(default_factory=dict)  # what dead processes still hold
+    # GPU memory that dead processes still hold.
+    gpu_memory: dict[int, str] = field(default_factory=dict)
     gpu_unknown: str = ""
-    port: PortState | None = None  # the master's
-    shared_memory: tuple[str, ...] = ()  # in /dev/shm: the job's, and not removed
+    # The state of the master port.
+    port: PortState | None = None
+    # Files of the job in /dev/shm that were not removed.
+    shared_memory: tuple[str, ...] = ()
     error: str = ""
-    fix: str = ""  # of the error
-    experiment: str = ""  # its directory, where nothing was ended, only shown
-    known: bool = True  # else the node has neither files nor processes of it, for this login
-    runs: str = ""  # names the directory for jobs there: of this login, on this machine
-    began: bool = True  # else its part never began there, and never will
+    # What to do about the error.
+    fix: str = ""
+    # The directory of its experiment, if the job was only listed and not ended.
+    experiment: str = ""
+    # False if the node has neither files nor processes of the job for this login.
+    known: bool = True
+    # Identifies the directory for jobs of this login on this machine.
+    runs: str = ""
+    # False if its part never began there, and never will.
+    began: bool = True
 
     @property
     def proved(self) -> bool:
@@ -88,19 +103,20 @@ class Receipt:
 
 @dataclass(frozen=True)
 class Head:
-    """A process that follows a job, and since when."""
+    """The process that follows a job, and the time at which it began to."""
 
     host: str = "?"
     pid: int = 0
     since: float = 0.0
-    background: bool = False  # whoever comes next may take over from it
+    # A later head may replace a head in the background.
+    background: bool = False
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}" if self.pid else "a head that starts"
 
     @staticmethod
     def read(text: bytes) -> Head:
-        """Return who wrote this into a file of an experiment; one that starts has not yet."""
+        """Return the head that wrote this text. A head that is starting has written none yet."""
         try:
             return decode(Head, parse(text), newer=True)
         except Nonsense:

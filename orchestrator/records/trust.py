@@ -1,9 +1,9 @@
-"""Tell whose record an experiment has, and whether this login launched its job.
+"""Signs the records of jobs that this login launched, and verifies such signatures.
 
 A record is data. The machines, the ssh_config and the Python that it names are orders, because they
-decide which commands run here and there: they count only if this login signed them, with a key that
-nobody else can read. A repository that was cloned with experiments in it is ours by its owner, and
-not signed.
+decide which commands run here and on nodes. They count only if this login signed them, with a key
+that no other user can read. Ownership is not enough: experiments in a cloned repository belong to
+this login, and have no signature.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from typing import Any
 from orchestrator.common import files
 from orchestrator.common.permissions import others
 
-Orders = Mapping[str, Any]  # what a record decides about the commands that run
+# The fields of a record that decide which commands run.
+Orders = Mapping[str, Any]
 
-SIGNATURE = ".launched"  # in the experiment
+# Relative to the directory of the experiment.
+SIGNATURE = ".launched"
 KEY = "record.key"
 KEY_BYTES = 32
 
@@ -33,7 +35,7 @@ def key_file() -> Path:
 
 
 def read_key() -> bytes | None:
-    """Return this login's key, if there is one that is its own alone."""
+    """Return this login's key, or None if there is none that only this login can read."""
     try:
         with files.open_plain(key_file()) as file:
             status, key = os.fstat(file.fileno()), file.read(KEY_BYTES + 1)
@@ -44,7 +46,7 @@ def read_key() -> bytes | None:
 
 
 def make_key() -> bytes | None:
-    """Return this login's key; make one if there is none. Nothing, where none can be kept."""
+    """Return this login's key, after creating it if necessary. None if it cannot be stored."""
     key, path = read_key(), key_file()
     if key is not None:
         return key
@@ -53,10 +55,12 @@ def make_key() -> bytes | None:
         new = path.with_name(f".{KEY}.{secrets.token_hex(4)}")
         try:
             files.replace(new, secrets.token_bytes(KEY_BYTES))
-            if path.exists():  # and others could read it
+            if path.exists():
+                # The key exists, but others could read it.
                 new.rename(path)
             else:
-                os.link(new, path)  # fails if another launch was faster, whose key then counts
+                # The link fails if another launch was faster. That launch's key then counts.
+                os.link(new, path)
         finally:
             new.unlink(missing_ok=True)
     return read_key()
@@ -68,7 +72,7 @@ def code(key: bytes, orders: Orders, exposed: str) -> str:
 
 
 def sign(directory: Path, orders: Orders) -> None:
-    """Mark a record's orders as this login's; on a disk without room they stay unmarked."""
+    """Sign a record's orders as this login. On a full disk, they stay unsigned."""
     key = make_key()
     if key is None:
         return
@@ -78,7 +82,8 @@ def sign(directory: Path, orders: Orders) -> None:
         exposed = others(directory.stat())
         signed = {"exposed": exposed, "hmac": code(key, orders, exposed)}
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            signed["before"] = str(read(directory)["hmac"])  # of the record that is still there
+            # The signature of the previous record stays valid until the new record is written.
+            signed["before"] = str(read(directory)["hmac"])
         files.replace(directory / SIGNATURE, json.dumps(signed) + "\n")
 
 
@@ -91,9 +96,10 @@ def read(directory: int | Path) -> dict[str, Any]:
 
 
 def signature(directory: int, orders: Orders) -> str | None:
-    """Return how exposed the directory was when this login signed the orders; None: it did not.
+    """Return how exposed the directory was when this login signed the orders, else None.
 
-    The record before this one counts, too: it stands there until the new one is written.
+    The signature of the previous record counts as well: that record stays until the new one is
+    written.
     """
     key = read_key()
     try:
