@@ -1,7 +1,7 @@
 """Remove what jobs left on this node, for `orchestrator prune --on-nodes`.
 
 A directory gets a hidden name before it is deleted, so it is whole or gone; the next removal
-deletes whatever an interrupted one left under such a name.
+deletes anything that an interrupted one left under such a name.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ from orchestrator.node.job.run_directory import RunDir, all_runs, home, names_in
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.requests.follow import RemovedRun, RemovedRuns
 
-LIBRARY_NAME = re.compile(r"[0-9a-f]{16}(\.[0-9]+)?")  # with a number: half unpacked
-OLD_LIBRARY_SECONDS = 7 * 86400.0  # since a head last used it
+# A name with a number is a library that is only partly unpacked.
+LIBRARY_NAME = re.compile(r"[0-9a-f]{16}(\.[0-9]+)?")
+# The age is counted from the last use by a head.
+OLD_LIBRARY_SECONDS = 7 * 86400.0
 
-Run = tuple[str, int]  # a job, and the index of a node in it
+# A run is a job and the index of a node in it.
+Run = tuple[str, int]
 
 
 def remove(wanted: Sequence[Run], library: str) -> RemovedRuns:
-    """Remove the directories of these runs, unless they run, and libraries without a user."""
+    """Remove the directories of these runs unless they still run, and libraries without a user."""
     alive = job_processes.living(wanted)
     runs: list[RemovedRun] = []
     freed: list[int] = []
@@ -40,19 +43,21 @@ def remove(wanted: Sequence[Run], library: str) -> RemovedRuns:
     resume_dir.remove_forgotten(time.time())
     libraries = remove_libraries(library, freed.append)
     for directory in (os.path.join(home(), "runs"), os.path.join(home(), "lib")):
-        for name in names_in(directory):  # what an earlier removal had no time to delete
+        # An earlier removal may have been interrupted before it deleted these.
+        for name in names_in(directory):
             if name.startswith(".") and files.GONE in name:
                 files.delete(os.path.join(directory, name), freed.append)
     return RemovedRuns(runs=tuple(runs), freed=sum(freed), libraries=libraries)
 
 
 def remove_libraries(library: str, seen: Callable[[int], None] = lambda _: None) -> int:
-    """Remove the libraries that no run needs, but not this one; return how many there were."""
+    """Remove all unused libraries except this one; return how many there were."""
     old = old_libraries(os.path.basename(library), time.time())
     for path in old:
         directory, name = os.path.split(path)
         hidden = os.path.join(directory, files.hidden_name(name))
-        with contextlib.suppress(OSError):  # it costs little and stays until the next time
+        # A library that cannot be removed takes little space; the next removal retries it.
+        with contextlib.suppress(OSError):
             files.hide(path, hidden)
             files.delete(hidden, seen)
     return len(old)
@@ -65,7 +70,8 @@ def _remove_run(run: RunDir, seen: Callable[[int], None]) -> None:
     for mark in (run.stopped, run.over):
         with contextlib.suppress(OSError):
             os.unlink(mark)
-    if not os.path.lexists(run.path):  # removed before, or never here
+    # The run was removed before, or never existed here.
+    if not os.path.lexists(run.path):
         with contextlib.suppress(OSError):
             os.rmdir(job)
         return
@@ -81,16 +87,18 @@ def _remove_run(run: RunDir, seen: Callable[[int], None]) -> None:
     try:
         files.hide(run.path, hidden)
     except FileNotFoundError:
-        return  # another prune was faster
+        # Another prune has removed it at the same time.
+        return
     with contextlib.suppress(OSError):
-        os.rmdir(job)  # nodes that share their home each have a directory in it
+        # Nodes that share a home each have a directory in the job's.
+        os.rmdir(job)
     problems = files.delete(hidden, seen)
     if problems:
         raise OSError(problems[0])
 
 
 def old_libraries(current: str, now: float) -> list[str]:
-    """Return the versions of our program that no run needs and no head used for a while."""
+    """Return old versions of the library that no run needs and no head used for a while."""
     used = {current}
     for run in all_runs():
         if run.last(Ended) is not None:
@@ -98,7 +106,8 @@ def old_libraries(current: str, now: float) -> list[str]:
         try:
             used.add(os.path.basename(run.read_spec().library))
         except (OSError, ValueError):
-            return []  # one that may need any of them
+            # This run may need any of them.
+            return []
     directory = os.path.join(home(), "lib")
     old = []
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Measures whether a job still makes progress on this node, and asks its ranks where they are."""
+"""Measures whether a job still makes progress on this node, and collects its ranks' stacks."""
 
 from __future__ import annotations
 
@@ -16,12 +16,17 @@ from orchestrator.protocol.events import RankStarted, Started
 from orchestrator.protocol.requests.follow import RankStacks, has_ended
 from orchestrator.protocol.timing import STACKS_SIGNAL
 
-PATIENCE_SECONDS = 3.0  # for all ranks of a node to write down where they are
-LARGEST_CHARACTERS = 1 << 20  # of stacks and of collectives, per rank
-LONGEST_DUMP = 1 << 23  # characters of what its recorders hold
-LAST = 50  # collectives of a group that are told of
+# All ranks of a node have this long to write their stacks.
+PATIENCE_SECONDS = 3.0
+# The limit of the stacks and of the collectives, per rank.
+LARGEST_CHARACTERS = 1 << 20
+# The limit of one recorder dump, in characters.
+LONGEST_DUMP = 1 << 23
+# The number of collectives reported per group.
+LAST = 50
 TICKS = os.sysconf("SC_CLK_TCK")
-BUSY = 0.05  # of a core: less is a loop that only waits
+# The fraction of a core above which a process works: a loop that only waits uses less.
+BUSY = 0.05
 
 
 class Activity:
@@ -35,10 +40,10 @@ class Activity:
         self.ticks: dict[int, int] = {}
 
     def check(self) -> tuple[float, float]:
-        """Return for how many seconds it has been silent and idle.
+        """Return the seconds for which the job has been silent and idle.
 
-        A program that reports its steps is judged by them: it is silent and idle without one. Any
-        other is silent if no line was printed, and idle if it used no processor time either.
+        A program that reports its steps is judged by them: without a new step it is silent and
+        idle. Any other is silent if it printed no line, and idle if it also used no processor time.
         """
         now = time.monotonic()
         if self._printed():
@@ -56,7 +61,7 @@ class Activity:
         return now - self.printed, now - self.moved
 
     def agents(self) -> list[int]:
-        """Return torchrun itself: until there are ranks, it is what imports torch."""
+        """Return torchrun's PIDs: before there are ranks, torchrun imports torch."""
         return [e.agent for e in self.run.read_events() if isinstance(e, Started)]
 
     def _printed(self) -> bool:
@@ -69,7 +74,7 @@ class Activity:
 
 
 def step_times(run: RunDir) -> dict[str, float]:
-    """Return when each rank that reports its steps made the last one."""
+    """Return the time of the last step of each rank that reports its steps."""
     times = {}
     for entry in os.scandir(run.path):
         if entry.name.startswith("step_"):
@@ -78,22 +83,22 @@ def step_times(run: RunDir) -> dict[str, float]:
 
 
 def rank_pids(run: RunDir) -> dict[int, int]:
-    """Return PID -> rank of those that have started."""
+    """Return rank by PID of the ranks that have started."""
     return {e.pid: e.rank for e in run.read_events() if isinstance(e, RankStarted)}
 
 
 def ticks_of(pid: int) -> int:
-    """Return the processor time of a process and of its children that it has waited for."""
+    """Return the processor time of a process and of the children that it has waited for."""
     process = processes.find(pid)
     return process.ticks + process.waited if process is not None else 0
 
 
 def collect(run: RunDir) -> dict[int, RankStacks]:
-    """Ask every rank for its stack and the collectives it remembers.
+    """Return every rank's stack and the collectives that torch recorded.
 
-    Waits for none longer than a moment: one that is stopped, or stuck in the kernel, says nothing.
-    One that does not catch the signal, such as a shell script, would be killed by it: it is not
-    asked. Of those that say nothing, the state and the program are known.
+    Waits a few seconds at most: a rank that is stopped, or stuck in the kernel, does not answer.
+    A process that does not catch the signal, such as a shell script, would be killed by it, so it
+    is not asked. For ranks without an answer, the state and the program are returned.
     """
     ours = {process.pid: process for process in job_processes.of_job(run.job, run.node)}
     first = run.read_spec().first_rank
@@ -108,7 +113,8 @@ def collect(run: RunDir) -> dict[int, RankStacks]:
         knock(fifo)
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline and not all(answered(run, rank - first) for rank in asked):
-        time.sleep(0.05)  # a file that another process writes rings no bell
+        # A file written by another process cannot be waited for.
+        time.sleep(0.05)
     answers = {}
     for rank, pid in found.items():
         stacks, dump, _ = files_of(run, rank - first)
@@ -123,7 +129,7 @@ def collect(run: RunDir) -> dict[int, RankStacks]:
 
 
 def program_of(rank: int, ours: Sequence[Process]) -> str:
-    """Name the program that a rank waits for, the newest below it, and its place in the kernel."""
+    """Return the program a rank waits for, the newest process below it, and its kernel function."""
     at = next(process for process in ours if process.pid == rank)
     while children := [process for process in ours if process.parent == at.pid]:
         at = max(children, key=lambda process: (process.started, process.pid))
@@ -137,7 +143,7 @@ def answered(run: RunDir, local: int) -> bool:
 
 
 def files_of(run: RunDir, local: int) -> tuple[str, str, str]:
-    """Return where a rank writes its stack and its collectives, and is asked for the latter."""
+    """Return the paths of a rank's stack, its collectives, and the FIFO that requests these."""
     names = (f"stacks_{local}", f"collectives_{local}.json", f"ask_{local}")
     stacks, dump, fifo = (os.path.join(run.path, name) for name in names)
     return stacks, dump, fifo
@@ -163,7 +169,8 @@ def shortened(dumps: str) -> str:
 
 def knock(fifo: str) -> None:
     """Wake the rank's thread that dumps its collectives."""
-    with contextlib.suppress(OSError):  # no process reads there, or the pipe is full
+    # No process reads the FIFO, or it is full.
+    with contextlib.suppress(OSError):
         fd = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
         try:
             os.write(fd, b"?")

@@ -1,7 +1,7 @@
 """Finds the processes of a job on this node.
 
-A process is a job's when its environment carries the job's tag, or when it descends from the job's
-supervisor or from another process of the job (it may have an environment of its own). The tag
+A process belongs to a job if its environment carries the job's tag, or if it descends from the
+job's supervisor or from another process of the job (it may have an environment of its own). The tag
 counts only beside ORCHESTRATOR_RUN, which supervisors alone set: a shell with the variables of a
 dry run is no job.
 """
@@ -22,14 +22,17 @@ from orchestrator.node.job import processes
 from orchestrator.node.job.processes import Process, ProcessSet
 from orchestrator.node.job.run_directory import JOB_NAME, RunDir, machine
 
-CHASE_SECONDS = 1.0  # in which processes that fork all the time are run after
-TRACKER = "resource_tracker"  # Python's, which removes what the processes of a rank shared
-TRACKER_SECONDS = 0.2  # for it to do so, once they are killed
+# The time limit for stopping processes that fork all the time.
+CHASE_SECONDS = 1.0
+# Python's tracker removes shared memory that the processes of a rank leave.
+TRACKER = "resource_tracker"
+# The tracker has this long to do so once those processes are killed.
+TRACKER_SECONDS = 0.2
 NO_TAG = ("", "", "")
 
 
 def of_job(job: str, node: int) -> list[Process]:
-    """Return all living processes of one job on one node, but for its supervisor."""
+    """Return all living processes of one job on one node, except its supervisor."""
     ours = JobProcesses(job, node)
     try:
         return ours.members()
@@ -38,7 +41,7 @@ def of_job(job: str, node: int) -> list[Process]:
 
 
 def tag(variables: set[bytes]) -> tuple[str, str, str]:
-    """Return the job, the node and the directory that an environment names, or empty words."""
+    """Return the job, the node and the directory that an environment names, or empty strings."""
     if not any(variable.startswith(b"ORCHESTRATOR_RUN=") for variable in variables):
         return NO_TAG
     values = dict(variable.partition(b"=")[::2] for variable in variables)
@@ -48,16 +51,16 @@ def tag(variables: set[bytes]) -> tuple[str, str, str]:
 
 
 def supervised(pid: int) -> tuple[str, str]:
-    """Return whose supervisor a process is, or two empty words.
+    """Return the job and the node that a process supervises, or two empty strings.
 
-    Its command line is `python -IS -Xutf8 <library> supervise JOB NODE`, from its first moment on.
+    The command line `python -IS -Xutf8 <library> supervise JOB NODE` is set from its start.
     """
     words = processes.words_of(pid)[-3:]
     return (words[1], words[2]) if words[0] == "supervise" and len(words) == 3 else ("", "")
 
 
 class Look:
-    """All processes of this machine, and of which jobs each is by itself."""
+    """A snapshot of all processes of this machine, with the jobs that their environments name."""
 
     def __init__(self, before: Look | None = None) -> None:
         self.tags: dict[int, tuple[str, str, str]] = dict(before.tags) if before else {}
@@ -65,27 +68,27 @@ class Look:
         self.running: dict[int, Process] = processes.everyone(self.examine, known)
 
     def examine(self, process: Process) -> bool:
-        """Note its job; return whether its environment could be read."""
+        """Record the process's job; return True if its environment could be read."""
         variables = processes.environment(process.pid)
         if (found := tag(variables)) != NO_TAG:
             self.tags[process.pid] = found
         return bool(variables)
 
     def of(self, names: tuple[str, str]) -> set[int]:
-        """Return the processes that say that they are of this run."""
+        """Return the processes whose tag names this run."""
         return {pid for pid, found in self.tags.items() if found[:2] == names}
 
     @functools.cached_property
     def supervisors(self) -> dict[int, tuple[str, str]]:
-        """Return whose supervisors there are, also those that have only just been started."""
+        """Return job and node by supervisor PID, including supervisors that have just started."""
         found = {p.pid: supervised(p.pid) for p in self.running.values() if not p.is_dead}
         return {pid: names for pid, names in found.items() if names[0]}
 
 
 def living(wanted: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Return the runs of which anything lives here: a process of the job, or its supervisor.
+    """Return the runs that have a living process or supervisor here.
 
-    The command line of a supervisor counts only with its owner: any user can write such a line.
+    A supervisor's command line counts only if this user owns it: any user can write such a line.
     """
     look = Look()
     alive = {found[:2] for pid, found in look.tags.items() if pid != os.getpid()}
@@ -96,10 +99,10 @@ def living(wanted: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
 
 
 def here(runs: Iterable[RunDir]) -> list[RunDir]:
-    """Return those of the runs that were started on this machine, or that live on it.
+    """Return the runs that were started on this machine, or that live on it.
 
     Machines that share a home see the files of each other's jobs there, but neither processes nor
-    sockets: they must not count them as theirs, nor write their end.
+    sockets. So a machine must not treat another's runs as its own, nor write their last event.
     """
     runs, this_machine = list(runs), machine()
     elsewhere = [run for run in runs if (started_on(run) or this_machine) != this_machine]
@@ -110,7 +113,7 @@ def here(runs: Iterable[RunDir]) -> list[RunDir]:
 
 
 def started_on(run: RunDir) -> str:
-    """Return the machine that a run was started on; nothing where its spec does not say."""
+    """Return the machine that a run was started on, or "" if its spec does not name one."""
     try:
         return run.read_spec().machine
     except (OSError, ValueError):
@@ -123,7 +126,8 @@ class JobProcesses(ProcessSet):
     def __init__(self, job: str, node: int, supervisor: int = 0, owner: int | None = None) -> None:
         super().__init__()
         self.names = (job, str(node))
-        self.supervisor = supervisor  # the asking process itself; 0: the supervisor is looked for
+        # The PID of the supervisor if it is the caller; 0 searches for the supervisor.
+        self.supervisor = supervisor
         self.owner = os.getuid() if owner is None else owner
         self.supervisors: set[tuple[int, int]] = set()
         self.segments = Segments()
@@ -135,14 +139,14 @@ class JobProcesses(ProcessSet):
         return [*self.family(look, {process.pid for process in supervisors}), *supervisors]
 
     def members(self) -> list[Process]:
-        """Look again; return what is not gone yet, but for the supervisor."""
+        """Look again; return the processes that are not gone yet, except the supervisor."""
         return [process for process in self.living() if process.key not in self.supervisors]
 
     def kill(self, wanted: Iterable[Process]) -> dict[int, str]:
-        """Kill these, and what they start before they die; return PID -> name.
+        """Kill these processes and the ones they start before they die; return name by PID.
 
-        All stand still before the first is killed: a child of the last moment has a parent by which
-        it is known, and what forks all the time is caught before its next fork.
+        All are stopped before the first is killed. A late child then still has a parent by which
+        it is recognised, and a process that forks all the time is caught before its next fork.
         """
         still: list[Process] = []
         tried, supervisors = set(self.supervisors), {pid for pid, _ in self.supervisors}
@@ -168,13 +172,13 @@ class JobProcesses(ProcessSet):
         return killed
 
     def kill_some(self, doomed: Iterable[Process]) -> dict[int, str]:
-        """Kill these alone, while others of the job go on. PID -> name."""
+        """Kill only these, while others of the job go on; return name by PID."""
         doomed = list(doomed)
         self.segments.note(doomed)
         return kill_all(doomed)
 
     def find_supervisors(self, look: Look) -> list[Process]:
-        """Return its supervisor, also one that has only just been started."""
+        """Return the job's supervisor, even if it has just been started."""
         if self.supervisor:
             return []
         return [
@@ -184,7 +188,7 @@ class JobProcesses(ProcessSet):
         ]
 
     def family(self, look: Look, supervisors: set[int]) -> list[Process]:
-        """Return what has the job's tag, and what descends from that or from a known process."""
+        """Return the processes with the job's tag, and descendants of those or of known ones."""
         supervising = supervisors | ({self.supervisor} if self.supervisor else set())
         running = without_samplers(look.running, supervising)
         roots = {process.pid for process in running.values() if process.key in self.seen}
@@ -198,7 +202,7 @@ class JobProcesses(ProcessSet):
 
 
 def without_samplers(running: Mapping[int, Process], supervisors: set[int]) -> dict[int, Process]:
-    """Leave out the children of supervisors that sample the machine, and are no part of the job."""
+    """Return the processes without the samplers of these supervisors, which are not the job's."""
     return {
         pid: process
         for pid, process in running.items()
@@ -216,11 +220,12 @@ class Tagged(NamedTuple):
     job: str
     node: int
     owner: int
-    directory: str  # where its supervisor listens
+    # The directory in which its supervisor listens.
+    directory: str
 
 
 def tagged_jobs() -> set[Tagged]:
-    """Find the jobs of all processes that we may look into, wherever their files are."""
+    """Return the jobs of all processes that this login may inspect, wherever their files are."""
     jobs, look = set(), Look()
     tags = {**{pid: (*names, "") for pid, names in look.supervisors.items()}, **look.tags}
     for pid, (job, node, directory) in tags.items():
@@ -237,23 +242,25 @@ DIRECTORY = b"/dev/shm/"
 MAPPING = re.compile(rb"^\S+ (\S{4}) \S+ (\w+):(\w+) (\d+) +(/dev/shm/.*)$", re.MULTILINE)
 SHARED = b"rw-s"
 
-Key = tuple[int, int]  # device and inode
+# A key is (device, inode).
+Key = tuple[int, int]
 
 
 class Segments:
-    """Shared memory of the processes of one job, of which the killed ones leave some in /dev/shm.
+    """Shared memory of one job's processes, which killed ones may leave in /dev/shm.
 
-    What is mapped, shared and writable, by a process that is about to be killed is noted, if it was
-    made after the first of these processes began: a data set that lay there before is not the
+    A segment is recorded if a process that is about to be killed maps it shared and writable, and
+    it was made after the first of these processes began: older files may be a data set, not the
     job's. Once no process maps it, it is removed. The rest is reported.
     """
 
     def __init__(self) -> None:
         self.noted: dict[Key, str] = {}
-        self.since = float("inf")  # Unix time at which the first of the processes began
+        # The Unix time at which the first of the processes began.
+        self.since = float("inf")
 
     def note(self, killed: Iterable[Process]) -> None:
-        """Note what these processes map; they are stopped, or about to be killed."""
+        """Record the segments of these processes, which are stopped or about to be killed."""
         killed = list(killed)
         self.since = min([self.since, *map(processes.began, killed)])
         for process in killed:
@@ -264,13 +271,13 @@ class Segments:
                     self.noted[key] = path
 
     def remove(self) -> tuple[str, ...]:
-        """Remove what no process maps any more, if it is this user's; return the rest."""
+        """Remove segments of this user that no process maps any more; return the rest."""
         there = {key: path for key, path in self.noted.items() if status_of(path, key)}
         used, hidden = in_use(there) if there else (set(), False)
         for key, path in there.items():
             status = status_of(path, key)
             own = status is not None and status.st_uid == os.getuid()
-            # A process that may not be looked into could map what others may open.
+            # A process that cannot be inspected could map segments that others may open.
             private = status is not None and not (hidden and status.st_mode & 0o077)
             if own and private and key not in used:
                 with contextlib.suppress(OSError):
@@ -279,7 +286,7 @@ class Segments:
 
 
 def mapped(maps: bytes, rights: bytes = b"") -> Iterator[tuple[Key, str]]:
-    """Yield what is mapped below /dev/shm, in any way or with these rights."""
+    """Yield the mappings below /dev/shm, all or only those with these rights."""
     if DIRECTORY in maps:
         for its_rights, major, minor, inode, path in MAPPING.findall(maps):
             if rights in (b"", its_rights):
@@ -288,7 +295,7 @@ def mapped(maps: bytes, rights: bytes = b"") -> Iterator[tuple[Key, str]]:
 
 
 def status_of(path: str, key: Key) -> os.stat_result | None:
-    """Return the status of a regular file that still has this path."""
+    """Return the status of a regular file if the path still leads to it, else None."""
     try:
         status = os.lstat(path)
     except OSError:
@@ -298,7 +305,7 @@ def status_of(path: str, key: Key) -> os.stat_result | None:
 
 
 def in_use(wanted: Iterable[Key]) -> tuple[set[Key], bool]:
-    """Return which of these a process maps, and whether some process may not be looked into."""
+    """Return which of these a process maps, and True if some process cannot be inspected."""
     used: set[Key] = set()
     hidden = False
     for pid in filter(str.isdigit, os.listdir("/proc")):

@@ -19,30 +19,40 @@ from typing import NamedTuple
 
 from orchestrator.node.job.run_directory import home
 
-# Where our files of a job cannot be written: another place can be chosen.
+# The errors for which a job's files cannot be written here and another directory can be chosen.
 NO_PLACE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
 ELSEWHERE = "ORCHESTRATOR_HOME, set in its .bashrc, names another place"
 
-OPTIONS = ("-IS", "-Xutf8")  # of the Python that runs a supervisor
-LOOK_SECONDS = 0.02  # between two looks where there is no pidfd to wait for
-MOST_LISTS = 50  # of one look
+# The options of the Python that runs a supervisor.
+OPTIONS = ("-IS", "-Xutf8")
+# The polling interval where no pidfd is available.
+LOOK_SECONDS = 0.02
+# The limit of directory listings in one look.
+MOST_LISTS = 50
 TICKS = os.sysconf("SC_CLK_TCK")
-MOST_LOOKS = 10  # in a row, while what they find is gone before it can be held
+# The limit of looks in a row while the processes found are gone before a pidfd is open.
+MOST_LOOKS = 10
 
 
-PF_EXITING = 0x4  # as in linux/sched.h
+# Defined in linux/sched.h.
+PF_EXITING = 0x4
 
 
 class Process(NamedTuple):
     pid: int
-    started: int  # clock ticks since boot: with the PID, this identifies one process forever
+    # In clock ticks since boot. Together with the PID it identifies one process forever.
+    started: int
     parent: int
     state: str
     name: str
-    ticks: int = 0  # of processor time that it has used
-    waited: int = 0  # and its children that it has waited for
-    pages: int = 0  # of memory
-    flags: int = 0  # of its first thread
+    # The processor time of the process.
+    ticks: int = 0
+    # The processor time of the children that it has waited for.
+    waited: int = 0
+    # The resident memory in pages.
+    pages: int = 0
+    # The flags of its first thread.
+    flags: int = 0
 
     @property
     def key(self) -> tuple[int, int]:
@@ -70,14 +80,15 @@ def find(pid: int) -> Process | None:
     )
     state = fields[0]
     if state == "Z" and int(fields[17]) > 1:
-        state = "S"  # its first thread has ended, others have not: they hold its files
+        # The first thread has ended; the others still hold the files.
+        state = "S"
     own, waited = (int(fields[at]) + int(fields[at + 1]) for at in (11, 13))
     memory, flags = int(fields[21]), int(fields[6])
     return Process(pid, int(fields[19]), int(fields[1]), state, name, own, waited, memory, flags)
 
 
 def began(process: Process) -> float:
-    """Return when a process began, in Unix seconds."""
+    """Return the start time of a process, in Unix seconds."""
     booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     return booted + process.started / TICKS
 
@@ -95,17 +106,18 @@ def catches(pid: int, signum: int) -> bool:
 def everyone(
     examine: Callable[[Process], bool] = lambda _: True, before: Mapping[int, Process] = EMPTY
 ) -> dict[int, Process]:
-    """Return all processes, with those of an earlier look, which are not read again.
+    """Return all processes; those of an earlier look are not read again.
 
-    `examine` has a closer look at each that lives, at once, and says whether it could. Where one
-    has ended before it was read, it may have left a child that no list had: another list follows,
-    so that nothing passes by that forks all the time.
+    `examine` is called at once for each living process, and returns True if it could read it. If
+    one has ended before it was read, it may have left a child that no list had. Then another list
+    follows, so that processes that fork all the time are not missed.
     """
     running = dict(before)
     for _ in range(MOST_LISTS):
         listed = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
         missed = False
-        for pid in reversed(listed):  # the newest first: they may not stay
+        # The newest come first, as they may end soon.
+        for pid in reversed(listed):
             if pid in running:
                 continue
             process = find(pid)
@@ -119,9 +131,10 @@ def everyone(
 
 
 def environment(pid: int) -> set[bytes]:
-    """Return the environment a process was started with; empty if we may not look."""
+    """Return the environment a process was started with; empty if it cannot be read."""
     text = contents(f"/proc/{pid}/environ")
-    if not text:  # its first thread may have ended before the others
+    # The first thread may have ended before the others.
+    if not text:
         with contextlib.suppress(OSError):
             threads = os.listdir(f"/proc/{pid}/task")
             texts = (contents(f"/proc/{pid}/task/{thread}/environ") for thread in threads)
@@ -138,24 +151,25 @@ def contents(path: str) -> bytes:
 
 
 class ProcessSet:
-    """Processes, each from when it is first seen until it is gone with all that it held.
+    """A set of processes, each held from the first look until it and its resources are gone.
 
     A dying process loses its environment before it closes its files and ports. Its pidfd becomes
     readable when all of that is done.
     """
 
     def __init__(self) -> None:
-        self.seen: dict[tuple[int, int], tuple[Process, int | None]] = {}  # each with its pidfd
+        # Each process with its pidfd.
+        self.seen: dict[tuple[int, int], tuple[Process, int | None]] = {}
 
     def find(self) -> Iterable[Process]:
         """Return the processes that belong to the set now."""
         raise NotImplementedError
 
     def living(self) -> list[Process]:
-        """Look again; return what is not gone yet.
+        """Look again; return the processes that are not gone yet.
 
-        What was alive a moment ago and is gone may have started another one since: it is no proof
-        that there is none, and another look follows.
+        A process that was alive a moment ago and is gone may have started another one. So the look
+        is repeated until no process has ended during it.
         """
         passed: list[Process] = []
         for _ in range(MOST_LOOKS):
@@ -175,7 +189,7 @@ class ProcessSet:
                 self.seen[process.key] = (process, open_pidfd(process))
 
     def wait(self, seconds: float) -> bool:
-        """Wait until none is left, at most so long; return whether that is so."""
+        """Wait until none is left, at most so long; return True if none is."""
         deadline = time.monotonic() + seconds
         while self.living():
             left = deadline - time.monotonic()
@@ -203,17 +217,18 @@ class ProcessSet:
 def words_of(pid: int) -> list[str]:
     """Return the command line of a process.
 
-    One that waited for a job (node/warm) had room for more, which is empty now.
+    A standby process (node/warm) has unused space at the end, which is removed.
     """
     words = contents(f"/proc/{pid}/cmdline").rstrip(b"\0").split(b"\0")
     return [os.fsdecode(word) for word in words]
 
 
 def open_pidfd(process: Process) -> int | None:
-    """Open a pidfd of exactly this process; None where there is none to be had."""
+    """Open a pidfd of exactly this process; return None if that is impossible."""
     try:
         pidfd = os.pidfd_open(process.pid)
-    except (OSError, AttributeError):  # it is gone; a kernel before 5.3; too many open files
+    # The process is gone, the kernel is older than 5.3, or too many files are open.
+    except (OSError, AttributeError):
         return None
     if again(process) is not None:
         return pidfd
@@ -222,7 +237,7 @@ def open_pidfd(process: Process) -> int | None:
 
 
 def gone(process: Process, pidfd: int | None) -> bool:
-    """Return True if a process has ended, its files and ports closed."""
+    """Return True if a process has ended and its files and ports are closed."""
     if pidfd is None:
         return not alive(process)
     poll = select.poll()
@@ -231,7 +246,7 @@ def gone(process: Process, pidfd: int | None) -> bool:
 
 
 def wait_for(wanted: Iterable[Process], seconds: float) -> None:
-    """Wait until these processes have ended, so long at most."""
+    """Wait until these processes have ended, at most so long."""
     deadline = time.monotonic() + seconds
     while any(map(alive, wanted)) and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
@@ -260,14 +275,16 @@ def descendants(processes: Mapping[int, Process], roots: Iterable[int]) -> set[i
 
 
 def send(process: Process, signum: int) -> bool:
-    """Signal exactly this process; return False if it is gone or not ours to signal."""
+    """Signal exactly this process; return False if it is gone or may not be signalled."""
     pidfd = open_pidfd(process)
     try:
         if pidfd is not None:
             signal.pidfd_send_signal(pidfd, signum)
         elif again(process) is None:
             return False
-        else:  # a kernel before 5.3, or no free descriptor: in two steps
+        # Without a pidfd (a kernel before 5.3, no free descriptor) the check and the signal are
+        # separate.
+        else:
             os.kill(process.pid, signum)
     except OSError:
         return False
@@ -278,7 +295,7 @@ def send(process: Process, signum: int) -> bool:
 
 
 def again(process: Process) -> Process | None:
-    """Return a process as it is now, or None if it is gone."""
+    """Return the process as it is now, or None if it is gone."""
     now = find(process.pid)
     return now if now is not None and now.key == process.key else None
 
@@ -289,7 +306,7 @@ def alive(process: Process) -> bool:
 
 
 def is_leaving(process: Process) -> bool:
-    """Return True if it has ended, or is ending: its sockets close before it is seen dead."""
+    """Return True if it has ended or is ending: its sockets close before it is seen dead."""
     now = again(process)
     return now is None or now.is_dead or bool(now.flags & PF_EXITING)
 
@@ -301,8 +318,9 @@ def peer_user(connection: socket.socket) -> int:
 
 
 def in_words(error: BaseException) -> str:
-    """Say what an error of the system means: which limit of the login, or which file and why."""
-    import resource  # not for the probe
+    """Return a system error as text: which limit of the login, or which file and why."""
+    # The probe does not need this import.
+    import resource
 
     from orchestrator.common import files
 
@@ -321,11 +339,12 @@ def in_words(error: BaseException) -> str:
 
 
 def none_left(error: BaseException) -> str:
-    """Explain an error that means that no further process or thread could be started."""
+    """Return an explanation if no process or thread could be started, else an empty string."""
     no_thread = isinstance(error, RuntimeError) and "can't start new thread" in str(error)
     if not no_thread and not isinstance(error, BlockingIOError):
         return ""
-    import resource  # not for the probe
+    # The probe does not need this import.
+    import resource
 
     limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     allowed = "any number" if limit == resource.RLIM_INFINITY else str(limit)

@@ -1,8 +1,8 @@
 """The directory that the attempts of one job share on a node, in memory where there is /dev/shm.
 
-What ranks write there outlives them: the next attempt's find it by ORCHESTRATOR_RESUME_DIR. It goes
-when the job is over for good: it ended well, its head says so, it was stopped or pruned, or nobody
-has taken it up again for an hour.
+Files that ranks write there outlive them; the next attempt finds them by ORCHESTRATOR_RESUME_DIR.
+The directory is removed when the job ended well, its head says so, it was stopped or pruned, or
+no further attempt has started for an hour.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from orchestrator.node.job.run_directory import JOB_NAME, RunDir, all_runs
 from orchestrator.protocol.events import Ended
 
 MEMORY = "/dev/shm"
-FORGOTTEN_SECONDS = 3600.0  # after the end of a job that nobody restarts
-UNKNOWN_SECONDS = 86400.0  # for what belongs to no job that is known here
+# The time after the end of a job that was not restarted.
+FORGOTTEN_SECONDS = 3600.0
+# The age at which files of a job unknown here are removed.
+UNKNOWN_SECONDS = 86400.0
 
 
 def root() -> str:
@@ -27,7 +29,7 @@ def root() -> str:
 
 
 def first_of(run: RunDir) -> RunDir | None:
-    """Return this machine's part of the job's first attempt, of a job that may be restarted."""
+    """Return this machine's part of the first attempt, or None if the job has no attempts."""
     with contextlib.suppress(OSError, ValueError):
         attempt = run.read_spec().attempt
         if attempt is not None:
@@ -36,7 +38,7 @@ def first_of(run: RunDir) -> RunDir | None:
 
 
 def make(first: RunDir) -> str:
-    """Make the directory, or find that of an earlier attempt; on disk where memory has none."""
+    """Create the directory or find that of an earlier attempt; on disk if there is no /dev/shm."""
     name = f"{first.job}.{first.node}"
     for parent in (root(), os.path.join(first.path, "resume")):
         with contextlib.suppress(OSError):
@@ -52,14 +54,14 @@ def make(first: RunDir) -> str:
 
 
 def is_ours(path: str) -> bool:
-    """Return True for a directory that this user alone can enter: any user may make one."""
+    """Return True for a directory that only this user can enter: any user may create the name."""
     status = os.lstat(path)
     private = not stat.S_IMODE(status.st_mode) & 0o077
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and private
 
 
 def remove(run: RunDir) -> bool:
-    """Remove what the attempts of this run's job share here; return whether nothing is left."""
+    """Remove the files that the attempts of this run's job share; return True if none is left."""
     first = first_of(run) or run
     places = [first.parcel, os.path.join(first.path, "resume")]
     ours = False
@@ -70,7 +72,8 @@ def remove(run: RunDir) -> bool:
     gone = [_gone(path) for path in places]
     if ours:
         with contextlib.suppress(OSError):
-            os.rmdir(root())  # the last one
+            # This succeeds once the last job's directory is gone.
+            os.rmdir(root())
     return all(gone)
 
 
@@ -81,7 +84,7 @@ def _gone(path: str) -> bool:
 
 
 def remove_forgotten(now: float) -> None:
-    """Remove what belongs to jobs that ended some time ago, and that nobody took up again."""
+    """Remove files of jobs that ended some time ago and were not restarted."""
     names: list[str] = []
     with contextlib.suppress(OSError):
         names = os.listdir(root()) if is_ours(root()) else []
@@ -91,7 +94,7 @@ def remove_forgotten(now: float) -> None:
         with contextlib.suppress(OSError):
             if not (JOB_NAME.fullmatch(job) and node.isdigit()):
                 continue
-            # The names of later attempts are longer by a number.
+            # The names of later attempts have a number appended.
             named = re.compile(rf"{re.escape(job)}(\.[0-9]+)?").fullmatch
             ends = [end_of(run) for run in all_runs() if named(run.job)]
             unknown = os.stat(path).st_mtime + UNKNOWN_SECONDS
@@ -100,7 +103,7 @@ def remove_forgotten(now: float) -> None:
 
 
 def end_of(run: RunDir) -> float:
-    """Return when a run ended: a machine that was lost, and came back, has no last word of it."""
+    """Return when a run ended; a lost machine that came back has no last event of it."""
     end = run.last(Ended)
     if end is not None:
         return end.time

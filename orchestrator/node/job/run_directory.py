@@ -28,7 +28,7 @@ JOB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+@=,-]{0,199}")
 
 
 def home() -> str:
-    """Return the node's directory for jobs. ORCHESTRATOR_HOME moves it."""
+    """Return the node's directory for jobs, which ORCHESTRATOR_HOME overrides."""
     return os.environ.get("ORCHESTRATOR_HOME") or os.path.expanduser("~/.orchestrator")
 
 
@@ -36,7 +36,8 @@ class RunDir:
     """The files of one job on one node."""
 
     def __init__(self, job: str, node: int) -> None:
-        if not JOB_NAME.fullmatch(job) or node < 0:  # they may come from a file of another user
+        # The values may come from a file of another user.
+        if not JOB_NAME.fullmatch(job) or node < 0:
             raise ValueError(f"not a job and its node: {job!r}, {node!r}")
         self.job = job
         self.node = node
@@ -45,29 +46,34 @@ class RunDir:
         self.log = os.path.join(self.path, "log")
         self.ranks = os.path.join(self.path, "ranks")
         self.events = os.path.join(self.path, "events.jsonl")
-        self.system = os.path.join(self.path, "supervisor.log")  # what it did, for a person
+        # The supervisor's own log, for people.
+        self.system = os.path.join(self.path, "supervisor.log")
         self.socket = os.path.join(self.path, "socket")
         self.reports = os.path.join(self.path, "reports")
-        self.torch_ready = os.path.join(self.path, "torch_ready")  # its time is what matters
+        # Only the time of this file is used.
+        self.torch_ready = os.path.join(self.path, "torch_ready")
         self.parcel = os.path.join(self.path, "parcel")
-        self.ending = os.path.join(self.path, "ending")  # there once its end was asked for
-        self.stopped = f"{self.path}.stopped"  # there once it must not start any more,
-        self.over = f"{self.path}.over"  # and once no later attempt of the job must, either
+        # Exists once the end was requested.
+        self.ending = os.path.join(self.path, "ending")
+        # Exists once this part must not start any more.
+        self.stopped = f"{self.path}.stopped"
+        # Exists once no later attempt of the job may start.
+        self.over = f"{self.path}.over"
 
     def create(self) -> None:
         os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
         os.mkdir(self.path, 0o700)
 
     def forbid_start(self) -> None:
-        """Leave a mark that this part of the job must not start, by any server.
+        """Create a mark that forbids every server to start this part of the job.
 
-        A stop leaves the mark and then looks for the job; a start becomes visible and then looks
+        A stop writes the mark and then looks for the job; a start becomes visible and then looks
         for the mark. So one of them sees the other, in any order.
         """
         self._mark(self.stopped)
 
     def forbid_attempts(self) -> None:
-        """Leave a mark that no attempt of the job must start whose first one this is."""
+        """Create a mark that forbids further attempts of the job whose first attempt this is."""
         self._mark(self.over)
 
     def _mark(self, path: str) -> None:
@@ -92,19 +98,19 @@ class RunDir:
         self.write("spec.json", json.dumps(encode(spec)))
 
     def write(self, name: str, text: str) -> None:
-        """Write a file that the agent finds in the directory it starts in, for its owner alone."""
+        """Write a file into the directory that the agent starts in, readable by its owner alone."""
         path = os.path.join(self.path, name)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with files.naming(path), open(fd, "w", encoding="utf-8") as file:
             file.write(text)
 
     def read_spec(self) -> Spec:
-        """Return the spec, whichever version of us wrote it."""
+        """Return the spec, written by any version of this package."""
         with open(self.spec, "rb") as file:
             return decode(Spec, parse(file.read()), newer=True)
 
     def version(self) -> Version:
-        """Return the version of the supervisor, by the one key of spec.json that all have."""
+        """Return the supervisor's version, from the one key of spec.json that all versions have."""
         try:
             with open(self.spec, "rb") as file:
                 return decode(Version, parse(file.read()).get("version", {}), newer=True)
@@ -112,11 +118,12 @@ class RunDir:
             return Version()
 
     def append_event(self, event: Event) -> None:
-        """Add an event in the place of a supervisor that is gone, on a line of its own."""
+        """Add an event in place of a supervisor that is gone, on a line of its own."""
         with open(self.events, "ab+") as file:
             end = file.seek(0, os.SEEK_END)
             file.seek(max(0, end - 1))
-            rest = b"" if file.read(1) in (b"", b"\n") else b"\n"  # it had written half a line
+            # The supervisor may have written half a line.
+            rest = b"" if file.read(1) in (b"", b"\n") else b"\n"
             file.write(rest + json.dumps(events.to_data(event)).encode("ascii") + b"\n")
 
     def read_events(self) -> Iterator[Event]:
@@ -126,12 +133,12 @@ class RunDir:
         except FileNotFoundError:
             return
         for line in lines:
-            # The last may be half written yet; after a power failure there may be anything.
+            # The last line may be incomplete; after a power failure there may be garbage.
             with contextlib.suppress(Nonsense):
                 yield events.from_data(parse(line))
 
     def last(self, kind: type[E]) -> E | None:
-        """Return the last event of this kind."""
+        """Return the last event of this kind, or None."""
         newest = None
         for event in self.read_events():
             if isinstance(event, kind):
@@ -139,21 +146,22 @@ class RunDir:
         return newest
 
 
-LARGEST_SERVER_LOG_BYTES = 1 << 20  # beside as much in server-HOST.log.1
+# An older log of the same size stays in server-HOST.log.1.
+LARGEST_SERVER_LOG_BYTES = 1 << 20
 MOST_TOLD_BYTES = 1 << 18
 SYSTEM_TIME = "%Y-%m-%d %H:%M:%S"
 
 
 def server_log() -> str:
-    """Return where servers write what they did: machines that share a home have a file each."""
+    """Return the path of the servers' log: machines that share a home have a file each."""
     return os.path.join(home(), f"server-{socket.gethostname()}.log")
 
 
 class SystemLog:
-    """A file in which a supervisor or a server says what it does, for its owner alone.
+    """The log of a supervisor or a server, for its owner alone.
 
-    Several may write into it: each line is one write at the end of the file. Where that fails, the
-    job goes on without. `logging` is not used, as it would take 10 ms of each start.
+    Several processes may append: each line is one write. If a write fails, the
+    job goes on without it. `logging` is not used, as it would add 10 ms to each start.
     """
 
     def __init__(self, path: str, largest: int = 0, secrets: Sequence[str] = ()) -> None:
@@ -168,12 +176,13 @@ class SystemLog:
                 self.file = os.open(path, flags, 0o600)
 
     def line(self, text: str, *values: object) -> None:
-        """Write a line: its time, the number of this process, and the words."""
+        """Write a line: the time, the PID, and the text."""
         now = time.time()
         at = f"{time.strftime(SYSTEM_TIME, time.localtime(now))}.{int(now % 1 * 1000):03d}"
         words = text % values
         if self.secrets:
-            from orchestrator.common import hiding  # a server has none
+            # Imported here as a server has no secrets.
+            from orchestrator.common import hiding
 
             words = hiding.hide(words, self.secrets)
         if self.file is not None:
@@ -182,7 +191,7 @@ class SystemLog:
 
 
 def lines_between(paths: Sequence[str], since: float, until: float) -> str:
-    """Return the lines of these files from one time to another, the newest if there are many."""
+    """Return the lines of these files between two times, the newest if there are many."""
     first, last = (time.strftime(SYSTEM_TIME, time.localtime(at)) for at in (since, until + 1))
     found = b""
     for path in paths:
@@ -194,7 +203,7 @@ def lines_between(paths: Sequence[str], since: float, until: float) -> str:
 
 
 def stop_of_all() -> str:
-    """Return what names the last stop of all jobs here: another one has another name."""
+    """Return the identifier of the last stop of all jobs here; each stop has another one."""
     try:
         with open(_stop_of_all(), encoding="ascii") as file:
             return file.read()
@@ -203,7 +212,7 @@ def stop_of_all() -> str:
 
 
 def note_stop_of_all() -> None:
-    """Leave a mark that forbids the start of every job whose head is here already."""
+    """Create a mark that forbids the start of every job whose head is already connected."""
     os.makedirs(os.path.dirname(_stop_of_all()), mode=0o700, exist_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
     with open(os.open(_stop_of_all(), flags, 0o600), "w", encoding="ascii") as file:
@@ -211,12 +220,12 @@ def note_stop_of_all() -> None:
 
 
 def _stop_of_all() -> str:
-    """Return the file that holds it: each of the machines that share a home has its own."""
+    """Return the file of the identifier: machines that share a home each have their own."""
     return os.path.join(home(), "runs", f".stopped-{zlib.crc32(os.fsencode(machine())):08x}")
 
 
 def machine() -> str:
-    """Name this machine, the same after a reboot: machines may share a home."""
+    """Return this machine's name, the same after a reboot: machines may share a home."""
     try:
         with open("/etc/machine-id", encoding="ascii") as file:
             return f"{socket.gethostname()} {file.read(64).strip()}"
@@ -225,12 +234,12 @@ def machine() -> str:
 
 
 def runs_here() -> str:
-    """Name this user's directory for jobs on this machine, the same after a reboot."""
+    """Return an identifier of this user's directory for jobs here, the same after a reboot."""
     return f"{os.getuid()} {home()} {zlib.crc32(os.fsencode(machine())):08x}"
 
 
 def all_runs() -> Iterator[RunDir]:
-    """Return every job that left a directory on this machine."""
+    """Yield every run that has a directory on this machine."""
     runs = os.path.join(home(), "runs")
     for job in filter(JOB_NAME.fullmatch, names_in(runs)):
         nodes = (int(name) for name in names_in(os.path.join(runs, job)) if name.isdigit())
@@ -238,7 +247,7 @@ def all_runs() -> Iterator[RunDir]:
 
 
 def names_in(directory: str) -> list[str]:
-    """Return the names in a directory, in order; none where it cannot be read."""
+    """Return the sorted names in a directory; none if it cannot be read."""
     try:
         return sorted(os.listdir(directory))
     except OSError:
@@ -266,7 +275,7 @@ def connect_in(path: str, name: str = "socket", seconds: float = 5.0) -> socket.
 
 
 def listen_in(path: str, name: str = "socket", backlog: int = 16) -> socket.socket:
-    """Listen at a socket in a directory, by a name short enough; this user alone may connect."""
+    """Listen at a socket in a directory, by a short enough name; only this user may connect."""
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     server = socket.socket(socket.AF_UNIX)
     try:

@@ -1,11 +1,11 @@
-"""Owns one job's processes on one node: starts torchrun, keeps the log, ends all, reports how.
+"""Owns one job's processes on one node: starts torchrun, keeps the log, ends and reports them.
 
 Runs in its own session and outlives the SSH connection that started it. It writes `log`, `ranks`
-and `events.jsonl` in the run directory and listens on `socket` there: a byte to every listener
-means "there is something new in the files", a line of JSON from a listener is a request.
+and `events.jsonl` in the run directory and listens on `socket` there. A byte to every listener
+means "the files have grown"; a line of JSON from a listener is a request.
 
-This is the loop: files, signals, timers and processes. What is due, and when, is decided in
-node/job/part/part_end.py.
+This module is the loop: files, signals, timers and processes. The decisions (which action is due,
+and when) are in node/job/part/part_end.py.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ PR_SET_CHILD_SUBREAPER = 36
 # The streams of torchrun: while the job runs, and after all ranks of this node have ended well.
 AGENT, GOODBYE = NO_RANK, "~"
 RANK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ranks", "rank.py")
-GRACE_SECONDS = 10.0  # of a part whose spec names none
+# Used for a part whose spec names no grace.
+GRACE_SECONDS = 10.0
 SWEEPING_TURN_SECONDS = 0.02
 
 
@@ -84,11 +85,12 @@ class Supervisor:
         self.agent: subprocess.Popen[bytes] | None = None
         self.agent_code: int | None = None
         self.processes = JobProcesses(run.job, run.node, os.getpid())
-        self.limits = limits()  # of the login
+        self.limits = limits()
         if not self.spec.node and self.spec.nnodes > 1:
             self.limits = with_room(self.limits)
         self.killed: dict[int, str] = {}
-        self.lived: dict[int, str] = {}  # PID -> name: what lived when the end began
+        # Name by PID of the processes that lived when the end began.
+        self.lived: dict[int, str] = {}
         self.sampler = SamplerProcess(run)
 
     # -- start -------------------------------------------------------------------------------
@@ -99,7 +101,7 @@ class Supervisor:
         who = (self.run.node, spec.nnodes, self.run.job, number)
         self.system.line(words, *who, spec.nproc, spec.first_rank, spec.start)
         prctl(PR_SET_CHILD_SUBREAPER, 1)
-        # Node 0's has a connection to each of the others; the ranks keep the login's limit.
+        # Node 0's supervisor has a connection to each other one; the ranks keep the login's limit.
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         self.catch_signals()
@@ -109,9 +111,11 @@ class Supervisor:
         self.watch(self.ranks.reports, self.read_reports)
         if (log := self.evidence.log) is not None:
             self.watch(log, lambda: self.read_kernel_log(log))
-        os.chdir(self.run.path)  # and hold no directory of the user's
+        # The supervisor must not keep a directory of the user's busy.
+        os.chdir(self.run.path)
         self.listeners.listen(listen_in(self.run.path))
-        if self.run.start_is_forbidden:  # a later stop finds us listening
+        # A stop that comes after this check finds the socket listening.
+        if self.run.start_is_forbidden:
             raise OSError(f"job {self.run.job} was stopped before it had started")
         self.start_agent()
 
@@ -128,7 +132,7 @@ class Supervisor:
         self.watch(wake, lambda: os.read(wake, 4096))
 
     def start_agent(self) -> None:
-        """Start torchrun; its output goes into the log."""
+        """Start torchrun; its output goes to the log."""
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
         self.outputs.watch(reading, AGENT)
@@ -191,14 +195,14 @@ class Supervisor:
             self.end.left(alive=bool(self.living()), now=time.monotonic())
 
     def sample(self) -> float:
-        """Have this machine sampled once the job runs; return the seconds until then."""
+        """Start the sampler once it is due; return the seconds until then."""
         reading = None if self.end.sweeps else self.sampler.start()
         if reading is not None:
             self.watch(reading, lambda: self.read_sampler(reading))
         return self.sampler.wait
 
     def read_sampler(self, fd: int) -> None:
-        """Write what the sampler says into the log."""
+        """Copy the sampler's messages into the log."""
         data = os.read(fd, READ_BYTES)
         if data:
             self.outputs.note(data)
@@ -207,7 +211,7 @@ class Supervisor:
         os.close(fd)
 
     def read_kernel_log(self, log: int) -> None:
-        """Report a GPU that its driver calls broken: what waits for it may never fail."""
+        """Report a GPU that the driver calls broken: a rank that waits for it may never fail."""
         pids = {process.pid for process in self.living()}
         for line in self.evidence.newly_broken(pids):
             self.event(events.GpuReport(time=time.time(), line=line))
@@ -215,9 +219,10 @@ class Supervisor:
             self.unwatch(log)
 
     def stream_of(self, stream: str) -> str:
-        """Return the name in the log of what a stream prints now."""
+        """Return the name in the log for a stream's present output."""
         if stream == AGENT:
-            self.read_reports()  # it may speak of ranks whose ends were reported before
+            # Reports of ranks that ended before this output must be applied first.
+            self.read_reports()
             ended_well = self.ranks.all_ended(self.spec.nproc) and not self.ranks.any_failed
             return GOODBYE if ended_well else AGENT
         if not any(name.isdigit() for name in self.log.last):
@@ -242,8 +247,9 @@ class Supervisor:
 
     def reported(self, report: RankEvent) -> None:
         failed = self.ranks.take(report)
-        if failed is not None and not self.end.asked:  # else its end goes on, with its grace
-            # No failure elsewhere sends a rank SIGKILL.
+        # During an end, the failure changes nothing and the grace continues.
+        if failed is not None and not self.end.asked:
+            # A failure elsewhere never sends SIGKILL to a rank, so this one is the cause.
             certain = failed.code == -signal.SIGKILL
             why = f"rank {failed.rank} on node {self.run.node} failed"
             order = EndOrder(why=why, grace=self.grace, failed=True, certain=certain)
@@ -253,9 +259,9 @@ class Supervisor:
             self.dismiss()
 
     def dismiss(self) -> None:
-        """Kill torchrun once the last rank has ended, in an end.
+        """Kill torchrun once the last rank has ended during an end.
 
-        It would only hurry what still saves, and take its time to say what is known already.
+        torchrun would only kill ranks that still save, and delay a result that is already known.
         """
         # A rank that fails may be the first that torchrun has forked.
         wanted = self.spec.nproc if self.end.cause is EndCause.RANK else 0
@@ -273,17 +279,20 @@ class Supervisor:
         self.take_order(order, EndCause.ORDER)
 
     def take_order(self, order: EndOrder, cause: EndCause) -> None:
-        """Send SIGTERM to the ranks; what is left after the grace is killed. May be repeated."""
+        """Send SIGTERM to the ranks; those left after the grace are killed. May be called again."""
         if not self.end.asked:
-            self.reap()  # a torchrun that has ended by now did so by itself
+            # A torchrun that has ended by now did so by itself.
+            self.reap()
         first = not self.end.asked
         begins = self.end.order(order, cause, time.monotonic(), time.time())
         if not first:
             return
-        with contextlib.suppress(OSError):  # keepers wait with it: torchrun would hurry the ranks
+        # Keepers wait while this file exists: torchrun would kill the other ranks.
+        with contextlib.suppress(OSError):
             os.close(os.open(self.run.ending, os.O_WRONLY | os.O_CREAT, 0o600))
         self.event(events.Ending(time=time.time(), **vars(order)))
-        if not order.failed:  # for the receipt; a failure must be passed on at once
+        # The receipt needs this list; a failure must be passed on without delay.
+        if not order.failed:
             self.lived = {process.pid: process.name for process in self.living()}
         if begins:
             self.ranks.note_gone()
@@ -291,7 +300,7 @@ class Supervisor:
                 self.signal_agent(signal.SIGTERM)
 
     def signal_agent(self, number: signal.Signals) -> None:
-        """Send torchrun a signal, if it is not reaped yet: so long the PID is its own."""
+        """Send torchrun a signal unless it is reaped: until then the PID cannot be reused."""
         if self.agent is not None and self.agent.returncode is None:
             os.kill(self.agent.pid, number)
 
@@ -299,10 +308,11 @@ class Supervisor:
         living = self.living()
         self.system.line("kills %d processes: %s", len(living), [one.pid for one in living])
         self.killed.update(self.processes.kill(living))
-        self.end.killed(time.monotonic())  # looking for it may have taken long
+        # The time is read again, as finding the processes may take long.
+        self.end.killed(time.monotonic())
 
     def kill_all_but_saving(self) -> None:
-        """Kill what has no handler of its own for SIGTERM; torchrun stays as long as ranks save."""
+        """Kill processes without their own SIGTERM handler; torchrun stays while ranks save."""
         living = self.living()
         spared = self.ranks.spared(living)
         if not spared:
@@ -317,7 +327,7 @@ class Supervisor:
         return self.processes.living()
 
     def reap(self) -> None:
-        """Collect every child that ended: torchrun, and orphans that fell to us."""
+        """Reap every child that ended: torchrun, and orphans inherited as subreaper."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -334,37 +344,40 @@ class Supervisor:
     def agent_ended(self, agent: subprocess.Popen[bytes], code: int) -> None:
         agent.returncode = code
         self.system.line("torchrun has ended with %d", code)
-        self.read_reports()  # what was said before is no consequence of this
+        # Reports written before this are not consequences of torchrun's end.
+        self.read_reports()
         self.agent_code = code
         if self.end.agent_ended(code):
-            if code > 0:  # else it was killed, and its ranks did not end before it
+            # A killed torchrun does not mean that its ranks ended before it.
+            if code > 0:
                 self.ranks.note_gone()
             reason = f"torchrun on node {self.run.node} ended with {code}"
             self.lease.pass_on(EndOrder(why=reason, grace=self.grace, failed=True))
         self.sweep()
 
     def sweep(self) -> None:
-        """End what is left of the job here once its torchrun has ended."""
+        """End the processes left here once torchrun has ended."""
         self.end.sweep(time.monotonic())
         left = self.living()
         self.system.line("ends what torchrun left: %s", [one.pid for one in left])
         self.ranks.ask_all()
-        # A keeper would pass SIGTERM on to its rank, which has it already.
+        # A keeper would pass SIGTERM on to its rank, which has already received it.
         asked = self.ranks.asked()
         for process in left:
             if process.pid not in asked:
                 processes.send(process, signal.SIGTERM)
 
     def orphan_ended(self, pid: int, code: int) -> None:
-        """Report the end of a rank whose keeper was killed: it is a child of ours since then."""
-        self.read_reports()  # the keeper may have told it just before
+        """Report the end of a rank whose keeper was killed: it is then a child of this process."""
+        # The keeper may have reported it just before.
+        self.read_reports()
         for number, rank in list(self.ranks.known.items()):
             if rank.pid == pid and rank.state != "ended":
                 who = {"rank": number, "local": rank.local, "pid": pid, "code": code}
                 self.reported(decode(RankEnded, {**who, "time": time.time()}))
 
     def release(self) -> None:
-        """Let others have what the job held, unless it may be started again, or something lives."""
+        """Release the job's GPUs unless it may be restarted or a process still lives."""
         ended_well = not self.end.why and not self.agent_code
         for_good = self.spec.attempt is None or (ended_well and self.spec.nnodes == 1)
         if self.spec.claim and for_good and not self.living():
@@ -375,15 +388,18 @@ class Supervisor:
         self.sampler.end()
         self.reap()
         self.read_reports()
-        for pid in self.killed:  # its keeper may have been killed before it could report
+        # The keeper may have been killed before it could report.
+        for pid in self.killed:
             self.orphan_ended(pid, -signal.SIGKILL)
         self.outputs.drain()
         self.log.flush(everything=True)
-        if self.spec.attempt is None:  # else another attempt may need it
+        # Another attempt may need it.
+        if self.spec.attempt is None:
             shutil.rmtree(self.run.parcel, ignore_errors=True)
-        self.lease.wake(time.monotonic())  # what was read just now may have been the end
+        # The reports just read may have requested the end.
+        self.lease.wake(time.monotonic())
         ended_well = not self.end.why and not self.agent_code
-        # What the sampler had started dies with it, and may take a moment.
+        # Processes that the sampler had started die with it, which may take a moment.
         left = [] if self.processes.wait(SWEEP_SECONDS) else self.living()
         if self.spec.attempt is not None and ended_well:
             resume_dir.remove(self.run)
@@ -412,10 +428,11 @@ class Supervisor:
 
 
 def agent_environment(spec: Spec, run: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of torchrun, and so of the ranks, in a login with this `environ`."""
+    """Return torchrun's environment, which the ranks inherit, in a login with this `environ`."""
     env = {**environ, **spec.env, "ORCHESTRATOR_RUN": run}
     env["PATH"] = path_with(spec.agent[0], env.get("PATH", os.defpath))
-    if env.get("PYTHONPATH"):  # torchrun starts elsewhere: `.` and `src` mean the workdir
+    # torchrun starts in another directory, but `.` and `src` mean the workdir.
+    if env.get("PYTHONPATH"):
         entries = env["PYTHONPATH"].split(os.pathsep)
         places = (os.path.join(spec.workdir, entry) if entry else spec.workdir for entry in entries)
         env["PYTHONPATH"] = os.pathsep.join(places)
@@ -425,7 +442,7 @@ def agent_environment(spec: Spec, run: str, environ: Mapping[str, str]) -> dict[
 
 
 def main(job: str, node: str, make: Callable[[RunDir], Supervisor] = Supervisor) -> None:
-    """Run a job in this process; what it says on standard output goes to the server alone."""
+    """Run a job in this process; its standard output is read by the server alone."""
     ready = os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 1)
@@ -433,11 +450,12 @@ def main(job: str, node: str, make: Callable[[RunDir], Supervisor] = Supervisor)
 
 
 def run_job(supervisor: Supervisor, ready: int) -> None:
-    """Run a job. Write one line once torchrun is on its way: "ready", or why not."""
+    """Run a job. Write one line once torchrun was started: "ready", or why it was not."""
     try:
         supervisor.start()
         os.write(ready, b"ready\n")
-    except (OSError, ValueError) as error:  # ValueError: a NUL in a variable
+    # ValueError means a NUL in a variable.
+    except (OSError, ValueError) as error:
         reason = processes.in_words(error)
         os.write(ready, f"{reason}\n".encode())
         why, now = f"not started: {reason}", time.time()

@@ -1,4 +1,4 @@
-"""Writes a job's events on one node, and rings for the servers that read them there."""
+"""Writes a job's events on one node, and notifies the servers that follow them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from orchestrator.protocol.control import HeadNews
 from orchestrator.protocol.events import EndOrder, Event
 from orchestrator.protocol.message import Nonsense
 
-ROOM_BYTES = 1 << 18  # a job's last word must find room when its log has filled the disk
+# The reserved space lets the final events be written even if the job's log has filled the disk.
+ROOM_BYTES = 1 << 18
 # The fields of an event that its line in the supervisor's own log has.
 LOGGED = ("rank", "pid", "code", "agent", "name", "how", "why")
 
@@ -28,9 +29,10 @@ class EventFile:
     def __init__(self, path: str, secrets: Sequence[str], system: SystemLog) -> None:
         self.secrets, self.system = secrets, system
         self.fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        # FALLOC_FL_KEEP_SIZE, which os.posix_fallocate() lacks
+        # os.posix_fallocate() would change the size, as it lacks FALLOC_FL_KEEP_SIZE (1).
         ctypes.CDLL(None).fallocate(self.fd, 1, ctypes.c_int64(0), ctypes.c_int64(ROOM_BYTES))
-        self.unwritten = b""  # what a full disk refused
+        # Bytes that could not be written because the disk was full; the next write retries them.
+        self.unwritten = b""
 
     def write(self, event: Event) -> None:
         data = hiding.hide(events.to_data(event), self.secrets)
@@ -65,13 +67,15 @@ class Listeners:
     def accept(self, server: socket.socket) -> None:
         try:
             listener, _ = server.accept()
-        except OSError:  # it left again, or too many files are open
+        # The client has disconnected, or too many files are open.
+        except OSError:
             return
         self.system.line("a server connects")
         listener.setblocking(False)
         self.connections.append(listener)
         self.loop.watch(listener.fileno(), lambda: self.read(listener))
-        with contextlib.suppress(OSError):  # it may have looked at the files before it was known
+        # The server may have read the files before this connection was registered.
+        with contextlib.suppress(OSError):
             listener.send(b"\n")
 
     def read(self, listener: socket.socket) -> None:
@@ -87,12 +91,14 @@ class Listeners:
             self.connections.remove(listener)
             listener.close()
             return
-        for line in data.splitlines():  # requests are single short lines, sent whole
+        # Each request is one short line, which arrives in one piece.
+        for line in data.splitlines():
             with contextlib.suppress(Nonsense):
                 self.hear(control.from_line(line))
 
     def ring(self) -> None:
-        """Tell all listeners that there is something new in the files."""
+        """Send a newline to all listeners: the files have grown."""
         for listener in self.connections:
-            with contextlib.suppress(OSError):  # full: a bell waits already; gone: read() sees it
+            # A full socket already holds a notification; read() handles a closed one.
+            with contextlib.suppress(OSError):
                 listener.send(b"\n")

@@ -1,8 +1,8 @@
 """One job's log on one node: the output of all its ranks in one file, and which bytes are whose.
 
-`log` holds the bytes as they were printed, whole lines at a time where a line ends soon enough.
-`ranks` holds lines "<offset> <stream>": from there on the bytes are that stream's. Both only grow,
-so a reader elsewhere needs no more than its own file's length to go on where it stopped.
+`log` holds the bytes as they were printed, in whole lines where a line ends soon enough.
+`ranks` holds lines "<offset> <stream>": the bytes from that offset on are that stream's. Both only
+grow, so a reader elsewhere can resume at its own file's length.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from collections.abc import Callable, Sequence
 from orchestrator.common import files, hiding
 from orchestrator.node.peers.peers import EventLoop
 
-PARTIAL_SECONDS = 0.1  # how long a line without an end (a prompt, a bar) waits for its rest
+# An unfinished line (a prompt, a progress bar) is written after this time.
+PARTIAL_SECONDS = 0.1
 PARTIAL_BYTES = 1 << 16
 NO_RANK = "-"
-LAST = 1 << 15  # a crash dump lists the stacks of many threads
+# A crash dump lists the stacks of many threads.
+LAST = 1 << 15
 
 
 class PartialLine:
@@ -29,7 +31,8 @@ class PartialLine:
     def __init__(self) -> None:
         self.data = b""
         self.since = 0.0
-        self.written = b""  # the last bytes before: a secret may have begun in them
+        # The last bytes written before this line: a secret may begin in them.
+        self.written = b""
 
 
 class JobLog:
@@ -38,17 +41,21 @@ class JobLog:
         self.log = os.open(log, flags, 0o600)
         self.ranks = os.open(ranks, flags, 0o600)
         self.mask = hiding.Mask(secrets)
-        self.before = before  # bytes of earlier attempts, which stand before these at the head
+        # The head's copy of the log begins with this many bytes of earlier attempts.
+        self.before = before
         self.size = os.fstat(self.log).st_size
         self.stream = ""
         self.partials: dict[str, PartialLine] = {}
-        self.last: dict[str, bytes] = {}  # stream -> what it said last
-        self.record = b""  # what a full disk left over of a record
-        self.lost = 0  # bytes that a full disk refused
+        # The last output of each stream.
+        self.last: dict[str, bytes] = {}
+        # The part of a `ranks` record that could not be written because the disk was full.
+        self.record = b""
+        # The number of bytes dropped because the disk was full.
+        self.lost = 0
         self.trouble = ""
 
     def feed(self, stream: str, data: bytes) -> bool:
-        """Take what a stream printed; return whether the file has more than before."""
+        """Add output of a stream; return True if the log file has grown."""
         before = self.size
         self.last[stream] = (self.last.get(stream, b"") + data)[-LAST:]
         partial = self.partials.setdefault(stream, PartialLine())
@@ -60,12 +67,13 @@ class JobLog:
         if end:
             self._write(stream, self._masked(partial, data[:end]))
         partial.data = data[end:]
-        if end or not begun:  # one that only grows (dots, a bar) waits from its beginning on
+        # A line that only grows (dots, a progress bar) is timed from its beginning.
+        if end or not begun:
             partial.since = time.monotonic()
         return self.size > before
 
     def note(self, line: bytes) -> None:
-        """Write a line of ours, which is no rank's last word."""
+        """Write a line of this program, which does not count as a rank's last output."""
         self._write(NO_RANK, memoryview(line))
 
     def flush(self, *, everything: bool = False) -> float | None:
@@ -78,7 +86,8 @@ class JobLog:
             left = partial.since + PARTIAL_SECONDS - now
             if everything or left <= 0:
                 held = 0 if everything else self.mask.begun(partial.data)
-                end = len(partial.data) - held  # the rest of a secret comes, or another word
+                # The bytes held back may be the beginning of a secret.
+                end = len(partial.data) - held
                 if end:
                     self._write(stream, self._masked(partial, partial.data[:end]))
                     partial.data = partial.data[end:]
@@ -95,7 +104,7 @@ class JobLog:
         return memoryview(self.mask.masked(whole))[before:]
 
     def _write(self, stream: str, data: memoryview) -> None:
-        """Write if possible: the job goes on without its log, and a gap is reported later."""
+        """Append if possible; after an error the job goes on, and the gap is reported later."""
         if self.lost:
             notice = f"\norchestrator: {self.lost} bytes of output were lost here: {self.trouble}\n"
             if self._append(stream, memoryview(notice.encode())) < len(notice.encode()):
@@ -105,7 +114,7 @@ class JobLog:
         self.lost += len(data) - self._append(stream, data)
 
     def _append(self, stream: str, data: memoryview) -> int:
-        """Append bytes, after their record in `ranks`; return how many could be written."""
+        """Append bytes, after their record in `ranks`; return how many were written."""
         try:
             self._write_record()
             if stream != self.stream:
@@ -128,7 +137,8 @@ class JobLog:
 
 F_SETPIPE_SZ = 1031
 READ_BYTES = 1 << 20
-MOST_READS = 64  # of an output, where more may come than can be read
+# A limit of the reads from one output, as its process may print faster than it is read.
+MOST_READS = 64
 
 
 class RankOutputs:
@@ -139,7 +149,8 @@ class RankOutputs:
     ) -> None:
         """`named` returns the name in the log of what a stream prints now."""
         self.loop, self.log, self.named, self.ring = loop, log, named, ring
-        self.streams: dict[int, str] = {}  # file descriptor -> stream
+        # Stream by file descriptor.
+        self.streams: dict[int, str] = {}
 
     def watch(self, fd: int, stream: str) -> None:
         self.streams[fd] = stream
@@ -149,7 +160,7 @@ class RankOutputs:
         return [fd for fd, name in self.streams.items() if name == stream]
 
     def read(self, fd: int) -> bool:
-        """Read once; return whether there was anything."""
+        """Read once; return True if there was output."""
         try:
             data = os.read(fd, READ_BYTES)
         except BlockingIOError:
@@ -163,14 +174,14 @@ class RankOutputs:
         return True
 
     def drain(self, stream: str = "") -> None:
-        """Read what was printed so far, or by one stream; what is left running may never stop."""
+        """Read the output so far, of one stream or all; a survivor may never stop printing."""
         for fd in self.of(stream) if stream else list(self.streams):
             for _ in range(MOST_READS):
                 if not has_bytes(fd) or not self.read(fd):
                     break
 
     def note(self, data: bytes) -> None:
-        """Write a line of ours into the log."""
+        """Write a line of this program into the log."""
         self.log.note(data)
         self.ring()
 
@@ -184,7 +195,7 @@ class RankOutputs:
 
 
 def has_bytes(fd: int) -> bool:
-    """Return whether there is something to read; the end of all writers does not count."""
+    """Return True if there is something to read; end of file does not count."""
     return fcntl.ioctl(fd, termios.FIONREAD, bytes(4)) != bytes(4)
 
 
@@ -193,6 +204,7 @@ def open_fifo(path: str) -> int:
         os.mkfifo(path, 0o600)
     # Read and write, so that it neither blocks here nor ends when one writer closes it.
     fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
-    with contextlib.suppress(OSError):  # the user's limit for big pipes: the usual 64 KiB work too
+    # The user's limit for pipe buffers may be reached; the default of 64 KiB works as well.
+    with contextlib.suppress(OSError):
         fcntl.fcntl(fd, F_SETPIPE_SZ, READ_BYTES)
     return fd

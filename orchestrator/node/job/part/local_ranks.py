@@ -1,4 +1,4 @@
-"""Knows the ranks of one node from what they report, asks them to end, and explains their ends."""
+"""Tracks the ranks of one node by their reports, asks them to end, and explains their ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENDED_BY_US = (-signal.SIGTERM, -signal.SIGKILL)
 
 
 class LocalRank:
-    """A rank, as far as it is known here."""
+    """The known state of one rank."""
 
     def __init__(self, local: int) -> None:
         self.local = local
@@ -31,10 +31,13 @@ class LocalRank:
         self.error: RankError | None = None
         self.process: Process | None = None
         self.keeper: Process | None = None
-        self.leaving: int | None = None  # the exit code that it chose, before we asked
-        self.gone = False  # it had ended when the end was asked for, though we had not heard of it
-        self.failed = False  # by itself
-        self.saves: bool | None = None  # whether it handled SIGTERM when it was sent; None: not
+        # The exit code that the program chose before it was asked to end.
+        self.leaving: int | None = None
+        # True if it had ended before the end was requested, even if its report came later.
+        self.gone = False
+        self.failed = False
+        # True if it had a handler when SIGTERM was sent; None if no SIGTERM was sent.
+        self.saves: bool | None = None
 
 
 class LocalRanks:
@@ -55,7 +58,7 @@ class LocalRanks:
         self.rest = b""
 
     def all_ended(self, nproc: int) -> bool:
-        """Return whether as many ranks have started and ended."""
+        """Return True if all `nproc` ranks have started and ended."""
         ended = [rank for rank in self.known.values() if rank.state == "ended"]
         return len(ended) == max(nproc, len(self.known))
 
@@ -77,12 +80,14 @@ class LocalRanks:
         except BlockingIOError:
             return
         for line in lines:
-            with contextlib.suppress(Nonsense):  # any program of this user can write there
+            # Any program of this user can write to the FIFO.
+            with contextlib.suppress(Nonsense):
                 yield events.from_report(parse(line))
 
     def take(self, report: RankEvent) -> RankEnded | None:
         """Write the event of a report; return it if a rank failed by itself."""
-        if isinstance(report, events.RankSlow):  # says nothing of the state of the rank that tells
+        # This report does not change the state of the rank that sends it.
+        if isinstance(report, events.RankSlow):
             self.event(report)
             return None
         rank = self.known.setdefault(report.rank, LocalRank(report.local))
@@ -101,7 +106,8 @@ class LocalRanks:
         return None
 
     def started(self, rank: LocalRank, report: events.RankStarted) -> None:
-        with contextlib.suppress(OSError):  # torchrun notes once when it has imported torch
+        # torchrun creates this file once it has imported torch; it is reported once.
+        with contextlib.suppress(OSError):
             ready = os.stat(self.run.torch_ready).st_mtime
             os.unlink(self.run.torch_ready)
             self.event(events.TorchReady(time=ready))
@@ -123,7 +129,7 @@ class LocalRanks:
         return report if rank.failed else None
 
     def asked_by(self, rank: LocalRank, code: int) -> str:
-        """Say who asked a rank to end; nothing where it had ended before, however late we hear."""
+        """Return who asked a rank to end, or "" if it had ended before that."""
         failed = any(other.failed for other in self.known.values())
         by_torchrun = failed and code == -signal.SIGTERM
         if rank.gone and not by_torchrun:
@@ -134,16 +140,19 @@ class LocalRanks:
         """Add what is known of a rank's failure, and whether it had failed before it was asked."""
         stream = str(report.rank)
         for fd in self.outputs.of(stream):
-            self.outputs.read(fd)  # its last output may still be in the pipe
+            # The rank's last output may still be in the pipe.
+            self.outputs.read(fd)
         error = self.error_of(report.local) or rank.error
         asked = report.asked
-        if rank.leaving:  # and was signalled only while it tore down
+        # The program had chosen its exit code; a signal reached it only during teardown.
+        if rank.leaving:
             asked, code = "", report.code
             report = report.replace(code=rank.leaving if code in ENDED_BY_US else code)
         says_all = error and report.code >= 0 and GPU_ASSERTS not in error.message
         last_output = "" if says_all else last_words(self.outputs.log.last.get(stream, b""))
         if error and error.time < self.end.since:
-            asked = ""  # tearing down took it longer
+            # The rank failed before the end was requested; its teardown took longer.
+            asked = ""
         found = {**self.evidence.now(), "driver": self.evidence.of_driver(report.pid)}
         return report.replace(**found, error=error, said=last_output, asked=asked)
 
@@ -157,12 +166,12 @@ class LocalRanks:
     # -- their end ---------------------------------------------------------------------------
 
     def note_gone(self) -> None:
-        """Note which ranks have ended by themselves: before any is asked to end."""
+        """Record which ranks have ended by themselves. Called before any is asked to end."""
         for rank in self.known.values():
             rank.gone = rank.process is not None and processes.is_leaving(rank.process)
 
     def ask_all(self) -> bool:
-        """Ask each rank once to end; return whether there is one."""
+        """Ask each rank once to end; return True if there are ranks."""
         for rank in self.known.values():
             self.ask(rank)
         return any(rank.process for rank in self.known.values())
@@ -170,7 +179,7 @@ class LocalRanks:
     def ask(self, rank: LocalRank) -> None:
         """Send SIGTERM, once: another one would disturb a rank that saves.
 
-        Whether it has a handler is asked first, as a handler may begin by removing itself. That of
+        The handler is looked up before the signal, as it may begin by removing itself. That of
         the Trainer does not count: it saves with all ranks together, or not at all.
         """
         if rank.process is None or rank.saves is not None:
@@ -192,7 +201,7 @@ class LocalRanks:
         return {process.pid for pair in pairs for process in pair if process}
 
     def spared(self, living: Iterable[Process]) -> set[int]:
-        """Return the ranks that save, their keepers, and what works for them."""
+        """Return the PIDs of the ranks that save, their keepers, and their descendants."""
         saving = {process.pid for process in self.running(saves=True)}
         keepers = {
             rank.keeper.pid for rank in self.known.values() if rank.keeper and rank.pid in saving
@@ -207,7 +216,7 @@ class LocalRanks:
 
 
 def exit_code(argument: str) -> int:
-    """Return the exit code of a program that called sys.exit with this; words are an error."""
+    """Return the exit code of a program that called sys.exit with this argument; text means 1."""
     try:
         return int(argument) & 0xFF
     except ValueError:

@@ -14,17 +14,21 @@ from orchestrator.protocol.facts import FATAL_XIDS, XID
 
 CGROUPS = "/sys/fs/cgroup"
 SHM = "/dev/shm"
-FULL_BYTES = 1 << 20  # with less left, the next tensor of a DataLoader does not fit
+# With less space left, the next tensor of a DataLoader does not fit.
+FULL_BYTES = 1 << 20
 KERNEL_LOG = "/dev/kmsg"
 NVIDIA = "/dev/nvidiactl"
 OF_DRIVER = "NVRM: Xid"
 JOURNAL_SECONDS = 1.0
-FRESH_SECONDS = 5.0  # ranks fail together, and the journal is slow
+# Ranks fail together, and the journal is slow, so it is read at most this often.
+FRESH_SECONDS = 5.0
 MOST_LINES, LONGEST_LINE = 20, 400
-KEPT_LINES = 500  # a driver may repeat itself a thousand times a second
-# Of an exception that says so, the kernel's own line is among the last words before it.
+# A driver may repeat a message a thousand times a second.
+KEPT_LINES = 500
+# For an exception with these words, the kernel's own message is in the output before it.
 GPU_ASSERTS = "device-side assert"
-WORDS_CHARACTERS = 4000  # of a rank's last ones, before a dump of its stacks and of that dump
+# The limit of a rank's last output before a dump of its stacks, and of the dump.
+WORDS_CHARACTERS = 4000
 
 
 class Evidence:
@@ -33,23 +37,27 @@ class Evidence:
     def __init__(self) -> None:
         self.before = oom_kills()
         self.began = time.time()
-        self.log: int | None = None  # of the kernel, from here on; None: not for this login
+        # The kernel's log, read from its present end on; None if this login may not read it.
+        self.log: int | None = None
         if os.path.exists(NVIDIA):
             with contextlib.suppress(OSError):
                 self.log = os.open(KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK)
                 os.lseek(self.log, 0, os.SEEK_END)
-        self.reported: list[str] = []  # by the driver
-        self.asked = 0.0  # when the journal was
-        self.told: set[str] = set()  # of which broken GPUs, and with which Xid
+        # Lines that the driver has logged.
+        self.reported: list[str] = []
+        # The time of the last read of the journal.
+        self.asked = 0.0
+        # GPUs already reported as broken, each with its Xid.
+        self.told: set[str] = set()
 
     def now(self) -> dict[str, Any]:
         kills = [count - self.before.get(name, 0) for name, count in oom_kills().items()]
         return {"oom_kills": max(kills, default=0), "shm_full": is_full(SHM)}
 
     def look(self) -> list[str]:
-        """Return what the driver has reported since the last look; without a log of its own, none.
+        """Return the driver's messages since the last look; none if the kernel's log is unreadable.
 
-        The kernel's log can be waited for like a pipe.
+        The kernel's log can be polled like a pipe.
         """
         if self.log is None:
             return []
@@ -63,7 +71,7 @@ class Evidence:
         return new
 
     def newly_broken(self, pids: Container[int]) -> list[str]:
-        """Return a line for each GPU that is newly called broken, of these processes or of none."""
+        """Return a line for each GPU newly reported as broken that names these or none."""
         lines = []
         for line in self.look():
             gpu = broken(line)
@@ -73,7 +81,7 @@ class Evidence:
         return lines
 
     def of_driver(self, pid: int) -> tuple[str, ...]:
-        """Return what the driver has reported since the job began, of this process or of none."""
+        """Return the driver's messages since the job began that name this process or none."""
         self.look()
         unheard = self.log is None and os.path.exists(NVIDIA)
         if unheard and time.monotonic() - self.asked > FRESH_SECONDS:
@@ -84,30 +92,31 @@ class Evidence:
 
 
 def is_about(line: str, pids: Container[int]) -> bool:
-    """Return True if the driver speaks of one of these processes, or of none."""
+    """Return True if the driver names one of these processes, or none."""
     named = re.search(r"\bpid=(\d+)", line)
     return named is None or int(named[1]) in pids
 
 
 def broken(line: str) -> str:
-    """Return which GPU a line calls broken, and with which Xid; or nothing."""
+    """Return the GPU that a line reports as broken and the Xid, or an empty string."""
     found = XID.match(line)
     return f"{found[1]} {found[2]}" if found and int(found[2]) in FATAL_XIDS else ""
 
 
 def records(log: int) -> Iterator[str]:
-    """Yield what the kernel has logged since the last look."""
+    """Yield the kernel's messages since the last look."""
     while True:
         try:
             yield os.read(log, 8192).decode("utf-8", "replace")
-        except BrokenPipeError:  # some were overwritten, and it goes on after them
+        # Some messages were overwritten; the next read continues after them.
+        except BrokenPipeError:
             continue
         except BlockingIOError:
             return
 
 
 def in_journal(since: float) -> list[str]:
-    """Return what the driver has reported since then, as far as systemd tells this login."""
+    """Return the driver's messages since a time, if this login may read the journal."""
     words = ["journalctl", "-k", "-q", "--no-pager", "-o", "short", f"--lines={KEPT_LINES}"]
     try:
         done = subprocess.run(
@@ -125,7 +134,7 @@ def in_journal(since: float) -> list[str]:
 
 
 def oom_kills() -> dict[str, int]:
-    """Return file -> how many processes the kernel's out-of-memory killer ended, by its count.
+    """Return the out-of-memory killer's count of killed processes by file.
 
     /proc/vmstat counts for the whole machine; where it does not (before Linux 4.13, or hidden from
     a container) the control group's own count is there.

@@ -19,7 +19,8 @@ from orchestrator.protocol.events import EndOrder
 
 HURRY_SECONDS = 1.0
 SWEEP_SECONDS = 0.5
-SURVIVES_SECONDS = 10.0  # a process that survives SIGKILL this long hangs in the kernel
+# A process that survives SIGKILL for this long hangs in the kernel.
+SURVIVES_SECONDS = 10.0
 NEVER = float("inf")
 
 
@@ -49,13 +50,16 @@ class PartEnd:
     """All times are monotonic, but for `since`."""
 
     def __init__(self, grace: float) -> None:
-        self.grace = grace  # the user's
+        self.grace = grace
         self.phase = Phase.RUNNING
         self.cause = EndCause.NOTHING
-        self.why = ""  # the first order's
-        self.since = NEVER  # Unix time of the first order
+        # The reason of the first order.
+        self.why = ""
+        # The Unix time of the first order.
+        self.since = NEVER
         self.spare_at = self.kill_at = NEVER
-        self.killed_at = NEVER  # when all that lived in SWEEPING was killed
+        # The time at which all processes living in SWEEPING were killed.
+        self.killed_at = NEVER
 
     @property
     def asked(self) -> bool:
@@ -67,7 +71,7 @@ class PartEnd:
         return self.phase in (Phase.SWEEPING, Phase.OVER)
 
     def order(self, order: EndOrder, cause: EndCause, now: float, at: float) -> bool:
-        """Take an order to end, given at a Unix time; return whether the ranks are to be asked."""
+        """Apply an order to end, given at a Unix time; return True if ranks must be asked."""
         failed = order.failed or order.lost is not None
         self.kill_at = min(self.kill_at, now + order.grace)
         self.spare_at = min(self.spare_at, now + HURRY_SECONDS if failed else NEVER)
@@ -81,14 +85,14 @@ class PartEnd:
         return True
 
     def agent_ended(self, code: int) -> bool:
-        """Return whether torchrun failed by itself; `sweep` comes next."""
+        """Return True if torchrun failed by itself; `sweep` comes next."""
         if code and self.cause is EndCause.NOTHING:
             self.cause = EndCause.AGENT
             return True
         return False
 
     def sweep(self, now: float) -> None:
-        """End what torchrun has left."""
+        """Begin to end the processes that torchrun has left."""
         self.phase = Phase.SWEEPING
         self.spare_at = now + SWEEP_SECONDS
         self.kill_at = min(self.kill_at, now + max(self.grace, SWEEP_SECONDS))
@@ -99,23 +103,23 @@ class PartEnd:
         return Due.SPARE if now >= self.spare_at else Due.NOTHING
 
     def spared(self, now: float) -> None:
-        """Note that all but some was killed; they are spared until `kill_at`."""
+        """Record that all but the spared processes were killed; they have until `kill_at`."""
         self.spare_at = now + SWEEP_SECONDS if self.phase is Phase.SWEEPING else NEVER
 
     def killed(self, now: float) -> None:
-        """Note that everything was killed."""
+        """Record that everything was killed."""
         self.kill_at = self.spare_at = NEVER
         if self.phase is Phase.SWEEPING:
             self.killed_at = min(self.killed_at, now)
 
     def left(self, *, alive: bool, now: float) -> None:
-        """Note whether anything lives while SWEEPING; the part is over if nothing does."""
+        """Record whether anything lives while SWEEPING; the part is over if nothing does."""
         if not alive or now - self.killed_at > SURVIVES_SECONDS:
             self.phase = Phase.OVER
         elif self.kill_at == NEVER:
-            # It was born while the others were being killed.
+            # A process was born while the others were being killed.
             self.kill_at = now
 
     def wait(self, now: float) -> float:
-        """Return the seconds until something is due."""
+        """Return the seconds until an action is due."""
         return max(0.0, min(self.kill_at, self.spare_at) - now)

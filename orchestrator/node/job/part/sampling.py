@@ -1,7 +1,7 @@
 """Starts the process that samples this machine (node/machine/sampler.py), and ends it with the job.
 
-The supervisor does no more for it than that, and passes on to the log what it says: whatever it
-meets, a disk or a driver that hangs, meets a process that no other waits for.
+The supervisor only starts and ends it, and copies its messages into the log. A disk or a driver
+that hangs then blocks only the sampler, which no other process waits for.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from orchestrator.node.job import processes
 from orchestrator.node.job.ranks.agent_start import PR_SET_PDEATHSIG, prctl
 from orchestrator.node.job.run_directory import RunDir
 
-AFTER_SECONDS = 2.0  # a start has better things to do, and a shorter job has nothing to show
+# Sampling must not slow down the start, and a shorter job has nothing to show.
+AFTER_SECONDS = 2.0
 END_SECONDS = 1.0
 LIBRARY = os.path.abspath(__file__).rsplit(os.sep, 5)[0]
 START = (
@@ -27,7 +28,7 @@ START = (
 
 
 class SamplerProcess:
-    """The process beside a job, from some seconds after its start until its end."""
+    """The sampler's process, which runs from some seconds after the job's start until its end."""
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
@@ -36,21 +37,22 @@ class SamplerProcess:
 
     @property
     def wait(self) -> float:
-        """Return the seconds until it is to be started."""
+        """Return the seconds until the sampler must be started."""
         return max(0.0, self.due - time.monotonic())
 
     def start(self) -> int | None:
-        """Start it once it is time; return then where to read what it says."""
+        """Start the sampler if it is due; return the descriptor of its messages, or None."""
         if self.wait:
             return None
         self.due = float("inf")
         names = [self.run.job, str(self.run.node)]
         try:
             reading, writing = os.pipe()
-        except OSError:  # no more open files
+        # No file descriptor is left.
+        except OSError:
             return None
         os.set_blocking(reading, False)
-        # Where no process is to be had the job goes on without samples.
+        # If no process can be started, the job goes on without samples.
         with contextlib.suppress(OSError):
             self.process = subprocess.Popen(
                 [sys.executable, *processes.OPTIONS, "-c", START, LIBRARY, "sample", *names],
@@ -64,7 +66,7 @@ class SamplerProcess:
         return reading
 
     def end(self) -> None:
-        """Kill it: all that it wrote is whole. One that hangs in the kernel is not waited for."""
+        """Kill the sampler: all its lines are whole. One that hangs in the kernel is left."""
         self.due = float("inf")
         if self.process is not None:
             self.process.kill()

@@ -1,7 +1,7 @@
 """Describes the process that becomes torchrun, from which all ranks of a node start.
 
-One description for all starts: a cold one applies it between fork and exec, a process that has
-waited applies it where it stands. Imports nothing of ours: node/warm/standby.py loads it
+All starts share one description: a cold start applies it between fork and exec, a standby process
+applies it to itself. Imports nothing of this package: node/warm/standby.py loads it
 by its path, into the process that the ranks are forked from.
 """
 
@@ -14,20 +14,23 @@ import signal
 from typing import TypedDict
 
 PR_SET_PDEATHSIG = 1
-PRCTL = ctypes.CDLL(None).prctl  # found before a fork, after which another thread's lock may stay
+# Looked up before a fork: after it, another thread may hold the loader's lock forever.
+PRCTL = ctypes.CDLL(None).prctl
 
 
-Limits = list[tuple[int, int, int]]  # kind, soft, hard
+# Each limit is (kind, soft, hard).
+Limits = list[tuple[int, int, int]]
 
 
 class AgentStart(TypedDict):
-    """All that torchrun starts with, but for what its standard output is."""
+    """Everything torchrun starts with except its standard output."""
 
     command: list[str]
     environment: dict[str, str]
-    umask: int  # -1: as it is
+    # The value -1 keeps the present umask.
+    umask: int
     limits: Limits
-    # `-m` puts it on torchrun's path; the ranks go to the workdir.
+    # With `-m`, Python adds this directory to torchrun's path; the ranks change to the workdir.
     directory: str
     supervisor: int  # PID
 
@@ -43,7 +46,7 @@ def limits() -> Limits:
 
 
 def with_room(known: Limits) -> Limits:
-    """Return limits with as many open files as may be: node 0's torchrun has the store of all."""
+    """Return limits with the most open files allowed: node 0's torchrun hosts the store of all."""
     files = resource.RLIMIT_NOFILE
     return [(kind, hard if kind == files else soft, hard) for kind, soft, hard in known]
 
@@ -55,12 +58,13 @@ def set_limits(wanted: Limits) -> None:
 
 
 def settle(start: AgentStart) -> None:
-    """Set in this process what it keeps when it becomes torchrun."""
+    """Apply to this process the settings that torchrun inherits."""
     set_limits(start["limits"])
     if start["umask"] >= 0:
         os.umask(start["umask"])
     os.chdir(start["directory"])
-    # Should the supervisor be killed, torchrun ends its ranks: nobody would read what they print.
+    # If the supervisor is killed, torchrun must end its ranks, as their output is read no more.
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != start["supervisor"]:
-        os.kill(os.getpid(), signal.SIGTERM)  # as the kernel would have told us
+        # The supervisor died before prctl(), so the kernel sends no signal.
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -1,6 +1,6 @@
 """torchrun for the fast start: like `python -m torch.distributed.run`, but ready sooner.
 
-Stands alone: the ranks are forked from this process, so it imports nothing of ours.
+Stands alone: the ranks are forked from this process, so it imports nothing of this package.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import sys
 import time
 from typing import Any
 
-# To wait for the master; after that torchrun itself goes on waiting.
+# After this time torchrun itself waits for the master.
 PATIENCE_SECONDS = 60.0
-# Between two tries, at least and at most: 1,024 nodes are 200,000 packets a second at the least.
+# Minimum and maximum pause between two tries. At the minimum, 1,024 nodes send 200,000 packets/s.
 TRY_SECONDS = (0.005, 0.25)
-SHARE_OF_WAIT = 0.05  # of the time waited so far, until the next try
+# The pause before the next try grows by this share of the last one.
+SHARE_OF_WAIT = 0.05
 
 
 def main() -> None:
@@ -28,11 +29,13 @@ def main() -> None:
 
 def import_torch(*others: str) -> Any:
     """Return torchrun's module, imported with others that the ranks would import."""
-    gc.disable()  # importing torch makes a million objects, none of them garbage: 0.1 s of 0.9
+    # Importing torch makes a million objects and no garbage: collection would take 0.1 s of 0.9.
+    gc.disable()
     torchrun = importlib.import_module("torch.distributed.run")
     for name in others:
         importlib.import_module(name)
-    gc.freeze()  # forked ranks share these pages until one of them writes to them
+    # Forked ranks share these pages until one of them writes to them.
+    gc.freeze()
     gc.enable()
     return torchrun
 
@@ -53,11 +56,12 @@ def run(torchrun: Any) -> None:
     torchrun.main()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    os._exit(0)  # To free what torch has made would take 0.1 s.
+    # Freeing torch's objects would take 0.1 s.
+    os._exit(0)
 
 
 def note_the_time() -> None:
-    """Leave a file whose time the supervisor reads: torch is imported."""
+    """Create a file whose time tells the supervisor when torch was imported."""
     with contextlib.suppress(KeyError, OSError):
         path = os.path.join(os.environ["ORCHESTRATOR_RUN"], "torch_ready")
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))

@@ -1,8 +1,8 @@
-"""Makes a process that was forked from torchrun look, begin and end as a Python of its own does.
+"""Makes a process forked from torchrun look, begin and end like a Python process of its own.
 
 It calls two private functions of CPython, threading._shutdown() and atexit._run_exitfuncs(), as
 multiprocessing does; tests/node/job/test_rank.py holds them against `python program`. Imports
-nothing of ours: rank.py loads it by its path, into the process of the user's program.
+nothing of this package: rank.py loads it by its path, into the process of the user's program.
 """
 
 from __future__ import annotations
@@ -22,21 +22,23 @@ BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
 def forget_the_parent() -> None:
-    """Drop what a fork inherits from torchrun's agent and a program of its own would not have."""
+    """Drop inherited state of torchrun's agent that a new process would not have."""
     from multiprocessing import process, set_start_method
 
     # Else set_start_method("spawn") fails, and the main process is not called MainProcess.
     set_start_method(None, force=True)
     process.current_process().name = "MainProcess"
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
-        finalizer.atexit = False  # The agent's temporary files are not ours to remove.
+        # The agent's temporary files belong to the agent.
+        finalizer.atexit = False
     # Else all ranks of a node would draw the same numbers; fork() seeds those of Python itself.
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
     of_torch = getattr(sys.modules.get("torch"), "default_generator", None)
     if of_torch is not None:
-        of_torch.seed()  # the processor's; those of GPUs begin alike in any process
+        # Only the CPU's generator: those of GPUs begin alike in any process.
+        of_torch.seed()
     close_pipes()
 
 
@@ -50,7 +52,8 @@ def close_pipes() -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for name in os.listdir("/proc/self/fd"):
         held = ""
-        with contextlib.suppress(OSError):  # the listing's own
+        # The descriptor of the listing itself is closed already.
+        with contextlib.suppress(OSError):
             held = os.readlink(f"/proc/self/fd/{name}")
         if int(name) > 2 and held.startswith(("pipe:", "socket:")):
             os.dup2(null, int(name), inheritable=False)
@@ -60,13 +63,15 @@ def close_pipes() -> None:
 def end_threads_and_exit_functions() -> None:
     """Wait for threads and call what atexit has, as the interpreter does at its end."""
     threading._shutdown()  # type: ignore[attr-defined]
-    with contextlib.suppress(BaseException):  # printed; before Python 3.10 also raised
+    # The interpreter prints an exception here; before Python 3.10 it raises as well.
+    with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()
 
 
 def write_files() -> None:
-    """Write what files hold that the program has not closed; os._exit would lose it."""
-    frozen = [sys.__stdout__, sys.__stderr__]  # gc does not know these two.
+    """Flush the files that the program has not closed; os._exit would lose their buffers."""
+    # gc does not track these two.
+    frozen = [sys.__stdout__, sys.__stderr__]
     for file in (*frozen, *(thing for thing in gc.get_objects() if type(thing) in BUFFERED)):
         with contextlib.suppress(OSError, ValueError):
             if file is not None and file.writable():
@@ -79,16 +84,17 @@ def write_files() -> None:
 # for their script with `ps aux | grep train.py`, and we for our own variables in /proc/PID/environ.
 # Both are areas of the process's own memory, and the kernel reads them each time.
 
-ARGUMENTS, ENVIRONMENT = 47, 49  # where an area begins and ends, among the fields of proc(5)'s stat
+# The fields of /proc/PID/stat (proc(5)) that hold the start of each area; the end follows.
+ARGUMENTS, ENVIRONMENT = 47, 49
 
 
 def show_command(words: Sequence[str]) -> bool:
-    """Show these words as the command line, cut where the old one's room ends."""
+    """Show these words as the command line, cut at the end of the original area."""
     return overwrite(ARGUMENTS, [os.fsencode(word) for word in words])
 
 
 def show_environment(variables: Mapping[str, str]) -> bool:
-    """Show these variables as the environment, the first ones where the room is too small.
+    """Show these variables as the environment; those that do not fit are left out.
 
     What C code reads with getenv() stands in the same memory, so all of os.environ is moved away
     first. For a process with one thread: another might be reading there.
@@ -101,14 +107,15 @@ def show_environment(variables: Mapping[str, str]) -> bool:
 
 
 def overwrite(area: int, strings: Sequence[bytes]) -> bool:
-    """Write strings, each ended by a NUL, over one of the two areas; return whether all had room.
+    """Write NUL-terminated strings over one of the two areas; return True if all fitted.
 
     Through /proc/self/mem, where a wrong address is an error and not a crash. The area's last byte
     stays NUL: with any other the kernel would go on into what follows it. A string that is cut
     short would say something else than was meant, so one of the environment is left out whole.
     """
     try:
-        with open("/proc/self/stat", "rb") as file:  # the name in it may hold spaces and brackets
+        # The process name may hold spaces and brackets.
+        with open("/proc/self/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
         start, end = (int(field) for field in fields[area - 2 : area])
         room = end - start
@@ -123,6 +130,7 @@ def overwrite(area: int, strings: Sequence[bytes]) -> bool:
             os.pwrite(memory, text[: room - 1].ljust(room, b"\0"), start)
         finally:
             os.close(memory)
-    except (OSError, ValueError, IndexError):  # a kernel that hides them or forbids it
+    # The kernel hides these files or forbids access.
+    except (OSError, ValueError, IndexError):
         return False
     return whole

@@ -1,4 +1,4 @@
-"""Stands in torchrun's place where a program starts its ranks by itself: one process on each node.
+"""Replaces torchrun where a program starts its ranks by itself: one process on each node.
 
 Takes the options that torchrun gets, and is the keeper of that process itself. Imports no torch:
 the program may need none.
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def main() -> None:
-    """Run the node's one process, and end as it does."""
+    """Run the node's one process, and end with its exit status."""
     *words, keeper = sys.argv[1:]
     options = dict(word.split("=", 1) for word in words)
     node = options["--node-rank"]
@@ -25,7 +25,8 @@ def main() -> None:
             **{"MASTER_ADDR": options["--master-addr"], "MASTER_PORT": options["--master-port"]},
         }
     )
-    rank: Any = types.ModuleType("orchestrator_rank")  # without a trace in sys.modules
+    # The module is not in sys.modules, where the user's program would see it.
+    rank: Any = types.ModuleType("orchestrator_rank")
     rank.__file__ = keeper
     importlib.machinery.SourceFileLoader(rank.__name__, keeper).exec_module(rank)
     rank.Rank().main()

@@ -1,10 +1,10 @@
 """Runs one rank: torchrun starts this in place of the user's program.
 
-torchrun's own child (the keeper) forks the real rank and waits for it, so that how the rank ended
-is known exactly (exit code, signal, peak memory) whatever killed it; to torchrun the keeper ends
-the same way. The rank sends its output down its own FIFO, so every line is known to be its own, and
+torchrun's own child (the keeper) forks the real rank and waits for it. So the exit code, signal and
+peak memory are known exactly in every case, and the keeper ends
+the same way for torchrun. The rank sends its output to its own FIFO, so each line is its own, and
 runs the program as `python program args` would. It shares a process with the user's code, so at run
-time it imports nothing of ours; interpreter.py, in the same directory, is loaded by its path.
+time it imports nothing of this package; interpreter.py beside it is loaded by its path.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 
 def loaded(*path: str) -> Any:
-    """Load a file of ours without a trace in sys.modules: the program would see it."""
+    """Load a file of this package without an entry in sys.modules, which the program would see."""
     place = os.path.join(os.path.dirname(__file__), *path) + ".py"
     module = types.ModuleType("orchestrator_" + path[-1])
     importlib.machinery.SourceFileLoader(module.__name__, place).exec_module(module)
@@ -47,13 +47,17 @@ PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 HELD = (*FORWARDED, signal.SIGQUIT)
-STACKS_SIGNAL = signal.SIGRTMIN + 9  # as in protocol/timing.py
-NO_RESTART = 93  # as in common/errors.py
-LEAVING_SECONDS = 60.0  # that a program which has failed takes to end: a tracker may still send
-# In which a supervisor that runs has seen that a rank failed, and ends the others.
+# Equal to the constant in protocol/timing.py.
+STACKS_SIGNAL = signal.SIGRTMIN + 9
+# Equal to the constant in common/errors.py.
+NO_RESTART = 93
+# A failed program has this long to end: an experiment tracker may still send data.
+LEAVING_SECONDS = 60.0
+# Within this time a running supervisor has noticed that a rank failed, and ends the others.
 SUPERVISOR_SECONDS = 1.0
-HOOKS = ("sitecustomize.py", "usercustomize.py")  # what wraps calls of every program
-# Frames of these files are no user's: rank.py itself, and what runs the program.
+# These files wrap calls of every program.
+HOOKS = ("sitecustomize.py", "usercustomize.py")
+# Frames of these files are not the user's: rank.py itself, and runpy.
 OURS = (os.path.dirname(__file__) + os.sep, runpy.__file__, "<frozen ")
 
 
@@ -66,12 +70,14 @@ class Rank:
             self.spec: dict[str, Any] = json.load(file)
         self.rank = int(os.environ["RANK"])
         self.local = int(os.environ["LOCAL_RANK"])
-        self.forked = False  # of torchrun's agent, torch and all; else a Python of its own
+        # True if forked from torchrun's agent, which has imported torch; else it is a new Python.
+        self.forked = False
 
     def report(self, report: dict[str, Any]) -> None:
-        """Write a line to the supervisor. Under PIPE_BUF, so lines of ranks never mix."""
+        """Send a line to the supervisor. It is shorter than PIPE_BUF, so lines never mix."""
         line = json.dumps({"rank": self.rank, "local": self.local, "time": time.time(), **report})
-        with contextlib.suppress(OSError):  # the supervisor is gone
+        # The supervisor has ended.
+        with contextlib.suppress(OSError):
             fd = os.open(os.path.join(self.run, "reports"), os.O_WRONLY | os.O_NONBLOCK)
             os.write(fd, line.encode() + b"\n")
             os.close(fd)
@@ -79,15 +85,16 @@ class Rank:
     def main(self) -> None:
         self.forked = self.spec["start"] == "fork"
         self.take_output()
-        # Until both have their own answers to signals: torchrun's would raise in the wrong place,
-        # and a rank that was just forked would go on as if nobody had asked it to stop.
+        # Blocked until both processes have their own handlers. torchrun's would raise in the wrong
+        # place, and a newly forked rank would ignore a request to stop.
         signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
         child = os.fork()
         if child:
             self.keep(child)
             return
-        os.setsid()  # a signal that it sends to its own group is for it and its children alone
-        # Before it says anything: whoever hears of it knows whom to signal.
+        # A signal that the program sends to its own group must reach only it and its children.
+        os.setsid()
+        # Reported before any output, so that the supervisor knows which process to signal.
         self.report({"event": "started", "pid": os.getpid(), "keeper": os.getppid()})
         self.run_program()
 
@@ -100,12 +107,12 @@ class Rank:
         os.close(fifo)
 
     def keep(self, child: int) -> None:
-        """Wait for the rank, report its end, end the same way: by returning where it went well.
+        """Wait for the rank, report its end, then end the same way (return if it succeeded).
 
-        A process that torchrun forked has to return: torchrun would wait for its value forever.
+        A process that torchrun forked must return: torchrun would wait for its value forever.
         """
-        # torch has its children interrupted when torchrun dies; the supervisor ends them, and first
-        # knows why.
+        # torch interrupts its children when torchrun dies. Here the supervisor ends them, once it
+        # knows the cause.
         prctl(PR_SET_PDEATHSIG, 0)
 
         def forward(signum: int, frame: FrameType | None) -> None:
@@ -123,12 +130,13 @@ class Rank:
         for signum in FORWARDED:
             signal.signal(signum, signal.SIG_DFL)
         self.report({"event": "ended", "pid": child, "code": code, "peak_kb": usage.ru_maxrss})
-        # If torchrun saw it now, it would hurry ranks that still save: the supervisor ends them.
+        # If torchrun saw the failure now, it would kill ranks that save. The supervisor ends them.
         ending, until = os.path.join(self.run, "ending"), time.monotonic() + SUPERVISOR_SECONDS
         while code and (os.path.exists(ending) or time.monotonic() < until):
             time.sleep(0.05)
         if code < 0:
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the rank has dumped its core already
+            # The rank has already dumped its core.
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             signal.signal(-code, signal.SIG_DFL) if -code not in (9, 19) else None
             os.kill(os.getpid(), -code)
         if code:
@@ -156,7 +164,7 @@ class Rank:
         self.leave(code)
 
     def leave(self, code: int) -> NoReturn:
-        """End as the interpreter does. A forked rank cannot: torchrun's code is beneath us."""
+        """End as the interpreter does. A forked rank uses os._exit: torchrun's frames are below."""
         if code:
             _thread.start_new_thread(end_in_time, (code,))
         interpreter.end_threads_and_exit_functions()
@@ -170,9 +178,11 @@ class Rank:
     def run_target(self) -> None:
         target = self.spec["target"]
         os.chdir(self.spec["workdir"])
-        os.environ["PWD"] = self.spec["workdir"]  # as a shell has it after `cd`
+        # A shell sets PWD at `cd`.
+        os.environ["PWD"] = self.spec["workdir"]
         if target["kind"] == "program":
-            for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # ignored by Python, not by programs
+            # Python ignores these signals; other programs expect the default.
+            for signum in (signal.SIGPIPE, signal.SIGXFSZ):
                 signal.signal(signum, signal.SIG_DFL)
             os.execvp(target["name"], [target["name"], *target["args"]])
         import faulthandler
@@ -182,14 +192,14 @@ class Rank:
         run_python(target["kind"], target["name"], target["args"])
 
     def stand_by(self, register: Callable[..., Any]) -> None:
-        """Prepare to show where this rank is, should the job hang.
+        """Prepare to report this rank's position if the job hangs.
 
-        On a signal, write the main thread's stack, even while C code holds the interpreter: of no
-        other one, as reading the stack of a thread that runs can crash the process. On a word, a
-        thread (which `threading` does not count) writes what torch remembers of its collectives:
-        the main one may never come back.
+        On a signal, the main thread's stack is written, even while C code holds the interpreter.
+        Stacks of other threads are not: reading that of a running thread can crash the process.
+        On a byte in the FIFO, a thread unknown to `threading` writes torch's recorded collectives:
+        the main thread may be blocked forever.
         """
-        # torch 2.8 and 2.9 remember none by themselves.
+        # torch 2.8 and 2.9 record none by default.
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
         with contextlib.suppress(OSError):
             path = os.path.join(self.run, f"stacks_{self.local}")
@@ -197,7 +207,7 @@ class Rank:
             register(STACKS_SIGNAL, self.stacks, all_threads=False)
             questions = os.path.join(self.run, f"ask_{self.local}")
             os.mkfifo(questions, 0o600)
-            # Held open for good: a question is lost where nobody holds the pipe's other end.
+            # Kept open: without a reader a write to the FIFO would fail.
             _thread.start_new_thread(self.answer_questions, (os.open(questions, os.O_RDWR),))
 
     def answer_questions(self, questions: int) -> None:
@@ -214,24 +224,25 @@ class Rank:
                 self.report({"event": "exit", "code": str(leaving.code)})
             return code
         message = str(leaving.code)
-        # 12 bytes for each character at worst: under PIPE_BUF
+        # A character takes at most 12 bytes, so the line stays below PIPE_BUF.
         self.report({"event": "exit", "code": self.hiding()(message)[:300]})
         sys.stdout.flush()
         sys.stderr.write(message + "\n")
         return 1
 
     def record(self, error: BaseException) -> None:
-        """Tell the log and the supervisor the traceback without our own frames."""
+        """Print the traceback without frames of this package, and store it for the supervisor."""
         first = users_frames(error.__traceback__)
         error.__traceback__ = first
         text = "".join(traceback.format_exception(type(error), error, first))
         sys.stdout.flush()
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, first
-        sys.excepthook(type(error), error, first)  # the program may have set its own
+        # The program may have set its own hook.
+        sys.excepthook(type(error), error, first)
         sys.stderr.flush()
         here = users_line(traceback.extract_tb(first))
         hide = self.hiding()
-        # Its own __str__ may raise.
+        # The exception's own __str__ may raise.
         description = str(traceback.TracebackException(type(error), error, None))
         record = {
             "type": type(error).__name__,
@@ -245,10 +256,11 @@ class Rank:
         }
         if not write_whole(os.path.join(self.run, f"error_{self.local}.json"), json.dumps(record)):
             words = {n: v[:150] if isinstance(v, str) else v for n, v in record.items()}
-            self.report({"event": "raised", "error": words})  # under PIPE_BUF
+            # The values are cut so that the line stays below PIPE_BUF.
+            self.report({"event": "raised", "error": words})
 
     def hiding(self) -> Callable[[str], str]:
-        """Return what takes the secrets of this job out of a text, as its supervisor does."""
+        """Return a function that removes this job's secrets from a text, as the supervisor does."""
         module = loaded(os.pardir, os.pardir, os.pardir, "common", "hiding")
         env = {**os.environ, **self.spec.get("env", {})}
         secrets = module.of_environment(env, self.spec.get("secrets", ()))
@@ -256,7 +268,7 @@ class Rank:
 
 
 def end_in_time(code: int) -> None:
-    """End a program that has failed, also where a thread or a process of its own never ends.
+    """End a program that has failed, even if one of its threads or processes never ends.
 
     Other ranks wait for this one, and its failure is reported once it has ended.
     """
@@ -269,9 +281,10 @@ def end_in_time(code: int) -> None:
 
 
 def recorded() -> Iterator[str]:
-    """Yield what torch's flight recorders hold: NCCL has one, all other backends share another."""
+    """Yield torch's flight recorder dumps: NCCL has one, all other backends share another."""
     for dump in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):
-        with contextlib.suppress(Exception):  # no torch, or one that remembers nothing
+        # The program has no torch, or its torch has no recorder.
+        with contextlib.suppress(Exception):
             yield getattr(sys.modules["torch"]._C._distributed_c10d, dump)().decode()
 
 
@@ -287,12 +300,14 @@ def run_python(kind: str, name: str, args: list[str]) -> None:
     """Run as `python name args` (kind "script") or `python -m name args` (a module) would."""
     sys.argv = [name, *args]
     flag = ["-m"] if kind in ("module", "engine") else []
-    # Else `ps` shows torchrun's agent, and no script.
+    # Otherwise `ps` would show torchrun's agent instead of the script.
     interpreter.show_command([sys.executable, "-u", *flag, *sys.argv])
     if not getattr(sys.flags, "safe_path", False):
-        del sys.path[0]  # the directory of our own program
+        # This entry is the directory of rank.py.
+        del sys.path[0]
     library = os.path.abspath(__file__).rsplit(os.sep, 5)[0]
-    if importlib.util.find_spec("orchestrator") is None:  # for `from orchestrator import Trainer`
+    # Lets the program import orchestrator, for example the Trainer.
+    if importlib.util.find_spec("orchestrator") is None:
         sys.path.append(library)
     path = os.path.join(os.getcwd(), name)
     if kind == "engine":
@@ -301,7 +316,8 @@ def run_python(kind: str, name: str, args: list[str]) -> None:
         sys.path.insert(0, os.getcwd() if flag else os.path.dirname(os.path.realpath(path)))
     if flag:
         runpy.run_module(name, run_name="__main__", alter_sys=True)
-    else:  # This searches a directory by itself.
+    # run_path() searches a directory by itself.
+    else:
         runpy.run_path(path, run_name="__main__")
 
 
@@ -313,8 +329,9 @@ def users_frames(frames: TracebackType | None) -> TracebackType | None:
 
 
 def users_line(frames: traceback.StackSummary) -> traceback.FrameSummary | None:
-    """Return the innermost line that is the user's: of no installed package, nor the library."""
-    package = getattr(sys.modules.get("orchestrator"), "__file__", None)  # of the Trainer's caller
+    """Return the innermost line that is the user's, outside installed packages and this library."""
+    # The Trainer's frames belong to this package, not to the user.
+    package = getattr(sys.modules.get("orchestrator"), "__file__", None)
     library = (os.path.dirname(package) + os.sep,) if package else ()
     installed = (*OURS, *library, os.path.dirname(os.__file__), "<")
     lines = [
@@ -329,8 +346,9 @@ def users_line(frames: traceback.StackSummary) -> traceback.FrameSummary | None:
 
 
 def write_whole(path: str, text: str) -> bool:
-    """Write a file with all of this, or none on a full disk; return True if it is there."""
-    new = f"{path}.{_thread.get_ident()}.tmp"  # another thread may write it as well
+    """Write a file with all of this text; return False, without a file, if the disk is full."""
+    # Another thread may write the same file.
+    new = f"{path}.{_thread.get_ident()}.tmp"
     with contextlib.suppress(OSError):
         with open(new, "w", encoding="utf-8", errors="replace") as file:
             file.write(text)
@@ -339,32 +357,35 @@ def write_whole(path: str, text: str) -> bool:
     return False
 
 
-SLURM, OWN = "slurm", "own"  # OWN: the program starts its ranks by itself
+# With OWN, the program starts its ranks by itself.
+SLURM, OWN = "slurm", "own"
 OF_TORCHRUN = re.compile(
     r"TORCHELASTIC_.*|(LOCAL|GROUP|ROLE)_.*|TORCH_NCCL_ASYNC_ERROR_HANDLING|NPROC_PER_NODE"
 )
-# Of Slurm's, what a user or an allocation has set stays: it is no place among the ranks.
+# A variable of Slurm's that a user or an allocation has set stays, if it is no rank or size.
 OF_A_JOB = tuple(
     f"SLURM_{name}" for name in ("JOB_ID", "JOBID", "JOB_NAME", "CPUS_PER_TASK", "GPUS_ON_NODE")
 )
 
 
 def complete_environment(environ: MutableMapping[str, str], spec: Mapping[str, Any]) -> None:
-    """Set the variables that a launch asked for: Slurm's, or less than torchrun's."""
+    """Set the variables that a launch asked for: add Slurm's, or remove torchrun's."""
     wanted, attempt = spec.get("rank_env", ()), spec.get("attempt")
-    if attempt:  # as torchrun would with restarts of its own
+    # torchrun sets these for its own restarts.
+    if attempt:
         environ["TORCHELASTIC_RESTART_COUNT"] = str(attempt["number"] - 1)
         environ["TORCHELASTIC_MAX_RESTARTS"] = str(attempt["restarts"])
     if SLURM in wanted:
         of_job = {name: environ[name] for name in OF_A_JOB if name in environ}
         environ.update({**of_slurm(environ, spec), **of_job})
-    if OWN in wanted:  # what says where the nodes meet stays
+    # The variables of the rendezvous address stay.
+    if OWN in wanted:
         for name in [name for name in environ if OF_TORCHRUN.fullmatch(name)]:
             del environ[name]
 
 
 def of_slurm(environ: Mapping[str, str], spec: Mapping[str, Any]) -> dict[str, str]:
-    """Return what srun sets for a task."""
+    """Return the variables that srun sets for a task."""
     attempt, hosts, node = spec.get("attempt"), spec.get("hosts", ()), int(spec["node"])
     job = str(1 + zlib.crc32((attempt["first_job"] if attempt else spec["job"]).encode()) % 10**7)
     per_node, size, nodes = environ["LOCAL_WORLD_SIZE"], environ["WORLD_SIZE"], str(spec["nnodes"])

@@ -1,7 +1,7 @@
 """The program of every rank of Cluster.run: it calls the function that came with the job.
 
 The function's result, or the exception that ended it, goes back among the outputs. This file
-imports nothing of ours, like rank.py: it shares a process with the user's code.
+imports nothing of this package, like rank.py: it shares a process with the user's code.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from typing import Any
 
 def main() -> None:
     parcel = os.path.join(os.environ["ORCHESTRATOR_RUN"], "parcel")
-    sys.path.append(sys.path[0])  # our own library
+    # The package's own directory moves to the end of the path.
+    sys.path.append(sys.path[0])
     sys.path[0] = os.path.join(parcel, "cloudpickle.zip")
     import cloudpickle  # type: ignore[import-untyped,unused-ignore]  # the head's own version
 
     try:
         with open(os.path.join(parcel, "call.pkl"), "rb") as file:
-            # Where the caller looks for modules comes first, then, as with -m, this directory.
+            # The caller's module directories come first; the current directory follows, as with -m.
             places = map(os.path.abspath, [*pickle.load(file), "."])
             sys.path[:1] = filter(os.path.exists, dict.fromkeys(places))
             function, args, kwargs = pickle.load(file)
@@ -41,7 +42,7 @@ def keep(cloudpickle: Any, result: Any) -> None:
 
 
 def unsendable(result: Any, error: Exception) -> TypeError:
-    """Return the error for a result of which no pickle can be made."""
+    """Return the error for a result that cannot be pickled."""
     kind = type(result).__name__
     return TypeError(
         f"its result cannot be sent back: {text_of(error)} (a {kind}; return numbers, strings,"
@@ -50,7 +51,7 @@ def unsendable(result: Any, error: Exception) -> TypeError:
 
 
 def keep_error(cloudpickle: Any, error: Exception) -> None:
-    """Send the exception back if a pickle reproduces its type; else its text has to do."""
+    """Send the exception back if a pickle reproduces its type; else its text is printed."""
     try:
         data = cloudpickle.dumps(error)
         if type(pickle.loads(data)) is type(error):
@@ -62,7 +63,7 @@ def keep_error(cloudpickle: Any, error: Exception) -> None:
 
 
 def text_of(error: BaseException) -> str:
-    """Return what an exception says, as far as it can: its class is the user's own."""
+    """Return an exception's text. Its class is the user's own, so str() itself may fail."""
     return str(traceback.TracebackException(type(error), error, None))
 
 
