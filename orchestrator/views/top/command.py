@@ -33,9 +33,12 @@ from orchestrator.records.metrics.progress import RankProgress
 from orchestrator.views.top import table
 from orchestrator.views.top.sample import EVERY, JobSample, TopSample, Watch
 
-LINES = 400  # of a log that is followed, of all nodes together
-SECONDS = 1.0  # between two looks at one job
-PATIENCE_SECONDS = 1.0  # with a node, until the others are shown without it
+# The lines of a log on the screen, of all nodes together.
+LINES = 400
+# The time between two samples when one job is shown.
+SECONDS = 1.0
+# How long a sample waits for a node before the others are shown without it.
+PATIENCE_SECONDS = 1.0
 STACK_SECONDS = 15.0
 
 
@@ -53,12 +56,12 @@ def top(where: Where, *, once: bool, again: bool, seconds: float) -> int:
 
 
 def can_be_live() -> bool:
-    """Tell whether a screen can be drawn and redrawn here."""
+    """Return True if the terminal can draw a screen."""
     return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def of_job(where: Where, found: FoundJob) -> None:
-    """Show one job live until it is over, or until somebody leaves."""
+    """Show one job live until it is over or the user quits."""
     record = found.record
     watch = Watch(found.transport, record.nodes, where.experiments, where.trust_record, record.job)
     with closing(watch):
@@ -66,7 +69,7 @@ def of_job(where: Where, found: FoundJob) -> None:
 
 
 def show(watch: Watch, *, every: float | None) -> int:
-    """Print what is there now; with --json --watch a line for each look until Ctrl-C."""
+    """Print one sample; with --json --watch, print a line per sample until Ctrl-C."""
     watch.patience = None if every is None else PATIENCE_SECONDS
     while True:
         sample = watch.observe()
@@ -76,7 +79,8 @@ def show(watch: Watch, *, every: float | None) -> int:
         else:
             text = to_text(sample)
         if not output.pass_on(f"{text}\n") and every is not None:
-            return NOBODY_READS  # | head -1
+            # The reader has closed the pipe, such as `| head -1`.
+            return NOBODY_READS
         if every is None:
             lost = any(node.checkup is None for node in sample.nodes)
             return EXIT_NODE if lost else EXIT_DONE
@@ -95,7 +99,8 @@ def to_text(sample: TopSample) -> str:
 
 def live(where: Where, watch: Watch, seconds: float, alone: str = "") -> int:
     with needed("top"):
-        from orchestrator.views.top.screen import Actions, Top  # textual takes 0.2 s
+        # Imported here, as textual takes 0.2 s.
+        from orchestrator.views.top.screen import Actions, Top
 
     actions = Actions(
         log=partial(open_log, where),
@@ -108,7 +113,8 @@ def live(where: Where, watch: Watch, seconds: float, alone: str = "") -> int:
         watch.closer = job
 
     watch.patience = PATIENCE_SECONDS
-    interrupt.undo_with(output.restorer())  # else a kill leaves the mouse and no cursor behind
+    # Without this, a killed process leaves mouse reporting on and the cursor hidden.
+    interrupt.undo_with(output.restorer())
     Top(watch.observe, watch.seen(), seconds, actions, closer, alone).run()
     interrupt.undo_with(None)
     return EXIT_DONE
@@ -125,7 +131,7 @@ def known(where: Where, job: JobSample) -> Experiment:
 def open_log(
     where: Where, job: JobSample, rank: RankProgress | None, node: str
 ) -> Callable[[], Sequence[str]]:
-    """Return what reads the last lines of a rank, of one node's log, or of those of all nodes."""
+    """Return a function that reads the last lines of one rank, one node or all nodes."""
     found = known(where, job)
     nodes = [each for each in found.read_record().nodes if node in ("", each.name)]
     if rank is not None:
@@ -148,7 +154,7 @@ def open_log(
 def stack_lines(
     where: Where, transport: Transport, job: JobSample, rank: RankProgress
 ) -> Sequence[str]:
-    """Ask a rank where it is: a signal makes it write its stacks down, and it goes on."""
+    """Return the stack of a rank, which a signal makes it write while it continues."""
     found = known(where, job)
     record = found.read_record()
     node = next(node for node in record.nodes if node.index == rank.index)
@@ -161,17 +167,19 @@ def stack_lines(
 
 
 def users_stack(stacks: str, tree: str) -> Sequence[str]:
-    """Leave out the frames that lead to the program, and show the main thread first."""
+    """Return the user's frames of each thread, the main thread first."""
     threads = crash_dump.in_text(stacks, tree).strip().split("\n\n")
     lines: list[str] = []
-    for thread in reversed(threads):  # faulthandler writes the main one last
-        if len(frames := users_frames(thread.splitlines())) > 1:  # else it is all ours
+    # faulthandler writes the main thread last.
+    for thread in reversed(threads):
+        # Threads with only frames of this program are left out.
+        if len(frames := users_frames(thread.splitlines())) > 1:
             lines += [*frames, ""]
     return lines[:-1]
 
 
 def is_over(where: Where, job: str) -> bool:
-    """Tell whether a job has ended, also where a node that is lost cannot tell it."""
+    """Return True if the record says that the job is over, even if a node of it is lost."""
     with suppress(OrchestratorError):
         found = experiments.find(where.experiments, job)
         return found is None or found.read_record().over
@@ -179,6 +187,6 @@ def is_over(where: Where, job: str) -> bool:
 
 
 def end(where: Where, job: JobSample) -> str:
-    """End a job as `orchestrator stop` does, and return its receipts in words."""
+    """End a job as `orchestrator stop` does, and return its receipts as text."""
     ended = end_job(where, job.experiment or job.job, None)
     return f"{job.job} has ended already" if ended.receipts is None else to_words(ended.receipts)

@@ -1,4 +1,4 @@
-"""Looks at all nodes at once, again and again, over connections that stay open."""
+"""Polls all nodes concurrently, over connections that stay open."""
 
 from __future__ import annotations
 
@@ -24,35 +24,42 @@ from orchestrator.records.metrics import progress
 from orchestrator.records.metrics.progress import Progress, RankProgress
 
 EVERY = "*"
-AGAIN_SECONDS = 5.0  # until a job whose experiment is not here is looked for once more
+# The least time between two searches for the experiments of jobs that are not known here.
+AGAIN_SECONDS = 5.0
 ANSWER_SECONDS = 20.0
-RETRY_SECONDS = 5.0  # a node that is lost is tried again so often
-STALE_SECONDS = 5.0  # an answer that is older is not shown as if it were of now
-GPU_SECONDS = 5.0  # between two questions for the GPUs: nvidia-smi costs a node more than the rest
+# A lost node is connected to again after this time.
+RETRY_SECONDS = 5.0
+# A pending request hides the previous answer once it takes longer than this.
+STALE_SECONDS = 5.0
+# GPUs are queried less often, as nvidia-smi costs a node more than all the rest.
+GPU_SECONDS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobSample(Progress):
-    """One job that runs on some of the nodes, and how far it is where its experiment is here."""
+    """One job that runs on some of the nodes, with its progress if its experiment is here."""
 
     job: str
     user: str
     nodes: tuple[str, ...]
     since: float
     experiment: str = ""
-    ranks: tuple[RankProgress, ...] = ()  # of the job that is looked at closer
+    # Only filled for the job that is shown in detail.
+    ranks: tuple[RankProgress, ...] = ()
 
 
 @dataclass(frozen=True)
 class NodeSample:
-    """One node at one moment; where `problem` says why it could not be asked, nothing else."""
+    """One node at one moment. If it could not be asked, only `problem` and `fix` are set."""
 
     name: str
     checkup: Checkup | None = None
-    received: float | None = None  # bytes per second since the last look
+    # Bytes per second since the previous sample.
+    received: float | None = None
     sent: float | None = None
     problem: str = ""
-    fix: str = ""  # of the problem
+    # How to fix the problem.
+    fix: str = ""
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
@@ -78,9 +85,12 @@ class Watch:
     nodes: Sequence[Node | NodeRecord]
     experiments: Path
     trusted: bool = False
-    closer: str = ""  # the job whose ranks are looked at; or EVERY
-    patience: float | None = None  # seconds after which a look goes without those who are late
-    known: dict[str, Experiment] = field(default_factory=dict)  # of the jobs that run
+    # The job whose ranks are included, or EVERY.
+    closer: str = ""
+    # How many seconds a sample waits for slow nodes; None waits for all.
+    patience: float | None = None
+    # The experiments of the jobs that run, by job.
+    known: dict[str, Experiment] = field(default_factory=dict)
     sought_at: float = float("-inf")
 
     def __post_init__(self) -> None:
@@ -88,7 +98,7 @@ class Watch:
         self.watched = [WatchedNode(node, self.transport) for node in self.nodes]
 
     def observe(self) -> TopSample:
-        """Ask all nodes at once; one that is late is in a later look."""
+        """Return a sample of all nodes, asked concurrently; a late answer is in the next one."""
         deadline = None if self.patience is None else time.monotonic() + self.patience
         for each in self.watched:
             each.begin()
@@ -99,7 +109,7 @@ class Watch:
         return self.seen()
 
     def seen(self) -> TopSample:
-        """Return what is known now, of nodes that were never asked as well."""
+        """Return what is known now, including nodes that were not asked yet."""
         nodes = tuple(each.newest() for each in self.watched)
         return TopSample(time.time(), nodes, tuple(self.jobs(nodes)))
 
@@ -108,10 +118,10 @@ class Watch:
             each.close()
 
     def jobs(self, nodes: Sequence[NodeSample]) -> list[JobSample]:
-        """Put together what the nodes say of each job with what its experiment here says.
+        """Return one sample per job, of what its nodes report and what its experiment here has.
 
-        Those that were started from here stand first, the oldest first of all: a place on the
-        screen stays the same job's as long as it can.
+        Jobs started from here come first, the oldest at the top, so a job keeps its row on the
+        screen as long as possible.
         """
         found: dict[str, JobSample] = {}
         for node in nodes:
@@ -137,8 +147,9 @@ class Watch:
                     self.known[job] = each
 
     def placed(self, sample: JobSample) -> JobSample:
-        """Add how far a job is, as far as its metrics tell it, and its ranks if it is closer."""
-        with contextlib.suppress(KeyError, OSError, OrchestratorError):  # it may be removed now
+        """Return the sample with the job's progress, and with its ranks if they are wanted."""
+        # The experiment may be removed at any moment.
+        with contextlib.suppress(KeyError, OSError, OrchestratorError):
             found = self.known[sample.job]
             record = found.read_record()
             steps = progress.all_steps(found.path, record)
@@ -150,18 +161,22 @@ class Watch:
 
 @dataclass
 class WatchedNode:
-    """A node, the channel to it while there is one, and what it said last."""
+    """A node, the channel to it if one is open, and its last answer."""
 
     node: Node | NodeRecord
     transport: Transport
     channel: NodeChannel | None = None
     again_at: float = 0.0
     before: Load | None = None
-    last: NodeSample | None = None  # of the last look that is over
-    since: float = 0.0  # monotonic: when that was, or the first look began
-    gpus: Checkup = field(default_factory=Checkup)  # what it said of its GPUs
+    # The result of the last completed request.
+    last: NodeSample | None = None
+    # The monotonic time when that request ended, or when the first one began.
+    since: float = 0.0
+    # The last answer that included the GPUs.
+    gpus: Checkup = field(default_factory=Checkup)
     gpus_at: float = float("-inf")  # monotonic
-    crash: BaseException | None = None  # a defect of ours
+    # A defect of this program, raised by Watch.observe.
+    crash: BaseException | None = None
     closed: bool = False
     done: threading.Event = field(default_factory=threading.Event)
 
@@ -169,7 +184,7 @@ class WatchedNode:
         self.done.set()
 
     def begin(self) -> None:
-        """Look in a thread, unless one still does."""
+        """Start a request in a thread, unless one is still running."""
         if self.done.is_set():
             self.done.clear()
             self.since = self.since or time.monotonic()
@@ -186,7 +201,7 @@ class WatchedNode:
         self.done.set()
 
     def newest(self) -> NodeSample:
-        """Return what the node said last, while that is as good as new."""
+        """Return the last answer while it is fresh enough, else a sample with a problem."""
         silent = time.monotonic() - self.since
         if self.last is not None and (self.done.is_set() or silent < STALE_SECONDS):
             return self.last
@@ -211,7 +226,7 @@ class WatchedNode:
         return NodeSample(self.node.name, checkup, *rates)
 
     def ask(self, channel: NodeChannel) -> Checkup:
-        """Ask a node for its load; for its GPUs now and then."""
+        """Return the node's load, with its GPUs as of the last GPU_SECONDS."""
         parts: tuple[str, ...] = ("load",)
         if time.monotonic() - self.gpus_at > GPU_SECONDS:
             parts = ("gpus", "load")
@@ -222,19 +237,20 @@ class WatchedNode:
         return checkup
 
     def drop(self) -> None:
-        channel, self.channel, self.before = self.channel, None, None  # another thread may do it
+        # Swapped in one statement, as another thread may drop the channel as well.
+        channel, self.channel, self.before = self.channel, None, None
         self.gpus_at = float("-inf")
         if channel is not None:
             channel.connection.close()
 
     def close(self) -> None:
-        """Hang up; a thread that is connecting does so when it is connected."""
+        """Close the channel; a thread that is still connecting closes its own when it is done."""
         self.closed = True
         self.drop()
 
 
 def rates_between(before: Load | None, now: Load | None) -> tuple[float | None, float | None]:
-    """Return the bytes per second that came and went between two looks."""
+    """Return the bytes per second received and sent between two samples."""
     if before is None or now is None or now.at <= before.at:
         return None, None
     seconds = now.at - before.at

@@ -1,6 +1,6 @@
-"""The screen of `orchestrator top`: tables whose cells change, and what the keys do.
+"""The screen of `orchestrator top`: tables whose cells change, and the actions of the keys.
 
-textual draws it. A thread looks at the nodes; the screen only ever shows what it found last.
+textual draws it. A thread asks the nodes; the screen shows the newest sample.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from orchestrator.views.top import table
 from orchestrator.views.top.sample import JobSample, NodeSample, TopSample
 
 R = TypeVar("R")
-LOG_SECONDS = 0.5  # between two looks at a log
+# The time between two reads of a log.
+LOG_SECONDS = 0.5
 LONGEST_CELL = 80
 
 Lines = Callable[[], Sequence[str]]
@@ -37,14 +38,16 @@ Lines = Callable[[], Sequence[str]]
 class Actions:
     """The actions of the keys; each may take a while, and may raise an OrchestratorError."""
 
-    log: Callable[[JobSample, RankProgress | None, str], Lines]  # of a rank, a node, or all
+    # The last lines of a rank's log, of a node's, or of all nodes' logs.
+    log: Callable[[JobSample, RankProgress | None, str], Lines]
     stack: Callable[[JobSample, RankProgress], Sequence[str]]
     stop: Callable[[JobSample], str]
-    over: Callable[[str], bool]  # as far as the record of that job tells
+    # Returns True if the record of the job says that it is over.
+    over: Callable[[str], bool]
 
 
 class Rows(DataTable[Text]):
-    """Rows of which cells change; one is known by what stands in its first column."""
+    """A table whose cells change in place; a row is identified by the text of its first column."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "select_cursor", "closer")]
 
@@ -54,8 +57,10 @@ class Rows(DataTable[Text]):
         self.headings: list[str] = []
 
     def fill(self, headings: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
-        """Show these rows. The cursor stays on the row that it was on, wherever that is now: a
-        key must not mean another job than was chosen."""
+        """Show these rows; the cursor stays on its row even if that has moved.
+
+        Otherwise a key would act on another job than the user chose.
+        """
         before, self.drawn = self.drawn, [[drawn(cell) for cell in row] for row in rows]
         names = [row[0].plain for row in self.drawn]
         chosen = before[self.cursor_row][0].plain if 0 <= self.cursor_row < len(before) else ""
@@ -82,7 +87,7 @@ def drawn(cell: Cell) -> Text:
 
 
 class Question(ModalScreen[bool]):
-    """Asks before something is ended."""
+    """Asks for confirmation before a job is ended."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "dismiss(True)", "yes"),
@@ -102,7 +107,7 @@ class Question(ModalScreen[bool]):
 
 
 class LinesScreen(ModalScreen[None]):
-    """Shows lines of text until a key closes it; of a log, its last lines as they come."""
+    """Shows lines of text until a key closes it; a log's last lines are read repeatedly."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,enter", "dismiss", "back")]
 
@@ -133,7 +138,8 @@ class LinesScreen(ModalScreen[None]):
             except OrchestratorError as error:
                 lines = str(error).splitlines()
             at_end = not shown or self.log_of.is_vertical_scroll_end
-            if lines != shown and at_end and not self.over.is_set():  # else the reader has gone up
+            # Lines are not replaced while the user has scrolled up.
+            if lines != shown and at_end and not self.over.is_set():
                 shown = lines
                 self.app.call_from_thread(self.show, lines)
             if not self.follows:
@@ -251,16 +257,19 @@ class Top(App[None]):
     def __init__(
         self,
         sample: Callable[[], TopSample],
-        first: TopSample,  # shown until the first look is over
+        # The sample that is shown until the first one has come.
+        first: TopSample,
         seconds: float,
         actions: Actions,
         closer: Callable[[str], None] = lambda _: None,
-        alone: str = "",  # the one job that is shown; the screen ends with it
+        # The one job that is shown; the screen ends with it.
+        alone: str = "",
     ) -> None:
         super().__init__()
         self.observe, self.sample, self.seconds = sample, first, seconds
         self.actions, self.closer, self.alone = actions, closer, alone
-        self.seen = False  # the one job has been there
+        # Set once that job was in a sample.
+        self.seen = False
         self.over = Event()
         # Kept here, because a query looks at the screen in front alone.
         self.heading = Static("reaching the nodes ...", id="heading")
@@ -277,11 +286,12 @@ class Top(App[None]):
     def on_mount(self) -> None:
         self.show(self.sample)
         self.jobs.focus()
-        self.call_after_refresh(self.watch_nodes)  # many logins would leave no time to draw
+        # Started after the first drawing, as many logins at once would leave no time to draw.
+        self.call_after_refresh(self.watch_nodes)
 
     @work(thread=True, exclusive=True)
     def watch_nodes(self) -> None:
-        """Look, show, wait; the thread ends with the screen."""
+        """Take samples and show them until the screen ends; runs in a thread."""
         while not self.over.is_set():
             sample = self.observe()
             if self.over.is_set():
@@ -302,7 +312,7 @@ class Top(App[None]):
         self.show_closer(sample)
 
     def fill(self, rows: Rows, columns: Table[R], every: Sequence[R]) -> list[R]:
-        """Show the rows that have the word of the filter."""
+        """Show the rows that contain the filter's text, and return them."""
         word = self.filter.value.lower()
         kept = [row for row in every if word in " ".join(columns.words(row)).lower()]
         fitted = columns.fitted(kept, self.size.width)
@@ -313,7 +323,7 @@ class Top(App[None]):
         self.show(self.sample)
 
     def show_closer(self, sample: TopSample) -> None:
-        """Show the job or node that is looked at closer; with the one job the screen ends."""
+        """Update the detail screen; if only one job is shown, end once it is over."""
         if self.alone:
             job = next((job for job in sample.jobs if job.job == self.alone), None)
             if job is not None and not self.seen:
@@ -330,7 +340,7 @@ class Top(App[None]):
     # -- keys --------------------------------------------------------------------------------
 
     def job(self) -> JobSample | None:
-        """Return the job under the cursor; where there is none, say so."""
+        """Return the job under the cursor; if there is none, notify the user."""
         job = self.jobs.chosen(self.shown[1])
         if job is None:
             silent = sum(node.checkup is None for node in self.sample.nodes)
@@ -339,7 +349,7 @@ class Top(App[None]):
         return job
 
     def node(self) -> NodeSample | None:
-        """Return the node under the cursor, while that is in the table of nodes."""
+        """Return the node under the cursor if the table of nodes has the focus."""
         return self.nodes.chosen(self.shown[0]) if self.focused is self.nodes else None
 
     def on_data_table_row_selected(self) -> None:
@@ -357,7 +367,7 @@ class Top(App[None]):
             self.follow(job, None)
 
     def follow_node(self, name: str) -> None:
-        """Follow what the job of this directory that runs on a node prints there."""
+        """Follow the log on a node of the job from this directory that runs there."""
         jobs = self.sample.jobs
         job = next((job for job in jobs if job.experiment and name in job.nodes), None)
         if job is None:

@@ -1,4 +1,4 @@
-"""The tables of a sample: for the live screen and for what is printed once alike. Pure."""
+"""The tables of a sample, for the live screen and for text output. Pure."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ from orchestrator.views.top.sample import JobSample, NodeSample, TopSample
 BAR_CHARACTERS = 8
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 MOST_USERS = 3
-LONGEST_PLACE = 20  # characters of folded names
-LITTLE_DISK = 0.1  # of it is free: there may soon be too little
-IDLE, FULL, NO_ROOM = 0.05, 0.85, 0.95  # shares of what a node has, from which on it is coloured
+# In characters, of folded names.
+LONGEST_PLACE = 20
+# Below this free share, a disk may soon be full.
+LITTLE_DISK = 0.1
+# The shares in use from which on a cell has a colour.
+IDLE, FULL, NO_ROOM = 0.05, 0.85, 0.95
 
 
 # -- nodes ----------------------------------------------------------------------------------------
@@ -93,7 +96,7 @@ def who_words(node: NodeSample) -> Cell:
 
 
 def who(node: NodeSample) -> str:
-    """Name the users, those with most first: on the GPUs, then on the processors."""
+    """Return the names of the users: those who hold GPUs first, then those on the processors."""
     assert node.checkup is not None
     holders = [holder.user or UNKNOWN for holder in node.checkup.holders or ()]
     users = [user.user for user in node.load.users] if node.load is not None else []
@@ -144,7 +147,7 @@ class DetailRow:
 
 
 def parts_of(node: NodeSample) -> list[DetailRow]:
-    """Return each GPU of a node with its processes; then who uses the processors."""
+    """Return each GPU of a node with its processes, then the users of its processors."""
     parts = []
     holders = (node.checkup.holders or ()) if node.checkup is not None else ()
     for each in node.gpus:
@@ -208,7 +211,7 @@ def place_words(job: JobSample) -> str:
 
 
 def job_table(now: float) -> Table[JobSample]:
-    """Return the columns of jobs; what changes stands first, as 80 columns have room for that."""
+    """Return the columns of jobs; those that change come first, to fit into 80 columns."""
     return Table(
         (
             Column("JOB", lambda job: job.experiment or job.job),
@@ -229,7 +232,7 @@ def job_table(now: float) -> Table[JobSample]:
 
 
 def job_words(job: JobSample) -> str:
-    """Say in one line how far a job is."""
+    """Return a job's progress in one line."""
     name, step, loss, left, slowest, speed = job_table(job.since).words(job)[:6]
     words = [name, f"step {step}", f"loss {loss}", f"{left} left", f"slowest: {slowest}", speed]
     return "   ".join(word for word in words if "-" not in word.split())
@@ -269,14 +272,14 @@ def size_words(value: float | None) -> str:
 
 
 def bar(share: float) -> str:
-    """Draw a share as a bar of eighths of a character."""
+    """Return a bar of a share, drawn in eighths of a character."""
     eighths = round(max(0.0, min(1.0, share)) * BAR_CHARACTERS * 8)
     full, rest = divmod(eighths, 8)
     return (EIGHTHS[8] * full + (EIGHTHS[rest] if rest else "")).ljust(BAR_CHARACTERS)
 
 
 def gpu_words(gpus: Sequence[Gpu]) -> str:
-    """Tell how busy the GPUs are: each one's percents where few, the range of many."""
+    """Return how busy the GPUs are: the mean, the range if wide, and the highest temperature."""
     busy = [gpu.busy for gpu in gpus if gpu.busy is not None]
     sick = sum(bool(gpu.problem) for gpu in gpus)
     if not gpus:
@@ -299,7 +302,7 @@ def gpu_memory(gpus: Sequence[Gpu]) -> str:
 
 
 def memory_of(gpus: Sequence[Gpu]) -> tuple[int, int]:
-    """Return what is used of the GPUs' memory, and all of it, as far as they tell."""
+    """Return the used and the total memory of the GPUs that report both."""
     known = [(gpu.used, gpu.memory) for gpu in gpus if gpu.used is not None and gpu.memory]
     return sum(used for used, _ in known), sum(whole for _, whole in known)
 
