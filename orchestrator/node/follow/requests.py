@@ -1,4 +1,4 @@
-"""Answers what a head asks about a job that runs or ran here."""
+"""Answers a head's requests about a job that runs or ran here."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def living(visit: ServerSession, request: Living) -> LivingRuns:
 
 @answers(End)
 def end(visit: ServerSession, request: End) -> Nothing:
-    # The head has given the others the time to say that they failed: it is certain.
+    # The head has waited for other nodes to report a failure first, so the cause is certain.
     failed = {"failed": request.failed, "certain": request.failed}
     order = EndOrder(why=request.why, grace=request.grace, **failed)
     stop_job.end(RunDir(request.job, request.node), order)
@@ -132,7 +132,8 @@ def remove(visit: ServerSession, request: Remove) -> RemovedRuns:
     from orchestrator.node.job import cleanup
     from orchestrator.node.transfer import checkout
 
-    snapshots = checkout.snapshots_of(request.runs)  # their names go with the runs
+    # The specs that name the snapshots are removed with the runs.
+    snapshots = checkout.snapshots_of(request.runs)
     removed = cleanup.remove(request.runs, LIBRARY)
     gone = [(run.job, run.node) for run in removed.runs if not run.problem]
     return removed.replace(freed=removed.freed + checkout.remove(snapshots, gone))
@@ -142,7 +143,7 @@ def remove(visit: ServerSession, request: Remove) -> RemovedRuns:
 
 
 def job_state(run: RunDir) -> JobState:
-    """Return what `status` shows of one job on this node."""
+    """Return the state of one job on this node, as `status` shows it."""
     known: dict[str, Any] = {"state": "lost"}
     ranks: dict[int, RankState] = {}
     ended = False
@@ -161,7 +162,8 @@ def job_state(run: RunDir) -> JobState:
         status = os.stat(run.log)
         known.update(log_bytes=status.st_size, log_time=status.st_mtime)
     except (OSError, ValueError):
-        pass  # half written when the disk was full
+        # The spec was only partly written when the disk was full.
+        pass
     with contextlib.suppress(OSError):
         connect(run).close()
         known["state"] = "running"
@@ -174,7 +176,7 @@ def job_state(run: RunDir) -> JobState:
 
 
 def ask(run: RunDir, request: ProfileWish) -> ProfileState:
-    """Leave the wish, once; return how far it is. A training that never looks never answers."""
+    """Write the request once; return its state. A program without training steps never answers."""
     if not os.path.isdir(run.path):
         raise ValueError(f"this machine knows nothing of job {run.job}")
     over = run.last(Ended) is not None
@@ -183,7 +185,8 @@ def ask(run: RunDir, request: ProfileWish) -> ProfileState:
     state = news if news is not None and news.id == request.id else None
     with contextlib.suppress(OSError):
         if time.time() - os.stat(path).st_mtime > profiling.PATIENCE_SECONDS:
-            waiting = None  # the head that left it has given up
+            # The head that wrote it no longer repeats it.
+            waiting = None
     steps = step_times(run).values()
     stepped = max(0.0, time.time() - max(steps)) if steps else None
     busy = waiting is not None and waiting.id != request.id
@@ -192,8 +195,10 @@ def ask(run: RunDir, request: ProfileWish) -> ProfileState:
     if state is None and not (over or busy):
         if waiting is None:
             files.replace(path, json.dumps(encode(request)))
-        with contextlib.suppress(OSError):  # rank 0 has just taken it
-            os.utime(path)  # this head still waits
+        # Rank 0 has just removed the file.
+        with contextlib.suppress(OSError):
+            # The new time shows that this head still waits.
+            os.utime(path)
     return ProfileState(news=state, busy=busy, stepped=stepped, over=over)
 
 

@@ -1,6 +1,6 @@
-"""Ends jobs on this node: asks their supervisors, and sweeps up after those that are gone.
+"""Ends jobs on this node: asks their supervisors, and kills processes of jobs without one.
 
-What has not started yet never will: a stop leaves a mark before it looks (RunDir.forbid_start).
+A job that has not started never will: a stop writes a mark before it looks (RunDir.forbid_start).
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ from orchestrator.protocol.timing import SWEEP_PATIENCE_SECONDS
 AT_ONCE = 16
 GONE = "its supervisor was killed"
 LAST_WORD_SECONDS = 2.0
-KILL_SECONDS = 0.2  # between two looks whether something was born while others were killed
+# The interval of the looks for processes that were born while others were killed.
+KILL_SECONDS = 0.2
 
 
 def end(run: RunDir, order: EndOrder) -> None:
-    """Ask the supervisor, and do not wait. What has not started yet is not going to."""
+    """Ask the supervisor to end, without waiting. A part that has not started never will."""
     with contextlib.suppress(OSError):
         run.forbid_start()
     with contextlib.suppress(OSError), connect(run) as supervisor:
@@ -46,28 +47,33 @@ def end(run: RunDir, order: EndOrder) -> None:
 
 
 def stop(run: RunDir, request: Stop | StopAll) -> StopReceipt:
-    """Ask the supervisor and wait, or kill what is left where there is none; prove the end."""
+    """End a job's part and wait; without a supervisor kill its processes. Return the proof."""
     began = time.monotonic()
     problem: OSError | None = None
     try:
         run.forbid_start()
-    except OSError as error:  # of a full disk
+    # The disk may be full.
+    except OSError as error:
         problem = error
     first = resume_dir.first_of(run) if isinstance(request, StopAll) or request.for_good else None
     if first is not None:
-        with contextlib.suppress(OSError):  # a full disk: its head hears of the end of this one
+        # On a full disk, the head still learns that this attempt was ended.
+        with contextlib.suppress(OSError):
             first.forbid_attempts()
     with contextlib.closing(JobProcesses(run.job, run.node)) as ours:
         before = ours.members()
         known = bool(ours.seen) or os.path.isdir(run.path)
-        with contextlib.suppress(OSError), connect(run) as supervisor:  # else it is gone
+        # Connecting fails if the supervisor is gone.
+        with contextlib.suppress(OSError), connect(run) as supervisor:
             ask_and_wait(supervisor, request)
         if run.last(Ended) is not None:
-            ours.wait(SWEEP_PATIENCE_SECONDS)  # its last word comes before its own end
+            # The supervisor writes its last event before it ends.
+            ours.wait(SWEEP_PATIENCE_SECONDS)
         killed = sweep(ours)
         ended = run.last(Ended)
         if ended is None and problem is not None and run.last(Started) is None:
-            raise problem  # it could still start
+            # Without the mark, the part could still start.
+            raise problem
         left = ours.living()
         if ended is None and not left and os.path.isdir(run.path):
             run.append_event(last_event(run, request.why, killed))
@@ -84,7 +90,7 @@ def stop(run: RunDir, request: Stop | StopAll) -> StopReceipt:
 
 
 def last_event(run: RunDir, reason: str, killed: dict[int, str]) -> Ended:
-    """Return what a supervisor that was killed can no longer say."""
+    """Return the last event in place of a supervisor that was killed."""
     begun = run.last(Started) is not None
     words = (GONE, last_words(run)) if begun else ("not started", reason)
     return Ended(
@@ -99,7 +105,7 @@ def last_event(run: RunDir, reason: str, killed: dict[int, str]) -> Ended:
 
 
 def stop_all(request: StopAll) -> list[StopReceipt]:
-    """End every job here of this user, or of all; known by its directory or only by its tag."""
+    """End every job of this user or of all users, even if only its processes are known."""
     if request.only_show:
         shown = (show(job) for job in jobs_here(request))
         return [receipt for receipt in shown if receipt.left]
@@ -111,14 +117,15 @@ def stop_all(request: StopAll) -> list[StopReceipt]:
         else partial(stop, RunDir(job.job, job.node), request)
         for job in jobs_here(request)
     ]
-    from concurrent.futures import ThreadPoolExecutor  # not for the probe
+    # The probe does not need this import.
+    from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return list(pool.map(lambda stopping: stopping(), work))
 
 
 def jobs_here(request: StopAll) -> list[Tagged]:
-    """Return the jobs that an order is about, those of this user first."""
+    """Return the jobs that a request concerns, those of this user first."""
     us = os.getuid()
     unfinished = job_processes.here(run for run in all_runs() if run.last(Ended) is None)
     jobs = {(run.job, run.node): Tagged(run.job, run.node, us, run.path) for run in unfinished}
@@ -132,7 +139,7 @@ def jobs_here(request: StopAll) -> list[Tagged]:
 
 
 def show(job: Tagged) -> StopReceipt:
-    """Return what lives of a job, and end nothing."""
+    """Return the living processes of a job without ending any."""
     ours_too = job.owner == os.getuid()
     with contextlib.closing(JobProcesses(job.job, job.node, owner=job.owner)) as ours:
         left = tuple(sorted(process.pid for process in ours.living()))
@@ -162,23 +169,26 @@ def stop_of_another(job: Tagged, request: StopAll) -> StopReceipt:
 def ask_and_wait(supervisor: socket.socket, request: Stop | StopAll) -> None:
     supervisor.sendall(control.to_line(EndOrder(why=request.why, grace=request.grace)))
     deadline = time.monotonic() + request.wait
-    while time.monotonic() < deadline:  # it closes its socket when it is done
+    # The supervisor closes its socket when the job has ended.
+    while time.monotonic() < deadline:
         supervisor.settimeout(max(0.01, deadline - time.monotonic()))
         try:
             if not supervisor.recv(1 << 16):
                 return
-        except OSError:  # too late; before Python 3.10 a time-out is no TimeoutError
+        # The time is over; before Python 3.10 a time-out is no TimeoutError.
+        except OSError:
             return
 
 
 def sweep(ours: JobProcesses) -> dict[int, str]:
-    """Kill what lives of a job, at once, and wait until it is gone; return PID -> name."""
+    """Kill a job's processes at once, and wait until they are gone; return name by PID."""
     killed: dict[int, str] = {}
     alive = ours.living()
-    began = time.monotonic()  # a look is long on a busy machine; in the first nothing could die
+    # Taken after the first look, which is slow on a busy machine and kills nothing.
+    began = time.monotonic()
     while alive:
         now = time.monotonic()
-        # Its supervisor goes last: orphans fall to it, and it may still say how all have ended.
+        # The supervisor is killed last: it inherits orphans, and may still report how all ended.
         others = [process for process in alive if process.key not in ours.supervisors]
         spared = SWEEP_PATIENCE_SECONDS / 2 if others else last_word_seconds(alive)
         last = now - began >= spared
@@ -191,7 +201,7 @@ def sweep(ours: JobProcesses) -> dict[int, str]:
 
 
 def last_word_seconds(supervisors: Sequence[Process]) -> float:
-    """Return how long supervisors may take to say how all has ended; stopped, they say nothing."""
+    """Return the seconds supervisors may take for their last event; 0 if they are stopped."""
     now = (processes.find(process.pid) for process in supervisors)
     speaks = any(process is not None and process.state not in "Tt" for process in now)
     return LAST_WORD_SECONDS if speaks else 0.0
@@ -206,9 +216,12 @@ def last_words(run: RunDir) -> str:
         return ""
 
 
-GPU_SECONDS = 5.0  # nvidia-smi without its daemon wakes every GPU first
-RELEASE_SECONDS = 2.0  # a driver may take as long to give back what a killed process held
-MACHINE_PIDS = 0xEFFFFFFC  # the inode of the PID namespace that no container has
+# Without its daemon, nvidia-smi first initialises every GPU.
+GPU_SECONDS = 5.0
+# A driver may take as long to free the memory of a killed process.
+RELEASE_SECONDS = 2.0
+# The inode of the machine's own PID namespace; no container has it.
+MACHINE_PIDS = 0xEFFFFFFC
 
 
 def receipt(
@@ -219,12 +232,12 @@ def receipt(
     left: Sequence[Process],
     ended: Ended | None,
 ) -> StopReceipt:
-    """Return what was ended and how, of what lived before, and what is left."""
+    """Return the receipt: which processes lived before, how they ended, and which are left."""
     remaining = {process.pid for process in left}
     lived = {process.pid: process.name for process in before}
     ranks: set[int] = set()
     if ended is not None:
-        # A stop on another node may have come here first, through the supervisors.
+        # A stop on another node may have ended this part before, through the supervisors.
         lived = {**(ended.lived or {} if ended.why == reason else {}), **lived}
         killed = {**ended.killed, **killed}
         ranks = {rank.pid for rank in ended.ranks.values() if rank.pid}
@@ -244,7 +257,7 @@ def receipt(
 
 
 def port_of(run: RunDir) -> PortState | None:
-    """Look at the master's port, on the master's node: can it be had again?"""
+    """Return the state of the master's port, on the master's node."""
     try:
         spec = run.read_spec()
         number = 0 if spec.node else spec.port
@@ -254,7 +267,7 @@ def port_of(run: RunDir) -> PortState | None:
 
 
 def gpu_memory(pids: set[int]) -> tuple[dict[int, str], str]:
-    """Return PID -> what it holds, of these PIDs; and why that is not known, or nothing."""
+    """Return the GPU memory held, by PID, of these PIDs; and the reason if it is unknown."""
     deadline = time.monotonic() + RELEASE_SECONDS
     while True:
         try:
@@ -264,17 +277,19 @@ def gpu_memory(pids: set[int]) -> tuple[dict[int, str], str]:
         ours = {pid: held[pid] for pid in sorted(pids & set(held)) if not is_new(pid)}
         if not ours or time.monotonic() > deadline:
             return ours, ""
-        time.sleep(0.1)  # no driver tells when it has finished
+        # No driver reports when it has freed the memory.
+        time.sleep(0.1)
 
 
 def is_new(pid: int) -> bool:
-    """Does this PID belong to a new process? All processes of the job are dead."""
+    """Return True if this PID belongs to a new process: all processes of the job are dead."""
     now = processes.find(pid)
     return now is not None and now.state not in "ZXD"
 
 
 def nvidia_memory() -> dict[int, str]:
-    from orchestrator.node.machine import nvidia  # for a stop alone
+    # Only a stop needs this import.
+    from orchestrator.node.machine import nvidia
 
     if shutil.which("nvidia-smi") is None:
         return {}

@@ -1,4 +1,4 @@
-"""Reads what amdgpu's files tell of AMD GPUs; a missing value is None. No tool is needed."""
+"""Reads the state of AMD GPUs from amdgpu's files; a missing value is None. No tool is needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Number = Union[int, float, None]  # noqa: UP007  Python 3.9
 
 
 def gpus(root: str = "") -> list[Gpu]:
-    """Return the cards with what they do now."""
+    """Return the cards with their present load."""
     driver = sysfs.text(f"{root}/sys/module/amdgpu/version")
     return [
         Gpu(
@@ -30,7 +30,7 @@ def gpus(root: str = "") -> list[Gpu]:
 
 
 def processes(root: str = "") -> list[Holder]:
-    """Return who has memory on some card: KFD has a directory for each process."""
+    """Return the processes with memory on some card: KFD has a directory for each process."""
     found = []
     for pid in filter(str.isdigit, sysfs.names(f"{root}{PROCESSES}")):
         top = f"{root}{PROCESSES}/{pid}"
@@ -43,7 +43,7 @@ def processes(root: str = "") -> list[Holder]:
 
 
 def ecc_errors(pci: str, root: str = "") -> int | None:
-    """Sum the uncorrected errors of all blocks (`ue: 0`); None where the card counts none."""
+    """Return the sum of all blocks' uncorrected errors (`ue: 0`); None if the card counts none."""
     top = f"{root}/sys/bus/pci/devices/{pci}/ras"
     counts = [
         int(match.group(1))
@@ -55,7 +55,7 @@ def ecc_errors(pci: str, root: str = "") -> int | None:
 
 
 def count(root: str = "") -> int:
-    """Count the GPUs: KFD lists CPUs as nodes too, but only GPUs have SIMD units."""
+    """Return the number of GPUs: KFD lists CPUs as nodes as well, but only GPUs have SIMD units."""
     nodes = f"{root}/sys/class/kfd/kfd/topology/nodes"
     count = 0
     for node in sysfs.names(nodes):
@@ -75,13 +75,13 @@ def devices(root: str = "") -> list[str]:
 
 
 def is_driven(device: str) -> bool:
-    """Return True for a card of AMD that its driver has."""
+    """Return True for a card of AMD that amdgpu drives."""
     memory = sysfs.number(f"{device}/mem_info_vram_total")
     return memory is not None and sysfs.text(f"{device}/vendor") == VENDOR
 
 
 def cards(root: str = "") -> list[Card]:
-    """Read the cards from sysfs, memory in bytes; an older amdgpu tells no name."""
+    """Return the cards from sysfs, memory in bytes; an older amdgpu gives no name."""
     return [
         Card(
             vendor="amd",
@@ -96,9 +96,10 @@ def cards(root: str = "") -> list[Card]:
 
 
 class AmdSampling:
-    """Reads what the cards do now from the files of amdgpu."""
+    """Samples the cards from the files of amdgpu."""
 
-    problem = ""  # files say nothing of what is wrong
+    # The files contain no error messages.
+    problem = ""
 
     def __init__(self, root: str = "") -> None:
         self.root = root
@@ -113,7 +114,7 @@ class AmdSampling:
 
     def card(self, device: str) -> dict[str, Number]:
         busy = sysfs.number(f"{device}/gpu_busy_percent")
-        # Small steps: a directory of names that the driver chose, hwmon3.
+        # The driver chooses the name of the directory, such as hwmon3.
         monitors = sysfs.names(f"{device}/hwmon")
         monitor = f"{device}/hwmon/{monitors[0]}" if monitors else ""
         watts = sysfs.number(f"{monitor}/power1_average")
@@ -136,6 +137,6 @@ def scaled(number: int | None, unit: float) -> Number:
 
 
 def clock(text: str) -> Number:
-    """Read the line with a star: `1: 2100Mhz *`."""
+    """Return the clock of the line with a star: `1: 2100Mhz *`."""
     match = re.search(r"(\d{1,6})M[Hh]z *\*", text)
     return int(match[1]) if match else None

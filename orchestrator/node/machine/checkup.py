@@ -1,7 +1,7 @@
 """Looks closer at this machine, with commands: GPUs and who uses them, Xids, code, torch itself.
 
-Not for a launch: it takes as long as its slowest command. Each part has a limit; why something
-is unknown is in `problems`, by the name of the part.
+Not for a launch: it takes as long as its slowest command. Each part has a limit; the reason why
+a part is unknown is in `problems`, by the name of the part.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from orchestrator.protocol.facts import Checkup, Gpu, Holder, Load, Torch, User
 from orchestrator.protocol.message import decode
 from orchestrator.protocol.requests.machine import Examine
 
-PARTS = ("gpus", "xids", "code", "torch", "names")  # where none is named; `load` has to be
+# Used if the request names no parts; `load` must be requested.
+PARTS = ("gpus", "xids", "code", "torch", "names")
 LOG_SECONDS = 5.0
 TORCH_SECONDS = 60.0
 JOURNAL = ("journalctl", "-k", "-b", "--no-pager", "-q", "-o", "short", "-g", "NVRM: Xid")
@@ -49,7 +50,7 @@ print("\\n" + json.dumps(out))
 
 
 def checkup(request: Examine, root: str = "") -> Checkup:
-    """Return what was asked for, part by part. `root` stands before /sys and /proc, for tests."""
+    """Return the requested facts, part by part. `root` is put before /sys and /proc by tests."""
     wanted = request.parts or PARTS
     workdir = os.path.expanduser(request.workdir)
     works: dict[str, Callable[[], dict[str, Any]]] = {
@@ -60,7 +61,7 @@ def checkup(request: Examine, root: str = "") -> Checkup:
         "code": lambda: {"script": digest(workdir, request.script)} if request.script else {},
         "names": lambda: {"names": names_here()},
     }
-    # A part's own limits come first, as they say what was late.
+    # A part's own limits expire first, as their messages name the command that was late.
     parts = {part: work for part, work in works.items() if part in wanted}
     found, problems = gather(TORCH_SECONDS + LOG_SECONDS, parts)
     fields: dict[str, Any] = {}
@@ -79,15 +80,16 @@ def has_nvidia(root: str) -> bool:
 
 
 def gpu_part(root: str) -> dict[str, Any]:
-    """Return the GPUs and who holds them; None for what a tool did not tell."""
+    """Return the GPUs and their processes; None if a tool gave no answer."""
     known, holders = amd.gpus(root), amd.processes(root)
     problem, told = "", True
     if has_nvidia(root):
         rows, said = nvidia.ask("gpu", nvidia.GPU_FIELDS, nvidia.QUERY_SECONDS)
         computing, unknown = list[Holder](), said.problem
-        if rows or not said.problem:  # else each question takes as long again
+        # After a failure, the next query would take as long again.
+        if rows or not said.problem:
             computing, unknown = nvidia.computing(nvidia.QUERY_SECONDS)
-        # The driver's files know all but the processes.
+        # The driver's files contain everything except the processes.
         files = enumerate(nvidia.cards(root))
         of_nvidia = nvidia.gpus(rows) or [Gpu(index=at, **vars(card)) for at, card in files]
         known, holders = [*of_nvidia, *known], [*computing, *holders]
@@ -103,18 +105,19 @@ def gpu_part(root: str) -> dict[str, Any]:
 
 
 def xid_part(root: str) -> dict[str, Any]:
-    """Read the kernel's log, or the journal: often a user may read only one of them, or none."""
+    """Return the Xids of the kernel's log or the journal: often a user may read only one."""
     problems = []
     for argv in (("dmesg",), JOURNAL) if has_nvidia(root) else ():
         output = tool.run(argv, LOG_SECONDS)
         if not output.problem or output.problem == "journalctl ended with exit code 1":
-            return {"xids": tuple(nvidia.xids(output.out))}  # with grep's code: it found none
+            # journalctl returns grep's exit code, so 1 means no match.
+            return {"xids": tuple(nvidia.xids(output.out))}
         problems.append(output.problem)
     return {"xids": (), "problem": "; ".join(problems)}
 
 
 def digest(workdir: str, script: str) -> str:
-    """Return the sha256 of the program, to compare where there is no git."""
+    """Return the SHA-256 of the program, to compare nodes where there is no git."""
     path = os.path.join(workdir, script)
     if not os.path.isfile(path) or os.path.getsize(path) > LARGEST_FILE_BYTES:
         return ""
@@ -123,7 +126,7 @@ def digest(workdir: str, script: str) -> str:
 
 
 def torch_part() -> dict[str, Any]:
-    """Return what importing torch gives: the last line, because site files may print others."""
+    """Return the facts of importing torch: the last line, because site files may print others."""
     quiet = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "OMP_NUM_THREADS": "1"}
     output = tool.run([sys.executable, "-c", TORCH], TORCH_SECONDS, quiet)
     lines = output.out.strip().splitlines()
@@ -134,7 +137,7 @@ def torch_part() -> dict[str, Any]:
 
 
 def names_here() -> tuple[str, ...]:
-    """Resolve this machine's own name: 127.0.1.1 misleads other machines."""
+    """Return the addresses of this machine's own name: 127.0.1.1 misleads other machines."""
     name = socket.gethostname()
     return tuple(sorted({str(entry[4][0]) for entry in socket.getaddrinfo(name, None)}))
 
@@ -142,7 +145,8 @@ def names_here() -> tuple[str, ...]:
 # -- who uses the processors: two looks at /proc, a quarter of a second apart ---------------------
 
 LOOK_SECONDS = 0.25
-LEAST = 0.05  # of a core: who uses less is not named, unless a job of ours is
+# Users below this fraction of a core are left out, except jobs of this program.
+LEAST = 0.05
 MOST_USERS = 20
 PAGE = os.sysconf("SC_PAGE_SIZE")
 NOTHING: dict[str, Any] = {"name": "", "cores": 0.0, "memory": 0, "processes": 0}
@@ -158,7 +162,7 @@ def load(seconds: float = LOOK_SECONDS) -> dict[str, Any]:
     for pid, now in after.items():
         was = before.get(pid)
         used = (now.ticks - (was.ticks if was and was.key == now.key else 0)) / TICKS / took
-        # The jobs of this login are named also while they wait.
+        # The jobs of this login are listed even while they are idle.
         ours = processes.owner_of(pid) == os.getuid()
         whose = owner(pid) if ours or used >= LEAST / 4 else None
         if whose is None or pid == os.getpid():
@@ -185,14 +189,14 @@ def load(seconds: float = LOOK_SECONDS) -> dict[str, Any]:
 
 
 def busy_ticks() -> int:
-    """Return the time that programs have had on this login's processors, whoever sees them."""
+    """Return the time that all programs have used on this login's processors."""
     ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
     lines = (line.split() for line in sysfs.text("/proc/stat", 1 << 20).splitlines())
     return sum(sum(map(int, words[1:4])) for words in lines if words and words[0] in ours)
 
 
 def memory() -> dict[str, int]:
-    """Return the machine's memory in bytes, as the kernel tells it."""
+    """Return the machine's memory in bytes, from the kernel."""
     fields = sysfs.meminfo()
     return {
         "memory": fields.get("MemTotal", 0),
@@ -202,26 +206,28 @@ def memory() -> dict[str, int]:
 
 
 def space() -> dict[str, int]:
-    """Return the size of the file system where jobs have their directories, and what is free."""
+    """Return the total and free size of the file system of the jobs' directories."""
     try:
         status = os.statvfs(home())
-    except OSError:  # no job was there yet
+    # The directory is missing before the first job.
+    except OSError:
         return {}
     unit = status.f_frsize
     return {"disk": status.f_blocks * unit, "disk_free": status.f_bavail * unit}
 
 
 def traffic() -> dict[str, Any]:
-    """Count the bytes over all networks; what goes through a bridge or bond counts on its ports."""
+    """Return the bytes of all networks; those of a bridge or bond are counted on its ports."""
     counts = sysfs.network_bytes().values()
     received, sent = (sum(count[way] for count in counts) for way in (0, 1))
     return {"received": received, "sent": sent, "at": time.monotonic()}
 
 
 def owner(pid: int) -> dict[str, Any] | None:
-    """Return whose process it is, and of which job of ours, as far as we may look."""
+    """Return the user and the job of a process, as far as this login may inspect it."""
     uid = processes.owner_of(pid)
-    if uid < 0:  # it has ended, or lives in another container
+    # The process has ended, or lives in another container.
+    if uid < 0:
         return None
     tags = dict(entry.partition(b"=")[::2] for entry in processes.environment(pid))
     return {"user": user_name(uid), "job": os.fsdecode(tags.get(b"ORCHESTRATOR_JOB", b""))}

@@ -10,7 +10,7 @@ SHM = "/dev/shm"
 
 
 def disk(path: str) -> Disk:
-    """Measure the file system that holds a path; where the path is not there, its parent."""
+    """Return the file system of a path, or of its first parent that exists."""
     inside = os.path.realpath(path)
     while not os.path.isdir(inside):
         inside = os.path.dirname(inside)
@@ -28,7 +28,7 @@ def disk(path: str) -> Disk:
 
 
 def shared_memory(path: str = SHM) -> Disk | None:
-    """Measure the shared memory; None where there is none."""
+    """Return the shared memory file system, or None if there is none."""
     return disk(path) if os.path.isdir(path) else None
 
 

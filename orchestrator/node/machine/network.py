@@ -1,6 +1,6 @@
 """Reads the networks of this machine: interfaces, addresses, routes, InfiniBand and RoCE ports.
 
-From the kernel alone, so nothing can hang. `root` stands before /sys, so that tests can bring one.
+Reads only the kernel, so nothing can hang. Tests put `root` before /sys.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ def interfaces(root: str = "") -> tuple[Interface, ...]:
     return tuple(
         interface(f"{net}/{name}", name)
         for name in sysfs.names(net)
-        if os.path.isdir(f"{net}/{name}")  # bonding_masters is a file
+        # Other entries are files, such as bonding_masters.
+        if os.path.isdir(f"{net}/{name}")
     )
 
 
 def interface(path: str, name: str) -> Interface:
     inside = sysfs.names(path)
     state = sysfs.text(f"{path}/operstate")
-    if state in ("", "unknown"):  # loopback, tun and some others never tell
+    # Loopback, tun and some other interfaces report no state.
+    if state in ("", "unknown"):
         state = "up" if (sysfs.number(f"{path}/flags") or 0) & IFF_UP else "down"
     speed = sysfs.number(f"{path}/speed") if state == "up" else None
     card = f"{path}/device" if "device" in inside else ""
@@ -45,7 +47,8 @@ def interface(path: str, name: str) -> Interface:
         name=name,
         kind=kind_of(path, inside),
         state=state,
-        speed=speed if speed is not None and speed > 0 else None,  # -1: it does not know
+        # The kernel writes -1 for an unknown speed.
+        speed=speed if speed is not None and speed > 0 else None,
         mtu=sysfs.number(f"{path}/mtu") or 0,
         master=sysfs.target(f"{path}/master") if "master" in inside else "",
         members=tuple(entry[6:] for entry in inside if entry.startswith("lower_")),
@@ -73,7 +76,7 @@ def kind_of(path: str, inside: list[str]) -> str:
 
 
 def interface_addresses() -> list[Address]:
-    """Return all addresses, from the kernel over netlink."""
+    """Return all addresses, from the kernel by netlink."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as link:
         link.settimeout(2)
         header = struct.pack("=LHHLL", 17, RTM_GETADDR, NLM_F_REQUEST_DUMP, 1, 0)
@@ -106,11 +109,12 @@ def address_of(message: bytes) -> Iterator[Address]:
 
 
 def route(peer: str, addresses: list[Address]) -> tuple[str, str]:
-    """Return (interface, own address) by which the kernel sends to a peer; empty if it cannot."""
+    """Return (interface, own address) of the kernel's route to a peer; empty if there is none."""
     family = socket.AF_INET6 if ":" in peer else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe_socket:
-            probe_socket.connect((peer, 9))  # a UDP connect sends nothing
+            # A UDP connect sends nothing.
+            probe_socket.connect((peer, 9))
             source: str = probe_socket.getsockname()[0]
     except OSError:
         return "", ""
@@ -120,8 +124,10 @@ def route(peer: str, addresses: list[Address]) -> tuple[str, str]:
     return ("lo", source) if source.startswith("127.") else ("", source)
 
 
-ZERO = re.compile(r"(fe80:0000:0000:0000:)?(0000:)*0000")  # an entry that nobody filled in
-INFINIBAND_GIDS = 2  # the port's own, and the routable one; RoCE has one per address and version
+# An empty entry of the GID table.
+ZERO = re.compile(r"(fe80:0000:0000:0000:)?(0000:)*0000")
+# The port's own and the routable one. RoCE has one per address and version.
+INFINIBAND_GIDS = 2
 
 
 def rdma_ports(root: str = "") -> tuple[RdmaPort, ...]:
@@ -148,18 +154,19 @@ def port(path: str, device: str, number: int) -> RdmaPort:
         or netdev_of_port(path, number),
         gids=tuple(addresses),
         node_type=word(sysfs.text(f"{path}/node_type")),
-        software="/virtual/" in os.path.realpath(path),  # rxe, siw: a driver without a card
+        # The drivers rxe and siw work without a card.
+        software="/virtual/" in os.path.realpath(path),
         pci=sysfs.target(f"{path}/device"),
     )
 
 
 def word(text: str) -> str:
-    """Turn `4: ACTIVE` into ACTIVE."""
+    """Return ACTIVE for `4: ACTIVE`."""
     return text.partition(":")[2].strip() or text
 
 
 def rate(text: str) -> float:
-    """Turn `400 Gb/sec (4X NDR)` into 400.0; 0 where it is not known."""
+    """Return 400.0 for `400 Gb/sec (4X NDR)`; 0 if it is unknown."""
     match = re.match(r"\d+(\.\d+)?(?= ?Gb)", text)
     return float(match.group()) if match else 0.0
 
@@ -185,7 +192,7 @@ def gids(here: str, most: int | None) -> list[Gid]:
 
 
 def netdev_of_port(path: str, number: int) -> str:
-    """Return the network interface of a port: of several on a card, the one of its number."""
+    """Return the network interface of a port: of several on a card, the one with its number."""
     net = f"{path}/device/net"
     netdevs = sysfs.names(net)
     for name in netdevs:

@@ -1,7 +1,7 @@
-"""Reads what the driver's files, nvidia-smi and the kernel's log tell of NVIDIA GPUs.
+"""Reads the state of NVIDIA GPUs from the driver's files, nvidia-smi and the kernel's log.
 
-A value that is missing is None. nvidia-smi writes [N/A], [Not Supported], [Unknown Error],
-[GPU requires reset], ERR! or similar where it has none, and a GPU that is lost is one line of text
+A missing value is None. nvidia-smi writes [N/A], [Not Supported], [Unknown Error],
+[GPU requires reset], ERR! or similar in its place. A GPU that is lost is one line of text
 among the others.
 """
 
@@ -28,7 +28,7 @@ GPU_FIELDS = (
 )
 # The name comes last: it may hold commas.
 APP_FIELDS = ("pid", "gpu_uuid", "used_memory", "process_name")
-# Name in a sample -> nvidia-smi's field, and what one of its units is.
+# Name in a sample -> nvidia-smi's field, and the value of one of its units.
 SAMPLED = {
     "use": ("utilization.gpu", 0.01),
     "memory_bytes": ("memory.used", 1 << 20),
@@ -47,17 +47,19 @@ UNKNOWN_FIELD = re.compile(r'Field "([a-z_.]+)" is not a valid field')
 # Without persistence mode the driver is loaded for every query.
 QUERY_SECONDS = 20.0
 MOST_GPUS = 64
-AGAIN_SECONDS = 300.0  # after a failure, until a sampler asks nvidia-smi again
+# After a failure, a sampler runs nvidia-smi again only after this time.
+AGAIN_SECONDS = 300.0
 
 Row = dict[str, str]
 
 
 def ask(what: str, fields: Sequence[str], seconds: float) -> tuple[list[Row], Output]:
-    """Ask nvidia-smi; return its rows, and all that it said.
+    """Run a query of nvidia-smi; return its rows and its whole output.
 
-    A query is refused for its first field that an older driver does not know: that one is empty.
+    A query is refused for its first field that an older driver does not know: that one is dropped.
     """
-    from orchestrator.node.machine import tool  # not for the probe
+    # The probe does not need this import.
+    from orchestrator.node.machine import tool
 
     known = list(fields)
     while True:
@@ -80,7 +82,7 @@ def rows(text: str, fields: Sequence[str]) -> list[Row]:
 
 
 def value(word: str) -> str:
-    """Return a value, or nothing where nvidia-smi writes that there is none."""
+    """Return a value, or an empty string if nvidia-smi reports none."""
     empty = word.startswith("[") or word in ("", "N/A", "ERR!", "Unknown Error", "Not Supported")
     return "" if empty else word
 
@@ -91,7 +93,7 @@ def number(word: str) -> int | None:
 
 
 def flag(word: str) -> bool | None:
-    """Read 0 and 1, or No and Yes, as drivers say."""
+    """Return 0 and 1, or No and Yes, as a bool; None for anything else."""
     return {"yes": True, "1": True, "no": False, "0": False}.get(value(word).lower())
 
 
@@ -123,13 +125,13 @@ def gpus(found: Sequence[Row]) -> list[Gpu]:
 
 
 def mebibytes(word: str) -> int | None:
-    """Return the bytes that a number of MiB stands for."""
+    """Return a number of MiB in bytes."""
     many = number(word)
     return None if many is None else many << 20
 
 
 def sickness(row: Row) -> str:
-    """Say what is wrong with a GPU: ERR! is; [N/A] is a question that this model cannot answer."""
+    """Return the error of a GPU, such as ERR!; [N/A] only means that the model has no value."""
     for field, word in row.items():
         bare = word.strip("[]")
         if re.search(r"requires reset|is lost|Unknown Error|ERR!|fallen off", bare):
@@ -147,7 +149,7 @@ def lost(text: str) -> list[str]:
 
 
 def processes(found: Sequence[Row]) -> list[Holder]:
-    """Return who computes on which GPU; with MIG without memory, in containers without names."""
+    """Return the processes on GPUs; with MIG without memory, in containers without names."""
     return [
         Holder(
             pid=pid,
@@ -161,7 +163,7 @@ def processes(found: Sequence[Row]) -> list[Holder]:
 
 
 def computing(seconds: float) -> tuple[list[Holder], str]:
-    """Ask nvidia-smi who computes on which GPU; return why that is not known as well."""
+    """Return the processes that compute on GPUs, and the reason if they are unknown."""
     found, output = ask("compute-apps", APP_FIELDS, seconds)
     return processes(found), output.problem
 
@@ -179,7 +181,7 @@ def xids(text: str) -> list[Xid]:
 
 
 def short_pci(text: str) -> str:
-    """00000000:4F:00.0, 0000:4f:00.0 and 0000:4f:00 are one place: 0000:4f:00."""
+    """Return 0000:4f:00 for each of 00000000:4F:00.0, 0000:4f:00.0 and 0000:4f:00."""
     match = re.match(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})", text.lower())
     if not match:
         return text.lower()
@@ -187,7 +189,7 @@ def short_pci(text: str) -> str:
 
 
 def cards(root: str = "", *, seen: bool = False) -> list[Card]:
-    """Read the cards from the files of the driver, which tell no memory.
+    """Return the cards from the files of the driver, which do not contain the memory.
 
     With `seen`, only those that this login may open: a container has a device file for its own.
     """
@@ -205,7 +207,7 @@ def cards(root: str = "", *, seen: bool = False) -> list[Card]:
 
 
 def fields(text: str) -> dict[str, str]:
-    """Turn `Model: \\t\\t NVIDIA H100` lines into {"Model": "NVIDIA H100"}."""
+    """Return `Model: \\t\\t NVIDIA H100` lines as {"Model": "NVIDIA H100"}."""
     values = {}
     for line in text.splitlines():
         key, colon, value = line.partition(":")
@@ -215,7 +217,7 @@ def fields(text: str) -> dict[str, str]:
 
 
 class NvidiaSampling:
-    """Samples the GPUs by nvidia-smi; `problem` says why there are no values.
+    """Samples the GPUs by nvidia-smi; `problem` is the reason if there are no values.
 
     One call takes 0.1 s of a core on a machine with 8 GPUs whose driver is loaded, as it is while
     a job runs. A GPU keeps the place of its index while another one is lost.
@@ -225,8 +227,10 @@ class NvidiaSampling:
         self.count = len(cards(root))
         self.fields = SAMPLE_FIELDS
         self.models: list[str] = []
-        self.places: list[str] = []  # on the PCI bus
-        self.again = 0.0  # when nvidia-smi is asked
+        # The addresses on the PCI bus.
+        self.places: list[str] = []
+        # The time before which nvidia-smi is not run again.
+        self.again = 0.0
         self.problem = ""
 
     def sample(self) -> dict[str, list[Number]]:
@@ -256,7 +260,7 @@ class NvidiaSampling:
 
 
 def scaled(word: str, unit: float) -> Number:
-    """Return a number, or a mask of bits (0x...), in our unit; None where there is none."""
+    """Return a number or a bit mask (0x...), multiplied by `unit`; None if there is none."""
     word = value(word)
     try:
         found = int(word, 16) if word.startswith("0x") else float(word)

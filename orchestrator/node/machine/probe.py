@@ -1,7 +1,7 @@
-"""Reads what this machine is, for the plan: addresses, networks, GPUs, torch, limits, the program.
+"""Reads the facts that a plan needs: addresses, networks, GPUs, torch, limits, the program.
 
-Reads the kernel and the file system only: every launch asks, so no command is run and no part may
-take long. What needs commands is in checkup.py.
+Reads only the kernel and the file system: every launch probes, so no command is run and no part may
+take long. Facts that need commands are in checkup.py.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from orchestrator.protocol.events import Ended
 from orchestrator.protocol.facts import Leftover, Limits, Software
 from orchestrator.protocol.requests.machine import Probe, ProbeTarget
 
-SECONDS = 3.0  # for any part: a network file system whose server is gone never answers
-# What is in the environment already was set by somebody who knows this machine.
+# The limit for each part: a network file system whose server is gone never answers.
+SECONDS = 3.0
+# These variables were set for this machine, so the plan keeps them.
 OWN_SETTINGS = ("NCCL_", "RCCL_", "GLOO_", "CUDA_VISIBLE", "HIP_VISIBLE", "ROCR_VISIBLE")
 NCCL_CONF = "/etc/nccl.conf"
 LISTS = ("leftovers", "cards", "interfaces", "rdma")
@@ -36,7 +37,7 @@ Work = Callable[[], Any]
 
 
 def probe(request: Probe, root: str = "") -> dict[str, Any]:
-    """Return the fields of a Probed. `root` stands before /sys and /proc, for tests."""
+    """Return the fields of a Probed. Tests put `root` before /sys and /proc."""
     workdir = os.path.expanduser(request.workdir or request.cwd)
     addresses = network.interface_addresses()
     facts, problems = gather(
@@ -87,7 +88,7 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
 
 def disks_of(workdir: str) -> dict[str, Work]:
     return {
-        # What is not there is sent, and runs below our own directory.
+        # A missing workdir is sent, and then lies below the home of this program.
         "disk": lambda: disks.disk(workdir if os.path.isdir(workdir) else home()),
         "home": lambda: disks.disk(home()),
         "shm": disks.shared_memory,
@@ -95,7 +96,7 @@ def disks_of(workdir: str) -> dict[str, Work]:
 
 
 def torch_here(torch: str, workdir: str) -> dict[str, Any]:
-    """Return torch's version; where the chosen Python has none, the others here that have it."""
+    """Return torch's version; if the chosen Python has none, the other Pythons that have it."""
     if torch:
         return {"torch": torch}
     elsewhere = {"torch_elsewhere": lambda: pythons_with_torch(workdir)}
@@ -110,14 +111,14 @@ DISK = {
 
 
 def refuse_unknown(problems: dict[str, str], workdir: str) -> None:
-    """Raise where a part is missing without which nothing can be planned."""
+    """Raise a ValueError if a part is missing that every plan needs."""
     for name, what in DISK.items():
         if name in problems:
             raise ValueError(f"{what.format(workdir)}: {problems[name]}; a disk that hangs?")
 
 
 def network_space() -> int:
-    """Return the network namespace: two nodes with one boot and one of these are one machine."""
+    """Return the network namespace: nodes with the same boot and namespace are one machine."""
     try:
         return os.stat("/proc/self/ns/net").st_ino
     except OSError:
@@ -125,7 +126,7 @@ def network_space() -> int:
 
 
 def machine_settings(root: str = "") -> dict[str, str]:
-    """Return NCCL's settings of this machine or login; as in NCCL, the environment wins."""
+    """Return NCCL's settings of this machine or login; the environment wins, as in NCCL."""
     settings = {}
     for line in sysfs.text(root + NCCL_CONF).splitlines():
         name, equals, value = line.partition("=")
@@ -136,7 +137,7 @@ def machine_settings(root: str = "") -> dict[str, str]:
 
 
 def resolve_target(target: ProbeTarget, workdir: str) -> ProbeTarget:
-    """Say what kind of program this is here: "script" (Python), "module", "program", or why not."""
+    """Return the kind of this program here: "script", "module", "program", or an error."""
     if target.kind != "auto":
         return target
     kind, name = program_at(target.name, workdir)
@@ -146,7 +147,8 @@ def resolve_target(target: ProbeTarget, workdir: str) -> ProbeTarget:
 def gpu_count(root: str = "") -> int:
     count = os.environ.get("SLURM_GPUS_ON_NODE", "")
     if "SLURM_STEP_ID" in os.environ and count.isdigit():
-        return int(count)  # of the job's own; the others in /dev are somebody else's
+        # Slurm's count is that of this job; /dev shows the GPUs of other jobs as well.
+        return int(count)
     in_dev = sum(1 for name in sysfs.names(f"{root}/dev") if re.fullmatch(r"nvidia\d+", name))
     return in_dev or amd.count(root)
 
@@ -160,7 +162,7 @@ KINDS = {
 
 
 def limits() -> Limits:
-    """Return the limits of this login, and so of its ranks."""
+    """Return the limits of this login, which its ranks inherit."""
     return Limits(**{name: resource.getrlimit(kind) for name, kind in KINDS.items()})
 
 
@@ -170,11 +172,12 @@ def memory_kb(root: str = "") -> dict[str, int]:
     return {name: sizes.get(part, 0) >> 10 for name, part in parts.items()}
 
 
-NEWEST = 64  # a machine that ran thousands of jobs must not read all of their events
+# A machine that ran thousands of jobs must not read all of their events.
+NEWEST = 64
 
 
 def leftovers() -> tuple[Leftover, ...]:
-    """Return the jobs here that have not ended, whether or not their supervisors answer."""
+    """Return the jobs here that have not ended, and whether their supervisors answer."""
     runs = sorted(all_runs(), key=changed, reverse=True)[:NEWEST]
     unfinished = [run for run in runs if os.path.exists(run.spec) and run.last(Ended) is None]
     return tuple(
@@ -199,7 +202,7 @@ def answers_still(run: RunDir) -> bool:
 
 
 def gather(seconds: float, parts: Mapping[str, Work]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return (results, why the others are missing). No part takes longer than `seconds`."""
+    """Return (results, reasons of missing parts). Waits `seconds` at most for all parts."""
     results: dict[str, Any] = {}
     problems: dict[str, str] = {}
     defects: list[BaseException] = []
@@ -235,7 +238,7 @@ NCCL_FILES = (
     "/usr/lib64/libnccl.so.2.*",
     "/usr/local/lib/libnccl.so.2.*",
 )
-# Where people make their environments, below the working directory, the home, or the root.
+# Usual places of environments, below the working directory, the home, or the root.
 ENVIRONMENTS = (
     *("{work}/.venv", "{work}/venv", "{work}/env", "~/.venv", "~/venv", "~/env", "~/venvs/*"),
     *("~/envs/*", "~/.venvs/*", "~/.virtualenvs/*", "~/.conda/envs/*", "~/micromamba/envs/*"),
@@ -248,7 +251,7 @@ MOST_PYTHONS = 8
 
 
 def software(root: str = "") -> tuple[str, Software]:
-    """Return torch's version, and what else is known of it and of the drivers."""
+    """Return torch's version, and those of its libraries and of the drivers."""
     directory = torch_home()
     versions = sysfs.text(os.path.join(directory, "version.py")) if directory else ""
     cuda, hip = value(versions, "cuda"), value(versions, "hip")
@@ -267,7 +270,7 @@ def software(root: str = "") -> tuple[str, Software]:
 
 
 def pythons_with_torch(workdir: str) -> tuple[str, ...]:
-    """Look for environments with torch where the chosen Python has none; as they may be typed."""
+    """Return the Pythons here that have torch, with ~ for the home."""
     login = os.path.expanduser("~")
     found: dict[str, None] = {}
     ours = os.path.join(home(), "environments/newest")
@@ -283,7 +286,7 @@ def pythons_with_torch(workdir: str) -> tuple[str, ...]:
 
 
 def torch_home() -> str:
-    """Find where torch is without importing it, which takes over a second."""
+    """Return torch's directory without importing it, which takes over a second."""
     spec = importlib.util.find_spec("torch")
     return os.path.dirname(spec.origin) if spec is not None and spec.origin else ""
 
@@ -298,7 +301,7 @@ def accelerate() -> dict[str, Any]:
 
 
 def value(text: str, name: str) -> str:
-    """Return the text that version.py gives a name: `cuda: Optional[str] = '12.8'` -> 12.8."""
+    """Return the string assigned to a name: 12.8 for `cuda: Optional[str] = '12.8'`."""
     match = re.search(rf"^{name}\b[^=\n]*= *['\"]([^'\"\n]*)['\"]", text, re.MULTILINE)
     return match.group(1) if match else ""
 

@@ -1,8 +1,8 @@
-"""Tests whether the nodes really reach each other: one listens and says a word, others call.
+"""Tests whether the nodes really reach each other: one listens and sends a word, others connect.
 
 Only the right word counts as an answer: an address that two machines have, or a proxy that accepts
-everything, is no way to the node. A caller then sends data, in packets as large as they may be:
-where those are lost, ranks meet and then hang. A listener lives as long as this program, or less.
+everything, does not lead to the node. A caller then sends data in packets of full size: if those
+are lost, ranks connect and then hang. A listener lives as long as this program, or less.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ from orchestrator.node.server.ports import listening
 from orchestrator.protocol.requests.machine import LARGE_LOST, Dial, Listen
 
 AT_ONCE = 64
-WORD_BYTES = 64  # bytes at most
-BULK_BYTES = 1 << 16  # some packets of any size
-BULK_SECONDS = 10.0  # as long as a listener waits for it
-ARRIVED = b"+"  # all of it
+WORD_BYTES = 64
+# This fills several packets of any size.
+BULK_BYTES = 1 << 16
+# A listener waits this long for the data.
+BULK_SECONDS = 10.0
+# The listener's answer once all data has arrived.
+ARRIVED = b"+"
 
 
 def listen(request: Listen) -> tuple[int, ...]:
@@ -51,7 +54,7 @@ def answer(server: socket.socket, word: bytes, seconds: Optional[float]) -> None
 
 
 def serve(caller: socket.socket, word: bytes) -> None:
-    """Say the word, and tell when all that the caller sends has come."""
+    """Send the word, and confirm when all data of the caller has arrived."""
     with caller, contextlib.suppress(OSError):
         caller.settimeout(BULK_SECONDS)
         caller.sendall(word)
@@ -63,8 +66,9 @@ def serve(caller: socket.socket, word: bytes) -> None:
 
 
 def dial(request: Dial) -> tuple[str, ...]:
-    """Call every address; return for each why it could not be reached, or nothing."""
-    from concurrent.futures import ThreadPoolExecutor  # not for the probe
+    """Connect to every address; return the reason of each failure, or an empty string."""
+    # The probe does not need this import.
+    from concurrent.futures import ThreadPoolExecutor
 
     if not request.places:
         return ()
@@ -91,7 +95,7 @@ def call(address: str, port: int, word: str, seconds: float) -> str:
 
 
 def send_much(line: socket.socket) -> str:
-    """Send data until the listener has all of it; say so where only the word came through."""
+    """Return an empty string once the listener has received all data, else the reason."""
     try:
         line.sendall(bytes(BULK_BYTES))
         return "" if line.recv(1) == ARRIVED else "it hung up"

@@ -1,4 +1,4 @@
-"""Answers what a head asks about this machine."""
+"""Answers a head's requests about this machine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def probed(visit: ServerSession, request: Probe) -> Probed:
 
 @answers(Examine)
 def examine(visit: ServerSession, request: Examine) -> CheckedUp:
-    from orchestrator.node.machine.checkup import checkup  # a launch does without it
+    # A launch does not need this import.
+    from orchestrator.node.machine.checkup import checkup
 
     return CheckedUp(checkup=checkup(request), time=time.time())
 

@@ -1,8 +1,8 @@
 """Samples this machine for as long as a job runs: `sample JOB NODE`, a child of the supervisor.
 
-It is a process of its own, so that a driver or a disk that hangs disturbs nobody. It appends
-lines of JSON to outputs/node_<NN>_metrics.jsonl of the experiment, which comes home as all metrics
-do, and says on standard output what the job's log should tell.
+It is a process of its own, so that a driver or a disk that hangs blocks nothing else. It appends
+lines of JSON to outputs/node_<NN>_metrics.jsonl of the experiment, which is fetched like all
+metrics. Its messages for the job's log go to standard output.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from orchestrator.node.machine import amd, nvidia, sysfs
 from orchestrator.node.machine.disks import SHM, mount_point
 from orchestrator.protocol.spec import Spec
 
-SECONDS = 5.0  # between two samples
-ONCE = ("memory_total_bytes", "watts_most")  # of a GPU: not in every sample
+# The interval between two samples.
+SECONDS = 5.0
+# These values of a GPU are constant, so they are not in every sample.
+ONCE = ("memory_total_bytes", "watts_most")
 
 
 class Sampler:
@@ -56,7 +58,7 @@ class Sampler:
                 say(f"{notice.text} ({notice.fix})" if notice.fix else notice.text)
 
     def sample(self) -> list[Notice]:
-        """Write one sample; return what it tells for the first time."""
+        """Write one sample; return the notices that are new in it."""
         sample = self.machine.sample()
         sample["disks"] = {point: room for point in self.disks if (room := space(point))}
         gpus = self.gpus.sample()
@@ -70,7 +72,7 @@ class Sampler:
         return notices
 
     def describe(self, gpus: dict[str, Any]) -> None:
-        """Say once which GPUs there are, and again when their power limit was changed."""
+        """Write the GPUs once, and again after their power limit was changed."""
         models, places = self.gpus.models, self.gpus.places
         about = {**self.about, "gpus": models, "gpus_at": places, "gpu": gpus}
         if about != self.about:
@@ -82,7 +84,7 @@ class Sampler:
 
 
 def space(path: str) -> list[int]:
-    """Return (free, total) bytes of a file system; nothing where it does not say."""
+    """Return (free, total) bytes of a file system; empty if they are unknown."""
     try:
         status = os.statvfs(path)
     except OSError:
@@ -91,7 +93,7 @@ def space(path: str) -> list[int]:
 
 
 class Lines:
-    """A file of JSON lines. A disk that takes no more costs lines, never the job."""
+    """A file of JSON lines. A full disk costs lines, never the job."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -107,7 +109,7 @@ class Lines:
 
 
 def file_name(node: int, attempt: int) -> str:
-    """Name the file of one attempt: another machine may take a node's place in the next one."""
+    """Return the file name of one attempt: in the next, another machine may be this node."""
     return f"node_{node:02d}_metrics{f'_{attempt}' if attempt > 1 else ''}.jsonl"
 
 
@@ -120,20 +122,27 @@ def main(job: str, node: str) -> None:
     spec = RunDir(job, int(node)).read_spec()
     experiment = spec.env.get("ORCHESTRATOR_EXPERIMENT", "")
     if not os.path.isdir(os.path.join(experiment, "outputs")):
-        return  # a job that has none, as one that was started by hand
-    with contextlib.suppress(BrokenPipeError):  # the supervisor is gone
+        # The job has no outputs, for example if it was started by hand.
+        return
+    # The supervisor is gone.
+    with contextlib.suppress(BrokenPipeError):
         Sampler(spec).go_on()
 
 
-SLOWED = 0x8 | 0x20 | 0x40 | 0x80  # of NVML's reasons for a low clock: hardware, heat, power brake
-IN_A_ROW = 3  # samples: a spike is nobody's trouble
-SWAPS = 1 << 20  # bytes a second
-FULL = 0.95  # of a disk
-SHM_LEAST_BYTES = 16 << 20  # with less, NCCL cannot start
+# NVML's reasons for a low clock: hardware, heat, power brake.
+SLOWED = 0x8 | 0x20 | 0x40 | 0x80
+# A notice needs this many samples in a row, so that a spike causes none.
+IN_A_ROW = 3
+# In bytes per second.
+SWAPS = 1 << 20
+# The fraction of a disk above which it counts as full.
+FULL = 0.95
+# With less, NCCL cannot start.
+SHM_LEAST_BYTES = 16 << 20
 
 
 class Notice(NamedTuple):
-    """A cause, whom it concerns, and the words for the log with what to do."""
+    """A cause, with the text for the log and what to do about it."""
 
     cause: str
     text: str
@@ -141,14 +150,14 @@ class Notice(NamedTuple):
 
 
 class Causes:
-    """Remembers what was told, and for how many samples a trouble has lasted."""
+    """Remembers which notices were given, and for how many samples each cause has lasted."""
 
     def __init__(self) -> None:
         self.known: set[str] = set()
         self.lasted: dict[str, int] = {}
 
     def judge(self, sample: dict[str, Any]) -> list[Notice]:
-        """Return what is new in this sample."""
+        """Return the notices that are new in this sample."""
         troubles = {notice.cause: (notice, least) for notice, least in every(sample)}
         self.lasted = {cause: self.lasted.get(cause, 0) + 1 for cause in troubles}
         found = []
@@ -160,7 +169,7 @@ class Causes:
 
 
 def every(sample: dict[str, Any]) -> Iterator[tuple[Notice, int]]:
-    """Yield each trouble, and for how many samples it has to last."""
+    """Yield each notice with the number of samples for which its cause must last."""
     yield from ((notice, IN_A_ROW) for notice in throttled(sample))
     yield from ((notice, 1) for notice in broken_memory(sample))
     yield from ((notice, 1) for notice in full(sample))
@@ -183,7 +192,7 @@ def throttled(sample: dict[str, Any]) -> Iterator[Notice]:
 
 
 def state(at: int, *columns: tuple[list[Any], str]) -> str:
-    """Return what is known of a GPU in brackets: (88 C, 1200 MHz)."""
+    """Return the known values of a GPU in brackets: (88 C, 1200 MHz)."""
     known = [f"{each[at]}{unit}" for each, unit in columns if at < len(each) and each[at]]
     return f" ({', '.join(known)})" if known else ""
 
@@ -208,13 +217,15 @@ def full(sample: dict[str, Any]) -> Iterator[Notice]:
 
 # -- the kernel's counters -------------------------------------------------------------------------
 
-SECTOR_BYTES = 512  # of /proc/diskstats, whatever the disk's own are
-RDMA_WORD_BYTES = 4  # of port_xmit_data
+# The unit of /proc/diskstats, independent of the disk's own sectors.
+SECTOR_BYTES = 512
+# The unit of port_xmit_data.
+RDMA_WORD_BYTES = 4
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def about(root: str = "") -> dict[str, Any]:
-    """Return what does not change while a job runs, as far as files tell it."""
+    """Return the facts that stay constant while a job runs, as far as files show them."""
     sizes = sysfs.meminfo(root)
     return {
         "host": socket.gethostname(),
@@ -225,9 +236,9 @@ def about(root: str = "") -> dict[str, Any]:
 
 
 class Counters:
-    """What this machine does, from /proc and /sys: counters become rates between two looks.
+    """The load of this machine, from /proc and /sys: counters become rates between two looks.
 
-    A look takes about half a millisecond. What cannot be read is left out.
+    A look takes about half a millisecond. Unreadable values are left out.
     """
 
     def __init__(self, root: str = "") -> None:
@@ -237,7 +248,7 @@ class Counters:
         self.disks: dict[str, bool] = {}
 
     def sample(self) -> dict[str, Any]:
-        """Return shares and bytes now, and rates since the last look; at first there are none."""
+        """Return shares and bytes now, and rates since the last look; the first has no rates."""
         now = time.monotonic()
         seconds, self.at = now - self.at, now
         before, self.before = self.before, self.counters()
@@ -256,11 +267,12 @@ class Counters:
         }
 
     def counters(self) -> dict[str, tuple[int, ...]]:
-        """Return name -> numbers that only grow: time of the processors, bytes of all else."""
+        """Return counters by name that only grow: processor time, and bytes of everything else."""
         counters: dict[str, tuple[int, ...]] = {}
         cpu = sysfs.text(f"{self.root}/proc/stat", 1 << 20).partition("\n")[0].split()
         if len(cpu) > 8:
-            times = [int(word) for word in cpu[1:9]]  # a guest's time is in user's, too
+            # A guest's time is part of the user time, so its fields are left out.
+            times = [int(word) for word in cpu[1:9]]
             idle, waits = times[3], times[4]
             counters["cpu"] = (sum(times) - idle - waits, waits, sum(times))
         swapped = {"pswpin": 0, "pswpout": 0}
@@ -275,7 +287,7 @@ class Counters:
         return {**counters, **self.rdma_bytes()}
 
     def disk_bytes(self) -> tuple[int, int]:
-        """Sum what was read from and written to whole disks: a partition's bytes are its disk's."""
+        """Return the bytes read from and written to whole disks, which include partitions."""
         read = written = 0
         for line in sysfs.text(f"{self.root}/proc/diskstats", 1 << 18).splitlines():
             fields = line.split()
@@ -290,7 +302,7 @@ class Counters:
         return self.disks[name]
 
     def rdma_bytes(self) -> dict[str, tuple[int, ...]]:
-        """Return what RDMA moved, port by port: an interface does not count it."""
+        """Return the bytes moved by RDMA for each port, which no interface counts."""
         top = f"{self.root}/sys/class/infiniband"
         counters: dict[str, tuple[int, ...]] = {}
         for card in sysfs.names(top):
@@ -309,7 +321,7 @@ class Counters:
 def rates(
     before: dict[str, tuple[int, ...]], now: dict[str, tuple[int, ...]], seconds: float
 ) -> dict[str, Any]:
-    """Return what went on between two looks; a counter that fell was reset, and counts nothing."""
+    """Return the rates between two looks; a counter that fell was reset, and counts as zero."""
     grown = {
         name: tuple(max(0, each - was[at]) for at, each in enumerate(now[name]))
         for name, was in before.items()

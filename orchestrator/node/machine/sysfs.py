@@ -1,6 +1,6 @@
-"""Reads small files of /sys and /proc: one that cannot be read is empty, and no error.
+"""Reads small files of /sys and /proc; an unreadable one counts as empty.
 
-A machine has thousands of them, so they are read with as few calls as there can be.
+A machine has thousands of them, so each is read with as few calls as possible.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ def text(path: str, limit: int = 1 << 16) -> str:
             while len(content) < limit:
                 data = os.read(fd, limit)
                 content += data
-                if len(data) < 4096:  # the kernel gives a page at a time
+                # The kernel returns one page at a time.
+                if len(data) < 4096:
                     break
         finally:
             os.close(fd)
-    except OSError:  # a port that is down says EINVAL, a driver may say anything
+    # Reading a port that is down fails with EINVAL, and drivers have other errors.
+    except OSError:
         return ""
     return content.decode("utf-8", "replace").strip()
 
 
 def number(path: str) -> int | None:
-    """Return a whole number, decimal or 0x...; None where there is none."""
+    """Return a whole number, decimal or 0x...; None if there is none."""
     try:
         return int(text(path, 64), 0)
     except ValueError:
@@ -41,7 +43,7 @@ def names(path: str) -> list[str]:
 
 
 def target(path: str) -> str:
-    """Return the last part of where a symbolic link leads: a driver, or a PCI address."""
+    """Return the last part of a symbolic link's target: a driver, or a PCI address."""
     try:
         return os.path.basename(os.readlink(path))
     except OSError:
@@ -58,7 +60,7 @@ def meminfo(root: str = "") -> dict[str, int]:
 
 
 def network_bytes(root: str = "") -> dict[str, tuple[int, int]]:
-    """Return interface -> bytes received and sent, of those that are none of software alone."""
+    """Return bytes received and sent by interface, except for purely virtual interfaces."""
     counts = {}
     for line in text(f"{root}/proc/net/dev", 1 << 18).splitlines()[2:]:
         name, _, rest = line.partition(":")
@@ -70,6 +72,6 @@ def network_bytes(root: str = "") -> dict[str, tuple[int, int]]:
 
 
 def is_virtual_end(path: str) -> bool:
-    """Tell whether an interface is one end of a pair: in a container it is the only network."""
+    """Return True for one end of a veth pair: in a container it is the only network."""
     link, own = text(f"{path}/iflink"), text(f"{path}/ifindex")
     return bool(link) and link != own and not os.path.exists(f"{path}/master")

@@ -1,4 +1,4 @@
-"""Runs tools of the machine (nvidia-smi, git, dmesg), each within a limit."""
+"""Runs tools of the machine (nvidia-smi, git, dmesg), each with a time limit."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from typing import NamedTuple
 
 from orchestrator.node.job.ranks.agent_start import PR_SET_PDEATHSIG, prctl
 
-MOST_BYTES = 4 << 20  # of output
-DIES_SECONDS = 1.0  # to end after SIGKILL; a tool that does not is stuck in a driver
+# The limit of the output that is kept.
+MOST_BYTES = 4 << 20
+# A tool that takes longer to end after SIGKILL is stuck in a driver.
+DIES_SECONDS = 1.0
 CLEAN = {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
 
 
@@ -28,13 +30,13 @@ class Output(NamedTuple):
 def run(
     argv: Sequence[str], seconds: float, env: Mapping[str, str] = {}, without: tuple[str, ...] = ()
 ) -> Output:
-    """Run a tool; return what it printed, or why it printed nothing.
+    """Run a tool; return its output, or the reason why there is none.
 
-    Its environment is ours with `env`, and no variable that begins as one of `without`.
+    Its environment is this one with `env`, without variables that start with a prefix in `without`.
     """
     inherited = {name: text for name, text in os.environ.items() if not name.startswith(without)}
     name = os.path.basename(argv[0])
-    # Files, not pipes: what the tool leaves running could hold a pipe open forever.
+    # Files, not pipes: a child that the tool leaves behind could hold a pipe open forever.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
             process = subprocess.Popen(
@@ -67,7 +69,7 @@ def run(
 
 
 def kill(process: subprocess.Popen[bytes], name: str, seconds: float) -> str:
-    """Kill a tool that is late, with its children; return what is wrong with it."""
+    """Kill a late tool and its children; return the problem as text."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     try:

@@ -1,7 +1,7 @@
-"""Decides when the job is over for this node, from what the other supervisors and heads say.
+"""Decides when the job is over for this node, by the messages of other supervisors and heads.
 
-An end on one node is passed on to all, whether a head is there or not. A node that hears nothing
-of node 0 for as long as its lease lasts ends its part by itself: it may be the last one left.
+An end on one node is passed on to all, whether a head is there or not. A node that receives nothing
+from node 0 for the length of its lease ends its part by itself: it may be the last one left.
 """
 
 from __future__ import annotations
@@ -44,14 +44,19 @@ class Lease:
         self.grace = terms.grace
         self.unfollowed_seconds = spec.patience + UNFOLLOWED_SECONDS
         self.limit, self.over_at = terms.limit, float("inf")
-        if terms.limit:  # the ranks have their grace within it
+        # The grace of the ranks is part of the time limit.
+        if terms.limit:
             ahead = min(terms.grace, terms.limit / 2)
             self.over_at = time.monotonic() + terms.limit - ahead
-        self.followed = not terms.attached  # by a head, here or on another node
+        # True once a head has followed the job, here or on another node.
+        self.followed = not terms.attached
         self.began = self.turned = time.monotonic()
-        self.stood_still = 0.0  # the longest time in which this process itself did not run
-        self.order: EndOrder | None = None  # the end, once there is one
-        self.due = float("inf")  # when an end that others announced is carried out here
+        # The longest time for which this process itself did not run.
+        self.stood_still = 0.0
+        # The order to end, once there is one.
+        self.order: EndOrder | None = None
+        # The time at which an end announced by others is carried out here.
+        self.due = float("inf")
         self.next_beat = 0.0
         self.formed = False
         self.peers = self.find_peers(spec, terms) if terms.port else None
@@ -68,10 +73,11 @@ class Lease:
     # -- time --------------------------------------------------------------------------------
 
     def turn(self) -> float:
-        """Do whatever is due; return the seconds until something is. Comes after all reading."""
+        """Run the actions that are due; return the seconds until the next. Call after reading."""
         now = time.monotonic()
         if now >= self.over_at and not self.order:
-            from orchestrator.common.text import duration  # most jobs have no limit
+            # Imported here, as most jobs have no limit.
+            from orchestrator.common.text import duration
 
             reason = f"its time limit of {duration(self.limit)} is over (--time-limit)"
             self.job.ask(EndOrder(why=reason, grace=self.grace))
@@ -93,11 +99,11 @@ class Lease:
 
     @property
     def beats(self) -> bool:
-        """Return True if a word is awaited here: else there may be a minute between two turns."""
+        """Return True if heartbeats are needed here; else a minute may pass between two turns."""
         return self.peers is not None or self.is_unfollowed
 
     def wake(self, now: float) -> None:
-        """Count no time as silence of others in which this process itself did not run."""
+        """Do not count time for which this process itself did not run as silence of others."""
         stood_still = now - self.turned - 2 * self.beat
         self.turned = now
         if stood_still > 0 and self.beats:
@@ -133,7 +139,7 @@ class Lease:
         return not self.order or grace < self.order.grace
 
     def pass_on(self, order: EndOrder, but: int = -1) -> None:
-        """Send all others the first end order, or a more urgent one; later beats repeat it."""
+        """Send all others the first end order, or a more urgent one; later heartbeats repeat it."""
         if not self.hurries(order.grace):
             return
         self.order = order
@@ -177,9 +183,9 @@ class Lease:
 
     @property
     def is_unfollowed(self) -> bool:
-        """Return True if a head was to follow this job and none did, here or on another node.
+        """Return True if a head was expected and none has followed the job, on any node.
 
-        A head whose link is cut while it starts a job hears no answer and gives the job up, so a
-        part that has started all the same, and hears of no other, is unknown to all heads.
+        A head whose connection breaks while it starts a job gets no answer and gives the job up.
+        So a part that has started, and hears of no other head, is unknown to all heads.
         """
         return not self.followed and not (self.peers is not None and self.peers.heard)

@@ -1,7 +1,7 @@
 """Connects the supervisors of one job: a hub on node 0, a spoke on every other node.
 
-There is no thread: the supervisor's loop calls `tick` at every beat, and what is registered with
-its selector when something comes. What is said means nothing here; lease.py decides.
+There is no thread: the supervisor's loop calls `tick` at every heartbeat, and its selector calls
+the registered callbacks. Messages are only passed on here; lease.py interprets them.
 """
 
 from __future__ import annotations
@@ -20,15 +20,19 @@ from orchestrator.protocol import control
 from orchestrator.protocol.control import PeerWord
 from orchestrator.protocol.message import Nonsense, encode, parse
 
-STRANGERS = 64  # connections that have not proved yet that they are of this job
+# The limit of connections that have not yet proved that they belong to this job.
+STRANGERS = 64
 STRANGER_SECONDS = 5.0
-QUIET_BEATS = 3  # without a word for so long, another connection is tried
+# After this many heartbeats without a message, another connection is tried.
+QUIET_BEATS = 3
 DIAL_BEATS = 2
 SILENT_LINES = 8
-LATE_SECONDS = 10.0  # not connected by then: there is a firewall
+# A connection that takes longer is probably blocked by a firewall.
+LATE_SECONDS = 10.0
 GOODBYE_SECONDS = 0.3
 
-Hear = Callable[[int, PeerWord], None]  # (node, its word)
+# The arguments are a node and its message.
+Hear = Callable[[int, PeerWord], None]
 
 
 class EventLoop(Protocol):
@@ -40,15 +44,16 @@ class EventLoop(Protocol):
 
 
 LONGEST_LINE_BYTES = 4096
-LARGEST_BACKLOG_BYTES = 1 << 16  # the other end does not read
+# The other end does not read if this much waits.
+LARGEST_BACKLOG_BYTES = 1 << 16
 
 
 class Broken(Exception):
-    """The connection is of no use any more; the text says why."""
+    """The connection is unusable; the text says why."""
 
 
 class HungUp(Broken):
-    """The other side has closed it: by itself, or the kernel there, when that process ended."""
+    """The other side has closed the connection: the process itself, or its kernel when it ended."""
 
     def __init__(self) -> None:
         super().__init__("it hung up")
@@ -58,12 +63,12 @@ CLOSED = (ConnectionResetError, BrokenPipeError)
 
 
 class SignedConnection:
-    """A TCP connection of two supervisors of a job, for lines of JSON that only they can write.
+    """A TCP connection of two supervisors of a job, with signed lines of JSON.
 
-    Each side sends a random number first. The two numbers and the job's token, which supervisors
-    alone have, make the key that signs every line. Nothing can be forged, replayed or put into
-    another order, and the token itself never travels. `side` is "hub" at the end that listened,
-    "spoke" at the one that called.
+    Each side sends a random number first. The two numbers and the job's token, which only
+    supervisors have, form the key that signs every line. No line can be forged, replayed or
+    reordered, and the token itself is never sent. `side` is "hub" at the end that listened,
+    "spoke" at the one that connected.
     """
 
     def __init__(self, connection: socket.socket, token: str, side: str) -> None:
@@ -71,9 +76,11 @@ class SignedConnection:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.nonce = os.urandom(16).hex().encode()
-        self.key = b""  # until the other side's number is here
+        # The key is set once the other side's number has arrived.
+        self.key = b""
         self.signed = self.proved = 0
-        self.waiting = self.nonce + b"\n"  # what the kernel has not taken yet
+        # Bytes that the kernel has not accepted yet.
+        self.waiting = self.nonce + b"\n"
         self.early: list[dict[str, Any]] = []
         self.incoming = b""
 
@@ -93,7 +100,8 @@ class SignedConnection:
         try:
             self.waiting = self.waiting[self.connection.send(self.waiting) :]
         except BlockingIOError:
-            pass  # not connected yet, or it does not read
+            # The connection is not established yet, or the other end does not read.
+            pass
         except CLOSED as error:
             raise HungUp from error
         except OSError as error:
@@ -102,7 +110,7 @@ class SignedConnection:
             raise Broken("it does not read")
 
     def receive(self) -> list[dict[str, Any]]:
-        """Return what came, each line proved; raise Broken at the end, or at any other line."""
+        """Return the verified messages received; raise Broken at the end or at an invalid line."""
         try:
             data = self.connection.recv(1 << 16)
         except BlockingIOError:
@@ -125,12 +133,13 @@ class SignedConnection:
         said, _, text = line.partition(b" ")
         other = "spoke" if self.side == "hub" else "hub"
         if not hmac.compare_digest(said, self.signature(other, self.proved, text)):
-            raise Broken("not one of us")  # the other side did not say this, or not now
+            # The line was not signed by the other side, or is out of order.
+            raise Broken("not one of us")
         self.proved += 1
         return [parse(text)]
 
     def _agree(self, nonce: bytes) -> None:
-        """Make the key, of the token and of a random number of either side."""
+        """Derive the key from the token and both sides' random numbers."""
         if len(nonce) != len(self.nonce):
             raise Broken("not one of us")
         both = (self.nonce, nonce) if self.side == "hub" else (nonce, self.nonce)
@@ -142,7 +151,7 @@ class SignedConnection:
 
     def signature(self, side: str, number: int, data: bytes) -> bytes:
         words = b"%s %d " % (side.encode(), number) + data
-        # hmac.digest() lets go of the GIL: with many threads each signature then waits for others.
+        # hmac.digest() releases the GIL: with many threads each signature would wait for others.
         return hmac.new(self.key, words, "sha256").hexdigest().encode()
 
     def close(self) -> None:
@@ -150,10 +159,10 @@ class SignedConnection:
 
 
 class Peers:
-    """The nodes at the other end. `heard` has those that ever spoke, and when they last did.
+    """The nodes at the other ends. `heard` maps each to the time of its last message.
 
-    `closed` has those whose line was closed over there, and when: no living node does that, as
-    a line that is silent is kept until another one is in its place. A cut network closes none.
+    `closed` maps nodes whose end was closed to the time of that. A living node never does this, as
+    it keeps a silent connection until another replaces it. A network failure closes none.
     """
 
     def __init__(self, loop: EventLoop, token: str, hear: Hear) -> None:
@@ -182,7 +191,7 @@ class Peers:
         self.forget(self.wires.pop(node))
 
     def lives(self, node: int) -> None:
-        """Note that a node lives."""
+        """Record that a node is alive."""
         self.heard[node] = time.monotonic()
         self.closed.pop(node, None)
 
@@ -191,20 +200,20 @@ class Peers:
         wire.close()
 
     def leave(self, node: int) -> None:
-        """Expect nothing more of a node whose part is over."""
+        """Stop monitoring a node whose part is over."""
         self.heard.pop(node, None)
         self.closed.pop(node, None)
         if node in self.wires:
             self.drop(node, "over")
 
     def shift(self, seconds: float) -> None:
-        """Do not count against the others the time in which this process itself was stopped."""
+        """Exclude the time for which this process was stopped from the silence of others."""
         now = time.monotonic()
         self.heard = {node: min(now, at + seconds) for node, at in self.heard.items()}
         self.closed = {node: min(now, at + seconds) for node, at in self.closed.items()}
 
     def goodbye(self, word: PeerWord) -> None:
-        """Send the last word and let it arrive: a close with bytes unread would discard it."""
+        """Send the last message and let it arrive: closing with unread bytes would discard it."""
         self.send(word)
         wires = [wire.connection for wire in self.wires.values() if wire.key]
         deadline = time.monotonic() + GOODBYE_SECONDS
@@ -212,14 +221,15 @@ class Peers:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_WR)
         for connection in wires:
-            with contextlib.suppress(OSError):  # it does not hang up in time
+            # The other end does not close in time.
+            with contextlib.suppress(OSError):
                 connection.settimeout(max(0.001, deadline - time.monotonic()))
                 while connection.recv(1 << 16):
                     continue
 
 
 class Hub(Peers):
-    """Node 0's end: listens, and admits only those that have the token."""
+    """Node 0's end: listens, and accepts only connections that prove the token."""
 
     def __init__(
         self, loop: EventLoop, token: str, hear: Hear, server: socket.socket, nnodes: int
@@ -237,10 +247,12 @@ class Hub(Peers):
             wire = SignedConnection(connection, self.token, "hub")
             wire.flush()
         except (OSError, Broken):
-            return  # it left again
+            # The caller has disconnected.
+            return
         self.strangers[wire] = time.monotonic()
         self.loop.watch(wire.fileno(), lambda: self.read_stranger(wire))
-        if len(self.strangers) > STRANGERS + self.nnodes:  # all its nodes may call at once
+        # All nodes of the job may connect at once.
+        if len(self.strangers) > STRANGERS + self.nnodes:
             self.turn_away(next(iter(self.strangers)))
 
     def turn_away(self, wire: SignedConnection) -> None:
@@ -249,7 +261,8 @@ class Hub(Peers):
 
     def read_stranger(self, wire: SignedConnection) -> None:
         if wire not in self.strangers:
-            return  # turned away since the selector saw it
+            # It was closed after the selector had reported it.
+            return
         try:
             messages = wire.receive()
             node = control.peer_word(messages[0]).node if messages else 0
@@ -286,17 +299,18 @@ class Hub(Peers):
 
 
 class Spoke(Peers):
-    """Any other node's end: keeps one connection to node 0, and dials again when it is silent.
+    """Any other node's end: keeps one connection to node 0, and reconnects when it is silent.
 
-    A silent one on which node 0 has said anything, be it the first number alone, stays open until
-    another has answered: node 0 may have it in its place, and takes its end for ours.
+    A silent connection on which node 0 has sent anything, even only its number, stays open until
+    another one is answered: node 0 may use it, and would take its close for this node's end.
     """
 
     def __init__(self, loop: EventLoop, token: str, hear: Hear, address: tuple[str, int]) -> None:
         super().__init__(loop, token, hear)
         self.address = address
         self.silent: list[SignedConnection] = []
-        self.word_at = 0.0  # when this connection last said something, or was dialled
+        # The time of the last message on this connection, or of the connection attempt.
+        self.word_at = 0.0
         self.proved = False
         self.over = False
         self.trouble = ""
@@ -314,7 +328,8 @@ class Spoke(Peers):
         wire = self.wires[0]
         if not self.proved:
             with contextlib.suppress(OSError):
-                wire.connection.getpeername()  # connected: node 0's supervisor has not begun, say
+                # This succeeds if connected: then node 0's supervisor has not started yet.
+                wire.connection.getpeername()
                 self.begun = time.monotonic()
         if not wire.key:
             self.drop(0, "no answer")
@@ -322,7 +337,8 @@ class Spoke(Peers):
         self.loop.unwatch(self.wires.pop(0).fileno())
         self.trouble, self.proved = "no answer", False
         self.silent.append(wire)
-        if len(self.silent) > SILENT_LINES:  # node 0 has others in the place of the first
+        # Node 0 has replaced the oldest by later connections.
+        if len(self.silent) > SILENT_LINES:
             self.silent.pop(0).close()
 
     def late(self, now: float) -> bool:
@@ -342,7 +358,8 @@ class Spoke(Peers):
         self.wires[0] = wire
         self.loop.watch(wire.fileno(), lambda: self.read(wire))
         failed = connection.connect_ex(address)
-        if failed not in (0, errno.EINPROGRESS):  # else what comes of it is heard by reading
+        # Otherwise the result of the attempt is seen by reading.
+        if failed not in (0, errno.EINPROGRESS):
             self.drop(0, os.strerror(failed))
 
     def read(self, wire: SignedConnection) -> None:

@@ -1,4 +1,4 @@
-"""Holds the ports of a job that is about to start: its ranks', and its supervisors'."""
+"""Holds the ports of a job that is about to start: one for its ranks, one for its supervisors."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ PORTS_TO_TRY = 200
 
 
 class Ports(RoomState):
-    """The ports that this visit holds for one job."""
+    """The ports that this session holds for one job."""
 
     def __init__(self, visit: ServerSession) -> None:
         super().__init__(visit)
-        self.number = 0  # of the ranks' port
-        self.holder: socket.socket | None = None  # of that number
-        self.peers: socket.socket | None = None  # where the other nodes' supervisors will call
+        # The number of the ranks' port.
+        self.number = 0
+        # The socket that holds this number.
+        self.holder: socket.socket | None = None
+        # The other nodes' supervisors connect to this socket.
+        self.peers: socket.socket | None = None
 
     def hold(self, request: PortWish) -> None:
         if self.holder:
@@ -34,21 +37,21 @@ class Ports(RoomState):
 
     @property
     def files(self) -> list[int]:
-        """Return the open files that hold the ports: a supervisor inherits them."""
+        """Return the descriptors that hold the ports; a supervisor inherits them."""
         return [held.fileno() for held in (self.holder, self.peers) if held]
 
     def hand_over(self) -> None:
-        """Leave the supervisors' port to the one that was started: it is closed when that ends."""
+        """Close the supervisors' port in this process; the started supervisor keeps it open."""
         if self.peers:
             self.peers.close()
             self.peers = None
 
 
 def hold(wanted: int, *, exact: bool) -> tuple[int, socket.socket | None]:
-    """Hold a TCP port for a job until its supervisor ends, against a second launch just then.
+    """Reserve a TCP port until the job's supervisor ends, against other launches at this moment.
 
-    The TCP port itself must stay free for torchrun, so what is held is an abstract Unix socket of
-    the port's name: it lives in the same network namespace and goes away with its last holder.
+    The TCP port itself must stay free for torchrun. So the reservation is an abstract Unix socket
+    named after the port: it lives in the same network namespace and ends with its last holder.
     """
     unheld = 0
     for number in range(wanted, wanted + 1 if exact else min(wanted + PORTS_TO_TRY, 65536)):
@@ -59,7 +62,7 @@ def hold(wanted: int, *, exact: bool) -> tuple[int, socket.socket | None]:
                 return number, holder
             except OSError:
                 holder.close()
-                # All of their names may be taken: any user of the machine can do that.
+                # All these names may be taken: any user of the machine can bind them.
                 unheld = unheld or (0 if exact else number)
     return unheld, None
 
@@ -73,7 +76,7 @@ def port_is_free(number: int) -> bool:
 
 
 def listening(port: int = 0, backlog: int = 128) -> socket.socket:
-    """Listen at a port (0: any that is free), on all addresses of this machine."""
+    """Listen on a port (0: any free one), on all addresses of this machine."""
     if socket.has_dualstack_ipv6():
         family = socket.AF_INET6
         try:
@@ -82,12 +85,13 @@ def listening(port: int = 0, backlog: int = 128) -> socket.socket:
             )
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise  # else IPv6 is switched off here
+                # Any other error means that IPv6 is disabled here.
+                raise
     return socket.create_server(("", port), backlog=backlog)
 
 
 def listen(avoid: int) -> socket.socket | None:
-    """Listen on a free port, before the first call; return None where that is denied."""
+    """Listen on a free port other than `avoid`; return None if that is not possible."""
     with contextlib.suppress(OSError):
         while (server := listening(backlog=4096)).getsockname()[1] == avoid:
             server.close()

@@ -1,7 +1,7 @@
-"""The node's end of the one channel that the head keeps to this node.
+"""The node's end of the one channel between the head and this node.
 
 Reads requests from standard input, writes answers, heartbeats and the stream of a job's files to
-standard output, all in frames (protocol/frames.py). Ends when the head hangs up; jobs do not.
+standard output, all in frames (protocol/frames.py). Ends when the head disconnects; jobs go on.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from orchestrator.protocol.requests.request import (
 from orchestrator.protocol.timing import SERVER_BEAT, SERVER_PATIENCE
 from orchestrator.protocol.version import OWN
 
-BACKLOG_BYTES = 1 << 19  # read no more of the log while this much waits for the network
+# The log is not read while more than this waits to be sent.
+BACKLOG_BYTES = 1 << 19
 
 
 class ChannelServer:
-    """Serves one head until it leaves."""
+    """Serves one head until it disconnects."""
 
     def __init__(self, visit: ServerSession) -> None:
         self.visit = visit
@@ -47,7 +48,7 @@ class ChannelServer:
         self.next_beat = self.heard + SERVER_BEAT
 
     def send(self, kind: bytes, *parts: bytes) -> None:
-        """Queue a frame whose payload are these parts."""
+        """Queue a frame whose payload is the concatenation of these parts."""
         size = sum(map(len, parts))
         for part in (frames.header(kind, size), *parts):
             self.waiting.append(memoryview(part))
@@ -85,7 +86,7 @@ class ChannelServer:
             self.beat()
 
     def stream(self) -> None:
-        """Send what the files of the followed job have more."""
+        """Send new bytes of the followed job's files."""
         streamer = self.visit.streamer
         if streamer and self.waiting_bytes < BACKLOG_BYTES:
             streamer.pump(self.send, self.send_message)
@@ -94,7 +95,7 @@ class ChannelServer:
                 self.visit.job_over()
 
     def ready(self) -> list[tuple[int, int]]:
-        """Wait until something can be read or written, or is due."""
+        """Wait until something can be read or written, or an action is due; return the events."""
         poll = select.poll()
         streamer = self.visit.streamer
         poll.register(0, select.POLLIN)
@@ -111,13 +112,14 @@ class ChannelServer:
         if time.monotonic() >= self.next_beat:
             self.next_beat = time.monotonic() + SERVER_BEAT
             self.visit.beat()
-            if not self.waiting:  # what waits to be sent is a sign of life itself
+            # Queued data shows that the server is alive, so no heartbeat is needed.
+            if not self.waiting:
                 activity = self.visit.activity
                 silent, idle = activity.check() if activity else (None, None)
                 self.send_message(Heartbeat(beat=time.time(), silent=silent, idle=idle))
 
     def receive(self) -> bool:
-        """Serve what has come; say whether the head is still there."""
+        """Serve the requests that arrived; return False if the head has disconnected."""
         try:
             data = os.read(0, 1 << 16)
         except BlockingIOError:
@@ -142,7 +144,7 @@ class ChannelServer:
             answer = self.visit.answer(read_request(fields))
             data = {"id": number, "ok": encode(answer)}
         except Refusal as refusal:
-            # The reason may quote what a user's command printed: the head has it, and hides it.
+            # The reason may quote the output of a user's command, so it goes only to the head.
             how = f"is refused ({refusal.kind or 'the head says why'})"
             data = encode(Refused(id=number, error=str(refusal), kind=refusal.kind))
         except Nonsense as error:
@@ -150,23 +152,26 @@ class ChannelServer:
             data = encode(Refused(id=number, error=f"the head broke the protocol: {error}"))
         if do not in ROUTINE or time.monotonic() - since > SLOW_SECONDS:
             self.system.line("%s (%d) %s after %.3f s", do, number, how, time.monotonic() - since)
-        self.heard = time.monotonic()  # what took us long is no silence of the head's
+        # The time that a request took does not count as silence of the head.
+        self.heard = time.monotonic()
         self.send(JSON, json.dumps(data).encode("ascii"))
 
 
 def main(nonce: str, umask: int, *, fresh: bool) -> None:
-    """Serve one visit of a head; `fresh` is the first one of these sources on this node."""
+    """Serve one session of a head; `fresh` is True for the first one with this library version."""
     os.write(1, f"\n{nonce}\n".encode())
     visit = ServerSession(umask)
     server = ChannelServer(visit)
     server.send_message(Greeting(version=OWN))
     server.system.line("serves a head, from library %s", os.path.basename(LIBRARY))
     step = "SLURM_STEP_ID" in os.environ
-    if step:  # Slurm signals everything in a step; the end of the job has to come home all the same
+    # Slurm signals all processes of a step, but the server must still report the job's end.
+    if step:
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, signal.SIG_IGN)
     try:
-        with contextlib.suppress(BrokenPipeError):  # the head is gone; the files have everything
+        # The head is gone; the files hold everything.
+        with contextlib.suppress(BrokenPipeError):
             server.loop()
         server.system.line("leaves: the head has hung up, or was silent for too long")
     except Nonsense as error:
@@ -174,9 +179,12 @@ def main(nonce: str, umask: int, *, fresh: bool) -> None:
     finally:
         visit.leave()
         if fresh:
-            from orchestrator.node.job import cleanup  # not for every visit
+            # Only the first session of a library needs this import.
+            from orchestrator.node.job import cleanup
 
             with contextlib.suppress(OSError, ValueError):
-                cleanup.remove_libraries(LIBRARY)  # earlier versions, unused for a week
+                # This removes earlier versions that were unused for a week.
+                cleanup.remove_libraries(LIBRARY)
     if step and visit.supervisor is not None:
-        visit.supervisor.wait()  # Slurm kills what is left of a step when its task ends: this one
+        # Slurm kills the rest of a step when its task ends, and the task is this process.
+        visit.supervisor.wait()

@@ -1,6 +1,6 @@
-"""Streams one run's files to the head: what they hold beyond the offsets it already has.
+"""Streams one run's files to the head, from the offsets that the head already has.
 
-The channel's server pumps; the supervisor's socket is the bell that rings when there is more.
+The channel's server calls pump(). A byte on the supervisor's socket means that there is more data.
 """
 
 from __future__ import annotations
@@ -17,33 +17,37 @@ from orchestrator.protocol.frames import EVENTS, LOG, OFFSET, RANKS, STREAM_CHUN
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.request import SupervisorGone
 
-BURST_SECONDS = 1.0  # in which lines that come one upon the other go at once
+# Lines within this time of the last frame are sent without delay.
+BURST_SECONDS = 1.0
 
 
 class FileStreamer:
-    """Sends what the files of one run have beyond the offsets that the head already holds."""
+    """Sends the bytes of one run's files beyond the offsets that the head already holds."""
 
     def __init__(self, run: RunDir, log: int, ranks: int, events: int, gather: float = 0.0) -> None:
         self.run = run
-        self.gather = gather  # seconds between two frames, if lines come faster for longer
+        # Seconds between two frames if lines come faster for longer than a burst.
+        self.gather = gather
         self.offsets = {LOG: log, RANKS: ranks, EVENTS: events}
         self.files: dict[bytes, int] = {}
         self.behind = True
         self.supervisor: socket.socket | None = None
         self.end_announced = False
-        self.due = 0.0  # when all that was sent would have gone at an even pace
+        # The time at which all that was sent would have been sent at an even pace.
+        self.due = 0.0
         try:
             self.supervisor = connect(run)
             self.supervisor.setblocking(False)
         except OSError:
-            pass  # it has ended: what the files hold now is all there will be
+            # The supervisor has ended, so the files are complete.
+            pass
 
     @property
     def bell(self) -> int | None:
         return self.supervisor.fileno() if self.supervisor else None
 
     def tell_of_head(self) -> None:
-        """Tell the supervisor that a head follows. A short line fits, or the supervisor is gone."""
+        """Notify the supervisor that a head follows. A short line always fits into the buffer."""
         if self.supervisor is not None:
             with contextlib.suppress(OSError):
                 self.supervisor.send(control.to_line(control.HeadNews()))
@@ -63,7 +67,7 @@ class FileStreamer:
 
     @property
     def left(self) -> float:
-        """Return the seconds until there is something to send, if nothing happens before."""
+        """Return the seconds until data must be sent, if no event comes first."""
         if not self.behind:
             return float("inf")
         return max(0.0, self.due - BURST_SECONDS - time.monotonic())
@@ -71,12 +75,13 @@ class FileStreamer:
     def pump(self, send: Callable[..., None], send_message: Callable[[Message], None]) -> None:
         """Send one chunk of each file.
 
-        A record of `ranks` comes before the log bytes it speaks of, and an event after those that
-        were written before it, unless they are many. An event, and the end, wait for no more lines.
+        A record of `ranks` precedes the log bytes it describes. An event follows the log bytes
+        written before it, unless they are many. An event, and the end, are sent without delay.
         """
         if not self.behind:
             return
-        alone = self.supervisor is None  # asked first: then the files hold all it wrote
+        # Read before the sizes: if the supervisor is gone now, the files are complete.
+        alone = self.supervisor is None
         events, size = self.size(EVENTS), self.size(LOG)
         if self.left and not alone and events <= self.offsets[EVENTS]:
             return
@@ -85,7 +90,8 @@ class FileStreamer:
         if not self.behind:
             self.pass_on(LOG, size, send)
         self.pass_on(EVENTS, events, send)
-        if not self.behind and self.offsets != before:  # more than a chunk goes without a pause
+        # More than one chunk is sent without a pause.
+        if not self.behind and self.offsets != before:
             self.due = max(self.due, time.monotonic()) + self.gather
         if alone and not self.behind and not self.end_announced:
             self.end_announced = True

@@ -1,7 +1,7 @@
-"""One head's visit to this node, and the registry of what the node's rooms answer to it.
+"""One head's session on this node, and the registry of request handlers.
 
 The requests of protocol/ROOM.py are answered in node/ROOM/requests.py, which is loaded when a head
-asks for one of them: a probe, which every launch asks, must not wait for the rest.
+sends one of them: a probe, which every launch sends, must not load the rest.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ HANDLERS: dict[type[Request[Any]], Handler] = {}
 
 
 class Refusal(Exception):
-    """A request that cannot be done; its text goes to the user."""
+    """A request that cannot be done; its text is shown to the user."""
 
     def __init__(self, text: str, kind: str = "") -> None:
         super().__init__(text)
@@ -56,54 +56,62 @@ def answers(
 
 
 def handler_of(kind: type[Request[Any]]) -> Handler:
-    """Return the function that answers such requests; load its room at the first of them."""
+    """Return the handler of this kind of request; load its module at the first one."""
     if kind not in HANDLERS:
         importlib.import_module(f"orchestrator.node.{kind.room}.requests")
     return HANDLERS[kind]
 
 
 class RoomState:
-    """Holds what a room keeps of one visit, and acts when something happens in it."""
+    """A room's state in one session, with callbacks for the session's events."""
 
     def __init__(self, visit: ServerSession) -> None:
         self.visit = visit
 
     def job_started(self, run: RunDir, spec: Spec) -> None:
-        """Leave to a job what was prepared for it; `spec` is as the head sent it."""
+        """Hand prepared resources over to a started job; `spec` is as the head sent it."""
 
     def beat(self) -> None:
-        """Do what is due; called every few seconds."""
+        """Run periodic work; called every few seconds."""
 
     def job_over(self) -> None:
-        """Prepare what comes next: the followed job is over, and the head has all of its files."""
+        """Prepare for a later job: the followed job is over, and the head has all its files."""
 
     def leave(self) -> None:
-        """Discard what no job took up: the visit ends."""
+        """Discard resources that no job has taken, as the session ends."""
 
 
 class ServerSession:
-    """One head's visit, and what was opened, started or announced in it."""
+    """One head's session, with everything opened, started or announced in it."""
 
     def __init__(self, umask: int = 0o077) -> None:
-        self.umask = umask  # of the login, for what is the user's own
-        self.piece = bytearray()  # what the next request is about
+        # The login's umask, for files of the user.
+        self.umask = umask
+        # The payload that belongs to the next request.
+        self.piece = bytearray()
         self.states: dict[type[RoomState], RoomState] = {}
-        self.stop_of_all = stop_of_all()  # the last one before this visit
-        self.waits = False  # for its head, which comes later
+        # The last stop of all jobs before this session.
+        self.stop_of_all = stop_of_all()
+        # True if the session was opened in advance and its head sends requests later.
+        self.waits = False
         self.streamer: FileStreamer | None = None
-        self.activity: Activity | None = None  # of the job that is followed
-        self.supervisor: subprocess.Popen[bytes] | None = None  # started in this visit
-        self.input: int | None = None  # where the head's requests come from
+        # The activity of the job that is followed.
+        self.activity: Activity | None = None
+        # The supervisor started in this session.
+        self.supervisor: subprocess.Popen[bytes] | None = None
+        # The descriptor from which the head's requests are read.
+        self.input: int | None = None
 
     def of(self, kind: type[S]) -> S:
-        """Return a room's state in this visit, which is made when it is first asked for."""
+        """Return a room's state in this session, which is created at the first call."""
         if kind not in self.states:
             self.states[kind] = kind(self)
         return cast(S, self.states[kind])
 
     def answer(self, request: Request[A]) -> A:
-        """Do what is asked; raise a Refusal where that cannot be."""
-        if self.waits:  # perhaps through a stop of all jobs, none of which is of this head
+        """Return the answer to a request; raise a Refusal if it cannot be done."""
+        # A stop of all jobs during the wait was not meant for this head's job.
+        if self.waits:
             self.waits, self.stop_of_all = False, stop_of_all()
         try:
             return cast(A, handler_of(type(request))(self, request))
@@ -111,19 +119,19 @@ class ServerSession:
             raise Refusal(processes.in_words(error)) from error
 
     def take_piece(self) -> bytearray:
-        """Return the bytes that came before the request."""
+        """Return the payload received before the request, and clear it."""
         piece, self.piece = self.piece, bytearray()
         return piece
 
     def is_called(self, seconds: float) -> bool:
-        """Wait so long; return True at once when the head says more meanwhile, or is gone."""
+        """Wait so long; return True at once if the head sends more data or disconnects."""
         if self.input is None:
             time.sleep(seconds)
             return False
         return bool(select.select([self.input], [], [], seconds)[0])
 
     def refuse_if_stopped(self, run: RunDir, first: RunDir | None = None) -> None:
-        """Refuse a job that was stopped while its head was still starting it."""
+        """Raise a Refusal if the job was stopped while its head was still starting it."""
         over = first is not None and first.attempts_are_forbidden
         if over or run.start_is_forbidden or stop_of_all() != self.stop_of_all:
             raise Refusal(f"job {run.job} was stopped before it had started", STOPPED)

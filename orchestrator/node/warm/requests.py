@@ -1,4 +1,4 @@
-"""Answers what a head asks about the processes that wait for a job."""
+"""Answers a head's requests about the standby processes."""
 
 from __future__ import annotations
 
@@ -43,6 +43,6 @@ def warm_off(visit: ServerSession, request: WarmOff) -> StandbyEnds:
 
 
 def private_memory(pid: int) -> int:
-    """Return the bytes of memory that no file of the disk stands for; 0 if it is gone."""
+    """Return the resident memory that no file backs, in bytes; 0 if the process is gone."""
     _, resident, shared, *_ = [*map(int, processes.contents(f"/proc/{pid}/statm").split()), 0, 0, 0]
     return (resident - shared) * resource.getpagesize()

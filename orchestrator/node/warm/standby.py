@@ -1,9 +1,9 @@
 """The process that waits on a node with torch imported: `python -u standby.py DIRECTORY FD ROOM`.
 
 For a job it forks. The child becomes the job's torchrun, and the process itself executes the
-supervisor, whose child torchrun is, as after a cold start. What a cold start would have set before
-its first line (environment, arguments, limits, directory, files) is set then. The ranks are forked
-from here, so it imports nothing of ours and leaves no trace of its own files in sys.modules.
+supervisor, whose child torchrun is, as after a cold start. The settings of a cold start
+(environment, arguments, limits, directory, files) are applied then. The ranks are forked
+from here, so it imports nothing of this package and puts none of its files in sys.modules.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ import types
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-TICK_SECONDS = 15.0  # between two looks at the files that it came from: 0.1 ms
-PATIENCE_SECONDS = 10.0  # for a caller to say what it wants
-MOST_FILES = 253  # that Linux lets one message carry
+# The interval of the checks of the imported files, each of which takes 0.1 ms.
+TICK_SECONDS = 15.0
+# A caller has this long to send its order.
+PATIENCE_SECONDS = 10.0
+# Linux passes at most this many descriptors in one message.
+MOST_FILES = 253
 
 
 def main() -> None:
@@ -35,11 +38,13 @@ def main() -> None:
     agent_start = load("agent_start", *ranks)
     fast_torchrun = load("fast_torchrun", *ranks)
     interpreter = load("interpreter", *ranks)
-    fast_torchrun.begin_path_here()  # not with this file's directory, which is ours
+    # The first entry of the path is this file's directory, which belongs to this package.
+    fast_torchrun.begin_path_here()
     # An optimizer imports torch._dynamo when it is made: 1.5 s in each rank.
     torchrun = fast_torchrun.import_torch("torch._dynamo")
     files = files_it_came_from()
-    with open("ready", "w"):  # its own directory is the current one, whatever its name is
+    # The current directory is the standby's own, even after it was renamed.
+    with open("ready", "w"):
         pass
     caller, order, passed = wait_for_order(directory, server, files)
     changed = [path for path, mark in files.items() if mark_of(path) != mark]
@@ -61,7 +66,7 @@ def main() -> None:
 
 
 def load(name: str, *directory: str) -> Any:
-    """Load a file of ours without a trace in sys.modules: the ranks would see it."""
+    """Load a file of this package without an entry in sys.modules, which the ranks would see."""
     module = types.ModuleType("orchestrator_" + name)
     module.__file__ = path = os.path.join(*directory, name + ".py")
     importlib.machinery.SourceFileLoader(module.__name__, path).exec_module(module)
@@ -75,7 +80,8 @@ def send(connection: socket.socket, message: dict[str, Any], files: Sequence[int
     """Send one line of JSON, and open files with it."""
     line = json.dumps(message).encode("ascii") + b"\n"
     sent = socket.send_fds(connection, [line], list(files)) if files else 0
-    if sent < len(line):  # A receiver of the whole line may be gone already.
+    # A receiver that has the whole line may be gone already.
+    if sent < len(line):
         connection.sendall(line[sent:])
 
 
@@ -97,7 +103,7 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
 def wait_for_order(
     directory: str, server: socket.socket, files: dict[str, list[int]]
 ) -> tuple[socket.socket, dict[str, Any], list[int]]:
-    """Return a job's order, with its caller and its files; exit if there is no reason to wait.
+    """Return the socket, the order and the files of a job; exit if there is no reason to wait.
 
     A caller renames the directory first, so that only one of them has this process.
     """
@@ -116,20 +122,22 @@ def wait_for_order(
                 shutil.rmtree(directory + ".gone")
                 sys.exit()
             if not select.select([server], [], [], TICK_SECONDS)[0]:
-                sys.exit()  # the caller that renamed the directory is gone
+                # The caller that renamed the directory is gone.
+                sys.exit()
 
 
 def must_leave(places: dict[str, list[int]]) -> bool:
-    """Return True if waiting is wrong by now."""
-    # A package that comes or goes changes its directory.
+    """Return True if the process must not wait any longer."""
+    # Installing or removing a package changes its directory.
     changed = any(mark_of(path) != mark for path, mark in places.items())
     late = time.time() >= os.stat("standby.json").st_mtime
     return changed or late or not os.path.exists(__file__)
 
 
 def files_it_came_from() -> dict[str, list[int]]:
-    """Return each file that was imported and each place of packages, as they are now."""
-    places = [*sys.path[1:], *site.getsitepackages()]  # one that is made later is searched as well
+    """Return the state of each imported file and of each package directory."""
+    # A directory created later would be searched as well.
+    places = [*sys.path[1:], *site.getsitepackages()]
     if site.ENABLE_USER_SITE:
         places.append(site.getusersitepackages())
     paths = {os.path.join(sys.prefix, "pyvenv.cfg"), *places}
@@ -143,7 +151,7 @@ def files_it_came_from() -> dict[str, list[int]]:
 
 
 def mark_of(path: str) -> list[int]:
-    """Return what changes with a file; nothing if there is none."""
+    """Return the time, size and inode of a file, which change with it; empty if there is none."""
     try:
         status = os.stat(path)
     except OSError:
@@ -171,11 +179,12 @@ def supervise(
 
 
 def become_torchrun(control: socket.socket, agent_start: Any, interpreter: Any) -> None:
-    """Be what a cold start is before its first line; where that cannot be, execute it."""
+    """Bring this process to the state of a cold start; if that is impossible, execute one."""
     try:
         start, (output,) = receive(control)
     except (EOFError, OSError):
-        os._exit(1)  # the supervisor is gone
+        # The supervisor is gone.
+        os._exit(1)
     control.close()
     os.setsid()
     start["directory"] = respelt(start["directory"])
@@ -186,32 +195,33 @@ def become_torchrun(control: socket.socket, agent_start: Any, interpreter: Any) 
     environment = {respelt(name): respelt(value) for name, value in start["environment"].items()}
     command = [respelt(word) for word in start["command"]]
     before, now = executed_with(), dict(os.environ)
-    # What Python or torch have set or removed since (LC_CTYPE in the locale C) stays so.
+    # Variables that Python or torch have changed since the start stay (LC_CTYPE in locale C).
     changed = {name: value for name, value in now.items() if before.get(name) != value}
     os.environ.clear()
     os.environ.update({n: v for n, v in environment.items() if n in now or n not in before})
     os.environ.update(changed)
-    # What stood first in this memory stays there: C code may have kept pointers to it.
+    # Variables keep their order in this memory: C code may hold pointers to them.
     first = {name: environment[name] for name in before if name in environment}
     if not interpreter.show_environment({**first, **environment}):
         os.execvpe(command[0], command, environment)
     interpreter.show_command(command)
     time.tzset()
     sys.argv = command[2:]
-    if hasattr(sys, "orig_argv"):  # since Python 3.10
+    # Python has this attribute since 3.10.
+    if hasattr(sys, "orig_argv"):
         sys.orig_argv = command
     sys.path_importer_cache.pop(sys.path[0], None)
 
 
 def executed_with() -> dict[str, str]:
-    """Return the environment that this process began with."""
+    """Return the environment that this process was started with."""
     with open("/proc/self/environ", "rb") as file:
         lines = (line.partition(b"=") for line in file.read().split(b"\0"))
         return {os.fsdecode(name): os.fsdecode(value) for name, equals, value in lines if equals}
 
 
 def respelt(word: str) -> str:
-    """Spell a word as this Python reads it in its own locale; it came as UTF-8."""
+    """Return a word, received as UTF-8, in the encoding of this Python's locale."""
     return os.fsdecode(word.encode("utf-8", "surrogateescape"))
 
 

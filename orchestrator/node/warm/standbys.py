@@ -1,8 +1,8 @@
 """Starts, finds, takes and ends the standbys of this user on this node.
 
-Each has a directory ~/.orchestrator/warm/KEY, 0700, with its socket and `standby.json`, whose time
-is when the process leaves. A caller that takes or ends one renames its directory first, so that no
-two do. Homes may be shared by machines: a standby belongs to the machine that it runs on.
+Each has a directory ~/.orchestrator/warm/KEY, 0700, with its socket and `standby.json`. That file's
+time is when the process exits. A caller that takes or ends one renames its directory first, so no
+two callers do. Machines may share homes: a standby belongs to the machine that it runs on.
 """
 
 from __future__ import annotations
@@ -34,35 +34,41 @@ from orchestrator.protocol.message import Message, Nonsense, decode, encode, par
 from orchestrator.protocol.spec import Spec
 
 PROGRAM = os.path.join("orchestrator", "node", "warm", "standby.py")
-ROOM_VARIABLE = "ORCHESTRATOR_ROOM"  # its value is room for the variables of a job
+# Its value reserves space for the variables of a job.
+ROOM_VARIABLE = "ORCHESTRATOR_ROOM"
 ROOM_BYTES = 1 << 15
 COMMAND_ROOM_BYTES = 4096
-ANSWER_SECONDS = 12.0  # what it still imports, a cold start would import as well
+# The standby may still import modules, which a cold start would import as well.
+ANSWER_SECONDS = 12.0
 END_SECONDS = 10.0
-FORGOTTEN_SECONDS = 86400.0  # after which a file of no process is removed
-# Each login and each job has its own of these; no import of torch depends on them.
+# A directory without a process is removed after this time.
+FORGOTTEN_SECONDS = 86400.0
+# These differ for each login and each job; no import of torch depends on them.
 OF_A_LAUNCH = re.compile(
     r"ORCHESTRATOR_.*|SSH_.*|XDG_SESSION_.*|KRB5CCNAME|PWD|OLDPWD|SHLVL|_"
     r"|NODE_RANK|NODE_IP|NNODES|NPROC_PER_NODE|MASTER_ADDR|MASTER_PORT"
 )
 NAMESPACES = ("mnt", "pid", "net", "user", "ipc", "uts")
-# Lines of /proc/self/status.
+# Lines of /proc/self/status that a process inherits.
 INHERITED = {
     *("Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapBnd", "NoNewPrivs", "Seccomp"),
     *("SigIgn", "SigBlk", "Cpus_allowed_list", "Mems_allowed_list"),
 }
-SESSION = re.compile(r"session-[^/]*[.]scope")  # the control group of one login
+# The control group of one login.
+SESSION = re.compile(r"session-[^/]*[.]scope")
 
 
 class Standby(Message):
     """One standby, as `standby.json` in its directory describes it."""
 
     machine: str
-    job: str  # whose next attempt alone it is for; nothing: for any launch with --warm
+    # The job whose next attempt may use it; empty for any launch with --warm.
+    job: str
     python: str
     since: float  # Unix time
     pid: int = 0
-    started: int = 0  # with the PID, this identifies one process forever
+    # In clock ticks since boot. Together with the PID it identifies one process forever.
+    started: int = 0
     directory: str = ""
 
     @property
@@ -75,7 +81,7 @@ class Standby(Message):
 
 
 class WarmSupervisor(NamedTuple):
-    """A supervisor that was a standby: it says on `stdout` how its start went, as a cold one."""
+    """A supervisor that was a standby. It reports its start on `stdout`, as a cold one does."""
 
     pid: int
     stdout: IO[bytes]
@@ -86,7 +92,7 @@ class WarmSupervisor(NamedTuple):
 
 
 def unsuitable(spec: Spec, environ: Mapping[str, str]) -> str:
-    """Return why a job like this one can never start warm, or nothing."""
+    """Return the reason why a job like this one can never start warm, or an empty string."""
     if spec.start != "fork":
         return "its ranks do not start from torchrun's process (start: plain, --no-torchrun)"
     if "SLURM_STEP_ID" in environ:
@@ -95,7 +101,7 @@ def unsuitable(spec: Spec, environ: Mapping[str, str]) -> str:
 
 
 def variables_of(spec: Spec, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a standby for this job has: none of its secrets, nor its own."""
+    """Return a standby's variables for this job, without its secrets and its own variables."""
     variables = agent_environment(spec, "", environ)
     values = hiding.of_environment(variables, spec.secrets)
     return {
@@ -108,7 +114,7 @@ def variables_of(spec: Spec, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def login(umask: int) -> str:
-    """Return what a process inherits from its login and keeps through all that it executes."""
+    """Return the properties that a process inherits from its login and keeps through exec."""
     lines = text("/proc/self/status").splitlines()
     status = [line for line in lines if line.partition(":")[0] in INHERITED]
     hard = [hard for _, _, hard in limits()]
@@ -117,18 +123,18 @@ def login(umask: int) -> str:
 
 
 def machine() -> str:
-    """Return what names this machine since its boot, and the namespaces of this process."""
+    """Return an identifier of this machine since its boot and of this process's namespaces."""
     inodes = [os.stat(f"/proc/self/ns/{name}").st_ino for name in NAMESPACES]
     return " ".join([text("/proc/sys/kernel/random/boot_id").strip(), *map(str, inodes)])
 
 
 def job_of(spec: Spec) -> str:
-    """Return the job whose next attempt alone starts from its standby, or nothing with --warm."""
+    """Return the job whose next attempt alone may use the standby; empty with --warm."""
     return spec.attempt.first_job if spec.attempt and not spec.warm else ""
 
 
 def path_of(spec: Spec, environ: Mapping[str, str], umask: int) -> str:
-    """Return the directory of a standby for jobs like this: what they must share makes its name."""
+    """Return the directory of a standby for jobs like this; its name is a hash of shared facts."""
     python = os.path.realpath(spec.agent[0])
     words = [machine(), job_of(spec), LIBRARY, spec.agent[0], python, modified(python)]
     words += [login(umask), *sorted(variables_of(spec, environ).items())]
@@ -155,7 +161,7 @@ def modified(path: str) -> float:
 
 
 def find_all() -> list[Standby]:
-    """Return the standbys of this machine, the oldest first; what dead ones left is removed."""
+    """Return the standbys of this machine, the oldest first; files of dead ones are removed."""
     try:
         names = os.listdir(root())
     except OSError:
@@ -193,9 +199,9 @@ def process_of(standby: Standby) -> Process | None:
 
 
 def start(run: RunDir, environ: Mapping[str, str], umask: int, least: float = 0.0) -> None:
-    """Start a standby for jobs like this run's, or let the one that waits stay; wait for neither.
+    """Start a standby for jobs like this run's unless one waits already. Returns without waiting.
 
-    It stays for as long as the job said, and at least for so many seconds.
+    It stays for the time that the job requested, and for at least `least` seconds.
     """
     with contextlib.suppress(OSError, ValueError):
         spec = run.read_spec()
@@ -207,7 +213,8 @@ def start(run: RunDir, environ: Mapping[str, str], umask: int, least: float = 0.
             if standby.directory == path:
                 os.utime(os.path.join(path, "standby.json"), (until, until))
                 return
-        for standby in others[:-1]:  # a node has two at most
+        # A node has two standbys at most.
+        for standby in others[:-1]:
             end(standby)
         os.makedirs(root(), mode=0o700, exist_ok=True)
         spawn(path, until, run, spec, environ)
@@ -220,7 +227,7 @@ def spawn(
     spec: Spec,
     environ: Mapping[str, str],
 ) -> None:
-    """Start the process in a new directory, which another start may have made a moment ago."""
+    """Start the process in a new directory; a concurrent start may have created the same name."""
     new = f"{path}.{secrets.token_hex(4)}"
     os.mkdir(new, 0o700)
     try:
@@ -258,7 +265,7 @@ def spawn(
 
 
 def claim(standby: Standby) -> Standby | None:
-    """Return a standby that no other caller can have from now on, or None."""
+    """Return the standby, reserved for this caller by a rename, or None if another has it."""
     own = f"{standby.directory}.{secrets.token_hex(4)}"
     try:
         os.rename(standby.directory, own)
@@ -295,7 +302,7 @@ def end_of_job(job: str) -> None:
 def hand_over(
     run: RunDir, spec: Spec, environ: Mapping[str, str], umask: int, files: Sequence[int]
 ) -> tuple[WarmSupervisor | None, str]:
-    """Let a standby that fits be this job's supervisor and torchrun, or return why none does."""
+    """Start the job's supervisor and torchrun from a fitting standby, or return why none does."""
     reason = unsuitable(spec, environ)
     if reason:
         return None, f"cold start: {reason}"
@@ -314,9 +321,9 @@ def hand_over(
 def take(
     standby: Standby, run: RunDir, environ: Mapping[str, str], files: Sequence[int]
 ) -> tuple[WarmSupervisor | None, str]:
-    """Send a claimed standby its job; one that does not take it is ended before the cold start.
+    """Send a claimed standby its job; one that refuses is ended before the cold start.
 
-    `files` are passed under the numbers that they have here; the first is for errors.
+    `files` are passed with the numbers that they have here; the first is for errors.
     """
     process, reason = process_of(standby), "the warm process did not answer"
     reading, writing = os.pipe()

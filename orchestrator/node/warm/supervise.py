@@ -18,17 +18,18 @@ START_SECONDS = 15.0
 
 
 class ForkedSupervisor(Supervisor):
-    """A supervisor whose torchrun was forked already, and waits."""
+    """A supervisor whose torchrun is already forked and waits for its settings."""
 
     def __init__(self, run: RunDir, agent: int, control: int) -> None:
         super().__init__(run)
         self.waiting, self.control = agent, socket.socket(fileno=control)
 
     def spawn_agent(self, start: AgentStart, output: int) -> subprocess.Popen[bytes]:
-        with self.control, contextlib.suppress(BrokenPipeError):  # it was killed a moment ago
+        # torchrun was killed a moment ago.
+        with self.control, contextlib.suppress(BrokenPipeError):
             self.control.settimeout(START_SECONDS)
             send(self.control, {**start}, [output])
-        # What is used of a Popen.
+        # The caller uses only these attributes of a Popen.
         return cast("subprocess.Popen[bytes]", SimpleNamespace(pid=self.waiting, returncode=None))
 
 

@@ -1,7 +1,7 @@
 """Keeps a standby ready for what follows a job: its next attempt, or the next warm launch.
 
-It imports torch once the ranks have had their first output, so that it does not hold up their
-start. A program that says nothing has as long as most take to begin.
+The standby imports torch only after the ranks' first output, so that it does not slow down their
+start. For a program without output, the usual start time is assumed.
 """
 
 from __future__ import annotations
@@ -16,15 +16,20 @@ from orchestrator.node.server.visit import RoomState, ServerSession
 from orchestrator.protocol.events import FirstOutput, RankStarted
 from orchestrator.protocol.spec import Spec
 
-AFTER_SECONDS = 2.0  # from the first output on: programs say hello, and go on importing
-SILENT_SECONDS = 5.0  # from the start of a rank on that prints nothing
-IDLE_SECONDS = 3600.0  # if no head ends it
-SPARE_SECONDS = 12 * IDLE_SECONDS  # on a spare, which is not asked again
-AGAIN_SECONDS = 60.0  # between two looks whether it is still there
+# Counted from the first output: programs print a line, and go on importing.
+AFTER_SECONDS = 2.0
+# Counted from the start of a rank that prints nothing.
+SILENT_SECONDS = 5.0
+# The standby exits after this time if no head ends it.
+IDLE_SECONDS = 3600.0
+# Used on a spare node, whose standby is not renewed.
+SPARE_SECONDS = 12 * IDLE_SECONDS
+# The interval of the checks that the standby still exists.
+AGAIN_SECONDS = 60.0
 
 
 class WarmVisit(RoomState):
-    """The job that is followed, as far as a standby may be needed after it."""
+    """The standby that may be needed after the followed job."""
 
     def __init__(self, visit: ServerSession) -> None:
         super().__init__(visit)
@@ -33,7 +38,7 @@ class WarmVisit(RoomState):
         self.next_look = math.inf
 
     def follow(self, run: RunDir) -> None:
-        """Have a standby ready for what may follow: another attempt, or the next warm launch."""
+        """Plan a standby for a possible next attempt or the next warm launch."""
         self.followed, self.spec, self.next_look = run, None, math.inf
         with contextlib.suppress(OSError, ValueError):
             spec = self.spec = run.read_spec()
@@ -45,7 +50,7 @@ class WarmVisit(RoomState):
         self.check(time.time())
 
     def check(self, now: float) -> None:
-        """Start the standby when it is time, and again if a restart may need it and it is gone."""
+        """Start the standby when it is due, and again if a restart may need it and it is gone."""
         if now < self.next_look or self.followed is None or self.spec is None:
             return
         if now < due(self.followed):
@@ -55,7 +60,7 @@ class WarmVisit(RoomState):
         self.start(self.followed, IDLE_SECONDS)
 
     def job_over(self) -> None:
-        """Leave a standby for the next launch, now that the followed job is over."""
+        """Start a standby for the next launch, as the followed job is over."""
         if self.followed is None or stop_of_all() != self.visit.stop_of_all:
             return
         run, self.followed = self.followed, None
@@ -63,13 +68,14 @@ class WarmVisit(RoomState):
             self.start(run)
 
     def start(self, run: RunDir, least: float = 0.0) -> None:
-        from orchestrator.node.warm import standbys  # not for every job
+        # Most jobs do not need this import.
+        from orchestrator.node.warm import standbys
 
         standbys.start(run, os.environ, self.visit.umask, least)
 
 
 def due(run: RunDir) -> float:
-    """Return when the ranks are past their beginning, as far as it can be seen (Unix time)."""
+    """Return the Unix time at which the ranks are probably past their imports."""
     delays = {FirstOutput: AFTER_SECONDS, RankStarted: SILENT_SECONDS + AFTER_SECONDS}
     events = [event for event in run.read_events() if type(event) in delays]
     return min((event.time + delays[type(event)] for event in events), default=math.inf)
