@@ -1,11 +1,12 @@
 """Reads traces: time computing, communicating, waiting for data and idle; ranks side by side.
 
-A trace of a GPU shows kernels: NCCL's are communication, all others compute. A trace of a CPU (as
-torch 2.13 writes it) shows collectives as `gloo:all_reduce` on gloo's own threads, and on the
-thread that trains only their start, `c10d::allreduce_`; the wait that may follow is not an event.
-So it is unknown how much of an operation that starts a collective is computing (the node of the
-autograd graph that runs FSDP2's reduce-scatter lasts as long as the reduce-scatter): such an
-operation does not count, those inside it do.
+A trace of a GPU shows kernels: NCCL's are communication, all others compute.
+
+A trace of a CPU (as of torch 2.13) shows collectives as `gloo:all_reduce` on gloo's own threads.
+The thread that trains shows only their start, `c10d::allreduce_`; the wait that may follow is not
+an event. So the computing part of an operation that starts a collective is unknown: the autograd
+node that runs FSDP2's reduce-scatter lasts as long as the reduce-scatter. Such an operation does
+not count; those inside it do.
 """
 
 from __future__ import annotations
@@ -31,28 +32,36 @@ Spans = tuple[tuple[float, float], ...]  # milliseconds
 
 KINDS = {"kernel", "cpu_op", "user_annotation"}
 ARGS = ("Collective name", "Process Group Name")
-PHASE = "orchestrator: "  # begins the names by which the training loop marks its phases
+# The prefix of the names by which the training loop marks its phases.
+PHASE = "orchestrator: "
 
 
 @dataclass(frozen=True)
 class TracedRank:
-    """One rank's share of all traced steps. Milliseconds, which add up to the whole:
-    compute + exposed + data + idle = window; overlapped + exposed = communication."""
+    """One rank's share of all traced steps, in milliseconds.
+
+    compute + exposed + data + idle = window, and overlapped + exposed = communication.
+    """
 
     steps: int
     window_ms: float
     compute_ms: float
     communication_ms: float
-    overlapped_ms: float  # communication while something computes
-    exposed_ms: float  # communication while nothing computes
-    data_ms: float  # nothing runs, and the training waits for its next batch
+    # Communication while something computes.
+    overlapped_ms: float
+    # Communication while nothing computes.
+    exposed_ms: float
+    # Nothing runs while the training waits for its next batch.
+    data_ms: float
     idle_ms: float
-    collectives: dict[str, Spans]  # of each kind and group, in the order in which they began
+    # The spans of each kind and group, in the order of their starts.
+    collectives: dict[str, Spans]
 
 
 class TraceEvent(NamedTuple):
     name: str
-    kind: str  # `cat` in the file
+    # The field `cat` of the file.
+    kind: str
     thread: Any
     start: float  # microseconds
     end: float
@@ -64,13 +73,13 @@ class TraceEvent(NamedTuple):
 
 
 def read(path: Path) -> tuple[int | None, TracedRank]:
-    """Return the rank that a trace says it is of, and what it says."""
+    """Return the rank that a trace names, if any, and the rank's figures."""
     with opened(path) as trace:
         return trace.rank, of_rank(what_matters(trace.events()))
 
 
 def what_matters(entries: Iterable[dict[str, Any]]) -> Iterator[TraceEvent]:
-    """Drop the events of a trace that say nothing here."""
+    """Yield the events of a trace that the figures need."""
     for entry in entries:
         if entry["ph"] == "X" and entry.get("cat") in KINDS:
             start = number(entry["ts"])
@@ -88,7 +97,8 @@ def of_rank(events: Iterable[TraceEvent]) -> TracedRank:
     on_device = bool(found["kernel"] or found["nccl"])
     communication = found["nccl"] if on_device else found["gloo"]
     talking = merge(event.span for event in communication)
-    if on_device:  # kernels run later than the steps of the host that launched them
+    if on_device:
+        # The host's steps are no measure: kernels run later than the steps that launched them.
         compute = merge(event.span for event in found["kernel"])
         whole: Intervals = []
     else:
@@ -115,7 +125,7 @@ def of_rank(events: Iterable[TraceEvent]) -> TracedRank:
 
 
 def sort_of(event: TraceEvent) -> str:
-    """Name what an event is; RCCL on AMD uses the names of NCCL's kernels."""
+    """Return the sort of an event; RCCL on AMD uses the names of NCCL's kernels."""
     if event.kind == "kernel":
         return "nccl" if "nccl" in event.name or "rccl" in event.name else "kernel"
     if event.name.startswith("gloo:"):
@@ -139,10 +149,11 @@ def computing(calls: Iterable[TraceEvent], gloo: set[Any]) -> Intervals:
 
 
 def computing_calls(calls: list[TraceEvent]) -> Iterator[tuple[float, float]]:
-    """Go through a thread's operations in the order in which they began, outer ones first."""
+    """Yield the spans of a thread's operations that compute and start no collective."""
     calls.sort(key=lambda call: (call.start, -call.end))
     counts = [True] * len(calls)
-    around: list[int] = []  # the operations within which this one began
+    # The indices of the operations that enclose the current one.
+    around: list[int] = []
     collective_ends = float("-inf")
     for at, call in enumerate(calls):
         while around and calls[around[-1]].end <= call.start:
@@ -157,9 +168,9 @@ def computing_calls(calls: list[TraceEvent]) -> Iterator[tuple[float, float]]:
 
 
 def collectives_of(events: Iterable[TraceEvent]) -> dict[str, Spans]:
-    """List collectives: each has the same name and position on every rank of its group.
+    """Return the collectives: each has the same name and position on every rank of its group.
 
-    NCCL's events name the group; gloo's do not, and all groups of a rank are one then.
+    NCCL's events name the group; gloo's do not, so all groups of a rank are one then.
     """
     spans: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for event in sorted(events, key=lambda event: event.span):
@@ -209,14 +220,15 @@ def length(merged: Intervals) -> float:
 
 
 PIECE_BYTES = 1 << 20
-# The limit of one event, and of all that stands before the events.
+# The limit of one event, and of the header before the events.
 LARGEST_CHARACTERS = 1 << 24
-# The limit of a whole trace: a small packed file may unfold to anything.
+# The limit of a whole trace, as a small compressed file may unpack to any size.
 MOST_BYTES = 1 << 33
 MOST_RANKS = 1 << 20
-LATEST_NANOSECONDS = 1e19  # of the Unix clock in the year 2286
+# The Unix clock in the year 2286.
+LATEST_NANOSECONDS = 1e19
 GZIP_MAGIC = b"\x1f\x8b"
-# What json, gzip and the reading of an event raise for a damaged file.
+# Exceptions of json, gzip and the reading of an event for a damaged file.
 DAMAGED = (
     gzip.BadGzipFile,
     ValueError,
@@ -232,7 +244,7 @@ LIST = re.compile(r'"traceEvents"\s*:\s*\[')
 
 
 class Trace:
-    """An open trace: what it says of itself, and its events, which can be read once."""
+    """An open trace: its header, and its events, which can be read once."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file = file
@@ -244,7 +256,7 @@ class Trace:
         before = self.text[: found.start()].rstrip().rstrip(",")
         self.at = found.end()
         header: dict[str, Any] = json.loads(before + "}")
-        # What a rank of the Trainer noted: its rank, its node, the steps.
+        # The Trainer's own header: the rank, its node, the steps.
         self.about = dict_of(header.get("orchestrator"))
         rank = self.about.get("rank", dict_of(header.get("distributedInfo")).get("rank"))
         self.rank = rank if isinstance(rank, int) and 0 <= rank < MOST_RANKS else None
@@ -257,7 +269,8 @@ class Trace:
                 return
             try:
                 event, self.at = decode(self.text, self.at)
-            except ValueError:  # it goes on in the next piece
+            except ValueError:
+                # The event continues in the next piece.
                 if len(self.text) - self.at > LARGEST_CHARACTERS or not self._more():
                     raise
                 continue
@@ -277,7 +290,8 @@ class Trace:
 def number(value: Any) -> float:
     """Return a time of a trace; raise ValueError for NaN, infinity and impossible years."""
     taken = float(value)
-    if not abs(taken) < LATEST_NANOSECONDS:  # NaN is not either
+    # Written so that NaN is rejected.
+    if not abs(taken) < LATEST_NANOSECONDS:
         raise ValueError(f"a time of {taken}")
     return taken
 
@@ -288,7 +302,7 @@ def dict_of(value: Any) -> dict[str, Any]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Trace]:
-    """Open a trace, packed or not; what is none, here or further on, is a UsageError."""
+    """Open a trace, compressed or not; a damaged one raises UsageError, also while it is read."""
     try:
         file = files.open_plain(path)
     except OSError as error:
@@ -308,14 +322,21 @@ def opened(path: Path) -> Iterator[Trace]:
 
 @dataclass(frozen=True)
 class Overlap:
-    """All ranks. A collective lasts from the arrival of a rank to its end, so it contains the wait
-    for the last one to arrive, who is the slow one and waits least."""
+    """All ranks, compared.
+
+    A collective lasts from the arrival of a rank to its end, so it includes the wait for the last
+    rank. That one is the slow one and waits least.
+    """
 
     ranks: dict[int, TracedRank]
-    waited_ms: dict[int, float]  # per step: in collectives that took a faster rank less time
-    straggler: int | None  # the rank that waits least, if the others wait noticeably longer
-    lag_ms: float  # per step: how much longer, on average
-    unmatched: tuple[str, ...] = ()  # collectives that ranks saw unequal numbers of: left out
+    # Per step: the time in collectives beyond that of the fastest rank.
+    waited_ms: dict[int, float]
+    # The rank that waits least, if the others wait noticeably longer.
+    straggler: int | None
+    # Per step: how much longer the others wait, on average.
+    lag_ms: float
+    # Collectives that are not compared, as their number differs between ranks.
+    unmatched: tuple[str, ...] = ()
 
     @property
     def communication(self) -> float:
@@ -332,7 +353,8 @@ class Overlap:
         return total
 
 
-NOTICEABLE = 0.02  # of a step; less is noise
+# A smaller part of a step is noise.
+NOTICEABLE = 0.02
 
 
 def compare(ranks: Mapping[int, TracedRank]) -> Overlap:
@@ -347,7 +369,7 @@ def compare(ranks: Mapping[int, TracedRank]) -> Overlap:
             fastest = min(end - start for start, end in same)
             for number, (start, end) in zip(spans, same, strict=True):
                 waits[number].append((start, end - fastest))
-    # DDP has several under way at a time: what they wait together is not to be counted twice.
+    # DDP has several collectives under way at a time: their common wait must count once.
     waited = {n: length(merge(events)) / ranks[n].steps for n, events in waits.items()}
     straggler, lag = None, 0.0
     if len(ranks) > 1:
@@ -363,7 +385,7 @@ def compare(ranks: Mapping[int, TracedRank]) -> Overlap:
 
 # -- in words -------------------------------------------------------------------------------------
 
-# Of each part of a step: its heading, and its field in a Rank.
+# The heading of each part of a step, and its field in TracedRank.
 COLUMNS = {
     "step": "window_ms",
     "computing": "compute_ms",
@@ -375,9 +397,10 @@ MOST_LINES = 16
 
 
 def to_text(overlap: Overlap, hosts: Mapping[int, str] | None = None) -> str:
-    """Format a table in milliseconds per step, and what it means."""
+    """Return a table in milliseconds per step, followed by its interpretation."""
     numbers = list(overlap.ranks)
-    if len(numbers) > MOST_LINES:  # those that the others wait for
+    if len(numbers) > MOST_LINES:
+        # Keep the ranks that the others wait for.
         numbers = sorted(sorted(numbers, key=lambda number: overlap.waited_ms[number])[:MOST_LINES])
     headings = (*COLUMNS, "waited")
     lines = ["rank  " + "  ".join(f"{name:>9}" for name in headings) + "  ms per step"]

@@ -19,7 +19,7 @@ from orchestrator.common.text import Say
 
 
 class Tracker(Protocol):
-    """Anything with these two methods; `trackers=` of a Trainer takes it as well as names."""
+    """Any object with these two methods; `trackers=` of a Trainer takes it as well as names."""
 
     def log(self, values: Mapping[str, float], step: int) -> None: ...
 
@@ -28,18 +28,23 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True)
 class Curves:
-    """Name the curves that values belong to. The same id continues the same curves."""
+    """The curves that values belong to. The same id continues the same curves."""
 
     id: str
-    name: str = ""  # what people see; a tracker chooses one where it is empty
-    step: int = 0  # values after it are about to come; those of an earlier attempt do not count
-    directory: Path = Path()  # for what is written to files
-    beside: bool = False  # others of this process are open at the same time
-    axis: str = ""  # what the steps count, where they come from many and in no order
+    # The displayed name; if it is empty, the tracker chooses one.
+    name: str = ""
+    # The last step to keep: values of an earlier attempt after it do not count.
+    step: int = 0
+    # The directory for trackers that write files.
+    directory: Path = Path()
+    # Set if the process has other curves open at the same time.
+    beside: bool = False
+    # The unit of the steps, if they come from several sources in no order.
+    axis: str = ""
 
 
 class Opened(Protocol):
-    """One of KNOWN, ready for values: of a step, and of a moment in Unix seconds."""
+    """An open tracker of KNOWN; it takes values of a step at a Unix time."""
 
     def log(self, values: Mapping[str, float], step: int, moment: float) -> None: ...
 
@@ -76,7 +81,8 @@ class WandB:
         if curves.beside:
             settings["reinit"] = "create_new"
         self.run, self.axis = wandb.init(**{**settings, **options}), curves.axis
-        if self.axis:  # W&B drops a step that is less than the one before
+        # W&B drops a step that is less than the previous one.
+        if self.axis:
             self.run.define_metric("*", step_metric=self.axis)
 
     def log(self, values: Mapping[str, float], step: int, moment: float) -> None:
@@ -91,8 +97,10 @@ class WandB:
 
 
 def accepted(name: str) -> str:
-    """Return a name that MLflow takes: it may keep each as a file, and one that it refuses costs
-    the whole line."""
+    """Return a name that MLflow accepts: it may keep each metric as a file.
+
+    A name that it rejects would cost the whole line.
+    """
     parts = re.sub(r"[^\w./ -]", "_", name).split("/")
     plain = "/".join(part for part in parts if part not in ("", ".", "..")) or "_"
     return f"_{plain}" if plain.startswith("..") else plain
@@ -105,7 +113,7 @@ class MLflow:
         self.mlflow = module("mlflow", "mlflow")
         self.entities = module("mlflow", "mlflow.entities")
         if self.mlflow.get_tracking_uri().startswith("sqlite:") and not find_spec("sqlalchemy"):
-            # mlflow-skinny has no use for its own default, a database.
+            # mlflow-skinny cannot use its own default, a database.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
             self.mlflow.set_tracking_uri((curves.directory.absolute() / "mlruns").as_uri())
         if experiment_name is not None:
@@ -119,7 +127,7 @@ class MLflow:
         self.last = {} if curves.axis else self._last_steps()
 
     def _same_run(self, curves: Curves) -> dict[str, Any]:
-        """Choose the run that has these curves, or name and mark a new one."""
+        """Return the options that continue the run of these curves, or name and mark a new one."""
         ours = f"tags.`{self.TAG}` = '{curves.id}'"
         found = self.mlflow.search_runs(filter_string=ours, max_results=1, output_format="list")
         if found:
@@ -128,8 +136,10 @@ class MLflow:
         return {**named, "tags": {self.TAG: curves.id}}
 
     def _last_steps(self) -> dict[str, int]:
-        """Return the step up to which each metric is there: of two values of a step, which a
-        training that goes on from an earlier one would send, MLflow draws both."""
+        """Return the last step of each metric.
+
+        A resumed training sends some steps again, and MLflow would draw both values of a step.
+        """
         known = self.client.get_run(self.run).data.metrics
         points = {name: self.client.get_metric_history(self.run, name) for name in known}
         return {name: max(point.step for point in some) for name, some in points.items()}
@@ -162,7 +172,7 @@ KNOWN = {
 
 
 def opened(name: str, curves: Curves, options: Mapping[str, Any]) -> Opened:
-    """Open one of KNOWN; a UsageError says which option it does not know."""
+    """Open a tracker of KNOWN; raise UsageError for an option that it does not know."""
     try:
         return KNOWN[name].open(curves, **options)
     except TypeError as error:
@@ -177,14 +187,20 @@ def module(package: str, name: str) -> Any:
 # -- sending without waiting ------------------------------------------------------------------
 
 
-WAITING_LINES = 10_000  # that may wait for a tracker; later ones are left out
-LAST_SECONDS = 60.0  # that the end of a training waits for a tracker
-LOOK_SECONDS = 0.2  # between two looks whether it still takes anything
+# The limit of lines that wait for a tracker; later ones are left out.
+WAITING_LINES = 10_000
+# The time that the end of a training waits for a tracker.
+LAST_SECONDS = 60.0
+# How often `close` checks whether the tracker's thread still runs.
+LOOK_SECONDS = 0.2
 
 
 class Sending:
-    """One tracker and its thread, which opens it, too. What fails costs the curves there, and one
-    warning; what hangs costs nobody else any time."""
+    """A tracker and the thread that opens it and sends to it.
+
+    A failure ends the curves of this tracker with one warning. A tracker that hangs delays nothing
+    else.
+    """
 
     def __init__(self, name: str, open: Callable[[], Opened], say: Say) -> None:
         self.name, self.open, self.say = name, open, say
@@ -194,15 +210,18 @@ class Sending:
         self.left_out = 0
         self.sent = 0
         self.failed = False
-        self.refusal: OrchestratorError | None = None  # of options that it does not know
-        self.tried = threading.Event()  # to open it
-        self.awaited = True  # until somebody has waited long enough for that
+        # The error of an option that the tracker does not know.
+        self.refusal: OrchestratorError | None = None
+        # Set once the tracker was opened, or could not be.
+        self.tried = threading.Event()
+        # False once `wait_open` has timed out.
+        self.awaited = True
         self.given_up = False
         self.thread = threading.Thread(target=self._send, name=f"to {name}", daemon=True)
         self.thread.start()
 
     def wait_open(self, seconds: float | None = None) -> None:
-        """Wait until it is open, or cannot be, and raise what the user has to mend."""
+        """Wait until it is open or has failed, and raise an error that the user must fix."""
         if not self.tried.wait(seconds):
             self.awaited = False
             self.say(f"{self.name} does not open yet; nothing waits for it")
@@ -220,10 +239,12 @@ class Sending:
             self.left_out += 1
 
     def close(self) -> None:
-        """Let what waits be sent, for a while; again, it does nothing."""
+        """Send the lines that wait, for a limited time; a second call does nothing."""
         end = time.monotonic() + LAST_SECONDS
         while self.thread.is_alive() and time.monotonic() < end:
-            with contextlib.suppress(queue.Full):  # until it has failed, nobody makes room then
+            with contextlib.suppress(queue.Full):
+                # The queue stays full while the tracker hangs, so the thread is checked between
+                # tries.
                 self.lines.put(None, timeout=LOOK_SECONDS)
                 break
         self.thread.join(max(0.0, end - time.monotonic()))

@@ -10,12 +10,13 @@ from starlette.applications import Starlette
 
 from orchestrator.common.errors import UsageError
 
-GOODBYE_SECONDS = 1  # that clients have to read their answers when it ends
+# The time that clients have to read their responses when the server ends.
+GOODBYE_SECONDS = 1
 MOST_CLIENTS = 400
 
 
 def listen(host: str, *ports: int) -> socket.socket:
-    """Open the first of these ports that can be opened."""
+    """Open the first of these ports that is free."""
     problem = ""
     try:
         family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
@@ -34,8 +35,10 @@ def serve(app: Starlette, listening: socket.socket) -> None:
     config = uvicorn.Config(
         app,
         ws="none",
-        log_level="error",  # any user of this machine can cause a warning
-        access_log=False,  # the first address has the token
+        # Any user of this machine can cause warnings.
+        log_level="error",
+        # The first address contains the token.
+        access_log=False,
         server_header=False,
         timeout_graceful_shutdown=GOODBYE_SECONDS,
         limit_concurrency=MOST_CLIENTS,

@@ -36,17 +36,21 @@ from orchestrator.records.experiment import RECORD, Experiment
 from orchestrator.records.metrics import progress
 from orchestrator.views.report import page, story
 
-MOST_LISTED = 200  # the newest; older ones are found by the commands
-MOST_PAGES = 12  # that are kept, the last that were rendered
+# Only the newest are listed; the commands find older ones.
+MOST_LISTED = 200
+# The cache keeps the last pages that were rendered.
+MOST_PAGES = 12
 MOST_COMPARED = 8
 FORM_BYTES = 1 << 12
-LOOK_SECONDS = 2.0  # for which a page is not rendered again
-SLOWEST = 10.0  # a page is not rendered for so many times its own time: at most 9% of a core
+# A page is not rendered again within this time.
+LOOK_SECONDS = 2.0
+# A page that took long to render is kept for this many times as long: at most 9% of a core.
+SLOWEST = 10.0
 
 
 @dataclass
 class Rendered:
-    """A page as it was, the state of the files it was made from, and until when it serves."""
+    """A rendered page, the state of its files, and how long it is served as it is."""
 
     body: bytes
     stamp: object
@@ -55,14 +59,17 @@ class Rendered:
 
 @dataclass
 class Board:
-    """All that the clients of one server share."""
+    """All state that the clients of one server share."""
 
     where: Where
     guard: Guard
-    stop: Callable[[str], str]  # stops a job, and returns what its receipts say
+    # Stops a job, and returns its receipts as text.
+    stop: Callable[[str], str]
     pages: dict[tuple[str, ...], Rendered] = field(default_factory=dict)
-    stopping: dict[str, str] = field(default_factory=dict)  # name -> what became of it
-    lock: threading.Lock = field(default_factory=threading.Lock)  # one page at a time
+    # From a name to the result of its stop.
+    stopping: dict[str, str] = field(default_factory=dict)
+    # Held so that one page is rendered at a time.
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.threads = ThreadPoolExecutor(4, thread_name_prefix="stop")
@@ -78,7 +85,7 @@ class Board:
     def answer(
         self, request: Request, key: tuple[str, ...], stamp: object, render: Callable[[], str]
     ) -> Response:
-        """Render a page, unless its files are as they were; 304 where the client has it."""
+        """Return a page, rendered again if its files changed; 304 if the client has it already."""
         with self.lock:
             known, now = self.pages.pop(key, None), time.monotonic()
             if known is None or (known.stamp != stamp and now > known.until):
@@ -165,7 +172,7 @@ def row_of(experiment: Experiment) -> Row:
 
 
 def fingerprint(experiment: Experiment) -> object:
-    """Return what changes when the record, a metrics file or a log of an experiment does."""
+    """Return a value that changes with the record, a metrics file or a log of an experiment."""
     stamps = []
     try:
         for directory in ("", "outputs", "logs"):
@@ -185,12 +192,12 @@ async def told(_: Request, error: Exception) -> Response:
     return PlainTextResponse(f"{words}\n", code)
 
 
-# What the reading of a damaged experiment raises.
+# Exceptions of reading a damaged experiment.
 DAMAGED = (HTTPException, UsageError, OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
 def app(board: Board) -> Starlette:
-    """Make the server of one board."""
+    """Return the server of one board."""
     routes = [
         Route("/", board.home),
         Route("/experiment/{name}", board.experiment),
@@ -225,24 +232,26 @@ REFUSED = "Open the address that `orchestrator dashboard` printed: it has a toke
 
 @dataclass(frozen=True)
 class Guard:
-    """The secrets of one server, and the names by which it may be called."""
+    """The secrets of one server, and the host names that it answers to."""
 
     port: int
-    names: frozenset[str] = frozenset()  # beside localhost, this machine's own, and addresses
+    # Names beside localhost, this machine's own, and addresses.
+    names: frozenset[str] = frozenset()
     token: str = field(default_factory=lambda: secrets.token_urlsafe(24))
     key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
 
     @property
     def cookie(self) -> str:
-        """Name the cookie: a browser gives cookies of one host to all its ports.
+        """Return the name of the cookie, which differs by server.
 
-        Two dashboards of two machines, both on the usual port there, have one host behind ssh -L.
+        A browser sends the cookies of a host to all its ports. Two dashboards on the usual port of
+        two machines have the same host behind ssh -L.
         """
         return f"orchestrator-{self.port}-{self.derived('cookie')[:8]}"
 
     @property
     def form(self) -> str:
-        """Return what a form of our pages sends with what changes something."""
+        """Return the secret that forms of our pages send with a change."""
         return self.derived("form")
 
     def derived(self, what: str) -> str:
@@ -251,13 +260,13 @@ class Guard:
     async def __call__(
         self, request: Request, go_on: Callable[[Request], Awaitable[Response]]
     ) -> Response:
-        """Answer a request (as middleware): only those who know the token are let through."""
+        """Answer a request (as middleware): only clients that have the token get a page."""
         response = self.judge(request) or await go_on(request)
         response.headers.update(HEADERS)
         return response
 
     def judge(self, request: Request) -> Response | None:
-        """Return the answer to a client that may not pass; None for one that may."""
+        """Return the response to a client that may not pass; None for one that may."""
         if not is_this_machine(request.headers.get("host", ""), self.names):
             return PlainTextResponse("this server has another name; see --name\n", 421)
         token = request.query_params.get("token")
@@ -269,7 +278,7 @@ class Guard:
         return None
 
     def enter(self, token: str, path: str) -> Response:
-        """Give the cookie for the token; a page of ours then asks for what was meant."""
+        """Return a page that sets the session's cookie and then loads the requested page."""
         if not same(token, self.token):
             return PlainTextResponse(REFUSED, 401)
         url = html.escape("/" + quote(path.lstrip("/\\")))
@@ -283,7 +292,7 @@ class Guard:
         return kind.lower() == "bearer" and same(token.strip(), self.token)
 
     def may_change(self, request: Request, form: str) -> bool:
-        """Return True if a POST is from a page of ours, or from a script that has the token."""
+        """Return True if a POST is from a page of this server, or from a script with the token."""
         headers = request.headers
         if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             return False
@@ -294,5 +303,5 @@ class Guard:
 
 
 def same(shown: str, wanted: str) -> bool:
-    """Compare in a time that tells nothing of what is equal."""
+    """Compare in constant time."""
     return hmac.compare_digest(shown.encode("utf-8", "replace"), wanted.encode())

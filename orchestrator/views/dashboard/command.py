@@ -20,7 +20,8 @@ from orchestrator.views.dashboard.app import Board, Guard, app
 from orchestrator.views.serve import listen, serve
 
 PORT = 8321
-LONGEST_ANSWER_BYTES = 20_000  # of what `stop` prints
+# The limit of the output of `stop` that is kept.
+LONGEST_ANSWER_BYTES = 20_000
 
 
 def dashboard(
@@ -45,7 +46,7 @@ def dashboard(
 
 
 def leading_to(url: str, port: int) -> Path:
-    """Write a page for ourselves that leads there: all users can read a browser's command line."""
+    """Return a private page that redirects there: all users can read a browser's command line."""
     page = Path(files.our_directory(), f"dashboard-{port}.html")
 
     def remove() -> None:
@@ -59,7 +60,7 @@ def leading_to(url: str, port: int) -> Path:
 
 
 def stop(where: Where, name: str) -> str:
-    """Stop a job as the command does, in a process of its own; return what that says."""
+    """Stop a job as the command does, in a process of its own; return its output."""
     words = [*installed("orchestrator"), "stop"]
     words += ["--experiments", str(where.experiments.absolute())]
     if where.ssh_config is not None:
@@ -69,11 +70,13 @@ def stop(where: Where, name: str) -> str:
     if where.trust_record:
         words.append("--trust-record")
     done = subprocess.run(
-        [*words, "--", name],  # whatever it begins with
+        # After `--`, a name that begins with a dash is no option.
+        [*words, "--", name],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        start_new_session=True,  # once it was asked for, Ctrl-C here does not undo it
+        # Ctrl-C in this terminal does not interrupt a stop that was requested.
+        start_new_session=True,
         check=False,
     )
     return done.stdout[-LONGEST_ANSWER_BYTES:].decode("utf-8", "replace").strip()

@@ -1,4 +1,4 @@
-"""`orchestrator profile`: what the steps of a job go into, rank by rank."""
+"""`orchestrator profile`: where the time of a job's steps goes, rank by rank."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LAUNCH = "profile a new run: --set profiling.enabled=true, or orchestrator profi
 
 
 def profile(where: Where, wanted: str | None, steps: int, timeout: float) -> int:
-    """Ask a running job for traces, or read those that are there; print what they say."""
+    """Print a summary of traces: new ones of a running job, else those that exist."""
     experiment = find_experiment(where, wanted)
     if experiment is None and wanted is not None and paths_in(Path(wanted)):
         directory = Path(wanted)
@@ -94,7 +94,7 @@ def of_experiment(experiment: Experiment, where: Where, steps: int, timeout: flo
 def of_running(
     experiment: Experiment, record: JobRecord, where: Where, steps: int, timeout: float
 ) -> Path:
-    """Have all ranks trace the same steps, and fetch what they wrote."""
+    """Trace the same steps on all ranks, and return the directory of the fetched traces."""
     experiment.check_launched(record)
     transport = backend_of(record).transport(record, where.ssh_config, where.connect_timeout)
     first = min(record.nodes, key=lambda node: node.first_rank)
@@ -112,12 +112,12 @@ def showing(what: str, size: int = 0) -> ProgressBar:
 
 
 # -- ask ----------------------------------------------------------------------------------------
-# Ask the ranks of a running job for a profile, wait for it, and bring the traces here.
+# Ask the ranks of a running job for a profile, wait for it, and fetch the traces.
 
 LOOK_SECONDS = 0.5
 ANSWER_SECONDS = 60.0
-# Seconds without a step of anybody, after which a script is taken for a foreign one: soon after the
-# start of the job, and when it has run for so long that it would have come to train().
+# If no rank makes a step for this many seconds, the script does not use the Trainer. A job gets
+# more of them soon after its start than once it is OLD seconds old.
 UNSEEN, UNSEEN_OLD, OLD = 30.0, 3.0, 600.0
 FOREIGN = """\
 a script without the Trainer traces itself. Add before its loop, the last line inside:
@@ -135,7 +135,7 @@ a script without the Trainer traces itself. Add before its loop, the last line i
 def wait_for_traces(
     channel: NodeChannel, record: JobRecord, node: int, steps: int, patience: float
 ) -> ProfileNews:
-    """Have all ranks trace some steps; return where the traces are."""
+    """Trace some steps on all ranks; return where the nodes keep the traces."""
     unseen = UNSEEN_OLD if time.time() - record.started > OLD else UNSEEN
     profile = ProfileWish(id=secrets.token_hex(8), steps=steps)
     request = AskProfile(job=record.job, node=node, wish=profile)
@@ -166,7 +166,7 @@ def progress_of(state: ProfileState) -> str:
 
 
 def refuse(state: ProfileState, waited: float, unseen: float, patience: float) -> None:
-    """Give up where nothing will come."""
+    """Raise an error if no profile can come any more."""
     if state.over:
         raise JobFailed("the job ended before its profile was written")
     if state.stepped is None and waited > unseen:
@@ -184,7 +184,7 @@ def refuse(state: ProfileState, waited: float, unseen: float, patience: float) -
 
 
 def fetch(transport: Transport, record: JobRecord, news: ProfileNews, outputs: Path) -> list[str]:
-    """Bring the traces of all nodes here; return why some did not come."""
+    """Fetch the traces of all nodes; return why some are missing."""
     if not plain(news.directory) or PurePosixPath(news.directory).parts[0] != "profile":
         raise NodeError(f"the node broke the protocol: traces in {news.directory!r}")
     folder = Folder(outputs, private=True)
@@ -228,7 +228,7 @@ MOST_FILES = 4096
 
 @dataclass(frozen=True)
 class RankTrace:
-    """One rank's trace, as far as it is kept. What the rank noted in it is not trusted."""
+    """The trace of one rank. Its metadata is not trusted."""
 
     path: Path
     number: int
@@ -237,7 +237,7 @@ class RankTrace:
 
 
 def paths_in(directory: Path) -> list[Path]:
-    """List the traces of a directory."""
+    """Return the trace files of a directory."""
     try:
         entries = sorted(directory.iterdir())
     except OSError:
@@ -248,7 +248,7 @@ def paths_in(directory: Path) -> list[Path]:
 
 
 def newest(profiles: Path) -> Path | None:
-    """Return the directory whose traces were written last: the profiles' own, or one in it."""
+    """Return the directory with the newest traces: `profiles` itself or one below it."""
     try:
         below = [path for path in profiles.iterdir() if path.is_dir() and not path.is_symlink()]
     except OSError:

@@ -1,4 +1,4 @@
-"""Chooses what is drawn: which metrics share a chart, and in which order. Pure."""
+"""Chooses the charts: which metrics share one, and in which order. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KNOWN = (
     ("Memory", "bytes", ("memory_bytes", "memory_peak_bytes")),
     ("Exposed communication", "ms", ("exposed_comm_ms",)),
 )
-# The same of the machines: a chart for each name, over the time of the job.
+# The charts of the nodes: one for each name, over the time of the job.
 OF_MACHINES = (
     ("GPUs: use", "ratio", "gpu"),
     ("GPUs: memory", "bytes", "gpu_memory"),
@@ -36,15 +36,20 @@ OF_MACHINES = (
     ("Disks: read", "B/s", "disk_read"),
     ("Disks: written", "B/s", "disk_write"),
 )
-PARTS = ("data_ms", "forward_backward_ms", "optimizer_ms")  # of a step, one after the other
+# The parts of a step, one after the other.
+PARTS = ("data_ms", "forward_backward_ms", "optimizer_ms")
 WITHOUT = {
     *("tokens", "epoch", "steps", "left_s", "skipped_steps", "lost_steps"),
     *("saved_step", "saved_bytes", "saved_s", *PARTS),
 }
-MOST_LINES = 8  # nodes that have a line each: more cannot be told apart
-SOLID = 4  # lines of one chart that are told apart by color alone: the next ones are dashed
-TRAINED, HELD_OUT = "train_", "val_"  # of what the Trainer says at the end of an epoch
-DIGITS = 6  # of a number in the page
+# With more nodes than this, their lines cannot be told apart: the mean is drawn.
+MOST_LINES = 8
+# Color alone tells this many lines of one chart apart; further ones are dashed.
+SOLID = 4
+# Prefixes of the metrics that the Trainer writes at the end of an epoch.
+TRAINED, HELD_OUT = "train_", "val_"
+# Significant digits of a number in the page.
+DIGITS = 6
 NAMES = {**WORDS, "step_ms": "step", "loss": "training", "eval_loss": "held out"}
 
 
@@ -56,8 +61,10 @@ class ChartLine:
     curve: Curve
     color: int = 0
     dash: int = 0
-    best: str = ""  # "least" or "most", where the metric's name tells which is better
-    run: int | None = None  # the training whose steps these are, counted over all experiments
+    # "least" or "most", if the metric's name says which is better.
+    best: str = ""
+    # The number of the training whose steps these are, over all experiments.
+    run: int | None = None
 
 
 @dataclass(frozen=True)
@@ -68,7 +75,8 @@ class Chart:
     unit: str
     lines: list[ChartLine]
     stacked: bool = False
-    over: str = "steps"  # or "time": seconds since the start
+    # "steps", or "time" for seconds since the start.
+    over: str = "steps"
 
 
 @dataclass(frozen=True)
@@ -76,7 +84,8 @@ class ChartRun:
     """One Trainer of one experiment, among all that a page shows."""
 
     number: int
-    name: str  # empty where there is one
+    # Empty if there is only one.
+    name: str
     story: Story
     training: TrainingStory
 
@@ -112,8 +121,11 @@ def charts(stories: Sequence[Story]) -> list[Chart]:
 
 
 def of_a_program(names: Iterable[str]) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Yield a chart for each metric of a program's own; one for both of an epoch's, on what it
-    trained and on what was held out: whether they part is what people look for."""
+    """Yield a chart for each metric of a program's own.
+
+    An epoch's metric of the training and of the held-out data share a chart, so that overfitting
+    shows.
+    """
     known = dict.fromkeys(names)
     for name in known:
         of = name.removeprefix(TRAINED)
@@ -124,8 +136,10 @@ def of_a_program(names: Iterable[str]) -> Iterator[tuple[str, str, tuple[str, ..
 
 
 def lines_of(every: Sequence[ChartRun], members: Sequence[str]) -> list[ChartLine]:
-    """Return a line for each run and metric: several runs differ by color, their metrics by dash;
-    the metrics of one run differ by color."""
+    """Return a line for each run and metric.
+
+    Several runs differ by color, and their metrics by dash. The metrics of one run differ by color.
+    """
     shown = [name for name in members if any(name in run.training.curves for run in every)]
     lines = []
     for run in every:
@@ -141,7 +155,7 @@ def lines_of(every: Sequence[ChartRun], members: Sequence[str]) -> list[ChartLin
 
 
 def split(run: ChartRun) -> Chart | None:
-    """Divide the time of a step into its parts; what none of them explains is the rest."""
+    """Return the chart of a step's time, divided into its parts and an unexplained rest."""
     known = run.training.curves
     whole = known.get("step_ms")
     parts = {name: known[name] for name in PARTS if name in known}
@@ -160,7 +174,7 @@ def split(run: ChartRun) -> Chart | None:
 
 
 def of_machines(stories: Sequence[Story]) -> list[Chart]:
-    """Return what the machines did: a line for each node, or the range of many nodes."""
+    """Return the charts of the nodes: a line for each, or the range of many."""
     found = []
     for title, unit, name in OF_MACHINES:
         lines = [
@@ -175,7 +189,7 @@ def of_machines(stories: Sequence[Story]) -> list[Chart]:
 
 
 def machine_lines(story: Story, name: str, color: int | None) -> list[ChartLine]:
-    """Return a line for each node, or one of all: with the color of its run, where it has one."""
+    """Return a line for each node; with a color or for many nodes, one line of their mean."""
     known = story.machines[name]
     columns = list(zip(*known.rows, strict=True))
     if color is not None or len(known.rows) > MOST_LINES:
@@ -203,7 +217,7 @@ def machine_lines(story: Story, name: str, color: int | None) -> list[ChartLine]
 
 
 def pictures(stories: Sequence[Story]) -> dict[str, Any]:
-    """Return all that the script draws. The page has a place for each chart."""
+    """Return the data of all charts for the script. The page has a place for each chart."""
     of_one = len(stories) == 1
     began = stories[0].record.started
     return {
@@ -225,7 +239,7 @@ def pictures(stories: Sequence[Story]) -> dict[str, Any]:
 
 
 def since_start(run: ChartRun) -> list[list[float]]:
-    """Return the steps at which the time is known, and these times; no axis goes back."""
+    """Return the steps whose time is known, and those times, which only increase."""
     steps: list[float] = []
     times: list[float] = []
     known = run.training.times
@@ -250,7 +264,7 @@ def chart_data(chart: Chart, section: str) -> dict[str, Any]:
 
 
 def in_words(chart: Chart) -> str:
-    """Describe a chart to those who do not see it."""
+    """Return a chart as text, for users who cannot see it."""
     said = []
     for line in chart.lines:
         curve, ends = line.curve, (line.curve.steps[0], line.curve.steps[-1])
@@ -272,7 +286,7 @@ def line_data(line: ChartLine) -> dict[str, Any]:
         best = {"most": short(max(curve.highs or curve.means))}
     data = {"name": line.name, "color": line.color, "dash": line.dash, "run": line.run}
     data |= {"best": best, "steps": curve.steps, "means": rounded(curve.means)}
-    # Where every point is one step, the range would repeat the line.
+    # If every point is one step, the range would repeat the line.
     if not curve.lows == curve.means == curve.highs and curve.lows:
         data |= {"lows": rounded(curve.lows), "highs": rounded(curve.highs)}
     return data
@@ -283,6 +297,6 @@ def rounded(values: Sequence[float | None]) -> list[float | int | None]:
 
 
 def short(value: float) -> float | int:
-    """Return a number with few digits, and without a point where it is whole."""
+    """Return a number with few digits, as an int if it is whole."""
     near = float(f"{value:.{DIGITS}g}")
     return int(near) if near.is_integer() and abs(near) < 1 << 53 else near

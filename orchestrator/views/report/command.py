@@ -18,7 +18,8 @@ from orchestrator.records.experiment import Experiment
 from orchestrator.views.report import members, page, story
 
 NAME = "report.html"
-MOST_LINES = 8  # more lines in one chart cannot be told apart
+# More lines in one chart cannot be told apart.
+MOST_LINES = 8
 
 
 def report(where: Where, wanted: Sequence[str], *, out: Path | None, opened: bool) -> int:
@@ -41,7 +42,7 @@ def report(where: Where, wanted: Sequence[str], *, out: Path | None, opened: boo
 
 
 def deliver(experiment: Experiment, text: str, path: Path, *, opened: bool) -> int:
-    """Write a page, say where it is, and open it where that is wanted."""
+    """Write a page, print its path, and open it in a browser if wanted."""
     of_experiment = path == experiment.path / NAME
     try:
         experiment.write(NAME, text) if of_experiment else files.replace(path, text)

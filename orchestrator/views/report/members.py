@@ -1,6 +1,6 @@
 """Compares the members of a sweep: the best so far, and a table. Pure but `read`.
 
-What it reads is the journal of the sweep, so the page of a sweep that still runs is as complete.
+Its source is the journal of the sweep, so a sweep that still runs has a page as well.
 """
 
 from __future__ import annotations
@@ -13,22 +13,24 @@ from orchestrator.head.commands.sweep.journal import Journal, MemberState
 from orchestrator.records.metrics.curves import Curve
 from orchestrator.views.report.charts import Chart, ChartLine
 
-MOST_MEMBERS = 1000  # on a page: those that are worse have no row
+# The page has no rows for members beyond this number, which are the worst.
+MOST_MEMBERS = 1000
 
 
 @dataclass(frozen=True)
 class Members:
-    """All members of one sweep that were given out, the best first."""
+    """All members of one sweep that have an event in its journal, the best first."""
 
     name: str
     metric: str
-    best: str  # least, most or nothing
+    # "least", "most" or empty.
+    best: str
     began: float
     count: int
     every: Sequence[MemberState]
 
     def best_so_far(self) -> Chart | None:
-        """Return the chart of the best value so far, and of what each member has come to."""
+        """Return the chart of the best value so far and of each member's final value."""
         better = max if self.best == "most" else min
         known = {
             max(0, round(member.at - self.began)): member.value or 0.0
@@ -57,7 +59,7 @@ class Members:
         return [*(names or ["values"]), *[self.metric] * bool(self.metric), "time"], rows
 
     def summary(self) -> str:
-        """Return how far the sweep is."""
+        """Return the progress of the sweep."""
         states = [member.state for member in self.every]
         counts = [f"{states.count(state)} {state}" for state in sorted(set(states))]
         if (left := self.count - len(states)) > 0:
@@ -68,9 +70,10 @@ class Members:
 
 
 def read(journal: Journal) -> Members:
-    """Read what became of the members so far."""
+    """Return the state of each member so far."""
     about, events = journal.describe(), list(journal.read())
-    every = list({event.member: event for event in events}.values())  # the last one of each
+    # The last event of each member counts.
+    every = list({event.member: event for event in events}.values())
     sign = -1 if about.best == "most" else 1
     known = [member for member in every if member.is_known]
     known.sort(key=lambda member: sign * (member.value or 0.0))

@@ -1,4 +1,4 @@
-"""Fills the pages: of the report as one file that needs nothing else, and of the dashboard.
+"""Fills the pages: of the report as one self-contained file, and of the dashboard.
 
 The HTML is in web/. Every word in it may come from a node, a log or a user's program: the templates
 escape all of it, and the policy of a page allows only our own script.
@@ -28,9 +28,11 @@ from orchestrator.views.report.members import Members
 from orchestrator.views.report.story import Story, TrainingStory
 
 WEB = Path(__file__).parent / "web"
-MOST_TRAINERS = 4  # of a program whose figures stand at the top: the last ones
-MOST_KEYS = 8  # settings that differ between runs and have a column
-# What says how, and not what, is trained.
+# The figures at the top are those of the last Trainers of a program.
+MOST_TRAINERS = 4
+# The limit of columns for settings that differ between runs.
+MOST_KEYS = 8
+# Settings of how the job runs, not of the training.
 APART = ("launch", "nodes", "command", "start")
 LONGEST_VALUE_CHARACTERS = 300
 # Of a node's facts: the key, and the heading of its column.
@@ -44,11 +46,12 @@ FACTS = {
     "kernel": "kernel",
 }
 
-Differences = Mapping[str, Mapping[str, Sequence[Any]]]  # section -> key -> a value for each
+# From section and key to one value for each experiment.
+Differences = Mapping[str, Mapping[str, Sequence[Any]]]
 
 
 def page(stories: Sequence[Story], differences: Differences, **live: Any) -> str:
-    """Return the page of experiments; with several it compares them."""
+    """Return the page of experiments; with several, a comparison."""
     drawn = charts.pictures(stories)
     return filled("report.html", stories=stories, differences=differences, pictures=drawn, **live)
 
@@ -64,7 +67,7 @@ NOTHING: dict[str, list[Any]] = {"charts": [], "marks": [], "axes": []}
 
 
 def filled(name: str, *, pictures: Mapping[str, Any] = NOTHING, **parts: Any) -> str:
-    """Fill a page, with the script that draws and its style where the page is a file."""
+    """Return a filled template; a page that is a file includes its script and style."""
     return TEMPLATES.get_template(name).render(
         pictures=pictures,
         script=f"{read('uplot.js')}\n{read('page.js')}",
@@ -78,7 +81,7 @@ def read(name: str) -> str:
 
 
 def digest(text: str) -> str:
-    """Name an inline script or style as a Content-Security-Policy does."""
+    """Return the hash of an inline script or style for a Content-Security-Policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
@@ -86,17 +89,18 @@ def digest(text: str) -> str:
 
 
 def cause(story: Story) -> JobVerdict | None:
-    """Return why a job failed; a stop that its user asked for is no failure."""
+    """Return the verdict on a failed job; a stop that its user requested is no failure."""
     return None if story.record.state == "stopped" else story.record.verdict
 
 
 def lasted(record: JobRecord) -> str:
-    seconds = max(0.0, (record.ended or time.time()) - record.started)  # clocks differ
+    # The clocks of the nodes may differ.
+    seconds = max(0.0, (record.ended or time.time()) - record.started)
     return f"{'after' if record.over else 'for'} {duration(seconds)}"
 
 
 def figures(story: Story) -> Iterator[tuple[str, str]]:
-    """Yield the few numbers that people look for first."""
+    """Yield the few numbers that users look for first."""
     record = story.record
     ranks = sum(node.nproc for node in record.nodes)
     if len({node.nproc for node in record.nodes}) > 1:
@@ -153,7 +157,7 @@ def runs(
 
 
 def speed_of_a_rank(story: Story) -> dict[str, str]:
-    """Return what each rank contributes: runs of different sizes are compared by it."""
+    """Return the speed per rank, by which runs of different sizes are compared."""
     speed = median(story.trainings[-1], "tokens_per_s") if story.trainings else 0.0
     ranks = sum(node.nproc for node in story.record.nodes)
     return {"per second and rank": in_thousands(speed / ranks)} if speed and ranks else {}
@@ -175,7 +179,7 @@ def written(value: Any) -> str:
 
 
 def since(seconds: float) -> str:
-    """Return when something happened after the start, or before it."""
+    """Return a time relative to the start."""
     if abs(seconds) < 59.95:
         return f"{seconds:+.1f} s"
     return f"{'-' if seconds < 0 else '+'}{duration(abs(seconds))}"
@@ -216,7 +220,7 @@ def fact(name: str, value: Any) -> str:
 
 
 def what_was_run(story: Story) -> tuple[list[tuple[str, Any]], list[tuple[str, str]]]:
-    """Return what stands in the table, and the long texts that are folded below it."""
+    """Return the rows of the table, and the long texts that are folded below it."""
     data = story.manifest
     code = data["code"] if isinstance(data.get("code"), dict) else {}
     environments = [node["environment"] for node in with_key(story, "environment")]
@@ -240,7 +244,7 @@ def what_was_run(story: Story) -> tuple[list[tuple[str, Any]], list[tuple[str, s
     return rows, folded
 
 
-# What is put into the templates is escaped: it was not checked.
+# All values are escaped, as they were not checked.
 TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(WEB),
     autoescape=True,

@@ -1,4 +1,4 @@
-"""Gathers what is known of one experiment for its page: from its record, its files and its logs."""
+"""Gathers the data of one experiment's page from its record, files and logs."""
 
 from __future__ import annotations
 
@@ -23,14 +23,17 @@ from orchestrator.records.metrics.lines import sampled
 from orchestrator.records.metrics.samples import Events, Sample
 from orchestrator.records.outcome import JobVerdict
 
-LINES = 40  # of each node's log
+# The last lines of each node's log.
+LINES = 40
 LONGEST_LINE_CHARACTERS = 2000
 LARGEST_CONFIG_CHARACTERS = 1 << 20
 MOST_MOMENTS = 200
-MOST_FILES = 4096  # of nodes and attempts whose events are kept
+# The limit of cached files of events, one for each node and attempt.
+MOST_FILES = 4096
 MACHINE_COLUMNS = 200
-MOST_DAYS = 400  # a clock that is wrong by years is none of the job's time
-# Counts in the metrics: of a Trainer's steps, and of a program's printed losses.
+# Later samples are dropped, as their clock is wrong by years.
+MOST_DAYS = 400
+# Metrics that count steps without a finite loss: of a Trainer, and of printed losses.
 NOT_FINITE = {
     "skipped_steps": "skipped for NaN or inf",
     "lost_steps": "whose loss is NaN or inf",
@@ -39,17 +42,18 @@ NOT_FINITE = {
 
 @dataclass(frozen=True)
 class Moment:
-    """Something that happened: when, in Unix seconds, and at which step where that is known."""
+    """Something that happened: the Unix time, and the step if it is known."""
 
     time: float
     what: str
     step: int | None = None
     bad: bool = False
-    verdict: JobVerdict | None = None  # of an attempt that was not the last
+    # The verdict of an attempt that was not the last.
+    verdict: JobVerdict | None = None
 
     @property
     def words(self) -> str:
-        """Return what happened, and at which step where that does not say it."""
+        """Return the event, with its step unless the text names it."""
         step = "" if self.step is None else f"step {self.step}"
         return self.what if step in self.what else f"{self.what} ({step})"
 
@@ -59,28 +63,35 @@ class TrainingStory:
     """The metrics of one Trainer of a program; most programs have one."""
 
     number: int
-    curves: dict[str, Curve]  # of the lowest rank
-    times: Curve = field(default_factory=Curve)  # when its steps were logged
-    lost: bool = False  # its last loss is NaN or infinite
-    unit: str = trainers.TOKENS  # what it counts
+    # The metrics of the lowest rank.
+    curves: dict[str, Curve]
+    # The time when each of its steps was logged.
+    times: Curve = field(default_factory=Curve)
+    # Set if its last loss is NaN or infinite.
+    lost: bool = False
+    # The unit that it counts.
+    unit: str = trainers.TOKENS
 
 
 @dataclass(frozen=True)
 class Story:
-    """All that a page shows of one experiment."""
+    """All data that a page shows of one experiment."""
 
     experiment: Experiment
     record: JobRecord
-    manifest: dict[str, Any]  # its values are not checked
+    # Values in it are not checked.
+    manifest: dict[str, Any]
     config: str
     trainings: list[TrainingStory]
     moments: list[Moment]
-    logs: list[tuple[str, list[str]]]  # the node's name and the last lines
-    machines: dict[str, NodeRows]  # a row for each node, over the seconds since the start
+    # The node's name and the last lines.
+    logs: list[tuple[str, list[str]]]
+    # A row for each node, over the seconds since the start.
+    machines: dict[str, NodeRows]
 
 
 def read_story(experiment: Experiment, others: int = 0) -> Story:
-    """Gather one experiment's story, for a page that also shows so many others."""
+    """Gather one experiment's data, for a page that also shows `others` more."""
     record = experiment.read_record()
     data, unread = manifest_of(experiment)
     outputs = experiment.path / "outputs"
@@ -120,7 +131,7 @@ def manifest_of(experiment: Experiment) -> tuple[dict[str, Any], list[Moment]]:
 
 
 def closed(outputs: Path) -> Iterator[Moment]:
-    """Name the metrics that this login may not read: a container leaves them to root."""
+    """Yield the metrics that this login may not read: a container leaves them to root."""
     for paths in trainers.every(outputs).values():
         path = paths[min(paths)]
         try:
@@ -131,7 +142,7 @@ def closed(outputs: Path) -> Iterator[Moment]:
 
 
 def config_text(experiment: Experiment) -> str:
-    """Return the config, or why there is none: a page is made of what can be read."""
+    """Return the config, or why there is none: a page is made of the readable files."""
     try:
         return resolved.text(experiment.path)[:LARGEST_CONFIG_CHARACTERS]
     except UsageError as error:
@@ -143,14 +154,15 @@ def last_lines(experiment: Experiment, record: JobRecord) -> list[tuple[str, lis
     for log in log_files(experiment, record.nodes):
         try:
             lines = tail(log, LINES, None)
-        except OSError as error:  # a link, or a file that this login may not read
+        # It may be a link, or a file that this login may not read.
+        except OSError as error:
             lines = [f"{log.text.name} cannot be read: {error.strerror}"]
         found.append((f"node {log.node} ({log.label})", [cut(line) for line in lines]))
     return found
 
 
 def cut(line: str) -> str:
-    """Leave out the middle of a very long line: 64 nodes may print some."""
+    """Cut the middle out of a very long line, as 64 nodes may print many of them."""
     half = LONGEST_LINE_CHARACTERS // 2
     return line if len(line) <= LONGEST_LINE_CHARACTERS else f"{line[:half]} ... {line[-half:]}"
 
@@ -164,7 +176,7 @@ def moments(
     data: Mapping[str, Any],
     trainings: Sequence[TrainingStory],
 ) -> list[Moment]:
-    """List what happened, in order: the start, checkpoints, skipped steps, the failure, the end."""
+    """List the events in order: the start, checkpoints, skipped steps, the failure, the end."""
     timeline = data.get("timeline")
     began = timeline.get("begin") if isinstance(timeline, dict) else None
     found = [Moment(began, "launched")] if isinstance(began, float) else []
@@ -190,7 +202,7 @@ def moments(
         for each in record.slow
         if each.step is not None or each.time is not None
     ]
-    # There may be hundreds of these; they never take the place of a failure or of the end.
+    # There may be hundreds of these; they never displace a failure or the end.
     many = sorted([*saves(experiment, record), *incidents(experiment, record)], key=in_order)
     room = max(0, MOST_MOMENTS - len(found))
     found += many[:room]
@@ -205,7 +217,7 @@ def in_order(moment: Moment) -> float:
 
 
 def saves(experiment: Experiment, record: JobRecord) -> Iterator[Moment]:
-    """Yield the checkpoints that are there."""
+    """Yield the complete checkpoints."""
     for checkpoint in checkpoint_store.every(experiment.path / checkpoint_store.CHECKPOINTS):
         if checkpoint.complete and checkpoint.created:
             what = f"checkpoint of step {checkpoint.step}, {size(checkpoint.size)}"
@@ -214,7 +226,7 @@ def saves(experiment: Experiment, record: JobRecord) -> Iterator[Moment]:
 
 
 def incidents(experiment: Experiment, record: JobRecord) -> list[Moment]:
-    """List what the log told of the nodes' machines: throttling, a full disk, swapping."""
+    """List the nodes' incidents from the log: throttling, a full disk, swapping."""
     names = {node.index: f"node {node.index} ({node.name})" for node in record.nodes}
     clocks = {node.index: node.clock for node in record.nodes}
     return [
@@ -227,13 +239,15 @@ def incidents(experiment: Experiment, record: JobRecord) -> list[Moment]:
 
 @functools.lru_cache(MOST_FILES)
 def events_of(path: Path, node: int) -> Events:
-    """Keep how far each node's file is read: a page that is open looks again every few seconds,
-    and within a week such a file has 70 MB."""
+    """Return the cached reader of a node's file, which continues where it stopped.
+
+    An open page reads every few seconds, and within a week such a file has 70 MB.
+    """
     return Events(path, node)
 
 
 def placed(moment: Moment, when: Curve, record: JobRecord) -> Moment:
-    """Add the time to a moment of which only the step is known; rank 0 told it by its clock."""
+    """Add the time to a moment if only its step is known, by the clock of rank 0."""
     if moment.step is None:
         return moment
     times = zip(when.steps, when.highs, strict=True)

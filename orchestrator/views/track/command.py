@@ -1,4 +1,4 @@
-"""`orchestrator track`: the numbers of jobs for other programs."""
+"""`orchestrator track`: sends the metrics of jobs to trackers and to Prometheus."""
 
 from __future__ import annotations
 
@@ -28,13 +28,15 @@ from orchestrator.records.metrics.lines import GrowingFile, Line
 from orchestrator.records.metrics.samples import Sample
 from orchestrator.trackers.known import KNOWN, Curves, module, opened
 
-TRACKING = ".tracking"  # in the experiment: held by the one that tracks it
-LOOK_SECONDS = 2.0  # between two looks at files that grow
+# A lock in the experiment, held by the process that tracks it.
+TRACKING = ".tracking"
+# The time between two reads of files that grow.
+LOOK_SECONDS = 2.0
 LONGEST_TOKEN = 4096
 
 
 def track(where: Where, wanted: str | None, names: Sequence[str], options: Sequence[str]) -> int:
-    """Pass the numbers of a job on to trackers until it is over, or until Ctrl-C."""
+    """Send the metrics of a job to trackers until it is over, or until Ctrl-C."""
     for name in names:
         one_of("--to", name, tuple(KNOWN))
         module(KNOWN[name].package, KNOWN[name].imports)
@@ -62,15 +64,17 @@ def track(where: Where, wanted: str | None, names: Sequence[str], options: Seque
 
 @dataclass
 class Tracking:
-    """A job, the trackers that it is passed on to, and those that failed."""
+    """A job, the trackers that receive its metrics, and those that failed."""
 
     experiment: Experiment
-    options: Mapping[str, Mapping[str, Any]]  # of each tracker
-    passing: dict[tuple[str, str], PassingOn] = field(default_factory=dict)  # kind, tracker
+    # The options of each tracker.
+    options: Mapping[str, Mapping[str, Any]]
+    # Keyed by kind and tracker.
+    passing: dict[tuple[str, str], PassingOn] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
 
     def until_over(self) -> None:
-        """Look again and again."""
+        """Send new values repeatedly until the job is over or all trackers have failed."""
         record, warned = self.experiment.read_record(), False
         while True:
             self.look(record)
@@ -86,7 +90,7 @@ class Tracking:
             record = self.experiment.read_record()
 
     def look(self, record: JobRecord) -> None:
-        """Pass on what is new, to each tracker that has not failed."""
+        """Send new values to each tracker that has not failed."""
         for name, kind in product(self.options, KINDS):
             if name in self.failed:
                 continue
@@ -97,7 +101,8 @@ class Tracking:
                     self.passing[kind, name] = own
                 what = "failed and is switched off from now on"
                 self.passing[kind, name].pass_on(record)
-            except UsageError:  # of an option that it does not know
+            except UsageError:
+                # An option that the tracker does not know is the user's error.
                 raise
             except (Exception, SystemExit) as error:  # noqa: BLE001 (the network, a server)
                 self.failed.add(name)
@@ -106,12 +111,13 @@ class Tracking:
     def close(self) -> None:
         for each in self.passing.values():
             if each.name not in self.failed:
-                with contextlib.suppress(Exception):  # what was sent is sent
+                # A failure to close loses nothing that was sent.
+                with contextlib.suppress(Exception):
                     each.tracker.close()
 
 
 def parsed(options: Sequence[str], names: Sequence[str]) -> Mapping[str, dict[str, Any]]:
-    """Read --set TRACKER.OPTION=VALUE."""
+    """Return the values of --set TRACKER.OPTION=VALUE, by tracker and option."""
     found: dict[str, dict[str, Any]] = {}
     for option in options:
         key, equals, value = option.partition("=")
@@ -160,16 +166,19 @@ def token_of(host: str, token_file: Path | None) -> str:
 # -- passing on -------------------------------------------------------------------------------
 
 
-KEPT = ".tracked_{}_{}"  # of what, by which tracker: how far each file is passed on
+# How far each file has been sent, by kind of metrics and tracker.
+KEPT = ".tracked_{}_{}"
 REACHED, FILES = "reached", "files"
 LARGEST_BYTES = 1 << 20
-PIECE_BYTES = 1 << 16  # of a file, after which is noted how far it is passed on
-MOST_VALUES = 200  # of one line
+# The progress in a file is saved after every piece of this size.
+PIECE_BYTES = 1 << 16
+# The limit of values in one line.
+MOST_VALUES = 200
 NO_CURVE = ("time", "rank", "step", "steps", "left_s")
 
 
 class Value(NamedTuple):
-    """Values of a step, at a moment."""
+    """The values of one step, with the time."""
 
     values: Mapping[str, float]
     step: int
@@ -177,7 +186,7 @@ class Value(NamedTuple):
 
 
 class PassingOn:
-    """One kind of numbers of one experiment, on their way to one tracker."""
+    """One kind of metrics of one experiment, sent to one tracker."""
 
     def __init__(
         self, experiment: Experiment, record: JobRecord, kind: str, name: str, options: Any
@@ -185,7 +194,8 @@ class PassingOn:
         self.experiment, self.kind, self.name = experiment, kind, name
         self.path = experiment.path / KEPT.format(kind, name)
         kept = read_kept(self.path)
-        self.reached: dict[str, int] = kept.get(REACHED, {})  # of each file the last step told
+        # The last step sent of each file.
+        self.reached: dict[str, int] = kept.get(REACHED, {})
         self.files = {name: self.file(name, *at) for name, at in kept.get(FILES, {}).items()}
         self.sent = 0
         first = record.attempts[0].job if record.attempts else record.job
@@ -204,7 +214,7 @@ class PassingOn:
         return self.experiment.path / "outputs"
 
     def pass_on(self, record: JobRecord) -> None:
-        """Pass on what is new."""
+        """Send what is new, and save the progress."""
         sent = self.sent
         for value in KINDS[self.kind](self, record):
             if value is not None:
@@ -214,7 +224,7 @@ class PassingOn:
                 self.keep()
 
     def lines(self, name: str) -> Iterator[Line | None]:
-        """Yield what is new in a file, and None where a piece of it is done."""
+        """Yield the new lines of a file, and None after each piece of it."""
         added = self.files.setdefault(name, self.file(name))
         while lines := added.read():
             yield from lines
@@ -224,7 +234,7 @@ class PassingOn:
         return GrowingFile(self.outputs / name, at, PIECE_BYTES, mark)
 
     def keep(self) -> None:
-        """Write down how far the tracker has taken what was read."""
+        """Save how far the tracker has received each file."""
         read = {name: (added.at, added.mark) for name, added in self.files.items() if added.at}
         try:
             text = json.dumps({FILES: read, REACHED: self.reached})
@@ -233,7 +243,7 @@ class PassingOn:
             raise UsageError(f"{self.path} cannot be written: {error.strerror}") from error
 
     def steps(self, record: JobRecord, name: str) -> Iterator[Value | None]:
-        """Yield what a rank measured; steps that an attempt repeats are told once."""
+        """Yield the metrics of a rank; steps that a later attempt repeats are sent once."""
         for line in self.lines(name):
             if line is None:
                 yield None
@@ -263,7 +273,7 @@ def read_kept(path: Path) -> dict[str, Any]:
 
 
 def of_rank_0(passing: PassingOn, record: JobRecord) -> Iterator[Value | None]:
-    """Yield what rank 0 measures, by its steps, or what is read from its prints."""
+    """Yield the metrics of rank 0, else those read from its output."""
     name = trainers.file_name(0)
     if not trainers.measured(passing.outputs):
         name = f"../{trainers.printed(passing.outputs).name}/{name}"
@@ -271,7 +281,7 @@ def of_rank_0(passing: PassingOn, record: JobRecord) -> Iterator[Value | None]:
 
 
 def of_nodes(passing: PassingOn, record: JobRecord) -> Iterator[Value | None]:
-    """Yield what each node's sampler measures; its steps are seconds since the start."""
+    """Yield the samples of each node; their steps are seconds since the start."""
     clocks = {node.index: node.clock for node in record.nodes}
     for node, paths in samples.every(passing.outputs).items():
         for path in paths:
@@ -286,7 +296,7 @@ def of_nodes(passing: PassingOn, record: JobRecord) -> Iterator[Value | None]:
                     yield Value(found, max(0, int(moment - record.started)), moment)
 
 
-# Each kind of numbers, and the reader of new values.
+# The reader of new values of each kind of metrics.
 KINDS: dict[str, Callable[[PassingOn, JobRecord], Iterator[Value | None]]] = {
     "training": of_rank_0,
     "nodes": of_nodes,
@@ -294,7 +304,7 @@ KINDS: dict[str, Callable[[PassingOn, JobRecord], Iterator[Value | None]]] = {
 
 
 def numbers_of(sample: Sample) -> Iterator[tuple[str, float]]:
-    """Yield the names and values of a sample, as far as they are known."""
+    """Yield the names and known values of a sample."""
     for name in ("cpu", "iowait", "load", "memory", "swap", "disk_read", "disk_write"):
         value = getattr(sample, name)
         if value is not None:
@@ -304,7 +314,8 @@ def numbers_of(sample: Sample) -> Iterator[tuple[str, float]]:
         yield f"net/{interface}/sent", sent
     for mount, (free, size) in sample.disks.items():
         if size:
-            yield f"disk{mount.rstrip('/')}/used", 1 - free / size  # never an empty part
+            # Without the root's slash, as the name must not have an empty part.
+            yield f"disk{mount.rstrip('/')}/used", 1 - free / size
     for name, values in sample.gpus.items():
         for gpu, value in enumerate(values):
             if value is not None:

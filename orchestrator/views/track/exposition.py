@@ -1,4 +1,4 @@
-"""The state of all jobs as Prometheus reads it, and the server of /metrics and nothing else."""
+"""The state of all jobs in Prometheus' format, and the server of /metrics."""
 
 from __future__ import annotations
 
@@ -24,11 +24,15 @@ from orchestrator.records.metrics import samples, trainers
 from orchestrator.records.metrics.samples import RecentSamples, Sample
 from orchestrator.records.metrics.trainers import Point
 
-STAYS_SECONDS = 3600.0  # that a job which is over is still told of, so that an alarm sees it
-OLD_SECONDS = 60.0  # after which a node's sample says nothing of now
-MOST_NAMES = 50  # metrics of a user's own
+# A job that is over is still exported for this time, so that an alarm sees it.
+STAYS_SECONDS = 3600.0
+# A node's sample that is older is not exported.
+OLD_SECONDS = 60.0
+# The limit of a program's own metrics.
+MOST_NAMES = 50
 
-HELP = {  # without the prefix -> what it is
+# The help text of each metric, by its name without the prefix.
+HELP = {
     "job_state": "1 for the state that the job is in",
     "job_attempt": "the attempt that runs, or ran last",
     "job_started_timestamp_seconds": "when the job was started",
@@ -55,7 +59,8 @@ HELP = {  # without the prefix -> what it is
     "node_network_sent_bytes_per_second": "sent by an interface or RDMA port",
     "node_gpu": "what a GPU says of itself, by name: use (0 to 1), memory_bytes, celsius, ...",
 }
-OF_RANK = {  # as a line has it -> as Prometheus wants it, and by how much it is divided
+# From a key of the metrics file to the metric's name, and the divisor of the value.
+OF_RANK = {
     "step": ("step", 1.0),
     "step_ms": ("step_seconds", 1e3),
     "loss": ("loss", 1.0),
@@ -76,7 +81,8 @@ OF_NODE = {
     "disk_write": "node_disk_written_bytes_per_second",
 }
 
-Metric = tuple[str, dict[str, str], float]  # name, labels, value
+# The name, the labels and the value.
+Metric = tuple[str, dict[str, str], float]
 
 
 @dataclass
@@ -99,7 +105,7 @@ class Exposition:
             known = trainers.every(each.path / "outputs")
             for node in record.nodes:
                 for trainer, files in known.items():
-                    # Of the first one, which most programs have alone, no label tells.
+                    # The first Trainer has no label, as most programs have only one.
                     whose = {"trainer": str(trainer)} if trainer > 1 else {}
                     for rank in range(node.first_rank, node.first_rank + node.nproc):
                         of = {**labels, "node": node.name, "rank": str(rank), **whose}
@@ -113,7 +119,7 @@ class Exposition:
         self.samples = shown
 
     def current(self, now: float) -> Iterator[tuple[Experiment, JobRecord]]:
-        """Yield those that run, or ended a while ago."""
+        """Yield the experiments that run, or ended within STAYS_SECONDS."""
         known = dict[Path, tuple[float, JobRecord | None]]()
         for each in experiments.every(self.root, trusted=self.trusted):
             try:
@@ -122,7 +128,8 @@ class Exposition:
                 if before is None or before[0] != changed:
                     before = changed, each.read_record()
             except (OSError, OrchestratorError):
-                continue  # being made, being removed, or nobody knows whose it is
+                # It may be about to be created or removed, or be somebody else's.
+                continue
             record = before[1]
             if record is not None and record.over and now - (record.ended or 0.0) > STAYS_SECONDS:
                 record = None
@@ -133,7 +140,7 @@ class Exposition:
 
 
 def changed(path: Path) -> float:
-    """Return when a file has grown here: the times in it are of a clock that may be wrong."""
+    """Return when a file grew by this machine's clock: the times in it may be wrong."""
     try:
         return path.stat().st_mtime
     except OSError:
@@ -144,13 +151,14 @@ def of_job(record: JobRecord, labels: dict[str, str]) -> Iterator[Metric]:
     yield "job_state", {**labels, "state": record.state}, 1
     yield "job_attempt", labels, record.attempt
     yield "job_started_timestamp_seconds", labels, record.started
-    if goodput.in_words(record.goodput):  # of a program that tells nothing of itself: unknown
+    # The goodput of a program that reports nothing is unknown.
+    if goodput.in_words(record.goodput):
         whole = sum(record.goodput.values())
         yield "job_goodput_ratio", labels, record.goodput.get("training", 0.0) / whole
 
 
 def of_rank(point: Point, labels: dict[str, str], ahead: float = 0.0) -> Iterator[Metric]:
-    """Yield what a rank says last; its clock is so many seconds ahead of ours."""
+    """Yield a rank's last metrics; its clock is `ahead` seconds ahead of this machine's."""
     for name, (help_text, divided) in OF_RANK.items():
         if (value := point.number(name)) is not None:
             yield help_text, labels, value / divided - (ahead if name == "time" else 0.0)
@@ -184,11 +192,11 @@ def of_node(sample: Sample, labels: dict[str, str]) -> Iterator[Metric]:
 
 
 def written(points: Iterable[Metric]) -> str:
-    """Write points in the text format, version 0.0.4: those of one name stand together."""
+    """Format metrics as version 0.0.4 of the text format: those of one name stand together."""
     by_name: dict[str, dict[str, float]] = {}
     for name, labels, value in points:
         inside = ",".join(f'{label}="{escaped(each)}"' for label, each in labels.items())
-        # One that comes twice, such as a name that was cut off, costs Prometheus the whole look.
+        # Prometheus rejects the whole scrape if a series occurs twice, such as after a cut name.
         by_name.setdefault(name, {}).setdefault(f"orchestrator_{name}{{{inside}}}", value)
     text = []
     for name, what in HELP.items():
@@ -212,8 +220,9 @@ def escaped(value: str) -> str:
 
 
 def app(exposition: Exposition, token: str) -> Starlette:
-    """Make the server of /metrics; with a token it answers only those who send it."""
-    one_at_a_time = threading.Lock()  # several looks at once would read the same files
+    """Return the server of /metrics; with a token, it answers only clients that send it."""
+    # Concurrent scrapes would read the same files.
+    one_at_a_time = threading.Lock()
 
     def metrics(request: Request) -> Response:
         given = request.headers.get("authorization", "").encode("utf-8", "replace")

@@ -23,7 +23,8 @@ from orchestrator.head.start import launch as starting
 from orchestrator.head.start.request import LaunchRequest, resolve
 from orchestrator.records.experiment import Experiment
 
-PROGRAM = "orchestrator.engine.verify"  # travels with what is shipped to every node
+# The module is part of the package that every node receives.
+PROGRAM = "orchestrator.engine.verify"
 SMALLEST = 1 << 10
 
 
@@ -77,12 +78,13 @@ def read(experiment: Experiment) -> dict[str, Any] | None:
         with files.open_plain(experiment.path / "outputs" / "verify.json") as file:
             results: dict[str, Any] = json.load(file)
     except (OSError, ValueError):
-        return None  # the job ended before there was anything to write, and has said why
+        # The job ended before it measured anything, and has printed why.
+        return None
     return results
 
 
 def conclude(experiment: Experiment, measured: dict[str, Any], code: int, *, strict: bool) -> int:
-    """Print the findings, keep them with the measurement, and return the exit code."""
+    """Print the findings, write them beside the measurement, and return the exit code."""
     bottlenecks = all_of(measured)
     if any(each.kind == "wrong" for each in bottlenecks) and code != EXIT_STOPPED:
         code = EXIT_FAILED
@@ -104,8 +106,10 @@ def conclude(experiment: Experiment, measured: dict[str, Any], code: int, *, str
 # -- the report -------------------------------------------------------------------------------
 
 
-WIDEST = 12  # nodes whose pairs are shown as a matrix
-ENDED = {  # why sizes are missing
+# The largest number of nodes whose pairs are shown as a matrix.
+WIDEST = 12
+# Reasons for missing sizes.
+ENDED = {
     "time": "larger sizes are left out where their time was up; more with --seconds",
     "memory": "larger sizes are left out: the ranks do not have the memory for them",
 }
@@ -173,25 +177,26 @@ def cell(row: Mapping[str, Any] | None) -> str:
 # -- the diagnosis ----------------------------------------------------------------------------
 
 
-Rates = Mapping[tuple[int, int], float]  # (from, to) -> bytes per second
+# From (sender, receiver) to bytes per second.
+Rates = Mapping[tuple[int, int], float]
 
-# Less than this part of the usual is slow, if the others agree among themselves.
+# A rate below this part of the usual one is slow, if the others agree among themselves.
 FAR = 0.6
-# Fewer figures than FEW say little of their spread.
+# With fewer than FEW rates the spread is unknown, so the limit is lower.
 FEW, FAR_OF_FEW = 6, 0.35
-# Less than this part is slow however much the others differ.
+# A rate below this part is slow however much the others differ.
 ALWAYS = 0.1
 DEVIATIONS = 6.0
-# Two GPUs of one kind differ by some percent.
+# Two GPUs of one kind differ by a few percent.
 GPU_FAR = 0.85
-# Expected of what an interface says of itself. Sockets do not fill the fastest ones, so no more
-# than 10 Gb/s is expected of any.
+# The part of an interface's nominal speed that is expected. Sockets do not fill the fastest
+# interfaces, so at most 10 Gb/s is expected.
 PROMISED, SOCKETS = 0.1, 1.25e9
 
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """Something that is wrong or slow; `kind`: wrong, node, link, device."""
+    """Something that is wrong or slow; `kind` is wrong, node, link or device."""
 
     kind: str
     text: str
@@ -201,13 +206,13 @@ class Bottleneck:
 
 
 def quartile(values: Collection[float]) -> float:
-    """Return the upper quartile: a quarter of the values reach it. Of up to three, the largest."""
+    """Return the upper quartile; of up to three values, the largest."""
     ordered = sorted(values)
     return ordered[math.ceil(0.75 * len(ordered)) - 1]
 
 
 def tolerance(values: Collection[float], usual: float, far: float = FAR) -> float:
-    """Return the part of the usual value below which one of these is slow, given their spread."""
+    """Return the part of the usual value below which one of these values is slow."""
     healthy = [value for value in values if value >= FAR_OF_FEW * usual]
     middle = statistics.median(healthy)
     spread = 1.4826 * statistics.median(abs(value - middle) for value in healthy) / middle
@@ -216,7 +221,7 @@ def tolerance(values: Collection[float], usual: float, far: float = FAR) -> floa
 
 
 def slow_links(rates: Rates, names: Sequence[str]) -> list[Bottleneck]:
-    """Return slow nodes first, then slow links that no slow node explains."""
+    """Return the slow nodes, then slow links that no slow node explains."""
     rates = {pair: rate for pair, rate in rates.items() if pair[::-1] in rates}
     if not rates:
         return []
@@ -225,7 +230,8 @@ def slow_links(rates: Rates, names: Sequence[str]) -> list[Bottleneck]:
     into = {n: quartile([r for (_, b), r in rates.items() if b == n]) for n in nodes}
     usual = quartile([*out.values(), *into.values()])
     part = tolerance(rates.values(), usual)
-    several = len(nodes) > 2  # of two, whose fault it is cannot be known: it is the link's
+    # With two nodes, the slow one cannot be known: the link is reported.
+    several = len(nodes) > 2
     slow_out = {node for node in nodes if several and out[node] < part * usual}
     slow_in = {node for node in nodes if several and into[node] < part * usual}
     found = []
@@ -266,7 +272,7 @@ def slow_links(rates: Rates, names: Sequence[str]) -> list[Bottleneck]:
 def below_promise(
     rates: Rates, promised: Sequence[float | None], names: Sequence[str]
 ) -> list[Bottleneck]:
-    """Compare with the speed of the interfaces, for when no other node is faster."""
+    """Compare with the nominal speed of the interfaces, for when no other node is faster."""
     known = [rate for rate in promised if rate]
     if not rates or len(known) < len(promised):
         return []
@@ -315,7 +321,7 @@ def wrong_results(
 
 
 def all_of(results: Mapping[str, Any]) -> list[Bottleneck]:
-    """Return all bottlenecks in the results that a verify run wrote."""
+    """Return all bottlenecks in the results of a verify run."""
     nodes = results["nodes"]
     places = {rank: index for index, node in enumerate(nodes) for rank in node["ranks"]}
     node_of = [places[rank] for rank in sorted(places)]
@@ -328,7 +334,7 @@ def all_of(results: Mapping[str, Any]) -> list[Bottleneck]:
 
 
 def speed(rate: float) -> str:
-    """Write a rate in bytes per second as bits per second, as networks are sold."""
+    """Format a rate in bytes per second as bits per second."""
     bits = 8 * rate
     return f"{bits / 1e9:.3g} Gb/s" if bits >= 1e8 else f"{bits / 1e6:.3g} Mb/s"
 
@@ -338,5 +344,5 @@ def operations(flops: float) -> str:
 
 
 def size(count: float) -> str:
-    """Write a number of bytes in powers of two, as the sizes of the measurement are."""
+    """Format a number of bytes in powers of two, like the sizes of the measurement."""
     return text.size(count, binary=True)
