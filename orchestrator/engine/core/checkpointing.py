@@ -1,4 +1,4 @@
-"""Saves the state of a training and resumes it: stores on disk, states in memory, ownership."""
+"""Save and resume the state of a training: stores on disk, states in memory, ownership."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ NUMBERS = itertools.count(1)
 class Checkpointing:
     """Loads and saves the state of one Trainer.
 
-    `checkpoints` is the store of the training that runs, if it saves; `memory` outlives this
-    process, if the launch may restart it.
+    `checkpoints` is the store of the running training, if it saves. `memory` holds states that
+    outlive this process, if the launch may restart it.
     """
 
     def __init__(self, parts: Parts, say: Say, *, built_in: bool) -> None:
@@ -47,18 +47,19 @@ class Checkpointing:
         self.run = ownership.new_run(parts.bare, built_in=built_in)
         self.checkpoints: Checkpoints | None = None
         self.memory: Memory | None = None
-        self.latest = 0.0  # when the state was saved that this training goes on from
-        # Among the Trainers of this program that have trained, from 1 on.
+        # The time at which the loaded state was saved.
+        self.latest = 0.0
+        # Numbers the Trainers of this program that have trained, from 1 on.
         self.number = 0
         # The last state is saved when a training ends.
         self.at_end = False
-        # A checkpoint has all of the optimizer's state.
+        # True once the optimizer's state was checked to be savable.
         self.savable = False
         self.drawn = DataPlace()
         self._keep_what_is_known()
 
     def _keep_what_is_known(self) -> None:
-        """Save what the averages, the loss and the data have beside the weights."""
+        """Register the state of averages, data and loss, which is saved beside the weights."""
         for stepper in self.parts.steppers:
             if stepper.average is not None:
                 self.keep(average.name_of(stepper.name), stepper.average)
@@ -73,7 +74,7 @@ class Checkpointing:
     # -- as the program asks -----------------------------------------------------------------------
 
     def save_to(self, directory: Path) -> Path:
-        """Save into directory/step_NNNNNNNN, wait for it and return it."""
+        """Save into directory/step_NNNNNNNN, wait until it is complete, and return that path."""
         store = self._store(directory, KEEP_ALL, background=False, url=None)
         with contextlib.closing(store):
             self._save_into(store)
@@ -82,7 +83,7 @@ class Checkpointing:
         return checkpoint_store.final(store.directory, self.state.step)
 
     def load(self, path: Path) -> Path:
-        """Load one step, or the last one in a directory that verifies; return its directory."""
+        """Load one step, or the newest in a directory that verifies; return that step's path."""
         search.refuse_unreadable(path)
         room = path.parent if checkpoint_store.STEP.fullmatch(path.name) else path
         return self._load_named(str(path), room).path
@@ -128,13 +129,16 @@ class Checkpointing:
     # -- at the beginning of a training ------------------------------------------------------------
 
     def begin(self, asked: TrainingRequest, training: Batches) -> None:
-        """Resume, if asked or restarted; open the stores that the training saves into."""
+        """Resume if requested or restarted, and open the stores that the training saves into."""
         self.at_end, self.savable = asked.at_end, False
         self.checkpoints = self._resumed(asked)
         self.drawn.begin(training, self.state, self.say)
 
     def say_where(self) -> None:
-        """Say where it saves, or that it does not; of a launched job the head says where all is."""
+        """Print the checkpoint directory, or that nothing is saved.
+
+        In a launched job the head prints the directory instead.
+        """
         if self.checkpoints is not None:
             if outputs_directory() is None:
                 self.say(f"checkpoints go to {self.checkpoints.directory}")
@@ -149,7 +153,7 @@ class Checkpointing:
             self.checkpoints.close()
 
     def _resumed(self, asked: TrainingRequest) -> Checkpoints | None:
-        """Resume, if asked or restarted; make the stores that a training saves into, if it does."""
+        """Resume if requested or restarted; return the store on disk, if the training saves."""
         place = self._place_in_memory()
         checkpoints = self._resumed_from(asked, place)
         self._open_memory(place)
@@ -165,7 +169,7 @@ class Checkpointing:
         loaded = self._begun(asked, place, directory)
         if not asked.saves:
             return None
-        # Where nodes share no disk, one that had nothing of it was given its part for the moment.
+        # Without a shared disk, a node without the checkpoint may have loaded a temporary copy.
         here = loaded is not None and all(gather(loaded.path.parent == directory))
         if asked.asks_to_save and not here:
             search.refuse_later(directory, self.state.step)
@@ -181,7 +185,7 @@ class Checkpointing:
     def _begun(
         self, asked: TrainingRequest, place: Path | None, directory: Path
     ) -> checkpoint_store.Checkpoint | None:
-        """Load what it is to go on from, if there is something."""
+        """Load the checkpoint to resume from, if there is one."""
         searches = asked.directory is None and asked.resume == "auto"
         find = search.newest(
             directory, searches=searches, accept=self._accept_user_progress, say=self.say
@@ -189,7 +193,7 @@ class Checkpointing:
         loaded = None
         again = asked.resume == "auto" or ownership.attempt() > 1
         if again or place is not None:
-            # What an earlier attempt saved is this run's own.
+            # Checkpoints of an earlier attempt belong to this run.
             loaded = self._load(find, directory, in_memory=place, disk_alone=again)
         named = None if asked.resume in ("auto", "never") else asked.resume
         url = named or (self.parts.config.checkpoint.mirror if again else None)
@@ -202,7 +206,10 @@ class Checkpointing:
         return loaded
 
     def _fetched(self, url: str, directory: Path) -> str | None:
-        """Have rank 0 bring the newest checkpoint of a mirror: the load gives others their part."""
+        """Download the newest checkpoint of a mirror on rank 0; return its path on all ranks.
+
+        The other ranks receive their part when it is loaded.
+        """
         path, problem = None, ""
         try:
             if self.parts.ranks.rank == 0:
@@ -215,7 +222,7 @@ class Checkpointing:
         return None if path is None else str(path)
 
     def _without_directory(self, asked: TrainingRequest, place: Path | None) -> None:
-        """Say that the engine, started by hand, has no directory of its own to save into."""
+        """Load a requested checkpoint and warn that nothing is saved: the run has no experiment."""
         loaded = self._load(None, Path.cwd(), in_memory=place) if place is not None else None
         if not asked.saves and asked.resume == "never":
             return
@@ -233,7 +240,7 @@ class Checkpointing:
     def _store(
         self, directory: Path, keep: int, *, background: bool, url: str | None
     ) -> Checkpoints:
-        """Open a store; unless in the background, it copies no state: the caller waits."""
+        """Open a store. One in the background copies the state; otherwise the caller waits."""
         wanted = dataclasses.replace(
             self.parts.config.checkpoint, keep=keep, asynchronous=background, mirror=url
         )
@@ -245,10 +252,10 @@ class Checkpointing:
         return store
 
     def _place_in_memory(self) -> Path | None:
-        """Return where states outlive the ranks, for the first training of this Trainer.
+        """Return the directory for states in memory, for the first training of this Trainer.
 
-        Only there an earlier attempt may have left a state: later on this Trainer itself has the
-        newest.
+        Only before the first training can an earlier attempt's state be newer. Afterwards this
+        Trainer itself has the newest.
         """
         if self.number:
             return None
@@ -257,7 +264,7 @@ class Checkpointing:
         return memory.place(f"trainer{self.number}", every, self.say)
 
     def _open_memory(self, place: Path | None) -> None:
-        """Keep states in memory from now on, with the number of this start of the training."""
+        """Keep states in memory from now on; drop those of other steps than the present one."""
         if place is None:
             return
         self.memory = Memory(
@@ -279,7 +286,7 @@ class Checkpointing:
             )
 
     def _accept_user_progress(self, progress: Any) -> None:
-        """Refuse what another script saved, or the same with another model: nobody has named it."""
+        """Refuse a checkpoint of another script or model, unless the user named it explicitly."""
         self._accept(progress)
         other = ownership.run_of(progress)
         if other is None or (other.program, other.model) == (self.run.program, self.run.model):
@@ -293,7 +300,7 @@ class Checkpointing:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
-        """Refuse what no checkpoint could hold, and close the store in the end."""
+        """Close the store on disk at the end of the block."""
         if self.checkpoints is None:
             yield
             return
@@ -301,7 +308,7 @@ class Checkpointing:
             yield
 
     def refuse_unsaved(self) -> None:
-        """Refuse at the first step, and not at a resume, what no checkpoint can hold."""
+        """Refuse an optimizer whose state cannot be saved, at the first step, if this one saves."""
         if self.savable or not (self.checkpoints or self.memory):
             return
         self.savable = True
@@ -313,7 +320,7 @@ class Checkpointing:
         self._save_into(self.checkpoints)
 
     def save_last(self) -> None:
-        """Save the last state, and try again if that fails: this checkpoint is all that is left."""
+        """Save the last state; if that fails, free space and retry: no later save follows."""
         checkpoints = self.checkpoints
         assert checkpoints is not None
         failed = checkpoints.failed_everywhere()
@@ -321,7 +328,8 @@ class Checkpointing:
             self.save()
             failed = checkpoints.failed_everywhere()
         if failed:
-            with contextlib.suppress(OrchestratorError):  # of the first rank alone
+            # Only ranks that publish checkpoints prune, so an error must not end them alone.
+            with contextlib.suppress(OrchestratorError):
                 checkpoints.prune(1)
             self.save()
             failed = checkpoints.failed_everywhere()
@@ -333,7 +341,7 @@ class Checkpointing:
             )
 
     def keep_in_memory(self, *, last: bool = False) -> None:
-        """Keep the state in memory; `last`: unless that of this step is kept already."""
+        """Keep the state in memory; with `last`, only if this step's state is not kept yet."""
         memory = self.memory
         if memory is None or (last and (memory.off or memory.last_saved == self.state.step)):
             return
@@ -341,7 +349,9 @@ class Checkpointing:
 
     def _save_into(self, checkpoints: Checkpoints) -> None:
         parts, state, in_memory = self.parts, self.state, checkpoints.in_memory
-        if not in_memory:  # how often that happens depends on the time it takes
+        # States in memory are kept at intervals that depend on timing. If they changed buffers, two
+        # runs of the same training would differ.
+        if not in_memory:
             agreement.take_buffers_of_first(parts.bare)
         best = state.best is not None and state.best_step == state.step
         snapshot = parts.auxiliary.snapshot()
@@ -355,7 +365,7 @@ class Checkpointing:
         checkpoints.save(state.step, tensors, progress, best=best)
 
     def _progress(self, snapshot: Snapshot, run: ownership.TrainingRun) -> dict[str, Any]:
-        """Return all of the state that is no tensor, as JSON keeps it."""
+        """Return all state other than tensors, ready for JSON."""
         state, steppers = self.state, self.parts.steppers
         return {
             "step": state.step,
@@ -389,7 +399,7 @@ def aliases_of(model: nn.Module) -> dict[str, str]:
 
 
 def configs_of(model: nn.Module) -> dict[str, str]:
-    """Give the files that Hugging Face has beside the weights, for an export of the checkpoint."""
+    """Return the contents of Hugging Face's config files, for exporting the checkpoint later."""
     try:
         return weights.configs_of(model, mesh.plain_class(model).__name__)
     except Exception:  # noqa: BLE001 (code of a user's; the weights are worth more than this)

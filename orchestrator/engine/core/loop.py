@@ -1,7 +1,7 @@
 """The one loop: batches in, optimizer steps out, until the stop policy ends it.
 
-Read `Loop.run`, `_epoch`, `_micro` and `_step`: that is the training. What happens between two
-steps (logging, evaluations, checkpoints, the end) is in `_after_step`.
+The training itself is `Loop.run`, `_epoch`, `_micro` and `_step`. Logging, evaluations, checkpoints
+and the end, which happen between two steps, are in `_after_step`.
 """
 
 from __future__ import annotations
@@ -41,13 +41,15 @@ Hook = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Hooks:
-    """Functions of the user's, called on every rank.
+    """The user's callbacks, called on every rank.
 
-    A result that is True, on any rank, ends the training there and then on all.
+    If one returns True on any rank, the training ends at that point on all ranks.
     """
 
-    on_train_begin: Hook | None = None  # the model is in training mode already
-    on_step_end: Hook | None = None  # weights and step are new, the next batch is not read yet
+    # The model is in training mode when this is called.
+    on_train_begin: Hook | None = None
+    # Called after the weights and the step number change, and before the next batch is read.
+    on_step_end: Hook | None = None
     on_epoch_end: Hook | None = None
 
 
@@ -62,10 +64,14 @@ class Loop:
     policy: StopPolicy
     reporter: Reporter
     hooks: Hooks
-    names: tuple[str, ...] = ()  # of the losses and metrics
-    given: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)  # by who is due
-    sums: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # this step's, this rank's
-    votes_late: bool = False  # after the step, not at its beginning
+    # The names of all losses and metrics so far.
+    names: tuple[str, ...] = ()
+    # The names that the step gave, by the optimizers that were due.
+    given: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
+    # The sum and the count of each name, on this rank in this step.
+    sums: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    # The ranks vote after a step, not at its beginning.
+    votes_late: bool = False
 
     @property
     def state(self) -> TrainState:
@@ -92,7 +98,8 @@ class Loop:
             after.callback(self._restore_randomness)
             after.enter_context(self.saving.open())
             to_train(self.parts.model, self.parts.bare)
-            # A hook is heard after its step, so all vote after it; else while the step computes.
+            # A hook's result counts after its step, so the vote follows it. Without a hook the vote
+            # overlaps with the step's computation.
             self.votes_late = any(gather(ranks.world == 1 or self.hooks.on_step_end is not None))
             self.parts.steppers.find_whole()
             self._call(self.hooks.on_train_begin)
@@ -105,7 +112,7 @@ class Loop:
         say(f"{state.ended} (step {state.step})")
 
     def _close(self, *, trains: bool) -> None:
-        """Save what a training leaves behind, if it has trained at all."""
+        """Save the last state, if any step was trained, and close the stores."""
         memory, checkpoints = self.saving.memory, self.saving.checkpoints
         if memory is not None:
             # A training that was asked to stop may go on elsewhere.
@@ -124,12 +131,14 @@ class Loop:
         """Train one epoch, or what is left of it."""
         state, config = self.state, self.parts.config
         batches = BatchStream(self.training.epoch(state.epoch, state.position))
-        index = 0  # of the micro-batch in its step
+        # The number of the micro-batch in its step.
+        index = 0
         while (micro := self._next(batches)) is not None:
             if index == 0:
                 self.parts.steppers.begin(state.step + 1)
             if index == 0 and not self.votes_late:
-                self._vote()  # who wants to stop, save, evaluate: sent while it computes
+                # The requests of all ranks travel while the step computes.
+                self._vote()
             complete = index + 1 == config.training.gradient_accumulation or self._over(batches)
             self._micro(micro, index, complete=complete)
             state.batch, state.position = state.batch + 1, state.position + self.training.round_size
@@ -157,7 +166,7 @@ class Loop:
             return micro._replace(data=to_device(micro.data, self.parts.ranks.device))
 
     def _micro(self, micro: Micro, index: int, *, complete: bool) -> None:
-        """Forward and backward; gradients are summed over the ranks when the step is complete."""
+        """Run forward and backward; `complete` sums the gradients over the ranks."""
         parts, phases = self.parts, self.reporter.phases
         config, ranks = parts.config, parts.ranks
         alone = parts.steppers.sums_itself
@@ -174,7 +183,7 @@ class Loop:
         add(self.sums, totals, real=micro.real)
 
     def _step(self) -> None:
-        """Add up over all ranks: gradients, losses, counts. One message, one step."""
+        """Sum gradients, losses and counts over all ranks, and take the optimizer step."""
         steppers, phases, state = self.parts.steppers, self.reporter.phases, self.state
         self._check_names()
         state.step += 1
@@ -190,7 +199,8 @@ class Loop:
         self._call(self.hooks.on_step_end)
         if self.votes_late:
             self._vote()
-        with self.reporter.estimate.pause():  # writing a trace takes its time
+        # Writing a trace is slow, so it does not count as step time.
+        with self.reporter.estimate.pause():
             self.profile.step()
 
     def _vote(self) -> None:
@@ -199,7 +209,7 @@ class Loop:
         self.policy.vote.post()
 
     def _call(self, hook: Hook | None) -> None:
-        """Call a function of the user's, with the random numbers as the user left them."""
+        """Call a user's callback with its own random state; request the end if it returns True."""
         if hook is None:
             return
         self.users.restore()
@@ -213,7 +223,10 @@ class Loop:
         self.users.restore()
 
     def _check_names(self) -> None:
-        """Have a place for each name; optimizers that are not due leave theirs empty."""
+        """Check that the step gives the same names as before, and fill in zeros for absent ones.
+
+        Losses of optimizers that are not due are absent from a step.
+        """
         names, steppers = tuple(self.sums), self.parts.steppers
         before = self.given.setdefault(steppers.names_due, names)
         if before is names:
@@ -231,7 +244,7 @@ class Loop:
             self.sums = {name: self.sums.get(name, nothing) for name in self.names}
 
     def _names_of_values(self) -> list[str]:
-        """Name all that an evaluation or an epoch will say."""
+        """Return the names of all metrics that evaluations and epochs will report."""
         kinds = [] if self.training.endless else ["train"]
         if self.held_out is not None:
             kinds += ["eval"] if self.policy.evaluating else []
@@ -275,15 +288,17 @@ class Loop:
 
     @contextlib.contextmanager
     def _up_to_date(self) -> Iterator[None]:
-        """Save the state within: it is up to date, and the time is no part of a step."""
+        """Flush the reporter before the block saves; its time counts as saving, not as a step."""
         with self.reporter.account.saving(), self.reporter.estimate.pause():
             self.reporter.flush()
             self.state.tokens = self.reporter.tokens
             yield
 
     def _close_epoch(self, *, whole: bool) -> None:
-        """Say what the epoch, or a part of it, came to. One that ends in a hurry is not validated:
-        the checkpoint comes first."""
+        """Report the metrics of an epoch, or of a part of one, and validate.
+
+        An urgent end skips the validation, because the checkpoint comes first.
+        """
         state, reporter = self.state, self.reporter
         reporter.flush()
         state.tokens = reporter.tokens
@@ -325,7 +340,7 @@ def loop_of(
     policy: StopPolicy,
     hooks: Hooks,
 ) -> Loop:
-    """Return the loop of one call of train(), with what reports it."""
+    """Return the loop of one train() call, with its reporter."""
     config, state = parts.config, saving.state
     state.ended = ""
     reporting.trackers.begin(saving.run.id, state.step)
@@ -346,16 +361,18 @@ def loop_of(
 
 
 def is_true(result: Any) -> bool:
-    """Tell whether a hook returned True, as Python, numpy and torch have it. Other results, such as
-    the metrics of an evaluation that is the last a lambda does, are none of the training's."""
+    """Return True if a hook returned True, as a bool of Python, numpy or torch.
+
+    Other results are ignored, such as the metrics that a lambda returns from an evaluation.
+    """
     return bool(result) if str(getattr(result, "dtype", "")).endswith("bool") else result is True
 
 
 def to_train(model: nn.Module, bare: nn.Module) -> None:
     """Put the model into train mode, but for the parts that the user has frozen.
 
-    Those are in eval mode on purpose: inside a model that is in train mode, and nothing of them is
-    trained. A model that as a whole is in eval mode comes from a library.
+    A frozen part is in eval mode inside a model in train mode, and none of its parameters is
+    trained. A model in eval mode as a whole comes from a library, and all of it is switched.
     """
     frozen = list(outermost_frozen(bare)) if bare.training else []
     model.train()
@@ -374,7 +391,7 @@ def outermost_frozen(model: nn.Module) -> Iterator[nn.Module]:
 def evaluate_model(
     parts: Parts, held_out: Batches, stop: Callable[[], bool] = lambda: False
 ) -> Metrics | None:
-    """Average over all samples of all ranks, each counted once; None if a rank asks to stop."""
+    """Return the means over all ranks' samples, each counted once; None if a rank asks to stop."""
     sums: dict[str, tuple[Tensor, Tensor]] = {}
     model, ranks, config = parts.model, parts.ranks, parts.config
     with parts.steppers.evaluating(), mesh.evaluating(model), torch.no_grad():
@@ -397,7 +414,7 @@ def evaluate_model(
 
 
 def add(sums: dict[str, tuple[Tensor, Tensor]], totals: Totals, *, real: bool) -> None:
-    """Add in double precision; what is not real counts as none, but has its place."""
+    """Add totals in double precision; those of padding (not `real`) count as zero."""
     for name, (total, count) in totals.items():
         pair = total.detach().double(), count.to(total.device).double()
         if not real:
@@ -407,7 +424,7 @@ def add(sums: dict[str, tuple[Tensor, Tensor]], totals: Totals, *, real: bool) -
 
 
 def refuse_other_names(names: tuple[str, ...]) -> None:
-    """Sums travel by position, so every rank has to have the same ones."""
+    """Refuse ranks that give different metrics: the all-reduce sums them by position."""
     for rank, other in enumerate(gather(names)):
         if other != names:
             raise UsageError(

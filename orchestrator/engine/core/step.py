@@ -1,7 +1,7 @@
-"""From summed gradients to a step: norm, clip, skip, loss scale, learning rate.
+"""Turn summed gradients into an optimizer step: norm, clipping, skipping, loss scale.
 
-Every number that all ranks must agree on travels in one small message per step. On the fused path
-nothing here waits for the device: whether a step was skipped, the host learns when it next looks.
+All numbers that ranks must agree on travel in one small all-reduce per step. On the fused path
+nothing here waits for the device: the host learns of a skipped step when it next reads the results.
 """
 
 from __future__ import annotations
@@ -43,13 +43,14 @@ from orchestrator.engine.sharding.mesh import Mesh, local_tensor, whole_paramete
 
 Sums = Mapping[str, tuple[Tensor, Tensor]]
 
-FIRST_SCALE = 2.0**16  # of fp16 losses, as in torch.amp
+# The scale of fp16 losses, as in torch.amp. It grows after so many good steps in a row.
+FIRST_SCALE = 2.0**16
 LARGEST_SCALE = 2.0**24
-GROW_AFTER = 2000  # good steps
+GROW_AFTER = 2000
 
 
 def names_of(model: nn.Module) -> dict[int, str]:
-    """Map each parameter's id to its name; to be called before the model is sharded."""
+    """Map each parameter's id to its name. Call it before the model is sharded."""
     return {id(parameter): name for name, parameter in plain_names.parameters(model)}
 
 
@@ -63,11 +64,11 @@ class StepOutcome(NamedTuple):
 
 
 class Stepper:
-    """Any torch optimizer, on the parameters as they are spread over the ranks.
+    """Drives a torch optimizer on the sharded parameters of a model.
 
-    It is driven by its contract: step() on gradients that are divided and clipped, zero_grad(),
-    state_dict() and load_state_dict(). The fused kernels of torch's AdamW, Adam and SGD are told
-    which step to leave out, so that the host does not wait.
+    It calls only the public contract: step() on gradients that are divided and clipped,
+    zero_grad(), state_dict() and load_state_dict(). Fused kernels of torch's AdamW and Adam skip a
+    bad step on the device, so that the host does not wait.
     """
 
     def __init__(
@@ -78,14 +79,18 @@ class Stepper:
         mesh: Mesh,
         training: TrainingConfig,
         *,
-        name: str = "",  # among several
-        every: int = 1,  # steps of the training is one of its own
+        # The optimizer's name, if there are several, and the steps of the training per own step.
+        name: str = "",
+        every: int = 1,
         scheduler: Any = None,
         scheduler_every: str = "step",
         lr_factor: Callable[[int], float] = lambda step: 1.0,
-        nominal: float | None = None,  # things counted in a step, if all are: keeps sums near one
-        keeps_settings: bool = False,  # on a resume: the learning rate, weight decay ... of today
-        elementwise: bool = False,  # the program says so of an optimizer of its own
+        # The usual count of a full step. Losses are divided by it, which keeps sums near one.
+        nominal: float | None = None,
+        # A resume keeps this program's learning rate, weight decay and so on, not the saved ones.
+        keeps_settings: bool = False,
+        # The program declares that its optimizer updates each element by itself.
+        elementwise: bool = False,
     ) -> None:
         self.mesh, self.training, self.lr_factor = mesh, training, lr_factor
         self.name, self.loss, self.every = name, loss_of(name), every
@@ -95,7 +100,8 @@ class Stepper:
         chosen = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
         self.named = [(key, p) for key, p in self.parameters.items() if id(p) in chosen]
         fused = [fuse(part) for part in parts_of(self.optimizer)] if not has_sparse(model) else []
-        self.fused = all(fused) and len(fused) == 1  # of several, kernels do the arithmetic alone
+        # Only a single optimizer may skip a step on the device.
+        self.fused = all(fused) and len(fused) == 1
         for part in parts_of(self.optimizer) if mesh.mesh is not None and not elementwise else ():
             refuse_not_elementwise(part)
         self.device = local_tensor(next(iter(self.parameters.values()))).device
@@ -114,16 +120,16 @@ class Stepper:
     # -- a step -------------------------------------------------------------------------------
 
     def scaled(self, loss: Tensor, count: Tensor, *, real: bool = True) -> Tensor:
-        """Bring a sum of losses to a size whose gradients low precision can hold."""
+        """Scale a sum of losses so that low precision can represent its gradients."""
         if self.nominal is None:
             self.nominal = self._usual_count(count)
         return loss * (self.scale * (real / self.nominal))
 
     def _usual_count(self, count: Tensor) -> float:
-        """Return what rank 0 counts in its first micro-batch.
+        """Return the count of rank 0's first micro-batch.
 
-        So a hook sees the gradients of a mean, as in a plain loop. fp16 takes what a whole step
-        will count, as a power of two, which rounds none of the gradients.
+        Hooks then see the gradients of a mean, as in a plain loop. fp16 uses the estimated count of
+        a whole step, as a power of two: dividing by that rounds no gradient.
         """
         usual = from_rank_0(float(count))
         if not self.scaling:
@@ -134,10 +140,11 @@ class Stepper:
     def step(
         self, step: int, squares: Tensor, loss: Tensor, count: Tensor, apart: Tensor | None
     ) -> StepOutcome:
-        # What was summed is scale / nominal times the gradient of the sum of all losses.
+        # The summed gradients are scale / nominal times the gradient of the sum of all losses.
         scale = self.scale
         divisor = count * scale / (self.nominal or 1.0)
-        norm = (squares / self.mesh.copies).sqrt() / divisor  # every copy has counted them all
+        # Each copy of the parameters has contributed the same squares to the sum.
+        norm = (squares / self.mesh.copies).sqrt() / divisor
         if most := self.training.grad_clip_norm:
             divisor = divisor * ((norm + 1e-6) / most).clamp(min=1.0)
         bad = (norm + loss).isfinite().logical_not().float()
@@ -151,7 +158,7 @@ class Stepper:
         return self.latest
 
     def idle(self, step: int) -> StepOutcome:
-        """Return the outcome of a step in which it does nothing: that of its latest one."""
+        """Return the outcome of a step for which it is not due: that of its latest step."""
         none = torch.zeros((), dtype=torch.float64, device=self.device)
         if self.latest is not None:
             return self.latest._replace(bad=none)
@@ -167,7 +174,8 @@ class Stepper:
                 step_unless(self.optimizer, bad)
             elif not bad.item():
                 self._multiply(1.0 / divisor.item())
-                seed_all(self.training.seed, step)  # copies draw the same, and so does a resume
+                # An optimizer that draws random numbers draws the same on each copy and a resume.
+                seed_all(self.training.seed, step)
                 step_optimizer(self.optimizer)
         first: float | Tensor = math.nan if lr is None else lr * lr_factor
         return first
@@ -176,7 +184,8 @@ class Stepper:
         dense = []
         for _, parameter in self.named:
             grad = parameter.grad
-            if grad is not None and grad.is_sparse:  # not in place: that would change a copy
+            # A sparse gradient is not multiplied in place: that would change only a copy of it.
+            if grad is not None and grad.is_sparse:
                 parameter.grad = torch.mul(grad, factor)
             elif grad is not None:
                 dense.append(local_tensor(grad))
@@ -189,7 +198,7 @@ class Stepper:
         sharded = squares_of([p.grad for p in trained if id(p) not in whole]).to(self.device)
         if not whole:
             return sharded
-        # Each copy counts its shards once, but all ranks have these.
+        # Sharded parameters are counted once per copy, these once per rank.
         once = squares_of([p.grad for p in trained if id(p) in whole]).to(self.device)
         return sharded + once * (self.mesh.copies / dist.get_world_size())
 
@@ -197,7 +206,8 @@ class Stepper:
         self.skipped += bad
         if not isinstance(self.scale, Tensor):
             return
-        lost = bad * (count > 0)  # else nothing was wrong: none of its targets counts
+        # A step in which no target counts is bad, but no reason to lower the scale.
+        lost = bad * (count > 0)
         self.good = (self.good + 1) * (1 - bad)
         grow = 1.0 + (self.good >= GROW_AFTER).float()
         self.good *= self.good < GROW_AFTER
@@ -206,7 +216,7 @@ class Stepper:
     # -- what a checkpoint holds of it ----------------------------------------------------------
 
     def progress(self) -> dict[str, Any]:
-        """Return what is no state of the optimizer, as JSON keeps it."""
+        """Return the state beside that of the optimizer, ready for JSON."""
         return {
             "class": type(self.optimizer).__name__,
             "scale": self.scale.item() if isinstance(self.scale, Tensor) else None,
@@ -233,8 +243,10 @@ class Stepper:
 
 
 class Steppers:
-    """All optimizers of a training, by name; a single one has none. Those that are due in a step
-    take it together."""
+    """All optimizers of a training by name, or a single one under the empty name.
+
+    The optimizers that are due in a step take it together.
+    """
 
     def __init__(
         self,
@@ -242,8 +254,9 @@ class Steppers:
         names: Mapping[int, str],
         model: nn.Module,
         mesh: Mesh,
-        training: Mapping[str, TrainingConfig],  # as each of them has it
-        every: Mapping[str, int],  # steps, of those that take fewer
+        # Settings by the optimizers' names. One that is not in `every` steps each time.
+        training: Mapping[str, TrainingConfig],
+        every: Mapping[str, int],
         schedulers: Mapping[str, Any],
         **more: Any,
     ) -> None:
@@ -267,13 +280,14 @@ class Steppers:
         self.first = next(iter(self.by_name.values()))
         self.parameters, self.device = self.first.parameters, self.first.device
         self.left = [p for p in self.parameters.values() if not is_summed(p, mesh)]
-        self.gathered: dict[int, nn.Parameter] = {}  # whole parameters, by the ids of sharded ones
+        # Whole parameters by the ids of the sharded ones.
+        self.gathered: dict[int, nn.Parameter] = {}
 
     def __iter__(self) -> Iterator[Stepper]:
         return iter(self.by_name.values())
 
     def begin(self, step: int) -> None:
-        """Choose who takes this step."""
+        """Choose the optimizers that are due in this step."""
         self.due = [stepper for stepper in self if step % stepper.every == 0]
 
     @property
@@ -286,13 +300,16 @@ class Steppers:
 
     @property
     def sums_itself(self) -> bool:
-        """Whether ddp, which waits for the gradients of all, must not sum in this step."""
+        """True if this class sums the gradients of this step, because ddp would wait for all."""
         return not self.all_due and self.mesh.strategy == "ddp"
 
     @property
     def whole(self) -> list[nn.Parameter]:
-        """The parameters whose gradients this class sums: sharding leaves some whole, and ddp knows
-        only those that were trained when it was made, not what is unfrozen later."""
+        """The parameters whose gradients this class sums over the ranks.
+
+        Sharding leaves some parameters whole. ddp only knows those that were trained when it was
+        made, not those that are unfrozen later.
+        """
         left = self.left
         if self.sums_itself:
             left = [parameter for stepper in self.due for _, parameter in stepper.named]
@@ -301,13 +318,16 @@ class Steppers:
     # -- a step -------------------------------------------------------------------------------
 
     def find_whole(self) -> None:
-        """Gather each block once: several losses go back to its whole parameters, and FSDP trips
-        over a block that no step has gathered yet. Every rank calls it."""
+        """Gather each block once and keep its whole parameters. Every rank calls it.
+
+        The backward of several losses takes whole parameters as its inputs, and FSDP fails on a
+        block that was never gathered.
+        """
         if self.mesh.mesh is not None and not self.gathered:
             self.gathered = whole_parameters(self.model)
 
     def backward(self, totals: Totals, run: Callable[..., None], *, real: bool) -> None:
-        """Compute the gradients of a micro-batch: of each loss those that its optimizer takes."""
+        """Compute a micro-batch's gradients: of each loss only for its optimizer's parameters."""
         for stepper in self.due:
             loss, count = totals[stepper.loss]
             scaled, last = stepper.scaled(loss, count, real=real), stepper is self.due[-1]
@@ -321,10 +341,10 @@ class Steppers:
                 run(scaled, inputs=inputs, retain_graph=not last)
 
     def add_up(self, sums: Sums) -> tuple[Tensor, Tensor | None]:
-        """Add up over all ranks: squares of the gradients, then a sum and a count per name.
+        """Return sums over all ranks: squared gradients, then a sum and a count per name.
 
-        Besides, of a sharded model: 1.0 if ranks used other parts of it, for FSDP has summed these
-        with each other.
+        For a sharded model the second result is 1.0 if ranks used different parts of the model:
+        FSDP has then summed gradients of different parts with each other.
         """
         whole = self.whole
         for stepper in self:
@@ -347,7 +367,7 @@ class Steppers:
             dist.all_reduce(total)
         if not sharded:
             return total, None
-        # Equal numbers alone have the mean of their squares for the square of their mean.
+        # The mean of squares equals the square of the mean only if all numbers are equal.
         return total[:-2], (total[-1] * world != total[-2] ** 2).float()
 
     def step(
@@ -379,12 +399,13 @@ class Steppers:
     def _forget(self) -> None:
         for stepper in self:
             stepper.optimizer.zero_grad()
-        for parameter in self.parameters.values():  # those that are not in an optimizer, too
+        # Parameters that are in no optimizer have gradients as well.
+        for parameter in self.parameters.values():
             parameter.grad = None
 
     @contextlib.contextmanager
     def evaluating(self, *, average: bool = True) -> Iterator[None]:
-        """Show the averages as the weights of the model, if there are some."""
+        """Put the averaged weights into the model within the block, if there are any."""
         with contextlib.ExitStack() as shown:
             for stepper in self:
                 if stepper.average is not None and average:

@@ -1,7 +1,7 @@
-"""Decide when a training saves, evaluates and ends, and keep where it is.
+"""Decide when a training saves, evaluates and ends, and hold its progress.
 
-Steps and epochs are the same on all ranks; clocks are not, so rank 0's counts, and what any rank
-requests is done by all after the same step.
+Steps and epochs are the same on all ranks. Clocks are not, so rank 0's clock decides. A request of
+any rank takes effect on all ranks after the same step.
 """
 
 from __future__ import annotations
@@ -28,32 +28,37 @@ from orchestrator.engine.ranks import ranks
 # -- the vote --------------------------------------------------------------------------------------
 
 
-# ENOUGH: Trainer.stop(), which min_period delays. PROFILE: so many steps are to be traced.
+# ENOUGH: Trainer.stop(), which min_period delays. PROFILE: the number of steps to trace.
 STOP, TIME, SAVE, EVALUATE, ENOUGH, PROFILE = range(6)
-ONCE = (SAVE, EVALUATE, PROFILE)  # done and forgotten; the others hold until the training ends
+# These requests hold for one step; the others hold until the training ends.
+ONCE = (SAVE, EVALUATE, PROFILE)
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class StopVote:
-    """Signals and clocks end a training through this."""
+    """Agree over all ranks on requests to stop, save, evaluate or profile.
+
+    Each rank posts its requests; an all-reduce over the CPU group returns the highest of each kind.
+    """
 
     def __init__(self) -> None:
         self.alone = dist.get_world_size() == 1
         self.group = ranks.host_group()
         self.requested: dict[int, int] = {}
         self.voted = [0] * 6
-        self.sent = torch.zeros(6)  # kept while it is on its way
+        # The asynchronous all-reduce needs its tensor until it is done.
+        self.sent = torch.zeros(6)
         self.work: dist.Work | None = None
 
     def request(self, what: int, amount: int = 1) -> None:
         self.requested[what] = amount
 
     def requests(self, what: int) -> bool:
-        """Return whether this rank requests it already."""
+        """Return True if this rank has such a request pending."""
         return what in self.requested
 
     def post(self) -> None:
-        """Send this rank's requests; result() has the answer."""
+        """Start the all-reduce of this rank's requests; result() waits for it."""
         self.voted = [self.requested.get(what, 0) for what in range(6)]
         self._take_once()
         if not self.alone:
@@ -70,7 +75,10 @@ class StopVote:
         return self.voted
 
     def poll(self) -> list[int]:
-        """Vote at once, between steps; what is done after a step waits for the next one."""
+        """Vote and wait for the result, between steps.
+
+        Requests that only apply after a step (ONCE) stay pending for the next post().
+        """
         kept = self._take_once()
         self.post()
         self.requested |= kept
@@ -81,17 +89,23 @@ class StopVote:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Turn signals into a request to stop. SIGTERM is how a stop arrives, on every node at its
-        own moment; SIGINT is Ctrl-C; SIGUSR1 is sent by Slurm, if told to, before time is over."""
+        """Turn signals into a request to stop.
+
+        SIGTERM is how a stop reaches each node, at a different moment on each. SIGINT is Ctrl-C.
+        Slurm sends SIGUSR1 before the time limit, if --signal asks for it.
+        """
         main = threading.current_thread() is threading.main_thread()
         before = {number: signal.getsignal(number) for number in SIGNALS if main}
         if before.get(signal.SIGUSR1, signal.SIG_DFL) is not signal.SIG_DFL:
-            del before[signal.SIGUSR1]  # the user's own
-        by_hand = self.alone and "LOCAL_RANK" not in os.environ  # a launcher may signal twice
+            # The program has its own handler for it.
+            del before[signal.SIGUSR1]
+        # A launcher may send the same signal twice, so only a process started by hand ends there.
+        by_hand = self.alone and "LOCAL_RANK" not in os.environ
 
         def stop(number: int, frame: FrameType | None) -> None:
             self.request(STOP)
-            if by_hand:  # a second one ends it at once
+            if by_hand:
+                # A second signal ends the process at once.
                 signal.signal(number, before[signal.Signals(number)])
 
         for number in before:
@@ -111,11 +125,12 @@ COUNTS = {"e": "epochs", "epoch": "epochs", "st": "steps", "step": "steps"}
 
 @dataclass(frozen=True)
 class Duration:
+    # Seconds count from the start of train(); steps and epochs from the very first start.
     amount: float
-    unit: str  # seconds (since train() began), steps or epochs (since the very beginning)
+    unit: str
 
     def times(self, seconds: float, steps: int, epochs: int) -> int:
-        """Return how often it has passed."""
+        """Return how many whole durations have passed."""
         passed = {"seconds": seconds, "steps": steps, "epochs": epochs}[self.unit]
         return int(passed / self.amount)
 
@@ -152,22 +167,33 @@ Metrics = dict[str, float]
 class TrainState:
     """The progress of the training; `trainer.state`."""
 
-    epoch: int = 0  # complete ones
-    batch: int = 0  # of this rank, in the epoch that has begun
-    position: int = 0  # samples (or batches) of this epoch that all ranks together have seen
-    step: int = 0  # of the optimizer
-    tokens: int = 0  # counted by the loss so far: tokens, samples or targets
-    train_metrics: Metrics = field(default_factory=dict)  # of the last epoch, over all ranks
+    # The number of complete epochs.
+    epoch: int = 0
+    # The number of batches that this rank has seen in the current epoch.
+    batch: int = 0
+    # The samples (or batches) of the current epoch that all ranks together have seen.
+    position: int = 0
+    # The number of optimizer steps.
+    step: int = 0
+    # The loss counts these: tokens, samples or targets.
+    tokens: int = 0
+    # The means over all ranks in the last epoch.
+    train_metrics: Metrics = field(default_factory=dict)
     val_metrics: Metrics = field(default_factory=dict)
-    history: list[Metrics] = field(default_factory=list)  # a line per epoch
-    epoch_sums: dict[str, list[float]] = field(default_factory=dict, repr=False)  # sum and count
-    best: float | None = None  # of the metric that best= names
+    # One entry per epoch.
+    history: list[Metrics] = field(default_factory=list)
+    # The sum and the count of each metric in the current epoch.
+    epoch_sums: dict[str, list[float]] = field(default_factory=dict, repr=False)
+    # The best value so far of the metric that best= names.
+    best: float | None = None
     best_step: int = 0
-    since_best: int = 0  # evaluations since then
-    ended: str = ""  # why train() returned
+    # The number of evaluations since the best one.
+    since_best: int = 0
+    # The reason why train() returned.
+    ended: str = ""
 
     def add_to_history(self, line: Metrics) -> None:
-        """Add an epoch; after a resume it takes the place of the part that was trained before."""
+        """Add an epoch; after a resume it replaces the entry of the partial epoch before it."""
         before = self.history[-2]["epoch"] if len(self.history) > 1 else 0
         if self.history and self.history[-1]["epoch"] == before:
             self.history.pop()
@@ -176,7 +202,7 @@ class TrainState:
 
 @dataclass(frozen=True)
 class Limit:
-    """The most that a training may take, and what is said when it is over."""
+    """The longest that a training may last, and the reason to report when that is reached."""
 
     most: Duration
     reason: str
@@ -184,25 +210,32 @@ class Limit:
 
 @dataclass(frozen=True)
 class TrainingRequest:
-    """All that a training is to do, as far as it is known before there are data."""
+    """The arguments of one train() call that do not depend on its data."""
 
     epochs: int | None = None
-    least: Duration | None = None  # that it lasts, whatever ends it
+    # The training lasts at least this long; only a signal or a time limit ends it earlier.
+    least: Duration | None = None
     limits: Sequence[Limit] = ()
-    saving: Sequence[Duration] = ()  # how often
+    # The intervals between checkpoints, and between evaluations.
+    saving: Sequence[Duration] = ()
     evaluating: Sequence[Duration] = ()
-    best: str | None = None  # metric
+    # The metric that decides which checkpoint is the best.
+    best: str | None = None
     patience: int | None = None
-    directory: str | Path | None = None  # as the user has named it
-    keep: int = 3  # checkpoints
-    resume: str = "never"  # auto, or from what
-    asks_to_save: bool = False  # by a place, a time or a metric
+    # The checkpoint directory as the user wrote it.
+    directory: str | Path | None = None
+    # The number of checkpoints to keep.
+    keep: int = 3
+    # "never", "auto", or the checkpoint to resume from.
+    resume: str = "never"
+    # True if the user set a directory, an interval or a metric for checkpoints.
+    asks_to_save: bool = False
     saves: bool = False
     at_end: bool = False
 
 
 class Cadence:
-    """Every so many seconds, steps or epochs."""
+    """An interval in seconds, steps or epochs, and how many of them have passed."""
 
     def __init__(self, every: Duration, state: TrainState) -> None:
         self.every = every
@@ -234,7 +267,10 @@ class Best:
             )
 
     def improved(self, values: Mapping[str, float]) -> bool:
-        """Note the values of an evaluation or an epoch, which are the same on all ranks."""
+        """Record an evaluation's or epoch's values; return True if they are the best so far.
+
+        The values are the same on all ranks.
+        """
         if self.metric is None or self.metric not in values:
             return False
         value, state = values[self.metric], self.state
@@ -267,14 +303,17 @@ class StopPolicy:
         self.saving = [Cadence(every, state) for every in asked.saving]
         self.evaluating = [Cadence(every, state) for every in asked.evaluating]
         self.vote = StopVote()
-        self.first = ranks.is_first()  # its clock is that of all
+        # Rank 0's clock decides for all ranks.
+        self.first = ranks.is_first()
         self.began = time.monotonic()
         self.enough = False
         self.enough_reason = BY_PROGRAM
-        # Ended by a signal or a clock, which may not wait for long.
+        # A signal or a time limit ends the training, so little time is left.
         self.urgent = False
-        self.save = self.evaluate = False  # due after this step
-        self.profile = 0  # steps that are to be traced from here on
+        # A checkpoint or an evaluation is due after this step.
+        self.save = self.evaluate = False
+        # The number of steps to trace from here on.
+        self.profile = 0
 
     def seconds(self) -> float:
         return time.monotonic() - self.began
@@ -285,9 +324,9 @@ class StopPolicy:
         return min(counts, default=None)
 
     def steps_left(self, samples: int | None, at_once: int) -> int | None:
-        """Return how many steps are left by count, as far as that can be known.
+        """Return how many steps are left by step and epoch limits, or None if unknown.
 
-        An epoch has so many samples, and a step takes so many at once, over all ranks.
+        An epoch has `samples`, and a step takes `at_once` of them over all ranks.
         """
         state, most = self.state, self.max_steps
         counts = [] if most is None else [most - state.step]
@@ -300,7 +339,7 @@ class StopPolicy:
 
     @property
     def seconds_left(self) -> float | None:
-        """Return what its clock leaves to the training."""
+        """Return the seconds until the time limit, or None without one."""
         most = min((x.most.amount for x in self.limits if x.most.unit == "seconds"), default=None)
         return None if most is None else max(0.0, most - self.seconds())
 
@@ -310,12 +349,12 @@ class StopPolicy:
         return self._agreed(self._done() or bool(self._over("steps", "epochs")))
 
     def before_first_step(self) -> None:
-        """Hear what on_train_begin asked for, or a signal that came before it."""
+        """Apply requests of on_train_begin, and signals that arrived before the first step."""
         self._hear(self.vote.poll())
         self._end_if_enough()
 
     def after_step(self, *, epoch_over: bool) -> None:
-        """Hear what the ranks voted during the step, and look at the clock."""
+        """Apply the vote of this step, then check limits and, on rank 0, the clock."""
         state, seconds = self.state, self.seconds()
         requested = self.vote.result()
         self._hear(requested)
@@ -330,14 +369,15 @@ class StopPolicy:
         if not self.first:
             return
         if self._over("seconds") or (self.enough and not epoch_over and self._may_end()):
-            self.vote.request(TIME)  # heard with the next step
+            # The vote after the next step has it.
+            self.vote.request(TIME)
         if self._due(self.saving, seconds, "seconds"):
             self.vote.request(SAVE)
         if self._due(self.evaluating, seconds, "seconds"):
             self.vote.request(EVALUATE)
 
     def after_epoch(self) -> None:
-        """Hear what on_epoch_end asked for, or a signal during the validation."""
+        """Apply requests of on_epoch_end, and signals during the validation."""
         self._hear(self.vote.poll())
         state, limit = self.state, self._over("seconds", "steps", "epochs")
         if state.ended:
@@ -350,19 +390,19 @@ class StopPolicy:
             self._end_if_enough()
 
     def request_end(self, reason: str = BY_PROGRAM) -> None:
-        """End with the next vote, once min_period is over; any rank may ask for it."""
+        """Request the end at the next vote, once min_period is over; any rank may call it."""
         if not self.vote.requests(ENOUGH):
             self.enough_reason = reason
         self.vote.request(ENOUGH)
 
     def compare(self, values: Metrics) -> None:
-        """Save what is better than all before it, and end when nothing better comes."""
+        """Request a save if the values are the best so far, or the end if patience is over."""
         self.save = self.best.improved(values) or self.save
         if reason := self.best.reason_to_end():
             self.request_end(reason)
 
     def stop_requested(self) -> bool:
-        """Return True if a rank was asked to stop; asked between two batches of an evaluation."""
+        """Return True if any rank was asked to stop; called between batches of an evaluation."""
         stop = bool(self.vote.poll()[STOP])
         if stop:
             self.urgent, self.state.ended = True, self.state.ended or "asked to stop"
@@ -394,7 +434,7 @@ class StopPolicy:
         return self.least is None or self.least.over(self.seconds(), state.step, state.epoch)
 
     def _may_end_by_count(self) -> bool:
-        """Return True if min_period is over by a count, which all ranks see alike."""
+        """Return True if min_period is not in seconds and is over: all ranks agree on that."""
         return (self.least is None or self.least.unit != "seconds") and self._may_end()
 
     def _over(self, *units: str) -> Limit | None:
