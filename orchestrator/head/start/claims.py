@@ -1,7 +1,7 @@
-"""Hold what a job needs of its nodes: all of it or nothing; wait for it, first come first served.
+"""Hold the GPUs that a job needs, all of them or none; or queue for them, first come first served.
 
-The queue is the launches themselves: each has an entry on each of its nodes. The order is the time
-of the entry, then its id. It is the same on all nodes, so the first of all can always go ahead.
+There is no queue server: each waiting launch has an entry on each of its nodes. Entries are ordered
+by time, then by id. The order is the same on all nodes, so the first entry can always go ahead.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ from orchestrator.records import experiments
 
 log = logging.getLogger(__name__)
 
-PATIENCE_SECONDS = 5.0  # for a launch that is about to start, or to give up
+# A node waits this long for another launch that is about to start, or to give up.
+PATIENCE_SECONDS = 5.0
 
 
 class Occupied(CheckFailed):
-    """Others have GPUs or slots that the job needs."""
+    """Other jobs or users have GPUs or slots that the job needs."""
 
     def __init__(self, missing: Mapping[str, str], least: int) -> None:
         lines = "".join(
@@ -64,30 +65,33 @@ class Occupied(CheckFailed):
 
 @dataclass(frozen=True)
 class NodeClaim:
-    """The GPUs or slots that a job needs of one node."""
+    """The GPUs or slots that a job needs on one node."""
 
     name: str
     channel: NodeChannel
     wish: Wish | None = None
-    part: tuple[str, int] | None = None  # of a job that is started again: the node has its wish
+    # The job id and node index of a restarted job, whose GPU request the node has kept.
+    part: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True)
 class Hold:
-    """The GPUs that are held on some nodes, or why none are."""
+    """The result of a claim: what is missing per node, or notes if everything is held."""
 
-    missing: Mapping[str, str] = field(default_factory=dict)  # by the node's name
-    notes: tuple[str, ...] = ()  # which part of each node it is, and what is not known
+    # The reason by the node's name.
+    missing: Mapping[str, str] = field(default_factory=dict)
+    # Lines on which GPUs of each node are held, and on nodes whose use by others is unknown.
+    notes: tuple[str, ...] = ()
 
 
 def hold(wanted: Sequence[NodeClaim]) -> Hold:
-    """Hold what is wanted of all these nodes, or nothing; return what is missing per node.
+    """Hold the GPUs on all these nodes or on none; return what is missing per node.
 
-    All nodes are asked at once. Launches that meet there all let go. Then each asks one node after
-    the other, in an order of machines that is the same for all, so that one gets everything.
+    All nodes are asked at once. Launches that collide there all release what they have. Each then
+    asks one node after the other, in an order that is the same for all. So one gets everything.
     """
     answers = ask(wanted, 0.0)
-    # What is in the way may pass in a moment, where launches meet that are about to start.
+    # The obstacle may pass in a moment, if the others are launches that are about to start.
     passing = all(
         not one.lacking and all(taken.state == STARTING for taken in one.taken) for one in answers
     )
@@ -101,7 +105,8 @@ def hold(wanted: Sequence[NodeClaim]) -> Hold:
                 break
     missing = {
         one.name: answer.lacking or who_has(answer.taken)
-        for one, answer in zip(wanted, answers, strict=False)  # the last may not have been asked
+        # The last nodes may not have been asked.
+        for one, answer in zip(wanted, answers, strict=False)
         if not answer.held
     }
     log.info("claims on %s: %s", [one.name for one in wanted], missing or "held")
@@ -112,7 +117,7 @@ def hold(wanted: Sequence[NodeClaim]) -> Hold:
 
 
 def ask(wanted: Sequence[NodeClaim], patience: float) -> list[Claimed]:
-    """Ask nodes for what is wanted of them; if one does not answer, let go of the others."""
+    """Send the claims to the nodes; if one does not answer, release the others and raise."""
     claims = [Claim(wish=one.wish, part=one.part, patience=patience) for one in wanted]
     channels = [one.channel for one in wanted]
     answers = fleet.ask_channels(channels, claims, QUICK_ANSWER_SECONDS + patience)
@@ -124,13 +129,13 @@ def ask(wanted: Sequence[NodeClaim], patience: float) -> list[Claimed]:
 
 
 def release(wanted: Sequence[NodeClaim]) -> None:
-    """Let go of what is held on these nodes; one that does not answer lets go by itself."""
+    """Release the claims on these nodes; a node that does not answer releases its own by itself."""
     requests = [Unclaim()] * len(wanted)
     fleet.ask_channels([one.channel for one in wanted], requests, QUICK_ANSWER_SECONDS)
 
 
 def notes(names: Sequence[str], answers: Sequence[Claimed]) -> Iterator[str]:
-    """Say which GPUs a job has of which nodes, where it has not all, and what is not known."""
+    """Yield a line on each node that gives only some GPUs, or whose use by others is unknown."""
     parts = [answer.words if " of " in answer.words else "" for answer in answers]
     for words, where in by_value(zip(names, parts, strict=True)).items():
         if words:
@@ -141,24 +146,24 @@ def notes(names: Sequence[str], answers: Sequence[Claimed]) -> Iterator[str]:
 
 
 def wish_of(request: LaunchRequest, node: Reached) -> Wish | None:
-    """Return what a launch wants of a node; None with --claim none."""
+    """Return the GPU request of a launch on a node; None with --claim none."""
     ranks, _ = count_ranks(node.probed, request.config.launch)
     return wish_of_launch(node.probed, request.config, ranks, request.env)
 
 
-# -- whose turn it is, which is pure ------------------------------------------------------------
+# -- the order of the queue (pure functions) ----------------------------------------------------
 
 
 def ahead(mine: ClaimEntry, page: Page) -> list[ClaimEntry]:
-    """Return the entries that wait on a node before this one, the first of all first."""
+    """Return the entries that wait on a node before this one, in queue order."""
     waiting = [one for one in page.entries if one.state == WAITING and one.rank < mine.rank]
     return sorted(waiting, key=lambda one: one.rank)
 
 
 def blocked(mine: ClaimEntry, page: Page) -> str:
-    """Say why a launch cannot start on a node yet; nothing if it can.
+    """Return why a launch cannot start on a node yet, "" if it can.
 
-    It goes before others only where it leaves enough for all of them.
+    It overtakes earlier entries only if it leaves enough for all of them.
     """
     left = page.free - page.wants
     if left < 0:
@@ -171,13 +176,13 @@ def blocked(mine: ClaimEntry, page: Page) -> str:
 
 
 def obstacles(mine: ClaimEntry, pages: Mapping[str, Page], least: int) -> dict[str, str]:
-    """Return nothing if enough nodes are ready for a launch, else why the others are not."""
+    """Return {} if enough nodes are ready for a launch, else the reason by the others' names."""
     reasons = {name: why for name, page in pages.items() if (why := blocked(mine, page))}
     return reasons if len(pages) - len(reasons) < least else {}
 
 
 def holders(page: Page) -> str:
-    """Say who has what a launch waits for; nothing if enough is free."""
+    """Return a clause that names the jobs which hold the GPUs, "" if enough are free."""
     some = [one for one in page.entries if one.keys]
     if page.free >= page.wants or not some:
         return ""
@@ -185,16 +190,19 @@ def holders(page: Page) -> str:
     return f"; {who} {'has' if len(some) == 1 else 'have'} the rest"
 
 
-AWAY_SECONDS = 5.0  # between two tries to reach nodes that were lost
-LOOK_SECONDS = 0.3  # that a node waits for a change before it answers
-RETRY_SECONDS = 5.0  # at most, before a node looks again who computes on its GPUs
+# The pause between two tries to reach nodes that were lost.
+AWAY_SECONDS = 5.0
+# A node waits this long for a change of its queue before it answers.
+LOOK_SECONDS = 0.3
+# The longest pause before a node looks again for programs on its GPUs.
+RETRY_SECONDS = 5.0
 
 A = TypeVar("A")
 T = TypeVar("T")
 
 
 class Disconnected(NodeError):
-    """A launch that waits has lost a node."""
+    """A waiting launch has lost the connection to a node."""
 
 
 def wait(
@@ -203,7 +211,10 @@ def wait(
     reach: Callable[[], tuple[LaunchRequest, Nodes]],
     start: Callable[[LaunchRequest, Nodes], T],
 ) -> T:
-    """Start a job when it is its turn; nodes that are away for a while cost it nothing."""
+    """Wait for the launch's turn, start the job and return `start`'s result.
+
+    If a node is away for a while, the launch connects again and keeps its place in the queue.
+    """
     place, said, pause = QueuePlace(request, nodes), "", LOOK_SECONDS
     with ProgressBar("waiting for its turn"):
         while True:
@@ -214,7 +225,7 @@ def wait(
                     return start(place.request, place.nodes)
                 pause = LOOK_SECONDS
             except Occupied as error:
-                # Others were quicker, or a program that is no job of ours computes there.
+                # Another launch was quicker, or a program outside of any job uses the GPUs.
                 why = in_queue(error.missing)
                 time.sleep(pause)
                 pause = min(2 * pause, RETRY_SECONDS)
@@ -229,7 +240,7 @@ def wait(
 
 
 def reach_again(reach: Callable[[], tuple[LaunchRequest, Nodes]]) -> tuple[LaunchRequest, Nodes]:
-    """Reach the nodes as soon as they can be reached."""
+    """Try to reach the nodes until they answer, and return them."""
     while True:
         try:
             return reach()
@@ -239,7 +250,7 @@ def reach_again(reach: Callable[[], tuple[LaunchRequest, Nodes]]) -> tuple[Launc
 
 
 class QueuePlace:
-    """The place of a launch in the queue: an entry on each node, which ends with this head."""
+    """A launch's place in the queue: one entry per node, removed when this head disconnects."""
 
     def __init__(self, request: LaunchRequest, nodes: Nodes) -> None:
         self.request, self.nodes = request, nodes
@@ -250,17 +261,18 @@ class QueuePlace:
         self.least = nodes.bounds.least if nodes.bounds else len(nodes.reached)
         self.entry = entry_of(request, nodes.reached)
         self.entered = False
-        self.pages: dict[str, Page] = {}  # what was seen last of each node
+        # The last state of each node's queue, by the node's name.
+        self.pages: dict[str, Page] = {}
 
     def why_it_waits(self) -> str:
-        """Say why the launch cannot start yet; nothing if it is its turn."""
+        """Return why the launch cannot start yet, "" if it is its turn."""
         if not self.entered:
             self.enter()
         reasons = obstacles(self.entry, self.pages, self.least)
         return in_queue({name: why + holders(self.pages[name]) for name, why in reasons.items()})
 
     def enter(self) -> None:
-        """Stand in the queue of all nodes, if enough of them can ever do."""
+        """Add an entry to the queue of all nodes; raise if too few nodes could ever fit the job."""
         pages = self.pages.values()
         small = [name for name, page in self.pages.items() if page.wants > page.total]
         if len(pages) - len(small) < self.least:
@@ -275,18 +287,18 @@ class QueuePlace:
         self.look(0.0)
 
     def look(self, seconds: float) -> None:
-        """Read the books; with a time, once something has changed in one of them."""
+        """Read the queue of every node; each answers on a change or after `seconds`."""
         pages = self.answered(fleet.everywhere(self.wanted, partial(self.read, seconds)))
         self.pages = {one.name: page for one, page in zip(self.wanted, pages, strict=True)}
 
     def read(self, seconds: float, one: NodeClaim) -> Page:
-        """Read the book of a node, with a time once it has news."""
+        """Return the queue of a node, after it changed or after `seconds`."""
         before = self.pages[one.name].entries if self.pages else NO_ENTRIES
         request = ReadBook(wish=one.wish or Wish(), before=before, seconds=seconds)
         return one.channel.ask(request, QUICK_ANSWER_SECONDS + seconds)
 
     def answered(self, answers: Sequence[A | OrchestratorError]) -> list[A]:
-        """Return the answers of all nodes; if one is lost, leave the others and raise."""
+        """Return the answers of all nodes; if one is lost, disconnect from all and raise."""
         if lost := failures.failures(self.wanted, answers):
             for one in self.wanted:
                 one.channel.connection.close()
@@ -295,13 +307,13 @@ class QueuePlace:
 
 
 def in_queue(reasons: Mapping[str, str]) -> str:
-    """Say by node why a launch waits in the queue; nothing without a reason."""
+    """Return a line that says by node why a launch waits in the queue, "" without a reason."""
     return f"in the queue: {'; '.join(said_of(reasons.items()))}" if reasons else ""
 
 
 def entry_of(request: LaunchRequest, reached: Sequence[Reached]) -> ClaimEntry:
-    """Return the entry of a launch that waits on these nodes."""
-    # All launches that meet on these nodes go by the clock of the same one.
+    """Return the queue entry of a launch that waits on these nodes."""
+    # All launches on these nodes use the clock of the same node, so their order is consistent.
     judge = min(reached, key=lambda node: (node.facts.boot, node.facts.network))
     since = request.begun + judge.facts.clock_offset
     return ClaimEntry(
@@ -314,7 +326,8 @@ def entry_of(request: LaunchRequest, reached: Sequence[Reached]) -> ClaimEntry:
     )
 
 
-LOOK_SECONDS = 2.0  # between two reads of a record
+# The pause between two reads of a record.
+LOOK_SECONDS = 2.0
 
 
 def wait_for_others(request: LaunchRequest) -> None:

@@ -1,4 +1,4 @@
-"""Reach the nodes, and give those that do not share this directory a snapshot of it to run in."""
+"""Connect to the nodes and send a snapshot of this directory to those that do not share it."""
 
 from __future__ import annotations
 
@@ -38,15 +38,17 @@ from orchestrator.records import experiments as experiments_on_disk
 
 log = logging.getLogger(__name__)
 
-# What nodes have of their own beside the code, and ranks read: with sync.link, it is linked.
+# Nodes have their own copies of these directories, which ranks read. They are linked into the
+# snapshot, as are those of sync.link.
 INPUTS = ("data", "datasets", ".venv", "venv", "env")
-HOME = "~/.orchestrator/code/snapshots"  # on a node, as it is shown
+# The snapshots' directory on a node, as messages show it.
+HOME = "~/.orchestrator/code/snapshots"
 
 R = TypeVar("R")
 
 
 def reach_with_code(request: LaunchRequest) -> tuple[LaunchRequest, Nodes]:
-    """Reach all nodes while the working tree is read, and bring it to those that lack it."""
+    """Connect to all nodes while the working tree is scanned; send it to those that lack it."""
     if not needs_code(request):
         return request, reach_all(request)
     scan = begin_scan(request)
@@ -66,7 +68,7 @@ def reach_with_code(request: LaunchRequest) -> tuple[LaunchRequest, Nodes]:
 
 
 def expect_code(request: LaunchRequest, nodes: Nodes) -> tuple[LaunchRequest, Nodes]:
-    """Assume that the nodes have what a launch would send them; send nothing."""
+    """Return request and nodes as if the code had been sent (dry run); send nothing."""
     wanted = [node for node in nodes.reached if gets_snapshot(request, node)]
     if not needs_code(request) or not wanted:
         return request, nodes
@@ -84,10 +86,11 @@ def expect_code(request: LaunchRequest, nodes: Nodes) -> tuple[LaunchRequest, No
 
 
 def expected(request: LaunchRequest, node: Reached) -> CheckedOut:
-    """Return what a node would answer that made a snapshot; its name is not known yet."""
+    """Return the answer that a node would give to a checkout, with NAME as the snapshot's name."""
     target, here = request.target, ProbeTarget(kind=request.target.kind, name=request.target.name)
     if target.kind == "auto" and not (request.directory / target.name).exists():
-        here = node.facts.target  # a command of the node
+        # The target is a command that the node has installed.
+        here = node.facts.target
     elif target.kind == "auto":
         kind, name = program_at(target.name, str(request.directory))
         here = ProbeTarget(kind=kind, name=name)
@@ -95,7 +98,7 @@ def expected(request: LaunchRequest, node: Reached) -> CheckedOut:
     return CheckedOut(workdir=workdir, own=(), target=here, disk=node.facts.disk)
 
 
-# -- who gets it ------------------------------------------------------------------------------
+# -- the nodes that get a snapshot ------------------------------------------------------------
 
 
 def needs_code(request: LaunchRequest) -> bool:
@@ -125,7 +128,7 @@ def gets_snapshot(request: LaunchRequest, node: Reached) -> bool:
 def relative(
     request: LaunchRequest, reached: Sequence[Reached], wanted: Sequence[Reached]
 ) -> LaunchRequest:
-    """Name the program by its path below this directory, which every snapshot has."""
+    """Return the request with the program's path relative to this directory, as in a snapshot."""
     target, here = request.target, request.directory
     path = Path(target.name)
     if target.kind != "auto" or not path.is_absolute() or not path.is_relative_to(here):
@@ -143,7 +146,7 @@ def relative(
 
 
 def begin_scan(request: LaunchRequest) -> Scan:
-    """Start to read the working tree; the program travels in any case."""
+    """Start to scan the working tree; the program's file is included in any case."""
     sync, path = request.config.sync, Path(request.target.name)
     below = not path.is_absolute() and ".." not in path.parts
     is_file = below and request.target.kind in ("auto", "script", "program")
@@ -167,12 +170,12 @@ def begin_scan(request: LaunchRequest) -> Scan:
 
 
 def is_of_user(request: LaunchRequest) -> bool:
-    """Return True for a function in a directory that has more of the user's than code."""
+    """Return True for a function that is launched from / or the home directory."""
     return request.payload is not None and request.directory in (Path("/"), Path.home())
 
 
 def experiments(request: LaunchRequest) -> Iterator[bytes]:
-    """Yield the directories of experiments that are below this one."""
+    """Yield the relative paths of experiment directories below this directory."""
     here, root = request.directory, request.where.experiments.absolute()
     yield b"experiments"
     if root == here:
@@ -182,7 +185,7 @@ def experiments(request: LaunchRequest) -> Iterator[bytes]:
 
 
 def outputs(request: LaunchRequest) -> list[str]:
-    """List the directories that the program writes into: they are the node's own."""
+    """Return the directories that the program writes into; they are not sent."""
     names = [name.strip("/") for name in request.config.sync.outputs]
     checkpoints = request.config.checkpoint.directory
     if request.target.name == ENGINE and checkpoints and not checkpoints.startswith(("/", "~")):
@@ -191,7 +194,7 @@ def outputs(request: LaunchRequest) -> list[str]:
 
 
 def secret_files(request: LaunchRequest) -> Iterator[bytes]:
-    """Yield the files below this directory from which secrets were read, by both their names."""
+    """Yield the secret files below this directory, by their path and their resolved path."""
     here = request.directory
     for path in request.secret_files:
         for place in (path, path.resolve()):
@@ -205,7 +208,7 @@ def secret_files(request: LaunchRequest) -> Iterator[bytes]:
 def bring(
     request: LaunchRequest, wanted: Sequence[Reached], total: int, scan: Scan
 ) -> list[CheckedOut]:
-    """Send the tree, and let each node make its snapshot."""
+    """Send the tree, check out a snapshot on each node, and report it."""
     tree = tree_for(request, scan)
     checked, sent = deliver(request, wanted, tree, total)
     report(wanted, checked, tree, sent)
@@ -216,7 +219,7 @@ def bring(
 
 
 def tree_for(request: LaunchRequest, scan: Scan) -> Tree:
-    """Wait for the tree. A function goes alone where its directory is no place for code."""
+    """Wait for the scan and return its tree; a function's tree is empty if its scan fails."""
     why: CheckFailed | str = f"{request.directory} holds more of yours than code"
     try:
         if not is_of_user(request):
@@ -232,7 +235,7 @@ def tree_for(request: LaunchRequest, scan: Scan) -> Tree:
 def deliver(
     request: LaunchRequest, wanted: Sequence[Reached], tree: Tree, total: int
 ) -> tuple[list[CheckedOut], list[Sent]]:
-    """Send each node what it lacks, and have it make its snapshot; `total` counts all nodes."""
+    """Send each node the files it lacks, then check out its snapshot; `total` counts all nodes."""
     beside = str(request.origin.directory if request.origin else request.directory)
     question = CheckOut(
         tree=tree.digest,
@@ -265,7 +268,7 @@ def all_of(
 
 
 def refuse_strange(wanted: Sequence[Reached], checked: Sequence[CheckedOut], where: str) -> None:
-    """Refuse nodes whose Python imports other code than is sent, whatever comes first in a path."""
+    """Raise if a node's Python would import an editable install instead of the snapshot."""
     strange = dict.fromkeys(name for answer in checked for name in answer.strange)
     if strange:
         who = listed([n.node.name for n, a in zip(wanted, checked, strict=True) if a.strange])
@@ -280,7 +283,7 @@ def refuse_strange(wanted: Sequence[Reached], checked: Sequence[CheckedOut], whe
 def report(
     wanted: Sequence[Reached], checked: Sequence[CheckedOut], tree: Tree, sent: Sequence[Sent]
 ) -> None:
-    """Say what was sent to whom, and what of the nodes' own is linked in."""
+    """Print which files were sent to which nodes, and which of their directories are linked in."""
     files = max((len(each.sent) for each in sent), default=0)
     news = f"; {plural(files, 'file')} sent, {size(max(s.size for s in sent))}" if files else ""
     about = f"code {tree.digest[:12]} ({plural(tree.files, 'file')}, {size(tree.size)})"
@@ -297,7 +300,7 @@ def report(
 
 
 def with_snapshots(nodes: Nodes, wanted: Sequence[Reached], checked: Sequence[CheckedOut]) -> Nodes:
-    """Let the nodes run in their snapshots."""
+    """Return the nodes with their snapshots as working directories."""
     new = {}
     for node, answer in zip(wanted, checked, strict=True):
         facts = node.facts.replace(

@@ -1,4 +1,4 @@
-"""Choose the nodes of an attempt, and reach those of the next: nothing of the job lives there."""
+"""Choose the nodes of the next attempt, connect to them, and end old processes of the job."""
 
 from __future__ import annotations
 
@@ -26,23 +26,29 @@ from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 log = logging.getLogger(__name__)
 
 PROOF_SECONDS = 3 * SWEEP_PATIENCE_SECONDS
-RETRY_SECONDS = 1.0  # between two tries to reach a node that is away
-RETURN_SECONDS = 3.0  # for nodes that an earlier attempt lost, where the job has too few
-AWAY_SECONDS = 3.0  # before another takes the place of a node that was there a moment ago
+# The pause between two tries to reach a node that is away.
+RETRY_SECONDS = 1.0
+# The wait for nodes that an earlier attempt lost, if the job has too few.
+RETURN_SECONDS = 3.0
+# The wait before a spare replaces a node that answered a moment ago.
+AWAY_SECONDS = 3.0
 NOTHING_LEFT = "has lost its part of the job, as with another disk"
 
 
-# -- the choice, which is pure -----------------------------------------------------------------
+# -- the choice (pure functions) ---------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A node that the next attempt could run on, and what speaks against it, as words after it."""
+    """A node that the next attempt could run on; `problem` and `rests` complete "NAME ..."."""
 
-    name: str  # as the node list has it
-    place: int | None = None  # its number in the last attempt; None: it stood by
-    problem: str = ""  # why it cannot be used: "cannot be reached: ..."
-    rests: str = ""  # why it is taken only where the job could not go on without it
+    name: str
+    # The node's index in the last attempt, None if it stood by.
+    place: int | None = None
+    # The reason why it cannot be used, e.g. "cannot be reached: ...".
+    problem: str = ""
+    # The reason to use it only if the job could not go on without it.
+    rests: str = ""
 
     @property
     def good(self) -> bool:
@@ -51,19 +57,21 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choice:
-    """The nodes of the next attempt in the order of their numbers, and the reasons in words."""
+    """The nodes of the next attempt in the order of their indices, and the reasons in words."""
 
     nodes: tuple[str, ...]
-    words: tuple[str, ...] = ()  # one line for each change; none if the nodes stay the same
-    problem: str = ""  # why there can be no next attempt; then `nodes` is empty
+    # One line for each change; empty if the nodes stay the same.
+    words: tuple[str, ...] = ()
+    # The reason why there can be no next attempt; then `nodes` is empty.
+    problem: str = ""
 
 
 def choose(candidates: Sequence[Candidate], least: int, most: int) -> Choice:
-    """Choose at least `least` and at most `most` nodes, the same as in the last attempt first.
+    """Choose `least` to `most` nodes; those of the last attempt come first.
 
-    Standing by are the candidates without a place, the preferred ones first. Nodes that stay keep
-    their order, and a spare gets the place of the node that it replaces: then the ranks of those
-    that stay find their shards and memory copies where they left them.
+    Candidates without a place are spares, in order of preference. Nodes that stay keep their
+    order, and a spare gets the index of the node that it replaces. So the ranks of nodes that stay
+    find their shards and in-memory copies where they left them.
     """
     last = {node.place: node for node in candidates if node.place is not None}
     seats = {place: node if node.good else None for place, node in sorted(last.items())}
@@ -72,7 +80,8 @@ def choose(candidates: Sequence[Candidate], least: int, most: int) -> Choice:
             seat(node, seats, most)
     resting = [node for node in candidates if node.rests and not node.problem]
     for node in sorted(resting, key=lambda node: node.place is None):
-        seat(node, seats, least)  # only where the job could not go on without it
+        # A resting node is used only if the job could not go on without it.
+        seat(node, seats, least)
     nodes = tuple(node.name for _, node in sorted(seats.items()) if node is not None)
     if len(nodes) < max(least, 1):
         missing = [f"{node.name} {node.problem}" for node in candidates if node.problem]
@@ -83,7 +92,7 @@ def choose(candidates: Sequence[Candidate], least: int, most: int) -> Choice:
 
 
 def seat(node: Candidate, seats: dict[int, Candidate | None], most: int) -> None:
-    """Give a node a place, while there are fewer than `most`: its own, an empty one, or a new."""
+    """Assign a node its own index, an empty one or a new one, if fewer than `most` are taken."""
     if sum(taken is not None for taken in seats.values()) >= most:
         return
     empty = [place for place, taken in sorted(seats.items()) if taken is None]
@@ -92,7 +101,7 @@ def seat(node: Candidate, seats: dict[int, Candidate | None], most: int) -> None
 
 
 def changes(last: Mapping[int, Candidate], seats: Mapping[int, Candidate | None]) -> Iterator[str]:
-    """Yield a line for each place that changes hands, and why."""
+    """Yield a line with the reason for each index that has another node than before."""
     for place, node in sorted(seats.items()):
         before = last.get(place)
         against = f"{before.name} {before.problem or before.rests}" if before else ""
@@ -143,7 +152,10 @@ class Gathering:
         self.occupied: dict[str, str] = {}  # by name, who has its GPUs
 
     def run(self) -> Gathered:
-        """Return the nodes with open channels; NotBack says which are missing."""
+        """Wait for the nodes of the next attempt and return them, connected and holding their GPUs.
+
+        Raises NotBack after the node loss timeout, StoppedEarly if the user stops the job.
+        """
         patience = self.record.launch.node_loss_timeout
         began, said = time.monotonic(), False
         while True:
@@ -152,11 +164,12 @@ class Gathering:
             choice = self.choose(waited)
             log.debug("after %.1f s: %s", waited, choice.problem or choice.nodes)
             if choice.nodes:
+                # If a node's GPUs are taken, another node may take its place in the next round.
                 if self.hold(choice.nodes):
                     for line in choice.words:
                         say(line)
                     return self.gathered(choice.nodes)
-                continue  # another may take the place
+                continue
             if waited > patience:
                 fix = "bring the nodes back, or add a line with 'spare' to the node list"
                 raise NotBack(f"{choice.problem}, after {patience:.0f} s", fix)
@@ -170,8 +183,8 @@ class Gathering:
     def choose(self, waited: float) -> Choice:
         """Choose among the nodes that answer.
 
-        A lost node is looked for only where no other can take its place: to find out that it is
-        still gone takes as long as a connection may.
+        A lost node is tried only if no other can take its place: finding out that it is still
+        gone takes a whole connect timeout.
         """
         record = self.record
         least, most = restarts.bounds(record)
@@ -201,11 +214,12 @@ class Gathering:
         self.answers.update(zip((node.name for node in nodes), results, strict=True))
 
     def examine(self, node: NodeRecord) -> LivingRuns:
-        """Ask a node what of the job lives there, and whether it still has its part of it."""
+        """Ask a node which runs of the job are alive there and if it still has its job spec."""
         runs = tuple(parts_of(self.record, node.name))
         question = Living(runs=runs, part=self.record.first_part(node))
         channel = self.open.get(node.name)
-        if channel is not None:  # it hears from us by that
+        # The question also renews the node's lease on this head.
+        if channel is not None:
             try:
                 return channel.ask(question, HEAD_PATIENCE_SECONDS)
             except NodeError:
@@ -217,7 +231,7 @@ class Gathering:
         return serving(self.transport, node)
 
     def candidates(self) -> list[Candidate]:
-        """Describe the nodes of the last attempt, and then those that stand by."""
+        """Return the nodes of the last attempt as candidates, then the spares."""
         places = {node.name: place for place, node in enumerate(self.record.nodes)}
         return [
             Candidate(
@@ -230,7 +244,7 @@ class Gathering:
         ]
 
     def problem(self, node: NodeRecord) -> str:
-        """Return why a node cannot be used, in words after its name."""
+        """Return why a node cannot be used as a clause after its name, "" if it can."""
         answer = self.answers.get(node.name)
         if reason := cordons.words_of(node, self.cordoned):
             return f"is cordoned ({reason})"
@@ -259,7 +273,7 @@ class Gathering:
         return not missing
 
     def gathered(self, names: Sequence[str]) -> Gathered:
-        """Number the nodes again, each with what it has of the attempt that it began with."""
+        """Renumber the nodes; each record keeps the job and index for which its spec was sent."""
         first = self.record.attempts[0].job
         before = {
             node.name: node
@@ -279,7 +293,7 @@ class Gathering:
         return Gathered(nodes, [self.open[name] for name in names], spares)
 
     def end_what_lives(self, node: NodeRecord) -> None:
-        """End what still lives of the attempts so far on a node, and see that nothing is left."""
+        """End processes of earlier attempts on a node; raise if some do not end."""
         answer = self.answers[node.name]
         for job, index in answer.living if isinstance(answer, LivingRuns) else ():
             reason, wait = "the job is started again", SWEEP_PATIENCE_SECONDS
@@ -292,13 +306,13 @@ class Gathering:
 
 
 def refuse_if_stopped(experiment: Experiment) -> None:
-    """Raise StoppedEarly if the user has asked for the end while nothing ran."""
+    """Raise StoppedEarly if the user stopped the job while no attempt ran."""
     if interrupt.end_is_wanted() or experiment.restarts_are_forbidden:
         raise StoppedEarly("stopped by the user")
 
 
 def parts_of(record: JobRecord, name: str) -> Iterator[tuple[str, int]]:
-    """Yield the parts that a node had in the attempts so far."""
+    """Yield (job, node index) for each earlier attempt that ran on the node."""
     for attempt in record.attempts:
         for index, node in enumerate(attempt.nodes):
             if node == name:

@@ -1,6 +1,6 @@
-"""A job from its first attempt to its last: follow one, decide what comes then, start that.
+"""Follow a job from its first attempt to its last, and start the attempts in between.
 
-Stay.follow is the whole of it. A head may come in between, or leave before the end.
+Stay.follow is the main loop. A head may join a running job, or leave before its end.
 """
 
 from __future__ import annotations
@@ -31,16 +31,18 @@ from orchestrator.protocol.requests.start import Release
 from orchestrator.protocol.timing import ANSWER_SECONDS
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
-AWAY_SECONDS = 5.0  # that the end of a job may wait for nodes that were lost
+# The end of a job waits this long for nodes that were lost.
+AWAY_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class JobEnding:
-    """How a head's stay with a job has ended: with the job, or before it."""
+    """The result of a head's stay with a job: the last record, run and screen."""
 
     record: JobRecord
-    run: Run | None = None  # the last attempt that was followed,
-    screen: Screen | None = None  # and where its lines were shown
+    # The last attempt that was followed, and the screen with its lines.
+    run: Run | None = None
+    screen: Screen | None = None
 
     @property
     def left(self) -> bool:
@@ -58,12 +60,15 @@ class Stay:
     view: View
     say: Say
     keys: Keyboard | None = None
-    left_behind: bool = False  # in the background, by a head that has left
-    looks_on: bool = False  # the job does not miss it when it is gone
+    # True in a background process that a head started when it left.
+    left_behind: bool = False
+    # True for an observer: the job's lease does not depend on it.
+    looks_on: bool = False
 
     def join(self, record: JobRecord) -> JobEnding:
-        """Follow a job that runs already; lines that were shown are not shown again."""
-        if record.goes_on:  # its head was lost before it could start the next attempt
+        """Follow a job that is already running; do not show lines again that were shown before."""
+        # The former head was lost before it could start the next attempt.
+        if record.goes_on:
             following = self.start_next(record, {})
             if isinstance(following, JobRecord):
                 return self.ended(JobEnding(following))
@@ -76,7 +81,7 @@ class Stay:
         )
 
     def follow(self, attempt: Running, screen: Screen) -> JobEnding:
-        """Follow an attempt, and those that come after it."""
+        """Follow an attempt and those after it, until the job is over or this head leaves."""
         while True:
             run = self.follow_one(attempt, screen)
             if run.end.left or not run.record.goes_on:
@@ -91,13 +96,14 @@ class Stay:
     def start_next(
         self, record: JobRecord, channels: Mapping[int, NodeChannel]
     ) -> Running | JobRecord:
-        """Start the next attempt of a job; return the record of one that is over instead."""
-        from orchestrator.head.start.launch import launch_again  # not for every job
+        """Start the next attempt and return it, or return the record of a job that is over."""
+        # Imported here because most jobs have only one attempt.
+        from orchestrator.head.start.launch import launch_again
 
         return launch_again(self.experiment, record, self.transport, channels)
 
     def screen_after(self, record: JobRecord) -> Screen:
-        """Return a screen for a further attempt: it begins where the one before has ended."""
+        """Return a screen for the next attempt, which skips the lines of the attempts before."""
         screen = make_screen(self.experiment, record, self.view, folds=True)
         screen.skip_to({node.index: node.log_before for node in record.nodes})
         return screen
@@ -144,7 +150,7 @@ class Stay:
         ]
 
     def ended(self, ending: JobEnding) -> JobEnding:
-        """Give back what this head held of the job."""
+        """Release the nodes if the job is over, close the channels and unlock the experiment."""
         channels = ending.run.channels if ending.run is not None else {}
         if ending.record.over and (channels or ending.record.spares):
             release(ending.record, channels, self.transport)
@@ -157,10 +163,10 @@ class Stay:
 
 
 def release(record: JobRecord, channels: Mapping[int, NodeChannel], transport: Transport) -> None:
-    """Let the nodes remove what the attempts of a job shared there; who misses it forgets it.
+    """Ask every node of the job's attempts to remove the state that they shared there.
 
-    That is every node which the job has had: one that was lost may be back. One that is away keeps
-    its state for an hour (node/job/resume_dir.py).
+    Lost nodes are asked as well, as one may be back. A node that stays away removes the state by
+    itself after an hour (node/job/resume_dir.py).
     """
     every = (*record.nodes, *record.spares)
     held = {node.name: channels[node.index] for node in record.nodes if node.index in channels}

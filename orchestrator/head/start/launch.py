@@ -1,8 +1,8 @@
 """Start a job: reach its nodes, send the code, hold the GPUs, plan, check, start.
 
-The next attempt of a job is the same line with a past (launch_again): each node has the program,
-the code and the environment with its secrets from the attempt before, so that any head can start
-it, and is told only its place among the others.
+The next attempt of a job takes a shorter way (launch_again): each node still has the program, the
+code and the environment with its secrets from the attempt before. It receives only its placement
+(node index, ranks, master). So any head can start the next attempt.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ IN_DOUBT = (
 )
 
 
-# -- the line ---------------------------------------------------------------------------------
+# -- the first attempt ------------------------------------------------------------------------
 
 
 def launch(request: LaunchRequest, queued: Callable[[], None] = lambda: None) -> Running:
-    """Start a job on all of its nodes or on none; `queued` is called once it waits for them."""
+    """Start a job on all of its nodes or on none; call `queued` before waiting for a turn."""
     job_log.hold(request.secrets)
     log.info("launches %s from %s", request.target.name or "the engine", request.directory)
     if request.config.launch.after:
@@ -102,7 +102,7 @@ def launch(request: LaunchRequest, queued: Callable[[], None] = lambda: None) ->
 
 
 def rehearse(request: LaunchRequest) -> Plan:
-    """Plan a job as a launch would; nothing is sent to the nodes, held or started there."""
+    """Plan a job as a launch would; send no code, and hold or start nothing on the nodes."""
     request, nodes = expect_code(request, reach_all(request))
     request = as_held(request, nodes)
     nodes = selection.choose(request, nodes, hold=False)
@@ -124,7 +124,7 @@ def hold(
 
 
 def as_held(request: LaunchRequest, nodes: Nodes) -> LaunchRequest:
-    """Return the launch as it holds GPUs: a scheduler's nodes are held by the scheduler."""
+    """Return the launch without claims if its nodes come from a scheduler, which holds the GPUs."""
     return request if isinstance(nodes.source, ListedNodes) else without_claims(request)
 
 
@@ -134,12 +134,13 @@ def held_now(request: LaunchRequest, nodes: Nodes) -> tuple[LaunchRequest, Nodes
 
 
 def create(request: LaunchRequest, nodes: Nodes) -> Experiment:
-    """Make the directory of a job; it is removed where the job cannot be started."""
+    """Create the directory of a job; an interrupt before the job is recorded removes it."""
     if request.payload is not None:
         check_python(nodes.probed)
     interrupt.hold()
     experiment = nodes.source.experiment(request.where.experiments, request.config.launch.name)
-    interrupt.undo_with(experiment.discard)  # until the job is recorded
+    # This holds until the job is recorded.
+    interrupt.undo_with(experiment.discard)
     interrupt.answer_now()
     job_log.keep_in(experiment.head_log)
     return experiment
@@ -159,7 +160,7 @@ def discarded_on_error(experiment: Experiment) -> Iterator[None]:
 def start(prepared: Prepared, starting: JobRecord, first: Placement) -> Running:
     """Start a job that was recorded, and describe it in its manifest.
 
-    `first` is the place of its first node, where ranks and supervisors meet.
+    `first` is the placement of its first node, which has the ports of ranks and supervisors.
     """
     request, nodes, planned = prepared.request, prepared.nodes, prepared.plan
     prepared.times["recorded"] = time.time()
@@ -168,7 +169,8 @@ def start(prepared: Prepared, starting: JobRecord, first: Placement) -> Running:
     announce(planned)
     say(f"logs in {output.path(prepared.experiment.logs)}")
     try:
-        logs = open_logs(prepared.experiment, starting.nodes)  # after the start it is too late
+        # The logs are opened first: after the start an error here would come too late.
+        logs = open_logs(prepared.experiment, starting.nodes)
         if request.payload is not None:
             deliver(nodes.reached, planned, request.payload)
         channels = [node.channel for node in nodes.reached]
@@ -191,7 +193,9 @@ def start(prepared: Prepared, starting: JobRecord, first: Placement) -> Running:
         log.info("the job could not be started: %s", error)
         record.record_failure(prepared.experiment, starting, error)
         raise
-    finally:  # not before the start: YAML takes 20 ms, git 10 ms, and seconds in a large tree
+    finally:
+        # The manifest is written after the start: YAML takes 20 ms, git 10 ms or, in a large
+        # tree, seconds.
         for spare in nodes.spares:
             spare.channel.connection.close()
         if problem := record.describe(prepared):
@@ -201,9 +205,9 @@ def start(prepared: Prepared, starting: JobRecord, first: Placement) -> Running:
 
 
 def stand_by(prepared: Prepared, spares: Sequence[Reached]) -> list[NodeRecord]:
-    """Send each spare its part if the job may be started again; return those that have it.
+    """Send each spare its job spec if restarts are allowed; return the spares that have it.
 
-    Only the launch can: no record has the values of secrets.
+    Only the first launch can do so, as no record has the values of secrets.
     """
     request = prepared.request
     if not (request.config.launch.max_restarts and spares):
@@ -229,7 +233,7 @@ def stand_by(prepared: Prepared, spares: Sequence[Reached]) -> list[NodeRecord]:
 
 
 def check_python(nodes: Sequence[ProbedNode]) -> None:
-    """Refuse nodes with another Python: a pickled function is bytecode of this one."""
+    """Raise if a node has another Python version: a pickled function is bytecode of this one."""
     mine = ".".join(map(str, sys.version_info[:2]))
     others = [
         f"{node.name} ({node.facts.python_version}, {node.facts.python})"
@@ -246,7 +250,7 @@ def check_python(nodes: Sequence[ProbedNode]) -> None:
 
 
 def deliver(reached: Sequence[Reached], plan: Plan, directory: Path) -> None:
-    """Send to all nodes before the first one starts, so that none waits for a slower one's data."""
+    """Send the payload to all nodes before the first one starts, so that no rank waits for it."""
     tree = of_files(directory, lambda _: 0o600)
     places = [RemoteDir(kind=HANDED, job=plan.job, node=part.index) for part in plan.nodes]
     results = send_to_all([node.channel for node in reached], places, tree)
@@ -255,20 +259,21 @@ def deliver(reached: Sequence[Reached], plan: Plan, directory: Path) -> None:
 
 
 def announce(plan: Plan) -> None:
-    """Say what is about to start."""
+    """Print the notes of the plan, then the nodes, ranks, master and kind of start."""
     for note in plan.notes:
         say(note)
     node = plan.nodes[0]
     count = int(node.env["NNODES"])
     ranks = f"{plural(count, 'node')}, {plural(plan.world_size, 'rank')}"
-    if len(plan.nodes) < count:  # started by hand: the others are started elsewhere
+    # With run-node, the other nodes are started by hand elsewhere.
+    if len(plan.nodes) < count:
         own = f"ranks {node.first_rank} to {node.last_rank}"
         own = own if node.nproc > 1 else f"rank {node.first_rank}"
         ranks = f"node {node.index} of {count}: {own} of {plan.world_size}"
     say(f"{ranks}, master {plan.master}, {plan.start} start")
 
 
-# -- the line with a past -----------------------------------------------------------------------
+# -- the next attempts --------------------------------------------------------------------------
 
 
 def launch_again(
@@ -277,7 +282,7 @@ def launch_again(
     transport: Transport,
     channels: Mapping[int, NodeChannel],
 ) -> Running | JobRecord:
-    """Start attempts until one runs, and return it; or the record of a job that is over."""
+    """Start attempts until one runs and return it, or return the record of a job that is over."""
     gathering = Gathering(experiment, ended, transport, channels)
     while True:
         gathered = Gathered(ended.nodes, (), ended.spares)
@@ -309,14 +314,15 @@ def launch_again(
 def bring_saved(
     experiment: Experiment, transport: Transport, ended: JobRecord, gathered: Gathered
 ) -> None:
-    """Give the nodes what they lack of what the job's master wrote."""
-    if ended.engine:  # its ranks bring each other their checkpoints
+    """Send the nodes the files of the job's master that they lack."""
+    # The engine's ranks send each other their checkpoints.
+    if ended.engine:
         return
     spares = {node.name: node for node in gathered.spares if node.state != "lost"}
     opened: list[JobPeer] = []
 
     def reach(name: str) -> JobPeer | None:
-        """Connect to a node that the next attempt leaves; None if it is not there."""
+        """Connect to a node that the next attempt does not use; return None if it is away."""
         if name not in spares:
             return None
         with contextlib.suppress(OrchestratorError):
@@ -349,7 +355,7 @@ def start_again(
     starting = record.record_again(experiment, ended, nodes, spares, ports.port, line)
     logs = open_logs(experiment, starting.nodes)
     refuse_if_stopped(experiment)
-    # With how many ranks the job began: those that it has now keep its batch.
+    # The ranks are told how many there were in the first attempt, to keep the global batch size.
     nproc = {node.name: node.nproc for node in (*starting.nodes, *starting.spares)}
     ranks = sum(nproc[name] for name in starting.attempts[0].nodes)
     address = starting.nodes[0].address
@@ -363,7 +369,7 @@ def start_again(
 
 
 def take_ports(ended: JobRecord, gathered: Gathered) -> TakenPorts:
-    """Take fresh ports on the first node: a straggler must not meet the new ranks."""
+    """Reserve new ports on the first node: a straggler must not connect to the new ranks."""
     chosen = ended.launch.master_port
     before = int(ended.master.rpartition(":")[2] or DEFAULT_PORT)
     after = before + 1 if before < LAST_PORT else DEFAULT_PORT
@@ -378,11 +384,11 @@ def take_ports(ended: JobRecord, gathered: Gathered) -> TakenPorts:
     return ports
 
 
-# -- of all attempts --------------------------------------------------------------------------
+# -- common to all attempts -------------------------------------------------------------------
 
 
 class NotStarted(NodeError):
-    """Raised where a node has not started its part; `nodes` are as the start has left them."""
+    """A node did not start its part of the job; `nodes` has the records after the failed start."""
 
     def __init__(
         self,
@@ -400,7 +406,7 @@ class NotStarted(NodeError):
 def start_all(
     starting: JobRecord, channels: Sequence[NodeChannel], orders: Sequence[Start]
 ) -> None:
-    """Start all parts at once; if one cannot start, end the others again, and raise."""
+    """Start the supervisors of all nodes at once; if one fails, end the others and raise."""
     parts = list(zip(channels, orders, starting.nodes, strict=True))
     log.info("starts the supervisors of %s", starting.job)
 
@@ -419,7 +425,7 @@ def start_all(
         raise_if_stopped(results)
         failed, lost = list[tuple[NodeRecord, OrchestratorError]](), set[str]()
         for node, result, answer in zip(starting.nodes, results, ended, strict=True):
-            # What did not say that it had not started may have.
+            # A node that did not decline may have started its part.
             begun = isinstance(result, StartedHere | NodeError) and not isinstance(result, Declined)
             if isinstance(answer, OrchestratorError) and begun:
                 lost.add(node.name)
@@ -431,7 +437,7 @@ def start_all(
 
 
 def say_how_warm(nodes: Sequence[NodeRecord], started: Sequence[StartedHere]) -> None:
-    """Say which nodes started from warm processes, and why others did not, where that was asked."""
+    """Print which nodes started from warm processes, and why others that should have did not."""
     pairs = list(zip(nodes, started, strict=True))
     warm = [node.name for node, answer in pairs if answer.warm.warm]
     if warm:
@@ -441,7 +447,7 @@ def say_how_warm(nodes: Sequence[NodeRecord], started: Sequence[StartedHere]) ->
 
 
 def raise_if_stopped(results: Sequence[object]) -> None:
-    """Raise what a node says to a head that goes on starting a job after it was stopped."""
+    """Raise StoppedEarly if a node declined because the job was stopped by another head."""
     for result in results:
         if isinstance(result, Declined) and result.kind == STOPPED:
             raise StoppedEarly(result.what)

@@ -1,4 +1,4 @@
-"""Find the nodes of a launch, reach them all at once, and learn what each of them is."""
+"""Find the nodes of a launch, connect to all of them at once, and collect facts on each."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class NodeSource(Protocol):
     def experiment(self, root: Path, name: str) -> Experiment: ...
 
     def mark(self, record: JobRecord) -> JobRecord:
-        """Note in the record what is needed to find the nodes again."""
+        """Return the record with the fields that a later command needs to find the nodes again."""
         ...
 
 
@@ -74,11 +74,11 @@ class ListedNodes:
 
 @dataclass(frozen=True)
 class Bounds:
-    """How many nodes a job has, and which of the list it does not get."""
+    """The least and most nodes of a job, and the nodes of the list that are cordoned."""
 
     least: int
     most: int
-    passed_over: tuple[tuple[Node, Cordon], ...] = ()  # they are cordoned
+    passed_over: tuple[tuple[Node, Cordon], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,12 +89,17 @@ class Nodes:
     transport: Transport
     reached: tuple[Reached, ...]
     lost: tuple[tuple[Node, OrchestratorError], ...] = ()
-    spares: tuple[Reached, ...] = ()  # they stand by
-    at: float = 0.0  # when all had answered
-    scan: Scan | None = None  # of the code that they run
-    bounds: Bounds | None = None  # until the nodes of the job are chosen from those reached
-    master: str = ""  # the node that was asked for free ports
-    notes: tuple[str, ...] = ()  # which nodes were passed over, and why
+    spares: tuple[Reached, ...] = ()
+    # The time at which all nodes had answered.
+    at: float = 0.0
+    # The scan of the code that they run.
+    scan: Scan | None = None
+    # The bounds are removed once the nodes of the job are chosen from the reached ones.
+    bounds: Bounds | None = None
+    # The name of the node that was asked for free ports.
+    master: str = ""
+    # Lines for the user on the nodes that were skipped, each with the reason.
+    notes: tuple[str, ...] = ()
 
     @property
     def probed(self) -> list[ProbedNode]:
@@ -102,7 +107,7 @@ class Nodes:
 
 
 def source_of(request: LaunchRequest) -> NodeSource:
-    """Take the nodes of the list, or Slurm's where they are asked for or there is no list."""
+    """Return the node list, or the Slurm allocation if it is requested or there is no list."""
     asked, where = request.nodes_from, request.where
     listed = where.nodes is not None or where.node_list.exists()
     if asked == "slurm" or (asked is None and not listed):
@@ -115,7 +120,7 @@ def source_of(request: LaunchRequest) -> NodeSource:
 
 
 def reach_all(request: LaunchRequest) -> Nodes:
-    """Reach the nodes that a job can run on, spares last; it is an error if too few answer."""
+    """Connect to the nodes that a job can run on, spares last; raise if too few answer."""
     source = source_of(request)
     listed, bounds = candidates(source.nodes, request.config.launch, cordons.read())
     nodes = reach_these(request, source, listed)
@@ -128,7 +133,7 @@ def reach_all(request: LaunchRequest) -> Nodes:
 
 
 def try_all(request: LaunchRequest, settle: Callable[[Node, Launch], Node] | None = None) -> Nodes:
-    """Reach every node that answers, the spares last, and learn what it is."""
+    """Connect to every node that answers, spares last, and collect its facts."""
     source = source_of(request)
     return reach_these(request, source, spares_last(source.nodes), settle)
 
@@ -136,7 +141,7 @@ def try_all(request: LaunchRequest, settle: Callable[[Node, Launch], Node] | Non
 def candidates(
     nodes: Sequence[Node], launch: Launch, cordoned: Mapping[str, Cordon]
 ) -> tuple[list[Node], Bounds]:
-    """Return the nodes that a job can run on, the preferred ones first, and how many it has."""
+    """Return the nodes that a job can run on, preferred ones first, and the job's bounds."""
     active = sum(not node.spare for node in nodes)
     least, most = launch.node_counts or (active, active)
     if least > len(nodes):
@@ -175,13 +180,14 @@ def reach_these(
     nodes: Sequence[Node],
     settle: Callable[[Node, Launch], Node] | None = None,
 ) -> Nodes:
-    """Reach all of these nodes at once; the first is asked for free ports, as it is the master."""
+    """Connect to all of these nodes at once; ask the first, the master, for free ports."""
     launch = request.config.launch
     transport = source.transport(launch.connect_timeout)
     notes = [] if settle else note_remembered(nodes, launch)
     nodes = [(settle or settled)(node, launch) for node in nodes]
     probe = probe_of(request, transport, nodes)
-    port = None if launch.queue else port_request(request, len(nodes))  # else when it is its turn
+    # With --queue the ports are requested when it is the launch's turn.
+    port = None if launch.queue else port_request(request, len(nodes))
     with marker(request.directory) as path:
 
         def reach_node(node: Node) -> Reached:
@@ -204,7 +210,7 @@ def reach_these(
 
 
 def probe_of(request: LaunchRequest, transport: Transport, active: Sequence[Node]) -> Probe:
-    """Return the question for the facts of the nodes of a launch."""
+    """Return the request for the facts of a launch's nodes."""
     return Probe(
         cwd=str(request.directory),
         workdir=request.config.launch.workdir,
@@ -215,7 +221,7 @@ def probe_of(request: LaunchRequest, transport: Transport, active: Sequence[Node
 
 
 def port_request(request: LaunchRequest, nodes: int) -> PortWish:
-    """Return the question for a port on the first of so many nodes."""
+    """Return the request for a port on the first node of a job with `nodes` nodes."""
     launch = request.config.launch
     chosen = launch.master_port
     return PortWish(
@@ -226,7 +232,7 @@ def port_request(request: LaunchRequest, nodes: int) -> PortWish:
 
 
 def with_master(request: LaunchRequest, nodes: Nodes, chosen: Sequence[Reached]) -> list[Reached]:
-    """Let the first of these be the master: ask it for ports, and all for their way to it."""
+    """Return the nodes with the first as master: with its ports and each node's route to it."""
     probe = probe_of(request, nodes.transport, [node.node for node in chosen])
     port = port_request(request, len(chosen))
     asked = [
@@ -248,7 +254,7 @@ def with_master(request: LaunchRequest, nodes: Nodes, chosen: Sequence[Reached])
 
 
 def settled(node: Node, launch: Launch) -> Node:
-    """Return a node with the environment that a launch gives to those that name none."""
+    """Return the node with the launch's Python, activation and wrapper if it names none itself."""
     return replace(
         node,
         python=node.python or launch.python,
@@ -258,13 +264,13 @@ def settled(node: Node, launch: Launch) -> Node:
 
 
 def remembered(node: Node, launch: Launch) -> str:
-    """Return the activation that bootstrap left for this node, where nothing names another."""
+    """Return the activation that bootstrap recorded for this node, unless another one is named."""
     named = (node.activate, launch.activate, node.python, launch.python, node.wrap, launch.wrap)
     return "" if any(named) else environment.remembered(node)
 
 
 def note_remembered(nodes: Sequence[Node], launch: Launch) -> list[str]:
-    """Return a note on nodes that run in an environment which the user did not name."""
+    """Return a note on the nodes that run in the environment made by bootstrap."""
     names = [node.name for node in nodes if remembered(node, launch)]
     return [
         f"{listed(names)} {'runs' if len(names) == 1 else 'run'} in the environment that"
@@ -273,9 +279,9 @@ def note_remembered(nodes: Sequence[Node], launch: Launch) -> list[str]:
 
 
 def peers(transport: Transport, active: Sequence[Node]) -> list[str]:
-    """List the hosts to which every node looks for a route: the master, and all numeric ones.
+    """Return the hosts to which every node looks up a route: the master and all numeric ones.
 
-    Names are left to the doctor: a name server that does not answer would hold up the launch.
+    The doctor checks host names: a name server that does not answer would delay the launch.
     """
     first, *others = (transport.host_of(node) for node in active)
     return list(dict.fromkeys([first, *filter(is_address, others)]))

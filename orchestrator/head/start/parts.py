@@ -1,6 +1,6 @@
-"""Turn a launch into what its nodes are sent: the plan, each node's part, its place in an attempt.
+"""Build the plan of a launch, and from it each node's job spec and its placement in an attempt.
 
-A part is all that stays the same from one attempt to the next. A place is the rest.
+A spec stays the same from one attempt to the next. A placement is new in each attempt.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Prepared:
     nodes: Nodes
     experiment: Experiment
     plan: Plan
-    times: dict[str, float] = field(default_factory=dict)  # when each step of the start was done
+    # The time at which each step of the start was done.
+    times: dict[str, float] = field(default_factory=dict)
 
 
 def make_plan(
@@ -68,7 +69,7 @@ def make_plan(
 
 
 def spare_plan(prepared: Prepared, node: Reached, index: int) -> NodePlan:
-    """Plan the job as if the node were its last; its place is decided by an attempt."""
+    """Plan a spare as if it were the job's last node; a later attempt decides its placement."""
     request, port = prepared.request, prepared.plan.master_port
     known = (*prepared.nodes.probed[:-1], node.probed)
     planned = plan.make(
@@ -86,7 +87,7 @@ def spare_plan(prepared: Prepared, node: Reached, index: int) -> NodePlan:
 
 
 def warned(planned: Plan, probed: Sequence[ProbedNode]) -> Plan:
-    """Warn of variables that fit nothing on a node, or that nothing reads, after the hook."""
+    """Return the plan with warnings on variables that match no device or that nothing reads."""
     notes = nccl_env.warnings(zip(probed, planned.nodes, strict=True))
     environments = [machine.facts.environment for machine in probed]
     if any("NCCL_TIMEOUT" in env for env in (*environments, *(node.env for node in planned.nodes))):
@@ -98,7 +99,7 @@ def warned(planned: Plan, probed: Sequence[ProbedNode]) -> Plan:
 
 
 def after_hook(plan: Plan, reached: Sequence[Reached], request: LaunchRequest) -> Plan:
-    """Run the hook on these nodes of the plan; what it exports wins over what was computed."""
+    """Run the hook on these nodes; return the plan with its exports, which override the plan's."""
     if not request.hook:
         return plan
     log.info("runs the hook on %d nodes", len(plan.nodes))
@@ -113,7 +114,7 @@ def after_hook(plan: Plan, reached: Sequence[Reached], request: LaunchRequest) -
 
 
 def changed(node: NodePlan, answer: Hooked) -> NodePlan:
-    """Change a node's environment as its hook did, but for its identity and what was typed."""
+    """Return the node with its hook's variables, except the node's identity and typed options."""
     fixed = {s.name for s in node.settings if s.why.startswith(("identifies the node", "--"))}
     new = [
         EnvSetting(name, value, "the hook", yours=True)
@@ -129,12 +130,12 @@ def changed(node: NodePlan, answer: Hooked) -> NodePlan:
 
 
 def patience(launch: Launch) -> float:
-    """Return for how long a node may take to start its part: as long as to answer at all."""
+    """Return the seconds that a node may take to start its part: at least the connect timeout."""
     return max(START_PATIENCE_SECONDS, launch.connect_timeout)
 
 
 def part(request: LaunchRequest, plan: Plan, node: NodePlan) -> Spec:
-    """Return a node's part of the job; `places` says where it is among the others."""
+    """Return a node's job spec; its placement among the others comes from `places`."""
     launch = request.config.launch
     first = AttemptNumber(
         number=1,
@@ -176,7 +177,7 @@ def part(request: LaunchRequest, plan: Plan, node: NodePlan) -> Spec:
 
 
 def meet(starting: JobRecord, address: str, ports: TakenPorts) -> Placement:
-    """Return the first node's place in an attempt: there its ranks and its supervisors meet."""
+    """Return the first node's placement, with the master ports of ranks and supervisors."""
     return Placement(
         job=starting.job,
         node=0,
@@ -191,7 +192,7 @@ def meet(starting: JobRecord, address: str, ports: TakenPorts) -> Placement:
 
 
 def places(starting: JobRecord, first: Placement, ranks: int) -> list[Placement]:
-    """Return the place of each node in an attempt of a job that began with so many ranks."""
+    """Return the placements of an attempt; `ranks` is the number of ranks in the first attempt."""
     limit = left_of(starting)
     known = starting.nodes if starting.launch.ranks_know_hosts else ()
     hosts = tuple(node.address for node in known)
@@ -221,7 +222,7 @@ def places(starting: JobRecord, first: Placement, ranks: int) -> list[Placement]
 
 
 def left_of(starting: JobRecord) -> float:
-    """Return the seconds that are left of the job's time limit; 0 where it has none."""
+    """Return the seconds that are left of the job's time limit, 0 if it has none."""
     written = starting.launch.time_limit
     limit = parse_seconds("--time-limit", written) if written else 0.0
     if not limit or not starting.attempts:

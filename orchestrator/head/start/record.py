@@ -1,4 +1,4 @@
-"""Write down a launch: job.json, config.yaml and manifest.json."""
+"""Write the files that describe a launch: job.json, config.yaml and manifest.json."""
 
 from __future__ import annotations
 
@@ -37,12 +37,13 @@ from orchestrator.protocol import message
 from orchestrator.records import experiment
 from orchestrator.records.experiment import NOTIFY, Experiment, JobRecord, NodeRecord
 
-TREE_SECONDS = 1.0  # for what is still being read when the job has started
+# The manifest waits this long for a scan that has not ended when the job has started.
+TREE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class Running:
-    """An attempt that runs: its channels may have to be opened, its logs are open."""
+    """A running attempt with open logs; a channel that is None has yet to be opened."""
 
     experiment: Experiment
     transport: Transport
@@ -52,7 +53,7 @@ class Running:
 
 
 def first_record(prepared: Prepared) -> JobRecord:
-    """Describe a job that is about to start, without the secrets of its command line."""
+    """Return the record of a job that is about to start; its command line is redacted."""
     request, plan = prepared.request, prepared.plan
     config = request.where.ssh_config
     return JobRecord(
@@ -71,12 +72,12 @@ def first_record(prepared: Prepared) -> JobRecord:
 
 
 def shown_command(request: LaunchRequest) -> list[str]:
-    """Return the command line without secrets: those that are known by value go first."""
+    """Return the command line without secrets: first those known by value, then by pattern."""
     return redact.redacted_command(hiding.hide(list(request.command), request.secrets))
 
 
 def node_record(node: NodePlan) -> NodeRecord:
-    """Describe a node's part as it is needed to find it again."""
+    """Return the record of a node, with what a later command needs to connect to it."""
     return NodeRecord(
         index=node.index,
         name=node.node.name,
@@ -94,13 +95,17 @@ def node_record(node: NodePlan) -> NodeRecord:
 
 
 def needed_by_python(activate: str | None) -> str | None:
-    """Return what a later visit has to activate: the Python of a venv starts by its path alone."""
+    """Return the activation that a later connection needs; a venv's Python needs only its path."""
     return None if activate and activate.startswith(("venv:", "conda:", "bootstrap")) else activate
 
 
 def record_job(prepared: Prepared) -> JobRecord:
-    """Write the job down as one that this process follows. From here on it has to be ended."""
-    interrupt.hold()  # the run answers
+    """Lock the experiment, write and return its signed record.
+
+    From here on an interrupt no longer removes the experiment: the job has to be ended.
+    """
+    # From here on the run handles interrupts.
+    interrupt.hold()
     interrupt.undo_with(None)
     experiment = prepared.experiment
     experiment.lock()
@@ -119,11 +124,13 @@ def record_job(prepared: Prepared) -> JobRecord:
 
 
 def record_failure(place: Experiment, record: JobRecord, error: OrchestratorError) -> None:
-    """Record that the job could not be started, or was stopped before it had."""
-    from orchestrator.head.follow.notify import notifier_of  # most starts go well
+    """Record and notify that the job could not be started, or was stopped before it started."""
+    # Imported here because most starts succeed and do not need it.
+    from orchestrator.head.follow.notify import notifier_of
 
     failed = not_started(record, error)
-    with contextlib.suppress(OSError):  # a full disk must not hide why it did not start
+    # A full disk must not hide why the job did not start.
+    with contextlib.suppress(OSError):
         place.write_record(failed)
     notifier = notifier_of(place, failed, say)
     notifier.over(failed)
@@ -131,13 +138,15 @@ def record_failure(place: Experiment, record: JobRecord, error: OrchestratorErro
 
 
 def not_started(record: JobRecord, error: OrchestratorError) -> JobRecord:
-    """Return the record of an attempt that came to nothing: failed, or stopped by the user."""
-    from orchestrator.head.follow import verdict  # a start that goes well does without it
+    """Return the record of an attempt that never ran: failed, or stopped by the user."""
+    # Imported here because a successful start does not need it.
+    from orchestrator.head.follow import verdict
 
     now, stopped = time.time(), isinstance(error, StoppedEarly)
     named = [node for node in record.nodes if node.name in error.names]
     if 1 < len(named) == len(record.nodes):
-        named = []  # what none of them can do is no node's fault
+        # An error that all nodes have in common is not the fault of one node.
+        named = []
     if stopped:
         cause = verdict.stopped(error.what, now)
     else:
@@ -156,11 +165,13 @@ def not_started(record: JobRecord, error: OrchestratorError) -> JobRecord:
 
 
 def has_started(place: Experiment, record: JobRecord) -> JobRecord:
-    """Record that torchrun is on its way on every node, whoever follows the job or nobody."""
+    """Record that torchrun was started on every node, whether or not a head follows the job."""
     nodes = [replace(node, state="running") for node in record.nodes]
     record = replace(record, state="running", nodes=nodes)
-    with contextlib.suppress(OSError):  # a full disk: the head that follows it tries again
-        # Spares may be given orders, too; without any the orders are those that are signed.
+    # If the disk is full, the head that follows the job writes the record later.
+    with contextlib.suppress(OSError):
+        # New spares change the nodes that accept commands, which are signed. Without spares
+        # the signature of the starting record still holds.
         (place.write_signed if record.spares else place.write_record)(record)
     return record
 
@@ -176,7 +187,7 @@ def record_again(
     port: int,
     line: str,
 ) -> JobRecord:
-    """Write down that the next attempt starts, and a line about it into each log."""
+    """Write the signed record of the next attempt, and a line about it into each log."""
     begun = [with_line(place, as_before_a_start(node), line) for node in nodes]
     starting = replace(
         ended,
@@ -212,14 +223,15 @@ def as_before_a_start(node: NodeRecord) -> NodeRecord:
 
 
 def with_line(place: Experiment, node: NodeRecord, line: str) -> NodeRecord:
-    """Write a line into a node's log; return the record with what its files hold before it."""
+    """Append a line to a node's log; return the record with the new sizes of its files."""
     logs = NodeLogs.of(place, node)
     try:
         own_line = "" if ends_whole(logs.text.path) else "\n"
         text = f"{own_line}orchestrator: {line}\n".encode()
         size, ranks = logs.text.size, logs.ranks.size
         rest = logs.ranks.append(memoryview(f"{size} {NO_RANK}\n".encode()))
-        if rest or logs.text.append(memoryview(text)):  # a full disk: nothing of it, then
+        # On a full disk neither file keeps a part of the line.
+        if rest or logs.text.append(memoryview(text)):
             os.ftruncate(logs.text.fd, size)
             os.ftruncate(logs.ranks.fd, ranks)
     finally:
@@ -230,7 +242,7 @@ def with_line(place: Experiment, node: NodeRecord, line: str) -> NodeRecord:
 
 
 def ends_whole(path: Path) -> bool:
-    """Tell whether a file ends with the end of a line, or is empty."""
+    """Return True if the file is empty or ends with a newline."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))
@@ -238,7 +250,7 @@ def ends_whole(path: Path) -> bool:
 
 
 def given_up(record: JobRecord, error: OrchestratorError) -> JobRecord:
-    """Return the record of a job whose nodes are not all there any more."""
+    """Return the record of a job that is lost, as too few of its nodes came back."""
     last = replace(record.attempts[-1], restarted=False, why=error.what)
     return replace(
         record,
@@ -256,7 +268,7 @@ def failed_to_start(
     spares: Sequence[NodeRecord],
     error: OrchestratorError,
 ) -> JobRecord:
-    """Return the record of an attempt that came to nothing, on the nodes that it was to have."""
+    """Return the record of an attempt that could not start, on the nodes chosen for it."""
     nodes = [replace(node, ranks={}, times={}) for node in nodes]
     return not_started(
         replace(record, job=next_job(record), nodes=nodes, spares=list(spares)), error
@@ -267,7 +279,7 @@ def failed_to_start(
 
 
 def describe(prepared: Prepared) -> str:
-    """Write down config, code and nodes; return why that could not be written, or nothing."""
+    """Write config.yaml, the code archive and manifest.json; return the error text, else ""."""
     experiment, request, scan = prepared.experiment, prepared.request, prepared.nodes.scan
     config = replace(request.config, env=redact.redacted(request.config.env))
     hide = partial(hiding.hide, secrets=request.secrets)
@@ -285,7 +297,7 @@ def describe(prepared: Prepared) -> str:
 
 
 def manifest(prepared: Prepared, tree: Tree | None = None) -> dict[str, Any]:
-    """Gather what is known at launch, for whoever wants to repeat or explain this run."""
+    """Return all facts known at launch that help to repeat or explain this run."""
     request, pairs = prepared.request, zip(prepared.nodes.probed, prepared.plan.nodes, strict=True)
     origin = request.origin
     return {
@@ -303,7 +315,7 @@ def manifest(prepared: Prepared, tree: Tree | None = None) -> dict[str, Any]:
         "timeline": {**prepared.times, "nodes": [node.times for node in prepared.nodes.reached]},
         "head_environment": redact.listed(os.environ),
         "node_list": [
-            # What a line of the list leaves open is left out.
+            # Fields that a line of the list leaves open are left out.
             {name: value for name, value in message.encode(node).items() if value}
             for node in prepared.nodes.source.nodes
         ],

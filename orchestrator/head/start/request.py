@@ -43,20 +43,30 @@ class LaunchRequest:
     command: tuple[str, ...]
     nodes_from: str | None = None  # list or slurm
     config_file: Path | None = None
-    detached: bool = False  # nobody will follow it from here
-    payload: Path | None = None  # a directory that travels to the nodes beside the program
-    accelerate: Accelerate | None = None  # starts the ranks, in place of torchrun
-    begun: float = 0.0  # when the command was typed
-    origin: Origin | None = None  # of the code, where it is that of an earlier run
-    notify: tuple[str, ...] = ()  # the commands, with what is secret in them
-    notes: tuple[str, ...] = ()  # what was read from the config that is written otherwise
-    secret_files: tuple[Path, ...] = ()  # they never travel with the code
-    directory: Path = field(default_factory=Path.cwd)  # of the program
-    hook: str = ""  # the text of that file
+    # With --detach this head does not follow the job.
+    detached: bool = False
+    # A directory that is sent to the nodes beside the program.
+    payload: Path | None = None
+    # If set, Accelerate starts the ranks instead of torchrun.
+    accelerate: Accelerate | None = None
+    # The time at which the command was typed.
+    begun: float = 0.0
+    # The earlier run whose code is used, for a rerun.
+    origin: Origin | None = None
+    # The notify commands, secrets included.
+    notify: tuple[str, ...] = ()
+    # Notes on outdated spellings in the config file.
+    notes: tuple[str, ...] = ()
+    # These files are never sent with the code.
+    secret_files: tuple[Path, ...] = ()
+    # The working directory of the program.
+    directory: Path = field(default_factory=Path.cwd)
+    # The text of the hook file.
+    hook: str = ""
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """Return what is hidden in all that is written down or said of this launch."""
+        """Return the values that are hidden in all records and messages of this launch."""
         env = self.config.env.items()
         of_config = [value for name, value in env if hiding.is_secret(name, value)]
         of_options = [setting.value for setting in self.env if setting.secret]
@@ -64,7 +74,7 @@ class LaunchRequest:
 
 
 def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) -> LaunchRequest:
-    """Read the config and let the options win over it. `command` is shown in the record."""
+    """Return the request of a launch; options win over the config, `command` goes to the record."""
     target, env = target_of(arguments), variables.given(arguments, os.environ)
     file = arguments.config_file
     if file is None and target.kind == "engine" and arguments.payload is None:
@@ -111,9 +121,9 @@ def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) ->
 
 
 def without_claims(request: LaunchRequest) -> LaunchRequest:
-    """Return a launch on nodes that a scheduler has given to this job alone.
+    """Return the launch without claims and queue, for nodes that a scheduler allocated to it.
 
-    What numbers GPUs have there is the scheduler's own matter.
+    There the scheduler assigns the GPUs.
     """
     launch = replace(request.config.launch, claim="none", queue=False)
     return replace(request, config=replace(request.config, launch=launch))
@@ -136,9 +146,9 @@ def target_of(arguments: LaunchArguments) -> ProgramTarget:
 
 
 def without_python(program: Sequence[str]) -> ProgramTarget:
-    """Take `python train.py` and `python -m pkg` for what they run: each rank is a Python anyway.
+    """Return the target of a program line; `python train.py` becomes train.py, as ranks run Python.
 
-    A Python that is named by its path, or has options but -u, is a program as any other.
+    A Python that is named by its path, or that has options other than -u, stays a program.
     """
     first, *rest = program
     if first in ("python", "python3") and rest and not Path(first).exists():
@@ -151,7 +161,7 @@ def without_python(program: Sequence[str]) -> ProgramTarget:
 
 
 def refuse_a_setting(name: str) -> None:
-    """Say how settings and variables are given here; others take them as they stand."""
+    """Raise with a hint to --set or --env if the program's name looks like a NAME=VALUE setting."""
     key, equals, _ = name.partition("=")
     if equals and key.replace(".", "").isidentifier() and not Path(name).exists():
         option = "--env" if key.isupper() else "--set"

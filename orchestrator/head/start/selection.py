@@ -1,6 +1,6 @@
-"""Say which nodes are fit for a job, and choose among them: in the place of an unfit one, a spare.
+"""Check which nodes are fit for a job and choose among them; a spare replaces an unfit node.
 
-The doctor and the check before each start ask the same.
+The doctor and the check before each start use the same examination.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ from orchestrator.records import cordons
 
 log = logging.getLogger(__name__)
 
-IN_THE_PLAN = ("port",)  # what the notes of the plan say anyhow
-OF_THE_JOB = ("port", "names")  # findings that another node would not change
+# The notes of the plan contain the findings of these checks.
+IN_THE_PLAN = ("port",)
+# Findings of these checks would be the same on another node.
+OF_THE_JOB = ("port", "names")
 
 
 def choose(request: LaunchRequest, nodes: Nodes, *, hold: bool) -> Nodes:
-    """Leave the nodes of the job in `reached`, and those that stand by in `spares`.
+    """Return `nodes` with the chosen ones in `reached` and those that stand by in `spares`.
 
-    With `hold` the job's GPUs are held from now on.
+    With `hold` the job's GPUs are held, and connections to the nodes left over are closed.
     """
     bounds = nodes.bounds
     if bounds is None:
@@ -60,7 +62,8 @@ def choose(request: LaunchRequest, nodes: Nodes, *, hold: bool) -> Nodes:
     notes += [f"{name} cannot be a spare: {reason}" for name, reason in bad_spares.items()]
     if chosen[0].node.name != nodes.master:
         chosen = with_master(request, nodes, chosen)
-    if hold:  # While a job runs, it waits nowhere for its turn.
+    if hold:
+        # Closing the connection removes the queue entry on a node that the job does not use.
         kept = {node.node.name for node in (*chosen, *spares)}
         for node in nodes.reached:
             if node.node.name not in kept:
@@ -78,10 +81,10 @@ def choose(request: LaunchRequest, nodes: Nodes, *, hold: bool) -> Nodes:
 def fit_for(
     request: LaunchRequest, nodes: Nodes, bounds: Bounds, hold: bool
 ) -> tuple[dict[str, str], Hold, list[Reached]]:
-    """Return the nodes that others replace and why, what is held of the rest, and the chosen.
+    """Return the unfit nodes with reasons, the claims that are held, and the chosen nodes.
 
-    Where there are too few others, the first ones are chosen as they are: the check before the
-    start names what is wrong. But GPUs that others have are no matter of a check.
+    If too few nodes are fit, the first ones are chosen as they are: the check before the start
+    names what is wrong. If GPUs are taken by others, Occupied is raised instead.
     """
     known = {node.node.name: node for node in nodes.reached}
     unfit: dict[str, str] = {}
@@ -110,7 +113,7 @@ def fit_for(
 
 
 def problems(request: LaunchRequest, nodes: Nodes, some: Sequence[Reached]) -> dict[str, str]:
-    """Return those of these nodes that the quick check refuses, and why."""
+    """Return the reasons by name of the nodes that the quick check refuses."""
     if request.config.launch.check == "none" or not some:
         return {}
     diagnosis = diagnose(request, replace(nodes, reached=tuple(some), lost=()), full=False)
@@ -130,7 +133,7 @@ def marked(node: Reached, *, spare: bool) -> Reached:
 
 
 def check(request: LaunchRequest, nodes: Nodes) -> None:
-    """Raise an error with all findings if one of them would make the job fail or mislead."""
+    """Raise with all findings if one of them would make the job fail or its results wrong."""
     thoroughness = request.config.launch.check
     if thoroughness == "none":
         return
@@ -150,7 +153,7 @@ def check(request: LaunchRequest, nodes: Nodes) -> None:
 
 
 def diagnose(request: LaunchRequest, nodes: Nodes, *, full: bool) -> Diagnosis:
-    """Examine the nodes that were reached, and name the others."""
+    """Return the diagnosis of the reached nodes, with an entry for each lost one."""
     launch, kind = request.config.launch, request.target.kind
     needs = Needs(
         port=launch.master_port or DEFAULT_PORT,
@@ -172,7 +175,7 @@ def diagnose(request: LaunchRequest, nodes: Nodes, *, full: bool) -> Diagnosis:
 
 
 def fabric_of(request: LaunchRequest, nodes: Nodes) -> str:
-    """Return how NCCL's data will travel between these nodes; nothing where no plan is possible."""
+    """Return the kind of NCCL transport between these nodes, "" if no plan is possible."""
     probed = [node.probed for node in nodes.reached if not node.node.spare]
     if not probed:
         return ""
@@ -180,6 +183,7 @@ def fabric_of(request: LaunchRequest, nodes: Nodes) -> str:
     theirs = frozenset({*config.nccl.variables, *config.env, *(s.name for s in request.env)})
     try:
         chosen = nccl_transport.choose(probed, config.nccl.profile, theirs, frozenset())
-    except CheckFailed:  # which the plan says
+    except CheckFailed:
+        # The plan raises the same error later.
         return ""
     return chosen.kind

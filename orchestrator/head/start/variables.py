@@ -23,7 +23,7 @@ ASSIGNMENT = re.compile(
 
 
 def given(arguments: LaunchArguments, environ: Mapping[str, str]) -> tuple[EnvSetting, ...]:
-    """Return the variables in the order in which later ones win, each with its source."""
+    """Return the user's variables, each with its source; later ones win."""
     settings: list[EnvSetting] = []
     for path in arguments.env_file:
         for name, value in read_file(path, environ).items():
@@ -38,13 +38,13 @@ def given(arguments: LaunchArguments, environ: Mapping[str, str]) -> tuple[EnvSe
 
 
 def of_file(name: str, value: str, path: str) -> EnvSetting:
-    """Describe a variable of a file, which is where secrets are kept, whatever they are called."""
+    """Return a setting from a file; it is secret unless its value looks plain."""
     secret = hiding.is_secret(name, value) or not redact.looks_plain(name, value)
     return EnvSetting(name, value, f"--env-file {path}", yours=True, secret=secret)
 
 
 def user_env(variables: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Read --env K=V, or --env K for the value that K has here (a secret need not be typed)."""
+    """Parse --env K=V, or --env K with the value from this environment (so no secret is typed)."""
     env = {}
     for variable in variables:
         name, equals, value = variable.partition("=")
@@ -66,7 +66,7 @@ def is_name(name: str) -> bool:
 
 
 def secret_value(name: str, environ: Mapping[str, str]) -> str:
-    """Take a secret from the environment, or ask for it on the terminal without echo."""
+    """Return a secret from the environment, or prompt for it on the terminal without echo."""
     wanted, equals, _ = name.partition("=")
     if not is_name(wanted):
         raise UsageError("--secret takes the name of a variable", "write --secret NAME")
@@ -94,7 +94,7 @@ def secret_value(name: str, environ: Mapping[str, str]) -> str:
 
 
 def read_file(path: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Read a file of NAME=VALUE lines; a wrong line is an error that names it."""
+    """Read a file of NAME=VALUE lines; raise UsageError with the number of a wrong line."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -104,7 +104,7 @@ def read_file(path: str, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def parse(text: str, path: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Parse such lines; a name alone has the value that it has here."""
+    """Parse NAME=VALUE lines; a name alone takes its value from this environment."""
     env: dict[str, str] = {}
     for number, line in enumerate(map(str.strip, text.splitlines()), 1):
         if not line or line.startswith("#"):
@@ -115,7 +115,8 @@ def parse(text: str, path: str, environ: Mapping[str, str]) -> dict[str, str]:
         name, equals, literal, double, plain = found.groups()
         if not equals and name not in environ:
             raise wrong(path, number, f"{name} has no value, and is not set here")
-        if re.search(r"(?<!\\)\$\{", double or plain or ""):  # some programs replace it
+        # Some programs expand ${NAME} in such files; passing it on unchanged would surprise.
+        if re.search(r"(?<!\\)\$\{", double or plain or ""):
             raise wrong(
                 path, number, "${...} is not replaced here: write the value, or quote it by ''"
             )
@@ -127,17 +128,17 @@ def parse(text: str, path: str, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def wrong(path: str, number: int, what: str) -> UsageError:
-    """Describe a wrong line, but do not show it: it may hold a secret."""
+    """Return an error that names a wrong line without its text, which may hold a secret."""
     return UsageError(f"--env-file {path}, line {number}: {what}")
 
 
 # -- the hook ---------------------------------------------------------------------------------
 
-# A shell file of the user's that each node runs; what it exports reaches the ranks.
+# The hook is a shell file of the user that each node runs; the ranks get the variables it exports.
 
 
 def read_hook(path: str | None) -> str:
-    """Read the hook; one that has only comments is empty, and needs no shell on every node."""
+    """Return the hook's text, "" if it has only comments: then no node has to run a shell."""
     if path is None:
         return ""
     try:
@@ -149,10 +150,10 @@ def read_hook(path: str | None) -> str:
 
 
 def named_by_hook(text: str) -> frozenset[str]:
-    """List the variables that a hook names before it is run; it may set them on some nodes."""
+    """Return the NCCL variables that the hook's text mentions; it may set them on some nodes."""
     return frozenset(re.findall(r"\bNCCL_[A-Z_]+", text))
 
 
 def digest_of_hook(text: str) -> str:
-    """Return what tells one hook from another; nothing where there is none."""
+    """Return the SHA-256 digest of the hook's text, "" if there is no hook."""
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest() if text else ""
