@@ -1,11 +1,11 @@
-"""Save: sharded, atomic, checksummed, in the background.
+"""Saves checkpoints: sharded, atomic, checksummed, in the background.
 
-Every rank writes its own shards through torch.distributed.checkpoint, so a checkpoint can be read
-by any other number of ranks and any strategy. What makes one trustworthy (manifest, checksums, the
-rename that publishes it) is in orchestrator.records.checkpoint_store, which needs no torch.
+Every rank writes its own shards through torch.distributed.checkpoint, so any other number of ranks
+and any strategy can read a checkpoint. orchestrator.records.checkpoint_store writes the manifest
+with the checksums and publishes the checkpoint by a rename; it needs no torch.
 
-Where nodes share no disk, every node keeps a complete checkpoint of its own, if it holds a whole
-copy of the parameters; else its part of one, with the manifest of all, and perhaps other nodes'
+Nodes that share no disk each keep a complete checkpoint if they hold a whole copy of the
+parameters. Otherwise each keeps its part, the manifest of all, and perhaps copies of other nodes'
 parts (nodes.py). States in memory are checkpoints in a directory in memory (memory.py).
 """
 
@@ -51,14 +51,17 @@ from orchestrator.protocol.events import UNSAVED
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import Checkpoint, FileRecord, Manifest
 
-LATER_SECONDS = 1e-3  # at least, after what was saved before
-LONGEST_REPORT = 400  # the line stays under PIPE_BUF, so lines of ranks never mix
+# Each save has a later time than the save before it, by at least this.
+LATER_SECONDS = 1e-3
+# Keeps a report below PIPE_BUF, so that the lines of ranks never mix.
+LONGEST_REPORT = 400
 
 
 class Checkpoints:
     """Saves into one directory. save() returns when the state is copied; a thread writes it."""
 
-    _writing: ClassVar[dict[str, Checkpoints]] = {}  # by purpose: the last one that saved
+    # The object that saved last, by purpose.
+    _writing: ClassVar[dict[str, Checkpoints]] = {}
     in_memory = False
 
     def __init__(
@@ -78,18 +81,25 @@ class Checkpoints:
             directory, self.token, ranks, self.purpose, node_holds_all=node_holds_all
         )
         self.thread: threading.Thread | None = None
-        self.written = self.problem = ""  # what to say of the last save, set by its thread
-        self.this_save = (0, 0, 0.0)  # the step, bytes and seconds of the last one
-        self.saved: list[tuple[int, int, float]] = []  # the same of each whose end was said
-        self.in_a_row = 0  # saves that failed
-        self.reason = self.failed = ""  # why the last save failed, if it did
-        self.culprit = -1  # the rank that could not write then
-        self.newest: int | None = None  # the last step of this run that is on the disk
-        self.stalled = 0.0  # seconds for which it held up the training
+        # The thread of a save sets its messages, and its step, bytes and seconds.
+        self.written = self.problem = ""
+        self.this_save = (0, 0, 0.0)
+        # Step, bytes and seconds of all saves that were reported.
+        self.saved: list[tuple[int, int, float]] = []
+        self.in_a_row = 0  # failed saves
+        # Why the last save failed, and the rank that could not write.
+        self.reason = self.failed = ""
+        self.culprit = -1
+        # The newest step of this run on the disk.
+        self.newest: int | None = None
+        # Seconds for which the last save held up the training.
+        self.stalled = 0.0
         self.staged: dict[str, Tensor] = {}
-        self.last_saved = -1  # or tried to
-        self.unprotected = ""  # why there are no copies of the last one
-        self.known_whole = -1  # the step that was resumed from: parts up to there are of use
+        # The step of the last save, also of a failed one, and why it has no copies.
+        self.last_saved = -1
+        self.unprotected = ""
+        # The step that was resumed from: parts of checkpoints up to it are of use.
+        self.known_whole = -1
         self.run = run
         self.mirror: Mirror | None = None
         self._open()
@@ -101,7 +111,7 @@ class Checkpoints:
                 f" {plural(config.copies, 'node')} (checkpoint.copies)")  # fmt: skip
 
     def _open(self) -> None:
-        """Lock the directory, remove what a crash has left, and find out what is there."""
+        """Lock the directory, remove what a crash has left, and look for earlier checkpoints."""
         directory = self.directory
         self.locks = self.writers.publishes and not ownership.is_locked(directory)
         if not all(gather(not self.locks or ownership.lock(directory))):
@@ -110,7 +120,8 @@ class Checkpoints:
                 f"{directory} is in use: another program saves its checkpoints there",
                 "save_to= (checkpoint.directory) names another directory",
             )
-        if self.locks:  # else another store of this process may be writing
+        if self.locks:
+            # Without the lock, another store of this process may be writing.
             checkpoint_store.clean(directory, self.token)
         here = checkpoint_store.every(directory) if self.writers.publishes else []
         self.latest = max(gather(max((each.created for each in here), default=0.0)))
@@ -118,7 +129,7 @@ class Checkpoints:
         self.newest = max((each.step for each in own if each.complete or each.part), default=None)
 
     def close(self) -> None:
-        """Release the directory and the memory of the copy, once the mirror has its last one."""
+        """Release the directory and the staged copy, after the mirror has copied the last save."""
         if self.mirror is not None:
             self.mirror.close()
         self.staged.clear()
@@ -126,7 +137,7 @@ class Checkpoints:
             ownership.unlock(self.directory)
 
     def leave(self) -> None:
-        """Close on all ranks: then none of them finds a trace of the others."""
+        """Close on all ranks, and return when all of them have closed."""
         self.close()
         gather(None)
 
@@ -140,9 +151,13 @@ class Checkpoints:
         *,
         best: bool = False,
     ) -> None:
-        """Copy the state to host memory and write it; the one before has to be done first."""
+        """Copy the state to host memory and write it in a thread.
+
+        Blocks until the save before has ended and the copy is made.
+        """
         began = time.perf_counter()
-        for other in (self, Checkpoints._writing.get(self.purpose)):  # threads share its group
+        # The threads of one purpose share a process group, so they write one after another.
+        for other in (self, Checkpoints._writing.get(self.purpose)):
             if other is not None:
                 other.wait()
         Checkpoints._writing[self.purpose] = self
@@ -159,7 +174,7 @@ class Checkpoints:
             self.stalled = time.perf_counter() - began
 
     def _stage(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copy to host memory that is kept between saves: a fresh page costs more than a copy."""
+        """Copy to host memory that later saves reuse: a fresh page costs more than a copy."""
         for name, value in values.items():
             before = self.staged.get(name)
             if before is None or (before.shape, before.dtype) != (value.shape, value.dtype):
@@ -176,7 +191,7 @@ class Checkpoints:
             self.wait()
 
     def wait(self) -> str:
-        """Wait for a save, say what became of it, and return what went wrong."""
+        """Wait for the present save, report it, and return why it failed, or an empty string."""
         if self.thread is None:
             return ""
         self.thread.join()
@@ -202,9 +217,10 @@ class Checkpoints:
         return all(gather(bool(self.failed)))
 
     def _warn(self, problem: str) -> None:
-        """Warn of what was not saved and what that costs: one rank for each directory.
+        """Warn that a step is not saved. One rank of each directory does so.
 
-        The supervisor hears of the first save of several, and reports it in job.json and notices.
+        The first failed save of several in a row is also reported to the supervisor, for job.json
+        and notices.
         """
         if not self.writers.first:
             return
@@ -215,14 +231,14 @@ class Checkpoints:
             tell_supervisor(self.ranks, UNSAVED, self.culprit, self.last_saved, words)
 
     def finish(self) -> None:
-        """Wait for a save that was asked for by hand, and raise what went wrong: on all ranks."""
+        """Wait for a save that the user requested. Raise JobFailed on all ranks if it failed."""
         self.wait()
         culprit = max(gather(self.culprit if self.failed else -1))
         if culprit >= 0:
             raise self.failure(f"the checkpoint of step {self.last_saved}", culprit)
 
     def failure(self, what: str, culprit: int, fix: str = "") -> JobFailed:
-        """Return the error of a rank. The one that could not write says why, and is the cause."""
+        """Return the error of this rank. Only the culprit's error contains the reason."""
         missed = f"{what} could not be saved"
         if culprit == self.ranks.rank:
             return JobFailed(f"{missed}: {self.failed}", fix)
@@ -257,7 +273,8 @@ class Checkpoints:
             trouble = trouble_of(error, directory, index)
         try:
             troubles = gather(trouble, group)
-        except RuntimeError:  # the training ends over that
+        except RuntimeError:
+            # The training ends because of that.
             self.reason = self.problem = "another rank is gone"
             return
         if any(each.text for each in troubles):
@@ -274,7 +291,7 @@ class Checkpoints:
         self.written = f"saved step {step}: {text.size(size)} in {seconds:.2f} s"
 
     def _blame(self, troubles: Sequence[Trouble]) -> None:
-        """Name the first rank whose own fault it is, if there is one."""
+        """Set the culprit and the reason: the first rank with a fault of its own, if any."""
         first = min((t for t in troubles if t.text), key=lambda trouble: not trouble.own)
         self.culprit = self.writers.members[troubles.index(first)]
         node, host = self.ranks.nodes[self.culprit]
@@ -284,7 +301,7 @@ class Checkpoints:
     def _publish(
         self, writer: Writer, step: int, progress: Any, *, best: bool
     ) -> Mapping[str, FileRecord]:
-        """Publish what all have written, and prune."""
+        """Publish the files that all ranks have written, and prune."""
         ranks, group = self.ranks, self.writers.group
         final = checkpoint_store.final(self.directory, step)
         records = gather(writer.fs.records, group)
@@ -329,7 +346,7 @@ class Checkpoints:
         return manifest
 
     def _on_publishers(self, action: Callable[[], object]) -> None:
-        """Do it on the ranks that publish; where one cannot, all hear of it and none goes on."""
+        """Run an action on the ranks that publish. Raise JobFailed on all ranks if one fails."""
         problem = ""
         try:
             if self.writers.publishes:
@@ -348,16 +365,19 @@ class Checkpoints:
         return is_of(self.run, checkpoint.progress)
 
     def _counts(self, checkpoint: Checkpoint) -> bool:
-        """Return True if it is whole, as far as this node knows: of later parts, which a resume
-        has passed over, it does not know that."""
+        """Return True if it is complete, as far as this node knows.
+
+        A part counts only if this program saved it or it is not later than the resumed step: a
+        resume skips incomplete later ones.
+        """
         ours = checkpoint.save == self.token or checkpoint.step <= self.known_whole
         return checkpoint.complete or (checkpoint.part and ours)
 
 
 def tell_supervisor(ranks: Ranks, cause: str, who: int, step: int, text: str) -> None:
-    """Report what the rank `who` causes to this node's supervisor, where there is one.
+    """Report a problem that the rank `who` causes to this node's supervisor, if there is one.
 
-    It tells the head: nothing is saved since this step.
+    The supervisor reports to the head that nothing is saved since this step.
     """
     run = os.environ.get("ORCHESTRATOR_RUN")
     if not run:
@@ -373,7 +393,8 @@ def tell_supervisor(ranks: Ranks, cause: str, who: int, step: int, text: str) ->
         "step": step,
         "text": text[:LONGEST_REPORT],
     }
-    with contextlib.suppress(OSError):  # the supervisor is gone
+    # The supervisor may be gone.
+    with contextlib.suppress(OSError):
         pipe = os.open(Path(run, "reports"), os.O_WRONLY | os.O_NONBLOCK)
         try:
             os.write(pipe, json.dumps(line).encode("ascii") + b"\n")

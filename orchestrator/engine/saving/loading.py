@@ -1,7 +1,7 @@
-"""Load a state into model and optimizer: from disk or memory, of this node or of others.
+"""Loads a state into model and optimizer, from disk or memory, of this node or of others.
 
-Files that a node lacks come from another node, from rank to rank, into a directory of its own for
-as long as the load takes. Then torch.distributed.checkpoint reads them, whatever the layout is.
+Ranks fetch the files that their node lacks from ranks of other nodes, into a directory that exists
+during the load. Then torch.distributed.checkpoint reads them, for any layout.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ from orchestrator.records.checkpoint_parts import CheckpointCandidate, Delivery,
 from orchestrator.records.checkpoint_store import Checkpoint
 
 T = TypeVar("T")
-Damaged = tuple[int, str, str]  # node, checksum of the manifest, file
-THREADS = 4  # that verify beside the reading
+# The node, the checksum of the manifest, and the file.
+Damaged = tuple[int, str, str]
+# The number of threads that verify files during the read.
+THREADS = 4
 
 
 class Auxiliary(Protocol):
-    """Describes what is beside the model: the optimizer's state, and what a program keeps."""
+    """Prepares and restores the state beside the model: optimizers, and a program's own objects."""
 
     def prime(
         self, progress: Mapping[str, Any], saved: Mapping[str, Any]
@@ -49,7 +51,7 @@ class Auxiliary(Protocol):
 
 @dataclass(frozen=True)
 class LoadTarget:
-    """The model and optimizer that a state is loaded into, and what their program thinks of it."""
+    """The model and optimizer that a state is loaded into, and the program's check of it."""
 
     ranks: Ranks
     run: TrainingRun
@@ -59,7 +61,10 @@ class LoadTarget:
     say: Say
 
     def state(self, progress: Any, metadata: Metadata, shown: str) -> dict[str, Tensor]:
-        """Accept a state by its progress, and return the tensors that it is read into."""
+        """Check a state by its progress, and return the tensors that it is read into.
+
+        Raise CheckFailed if the program does not accept it, or if it does not fit the model.
+        """
         self.accept(progress)
         saved = metadata.state_dict_metadata
         primed = self.auxiliary.prime(progress["stepper"], saved)
@@ -85,8 +90,8 @@ def resume(
 ) -> Checkpoint | None:
     """Load the newest state that is whole and verifies. Every rank calls it.
 
-    `room` is where this node saves, and `memory` where it keeps states in memory. It is an error if
-    nodes have parts of checkpoints on disk, and no state is whole.
+    `room` is the directory where this node saves, `memory` the one for states in memory. Raise
+    CheckFailed if nodes have parts of checkpoints on disk and no state is whole.
     """
     began = time.perf_counter()
     found = search.every(find, memory, target.run, target.ranks, target.say, disk_alone=disk_alone)
@@ -113,7 +118,7 @@ def resume(
 
 
 class Loading:
-    """The load of one candidate. Every rank makes one, and calls it alike."""
+    """The load of one candidate. All ranks call the same methods in the same order."""
 
     def __init__(
         self, candidate: CheckpointCandidate, target: LoadTarget, room: Path, *, shared: bool
@@ -121,15 +126,19 @@ class Loading:
         self.candidate, self.target, self.ranks = candidate, target, target.ranks
         self.node = self.ranks.nodes[self.ranks.rank][0]
         self.members = nodes.of_nodes(self.ranks.nodes)
-        self.shared = shared  # all ranks see one directory
+        # True if all ranks see one directory.
+        self.shared = shared
         self.brought = checkpoint_store.partial(room, candidate.step, "brought")
-        self.problem = ""  # why it is passed over
+        # Why this candidate is skipped.
+        self.problem = ""
         self.damage: list[str] = []
-        self.begun = False  # the target is filled
-        self.travelled = 0  # bytes that came to any node from others
+        # True once the target is overwritten.
+        self.begun = False
+        # Bytes that all nodes together received from other nodes.
+        self.travelled = 0
 
     def load(self, began: float) -> Checkpoint | None:
-        """Fill the target; return None if the state is not whole, once it is said why."""
+        """Fill the target and return the checkpoint. If it is not whole, warn and return None."""
         try:
             while self.candidate.whole and not self.problem:
                 if loaded := self._loaded():
@@ -150,7 +159,7 @@ class Loading:
         return loaded
 
     def _loaded(self) -> Checkpoint | None:
-        """Load it, or find out what is damaged: then it may be whole without that."""
+        """Try to load it. Return None if files were damaged or could not be fetched."""
         if not self._bring({checkpoint_manifest.NAME, METADATA}):
             return None
         if self._is_damaged(
@@ -168,12 +177,13 @@ class Loading:
             return None
         if not self._verified_and_read(state, needed):
             return None
-        gather(None)  # then what was brought may go
+        # The fetched files may be removed once all ranks have read them.
+        gather(None)
         path = self.own or checkpoint_store.final(self.brought.parent, manifest.step)
         return Checkpoint(path, **vars(manifest))
 
     def _verified_and_read(self, state: Mapping[str, Tensor], needed: set[str]) -> bool:
-        """Fill the state, while threads sum up the files that it is read from."""
+        """Fill the state, while threads verify the files. Return False if one is damaged."""
         self.begun, problem = True, ""
         with ThreadPoolExecutor(THREADS) as pool:
             sums = pool.map(self._damage_of, self._to_verify(needed))
@@ -195,7 +205,7 @@ class Loading:
         return names
 
     def _read(self, read: Callable[[Path], T]) -> T:
-        """Read this node's directory; if one rank cannot, all of them hear of it."""
+        """Call `read` with this node's directory. Raise CheckFailed on all ranks if one fails."""
         found, problem = [], ""
         try:
             found.append(read(self.path))
@@ -213,19 +223,19 @@ class Loading:
 
     @property
     def own(self) -> Path | None:
-        """Return where this node has the checkpoint, or a part of it."""
+        """Return this node's own directory of the checkpoint or a part of it."""
         return next((Path(each.path) for each in self.version if each.node == self.node), None)
 
     @property
     def path(self) -> Path:
-        """Return the directory to read: a node to which files came has all of them there."""
+        """Return the directory to read: with fetched files and links, or this node's own."""
         own = self.own
         return self.brought if own is None or self.brought.exists() else own
 
     def _bring(self, names: set[str]) -> bool:
-        """Fetch what this node lacks of these files from other nodes.
+        """Fetch those of these files that this node lacks from other nodes.
 
-        Returns False where some arrive damaged: the candidate is without them from then on.
+        Return False if some could not be fetched. Damaged ones are removed from the candidate.
         """
         needs: dict[int, set[str]] = {}
         for node, some in gather((self.node, names)):
@@ -267,12 +277,12 @@ class Loading:
         return members[number % len(members)]
 
     def _sent(self, delivery: Delivery) -> Path:
-        """Return where this node has a file of the version that another one reads."""
+        """Return this node's path of a file that the delivery sends."""
         version = self.candidate.version_for(self.ranks.nodes[delivery.target][0])
         return Path(next(each.path for each in version if each.node == self.node), delivery.name)
 
     def _to_verify(self, needed: set[str]) -> list[str]:
-        """Divide the files that are needed among the ranks that see them."""
+        """Return this rank's share of the needed files, divided among ranks that see the same."""
         sharing = range(self.ranks.world) if self.shared else self.ranks.neighbours
         names = set().union(*(some for rank, some in enumerate(gather(needed)) if rank in sharing))
         here = sorted(
@@ -281,7 +291,7 @@ class Loading:
         return here[sharing.index(self.ranks.rank) :: len(sharing)]
 
     def _damage_of(self, name: str) -> list[tuple[Damaged, str]]:
-        """Read every byte of a file; return what is wrong with it, for each node that reads it."""
+        """Read every byte of a file. Return its damage, once for each node that reads it."""
         problem = "is damaged: its sha256 is not the manifest's"
         try:
             if (
@@ -297,7 +307,7 @@ class Loading:
         return [((node, manifest, name), words) for node in readers]
 
     def _is_damaged(self, damaged: Sequence[tuple[Damaged, str]]) -> bool:
-        """Forget, on all ranks, the files that cannot be trusted; return True if there are any."""
+        """Remove the damaged files of all ranks from the candidate. Return True for any."""
         found = [each for some in gather(damaged) for each in some]
         self.candidate = self.candidate.without(bad for bad, _ in found)
         self.damage += dict.fromkeys(words for _, words in found)
@@ -306,7 +316,7 @@ class Loading:
         return bool(found)
 
     def _prepare(self, size: int) -> str:
-        """Make the directory for what comes, with links to what is there; or say what lacks."""
+        """Create the directory for fetched files, with links to the own ones. Return a problem."""
         own, room = self.own, self.brought.parent
         if not size or self.ranks.rank != self.ranks.neighbours[0]:
             return ""
@@ -324,7 +334,7 @@ class Loading:
             return f"{room}: {error.strerror}"
         return ""
 
-    # -- what is said of it -----------------------------------------------------------------------
+    # -- messages ---------------------------------------------------------------------------------
 
     @property
     def shown(self) -> str:

@@ -1,4 +1,4 @@
-"""Keep the newest states of all ranks in memory, beside the compute, for a restart of the ranks.
+"""Keeps the newest states of all ranks in memory, for a restart of the ranks.
 
 They are checkpoints in a directory below $ORCHESTRATOR_RESUME_DIR, which is in memory and outlives
 the ranks. A shard that only one node holds is also kept by the next node.
@@ -36,12 +36,14 @@ from orchestrator.records.checkpoint_store import Checkpoint
 
 VARIABLE = "ORCHESTRATOR_RESUME_DIR"
 KEPT = schema.CheckpointConfig(keep=2, copies=2, asynchronous=True)
-KEPT_FREE = 0.1  # of what is free now: for others, and for what is not counted
-LEAVING_SECONDS = 5.0  # at the end of the program
+# The share of free memory that is left to other programs and to use that is not counted.
+KEPT_FREE = 0.1
+# How long the end of the program waits for a save.
+LEAVING_SECONDS = 5.0
 
 
 def place(name: str, every: int | None, say: Say) -> Path | None:
-    """Return where a training's states outlive the ranks; None where there is no such place."""
+    """Return the directory for states that outlive the ranks, or None if there is none."""
     value = os.environ.get(VARIABLE)
     if value and every != 0:
         return Path(value, name)
@@ -52,7 +54,7 @@ def place(name: str, every: int | None, say: Say) -> Path | None:
 
 
 class Memory(Checkpoints):
-    """States in memory. They cost room and time, and never end a training."""
+    """Saves states in memory. A failure ends these saves, and never the training."""
 
     in_memory = True
 
@@ -60,24 +62,29 @@ class Memory(Checkpoints):
         self, where: Path, ranks: Ranks, run: TrainingRun, say: Say, *,
         node_holds_all: bool, every: int | None = 1,
     ) -> None:  # fmt: skip
-        self.every = every  # None until it is measured what a state costs
-        self.stalls: list[float] = []  # seconds for which training waited, of each state
+        # None until the cost of a state is measured.
+        self.every = every
+        # Seconds for which training waited, for each state.
+        self.stalls: list[float] = []
         self.measures: list[list[float]] = []
         self.lap = time.perf_counter()
-        self.off = ""  # why nothing is kept any more
-        self.lost = ""  # why this rank could not keep its part of a state
+        # Why no more states are kept.
+        self.off = ""
+        # Why this rank could not keep its part of a state.
+        self.lost = ""
         self._stop_if(gather(unfit(where.parent)), say)
         if self.off:
             return
         try:
             super().__init__(KEPT, where, ranks, run, say, node_holds_all=node_holds_all)
-        except CheckFailed as error:  # on all ranks
+        except CheckFailed as error:
+            # It is raised on all ranks.
             self._stop_if([error.what], say)
             return
         atexit.register(self._finish_writing)
 
     def _stop_if(self, problems: list[str], say: Say) -> None:
-        """Keep nothing from now on if a rank cannot: all ranks hear of it."""
+        """Stop keeping states if a rank has a problem. All ranks have the same list."""
         if self.off or not any(problems):
             return
         rank, self.off = next((rank, text) for rank, text in enumerate(problems) if text)
@@ -87,7 +94,7 @@ class Memory(Checkpoints):
         )
 
     def due(self, step: int) -> bool:
-        """Return True if a state is kept after this step: on all ranks the same."""
+        """Return True if a state is kept after this step. All ranks return the same."""
         if self.off:
             return False
         now = time.perf_counter()
@@ -97,7 +104,8 @@ class Memory(Checkpoints):
             # All ranks go by the slowest.
             measure = [self.stalls[-1], self.this_save[2], max(lap - self.stalls[-1], 1e-6)]
             self.measures.append([max(each) for each in zip(*gather(measure), strict=True)])
-            self.lap = time.perf_counter()  # the wait is no part of the step
+            # The wait is not counted as a part of the step.
+            self.lap = time.perf_counter()
         if self.every is None and len(self.measures) == MEASURED_STATES:
             self.every = affordable(self.measures[1:])
             if self.every > 1:
@@ -113,24 +121,26 @@ class Memory(Checkpoints):
         *,
         best: bool = False,
     ) -> None:
-        """Keep a state in the place of the one before the last."""
+        """Save a state, after removing the one before the last."""
         began = time.perf_counter()
         self.wait()
         self._stop_if(gather(self.lost), self.say)
         if self.last_saved < 0 and not self.off:
             self._stop_if(gather(self._no_room(state)), self.say)
         if not self.off:
-            with contextlib.suppress(JobFailed):  # then there is less room for a while
-                self.prune(1)  # what is written now is the second
+            # If pruning fails, the old states take memory for longer.
+            with contextlib.suppress(JobFailed):
+                # The state that is written now is the second.
+                self.prune(1)
             super().save(step, state, progress, best=best)
             self.stalls.append(time.perf_counter() - began)
 
     def _report(self, problem: str) -> None:
-        """Report nothing of each: a failure ends them, and end() sums them up."""
+        """Note a failure, which ends these saves. end() reports the total."""
         self.lost = problem or self.unprotected or self.lost
 
     def _no_room(self, state: Mapping[str, Tensor]) -> str:
-        """Describe what this node lacks for two states and a copy of another's; or say the size."""
+        """Return why two states and copies do not fit. Report the size if they do."""
         node, host = self.ranks.nodes[self.ranks.rank]
         parts: dict[int, int] = {}
         for number, size in gather((node, bytes_of(map(local_tensor, state.values())))):
@@ -152,7 +162,7 @@ class Memory(Checkpoints):
         return ""
 
     def keep_only(self, step: int) -> None:
-        """Remove all but the state that the training has gone on from, if it is one of these."""
+        """Remove all states but that of the step which the training resumed from."""
         for checkpoint in checkpoint_store.every(self.directory) if not self.off else ():
             if checkpoint.step != step and self.writers.publishes:
                 checkpoint_store.discard(checkpoint.path, checkpoint.step)
@@ -161,11 +171,12 @@ class Memory(Checkpoints):
         return True
 
     def end(self) -> None:
-        """Leave the states where they are: the launch removes them with the directory."""
+        """Close, and leave the states in memory: the launch removes them with the directory."""
         if self.off:
             return
         self.wait()
-        atexit.unregister(self._finish_writing)  # which would hold all this for good
+        # The registration would keep this object and its tensors alive.
+        atexit.unregister(self._finish_writing)
         self.close()
         if self.stalls[1:]:
             mean = sum(self.stalls[1:]) / len(self.stalls[1:])
@@ -183,21 +194,23 @@ def bytes_of(tensors: Iterable[Tensor]) -> int:
 
 
 def bytes_in(directory: Path) -> int:
-    """Return what files of ours take there already."""
+    """Return the bytes that the files below a directory take."""
     return sum(path.stat().st_blocks * 512 for path in directory.rglob("*") if path.is_file())
 
 
 # -- how often -------------------------------------------------------------------------------------
 
 
-COST = 0.03  # of the training: the most that is spent where nothing says how often
-MEASURED_STATES = 3  # before it is decided how often
+# The largest share of training time for states, where the config does not set how often.
+COST = 0.03
+# The number of states that are measured first.
+MEASURED_STATES = 3
 
 
 def affordable(measures: Sequence[Sequence[float]]) -> int:
-    """Return every how many steps a state is kept, so that it costs what COST allows at most.
+    """Return after how many steps a state can be kept so that it costs at most COST.
 
-    A measure is of one state: the stall of the training, all that it took, a step without it.
+    Each measure has three durations: the stall of the training, the whole save, and one step.
     """
     return min(
         max(1, math.ceil(stall / (COST * step)), math.ceil(busy / step))

@@ -1,7 +1,7 @@
-"""Copy checkpoints to object storage by fsspec in the background, and get them back from there.
+"""Copies checkpoints to object storage by fsspec in the background, and fetches them from there.
 
-A mirror is a directory of checkpoints at a URL. What makes one whole is the same as on a disk: its
-manifest, which is copied last, and the sha256 of each file that it lists.
+A mirror is a directory of checkpoints at a URL. As on a disk, a checkpoint is whole if it has its
+manifest, which is copied last, and if each listed file has its sha256.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from orchestrator.records import checkpoint_manifest, checkpoint_store
 from orchestrator.records.checkpoint_manifest import NAME, FileRecord, Manifest
 
 PIECE_BYTES = 8 << 20
-LEAVING_SECONDS = 300.0  # for the last copy, when a training ends
+# How long the end of a training waits for the last copy.
+LEAVING_SECONDS = 300.0
 
 
 def is_url(text: str) -> bool:
@@ -29,7 +30,7 @@ def is_url(text: str) -> bool:
 
 
 def remote(url: str) -> tuple[Any, str]:
-    """Return the file system of a URL, and the path there; refuse what cannot be reached."""
+    """Return the file system of a URL and the path there, or raise CheckFailed."""
     fsspec = import_optional("fsspec.core", "fsspec", "checkpoint.mirror needs the package fsspec,"
                              " which")  # fmt: skip
     try:
@@ -45,10 +46,10 @@ def remote(url: str) -> tuple[Any, str]:
 class Mirror:
     """Copies the newest checkpoint of this node, one at a time, in a thread of its own.
 
-    A checkpoint that comes while another is copied waits, and replaces one that waits already.
-    Nothing here holds the training up or ends it: a failure is said once, until a copy succeeds.
-    Of what is there, the newest `keep` of this run stay, as `is_ours` tells from their progress,
-    and all of other runs.
+    During a copy, one later checkpoint waits, and a still later one replaces it. The mirror never
+    delays or ends the training: the first failure is reported, the others until a success are not.
+    In the mirror, the newest `keep` checkpoints of this run stay. `is_ours` recognises them by
+    their progress. Checkpoints of other runs stay as well.
     """
 
     def __init__(self, url: str, keep: int, is_ours: Callable[[Any], bool]) -> None:
@@ -61,13 +62,13 @@ class Mirror:
         self.thread.start()
 
     def copy(self, checkpoint: Path, names: Sequence[str], *, whole: bool) -> None:
-        """Copy these files of a published checkpoint some time; `whole`: then its manifest."""
+        """Queue these files of a published checkpoint, with `whole` its manifest as well."""
         with self.changed:
             self.waiting = checkpoint, names, whole
             self.changed.notify_all()
 
     def close(self) -> None:
-        """Wait for the last copy, for a while."""
+        """Wait up to LEAVING_SECONDS for the last copy."""
         with self.changed:
             self.ends = True
             self.changed.notify_all()
@@ -83,7 +84,8 @@ class Mirror:
                     return
                 (checkpoint, names, whole), self.waiting = self.waiting, None
             try:
-                if checkpoint.exists():  # it may be pruned, and the next one comes
+                # It may be pruned already. The next one is queued then.
+                if checkpoint.exists():
                     self._copy(checkpoint, names, whole=whole)
                 self.failed = False
             except Exception as error:  # noqa: BLE001 (each store has its own)
@@ -110,12 +112,13 @@ class Mirror:
             there = manifests(self.files, self.root)
             own = [path for manifest, _, path in there if self.is_ours(manifest.progress)]
             for old in own[self.keep :]:
-                self.files.rm(f"{old}/{NAME}")  # first: what is left of it is no checkpoint
+                # Without its manifest, the rest does not count as a checkpoint.
+                self.files.rm(f"{old}/{NAME}")
                 self.files.rm(old, recursive=True)
 
 
 def transfer(source: BinaryIO, target: BinaryIO) -> FileRecord:
-    """Copy all that follows, and sum it up."""
+    """Copy the rest of a file, and return its size and sha256."""
     size, total = 0, sha256()
     while piece := source.read(PIECE_BYTES):
         total.update(piece)
@@ -125,7 +128,7 @@ def transfer(source: BinaryIO, target: BinaryIO) -> FileRecord:
 
 
 def manifests(files: Any, root: str) -> list[tuple[Manifest, bytes, str]]:
-    """Return the manifests of the checkpoints at a path, or of the one there; the last first."""
+    """Return (manifest, its text, path) of each checkpoint at or below a path, newest first."""
     found = []
     for path in [root, *files.ls(root, detail=False)] if files.exists(root) else []:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError):
@@ -135,7 +138,7 @@ def manifests(files: Any, root: str) -> list[tuple[Manifest, bytes, str]]:
 
 
 def fetch(url: str, directory: Path, say: Say) -> Path | None:
-    """Bring the newest checkpoint that is whole from a mirror; return its directory."""
+    """Fetch the newest whole checkpoint of a mirror. Return its directory, or None."""
     files, root = remote(url)
     for manifest, text, path in manifests(files, root):
         partial = checkpoint_store.partial(directory, manifest.step, "mirror")

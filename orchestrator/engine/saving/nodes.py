@@ -1,7 +1,7 @@
-"""Find out which ranks write a checkpoint together; carry files between disks of nodes over gloo.
+"""Determines which ranks write a checkpoint together, and sends files between nodes over gloo.
 
-All ranks are given the same deliveries. Each sends and receives its own a piece at a time, so that
-a rank needs a few pieces of memory whatever the files are, and all nodes are busy at once.
+All ranks get the same deliveries. Each sends and receives its own a piece at a time. So a rank
+needs memory for a few pieces, however large the files are, and all nodes work at once.
 """
 
 from __future__ import annotations
@@ -28,24 +28,28 @@ from orchestrator.engine.sharding.mesh import Mesh
 from orchestrator.records.checkpoint_manifest import FileRecord
 from orchestrator.records.checkpoint_parts import Delivery
 
-SEEN_WITHIN_SECONDS = 3.0  # a file of another node shows up on a shared disk (NFS caches)
+# A file of another node appears on a shared disk within this time (NFS caches).
+SEEN_WITHIN_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
 class Writers:
-    """The ranks that together write one complete checkpoint: all, or those of one node."""
+    """The ranks that write one complete checkpoint together: all, or those of one node."""
 
     group: dist.ProcessGroup | None
-    first: bool  # this rank writes the manifest
-    publishes: bool  # and this one publishes and prunes: one for each directory
+    # True for the rank that writes the manifest.
+    first: bool
+    # True for the rank that publishes and prunes: one for each directory.
+    publishes: bool
     members: tuple[int, ...]
-    apart: bool = False  # onto the disks of several nodes
+    # True if its files are on the disks of several nodes.
+    apart: bool = False
 
 
 def writers(
     directory: Path, token: str, ranks: Ranks, purpose: str, *, node_holds_all: bool
 ) -> Writers:
-    """Return all ranks, where they see one directory or no node holds all; else those of a node."""
+    """Return all ranks if they see one directory or no node holds all parameters, else a node's."""
     mine = f".seen_{token}_{ranks.rank}"
     problem = ""
     try:
@@ -89,7 +93,7 @@ def writers(
 def writing_group(
     _purpose: str, world: dist.ProcessGroup | None, members: tuple[int, ...]
 ) -> dist.ProcessGroup | None:
-    """Make a group for the thread that writes, once: each has threads and files of its own."""
+    """Return the process group of the writing thread. It is cached: each has threads and files."""
     if world is None:
         return None
     group: dist.ProcessGroup | None = dist.new_group(list(members), backend="gloo")
@@ -105,7 +109,7 @@ def holds_all(mesh: Mesh, ranks: Ranks) -> bool:
 
 
 def seen(mark: Path) -> bool:
-    """Return True once another rank's file shows up here; another node's may take a moment."""
+    """Wait for another rank's file. Return False if it does not appear in time."""
     deadline = time.monotonic() + SEEN_WITHIN_SECONDS
     while not mark.exists():
         if time.monotonic() > deadline:
@@ -118,7 +122,8 @@ def seen(mark: Path) -> bool:
 
 
 PIECE_BYTES = 4 << 20
-DELIVERIES_AT_ONCE = 64  # of all ranks: they bound the files and the pieces of one
+# Counts those of all ranks. It bounds the open files and the buffers of one rank.
+DELIVERIES_AT_ONCE = 64
 DAMAGED = "it arrived damaged"
 
 
@@ -132,10 +137,10 @@ def carry(
     here: Place,
     there: Place,
 ) -> dict[Delivery, str]:
-    """Do all deliveries; returns those to this rank that failed, and why.
+    """Transfer files between ranks. Return the failed deliveries to this rank, with the reasons.
 
-    A file shows up under its name when its checksum is right. here() is where this rank's files to
-    send are, there() where those go that it receives.
+    here() returns the path of a file that this rank sends, there() of one that it receives. A file
+    gets its name only if its checksum is right. Every rank calls it, with the same deliveries.
     """
     problems: dict[Delivery, str] = {}
     for first in range(0, len(deliveries), DELIVERIES_AT_ONCE):
@@ -156,7 +161,7 @@ def carry(
 
 
 class Outgoing:
-    """A file that this rank sends; what cannot be read goes as zeros, and arrives damaged."""
+    """A file that this rank sends. Unreadable pieces are sent as zeros, and arrive damaged."""
 
     def __init__(self, tag: int, delivery: Delivery, here: Place) -> None:
         self.tag, self.delivery, self.path = tag, delivery, here(delivery)
@@ -172,7 +177,7 @@ class Outgoing:
 
 
 class Incoming:
-    """A file that this rank receives; after a full disk it takes what comes, and throws it away."""
+    """A file that this rank receives. After a write error, it receives the rest and drops it."""
 
     def __init__(self, tag: int, delivery: Delivery, there: Place) -> None:
         self.tag, self.delivery, self.path = tag, delivery, there(delivery)
@@ -205,19 +210,20 @@ class Incoming:
                 self.file.write(data)
 
     def finish(self) -> str:
-        """Publish the file under its name if its checksum is right; return what went wrong."""
+        """Publish the file if its checksum is right. Return the problem otherwise."""
         if not self.problem and self.sum.hexdigest() != self.delivery.record.sha256:
             self.problem = DAMAGED
         with self._noted():
             with self.opened:
                 if self.problem:
-                    raise OSError(self.problem)  # so that the new file is removed
+                    # The error makes replacing() remove the new file.
+                    raise OSError(self.problem)
             sync_directory(self.path.parent)
         return self.problem
 
 
 def of_nodes(nodes: Sequence[tuple[int, str]]) -> Mapping[int, list[int]]:
-    """List the ranks of each node."""
+    """Return the ranks of each node."""
     ranks: dict[int, list[int]] = {}
     for rank, (node, _) in enumerate(nodes):
         ranks.setdefault(node, []).append(rank)
@@ -231,7 +237,7 @@ WRITER = re.compile(r"__([0-9]+)_")
 
 
 def writer_of(name: str) -> int:
-    """Return the rank that has written a file, as torch names it."""
+    """Return the rank that wrote a file, which torch puts into its name."""
     match = WRITER.match(name)
     if match is None:
         raise JobFailed(f"torch has written {name}, and no rank has this name")
@@ -245,7 +251,7 @@ def keep_copies(
     group: dist.ProcessGroup | None,
     copies: int,
 ) -> str:
-    """Copy the files of each node to the nodes after it; return why one could not be kept."""
+    """Copy the files of each node to the nodes after it. Return why a copy failed."""
 
     def path(delivery: Delivery) -> Path:
         return final / delivery.name
@@ -262,16 +268,17 @@ def keep_copies(
 def deliveries_of(
     files: Mapping[str, FileRecord], nodes: Sequence[tuple[int, str]], copies: int
 ) -> list[Delivery]:
-    """Send each rank's files to a rank of the next node, and of those after it.
+    """Plan copies of each rank's files on the next nodes, `copies` in all.
 
-    What all ranks have alike goes to every node.
+    The files with values that are equal on all ranks go to every node.
     """
     members = of_nodes(nodes)
     order = sorted(members)
     deliveries = []
     for name, record in files.items():
         if name == METADATA:
-            continue  # every node has it
+            # Every node has it already.
+            continue
         writer = writer_of(name)
         node = nodes[writer][0]
         local = members[node].index(writer)

@@ -1,7 +1,7 @@
-"""Know whose checkpoints a directory holds: one program saves there at a time, and prunes its own.
+"""Ownership of checkpoint directories: one program saves there at a time, and prunes its own.
 
-A run that resumes goes on as the same run: it prunes what it saved before. Readers need no
-permission and leave no trace.
+A run that resumes keeps its identity, and prunes what it saved before. Readers take no lock and
+write nothing.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ LOCK = ".writer.lock"
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """The training that a checkpoint belongs to, as its manifest has it."""
+    """The training that a checkpoint belongs to, as its manifest records it."""
 
     id: str = ""
     program: str = ""
     host: str = ""
     pid: int = 0
-    model: str = ""  # stands for the names and shapes of the parameters
+    # A hash of the names and shapes of the parameters.
+    model: str = ""
 
     def __str__(self) -> str:
         return f"{self.program} on {self.host} (process {self.pid})" if self.program else "a run"
 
 
 def new_run(model: nn.Module, *, built_in: bool) -> TrainingRun:
-    """Name this program's training, the same on all ranks; before the model is sharded."""
+    """Return an identity for this training, equal on all ranks. Call it before sharding."""
     program = "the built-in engine" if built_in else Path(sys.argv[0]).name or "python"
     run = TrainingRun(
         secrets.token_hex(8), program, socket.gethostname(), os.getpid(), shape_of(model)
@@ -56,7 +57,7 @@ def shape_of(model: nn.Module) -> str:
 
 
 def run_of(progress: Any) -> TrainingRun | None:
-    """Read whose a checkpoint is; None for one of an earlier version, which did not say it."""
+    """Return the run of a checkpoint, or None if an earlier version saved it without one."""
     data = progress.get("run") if isinstance(progress, Mapping) else None
     if not isinstance(data, Mapping):
         return None
@@ -66,7 +67,7 @@ def run_of(progress: Any) -> TrainingRun | None:
 
 
 def attempt() -> int:
-    """Return which attempt of the job this is, as its head counts them."""
+    """Return the number of this attempt of the job, counted by its head from 1."""
     return int(os.environ.get("ORCHESTRATOR_ATTEMPT", "1"))
 
 
@@ -80,18 +81,21 @@ def saved_by(progress: Any, created: float) -> str:
     return f"saved by {run}, {when}" if run else f"saved {when}"
 
 
-_locked: dict[Path, int] = {}  # the descriptors of the directories that this process saves into
+# The locked descriptors of the directories that this process saves into.
+_locked: dict[Path, int] = {}
 
 
 def is_locked(directory: Path) -> bool:
-    """Return True if this process saves into a directory already."""
+    """Return True if this process has the lock of a directory."""
     return directory.resolve() in _locked
 
 
 def lock(directory: Path) -> bool:
-    """Return True if no other process saves into a directory: then this one alone may, until it
-    ends. NFS has no locks for directories: a file in it stands for it there. Where a file system
-    has no locks at all, no program is refused."""
+    """Lock a directory until unlock() or the end. Return False if another process has the lock.
+
+    NFS has no locks for directories, so a file in the directory is locked there. On a file system
+    without any locks, every program may save.
+    """
     as_directory, as_file = os.O_RDONLY | os.O_DIRECTORY, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
     for path, flags in ((directory, as_directory), (directory / LOCK, as_file)):
         descriptor = os.open(path, flags, 0o600)
@@ -111,5 +115,6 @@ def lock(directory: Path) -> bool:
 def unlock(directory: Path) -> None:
     if (descriptor := _locked.pop(directory.resolve(), None)) is not None:
         with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # workers may have inherited the descriptor
+            # Workers may have inherited the descriptor, so closing it does not unlock.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)

@@ -1,7 +1,7 @@
-"""Read torch's checkpoints as data: torch itself runs whatever their pickles name.
+"""Reads torch's checkpoints without running code that they contain.
 
-torch.distributed.checkpoint unpickles `.metadata` and each entry that is no tensor without looking
-at what they are. Here only the classes of a checkpoint's metadata are known, and only tensors load.
+torch.distributed.checkpoint unpickles `.metadata` and each entry that is no tensor without a check.
+This reader accepts only the classes of a checkpoint's metadata, and loads only tensors.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from orchestrator.common.errors import CheckFailed
 from orchestrator.engine.ranks.ranks import host_group
 
 MOST_NAMED = 3
-# A process that is alone saves and loads alone, as it should.
+# A single process saves and loads without a process group on purpose.
 warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable", UserWarning)
 METADATA = ".metadata"
-# Modules all of whose own classes are plain data: the second is where torch 2.2 had some of them.
+# All classes of these modules are plain data. torch 2.2 had some of them in the second module.
 OF_METADATA = (
     "torch.distributed.checkpoint.metadata",
     "torch.distributed._shard.sharded_tensor.metadata",
@@ -45,7 +45,7 @@ OTHERS = {
 
 
 def member(kind: object, name: object) -> enum.Enum:
-    """Stand for getattr(), by which some Pythons pickle the members of an enum (Debian 12's)."""
+    """Replaces getattr(), with which some Pythons (Debian 12's) pickle members of an enum."""
     if not isinstance(kind, enum.EnumMeta) or name not in kind.__members__:
         raise unknown("builtins.getattr")
     found: enum.Enum = kind[str(name)]
@@ -60,7 +60,7 @@ def unknown(name: str) -> CheckFailed:
 
 
 class MetadataUnpickler(pickle.Unpickler):
-    """Unpickle what torch writes into `.metadata`, and nothing else."""
+    """Unpickles only the classes that torch writes into `.metadata`."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("builtins", "getattr"):
@@ -76,7 +76,7 @@ class MetadataUnpickler(pickle.Unpickler):
         return found
 
     def may_be_known(self, module: str, name: str) -> bool:
-        """Look only into modules that are known: to import another one is to run it."""
+        """Return True for names of known modules. An import of other modules would run them."""
         if (module, name) in OTHERS:
             return True
         return "." not in name and (module == "torch" or module in OF_METADATA)
@@ -90,12 +90,12 @@ def metadata_in(data: bytes) -> Metadata:
 
 
 def metadata_of(path: Path) -> Metadata:
-    """Read the metadata of the checkpoint in a directory."""
+    """Return the metadata of the checkpoint in a directory."""
     return metadata_in((path / METADATA).read_bytes())
 
 
 class SafeReader(FileSystemReader):
-    """Reads as torch's own reader does, but the metadata as data alone."""
+    """Reads like torch's own reader, but unpickles the metadata safely."""
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         metadata = metadata_of(Path(self.path))
@@ -106,14 +106,14 @@ class SafeReader(FileSystemReader):
 
 
 class TensorPlanner(DefaultLoadPlanner):
-    """Plans the load of tensors; torch unpickles everything else."""
+    """Plans the load of tensors. Other entries, which torch would unpickle, are refused."""
 
     def load_bytes(self, read_item: ReadItem, _: io.BytesIO) -> None:
         raise CheckFailed(f"{read_item.dest_index.fqn} is not a tensor there")
 
 
 def files_for(state: Mapping[str, Any], metadata: Metadata) -> set[str]:
-    """Name the files that this rank reads to fill its tensors."""
+    """Return the files that this rank reads to fill its tensors."""
     planner = DefaultLoadPlanner()
     planner.set_up_planner(dict(state), metadata, is_coordinator=False)
     items, stored = planner.create_local_plan().items, metadata.storage_data or {}
@@ -121,7 +121,7 @@ def files_for(state: Mapping[str, Any], metadata: Metadata) -> set[str]:
 
 
 def load_into(state: Mapping[str, Tensor], path: Path) -> None:
-    """Fill tensors from the files in a directory. All ranks call it."""
+    """Fill tensors from the files in a directory. Every rank has to call it."""
     together = dist.is_initialized()
     load(
         dict(state),
@@ -133,7 +133,7 @@ def load_into(state: Mapping[str, Tensor], path: Path) -> None:
 
 
 def misfit(state: Mapping[str, Tensor], metadata: Metadata) -> str:
-    """Return which tensor cannot be filled, and why, or nothing."""
+    """Return which tensor cannot be filled and why, or an empty string."""
     stored = metadata.state_dict_metadata
     missing = []
     for name, tensor in state.items():
@@ -154,6 +154,6 @@ def volume(entry: TensorStorageMetadata) -> int:
 
 
 def several(names: Sequence[str]) -> str:
-    """Name the first few."""
+    """Return the first few names, and the number of the others, as text."""
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return f"{', '.join(names[:MOST_NAMED])}{more}"

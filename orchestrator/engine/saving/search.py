@@ -1,7 +1,7 @@
-"""Find the states to go on from: among the directories on disk and in memory of all nodes.
+"""Finds the states that a training can resume from, on disk and in memory of all nodes.
 
-A directory that all ranks see counts for every node. What nodes have of the same state is put
-together by records/checkpoint_parts.py; the state that was saved last comes first.
+A directory that all ranks see counts for every node. records/checkpoint_parts.py combines the parts
+that nodes have of one state. The state that was saved last comes first.
 """
 
 from __future__ import annotations
@@ -33,11 +33,13 @@ Find = Callable[[], list[Checkpoint]]
 
 @dataclass(frozen=True)
 class Found:
-    """All candidates, the newest first; on all ranks the same."""
+    """The candidates, newest first, equal on all ranks."""
 
     candidates: list[CheckpointCandidate]
-    shared: bool  # all ranks see one directory on disk
-    unusable: list[Checkpoint]  # on this node's disk
+    # True if all ranks see one directory on disk.
+    shared: bool
+    # Checkpoints on this node's disk without a valid manifest.
+    unusable: list[Checkpoint]
 
 
 def every(
@@ -49,10 +51,10 @@ def every(
     *,
     disk_alone: bool,
 ) -> Found:
-    """List what is on disk, as find() finds it, and what this program has in memory.
+    """Return the checkpoints that find() returns, and this program's states in memory.
 
-    Where something of it is in memory, only the same training counts on disk; where nothing is,
-    what is on disk counts only with `disk_alone`.
+    If there are states in memory, checkpoints on disk count only if they are of the same training.
+    Without any, checkpoints on disk count only with `disk_alone`. Every rank has to call it.
     """
     checkpoints, shared = agree(find) if find is not None else ([], True)
     node = ranks.nodes[ranks.rank][0]
@@ -77,7 +79,7 @@ def every(
 
 
 def kept_in(memory: Path, run: TrainingRun, node: int) -> tuple[list[Holding], str]:
-    """List this program's states in the memory of this node; or say that the others are not."""
+    """Return this program's states in this node's memory, or why those that exist do not count."""
     states = checkpoint_store.every(memory) if not unfit(memory.parent) else []
     own = []
     for state in states:
@@ -89,7 +91,7 @@ def kept_in(memory: Path, run: TrainingRun, node: int) -> tuple[list[Holding], s
 
 
 def unfit(where: Path) -> str:
-    """Return why states cannot be kept below a directory, or nothing."""
+    """Return why states cannot be kept below a directory, or an empty string."""
     try:
         status = where.lstat()
     except OSError as error:
@@ -101,7 +103,7 @@ def unfit(where: Path) -> str:
 
 
 def held_of(checkpoint: Checkpoint, node: int) -> Holding | None:
-    """Return what this node has of a checkpoint."""
+    """Return the part of a checkpoint that this node has, or None without a manifest."""
     if not checkpoint.files:
         return None
     try:
@@ -129,7 +131,7 @@ def held_of(checkpoint: Checkpoint, node: int) -> Holding | None:
 
 
 def agree(find: Find) -> tuple[list[Checkpoint], bool]:
-    """Find checkpoints, and return True if all ranks see the same ones, complete."""
+    """Return this rank's checkpoints, and True if all ranks see the same complete ones."""
     deadline = time.monotonic() + SEEN_WITHIN_SECONDS
     while True:
         checkpoints, problem = [], ""
@@ -147,26 +149,27 @@ def agree(find: Find) -> tuple[list[Checkpoint], bool]:
             return checkpoints, False
         if all(other == digest for _, other, _, _ in answers):
             return checkpoints, True
-        if answers[0][3]:  # rank 0's clock; on a shared disk, a file may show up a moment later
+        # Rank 0's clock decides. On a shared disk, a file may appear a moment later.
+        if answers[0][3]:
             return checkpoints, False
         time.sleep(0.05)
 
 
 def stamp(checkpoint: Checkpoint) -> tuple[Any, ...]:
-    """Describe a checkpoint so that those on two disks differ, whatever they have in common."""
+    """Return values that differ between checkpoints on two disks, even if these are copies."""
     manifest = checkpoint.path / checkpoint_manifest.NAME
     changed = manifest.stat().st_mtime_ns if manifest.exists() else 0
     return checkpoint.step, checkpoint.created, str(checkpoint.path), changed
 
 
-# -- where a user means checkpoints to be ----------------------------------------------------------
+# -- the searches ----------------------------------------------------------------------------------
 
 
 def named(path: str, local: Path | None = None) -> Find:
-    """Look at a step, a directory of steps, or an experiment.
+    """Return a search of a step, a directory of steps, or an experiment.
 
-    A node that shares no disk with the head knows experiments by what their jobs left there, beside
-    the run whose checkpoints go into `local`.
+    A node that shares no disk with the head searches what jobs of the experiment left on it, beside
+    the run that saves into `local`.
     """
 
     def find() -> list[Checkpoint]:
@@ -183,7 +186,7 @@ def named(path: str, local: Path | None = None) -> Find:
 
 
 def left_here(name: str, local: Path | None) -> list[Path]:
-    """List where jobs of an experiment left checkpoints on this node."""
+    """Return the directories in which jobs of an experiment left checkpoints on this node."""
     run = local.parent.parent if local is not None else Path()
     name = Path(name).name
     if run.name != "experiment" or not name:
@@ -196,11 +199,12 @@ def left_here(name: str, local: Path | None) -> list[Path]:
 
 
 def newest(directory: Path, *, searches: bool, accept: Accept, say: Say) -> Find:
-    """Look at a directory; if it may search, also at the run of the same name before it.
+    """Return a search of a directory and, with `searches`, of earlier runs of the same name.
 
-    What another program wrote does not count: programs share the name by default.
+    Checkpoints of other programs do not count, because programs share the name by default.
     """
-    mentioned: set[Path] = set()  # it may look several times
+    # find() may be called several times, and reports each directory once.
+    mentioned: set[Path] = set()
 
     def find() -> list[Checkpoint]:
         checkpoints: list[Checkpoint] = []
@@ -219,7 +223,7 @@ def newest(directory: Path, *, searches: bool, accept: Accept, say: Say) -> Find
 
 
 def earlier_runs(directory: Path) -> list[Path]:
-    """List the checkpoints of experiments of the same name, next to this one: the newest first.
+    """Return the checkpoint directories of earlier experiments of this name, newest first.
 
     A node that shares no disk has its own: runs/<experiment>-<id>/<node>/experiment.
     """
@@ -235,7 +239,7 @@ def earlier_runs(directory: Path) -> list[Path]:
 
 
 def reason_against(checkpoints: Iterable[Checkpoint], accept: Accept) -> str:
-    """Return why they are not this program's; one whose manifest is damaged may pass."""
+    """Return why they are not this program's, or "". One with a damaged manifest passes."""
     try:
         for checkpoint in checkpoints:
             if checkpoint.progress is not None:
@@ -249,7 +253,10 @@ def reason_against(checkpoints: Iterable[Checkpoint], accept: Accept) -> str:
 
 
 def refuse_unreadable(path: Path) -> None:
-    """Look before anything is made; where nodes share no disk, it is enough that one has it."""
+    """Raise UsageError on all ranks if none of them can read a checkpoint.
+
+    It is called before anything is created. If nodes share no disk, one readable copy is enough.
+    """
     problem: tuple[str, str] | None = None
     try:
         if path.is_file():
@@ -266,7 +273,7 @@ def refuse_unreadable(path: Path) -> None:
 
 
 def refuse_later(path: Path, step: int) -> None:
-    """Refuse to save next to later steps: new checkpoints would be the first to be removed."""
+    """Raise UsageError if the directory has later steps: new ones would be pruned first."""
     highest_here = max((checkpoint.step for checkpoint in checkpoint_store.every(path)), default=0)
     highest = max(gather(highest_here))
     if highest > step:

@@ -16,17 +16,18 @@ from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.ranks.plain_names import is_traceable_wrapper_subclass
 from orchestrator.engine.sharding.mesh import reshard
 
-MODEL = "model."  # before the names of parameters and buffers in a checkpoint
+# The prefix of parameters and buffers in a checkpoint.
+MODEL = "model."
 
 
 def state_of(model: nn.Module, auxiliary: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return all that is saved, by name: the very tensors that train, and what is beside them."""
+    """Return all tensors to save by name: the model's own, not copies, and the auxiliary ones."""
     reshard(model)
     return {MODEL + name: tensor.detach() for name, tensor in saved_of(model)} | dict(auxiliary)
 
 
 def saved_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield all parameters, and the buffers that are to be kept."""
+    """Yield all parameters, and the buffers that are in the state dict."""
     yield from plain_names.parameters(model)
     kept = plain_names.state_dict(model).keys()
     yield from ((name, buffer) for name, buffer in plain_names.buffers(model) if name in kept)
@@ -39,7 +40,7 @@ DTYPES = {str(kind): kind for kind in vars(torch).values() if isinstance(kind, t
 
 
 def encoded(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
-    """Return a value as JSON; its tensors go into `tensors`, and the JSON names them."""
+    """Return a value as JSON. Its tensors go into `tensors`, and the JSON has their names."""
     if isinstance(value, Tensor):
         refuse_unknown(value, path)
         tensors[path] = value.detach()
@@ -61,7 +62,8 @@ def encoded(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
                 for key, v in items
             ]
         }
-    if isinstance(value, (int, float, str)):  # numpy's float64 is one
+    if isinstance(value, (int, float, str)):
+        # numpy's float64 is a float as well.
         return json.loads(json.dumps(value))
     raise UsageError(
         f"{path} is a {type(value).__name__}, which cannot be kept",
@@ -80,7 +82,7 @@ def refuse_unknown(tensor: Tensor, path: str) -> None:
 
 
 def decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the value that such JSON stands for."""
+    """Return the value that encoded() turned into JSON."""
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()

@@ -1,7 +1,7 @@
-"""A model's weights in files that others read and write: .safetensors, .pt, and Hugging Face's.
+"""A model's weights in common file formats: .safetensors, .pt, and Hugging Face's directories.
 
-Where a model is spread over the ranks, its tensors are put together one after the other on all
-ranks, and kept by the first. To begin with weights from a file, each rank reads its own rows.
+To write a sharded model, all ranks gather its tensors one after another, and rank 0 keeps them. To
+start with weights from a file, each rank reads its own rows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from orchestrator.engine.sharding.mesh import local_part, local_tensor, plain_cl
 TORCH = (".pt", ".pth", ".bin")
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
-# A config, or the code of a class of the user's own; none of the files with weights.
+# Matches configs and the code of a user's own classes, not files with weights.
 PLAIN = re.compile(r"(?!model\.safetensors)[A-Za-z0-9_][A-Za-z0-9_.-]*\.(json|py)")
 NEED = "the files of weights need the package safetensors, which"
 
@@ -40,7 +40,7 @@ NEED = "the files of weights need the package safetensors, which"
 def state_dict(model: nn.Module) -> dict[str, Any]:
     """Return the model's state dict with whole tensors in host memory, on rank 0; {} on the others.
 
-    Every rank has to call it. What two modules share is one tensor under two names.
+    Every rank has to call it. A tensor that two modules share is one tensor under two names.
     """
     reshard(model)
     return _gathered(plain_names.state_dict(model))
@@ -61,7 +61,8 @@ def whole_tensor(value: Tensor) -> Tensor:
     value = value.detach()
     if not isinstance(value, DTensor):
         return value
-    device = value.device_mesh.device_type  # offloaded shards are not there, and NCCL needs them
+    # NCCL needs offloaded shards on the device.
+    device = value.device_mesh.device_type
     on_device: Any = value if value.device.type == device else value.to(device)
     whole: Tensor = on_device.full_tensor()
     return whole
@@ -71,9 +72,9 @@ def whole_tensor(value: Tensor) -> Tensor:
 
 
 def save(model: nn.Module, path: Path, step: int) -> None:
-    """Write the weights as PATH says: .safetensors, .pt, or a directory as Hugging Face has it.
+    """Write the weights in the format of PATH: .safetensors, .pt, or a Hugging Face directory.
 
-    Every rank calls it, and hears what went wrong on the first.
+    Every rank has to call it. An error on rank 0 is raised on all ranks.
     """
     on_first(path, lambda: refuse_unknown_kind(model, path))
     state = state_dict(model)
@@ -81,7 +82,7 @@ def save(model: nn.Module, path: Path, step: int) -> None:
 
 
 def on_first(path: Path, action: Callable[[], None]) -> None:
-    """Do it on rank 0 alone; what goes wrong there is raised on all ranks."""
+    """Run an action on rank 0. Its error is raised on all ranks."""
     problem: tuple[type[OrchestratorError], str, str] | None = None
     try:
         if is_first():
@@ -123,7 +124,7 @@ def _write(model: nn.Module, path: Path, state: dict[str, Any], step: int) -> No
 
 
 def write(path: Path, state: Mapping[str, Any], step: int) -> None:
-    """Write a safetensors file, whole or not at all; a tensor under two names is written twice."""
+    """Write a safetensors file atomically. A tensor under two names is written twice."""
     safetensors = import_optional("safetensors.torch", "safetensors", NEED)
     tensors: dict[str, Tensor] = {}
     seen = set[int]()
@@ -151,9 +152,12 @@ def write_texts(directory: Path, texts: Mapping[str, str]) -> None:
 
 
 def configs_of(model: Any, class_name: str) -> dict[str, str]:
-    """Return the texts of config.json, generation_config.json and what belongs to them by their
-    names, as the model's own config writes them; nothing for a model that has none."""
-    if hasattr(model, "peft_config"):  # with the base model's, its weights would be looked for
+    """Return config.json, generation_config.json and files beside them as {name: text}.
+
+    The model's own config writes them. The result is empty for a model without one.
+    """
+    if hasattr(model, "peft_config"):
+        # With the config of the base model, a loader would look for its weights.
         return {}
     config: Any = getattr(model, "config", None)
     if hasattr(config, "save_pretrained"):
@@ -174,9 +178,9 @@ def _texts_of(config: Any) -> dict[str, str]:
 
 
 def read_configs(progress: Mapping[str, Any]) -> dict[str, str]:
-    """Read the texts from a checkpoint, whose author is unknown: plain names of plain files.
+    """Return the config files in a checkpoint's progress as {name: text}.
 
-    ValueError if it has anything else.
+    The checkpoint is not trusted. Raise ValueError unless all names and texts are plain.
     """
     configs = progress.get("configs", {})
     if not isinstance(configs, dict):
@@ -188,14 +192,15 @@ def read_configs(progress: Mapping[str, Any]) -> dict[str, str]:
 
 
 def with_dtype(configs: Mapping[str, str], dtype: torch.dtype | None) -> dict[str, str]:
-    """Make config.json name the dtype that the weights were converted to: they are loaded as it."""
+    """Return the configs with `dtype` in config.json, with which a loader creates the weights."""
     texts = dict(configs)
     if dtype is None or "config.json" not in texts:
         return texts
     config = json.loads(texts["config.json"])
     if not isinstance(config, dict):
         raise ValueError("config.json")
-    for key in ("dtype", "torch_dtype"):  # the latter before transformers 5
+    # Versions before transformers 5 use the second key.
+    for key in ("dtype", "torch_dtype"):
         if key in config:
             config[key] = str(dtype).removeprefix("torch.")
     return texts | {"config.json": json.dumps(config, indent=2, sort_keys=True) + "\n"}
@@ -205,7 +210,7 @@ def with_dtype(configs: Mapping[str, str], dtype: torch.dtype | None) -> dict[st
 
 
 def load(model: nn.Module, path: Path) -> None:
-    """Fill all parameters and saved buffers of a model, each rank its own rows of them."""
+    """Fill all parameters and saved buffers of a model. Each rank reads its own rows."""
     stored = contents(path)
     found, missing = dict[Tensor, str](), []
     for tensor, names in names_of(model).items():
@@ -223,7 +228,7 @@ def load(model: nn.Module, path: Path) -> None:
 
 
 def names_of(model: nn.Module) -> dict[Tensor, list[str]]:
-    """Map each tensor of the state dict to its names: a tied weight has several."""
+    """Return the names of each tensor of the state dict. A tied weight has several."""
     kept, names = plain_names.state_dict(model).keys(), dict[Tensor, list[str]]()
     for named in (plain_names.parameters, plain_names.buffers):
         for name, value in named(model, every=True):
@@ -233,7 +238,7 @@ def names_of(model: nn.Module) -> dict[Tensor, list[str]]:
 
 
 def read_into(tensor: Tensor, name: str, path: Path, key: str) -> None:
-    """Read this rank's rows of a tensor; they are converted to its dtype."""
+    """Read this rank's rows of a tensor, and convert them to its dtype."""
     local, (starts, _) = local_tensor(tensor), local_part(tensor)
     with torch.no_grad(), opened(path) as file:
         part = file.get_slice(key)
@@ -251,7 +256,10 @@ def read_into(tensor: Tensor, name: str, path: Path, key: str) -> None:
 
 
 def refuse_unreadable(model: nn.Module, path: Path) -> None:
-    """Look before anything is sharded: names, and buffers that no file has."""
+    """Raise UsageError for unreadable files or for buffers that no file has.
+
+    It is called before the model is sharded.
+    """
     contents(path)
     kept = plain_names.state_dict(model).keys()
     for name, buffer in plain_names.buffers(model):
@@ -263,7 +271,7 @@ def refuse_unreadable(model: nn.Module, path: Path) -> None:
 
 
 def contents(path: Path) -> dict[str, tuple[Path, str]]:
-    """Return the file and the key there of each tensor, by its name in the model."""
+    """Return the file of each tensor and its key there, by its name in the model."""
     found: dict[str, tuple[Path, str]] = {}
     for file in files_of(path):
         try:
@@ -277,7 +285,7 @@ def contents(path: Path) -> dict[str, tuple[Path, str]]:
 
 
 def files_of(path: Path) -> list[Path]:
-    """List the files of a directory as Hugging Face has it, or the one that is named."""
+    """Return the weight files of a Hugging Face directory, or the file that `path` is."""
     if not path.is_dir():
         return [path]
     index = path / INDEX

@@ -1,4 +1,4 @@
-"""Write a rank's part of a checkpoint by torch's own writer, and sum its files up on the way."""
+"""Writes a rank's part of a checkpoint by torch's writer, and hashes the files on the way."""
 
 from __future__ import annotations
 
@@ -25,18 +25,20 @@ from torch.futures import Future
 from orchestrator.common.errors import OrchestratorError
 from orchestrator.records.checkpoint_manifest import FileRecord
 
-CHANGING = ""  # in the name of a rank's file with everything else
-ALIKE = "alike_"  # in the name of the file with what all ranks have alike
-PIECE_BYTES = 4 << 20  # copied for the thread that sums up
-# Code of torch 2.8 and 2.9 says so at each rank's first checkpoint. catch_warnings() would change
-# what other threads say, and a thread writes: the filter stays.
+# ALIKE marks the name of the file with values that all ranks have alike, CHANGING that of the rest.
+CHANGING = ""
+ALIKE = "alike_"
+# The size of the pieces that are copied for the hashing thread.
+PIECE_BYTES = 4 << 20
+# torch 2.8 and 2.9 emit this warning at each rank's first checkpoint. The filter is permanent,
+# because catch_warnings() in the writing thread would affect the warnings of other threads.
 warnings.filterwarnings(
     "ignore", "TypedStorage is deprecated", UserWarning, re.escape(FileSystemWriter.__module__)
 )
 
 
 class StagedPlanner(DefaultSavePlanner):
-    """Plans by the tensors that train, and writes their copies in host memory."""
+    """Plans with the tensors of the model, and writes their copies in host memory."""
 
     def __init__(self, staged: Mapping[str, Tensor], *, lowest: bool) -> None:
         super().__init__(dedup_save_to_lowest_rank=lowest)
@@ -47,13 +49,15 @@ class StagedPlanner(DefaultSavePlanner):
 
 
 class SummedFile(io.FileIO):
-    """A new file, whose sha256 a thread computes while torch prepares and writes what follows."""
+    """A new file, whose sha256 a thread computes while torch prepares and writes the next piece."""
 
     def __init__(self, path: Path, pool: ThreadPoolExecutor) -> None:
         super().__init__(path, "w")
         self.pool, self.sum, self.size = pool, sha256(), 0
-        self.summed = pool.submit(self.sum.update, b"")  # the piece before
-        self.problem: OSError | None = None  # torch loses it, and raises another error
+        # The pending hash update of the previous piece.
+        self.summed = pool.submit(self.sum.update, b"")
+        # Kept here, because torch replaces it by another error.
+        self.problem: OSError | None = None
 
     def write(self, data: Any) -> int:
         whole = memoryview(data).cast("B")
@@ -99,10 +103,10 @@ class SummingFileSystem(FileSystem):
 
 
 class Writer(FileSystemWriter):
-    """Sums up what it writes.
+    """Hashes the files that it writes.
 
-    With `apart`, where nodes share no disk, what all ranks have alike (buffers, counters) has a
-    file of its own: it is small, every node needs it, and none then needs another's shards for it.
+    With `apart`, where nodes share no disk, values that all ranks have alike (buffers, counters) go
+    to a file of their own. It is small and every node needs it, but not the shards beside it.
     """
 
     def __init__(self, path: Path, *, apart: bool) -> None:
@@ -130,21 +134,21 @@ class Writer(FileSystemWriter):
 
 @dataclass(frozen=True)
 class Trouble:
-    """Why a rank could not save: by its own fault, or because another one could not."""
+    """Why a rank could not save, and if the fault was its own or another rank's."""
 
     text: str = ""
     own: bool = False
 
 
 def trouble_of(error: BaseException, directory: Path, index: int) -> Trouble:
-    """Return why a save failed, and whether this rank, the one with this index, was the cause."""
+    """Return why a save failed, and whether the rank with this index was the cause."""
     own = not isinstance(error, CheckpointException) or index in error.failures
     where = f" ({directory.parent})" if own else ""
     return Trouble(f"{first_cause(error)}{where}", own)
 
 
 def first_cause(error: BaseException) -> str:
-    """Return in a line why the first rank failed, without the traces of the others."""
+    """Return one line on why the first rank failed, without the traces of the others."""
     if isinstance(error, CheckpointException) and error.failures:
         inner = next(iter(error.failures.values()))
         error = inner[0] if isinstance(inner, tuple) else inner
