@@ -1,7 +1,7 @@
-"""Runs first on a node: has the rest of our program sent, once per version, and hands over to it.
+"""Runs first on a node: requests the rest of the program once per version, and starts it.
 
 Arrives on standard input after the text of common/permissions.py and is executed as it is, so it
-imports nothing else of ours.
+imports nothing else of this package.
 """
 
 import binascii
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 
 def install(digest, checksum, nonce):
-    """Run the server of the library of this name, which is asked for where it is not there."""
-    umask = os.umask(0o077)  # nothing of a job is for others; its ranks get the login's back
+    """Run the server from the library of this digest, which is requested if it is missing."""
+    # Files of a job are private; its ranks get the login's umask back.
+    umask = os.umask(0o077)
     home = os.environ.get("ORCHESTRATOR_HOME") or os.path.expanduser("~/.orchestrator")
     home = os.path.abspath(home)
     library = os.path.join(home, "lib", digest)
@@ -38,8 +39,10 @@ def install(digest, checksum, nonce):
         fresh = not is_sound(library, checksum)
         if fresh:
             provide(ask(nonce), checksum, library)
-        with contextlib.suppress(OSError):  # of a disk that went read-only, on which jobs may run
-            os.utime(library)  # those that nobody used for a while are pruned
+        # The disk may be read-only by now, and jobs may still run on it.
+        with contextlib.suppress(OSError):
+            # Libraries that were unused for a while are pruned, by this time.
+            os.utime(library)
     except OSError as error:
         what = "its %s cannot be written: %s" % (home, error.strerror)
         what += " (see `df -h` and `df -i` there)" if error.errno == errno.ENOSPC else ""
@@ -51,7 +54,7 @@ def install(digest, checksum, nonce):
 
 
 def ask(nonce):
-    """Return {name: source}, packed, from standard input: its size comes before it, in a line."""
+    """Return {name: source}, packed, from standard input: a line with its size comes first."""
     os.write(1, ("\n%s\n+" % nonce).encode())
     size = b""
     while not size.endswith(b"\n"):
@@ -63,8 +66,9 @@ def ask(nonce):
 
 
 def provide(packed, checksum, library):
-    """Unpack the library; what is there of it is damaged, or somebody else was faster."""
-    import shutil  # 4 ms, and seldom needed
+    """Unpack the library. An existing one is damaged, or another server has just unpacked it."""
+    # This import takes 4 ms and is seldom needed.
+    import shutil
 
     new, damaged = hidden(library), hidden(library)
     try:
@@ -72,7 +76,8 @@ def provide(packed, checksum, library):
         try:
             os.rename(new, library)
         except OSError:
-            if not is_sound(library, checksum):  # else somebody else was faster
+            # A sound library was unpacked by another server.
+            if not is_sound(library, checksum):
                 os.rename(library, damaged)
                 os.rename(new, library)
     finally:
@@ -81,17 +86,17 @@ def provide(packed, checksum, library):
 
 
 def hidden(library):
-    """Return a name that prune takes for what was left half deleted."""
+    """Return a name that prune recognises as a removal that was interrupted."""
     directory, name = os.path.split(library)
     token = binascii.hexlify(os.urandom(4)).decode()
     return os.path.join(directory, ".%s.gone-%s" % (name, token))
 
 
 def is_sound(library, checksum):
-    """Read every file, and look at modes and owners.
+    """Return True if all files are complete and no other user may write them.
 
-    A power failure leaves empty files behind. Reading what is there takes 1 ms; bringing it to the
-    disk before the rename took 1.5 s, and would not tell of a damage that came later.
+    A power failure leaves empty files. Reading all files takes 1 ms; syncing them to the
+    disk before the rename took 1.5 s, and would not detect later damage.
     """
     total = 0
     try:
@@ -113,7 +118,7 @@ def is_sound(library, checksum):
 
 
 def content(path):
-    """Return what is in a file that nobody else may write; without the objects of open(), 20 us."""
+    """Return a file's bytes, or None if others may write it; open() would take 20 us longer."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         status = os.fstat(descriptor)

@@ -1,4 +1,4 @@
-"""Makes one virtual environment from wheels that are here, by uv, or by venv and pip."""
+"""Builds one virtual environment from wheels on this node, with uv, or with venv and pip."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from orchestrator.protocol.requests.environments import BuildEnvironment, BuildP
 from orchestrator.protocol.timing import WORK_ANSWER_SECONDS
 
 LAST_LINES = 12
-# What would lead uv or pip elsewhere than to the environment.
+# These variables would direct uv or pip to another environment.
 THEIRS = ("PIP_", "UV_", "PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX")
 
 
 class BuildError(Exception):
-    """A step failed; its text is what the program said last."""
+    """A step failed; its text is the program's last output."""
 
 
 class Build:
-    """The making of one environment, in a thread: the server goes on answering.
+    """The build of one environment in a thread, so that the server goes on answering.
 
-    With the server ends what it runs; the next bootstrap begins the environment from its start.
+    A build ends with its server; the next bootstrap starts it from the beginning.
     """
 
     def __init__(self, request: BuildEnvironment, store: Store) -> None:
@@ -80,9 +80,10 @@ class Build:
             snapshot.remove(made.path)
 
     def _install(self, path: str, root: str) -> None:
-        """Make a virtual environment with the wheels of a directory, by its uv or by pip."""
+        """Install the wheels of a directory into a new virtual environment, with uv or pip."""
         wheels = sorted(os.path.join(root, n) for n in os.listdir(root) if n.endswith(".whl"))
-        pinned = os.path.join(root, "pinned.txt")  # where the node downloads by itself
+        # This file exists if the node downloads the packages itself.
+        pinned = os.path.join(root, "pinned.txt")
         what = ["--require-hashes", "-r", pinned] if os.path.exists(pinned) else []
         what = what or (["--no-index", "--no-deps", *wheels] if wheels else [])
         packages = (
@@ -93,9 +94,10 @@ class Build:
             else "nothing"
         )
         uv, python = os.path.join(root, "uv"), f"{path}/bin/python"
-        by_uv = not tool.run([uv, "--version"], 20.0).problem  # it is of another processor or libc
+        # The program fails if it was built for another processor or libc.
+        by_uv = not tool.run([uv, "--version"], 20.0).problem
         if by_uv:
-            # The cache is on the same disk, so that uv links and does not copy.
+            # The cache is on the same disk, so that uv links files and does not copy them.
             common = ["--no-config", "--cache-dir", f"{path}.cache", "--no-python-downloads"]
             make = [uv, "venv", *common, "--no-project", "--python", sys.executable, path]
             install = [uv, "pip", "install", *common, "--python", python, *what]

@@ -1,7 +1,7 @@
-"""The environments of this node: where they are, what is in them, and whether they are whole.
+"""The environments of this node: their paths, their packages, and whether they are complete.
 
-An environment is made where it stays, because its scripts hold its path; it counts once its file
-`ready` is written; without it the next bootstrap makes it from the beginning. Links with names lead
+An environment is built in its final place, because its scripts contain its path. It counts once its
+file `ready` exists; without it the next bootstrap rebuilds it. Links with names lead
 to it.
 """
 
@@ -30,7 +30,7 @@ class Environments:
         self.root = os.path.abspath(os.path.join(home(), "environments"))
 
     def prepare(self) -> None:
-        """Make the directory; refuse one in which others could change what runs."""
+        """Create the directory; refuse one in which other users could replace programs."""
         os.makedirs(self.root, mode=0o700, exist_ok=True)
         for path, problem in loose_levels(self.root):
             raise ValueError(
@@ -44,7 +44,7 @@ class Environments:
         return os.path.join(self.root, key)
 
     def link_all(self, name: str, key: str) -> None:
-        """Let the newest's name lead to an environment, and its own, where it has one."""
+        """Point the links `newest` and `name`, if one is given, to an environment."""
         for each in dict.fromkeys([NEWEST, name or NEWEST]):
             if not NAME.fullmatch(each):
                 raise ValueError(f"not the name of an environment: {each[:60]!r}")
@@ -56,7 +56,7 @@ class Environments:
             os.replace(new, path)
 
     def packages(self, key: str) -> dict[str, str] | None:
-        """Return what is installed now; None where the environment is not whole."""
+        """Return the installed packages, or None if the environment is incomplete."""
         path = self.path(key)
         whole = os.path.exists(os.path.join(path, READY)) and os.access(
             f"{path}/bin/python", os.X_OK
@@ -64,21 +64,22 @@ class Environments:
         return installed(path) if whole else None
 
     def seal(self, key: str) -> None:
-        """Note that an environment is whole."""
+        """Mark an environment as complete."""
         files.replace(os.path.join(self.path(key), READY), "")
 
     def discard(self, key: str) -> None:
-        """Remove what an interrupted bootstrap left, whole for others at once."""
+        """Remove an incomplete environment; it disappears for other processes at once."""
         path = self.path(key)
         if os.path.lexists(path):
             hidden = os.path.join(self.root, files.hidden_name(key))
             files.hide(path, hidden)
             files.delete(hidden)
-        shutil.rmtree(f"{path}.cache", ignore_errors=True)  # of uv
+        # The cache of uv lies beside the environment.
+        shutil.rmtree(f"{path}.cache", ignore_errors=True)
 
 
 def installed(path: str) -> dict[str, str]:
-    """Return name -> version of all packages, by the directories that installers leave."""
+    """Return version by name of all packages, from the directories that installers leave."""
     found = {}
     for place in glob.glob(f"{glob.escape(path)}/lib/python*/site-packages/*.dist-info"):
         match = INSTALLED.fullmatch(os.path.basename(place))

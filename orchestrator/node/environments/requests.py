@@ -1,4 +1,4 @@
-"""Answers what a head asks about Python environments."""
+"""Answers a head's requests about Python environments."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from orchestrator.protocol.requests.request import Nothing
 
 
 class EnvironmentVisit(RoomState):
-    """The environment that this head has made."""
+    """The environment that this session's head has built."""
 
     build: Build | None = None
 
 
 @answers(LookAtEnvironment)
 def environment_state(visit: ServerSession, request: LookAtEnvironment) -> EnvironmentState:
-    """Look whether an environment is whole; where it is, names lead to it from now on."""
+    """Return the state of an environment; if it is complete, point its links to it."""
     here = Environments()
     packages = here.packages(request.key)
     libc, release = platform.libc_ver()

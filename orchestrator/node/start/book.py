@@ -1,8 +1,9 @@
-"""The book of a machine: who holds which of its GPUs and slots, and who waits for them.
+"""The lock table of a machine: which GPUs and slots are held, by which jobs, and the queue.
 
-It is a directory that all users share, with a file of locks and a file for each entry. A name is
-locked as long as a process has that open file, so the kernel frees it with its last holder. What an
-entry says is its owner's word; whose it is says the file system, and that it lives, its lock.
+It is a directory shared by all users, with one file of locks and one file for each entry. A name is
+locked as long as a process has that open file, so the kernel frees it with its last holder. The
+contents of an entry are its owner's claim. The owner is that of the file, and the lock proves that
+it is alive.
 """
 
 from __future__ import annotations
@@ -26,38 +27,41 @@ from orchestrator.protocol.message import decode, encode, parse
 from orchestrator.protocol.requests.claims import ClaimEntry
 
 ID = re.compile(r"[0-9a-f]{16}")
-VARIABLE = "ORCHESTRATOR_CLAIMS"  # names another directory, where machines share a disk
+# This variable names another directory, for machines that share a disk.
+VARIABLE = "ORCHESTRATOR_CLAIMS"
 EVERYBODY = 0o1777
 FOR_ALL, TO_READ = 0o666, 0o644
 LARGEST_ENTRY_BYTES = 1 << 16
 MOST_ENTRIES = 10_000
-NEW_SECONDS = 2.0  # in which the first user has made the file of locks
+# The first user has created the file of locks within this time.
+NEW_SECONDS = 2.0
 F_OFD_GETLK = 36
 LAST_BYTE = (1 << 62) - 1
 
 
 def place() -> str:
-    """Return the directory: one for each machine and boot, also on a disk that machines share."""
+    """Return the directory: one for each machine and boot, even on a disk that machines share."""
     return os.environ.get(VARIABLE) or f"/tmp/orchestrator-claims-{machine()}"
 
 
 def machine() -> str:
-    """Return a name of this machine, its boot and its network that all logins agree on."""
+    """Return an identifier of this machine, its boot and its network, the same for all logins."""
     boot = sysfs.text("/proc/sys/kernel/random/boot_id")[:8]
     return f"{boot}-{network_space()}"
 
 
 class Book:
-    """A machine's book, opened once: what is locked through it stays so until it is closed."""
+    """A machine's lock table, opened once. Locks taken through it last until it is closed."""
 
     def __init__(self, path: str = "") -> None:
         self.path = path or place()
         open_directory(self.path)
         self.fd = open_locks(os.path.join(self.path, "locks"))
-        self.ours: set[str] = set()  # the kernel tells only of other open files
+        # The kernel only reports locks of other open files.
+        self.ours: set[str] = set()
 
     def lock(self, name: str) -> bool:
-        """Take a name; say whether that was possible."""
+        """Lock a name; return False if another process holds it."""
         try:
             fcntl.fcntl(self.fd, F_OFD_SETLK, lock_of(name, fcntl.F_WRLCK))
         except OSError as error:
@@ -72,14 +76,14 @@ class Book:
         self.ours.discard(name)
 
     def locked(self, name: str) -> bool:
-        """Return True if a process has taken a name."""
+        """Return True if a process has locked the name."""
         if name in self.ours:
             return True
         found = fcntl.fcntl(self.fd, F_OFD_GETLK, lock_of(name, fcntl.F_WRLCK))
         return bool(FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
 
     def write(self, entry: ClaimEntry) -> None:
-        """Write an entry for all to read; its id has been locked before."""
+        """Write an entry that all can read; its id must be locked."""
         files.replace(self.file(entry.id), json.dumps(encode(entry)), TO_READ, exactly=True)
 
     def remove(self, name: str) -> None:
@@ -93,7 +97,7 @@ class Book:
         return os.path.join(self.path, f"{name}.json")
 
     def entries(self) -> list[ClaimEntry]:
-        """Return the entries whose writers live, of all users; remove those of ours that do not."""
+        """Return the entries of all users whose writers live; remove dead ones of this user."""
         found = []
         for name in sysfs.names(self.path)[:MOST_ENTRIES]:
             if name.startswith(".") or not name.endswith(".json"):
@@ -120,7 +124,7 @@ class Book:
         return shown(entry).replace(user=user_name(owner))
 
     def touch(self) -> None:
-        """Keep it from programs that remove what is days old."""
+        """Update the file's time, so that programs that delete old files keep it."""
         with contextlib.suppress(OSError):
             os.utime(self.fd)
 
@@ -129,13 +133,13 @@ class Book:
 
 
 def lock_of(name: str, kind: int) -> bytes:
-    """Describe the lock of a name: a byte of the file, at a place that the name gives."""
+    """Return the lock of a name: one byte of the file, at an offset derived from the name."""
     digest = hashlib.sha256(name.encode()).digest()
     return FLOCK.pack(kind, os.SEEK_SET, int.from_bytes(digest[:8], "big") & LAST_BYTE, 1, 0)
 
 
 def shown(entry: ClaimEntry) -> ClaimEntry:
-    """Return an entry that fits into a line of any terminal, whatever it says."""
+    """Return the entry with unprintable characters replaced, so that it fits on any terminal."""
     texts = {name: printable(getattr(entry, name)) for name in ("state", "job", "head")}
     return entry.replace(**texts, names=tuple(map(printable, entry.names)))
 
@@ -145,7 +149,7 @@ def printable(text: str) -> str:
 
 
 def open_directory(path: str) -> None:
-    """Make the directory if need be; refuse one in which others could replace our files."""
+    """Create the directory if needed; refuse one in which other users could replace files."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
         os.chmod(path, EVERYBODY)
@@ -159,7 +163,7 @@ def open_directory(path: str) -> None:
 
 
 def open_locks(path: str) -> int:
-    """Open the file of locks; the first user makes it, for all."""
+    """Open the file of locks; the first user creates it, for all users."""
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     deadline = time.monotonic() + NEW_SECONDS
     while True:
@@ -170,7 +174,8 @@ def open_locks(path: str) -> int:
                 fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
                 os.fchmod(fd, FOR_ALL)
                 return fd
-        except PermissionError:  # its first user may be about to open it to all
+        # The first user may be about to open it to all.
+        except PermissionError:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Holds GPUs and slots for a job that is about to start, and hands them over to its supervisor."""
+"""Reserves GPUs and slots for a job that is about to start, and passes them to its supervisor."""
 
 from __future__ import annotations
 
@@ -28,41 +28,49 @@ from orchestrator.protocol.requests.claims import (
 from orchestrator.protocol.requests.start import Claimed, Page, ReadBook
 from orchestrator.protocol.spec import Spec
 
-LOOK_SECONDS = 0.05  # between two looks at what others hold
-START_PATIENCE_SECONDS = 2.0  # for others who try at the same moment, and give up or start
-TOOL_SECONDS = 5.0  # a driver that is loaded for each query takes some
-SHARED_BY_ALL = ("nvidia-cuda-mps-server",)  # computes for others
+# The interval of the looks at the locks of others.
+LOOK_SECONDS = 0.05
+# The wait for launches that try at the same moment, and then give up or start.
+START_PATIENCE_SECONDS = 2.0
+# A driver that is loaded for each query needs some seconds.
+TOOL_SECONDS = 5.0
+# This server computes for other processes.
+SHARED_BY_ALL = ("nvidia-cuda-mps-server",)
 OF_VENDOR = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES"}
 
 
 class Device(NamedTuple):
-    """One GPU, or one slot of a machine without: it can be claimed."""
+    """One GPU, or one slot of a machine without GPUs, which can be reserved."""
 
-    key: str  # its name in the machine's book
-    name: str  # for people: GPU 3
-    value: str = ""  # its name in the variable that hides the others from a process
+    # The name in the machine's lock table.
+    key: str
+    # The name for people, such as GPU 3.
+    name: str
+    # The name in the variable that hides other GPUs from a process.
+    value: str = ""
     vendor: str = ""
     uuid: str = ""
 
 
 class Claims(RoomState):
-    """Holds what this visit has of the machine, with at most one entry in its book."""
+    """The devices that this session holds, with at most one entry in the lock table."""
 
     def __init__(self, visit: ServerSession) -> None:
         super().__init__(visit)
         self.book: Book | None = None
         self.entry: ClaimEntry | None = None
         self.held: list[Device] = []
-        self.of: list[Device] = []  # that it could have
+        # All devices that the request may use.
+        self.of: list[Device] = []
 
     @property
     def files(self) -> list[int]:
-        """Return the open file that holds all: a supervisor inherits it."""
+        """Return the descriptor that holds all locks; a supervisor inherits it."""
         return [self.book.fd] if self.book and self.held else []
 
     @property
     def place(self) -> str:
-        """Return the path of the entry that says what is held; nothing where nothing is."""
+        """Return the path of this session's entry, or an empty string if nothing is held."""
         if self.book is None or self.entry is None or not self.held:
             return ""
         return self.book.file(self.entry.id)
@@ -70,13 +78,14 @@ class Claims(RoomState):
     def opened(self) -> Book:
         if self.book is None:
             self.book = Book()
-            self.book.entries()  # which removes those of ours that have ended
+            # Reading the entries removes those of this user that have ended.
+            self.book.entries()
         return self.book
 
     # -- to wait ------------------------------------------------------------------------------
 
     def wait(self, entry: ClaimEntry) -> None:
-        """Stand in the queue, seen by all who read the book, and hold nothing."""
+        """Enter the queue, visible to all readers of the lock table, and hold no device."""
         self.unlock()
         if self.entry is not None and self.entry.id != entry.id:
             self.forget(self.entry)
@@ -104,11 +113,12 @@ class Claims(RoomState):
     # -- to take ------------------------------------------------------------------------------
 
     def take(self, wish: Wish, patience: float, *, new: bool = False) -> Claimed:
-        """Hold what is wished, or nothing; wait so long for those who are about to start.
+        """Reserve the requested devices, all or none; wait `patience` seconds for other starts.
 
-        A new launch that has not waited leaves enough to those who do.
+        A new launch that has not waited leaves enough devices for those in the queue.
         """
-        if self.held:  # for the attempt before
+        # The devices are still held from the attempt before.
+        if self.held:
             return self.claimed()
         book, deadline = self.opened(), time.monotonic() + patience
         self.of, count, lacking = wanted(wish)
@@ -126,14 +136,15 @@ class Claims(RoomState):
             if len(unused) >= most and self.lock(nearest(unused, most), wish):
                 return self.claimed().replace(unsure=unsure)
             if len(unused) >= most:
-                continue  # one of them has just been taken: there may be others
+                # A device has just been taken by another launch; others may be free.
+                continue
             taken = takers(book.entries(), self.of, strangers)
             if not any(each.state == STARTING for each in taken) or time.monotonic() > deadline:
                 return Claimed(taken=taken, unsure=unsure)
             time.sleep(LOOK_SECONDS)
 
     def lock(self, chosen: Sequence[Device], wish: Wish) -> bool:
-        """Take all of these, and say so in the book; or none."""
+        """Lock these devices and write the entry; return False, with no lock, if one is taken."""
         book, got = self.opened(), list[Device]()
         try:
             for one in chosen:
@@ -143,7 +154,8 @@ class Claims(RoomState):
             self.note(got, wish)
             self.held = got
         finally:
-            if not self.held:  # others were quicker, or the disk is full
+            # Another launch was faster, or the disk is full.
+            if not self.held:
                 for one in got:
                     book.unlock(one.key)
         return True
@@ -168,7 +180,7 @@ class Claims(RoomState):
         return Claimed(held=True, words=words)
 
     def let_go(self) -> None:
-        """Let go of what no job has; who came from the queue stands there again."""
+        """Release devices that no job uses; a launch from the queue returns to its place there."""
         if self.book is None or self.entry is None or self.entry.state == RUNNING:
             return
         if self.entry.order:
@@ -178,7 +190,7 @@ class Claims(RoomState):
             self.forget(self.entry)
 
     def drop(self) -> None:
-        """Let go of everything; what a supervisor has inherited stays held by that."""
+        """Release everything; locks that a supervisor has inherited stay held by it."""
         if self.book is None:
             return
         if self.entry is not None and self.entry.state != RUNNING:
@@ -189,7 +201,7 @@ class Claims(RoomState):
     # -- for a job ----------------------------------------------------------------------------
 
     def environment(self, spec: Spec) -> dict[str, str]:
-        """Hold what a job needs, if it is not held yet; return what shows its ranks those alone."""
+        """Reserve a job's devices if not held yet; return the variables that hide the others."""
         if spec.wish is None:
             return {}
         try:
@@ -203,11 +215,12 @@ class Claims(RoomState):
         return hiding_others(self.held, self.of)
 
     def job_started(self, run: RunDir, spec: Spec) -> None:
-        """Leave to the supervisor what it has inherited; keep it as well for a further attempt."""
+        """Mark the entry as running; keep the locks here if there may be another attempt."""
         if self.entry is None or not self.held:
             return
         now = time.time()
-        with contextlib.suppress(OSError):  # a disk that is full
+        # The disk may be full.
+        with contextlib.suppress(OSError):
             self.enter(self.entry.replace(state=RUNNING, job=run.job, since=now))
         if spec.attempt is None:
             self.drop()
@@ -224,9 +237,9 @@ class Claims(RoomState):
 
 
 def wanted(wish: Wish) -> tuple[list[Device], int, str]:
-    """Return what a wish may be met with, how many of these, and why that can never be.
+    """Return the devices that fit a request, the number wanted, and why that is impossible.
 
-    That is GPUs which the job's ranks may see, or slots of a machine that has none.
+    The devices are the GPUs that the job's ranks may see, or slots of a machine without GPUs.
     """
     everything = gpus_here()
     if not everything:
@@ -240,10 +253,10 @@ def wanted(wish: Wish) -> tuple[list[Device], int, str]:
 
 
 def users_of(some: Sequence[Device]) -> tuple[dict[str, Taken], str]:
-    """Return who computes on which of these GPUs, and why that is not known."""
+    """Return the processes that compute on these GPUs, and the reason if they are unknown."""
     if not any(one.vendor == "nvidia" for one in some):
         return {}, ""
-    # A launch on machines without GPUs does without.
+    # Launches on machines without GPUs do not need this import.
     from orchestrator.node.machine.checkup import owner
 
     holders, problem = nvidia.computing(TOOL_SECONDS)
@@ -266,7 +279,7 @@ def users_of(some: Sequence[Device]) -> tuple[dict[str, Taken], str]:
 
 
 def waiting(entries: Sequence[ClaimEntry], left: int) -> tuple[Taken, ...]:
-    """Return the launches that wait, if one that starts now would not leave enough for them."""
+    """Return the queued launches if a launch that starts now would not leave enough for them."""
     some = [one for one in entries if one.state == WAITING]
     if left < 0 or sum(one.wants for one in some) <= left:
         return ()
@@ -276,7 +289,7 @@ def waiting(entries: Sequence[ClaimEntry], left: int) -> tuple[Taken, ...]:
 def takers(
     entries: Sequence[ClaimEntry], some: Sequence[Device], strangers: dict[str, Taken]
 ) -> tuple[Taken, ...]:
-    """Say who has which of these, by the book, and then by who computes there."""
+    """Return the holders of these devices, from the lock table and from running programs."""
     names, found, booked = {one.key: one.name for one in some}, list[Taken](), set[str]()
     for entry in entries:
         keys = [key for key in entry.keys if key in names and key not in booked]
@@ -293,7 +306,7 @@ def takers(
 
 
 def read(visit: ServerSession, request: ReadBook) -> Page:
-    """Read the book, once it is another than before, the head says more, or the time is over."""
+    """Return the entries once they differ from before, the head sends more, or time is over."""
     claims, deadline, called = visit.of(Claims), time.monotonic() + request.seconds, False
     book, (some, count, _) = claims.opened(), wanted(request.wish)
     used = users_of(some)[0] if request.programs else {}
@@ -328,9 +341,9 @@ def slots_of(count: int) -> list[Device]:
 
 
 def visible(known: Sequence[Device], named: str) -> list[Device]:
-    """Return those that a value of CUDA_VISIBLE_DEVICES names; as in CUDA, up to the first error.
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names; as in CUDA, up to the first error.
 
-    What names a part of a GPU (MIG) is claimed by that name.
+    A part of a GPU (MIG) is reserved by its own name.
     """
     chosen: list[Device] = []
     for word in filter(None, (part.strip() for part in named.split(","))):
@@ -348,7 +361,7 @@ def visible(known: Sequence[Device], named: str) -> list[Device]:
 
 
 def nearest(free: Sequence[Device], count: int) -> Sequence[Device]:
-    """Choose so many that are near each other on the bus; of equal choices the first."""
+    """Return `count` devices that are closest on the bus; of equal choices the first."""
     rows = [free[start : start + count] for start in range(len(free) - count + 1)]
     return min(rows, key=lambda row: number_of(row[-1]) - number_of(row[0])) if count else []
 
@@ -359,7 +372,7 @@ def number_of(device: Device) -> int:
 
 
 def hiding_others(chosen: Sequence[Device], of: Sequence[Device]) -> dict[str, str]:
-    """Return what hides the other GPUs from a process; nothing where it has all."""
+    """Return the variables that hide the other GPUs from a process; empty if it has all."""
     vendors = {device.vendor for device in chosen} - {""}
     if not vendors or {device.key for device in chosen} == {device.key for device in of}:
         return {}
@@ -370,5 +383,5 @@ def hiding_others(chosen: Sequence[Device], of: Sequence[Device]) -> dict[str, s
 
 
 def asked_for(named: str) -> str:
-    """Return the GPUs that the user's own settings name: those of the launch, else the login's."""
+    """Return the GPUs named by the launch's settings, or else by the login's."""
     return named or next(filter(None, (os.environ.get(name) for name in VISIBLE)), "")

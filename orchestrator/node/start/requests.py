@@ -1,4 +1,4 @@
-"""Answers what a head asks to start a node's part of a job, the first time and again."""
+"""Answers a head's requests to start a node's part of a job, the first time and again."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def release(visit: ServerSession, request: Release) -> Nothing:
         job = standbys.job_of(run.read_spec())
         if job:
             standbys.end_of_job(job)
-    visit.of(WarmVisit).next_look = math.inf  # there is no next attempt
+    # There is no next attempt.
+    visit.of(WarmVisit).next_look = math.inf
     visit.of(Claims).drop()
     resume_dir.remove(run)
     return Nothing()
@@ -70,7 +71,7 @@ def release(visit: ServerSession, request: Release) -> Nothing:
 
 @answers(Claim)
 def claim(visit: ServerSession, request: Claim) -> Claimed:
-    # What a further attempt wishes is known here.
+    # A later attempt uses the request stored in its first spec.
     wish = RunDir(*request.part).read_spec().wish if request.part else request.wish
     if wish is None:
         return Claimed(held=True)
@@ -95,12 +96,13 @@ def read_book(visit: ServerSession, request: ReadBook) -> Page:
     return claims.read(visit, request)
 
 
-# -- a shell file of each node: what it exports is the job's environment ----------------------
+# -- a shell file for each node: the variables it exports go to the job's environment ----------
 
 HOOK_SECONDS = 60
-SHELL_OWN = {"_", "SHLVL", "PWD", "OLDPWD", "PS1", "PS2"}  # a shell sets and unsets these itself
-# The environment goes to standard output alone; whatever the file prints goes to standard error.
-# No `. file || ...`: what is left of a list like that is deaf to the file's own `set -e`.
+# The shell sets and unsets these itself.
+SHELL_OWN = {"_", "SHLVL", "PWD", "OLDPWD", "PS1", "PS2"}
+# Only the environment goes to standard output; the file's own output goes to standard error.
+# `. file || ...` would disable the file's own `set -e`, so the exit code is tested afterwards.
 SCRIPT = "exec 3>&1 1>&2; . /dev/stdin; case $? in 0) exec env -0 >&3;; *) exit $?;; esac"
 
 
@@ -111,8 +113,9 @@ class HookError(RuntimeError):
 def run_hook(
     text: str, env: dict[str, str], workdir: str, umask: int = -1
 ) -> tuple[dict[str, str], list[str]]:
-    """Return the variables that the hook (set, unset), with `env` on top of our environment."""
-    import tempfile  # not for the probe
+    """Return the variables that the hook (set, unset), with `env` added to this environment."""
+    # The probe does not need this import.
+    import tempfile
 
     before = {**os.environ, **env}
     # Files, not pipes: a process that the hook leaves running could hold a pipe open forever.

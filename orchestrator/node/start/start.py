@@ -27,11 +27,12 @@ from orchestrator.protocol.version import OWN
 if TYPE_CHECKING:
     from orchestrator.node.warm.standbys import WarmSupervisor
 
-TOLD_SECONDS = 10.0  # before the head gives a start up it hears why there is none
+# The head receives the reason of a failure this long before its own timeout.
+TOLD_SECONDS = 10.0
 
 
 def start(visit: ServerSession, spec: Spec) -> StartedHere:
-    """Start this node's part of a job, and return what the head has to know of it."""
+    """Start this node's part of a job; return the supervisor's PID and its directories."""
     run, first = RunDir(spec.job, spec.node), first_run(spec)
     make_run_directory(visit, run, first)
     resume_dir.remove_forgotten(time.time())
@@ -53,7 +54,7 @@ def start(visit: ServerSession, spec: Spec) -> StartedHere:
         there = there.replace(lease=there.lease.replace(fd=ports.peers.fileno()))
     for name, text in spec.files:
         run.write(name, text)
-    # The library stays as long as this run may need it.
+    # The spec names the library, which stays as long as this run may need it.
     there = at_home(visit, there)
     run.write_spec(there)
     pid, warm = start_supervisor(visit, run, there)
@@ -70,13 +71,14 @@ def make_run_directory(visit: ServerSession, run: RunDir, first: RunDir) -> None
     try:
         visit.refuse_if_stopped(run, first)
     except Refusal:
-        with contextlib.suppress(OSError):  # a stop has written its last event there
+        # A stop may have written its last event there.
+        with contextlib.suppress(OSError):
             os.rmdir(run.path)
         raise
 
 
 def with_local_experiment(spec: Spec, run: RunDir, first: RunDir) -> Spec:
-    """Give the ranks a directory on this node's disk in the place of the experiment's."""
+    """Return the spec with an experiment directory on this node's own disk."""
     directory = os.path.join(first.path, "experiment")
     os.makedirs(os.path.join(directory, "outputs"), mode=0o700, exist_ok=first.job != run.job)
     if first.path != run.path:
@@ -85,7 +87,7 @@ def with_local_experiment(spec: Spec, run: RunDir, first: RunDir) -> Spec:
 
 
 def stand_by(visit: ServerSession, spec: Spec) -> StartedHere:
-    """Keep a spec as that of a part that is over: a later attempt may begin with it."""
+    """Store the spec as that of a part that is over, with which a later attempt may begin."""
     spec = at_home(visit, spec)
     run = RunDir(spec.job, spec.node)
     run.create()
@@ -102,13 +104,13 @@ def stand_by(visit: ServerSession, spec: Spec) -> StartedHere:
 
 
 def at_home(visit: ServerSession, spec: Spec) -> Spec:
-    """Complete a spec by what only this machine knows."""
+    """Return the spec with the facts that only this machine knows."""
     spec = checkout.with_first(spec)
     return spec.replace(library=LIBRARY, version=OWN, umask=visit.umask, machine=machine())
 
 
 def start_supervisor(visit: ServerSession, run: RunDir, spec: Spec) -> tuple[int, WarmStart]:
-    """Start it and wait until torchrun is on its way, or raise the reason why it is not."""
+    """Start the supervisor and wait until it has started torchrun; raise a Refusal otherwise."""
     ports = visit.of(Ports)
     inherited = [*visit.of(Claims).files, *ports.files]
     supervisor: subprocess.Popen[bytes] | WarmSupervisor
@@ -130,7 +132,8 @@ def start_supervisor(visit: ServerSession, run: RunDir, spec: Spec) -> tuple[int
     if select.select([supervisor.stdout], [], [], spec.patience - TOLD_SECONDS)[0]:
         word = supervisor.stdout.readline()
     if word != b"ready\n":
-        supervisor.kill()  # one that is only slow would start the job when nobody expects it
+        # A supervisor that is only slow must not start the job later.
+        supervisor.kill()
         visit.refuse_if_stopped(run)
         with open(os.path.join(run.path, "supervisor.err"), "rb") as file:
             words = word + file.read()[-2000:]
@@ -141,17 +144,19 @@ def start_supervisor(visit: ServerSession, run: RunDir, spec: Spec) -> tuple[int
 def take_warm(
     visit: ServerSession, run: RunDir, spec: Spec, files: list[int]
 ) -> tuple[WarmSupervisor | None, str]:
-    """Hand the job over to a warm process; without one that fits, say why."""
+    """Start the job from a standby; return None and the reason if none fits."""
     later = spec.attempt is not None and spec.attempt.number > 1
     if not (spec.warm or later):
-        return None, ""  # what others left is for those who ask for it
-    from orchestrator.node.warm import standbys  # not for every start
+        # A standby is used only by launches that ask for one.
+        return None, ""
+    # Most starts do not need this import.
+    from orchestrator.node.warm import standbys
 
     return standbys.hand_over(run, spec, os.environ, visit.umask, files)
 
 
 def part_of(request: Start) -> Spec:
-    """Return the spec of the part that is to be started: one that was sent, or is here already."""
+    """Return the spec of the part to start: the one sent, or the one stored here."""
     spec, place = request.spec, request.place
     if spec is None:
         attempt = place.attempt if place is not None else None
@@ -177,7 +182,7 @@ def first_run(spec: Spec) -> RunDir:
 
 
 def is_experiment(path: str, job: str) -> bool:
-    """Is the head's experiment directory this very one here, on a shared disk?"""
+    """Return True if the head's experiment directory is visible here, on a shared disk."""
     try:
         with open(os.path.join(path, "job.json"), encoding="utf-8") as file:
             return bool(json.load(file).get("job") == job) and os.access(path, os.W_OK)

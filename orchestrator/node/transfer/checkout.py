@@ -1,4 +1,4 @@
-"""Makes snapshots for the jobs of one head, and leaves none that no job has taken up."""
+"""Makes snapshots for the jobs of one head, and removes those that no job uses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from orchestrator.protocol.spec import Spec
 
 
 class CodeVisit(RoomState):
-    """One head's work on the store, and the snapshots that no job has yet."""
+    """One head's work on the store, and the snapshots without a job so far."""
 
     def __init__(self, visit: ServerSession) -> None:
         super().__init__(visit)
@@ -29,7 +29,7 @@ class CodeVisit(RoomState):
         self.unused: set[bytes] = set()
 
     def check_out(self, request: CheckOut) -> CheckedOut:
-        """Make a snapshot of a tree that was offered, once its contents are here."""
+        """Return a new snapshot of an offered tree whose contents have all arrived."""
         from orchestrator.node.machine.disks import disk
         from orchestrator.node.machine.probe import resolve_target
 
@@ -52,12 +52,12 @@ class CodeVisit(RoomState):
         )
 
     def job_started(self, run: RunDir, spec: Spec) -> None:
-        """Leave the snapshot to the job that runs in it."""
+        """Assign the snapshot to the job that runs in it."""
         path = snapshot.snapshot_of(self.store, spec.workdir)
         if path in self.unused:
             self.unused.remove(path)
             snapshot.keep(path, run)
-            # The job does not wait for it.
+            # The job does not wait for the cleanup.
             threading.Thread(target=self.tidy, daemon=True).start()
 
     def tidy(self) -> None:
@@ -71,17 +71,19 @@ class CodeVisit(RoomState):
                 snapshot.remove(path)
 
 
-# Removes the snapshots of jobs whose run directories go, and contents that no tree needs.
+# -- snapshots of jobs whose run directories are removed, and contents that no tree needs ------
 
-Run = tuple[str, int]  # a job, and the index of a node in it
+# A run is a job and the index of a node in it.
+Run = tuple[str, int]
 
 
 def snapshots_of(runs: Iterable[Run]) -> dict[Run, bytes]:
-    """Return the snapshots in which these jobs ran; their specs name them."""
+    """Return the snapshots in which these jobs ran, as their specs name them."""
     store = Store()
     held = {}
     for job, node in runs:
-        with contextlib.suppress(ValueError):  # no name of a job: node/job/cleanup.py says so
+        # An invalid job name is reported by node/job/cleanup.py.
+        with contextlib.suppress(ValueError):
             path = snapshot.of_run(store, RunDir(job, node))
             if path:
                 held[job, node] = path
@@ -89,13 +91,14 @@ def snapshots_of(runs: Iterable[Run]) -> dict[Run, bytes]:
 
 
 def remove(held: dict[Run, bytes], gone: Iterable[Run]) -> int:
-    """Remove the snapshots of the runs that are gone; return how many bytes that freed."""
+    """Remove the snapshots of the runs that are gone; return the number of bytes freed."""
     store, freed = Store(), 0
     for run in gone:
         if run in held:
             with contextlib.suppress(OSError):
                 freed += snapshot.remove(held[run])
-    with contextlib.suppress(OSError):  # nothing was ever sent here
+    # The store may not exist yet.
+    with contextlib.suppress(OSError):
         if os.path.isdir(store.snapshots):
             snapshot.tidy(store, time.time())
             freed += store.collect(time.time())
@@ -110,12 +113,14 @@ PACKAGES = ("site-packages", "dist-packages")
 class Installs(NamedTuple):
     """The packages that this Python imports from one directory of the node."""
 
-    first: list[str]  # directories below it that a snapshot has
-    strange: list[str]  # installs that only their own finder understands
+    # Directories below it that the snapshot has as well.
+    first: list[str]
+    # Installs that only their own finder can resolve.
+    strange: list[str]
 
 
 def installs_from(directory: str) -> Installs:
-    """Find what is installed from a directory, by the search path and the finders of setuptools."""
+    """Return the packages installed from a directory, by sys.path and setuptools' finders."""
     source = os.path.realpath(os.path.expanduser(directory))
     first, strange = dict[str, None](), list[str]()
     if not os.path.isdir(source):
@@ -146,24 +151,25 @@ def is_below(path: str, directory: str) -> bool:
 
 
 def is_of_python(path: str, source: str) -> bool:
-    """Return True for the environment itself, if it lies in the directory, and for our library."""
+    """Return True for the environment itself, if it lies in the directory, and this library."""
     prefix = os.path.realpath(sys.prefix)
     of_prefix = is_below(prefix, source) and is_below(path, prefix)
     return of_prefix or is_below(path, os.path.realpath(home())) or path.endswith(PACKAGES)
 
 
 def note_first(path: bytes, first: list[str]) -> None:
-    """Write into a snapshot which of its directories its ranks search first."""
+    """Write into a snapshot the directories that its ranks search first."""
     if first:
         files.replace(os.fsdecode(os.path.join(path, snapshot.FIRST)), "\n".join(first))
 
 
 def with_first(spec: Spec) -> Spec:
-    """Return a part whose ranks import from the snapshot what is installed from the copy."""
+    """Return a spec whose ranks import packages from the snapshot instead of the node's copy."""
     whole = snapshot.snapshot_of(Store(), spec.workdir)
     places = list(first_of(whole, spec.workdir)) if whole else []
     before = spec.env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-    if not places or before.startswith(places[0]):  # a later attempt has it
+    # The spec of a later attempt has the path already.
+    if not places or before.startswith(places[0]):
         return spec
     path = os.pathsep.join(filter(None, (*places, before)))
     return spec.replace(env={**spec.env, "PYTHONPATH": path})

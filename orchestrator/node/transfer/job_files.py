@@ -1,7 +1,7 @@
-"""Lists what ranks wrote in the directories of their job on this node, and what it lacks of others.
+"""Lists files that ranks wrote in their job's directories here, and receives the master's files.
 
-Before each attempt a node gets what it lacks of what the job's master wrote: see
-docs/guide/shared_files.md. What comes so is noted: it is no result of this node.
+Before each attempt a node gets the files of the job's master that it lacks: see
+docs/guide/shared_files.md. Received files are recorded, as they are not results of this node.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from orchestrator.protocol.spec import Spec
 
 # The directories of a job; GIVEN ones are the node's own, named by sync.outputs.
 WORK, ABOVE, OUTPUTS, RESUME, GIVEN = "work", "above", "outputs", "resume", "given/"
-# What Python, the kernel and we ourselves leave beside a program's files.
+# Files that Python, the kernel and this program leave beside a program's files.
 NOT_SAVED = re.compile(r"__pycache__|core(\.[0-9]+)?|\.orchestrator-.*", re.DOTALL)
-# What our own Trainer and sampler write, by its path: they bring it themselves.
+# Files of this program's Trainer and sampler, by path: they are transferred separately.
 OURS = {
     OUTPUTS: re.compile(
         r"checkpoints/\.?step_[0-9]{8,}.*|(rank_[0-9]+|node_[0-9]+)_[^/]*|time_spent\.jsonl"
@@ -47,21 +47,25 @@ OURS = {
     RESUME: re.compile(r"(trainer[0-9]+|script)\..*", re.DOTALL),
 }
 MOST_FILES = 20_000
-SEARCH_SECONDS = 5.0  # the next attempt waits for it
-CLOCK_SECONDS = 2.0  # that a file system's clock may be behind this machine's
+# The next attempt waits for the search.
+SEARCH_SECONDS = 5.0
+# A file system's clock may be this far behind the machine's.
+CLOCK_SECONDS = 2.0
 
-Looks = tuple[int, int, str]  # size, microseconds of the last change, target of a link
+# The size, the microseconds of the last change, and the target of a link.
+Looks = tuple[int, int, str]
 
 
 class Root(NamedTuple):
     """A directory of a job on this node."""
 
     path: str
-    shared: bool  # it lies on the disk of the head's experiment
+    # True if it lies on the disk of the head's experiment.
+    shared: bool
 
 
 def written(run: RunDir, request: AskJobFiles) -> JobFiles:
-    """List what was written in the job's directories since the job began."""
+    """Return the files written in the job's directories since the job began."""
     spec = run.read_spec()
     roots, since = roots_of(run, spec, request.outputs), began(run, spec)
     inner = home(), os.path.dirname(experiment(run, spec)), spec.workdir
@@ -71,7 +75,8 @@ def written(run: RunDir, request: AskJobFiles) -> JobFiles:
         after = max(since, whole_at(roots)) if name in (WORK, ABOVE) else since
         try:
             for path in walk(name, os.path.realpath(root.path), apart, until):
-                with contextlib.suppress(OSError):  # it was removed while we looked
+                # The file was removed during the search.
+                with contextlib.suppress(OSError):
                     found += described(name, root.path, path, after)
         except TimeoutError:
             whole = False
@@ -86,9 +91,9 @@ def written(run: RunDir, request: AskJobFiles) -> JobFiles:
 def target(
     run: RunDir, place: RemoteDir, entries: Sequence[ManifestEntry], umask: int
 ) -> IncomingFiles:
-    """Return the directory of a job as a place for what the job's master wrote in its own."""
+    """Return the receiver for files that the job's master wrote in the same directory."""
     root = roots_of(run, run.read_spec(), place.outputs).get(place.directory)
-    if root is None:  # this node does not have it
+    if root is None:
         return IncomingFiles(())
     if root.shared and place.shared:
         return SharedDirectory(root.path, entries)
@@ -96,7 +101,7 @@ def target(
 
 
 class SharedDirectory(IncomingFiles):
-    """A directory on a disk that the master shares: its files appear there by themselves."""
+    """A directory on a disk shared with the master, where its files appear without a transfer."""
 
     def __init__(self, root: str, entries: Sequence[ManifestEntry]) -> None:
         super().__init__(entries)
@@ -109,9 +114,9 @@ class SharedDirectory(IncomingFiles):
 
 
 class FromMaster(TargetDirectory):
-    """A directory of a job that gets what the master wrote, and notes what came so.
+    """A receiver for a job's directory that records the files it gets from the master.
 
-    In the directory that outlives attempts a file that this node's ranks wrote stays.
+    In the resume directory, a file that this node's ranks wrote is not overwritten.
     """
 
     def __init__(
@@ -139,7 +144,7 @@ class FromMaster(TargetDirectory):
         return super().lacks(entry, dry_run=dry_run)
 
     def finish(self) -> None:
-        """Give directories the times of the master's, inner ones first: some ask for the newest."""
+        """Set directories to the master's times, inner ones first: programs may compare them."""
         for entry in sorted(self.entries, reverse=True):
             if entry.kind == DIRECTORY:
                 with contextlib.suppress(OSError):
@@ -154,7 +159,7 @@ class FromMaster(TargetDirectory):
 
 
 def roots_of(run: RunDir, spec: Spec, outputs: Iterable[str]) -> dict[str, Root]:
-    """Return the directories of a job, by the names that they have on all nodes."""
+    """Return the directories of a job by the names that are the same on all nodes."""
     work, outside = spec.workdir, experiment(run, spec)
     shared = outside != own_experiment(run)
     found = {
@@ -182,19 +187,20 @@ def experiment(run: RunDir, spec: Spec) -> str:
 
 
 def is_on_one_disk(experiment: str, workdir: str) -> bool:
-    """Return True if the experiment is below the directory that its program runs in."""
+    """Return True if the experiment is below the workdir, and on the same disk."""
     inside = os.path.realpath(experiment).startswith(os.path.join(os.path.realpath(workdir), ""))
     return inside and os.stat(experiment).st_dev == os.stat(workdir).st_dev
 
 
 def began(run: RunDir, spec: Spec) -> float:
-    """Return when the job began, by the clock of the disk that it writes to."""
-    noted = os.path.join(experiment(run, spec), "config.yaml")  # the head's, on a shared disk
+    """Return the start of the job, by the clock of the disk that it writes to."""
+    # This file is the head's, on a shared disk.
+    noted = os.path.join(experiment(run, spec), "config.yaml")
     return os.stat(noted if os.path.exists(noted) else run.spec).st_mtime - CLOCK_SECONDS
 
 
 def whole_at(roots: Mapping[str, Root]) -> float:
-    """Return when the job's snapshot was whole; 0 where it runs in another directory."""
+    """Return the time when the snapshot was complete; 0 if the job runs elsewhere."""
     if ABOVE not in roots:
         return 0.0
     return os.stat(os.path.join(roots[ABOVE].path, os.fsdecode(snapshot.WHOLE))).st_mtime
@@ -204,9 +210,9 @@ def whole_at(roots: Mapping[str, Root]) -> float:
 
 
 def walk(name: str, root: str, apart: Collection[str], until: float) -> Iterator[str]:
-    """Yield the files and links below a directory; TimeoutError says that it takes too long.
+    """Yield the files and links below a directory; raise TimeoutError after `until`.
 
-    Left out are hidden directories, hidden files beside the program, and what is not saved.
+    Skips hidden directories, hidden files beside the program, and files that are not saved.
     """
     ours, beside = OURS.get(name), name in (WORK, ABOVE)
     for directory, names, others in os.walk(root):
@@ -233,7 +239,7 @@ def is_saved(ours: re.Pattern[str] | None, path: str) -> bool:
 
 
 def described(name: str, root: str, path: str, since: float) -> Iterator[OutputFile]:
-    """Yield what a file or a link is that was written since then; not one that leads elsewhere."""
+    """Yield a file or link if it changed since then; skip links that lead outside."""
     status = os.lstat(os.path.join(root, path))
     if not snapshot.is_since(status, int(since * 1e9)):
         return
@@ -247,7 +253,7 @@ def described(name: str, root: str, path: str, since: float) -> Iterator[OutputF
 
 
 def inner_target(root: str, path: str) -> str:
-    """Return where a link leads, from its own directory; nothing where that is outside."""
+    """Return the relative target of a link, or an empty string if it leads outside."""
     above = os.path.join(root, os.path.dirname(path))
     target = os.readlink(os.path.join(root, path))
     if os.path.isabs(target):
@@ -257,7 +263,7 @@ def inner_target(root: str, path: str) -> str:
 
 
 def directories(roots: Mapping[str, Root], found: Sequence[OutputFile]) -> Iterator[OutputFile]:
-    """Yield the directories that files are in, with their times: programs look for the newest."""
+    """Yield the files' parent directories with their times: programs look for the newest."""
     seen = set[tuple[str, str]]()
     for file in found:
         path = os.path.dirname(file.path)
@@ -278,7 +284,7 @@ def looks_of(entry: ManifestEntry) -> Looks:
 
 
 def looks_at(path: str) -> Looks | None:
-    """Return the looks of what has this name; None if nothing has."""
+    """Return the size, time and link target of a path; None if nothing exists there."""
     try:
         status = os.lstat(path)
         if stat.S_ISLNK(status.st_mode):
@@ -293,7 +299,7 @@ def note_of(run: RunDir) -> str:
 
 
 def brought(run: RunDir) -> dict[str, Looks]:
-    """Return the files that came from the job's master, by their paths, as they looked then."""
+    """Return the state of each file received from the job's master, by path."""
     try:
         with open(note_of(run), encoding="utf-8") as file:
             return {path: tuple(looks) for path, looks in json.load(file).items()}
@@ -302,7 +308,7 @@ def brought(run: RunDir) -> dict[str, Looks]:
 
 
 def without_brought(run: RunDir, listed: Sequence[OutputFile], place: str) -> list[OutputFile]:
-    """Leave out of the results of a node what came to it from the master, and is as it came."""
+    """Return a node's results without files received from the master and unchanged since."""
     known = brought(run)
     paths = (os.path.join(os.path.realpath(file.place or place), file.path) for file in listed)
     pairs = zip(listed, paths)  # noqa: B905  3.9

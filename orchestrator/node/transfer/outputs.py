@@ -1,4 +1,4 @@
-"""Lists and reads files for the head: what a job's ranks wrote on this node, or any directory."""
+"""Lists and reads files for the head: those that a job's ranks wrote here, or any directory."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from orchestrator.protocol.requests.transfer import (
     ReadFile,
 )
 
-MOST = 1_000_000  # files in one listing
+# The limit of files in one listing.
+MOST = 1_000_000
 MOST_LEFT_OUT = 100
-PUBLISHED = "checkpoints/step_"  # torch's .metadata belongs to it
-# Hidden names that are no results: of caches, environments and tools, and what we keep ourselves.
+# Hidden files below it are results, such as torch's .metadata.
+PUBLISHED = "checkpoints/step_"
+# Hidden names that are no results: those of caches, environments, tools, and this program.
 STAY_HIDDEN = re.compile(
     r"\.(cache|git|hg|svn|venv|env|tox|nox|\w+_cache|ipynb_checkpoints|locks?|triton|nv|config|local"
     r"|DS_Store|nfs\w+|.*\.(swp|tmp|lock|part|partial|before)|step_.*|orchestrator.*)",
@@ -40,17 +42,19 @@ def has_checkpoints(run: RunDir) -> bool:
 
 
 def of_job(run: RunDir, *, checkpoints: bool, beside: float = 0.0) -> OutputFiles:
-    """List what the ranks wrote; checkpoints belong to the node, unless they are asked for.
+    """Return the files that the ranks wrote; checkpoints stay on the node unless requested.
 
-    For so many seconds also look for what they wrote beside their code.
+    For at most `beside` seconds, files that they wrote beside their code are looked for as well.
     """
     root = directory(run)
     listing = Listing(root, hidden=False)
     listing.walk("", () if checkpoints else ("checkpoints",))
     if beside:
         add_outputs_beside_code(listing, run, time.monotonic() + beside)
-    if run.node:  # the master's are results, also those that came to it from the master before
-        from orchestrator.node.transfer import job_files  # the end of a job needs it
+    # On node 0 all files are results, even those from the master of an earlier attempt.
+    if run.node:
+        # Only the end of a job needs this import.
+        from orchestrator.node.transfer import job_files
 
         listing.files = job_files.without_brought(run, listing.files, root)
     answer = listing.answer(checkpoints=has_checkpoints(run))
@@ -58,9 +62,9 @@ def of_job(run: RunDir, *, checkpoints: bool, beside: float = 0.0) -> OutputFile
 
 
 def add_outputs_beside_code(whole: Listing, run: RunDir, until: float) -> None:
-    """Add what the ranks wrote into the snapshot that they ran in, if it was one.
+    """Add files that the ranks wrote into their snapshot, if they ran in one.
 
-    What they wrote above its tree has a path below the snapshot: none is below the tree as well.
+    A file above the snapshot's tree has a path below the snapshot, which no file of the tree has.
     """
     from orchestrator.node.transfer import snapshot
     from orchestrator.node.transfer.store import Store
@@ -79,16 +83,17 @@ def add_outputs_beside_code(whole: Listing, run: RunDir, until: float) -> None:
     except TimeoutError:
         whole.left_out.append(f"{whole.workdir} (it takes too long to look through)")
         return
-    except (OSError, ValueError):  # it was pruned
+    # The run or the snapshot was pruned.
+    except (OSError, ValueError):
         pass
     for listing in (beside, above):
         whole.files += [file.replace(place=listing.root) for file in listing.files]
 
 
 def of_path(path: str, base: str) -> OutputFiles:
-    """List a file, or a directory and all that is in it, by names that begin with its own.
+    """Return a file, or a directory and everything in it, by names that begin with its own.
 
-    A link that was named is followed.
+    A named link is followed.
     """
     home = os.path.expanduser("~")
     base = os.path.expanduser(base)
@@ -98,7 +103,8 @@ def of_path(path: str, base: str) -> OutputFiles:
     try:
         status = os.stat(whole)
         if stat.S_ISDIR(status.st_mode):
-            os.listdir(whole)  # one that cannot be read is an error, and not an empty one
+            # An unreadable directory is an error, not an empty one.
+            os.listdir(whole)
     except OSError as error:
         raise ValueError(f"{whole}: {(error.strerror or str(error)).lower()}") from None
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
@@ -108,7 +114,7 @@ def of_path(path: str, base: str) -> OutputFiles:
 
 
 class Listing:
-    """Lists what there is below a directory; links are not followed."""
+    """A list of everything below a directory; links are not followed."""
 
     def __init__(self, root: str, *, hidden: bool, most: int = MOST) -> None:
         self.root, self.hidden, self.most = root, hidden, most
@@ -128,7 +134,7 @@ class Listing:
         )
 
     def walk(self, below: str, without: tuple[str, ...]) -> None:
-        """Add all that is in a directory, by name."""
+        """Add everything in a directory, in the order of names."""
         try:
             entries = sorted(os.scandir(os.path.join(self.root, below)), key=lambda e: e.name)
         except OSError as error:
@@ -165,7 +171,7 @@ class Listing:
 
 
 def read(request: ReadFile) -> FilePiece:
-    """Read a piece of a listed file; the caller has seen that it is listed."""
+    """Return a piece of a file; the caller must have checked that it was listed."""
     with files.open_plain(os.path.join(request.place, request.path)) as file:
         if request.changed not in (0, os.fstat(file.fileno()).st_mtime_ns):
             raise ValueError("it changed while it was read: fetch it again")

@@ -1,7 +1,7 @@
-"""Files that come to this node from the head: each whole, or not at all.
+"""Files that arrive from the head: each is complete, or does not appear at all.
 
-`IncomingFiles` is one manifest on its way into a place; its kinds say what is lacking there, and
-how a file comes to be there.
+`IncomingFiles` receives one manifest. Its subclasses decide which files are lacking, and
+how a file is written.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from orchestrator.protocol.requests.transfer import FilePart, Lacking, parts_of
 
 
 class OtherContent(ValueError):
-    """Raised for a file that came with another content than it should have."""
+    """Raised for a file whose received content is not the expected one."""
 
     def __init__(self, path: bytes) -> None:
         super().__init__(f"{os.fsdecode(path)} came with another content")
@@ -33,40 +33,43 @@ class Writing(Protocol):
     """A file that is being written."""
 
     def write(self, data: memoryview) -> None:
-        """Add bytes that come next."""
+        """Add the next bytes."""
 
     def finish(self) -> None:
-        """Give the whole file its name; OtherContent where it is not what it should be."""
+        """Publish the complete file under its name; raise OtherContent if its content is wrong."""
 
     def abandon(self) -> None:
-        """Remove it, as it is not whole."""
+        """Remove the incomplete file."""
 
 
 class IncomingFiles:
-    """The files of one manifest on their way into a place."""
+    """The files of one manifest on their way into a directory or the store."""
 
-    goes_on = True  # after a file that cannot be written; else that ends the transfer
+    # If False, a file that cannot be written ends the transfer.
+    goes_on = True
 
     def __init__(self, entries: Sequence[ManifestEntry]) -> None:
         self.entries = entries
-        self.missing = set[int]()  # still to come
+        # The files that must still arrive.
+        self.missing = set[int]()
         self.failed: dict[int, str] = {}
-        self.number, self.at = -1, 0  # of the file that is being written
+        # The number of the file that is being written, and the offset in it.
+        self.number, self.at = -1, 0
         self.writing: Writing | None = None
 
     def look(self, *, dry_run: bool) -> Lacking:
-        """Return what is lacking, after making what needs no contents."""
+        """Return the lacking files, after creating entries that need no contents."""
         return Lacking(ranges=(), failed={})
 
     def begin(self, number: int) -> Writing:
-        """Begin to write a file."""
+        """Return a writer for a file."""
         raise NotImplementedError
 
     def finish(self) -> None:
-        """Do what is due once every file is here."""
+        """Run the final steps once every file has arrived."""
 
     def compare(self, *, dry_run: bool = False) -> Lacking:
-        """Return what is lacking; that is awaited from now on."""
+        """Return the lacking files, which are expected from now on."""
         lacking = self.look(dry_run=dry_run)
         self.missing = set(manifest.numbers_in(lacking.ranges, len(self.entries)))
         self.failed = dict(lacking.failed)
@@ -80,7 +83,7 @@ class IncomingFiles:
             self.put(part, content)
 
     def put(self, part: FilePart, data: memoryview) -> None:
-        """Write some bytes of a file; its last ones give it its name."""
+        """Write a part of a file; the last part publishes the file."""
         if part.number in self.failed:
             return
         if part.number not in self.missing:
@@ -112,19 +115,19 @@ class IncomingFiles:
                 self.finish()
 
     def fail(self, number: int, problem: str) -> None:
-        """Give up a file."""
+        """Record a file as failed."""
         self.abandon()
         self.failed[number] = problem
 
     def abandon(self) -> None:
-        """Remove the file that is not whole, if there is one."""
+        """Remove the incomplete file, if there is one."""
         writing, self.writing, self.number = self.writing, None, -1
         if writing is not None:
             writing.abandon()
 
 
 def unzip(data: bytes | bytearray, most: int) -> bytes:
-    """Unpack what another machine sent, up to a limit."""
+    """Return unpacked data from another machine; raise ValueError above a size limit."""
     unpacker = zlib.decompressobj()
     try:
         content = unpacker.decompress(data, most)
@@ -137,11 +140,12 @@ def unzip(data: bytes | bytearray, most: int) -> bytes:
 
 # -- a directory that takes files: the user's own, or one of a job ----------------------------
 
-LABEL = f"push {os.uname().nodename}"  # nodes may share this disk, and not its locks
+# Nodes may share this disk, but not its locks.
+LABEL = f"push {os.uname().nodename}"
 
 
 class TargetDirectory(IncomingFiles):
-    """A directory that takes files; what differs is overwritten."""
+    """A directory that receives files; files that differ are overwritten."""
 
     def __init__(
         self, root: Path, entries: Sequence[ManifestEntry], umask: int, *, private: bool = False
@@ -150,7 +154,7 @@ class TargetDirectory(IncomingFiles):
         self.folder = Folder(root, private=private, umask=umask)
 
     def look(self, *, dry_run: bool) -> Lacking:
-        """Return what is lacking; make directories and links."""
+        """Return the lacking files, after creating directories and links."""
         lacking, failed = [], {}
         if not dry_run:
             try:
@@ -166,7 +170,7 @@ class TargetDirectory(IncomingFiles):
         return Lacking(ranges=ranges(lacking), failed=failed)
 
     def lacks(self, entry: ManifestEntry, *, dry_run: bool) -> bool:
-        """Return True if an entry is not here; make it if it needs no contents."""
+        """Return True if an entry is missing; create it if it needs no contents."""
         parts = parts_of_path(entry)
         if dry_run and not os.path.lexists(os.path.join(self.folder.root, *parts)):
             return entry.kind != DIRECTORY
@@ -206,7 +210,7 @@ class TargetDirectory(IncomingFiles):
 
 
 class Arriving:
-    """A file that comes, under a hidden name until it is whole."""
+    """A file that arrives under a hidden name until it is complete."""
 
     def __init__(self, folder: Folder, entry: ManifestEntry) -> None:
         self.folder, self.entry = folder, entry
@@ -223,13 +227,13 @@ def parts_of_path(entry: ManifestEntry) -> list[str]:
     return os.fsdecode(entry.path).split("/")
 
 
-# -- what ranks are handed when their job starts ----------------------------------------------
+# -- private files for the ranks of a job, sent before it starts ------------------------------
 
 HANDED_NAME = re.compile(rb"[A-Za-z0-9_]+[.](pkl|zip)")
 
 
 def handed_files(run: RunDir, entries: Sequence[ManifestEntry]) -> TargetDirectory:
-    """Return the directory for these files."""
+    """Return the receiver for the private files of a job that has not started."""
     for entry in entries:
         if entry.kind != FILE or not HANDED_NAME.fullmatch(entry.path):
             raise ValueError(f"not the name of a file for a job: {entry.path!r}")
@@ -241,7 +245,7 @@ def waiting_place(run: RunDir) -> str:
 
 
 def hand_over(run: RunDir, first: RunDir) -> None:
-    """Move the files into the run directory; a later attempt has those of the first."""
+    """Move the files into the run directory; a later attempt links those of the first."""
     if os.path.isdir(waiting_place(run)):
         os.rename(waiting_place(run), run.parcel)
     elif first.path != run.path and os.path.isdir(first.parcel):

@@ -1,4 +1,4 @@
-"""Answers what a head asks to move files: from it, and home."""
+"""Answers a head's requests to move files to this node and back."""
 
 from __future__ import annotations
 
@@ -36,22 +36,25 @@ from orchestrator.protocol.requests.transfer import (
 
 
 class Moving(RoomState):
-    """Holds what this visit moves."""
+    """The transfers of this session."""
 
     def __init__(self, visit: ServerSession) -> None:
         super().__init__(visit)
-        self.offered = IncomingFiles(())  # the files that the head offered last
-        self.handed: dict[str, RunDir] = {}  # what waits for the start of its job
-        self.listed: set[tuple[str, str]] = set()  # files that the head knows, and may ask for
+        # The files that the head offered last.
+        self.offered = IncomingFiles(())
+        # The runs whose private files wait for the start of the job.
+        self.handed: dict[str, RunDir] = {}
+        # The files that were listed, which the head may read.
+        self.listed: set[tuple[str, str]] = set()
 
     def leave(self) -> None:
-        """End all that is under way, and discard what no job took up."""
+        """End all transfers, and discard files that no job has taken."""
         self.offered.abandon()
         for run in self.handed.values():
             receive.discard(run)
 
     def offer(self, place: RemoteDir) -> IncomingFiles:
-        """Take the list in the pieces before as that of the files that come."""
+        """Return the receiver for the manifest in the payload; end the transfer before it."""
         self.offered.abandon()
         listing = unzip(self.visit.take_piece(), LARGEST_LIST_BYTES)
         entries = manifest.unpacked(listing)
@@ -78,7 +81,7 @@ class Moving(RoomState):
         return self.offered
 
     def list(self, listing: OutputFiles) -> OutputFiles:
-        """Note the files of an answer: the head may ask for these, and no others."""
+        """Record the files of an answer: the head may read these, and no others."""
         self.listed |= {(file.place or listing.place, file.path) for file in listing.files}
         return listing
 
@@ -93,7 +96,7 @@ def offer(visit: ServerSession, request: Offer) -> Lacking:
 
 @answers(Contents)
 def contents(visit: ServerSession, request: Contents) -> FailedWrites:
-    """Write what came."""
+    """Write the received parts; return the files that failed."""
     offered = visit.of(Moving).offered
     try:
         data = unzip(visit.take_piece(), min(request.size, LARGEST_BATCH_BYTES) or 1)
@@ -104,7 +107,8 @@ def contents(visit: ServerSession, request: Contents) -> FailedWrites:
         offered.abandon()
         raise
     if request.last:
-        offered.abandon()  # what has not come by now
+        # The last file is incomplete if more of it was expected.
+        offered.abandon()
     return FailedWrites(failed=dict(offered.failed))
 
 

@@ -1,8 +1,8 @@
-"""Makes a directory for each launch from the contents that are kept, and lists what is new in it.
+"""Makes a directory for each launch from stored contents, and lists files that are new in it.
 
-A job that runs keeps its snapshot, whatever is edited or sent later. It goes with the job's run
-directory; one whose job never started goes when its head leaves, or at a later launch.
-The tree lies some directories deep in it, in snapshots/NAME/TITLE, so that what a program writes
+A running job keeps its snapshot, even if files are edited or sent later. It is removed with the run
+directory. Without a job it is removed when its head disconnects, or at a later launch.
+The tree is some levels below it, in snapshots/NAME/TITLE, so that files that a program writes
 to `../outputs` has a place of its own there.
 """
 
@@ -26,11 +26,14 @@ from orchestrator.protocol.events import Ended
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, ManifestEntry, is_inside
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
-# Notes in snapshots/NAME: whose it is, when it was whole, what its ranks search first.
+# Files in snapshots/NAME: its job, the time of its completion, and its ranks' first directories.
 OWNER, WHOLE, FIRST = b".run", b".whole", b".first"
-KEPT = 8  # of the newest
-COPIED_BYTES = 16 << 20  # a tree up to here is copied, so that a job may even write into its files
-UNUSED_SECONDS = 3600.0  # after which a snapshot without a job is taken for one that has none
+# The number of newest snapshots that are kept.
+KEPT = 8
+# A tree up to this size is copied, so that a job may even write into its files.
+COPIED_BYTES = 16 << 20
+# After this time, a snapshot without a job counts as unused.
+UNUSED_SECONDS = 3600.0
 
 
 class Made(NamedTuple):
@@ -41,7 +44,7 @@ class Made(NamedTuple):
 
 
 def make(store: Store, name: str, title: str, entries: Iterable[ManifestEntry]) -> Made:
-    """Make a snapshot of contents that are kept."""
+    """Return a new snapshot of stored contents."""
     if not NAME.fullmatch(name) or not is_inside(os.fsencode(title)):
         raise ValueError(f"not the name of a snapshot: {name!r}, {title!r}")
     place = new_directory(os.path.join(store.snapshots, name.encode()))
@@ -65,7 +68,7 @@ def make(store: Store, name: str, title: str, entries: Iterable[ManifestEntry]) 
 
 
 def new_directory(name: bytes) -> bytes:
-    """Make NAME-0: so all nodes have one path, but for those that share a disk with another."""
+    """Return NAME-0, or the next number if nodes that share a disk have taken it."""
     for number in itertools.count():
         candidate = b"%b-%d" % (name, number)
         with contextlib.suppress(FileExistsError):
@@ -82,7 +85,7 @@ def make_directories(path: bytes, known: set[bytes]) -> None:
 
 
 def link(kept: bytes, path: bytes, entry: ManifestEntry) -> None:
-    """Link a content, or copy it where the file system has no room for a link."""
+    """Link a content, or copy it if the file system refuses a link."""
     refuse_changed(kept, entry)
     try:
         os.link(kept, path)
@@ -98,18 +101,19 @@ def copy(kept: bytes, path: bytes, entry: ManifestEntry) -> None:
 
 
 def refuse_changed(kept: bytes, entry: ManifestEntry) -> None:
-    """Refuse a content that is not here, or was changed where it is kept; note its use."""
+    """Refuse a content that is missing or was changed in the store; record its use."""
     if not is_kept(kept, entry):
         raise ValueError(f"{os.fsdecode(entry.path)} has to come again: type the command again")
     times = os.stat(kept)
-    os.utime(kept, ns=(times.st_atime_ns, times.st_mtime_ns))  # this sets its ctime
+    # This call updates the ctime.
+    os.utime(kept, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
 # -- what the node has beside it ------------------------------------------------------------------
 
 
 def link_inputs(root: bytes, directory: str, names: Iterable[str]) -> list[str]:
-    """Link what the node has in its own directory by these names, and the tree has not."""
+    """Link names of the node's own directory that the tree lacks; return those linked."""
     source, linked = os.fsencode(os.path.expanduser(directory)), []
     for name in dict.fromkeys(names):
         if not is_inside(os.fsencode(name)):
@@ -123,7 +127,7 @@ def link_inputs(root: bytes, directory: str, names: Iterable[str]) -> list[str]:
 
 
 def link_outputs(made: Made, directory: str, outputs: Iterable[str]) -> None:
-    """Make the directories that the program writes, by the node's own directory; link them."""
+    """Create the program's output directories in the node's own directory, and link them."""
     path, root = made
     for name in map(os.fsencode, outputs):
         link = os.path.normpath(os.path.join(root, name))
@@ -132,7 +136,8 @@ def link_outputs(made: Made, directory: str, outputs: Iterable[str]) -> None:
         own = os.path.normpath(os.path.join(os.fsencode(os.path.expanduser(directory)), name))
         os.makedirs(own, exist_ok=True)
         os.makedirs(os.path.dirname(link), mode=0o700, exist_ok=True)
-        with contextlib.suppress(FileExistsError):  # linked with the rest of the directory
+        # The name was linked with the rest of the directory.
+        with contextlib.suppress(FileExistsError):
             os.symlink(own, link)
 
 
@@ -140,12 +145,12 @@ def link_outputs(made: Made, directory: str, outputs: Iterable[str]) -> None:
 
 
 def keep(path: bytes, run: RunDir) -> None:
-    """Note which job runs in a snapshot."""
+    """Record the job that runs in a snapshot."""
     files.replace(os.fsdecode(os.path.join(path, OWNER)), f"{run.job}\n{run.node}\n")
 
 
 def snapshot_of(store: Store, directory: str) -> bytes:
-    """Return the snapshot that a job's working directory is, or nothing."""
+    """Return the snapshot that contains a job's workdir, or empty bytes."""
     name, _, title = os.fsencode(directory).removeprefix(store.snapshots + b"/").partition(b"/")
     path = os.path.join(store.snapshots, name)
     ours = os.fsencode(directory) == os.path.join(path, title) and is_inside(title)
@@ -154,7 +159,7 @@ def snapshot_of(store: Store, directory: str) -> bytes:
 
 
 def of_run(store: Store, run: RunDir) -> bytes:
-    """Return the snapshot of a job that was started here, or nothing."""
+    """Return the snapshot of a job that was started here, or empty bytes."""
     try:
         return snapshot_of(store, run.read_spec().workdir)
     except (OSError, ValueError):
@@ -162,7 +167,7 @@ def of_run(store: Store, run: RunDir) -> bytes:
 
 
 def remove(path: bytes) -> int:
-    """Remove a snapshot, whole or gone; return how many bytes that freed."""
+    """Remove a snapshot atomically; return the number of bytes freed."""
     freed: list[int] = []
     with contextlib.suppress(FileNotFoundError):
         if files.mounts_below(os.fsdecode(path)):
@@ -172,11 +177,12 @@ def remove(path: bytes) -> int:
 
 
 def tidy(store: Store, now: float) -> None:
-    """Remove snapshots whose jobs never started or are gone, and old ones with nothing new."""
+    """Remove snapshots whose jobs never started or are gone, and old ones without new files."""
     times = {entry.path: entry.stat().st_mtime for entry in os.scandir(store.snapshots)}
     newest = sorted(times, key=times.__getitem__)[-KEPT:]
     for path, changed in times.items():
-        with contextlib.suppress(OSError, ValueError):  # another head may do the same
+        # Another head may remove the same snapshots.
+        with contextlib.suppress(OSError, ValueError):
             run = owner(path)
             if run is None or not os.path.isdir(run.path):
                 is_over = now - changed > UNUSED_SECONDS
@@ -198,9 +204,9 @@ def owner(path: bytes) -> RunDir | None:
 
 
 def written(path: bytes, until: float = math.inf) -> Iterator[bytes]:
-    """Yield the files below a snapshot that changed since it was whole, but Python's bytecode.
+    """Yield the files changed since a snapshot was complete, except Python's bytecode.
 
-    A TimeoutError ends a look that takes longer. Files that were sent have times of the past.
+    Raises TimeoutError after `until`. Files that were sent have times of the past.
     """
     whole = os.stat(os.path.join(path, WHOLE)).st_mtime_ns
     for directory, names, others in os.walk(path):
@@ -217,7 +223,7 @@ def written(path: bytes, until: float = math.inf) -> Iterator[bytes]:
 def is_since(status: os.stat_result, nanoseconds: int) -> bool:
     """Return True if a file was written, moved or changed since then.
 
-    A file with several names is a content of the store: each launch that links it changes it.
+    A file with several names belongs to the store: each launch that links it changes its ctime.
     """
     moved = status.st_ctime_ns > nanoseconds and status.st_nlink == 1
     return moved or status.st_mtime_ns >= nanoseconds

@@ -1,10 +1,10 @@
-"""Keeps the contents of files under ~/.orchestrator/code, each once, named by what it holds.
+"""Keeps the contents of files under ~/.orchestrator/code, each once, named by its digest.
 
     objects/ab/REST-MODE    a content: its SHA-256 and its permission bits
     snapshots/NAME/TITLE/   the tree of one launch (snapshot.py)
 
-A content is checked when it comes. Its file gets a time that is made from its digest: one of
-another size or time was changed by hand, is thrown away and comes again.
+A content is verified when it arrives. Its file gets a time derived from its digest. A file with
+another size or time was changed by hand, is discarded and sent again.
 """
 
 from __future__ import annotations
@@ -23,26 +23,27 @@ from orchestrator.protocol import manifest
 from orchestrator.protocol.manifest import FILE, ManifestEntry
 from orchestrator.protocol.requests.transfer import Lacking
 
-OLD_SECONDS = 7 * 86400.0  # since a snapshot was last made of a content
+# The time since a snapshot last used a content.
+OLD_SECONDS = 7 * 86400.0
 
 
 def moment(digest: bytes) -> int:
-    """Return the time of a content's file, in seconds: other contents, almost surely others."""
+    """Return the time of a content's file, in seconds: it almost surely differs for others."""
     return 1_000_000_000 + int(digest[:7], 16)
 
 
 class Store:
-    """The contents that this node has."""
+    """The contents stored on this node."""
 
     def __init__(self) -> None:
         self.root = os.fsencode(os.path.join(home(), "code"))
         self.objects = os.path.join(self.root, b"objects")
         self.snapshots = os.path.join(self.root, b"snapshots")
-        # What the head has offered, by the digest of the list.
+        # The offered trees, by the digest of the list.
         self.trees: dict[str, Sequence[ManifestEntry]] = {}
 
     def prepare(self) -> None:
-        """Make the directories, and refuse those that other users could change."""
+        """Create the directories, and refuse those that other users could change."""
         os.makedirs(os.path.dirname(self.root), mode=0o700, exist_ok=True)
         for path in (self.root, self.objects, self.snapshots):
             with contextlib.suppress(FileExistsError):
@@ -56,7 +57,7 @@ class Store:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Raise in words why the store cannot be written, such as a full disk."""
+        """Raise a ValueError with the reason if the store cannot be written (disk full)."""
         try:
             yield
         except OSError as error:
@@ -68,7 +69,7 @@ class Store:
         return b"%s/%s/%s-%o" % (self.objects, entry.value[:2], entry.value[2:], entry.mode)
 
     def lacking(self, entries: Sequence[ManifestEntry]) -> list[int]:
-        """Return the positions of the files whose contents are not here, each content once."""
+        """Return the positions of the files whose contents are missing, each content once."""
         first = {
             self.path_of(entry): position
             for position, entry in reversed(list(enumerate(entries)))
@@ -83,7 +84,7 @@ class Store:
         return self.trees[digest]
 
     def collect(self, now: float) -> int:
-        """Delete the contents that no snapshot was made of lately; return how many bytes went."""
+        """Delete contents that no recent snapshot used; return the number of bytes freed."""
         freed = 0
         for directory, _, names in os.walk(self.objects):
             for name in names:
@@ -96,7 +97,7 @@ class Store:
 
 
 def is_kept(path: bytes, entry: ManifestEntry) -> bool:
-    """Return True if a content is here as the store wrote it, by its size, time and mode."""
+    """Return True if a content is stored unchanged, by its size, time and mode."""
     try:
         status = os.lstat(path)
     except OSError:
@@ -109,7 +110,7 @@ def is_kept(path: bytes, entry: ManifestEntry) -> bool:
 
 
 class ToStore(IncomingFiles):
-    """The store as a place for the files of a manifest: each content once, by its digest."""
+    """Receives the files of a manifest into the store: each content once, by its digest."""
 
     goes_on = False
 
@@ -120,7 +121,7 @@ class ToStore(IncomingFiles):
         self.store, self.listing = store, listing
 
     def look(self, *, dry_run: bool) -> Lacking:
-        """Note the list, and return which contents are lacking."""
+        """Record the manifest, and return the lacking contents."""
         self.store.trees[manifest.digest_of(self.listing)] = self.entries
         return Lacking(ranges=manifest.ranges(self.store.lacking(self.entries)), failed={})
 
@@ -130,7 +131,7 @@ class ToStore(IncomingFiles):
 
 
 class Content:
-    """A content that is being written, whole and checked or not at all."""
+    """A content that is being written; it is published only if complete and verified."""
 
     def __init__(self, store: Store, entry: ManifestEntry) -> None:
         self.store, self.entry = store, entry
@@ -158,7 +159,7 @@ class Content:
             os.rename(self.new, path)
 
     def abandon(self) -> None:
-        """Forget a content that did not come whole."""
+        """Remove an incomplete content."""
         if self.file >= 0:
             os.close(self.file)
         with contextlib.suppress(OSError):
@@ -166,6 +167,6 @@ class Content:
 
 
 def settle(descriptor: int, entry: ManifestEntry) -> None:
-    """Give the file of a content its mode and time."""
+    """Set the mode and the time of a content's file."""
     os.fchmod(descriptor, entry.mode)
     os.utime(descriptor, (moment(entry.value), moment(entry.value)))
