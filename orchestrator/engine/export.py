@@ -1,9 +1,8 @@
-"""Write the weights of a checkpoint as one safetensors file, or as Hugging Face has them.
+"""Write the weights of a checkpoint as one safetensors file, or in Hugging Face's layout.
 
-`python -m orchestrator.engine.export CHECKPOINT OUT` does it by hand.
-
-`orchestrator checkpoint export` runs it. It needs no process group, and memory for the weights
-twice: once as tensors, once as the file.
+`orchestrator checkpoint export` runs this module; `python -m orchestrator.engine.export CHECKPOINT
+OUT` is the same by hand. It needs no process group, and memory for twice the weights: once as
+tensors, once as the file.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ from orchestrator.engine.sharding.copies import DTYPES
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import shown
 
-# What engine/saving/checkpoint.py puts before the names of parameters and buffers.
+# engine/saving/checkpoint.py puts this prefix before the names of parameters and buffers.
 MODEL = "model."
-# And engine/core/average.py before those of an average, which stands for the weights it is of.
+# engine/core/average.py names the weights of an average like this.
 AVERAGES = re.compile(r"kept\.ema(?: [^\[]+)?\['weights'\]\['(.+)'\]")
 LAYOUTS = ("file", "huggingface")
 
@@ -74,9 +73,9 @@ def export(
     *,
     ema: bool = False,
 ) -> str:
-    """Write OUT, whole or not at all, and report it in a sentence.
+    """Write OUT atomically and return a sentence about it.
 
-    CheckFailed only where the checkpoint is damaged: then an older one may do.
+    CheckFailed is raised only for a damaged checkpoint: the caller may then try an older one.
     """
     refuse_target(out, force=force, layout=layout)
     try:
@@ -113,9 +112,10 @@ def refuse_target(out: Path, *, force: bool, layout: str) -> None:
 def write_directory(
     tensors: Mapping[str, Tensor], configs: Mapping[str, str], step: int, out: Path
 ) -> tuple[int, str]:
-    """Write the layout of Hugging Face; return the bytes of it, and what is to be said of it.
+    """Write a directory in Hugging Face's layout; return its size in bytes, and a comment on it.
 
-    The files move to their place when all are written, weights of an earlier export leave it first.
+    The files are moved into the directory when all are written. Weights of an earlier export are
+    removed first.
     """
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as directory:
         new = Path(directory)
@@ -133,9 +133,9 @@ def write_directory(
 def read(
     path: Path, wanted: torch.dtype | None, *, ema: bool
 ) -> tuple[int, dict[str, Tensor], dict[str, str]]:
-    """Verify a checkpoint; return its step, its weights by their names, and the model's configs.
+    """Verify a checkpoint; return its step, its weights by name, and the model's config files.
 
-    A tied weight is saved once and written under each of its names, as load_state_dict wants it.
+    A tied weight is saved once and returned under each of its names, as load_state_dict needs.
     """
     checkpoint = checkpoint_store.load(path)
     if problems := checkpoint_store.verify(checkpoint):
@@ -161,7 +161,8 @@ def read(
         state[key] = torch.empty(stored.size, dtype=kind)
     if problem := misfit(state, metadata):
         raise JobFailed(f"{shown(path)} is not exported: {shown(problem)}")
-    load_into(state, path)  # which converts to the dtypes
+    # DCP converts the saved tensors to the dtypes of `state`.
+    load_into(state, path)
     for key, value in state.items():
         if wanted == torch.float16 == value.dtype and value.isinf().any():
             raise UsageError(
@@ -174,7 +175,7 @@ def read(
 
 
 def keys_of(metadata: Metadata, *, ema: bool) -> dict[str, str]:
-    """Return what each tensor of OUT is called in the checkpoint, by its name in OUT."""
+    """Map each tensor's name in OUT to its name in the checkpoint; averages replace weights."""
     stored = metadata.state_dict_metadata
     tensors = [key for key in stored if isinstance(stored[key], TensorStorageMetadata)]
     keys = {key.removeprefix(MODEL): key for key in tensors if key.startswith(MODEL)}

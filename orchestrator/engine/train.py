@@ -1,8 +1,8 @@
-"""The built-in training, one process per rank: read the config, join the ranks, train.
+"""Run the built-in training, one process per rank: read the config, join the ranks, train.
 
-Started by torchrun on every node: through `master_launch` without a script, or by hand as
-`torchrun ... -m orchestrator.engine.train --config FILE`; or by srun, which needs no torchrun.
-The training itself, step by step, is in orchestrator/engine/core/loop.py.
+torchrun starts it on every node: through `master_launch` without a script, or by hand as
+`torchrun ... -m orchestrator.engine.train --config FILE`. srun can start it without torchrun.
+The training loop is in orchestrator/engine/core/loop.py.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ def main() -> None:
             trainer.train()
             trainer.close()
     except OrchestratorError as error:
-        raise SystemExit(str(error)) from None  # a sentence; what a user's code raises is a trace
+        # Only errors of our own end in one sentence; those of a user's code keep their traceback.
+        raise SystemExit(str(error)) from None
 
 
 def read_config() -> Config:
-    """Read what the launch resolved; by hand, a YAML file."""
+    """Return the config that the launch resolved, or the one of --config and --set."""
     parser = argparse.ArgumentParser(description="Train with the built-in engine.")
     parser.add_argument("--config", type=Path, help="a YAML file (needs PyYAML)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
@@ -44,13 +45,14 @@ def read_config() -> Config:
 
 
 def prepare(config: Config) -> None:
-    """Set what has to be set before anything is computed."""
+    """Check for numpy, and set the import path and determinism before anything is computed."""
     if importlib.util.find_spec("numpy") is None:
         raise CheckFailed(
             f"the engine needs numpy beside torch, and {sys.executable} has none",
             "torch's collectives of objects, and so its checkpoints, use it: pip install numpy",
         )
-    sys.path.insert(0, str(Path.cwd()))  # where the job was started, a model.target is looked for
+    # A model.target may be a module in the directory where the job was started.
+    sys.path.insert(0, str(Path.cwd()))
     settings.make_deterministic(config)
 
 

@@ -1,8 +1,8 @@
-"""orchestrator.Trainer: a model, an optimizer and data on any number of ranks.
+"""Define orchestrator.Trainer, which trains a model on any number of ranks.
 
 The same object runs in a notebook, in `python script.py`, under torchrun and under master_launch.
-It brings the parts together; core/parts.py makes them from arguments or from a config,
-core/loop.py trains, core/checkpointing.py saves and resumes, observe/reporter.py reports.
+core/parts.py builds its parts from arguments or from a config, core/loop.py trains,
+core/checkpointing.py saves and resumes, observe/reporter.py reports.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Hook = Callable[["Trainer"], Any]
 
 
 class Trainer:
-    """Train a model on whatever this program runs on: one process, or many on many machines.
+    """Train a model on one process, or on many processes of many machines.
 
         model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 2))
         trainer = Trainer(
@@ -51,60 +51,65 @@ class Trainer:
         trainer.train(train_loader, val_loader, epochs=3, save_every="1 epoch", resume=True)
         print(trainer.state.val_metrics)
 
-    The numbers are those of a plain loop on one process with a batch as large as that of all ranks
-    together. `trainer.state` says where the training is: step, epoch, train_metrics, val_metrics,
-    history, and why it ended. More is in docs/trainer.md.
+    The results equal those of a plain loop on one process with the batch of all ranks together.
+    `trainer.state` holds the progress: step, epoch, train_metrics, val_metrics, history, and why
+    the training ended. See docs/trainer.md for details.
 
     Arguments:
-        model: the plain model; rank 0's weights count.
-        optimizer: one of torch's over the model's parameters, a list of several that share the
-            loss, such as [Muon(matrices), AdamW(others)], or a function of the parameters.
-        models: instead of model, several by name; with optimizers, and schedulers, by name.
-        optimizers: each takes the loss of its name that step(models, batch) returns.
-        schedulers: by the names of optimizers.
-        every: optimizers that step less often, by name: {"G": 5} in steps 5, 10, 15 ...
+        model: the plain model. All ranks start with rank 0's weights.
+        optimizer: a torch optimizer over the model's parameters; a list of several that share the
+            loss, such as [Muon(matrices), AdamW(others)]; or a function of the parameters.
+        models: several models by name, instead of `model`.
+        optimizers: optimizers by name; each minimises the loss of its name that
+            step(models, batch) returns.
+        schedulers: schedulers by the names of their optimizers.
+        every: intervals of optimizers that step less often, by name: {"G": 5} steps G in steps 5,
+            10, 15 and so on.
         loss: called with (outputs, targets) of a batch (inputs, targets); returns the mean over the
             samples, or (sum, count).
-        step: instead of loss, called with (model, batch); returns the same, or (sum, count, {name:
-            sum}) with further metrics.
-        metrics: functions of (outputs, targets) by name, which follow the same rule as the loss.
-        strategy: ddp; hybrid_shard, full_shard or shard_grad_op for a model that is too large for
-            one device; for one process also dp, none.
-        accumulate: micro-batches per step.
-        clip_grad_norm: the largest norm of the whole gradient; None leaves it as it is. Of several
-            optimizers a dict by their names, or one number for each; ema likewise.
-        ema: the decay of an exponential average of the weights, such as 0.999, which is evaluated
-            and saved beside them.
-        precision: fp32, bf16 or fp16, of the computation; weights stay as they are.
-        warmup_steps: let the learning rates rise from zero over so many steps.
-        scale_lr: multiply the learning rates by the number of ranks, at the start of the job.
-        scheduler: one of torch's over the optimizer, or a function of the optimizer.
+        step: called with (model, batch), instead of `loss`; returns the same, or
+            (sum, count, {name: sum}) with further metrics.
+        metrics: functions of (outputs, targets) by name, with the same results as `loss`.
+        strategy: "ddp"; "hybrid_shard", "full_shard" or "shard_grad_op" for a model that is too
+            large for one device; for a single process also "dp" or "none".
+        accumulate: the number of micro-batches per step.
+        clip_grad_norm: the largest norm of the whole gradient; None disables clipping. With several
+            optimizers, a dict by their names, or one number for each. The same holds for `ema`.
+        ema: the decay of an exponential moving average of the weights, such as 0.999. The average
+            is evaluated in place of the weights, and saved beside them.
+        precision: "fp32", "bf16" or "fp16", for the computation; weights keep their dtype.
+        warmup_steps: the steps over which learning rates rise linearly from zero.
+        scale_lr: multiply the learning rates by the number of ranks at the start of the job.
+        scheduler: a torch scheduler over the optimizer, or a function of the optimizer.
         scheduler_every: "step" or "epoch".
-        find_unused_parameters: for a model that does not use all parameters in every step; ddp.
-        elementwise: an optimizer of your own updates each element by itself, and so may have
-            parameters in shards.
-        stream: "dealt" if every rank's IterableDataset gives all samples, "own" if only its part.
-        seed: of the order of the samples and of all randomness.
-        device: of a single process; each of several has its own.
-        backend: nccl, gloo or mpi; nccl where there are GPUs.
+        find_unused_parameters: for ddp, if the model does not use all parameters in every step.
+        elementwise: declare that an optimizer of your own updates each element by itself, so that
+            its parameters may be sharded.
+        stream: "dealt" if every rank's IterableDataset yields all samples, "own" if it yields only
+            this rank's part.
+        seed: seeds the order of the samples and all randomness.
+        device: the device of a single process. With several, each has its own.
+        backend: "nccl", "gloo" or "mpi"; the default is nccl where there are GPUs.
         trackers: "tensorboard", "wandb", "mlflow", or objects with log(values, step) and
             close().
         on_train_begin: called with the Trainer before the first step.
         on_step_end: called with the Trainer after every step.
-        on_epoch_end: called with the Trainer after every epoch. Each of these hooks ends the
-            training there, on all ranks, if it returns True on any of them.
-        log_every: steps between two lines of progress and of the metrics; 50.
-        weights: a .safetensors file, or a directory with such files as Hugging Face has it. Each
-            rank reads its part alone, so the model may be made on the meta device.
+        on_epoch_end: called with the Trainer after every epoch. If any of these hooks returns True
+            on any rank, the training ends there on all ranks.
+        log_every: the steps between two lines of progress and metrics; the default is 50.
+        weights: a .safetensors file, or a directory of them in Hugging Face's layout. Each rank
+            reads only its part, so the model may be made on the meta device.
         config: further keys of docs/config.md, such as {"compile": {"enabled": True}}. A key that
             does not concern a Trainer is refused.
     """
 
-    _data: tuple[Batches | None, Batches | None] = None, None  # where a config names them
-    _keys: Mapping[str, Any] = {}  # of config=
+    # The data that a config names, and the keys of config=.
+    _data: tuple[Batches | None, Batches | None] = None, None
+    _keys: Mapping[str, Any] = {}
     _stream = "dealt"
     _hooks: tuple[Hook | None, ...] = ()
-    _policy: StopPolicy | None = None  # while train() runs
+    # This is only set while train() runs.
+    _policy: StopPolicy | None = None
 
     def __init__(
         self,
@@ -159,7 +164,7 @@ class Trainer:
 
     @classmethod
     def from_config(cls, config: Config, everyone: Ranks) -> Trainer:
-        """Build the model, the optimizer and the data that a config names; then call train()."""
+        """Return a Trainer with the model, optimizer and data of a config."""
         trainer = cls.__new__(cls)
         made = parts.of_config(config, everyone)
         train, held_out = sources.sources(made.config)
@@ -183,16 +188,16 @@ class Trainer:
 
     @property
     def state(self) -> TrainState:
-        """Where the training is."""
+        """The progress of the training."""
         return self._saving.state
 
     @staticmethod
     def launch(
         fn: Callable[..., Any], args: Sequence[Any] = (), nprocs: int | None = None
     ) -> list[Any]:
-        """Run fn(rank, world_size, *args) in so many processes of this machine.
+        """Run fn(rank, world_size, *args) in `nprocs` processes on this machine.
 
-        Returns their results by rank; what a rank raises is raised here.
+        Returns their results by rank. An exception of a rank is raised here.
         """
         return spawn.launch(fn, args, nprocs)
 
@@ -216,24 +221,26 @@ class Trainer:
     ) -> list[Metrics]:
         """Train until `epochs` are done, but at least min_period and at most max_period.
 
-        Returns a line per epoch, as `state.history` has them. Epochs and steps count from the very
-        beginning, also after a resume; seconds from this call.
+        Returns `state.history`, one entry per epoch. Epochs and steps count from the very first
+        start, even after a resume; seconds count from this call.
 
         Arguments:
             train_loader: a DataLoader, or any iterable of batches. A Trainer that was made from a
                 config has its own.
-            val_loader: evaluated after every epoch.
-            epochs: end after so many.
-            min_period: do not end before, such as "30s", "2m", "3 epochs", "1000 steps".
-            max_period: end then, whatever else was said.
-            save_every: save so often, and at the end.
-            best: also save, and keep, the best by a metric: "min val_loss", "max val_accuracy".
-            patience: end when so many epochs have brought nothing better.
-            save_to: the directory; else the experiment's outputs/checkpoints, or ./checkpoints.
-                Without save_every it is saved at the end, and when it is stopped.
-            keep: how many checkpoints stay there; 3.
-            resume: go on from the newest checkpoint that verifies, if there is one.
-            verbose: False says nothing.
+            val_loader: held-out data, evaluated after every epoch.
+            epochs: the number of epochs after which the training ends.
+            min_period: the shortest duration, such as "30s", "2m", "3 epochs", "1000 steps".
+            max_period: the longest duration, which overrides all other arguments.
+            save_every: the interval between checkpoints; the last state is saved as well.
+            best: also save and keep the best checkpoint by a metric: "min val_loss",
+                "max val_accuracy".
+            patience: the number of epochs without a better metric after which the training ends.
+            save_to: the directory for checkpoints; the default is the experiment's
+                outputs/checkpoints, or ./checkpoints. Without save_every, the state is saved at the
+                end and when the training is stopped.
+            keep: the number of checkpoints to keep; the default is 3.
+            resume: continue from the newest checkpoint that verifies, if there is one.
+            verbose: False prints nothing.
         """
         self._reporting.quiet = not verbose
         asked = settings.request_of(
@@ -258,7 +265,7 @@ class Trainer:
         return self.state.history
 
     def evaluate(self, loader: Any) -> Metrics:
-        """Return the means over all samples of all ranks, each counted once.
+        """Return the mean metrics over the samples of all ranks, each counted once.
 
         Every rank calls it.
         """
@@ -268,10 +275,10 @@ class Trainer:
         return metrics
 
     def state_dict(self, *, model: str = "", ema: bool | None = None) -> dict[str, Any]:
-        """Return the whole weights, on the CPU of rank 0; {} on the others. Every rank calls it.
+        """Return the whole weights on the CPU of rank 0, {} on other ranks. Every rank calls it.
 
-        Of one of several models, if it is named. With ema= they are the average, if there has been
-        a step; ema=False gives the weights themselves.
+        `model` names one of several models. If the Trainer keeps an average of the weights, that is
+        returned once there was a step; ema=False returns the weights themselves.
         """
         with self._shown(ema):
             return whole_weights.state_dict(self._named(model))
@@ -279,8 +286,8 @@ class Trainer:
     def save(self, path: str | Path, *, model: str = "", ema: bool | None = None) -> None:
         """Write the whole weights, and nothing else, from rank 0. Every rank calls it.
 
-        NAME.safetensors, NAME.pt, or a directory, which gets the layout of Hugging Face. `model`
-        and `ema` as in state_dict().
+        `path` is NAME.safetensors, NAME.pt, or a directory, which gets Hugging Face's layout.
+        `model` and `ema` are those of state_dict().
         """
         with self._shown(ema):
             whole_weights.save(
@@ -297,7 +304,7 @@ class Trainer:
         return self.models[model] if model else self.bare
 
     def _shown(self, ema: bool | None) -> contextlib.AbstractContextManager[None]:
-        """Show the weights that are asked for in the model."""
+        """Put the requested weights into the model within a block: the average, or themselves."""
         if ema and all(stepper.average is None for stepper in self.parts.steppers):
             raise UsageError(
                 "ema=True asks for an average of the weights, and this Trainer has none",
@@ -306,15 +313,16 @@ class Trainer:
         return self.parts.steppers.evaluating(average=ema is not False)
 
     def stop(self) -> None:
-        """End on all ranks, once min_period is over: as a hook that returns True.
+        """End the training on all ranks once min_period is over, like a hook that returns True.
 
-        From elsewhere (`step`, a thread) it is this step, or the next one if there are other ranks.
+        A call from `step` or a thread takes effect after this step, or after the next one if there
+        are other ranks.
         """
         if self._policy is not None:
             self._policy.request_end()
 
     def close(self) -> None:
-        """Close the trackers, as the end of the program does."""
+        """Close the trackers. The end of the program does that as well."""
         self._reporting.trackers.close()
 
     def _batches(
@@ -339,20 +347,20 @@ class Trainer:
     # -- checkpoints --------------------------------------------------------------------------
 
     def keep(self, name: str, holder: Any) -> None:
-        """Save something of yours in checkpoints and in states in memory.
+        """Save an object of your own in checkpoints and in states in memory.
 
-        A dict of tensors, numbers, texts and the like, or an object with state_dict() and
-        load_state_dict(). It is alike on all ranks, except for shards of tensors (DTensors), and
-        has all of its tensors before train() or load_checkpoint(), which fill them in place.
+        `holder` is a dict of tensors, numbers, texts and the like, or an object with state_dict()
+        and load_state_dict(). It must be equal on all ranks, except for the shards of DTensors. It
+        must have all of its tensors before train() or load_checkpoint(), which fill them in place.
         """
         self._saving.keep(name, holder)
 
     def save_checkpoint(self, directory: str | Path) -> Path:
-        """Save into directory/step_NNNNNNNN and wait for it. Every rank calls it."""
+        """Save into directory/step_NNNNNNNN; return that path when done. Every rank calls it."""
         return self._saving.save_to(as_path(directory))
 
     def load_checkpoint(self, directory: str | Path) -> Path:
-        """Load what was saved last into a directory and verifies, or one step. Every rank calls it.
+        """Load one step, or the newest in a directory that verifies. Every rank calls it.
 
         Returns the directory of the step.
         """

@@ -1,7 +1,7 @@
-"""Keep an exponential average of the weights beside them, which is evaluated in their place.
+"""Keep an exponential moving average of the weights, for evaluation in place of the weights.
 
-It is what torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn() holds: each rank averages
-its own shards. Buffers, and weights that are in no optimizer, are those of the model.
+The values are those of torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn(). Each rank
+averages its own shards. Buffers, and weights in no optimizer, stay those of the model.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from torch import Tensor, nn
 from orchestrator.common.errors import UsageError
 from orchestrator.engine.sharding.mesh import local_tensor
 
-KEPT = "ema"  # by this name a checkpoint has it
+# Checkpoints store the average under this name.
+KEPT = "ema"
 WEIGHTS = "weights"
 
 
 def name_of(optimizer: str) -> str:
-    """Return the name by which a checkpoint has the average of what an optimizer trains."""
+    """Return the name of an optimizer's average in a checkpoint."""
     return f"{KEPT} {optimizer}".rstrip()
 
 
 class Average:
-    """The average of what one optimizer trains."""
+    """The moving average of the parameters of one optimizer."""
 
     def __init__(self, decay: float, named: Sequence[tuple[str, nn.Parameter]]) -> None:
         for name, parameter in named:
@@ -42,15 +43,15 @@ class Average:
         self.is_shown = False
 
     def _pairs(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return what this rank has of the average, and of the weights."""
+        """Return this rank's shards of the average, and of the weights."""
         mine = [local_tensor(weight) for weight in self.weights.values()]
         return mine, [local_tensor(parameter) for parameter in self.parameters.values()]
 
     @torch.no_grad()
     def update(self, bad: Tensor) -> None:
-        """Average in the weights after a step, unless it was left out (bad is 1.0).
+        """Update the average with the weights after a step, unless it was skipped (bad is 1.0).
 
-        The first ones are taken as they are. The host waits for nothing that is on a GPU.
+        The first weights are copied. The host does not wait for a GPU.
         """
         mine, theirs = self._pairs()
         if bad.device.type == "cpu":
@@ -65,7 +66,7 @@ class Average:
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
-        """Show the average as the weights of the model; before a step there is none."""
+        """Swap the average into the model within the block, if there was a step to average."""
         if self.is_shown or not self.updates.item():
             yield
             return

@@ -1,8 +1,8 @@
-"""What a checkpoint holds beside the model: the state of optimizers, and what a program keeps.
+"""The state in a checkpoint beside the model: optimizers, and objects that a program registers.
 
-Each is asked by state_dict() and told by load_state_dict(). A value is JSON that names its tensors,
-and a load reads those in place. torch's get_optimizer_state_dict() is not used: it takes a step to
-make state that is not there, which an optimizer of a program's own would count.
+Each object is saved by state_dict() and restored by load_state_dict(). A saved value is JSON that
+names its tensors, which a load reads in place. torch's get_optimizer_state_dict() is not used: it
+takes a step to create missing state, and a user's own optimizer would count that step.
 """
 
 from __future__ import annotations
@@ -19,27 +19,28 @@ from orchestrator.engine.core.optimizer import HOW, parameters_of
 from orchestrator.engine.core.step import Stepper, Steppers
 from orchestrator.engine.saving.state import decoded, encoded
 
-# By this name the place in the data is kept.
+# The position in the data is saved under this name.
 WHAT_IS_DRAWN = "what is drawn"
 
 
 class Snapshot(NamedTuple):
-    """What is beside the model at one moment: the very tensors, and JSON that names them."""
+    """The state beside the model at one moment: the tensors themselves, and JSON naming them."""
 
     tensors: dict[str, Tensor]
     progress: dict[str, Any]
 
 
 class OptimizerState:
-    """The state of an optimizer by the names of its parameters, in place of numbers."""
+    """The state of an optimizer, by the names of its parameters instead of their numbers."""
 
     def __init__(self, stepper: Stepper) -> None:
         self.stepper, self.optimizer = stepper, stepper.optimizer
-        self.place = f"optim {stepper.name}".rstrip()  # what its tensors are kept under
+        # The prefix of its tensors' names in a checkpoint.
+        self.place = f"optim {stepper.name}".rstrip()
         known = {id(parameter): name for name, parameter in stepper.named}
         self.names = [known[id(parameter)] for parameter in parameters_of(self.optimizer)]
         self.likes = {repr(name): parameter for name, parameter in stepper.named}
-        # What a program gives an optimizer may be code; steps add only state.
+        # Settings of the program may be functions, which are not saved. Steps add only state.
         self.settings = frozenset(key for group in self.optimizer.param_groups for key in group)
 
     def state_dict(self) -> dict[str, Any]:
@@ -79,23 +80,24 @@ class OptimizerState:
         self.optimizer.load_state_dict(now)
 
     def _settings(self, now: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
-        """Choose the settings of a group: those that were saved, but for how it is computed."""
+        """Return the settings of a group: the saved ones, apart from the kernel choice (HOW)."""
         fixed = {key: now[key] for key in ("params", *HOW) if key in now}
         return {**now, **({} if self.stepper.keeps_settings else saved), **fixed}
 
     def like(self, path: str) -> Tensor | None:
-        """Return the parameter whose state a tensor is."""
+        """Return the parameter that a state tensor belongs to, or None."""
         return self.likes.get(path.removeprefix(f"{self.place}['state'][").partition("][")[0])
 
 
 class AuxiliaryState:
-    """Hold the optimizers' state, and what a program keeps: dicts, or objects with state_dict()."""
+    """The optimizers' state, and the dicts or objects with state_dict() that a program keeps."""
 
     def __init__(self, steppers: Steppers) -> None:
         self.steppers = steppers
         self.optimizers = {stepper.name: OptimizerState(stepper) for stepper in steppers}
         self.holders: dict[str, Any] = {}
-        self.primed: dict[str, Tensor] = {}  # what a resume fills
+        # The tensors that a resume reads into.
+        self.primed: dict[str, Tensor] = {}
 
     def add(self, name: str, holder: Any) -> None:
         loads = hasattr(holder, "state_dict") and hasattr(holder, "load_state_dict")
@@ -112,7 +114,8 @@ class AuxiliaryState:
                 "make all of it first, with the weights as the Trainer has spread them:"
                 " {n: w.detach().clone() for n, w in trainer.bare.named_parameters()}",
             )
-        encoded(content_of(holder), {}, name)  # it raises for what no checkpoint can hold
+        # This raises for values that cannot be saved.
+        encoded(content_of(holder), {}, name)
         self.holders[name] = holder
 
     # -- as a checkpoint asks for it ---------------------------------------------------------------
@@ -123,7 +126,10 @@ class AuxiliaryState:
             encoded(state.state_dict(), {}, f"the optimizer ({type(state.optimizer).__name__})")
 
     def snapshot(self) -> Snapshot:
-        """Ask each holder once: an optimizer may gather its state for that."""
+        """Return the present state of all holders.
+
+        state_dict() is called once per holder, because an optimizer may gather its state in it.
+        """
         tensors: dict[str, Tensor] = {}
         optimizers = {
             name: {
@@ -139,7 +145,7 @@ class AuxiliaryState:
         return Snapshot(tensors, {"optimizers": optimizers, "kept": kept})
 
     def prime(self, progress: Mapping[str, Any], saved: Mapping[str, Any]) -> Mapping[str, Tensor]:
-        """Return the tensors that a checkpoint is read into; `saved` is what DCP says of each."""
+        """Return the tensors to read a checkpoint into; `saved` is DCP's metadata of each."""
         if "optimizers" not in progress:
             raise CheckFailed(
                 "the checkpoint is one of an earlier version",
@@ -166,7 +172,7 @@ class AuxiliaryState:
         return self.primed
 
     def _prime(self, path: str, now: Tensor | None, saved: Any, like: Tensor | None) -> None:
-        """Take the present tensor if it fits, or make one, spread as its parameter is."""
+        """Use the present tensor if it fits, else create one that is sharded like its parameter."""
         if not isinstance(saved, TensorStorageMetadata):
             raise CheckFailed(f"the checkpoint has no tensor {path}, which its progress names")
         dtype, shape = saved.properties.dtype, saved.size
@@ -174,7 +180,8 @@ class AuxiliaryState:
             self.primed[path] = now
         elif like is not None and shape and shape == like.shape:
             self.primed[path] = torch.empty_like(like.detach(), dtype=dtype)
-        else:  # torch counts steps on the CPU, and moves what it does not leave there
+        else:
+            # torch counts steps in scalars on the CPU, and its load moves other tensors itself.
             device = self.steppers.device if shape else torch.device("cpu")
             self.primed[path] = torch.empty(shape, dtype=dtype, device=device)
 
@@ -194,7 +201,7 @@ class AuxiliaryState:
                 holder.load_state_dict(decoded(text, primed))
 
     def differences(self, progress: Mapping[str, Any]) -> Iterator[str]:
-        """Yield what a checkpoint or this program keeps alone, in words."""
+        """Yield a message for each object that only the checkpoint or only this program keeps."""
         saved = progress["stepper"]["kept"].keys()
         for name in sorted(self.holders.keys() - saved - {WHAT_IS_DRAWN}):
             yield f"nothing of {name!r} was saved there: it stays as it is"
@@ -218,7 +225,7 @@ def content_of(holder: Any) -> Any:
 
 
 def tensors_of(value: Any) -> Iterator[str]:
-    """Yield the names of the tensors in such JSON."""
+    """Yield the names of the tensors in an encoded value."""
     if isinstance(value, dict) and isinstance(value.get("tensor"), str):
         yield value["tensor"]
     elif isinstance(value, (dict, list)):

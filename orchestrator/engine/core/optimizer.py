@@ -1,4 +1,4 @@
-"""Bind an optimizer to the parameters that it works on, and set its learning rate."""
+"""Bind optimizers to the sharded parameters, choose their kernels, set learning rates."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Together(Optimizer):
             first = last
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Hand on what load_state_dict() has read."""
+        """Pass the state that load_state_dict() has read on to the parts."""
         super().__setstate__(state)
         self._share()
 
@@ -70,7 +70,7 @@ class Together(Optimizer):
 
 
 def one_of_several(optimizer: Any) -> Any:
-    """Make one of a list of optimizers; leave what is no list."""
+    """Return a list of optimizers as one that steps all of them; anything else unchanged."""
     if not isinstance(optimizer, (list, tuple)):
         return optimizer
     names = "+".join(type(part).__name__ for part in optimizer)
@@ -78,7 +78,7 @@ def one_of_several(optimizer: Any) -> Any:
 
 
 def parts_of(optimizer: Optimizer) -> list[Optimizer]:
-    """List the optimizers that it is made of; most are only themselves."""
+    """Return the optimizers in a Together, or a list of only the optimizer itself."""
     return optimizer.parts if isinstance(optimizer, Together) else [optimizer]
 
 
@@ -87,23 +87,25 @@ def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
 
 
 def step_optimizer(optimizer: Optimizer) -> None:
-    """Call step() of an optimizer, whose matrices may be in shards."""
+    """Call step() of an optimizer; Muon gets whole matrices where they are sharded."""
     if is_muon(optimizer) and any(isinstance(p, DTensor) for p in parameters_of(optimizer)):
         step_on_shards(optimizer)
     else:
         optimizer.step()
 
 
-AT_ONCE = 8  # matrices that are whole at a time
+# The number of matrices that are gathered at a time.
+AT_ONCE = 8
 
 
 def is_muon(optimizer: Optimizer) -> bool:
-    return type(optimizer) is getattr(torch.optim, "Muon", None)  # torch 2.8 has none
+    # torch 2.8 has no Muon.
+    return type(optimizer) is getattr(torch.optim, "Muon", None)
 
 
 @torch.no_grad()
 def step_on_shards(optimizer: Optimizer) -> None:
-    """Call step() for a few matrices at a time, with whole gradients and momentum."""
+    """Step a few matrices at a time, with their gradients and momentum gathered."""
     every = [p for p in parameters_of(optimizer) if p.grad is not None]
     gradients = {parameter: parameter.grad for parameter in every}
     for parameter in every:
@@ -122,8 +124,10 @@ def step_on_shards(optimizer: Optimizer) -> None:
 
 
 def redistributed(tensor: Any, like: Any = None) -> Any:
-    """Return a tensor in the shards of another, or whole on each rank; one that is no DTensor, as
-    it is."""
+    """Return a DTensor sharded like another, or whole on each rank if there is no other.
+
+    Anything that is not a DTensor is returned unchanged.
+    """
     if not isinstance(tensor, DTensor):
         return tensor
     whole = [Replicate()] * tensor.device_mesh.ndim
@@ -132,15 +136,19 @@ def redistributed(tensor: Any, like: Any = None) -> Any:
 
 Factory = Callable[[list[nn.Parameter]], Optimizer]
 
-HOW = ("fused", "foreach", "capturable", "differentiable")  # it is computed, not what
-FUSED = (AdamW, Adam)  # with kernels that may do nothing
-# These update each element by itself, by operations that torch has for tensors in shards.
+# Settings that choose how a step is computed, not its result.
+HOW = ("fused", "foreach", "capturable", "differentiable")
+# The fused kernels of these skip a step if found_inf is set.
+FUSED = (AdamW, Adam)
+# These update each element by itself, by operations that DTensor supports.
 ELEMENTWISE = (*FUSED, SGD, RAdam, NAdam, Adamax, Adagrad, Adadelta, RMSprop, ASGD)
 
 
 def configured(config: Config, model: nn.Module) -> Factory:
-    """Make the optimizer of optimizer.*: a function of the parameters of a model, before it is
-    spread."""
+    """Return a function that makes the optimizer of the config's optimizer.* from parameters.
+
+    Call it before the model is sharded.
+    """
     wanted, momentum = config.optimizer, config.optimizer.momentum
     hidden = hidden_of(model, config) if wanted.name == "muon" else set()
 
@@ -148,7 +156,7 @@ def configured(config: Config, model: nn.Module) -> Factory:
         names = {id(parameter): name for name, parameter in plain_names.parameters(model)}
         matrices = [p for p in parameters if names[id(p)] in hidden]
         rest = [p for p in parameters if names[id(p)] not in hidden]
-        # A norm's scale or a bias has no reason to be small.
+        # Weight decay would shrink norms' scales and biases for no benefit.
         groups = [
             {"params": [p for p in rest if p.dim() >= 2], "weight_decay": wanted.weight_decay},
             {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0},
@@ -173,7 +181,7 @@ def configured(config: Config, model: nn.Module) -> Factory:
 
 
 def hidden_of(model: nn.Module, config: Config) -> set[str]:
-    """Name the matrices that Muon is for; refuse where there are none."""
+    """Return the names of the matrices that Muon trains; refuse a model without any."""
     if not hasattr(torch.optim, "Muon"):
         raise CheckFailed(f"optimizer.name: muon needs torch 2.9, here is {torch.__version__}")
     found = hidden_matrices(model, blocks_of(model, config.fsdp.wrap))
@@ -192,9 +200,9 @@ def bound(
     now: Mapping[str, nn.Parameter],
     name: str,
 ) -> Optimizer:
-    """Move an optimizer from the parameters that it was made for to those of the spread model.
+    """Rebind an optimizer from the parameters that it was made with to those of the sharded model.
 
-    A function of the parameters gets those of the model of its name, if it has one.
+    If it is a function, call it with the trained parameters, or only those of the model `name`.
     """
     if callable(optimizer):
         prefix = f"{name}." if name else ""
@@ -213,14 +221,14 @@ def bound(
 
 
 def is_summed(parameter: nn.Parameter, mesh: Mesh) -> bool:
-    """Return True if torch sums this parameter's gradients over the ranks, if there are several."""
+    """Return True if torch sums this parameter's gradients over the ranks, or there is only one."""
     if mesh.mesh is not None:
         return isinstance(parameter, DTensor)
     return mesh.strategy == "single" or parameter.requires_grad
 
 
 def refuse_other_calls(optimizer: Optimizer) -> None:
-    """Refuse LBFGS, SAM and schedule-free ones, which need more than step()."""
+    """Refuse LBFGS, SAM and schedule-free optimizers, which need more calls than step()."""
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
         raise UsageError(
@@ -237,7 +245,7 @@ def refuse_other_calls(optimizer: Optimizer) -> None:
 
 
 def refuse_not_elementwise(optimizer: Optimizer) -> None:
-    """Refuse an optimizer that may need whole tensors, of which a rank has only its shards."""
+    """Refuse an optimizer that may need whole tensors, because a rank holds only shards."""
     if not is_muon(optimizer) and type(optimizer) not in ELEMENTWISE:
         raise UsageError(
             f"{type(optimizer).__name__} may need whole tensors, and the parameters are in shards",
@@ -275,7 +283,7 @@ def move(
 
 
 def placed(old: Tensor, new: Tensor, value: Any) -> Any:
-    """Spread state that is as large as its parameter in the way the parameter is."""
+    """Shard or move a state tensor like its parameter, if both have the same shape."""
     if not isinstance(value, Tensor) or value.shape != old.shape or not value.dim():
         return value
     if isinstance(new, DTensor):
@@ -285,7 +293,7 @@ def placed(old: Tensor, new: Tensor, value: Any) -> Any:
 
 @contextlib.contextmanager
 def lr_multiplied(optimizer: Optimizer, factor: float) -> Iterator[None]:
-    """Change the learning rates for one step: a scheduler of the user's reckons with its own."""
+    """Multiply the learning rates within the block, and restore them for the user's scheduler."""
     groups = optimizer.param_groups if factor != 1.0 else []
     before = [group["lr"] for group in groups]
     for group in groups:
@@ -296,7 +304,7 @@ def lr_multiplied(optimizer: Optimizer, factor: float) -> Iterator[None]:
 
 
 def is_plain(value: Any) -> bool:
-    """Return True if JSON keeps it as it is."""
+    """Return True if JSON can represent the value."""
     if isinstance(value, (list, tuple)):
         return all(map(is_plain, value))
     if isinstance(value, dict):
@@ -308,10 +316,10 @@ def is_plain(value: Any) -> bool:
 
 
 def fuse(optimizer: Optimizer) -> bool:
-    """Use fused kernels, if torch has them and the user has not chosen another way."""
+    """Switch to fused kernels, unless the user chose others; return True if they are used."""
     groups = optimizer.param_groups
     chosen = any(g.get("fused") is False or any(g.get(how) for how in HOW[1:]) for g in groups)
-    # torch takes no list of whole tensors and shards.
+    # Fused kernels of torch refuse a mix of plain tensors and DTensors.
     mixed = any(len({isinstance(p, DTensor) for p in group["params"]}) > 1 for group in groups)
     if type(optimizer) not in FUSED or chosen or mixed:
         return False
@@ -323,7 +331,7 @@ def fuse(optimizer: Optimizer) -> bool:
 
 
 def has_kernel(parameter: Tensor) -> bool:
-    """Return True if a fused kernel takes it; on processors Adam's makes infinities of fp16."""
+    """Return True if a fused kernel supports the parameter; on CPUs Adam's overflows in fp16."""
     on = parameter.device.type
     return parameter.is_floating_point() and (
         on == "cuda" or (on == "cpu" and parameter.dtype in (torch.float32, torch.float64))
@@ -331,7 +339,10 @@ def has_kernel(parameter: Tensor) -> bool:
 
 
 def step_unless(optimizer: Any, bad: Tensor) -> None:
-    """Have fused kernels do nothing in a bad step, as torch.amp does: the host need not wait."""
+    """Call step() of a fused optimizer, which skips the step on the device if `bad` is 1.0.
+
+    This is how torch.amp skips steps; the host does not wait.
+    """
     optimizer.grad_scale, optimizer.found_inf = None, bad
     try:
         optimizer.step()
@@ -343,7 +354,7 @@ def step_unless(optimizer: Any, bad: Tensor) -> None:
 
 
 class LrScheduler:
-    """A scheduler of torch's, if there is one, and when it steps."""
+    """Steps a torch scheduler, if there is one, after each step or epoch."""
 
     def __init__(self, scheduler: Any, optimizer: torch.optim.Optimizer, every: str) -> None:
         one_of("scheduler_every", every, ("step", "epoch"))
@@ -355,7 +366,7 @@ class LrScheduler:
                 "the scheduler belongs to another optimizer than the Trainer's",
                 "give a function of the optimizer: scheduler=lambda all: StepLR(all, 30)",
             )
-        # It looks at the loss of an epoch.
+        # ReduceLROnPlateau needs the loss of an epoch.
         self.by_metric = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
         self.scheduler, self.every = scheduler, "epoch" if self.by_metric else every
 
@@ -364,7 +375,7 @@ class LrScheduler:
             self._step()
 
     def after_epoch(self, loss: float | None) -> None:
-        """Step once per epoch; one that looks at the loss waits for one."""
+        """Step a scheduler per epoch; ReduceLROnPlateau only if there is a loss."""
         if self.scheduler is not None and self.every == "epoch":
             if not self.by_metric:
                 self._step()
@@ -373,24 +384,24 @@ class LrScheduler:
 
     def _step(self, *loss: float) -> None:
         with warnings.catch_warnings():
-            # The optimizer's first step may have been left out, and torch counts steps.
+            # torch warns if the optimizer has not stepped before, which a skipped step causes.
             warnings.filterwarnings("ignore", "Detected call of .lr_scheduler", UserWarning)
             self.scheduler.step(*loss)
 
     def state(self) -> dict[str, Any] | None:
-        """Return what JSON keeps of its state."""
+        """Return the part of the scheduler's state that JSON can represent."""
         if self.scheduler is None:
             return None
         return {k: v for k, v in self.scheduler.state_dict().items() if is_plain(v)}
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Read a saved state; functions stay as the scheduler was made."""
+        """Restore a saved state; functions, which are not saved, stay as they are."""
         if self.scheduler is not None and state is not None:
             self.scheduler.load_state_dict({**self.scheduler.state_dict(), **state})
 
 
 def schedule(config: SchedulerConfig, step: int, max_steps: int) -> float:
-    """Return the part of the highest learning rate that step 1, 2, ... has."""
+    """Return the factor of the peak learning rate at a step, counted from 1."""
     total = config.total_steps or max_steps
     warmup = max(1, total // 20) if config.warmup_steps is None else config.warmup_steps
     if step <= warmup:

@@ -1,4 +1,4 @@
-"""Bring together the model on its ranks and what trains it, by arguments or by a config."""
+"""Build the sharded model, its loss and its optimizers from arguments or from a config."""
 
 from __future__ import annotations
 
@@ -38,34 +38,35 @@ FOR_EXAMPLE = 'Trainer(models={"G": g, "D": d}, optimizers={"G": o1, "D": o2}, s
 
 @dataclass(frozen=True)
 class Parts:
-    """The model, spread over the ranks, and everything that trains it."""
+    """The sharded model with its loss and its optimizers."""
 
     config: Config
     ranks: Ranks
     mesh: Mesh
-    model: nn.Module  # spread over the ranks
-    bare: nn.Module  # without what ddp puts around it
+    # `model` is sharded or wrapped by ddp; `bare` is the same without the wrapper of ddp.
+    model: nn.Module
+    bare: nn.Module
     losses: Loss
     steppers: Steppers
 
     def totals(self, model: nn.Module, micro: Micro) -> Totals:
-        """Compute the losses of a micro-batch, as far as their optimizers are due."""
+        """Return the loss totals of a micro-batch, only for optimizers that are due."""
         if isinstance(self.losses, Losses):
             return self.losses(model, micro.data, micro.drawn, self.steppers.names_due)
         return self.losses(model, micro.data, micro.drawn)
 
     @functools.cached_property
     def auxiliary(self) -> AuxiliaryState:
-        """The optimizer's state, and what the program keeps beside it."""
+        """The optimizers' state, and the objects that the program keeps in checkpoints."""
         return AuxiliaryState(self.steppers)
 
     @property
     def unit(self) -> str:
-        """The name of the things that the loss is the mean of."""
+        """The name of what the loss averages over: tokens, targets or samples."""
         return counted(self.config, self.losses)
 
     def introduce(self) -> None:
-        """Print who is there, and which ranks share what."""
+        """Print the ranks and devices, how the model is sharded, and the parameter count."""
         tell, everyone = functools.partial(say, self.ranks), self.ranks
         tell(mesh.in_words(self.mesh, everyone))
         here = everyone.neighbours
@@ -82,8 +83,9 @@ class Parts:
 
 
 def counted(config: Config, losses: Loss) -> str:
-    """Name what the loss is the mean of."""
-    if isinstance(losses, Losses):  # the program's own
+    """Return the name of what the loss averages over: tokens, targets or samples."""
+    # A Trainer's loss is the program's own.
+    if isinstance(losses, Losses):
         return "targets" if losses.counts or losses.step else "samples"
     text = config.dataset.kind in ("library", "tokens", "synthetic")
     if config.model.kind == "decoder" or (config.model.kind == "target" and text):
@@ -110,7 +112,7 @@ def of_trained(
     elementwise: bool,
     weights: str | Path | None,
 ) -> Parts:
-    """Spread the model of a Trainer over the ranks, and bind the optimizers to it."""
+    """Return the parts of a Trainer: shard its model and bind the optimizers to it."""
     refuse_unknown_names(
         trained, every, schedulers=trained.schedulers, clip_grad_norm=clip_grad_norm, ema=ema
     )
@@ -125,7 +127,9 @@ def of_trained(
     losses.to(everyone.device)
     shape, whole = mesh.distribute_local(model, strategy, everyone, config, fill)
     lr_scale = 1.0
-    if scale_lr:  # as many ranks with `accumulate` micro-batches each have this batch
+    if scale_lr:
+        # If a restart changes the number of ranks, the micro-batches per step change inversely, so
+        # the factor stays that of the first start.
         lr_scale = everyone.world * config.training.gradient_accumulation / micros_asked
         say(everyone, f"learning rates are multiplied by {lr_scale:g}, the number of ranks")
     training = {
@@ -143,7 +147,7 @@ def of_trained(
 
 
 def joined(config: Config, backend: str | None, device: str | int | torch.device | None) -> Ranks:
-    """Join the process group; of a single process the device may be chosen."""
+    """Join the process group; `device` may only be set for a single process."""
     settings.make_deterministic(config)
     collectives.setup_distributed(backend, config.distributed.timeout)
     everyone = ranks.join(config)
@@ -161,7 +165,7 @@ def warmed_up(lr_scale: float, warmup_steps: int, step: int) -> float:
 def training_of(
     name: str, clip_grad_norm: Each, ema: Each, training: TrainingConfig
 ) -> TrainingConfig:
-    """Return the settings of one optimizer, with its own clipping and average."""
+    """Return the training settings with one optimizer's own clipping and average."""
     own: dict[str, float | None] = {}
     if isinstance(clip_grad_norm, Mapping):
         own["grad_clip_norm"] = clip_grad_norm.get(name, 0.0)
@@ -174,7 +178,7 @@ def training_of(
 
 
 def of_config(config: Config, everyone: Ranks) -> Parts:
-    """Make the model and the optimizer that a config names."""
+    """Return the parts that a config describes: build, shard and fill its model."""
     config = settings.keep_batch(config, everyone.world, functools.partial(say, everyone))
     shape = mesh.make(config, everyone)
     model = build.build(config)
@@ -197,7 +201,7 @@ def of_config(config: Config, everyone: Ranks) -> Parts:
 
 
 def refuse_unfit(model: nn.Module, config: Config) -> None:
-    """Refuse a user's model that differs between ranks, or has no values and no file of them."""
+    """Refuse a user's model that differs between ranks, or has neither values nor a file."""
     if not mesh.is_empty(model):
         agreement.refuse_differences(model)
         return
@@ -211,7 +215,7 @@ def refuse_unfit(model: nn.Module, config: Config) -> None:
 
 
 def fill_model(model: nn.Module, path: Path | None, config: Config, device: torch.device) -> None:
-    """Give a model its first values, once it is sharded: from its seed, or a file."""
+    """Fill a sharded model with its first values, from the seed or from a file."""
     target = torch.device("cpu") if config.fsdp.cpu_offload else device
     if build.is_built_in(model):
         build.initialise(model, config.training.seed, target)
@@ -245,7 +249,7 @@ def trained_of(
     optimizers: Mapping[str, Any] | None,
     schedulers: Mapping[str, Any] | None,
 ) -> Trained:
-    """Return a model with its optimizer and scheduler, or several of each by name."""
+    """Return the model, optimizer and scheduler of the arguments, or several of each by name."""
     several = any(given is not None for given in (models, optimizers, schedulers))
     if not several:
         if model is None or optimizer is None:
@@ -266,7 +270,7 @@ def trained_of(
 def refuse_unknown_names(
     trained: Trained, every: Mapping[str, int] | None, **named: Each | Mapping[str, Any]
 ) -> None:
-    """Refuse an argument that names an optimizer that is not there, or leaves out all of them."""
+    """Refuse arguments that name an unknown optimizer, and an every= without one in each step."""
     optimizers = trained.optimizers
     for what, values in {"every": every, **named}.items():
         for name in values if isinstance(values, Mapping) else ():
@@ -286,11 +290,12 @@ def refuse_unknown_names(
 def several_by_name(
     models: Mapping[str, nn.Module], optimizers: Mapping[str, Any], schedulers: Mapping[str, Any]
 ) -> Trained:
-    """Check that each parameter has at most one optimizer; freeze those that have none."""
+    """Return several models as one. Refuse a parameter in two optimizers; freeze those in none."""
     model = Models(models)
     optimizers = {name: one_of_several(each) for name, each in optimizers.items()}
     names = {id(p): name for name, p in model.named_parameters(remove_duplicate=False)}
-    trained: dict[int, str] = {}  # by which
+    # The name of the optimizer of each parameter.
+    trained: dict[int, str] = {}
     for name, optimizer in optimizers.items():
         for parameter in parameters_of(name, optimizer, model):
             if (other := trained.setdefault(id(parameter), name)) != name:
@@ -300,12 +305,13 @@ def several_by_name(
                 )
     for parameter in model.parameters():
         if id(parameter) not in trained:
-            parameter.requires_grad_(False)  # ddp would wait for its gradient
+            # ddp would wait for its gradient.
+            parameter.requires_grad_(False)
     return Trained(model, optimizers, schedulers)
 
 
 def parameters_of(name: str, optimizer: Any, model: nn.ModuleDict) -> list[nn.Parameter]:
-    """List what an optimizer trains; one that the Trainer makes trains the model of its name."""
+    """Return the parameters of an optimizer; a function's are those of the model of its name."""
     if isinstance(optimizer, Optimizer):
         return [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if callable(optimizer) and name in model:

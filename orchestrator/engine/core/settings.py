@@ -1,6 +1,6 @@
-"""The settings of a training: the arguments of a Trainer and of train(), and a config's keys.
+"""Turn the arguments of a Trainer and of train(), and a config's keys, into settings.
 
-Each of them does what it says, or is refused by its name with what to type instead.
+An unsupported argument or key is refused by name, with a fix.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from orchestrator.engine.data.sharded_loader import Shard
 
 OVER_RANKS = (*SHARDED, "ddp")
 STRATEGIES = (*OVER_RANKS, "dp", "none")
-UNENDING = 1 << 62  # steps, where nobody has said how many
+# The number of steps where no limit is set.
+UNENDING = 1 << 62
 
-# What the script has already decided by its own objects, or the launch before the script began.
+# Keys that a Trainer refuses: the script's own objects, or the launch before it, decide them.
 OWN = "the Trainer takes"
 REFUSED = {
     "launch": "it is read by master_launch, before the script starts: --set, or its --config",
@@ -53,7 +54,8 @@ REFUSED = {
 }
 
 
-Each = float | Mapping[str, float] | None  # of all optimizers, or by their names
+# One value for all optimizers, or values by their names.
+Each = float | Mapping[str, float] | None
 
 
 def trainer_config(
@@ -67,7 +69,7 @@ def trainer_config(
     log_every: int | None = None,
     find_unused_parameters: bool = False,
 ) -> Config:
-    """Return the engine's config for the arguments of a Trainer; `keys` are those of config=."""
+    """Return the engine's config for a Trainer's arguments; `keys` comes from config=."""
     refuse_unread(keys)
     at_least("log_every", log_every, 1)
     if strategy == "auto":
@@ -99,7 +101,7 @@ def one_for_all(value: Each) -> float | None:
 
 
 def refuse_unread(keys: Mapping[str, Any]) -> None:
-    """Refuse by name what a Trainer does not read: a key that is accepted is honoured."""
+    """Refuse keys that a Trainer does not read, by name, so that none is silently ignored."""
     for section, values in keys.items():
         if section not in REFUSED and not isinstance(values, Mapping):
             raise UsageError(f"config[{section!r}] must hold keys, not {values!r}")
@@ -112,7 +114,10 @@ def refuse_unread(keys: Mapping[str, Any]) -> None:
 
 
 def of_launch() -> Config | None:
-    """Read what the launch resolved, from the run directory on this node; by hand there is none."""
+    """Return the config that the launch resolved, or None if torchrun was started by hand.
+
+    It is read from the run directory on this node.
+    """
     run = os.environ.get("ORCHESTRATOR_RUN")
     if not run:
         return None
@@ -121,9 +126,10 @@ def of_launch() -> Config | None:
 
 
 def make_deterministic(config: Config) -> None:
-    """Honour training.deterministic, before anything is computed."""
+    """Apply training.deterministic. Call it before anything is computed."""
     if config.training.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA starts
+        # cuBLAS reads this when CUDA starts.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
 
@@ -135,13 +141,16 @@ VARIABLE = "ORCHESTRATOR_FIRST_WORLD_SIZE"
 
 
 def first_world(world: int) -> int:
-    """Return with how many ranks the first attempt of this job began."""
+    """Return the number of ranks in the first attempt of this job."""
     value = os.environ.get(VARIABLE, "")
     return int(value) if value.isdecimal() and int(value) else world
 
 
 def keep_batch(config: Config, world: int, say: Say) -> Config:
-    """Return the config for this number of ranks: as many micro-batches in a step as before."""
+    """Return the config for another number of ranks than at first, with the same batch per step.
+
+    The micro-batches per rank change, and the batches of an evaluation.
+    """
     first, training = first_world(world), config.training
     if first == world:
         return config
@@ -152,7 +161,8 @@ def keep_batch(config: Config, world: int, say: Say) -> Config:
     say(f"{what}, {before} as before" if equal else
         f"WARNING: {what}, {micros * world} and not {before} as before")  # fmt: skip
     changed = dataclasses.replace(training, gradient_accumulation=micros)
-    if training.eval_batches is not None:  # an evaluation sees as many samples
+    if training.eval_batches is not None:
+        # All ranks together evaluate as many samples as before.
         batches = max(1, round(training.eval_batches * first / world))
         changed = dataclasses.replace(changed, eval_batches=batches)
     return dataclasses.replace(config, training=changed)
@@ -176,8 +186,11 @@ def request_of(
     keep: int | None,
     resume: bool,
 ) -> TrainingRequest:
-    """Put arguments and keys together. `keys`: those that the program has set; a Trainer saves for
-    no other reason than what somebody has said, the built-in engine by its config alone."""
+    """Return the request of a train() call, from its arguments and the config.
+
+    `keys` holds the config keys that the program has set itself. A Trainer saves at the end only if
+    an argument or such a key asks for checkpoints; the built-in engine follows its config.
+    """
     at_least("epochs", epochs, 1)
     at_least("patience", patience, 1)
     at_least("keep", keep, 1)
@@ -214,7 +227,7 @@ def request_of(
 
 
 def refuse_lone(best: str | None, patience: int | None, keep: int | None, *, saves: bool) -> None:
-    """Refuse what is no answer by itself."""
+    """Refuse patience= without best=, and keep= if no checkpoint is saved."""
     if best is not None:
         best_metric("best", best)
     if patience and not best:
@@ -249,7 +262,7 @@ def cadences(section: Any, steps: str, seconds: str) -> list[Duration]:
 
 
 def refuse_spent(asked: TrainingRequest, train_loader: Any, val_loader: Any) -> None:
-    """Refuse a generator that is empty when it is asked a second time."""
+    """Refuse a generator as data that is read more than once, because it can only be read once."""
     refused = {"val_loader": val_loader if asked.epochs != 1 or asked.evaluating else None}
     if asked.epochs != 1 and not asked.limits:
         refused["train_loader"] = train_loader
@@ -265,7 +278,7 @@ def refuse_spent(asked: TrainingRequest, train_loader: Any, val_loader: Any) -> 
 def refuse_unfit(
     asked: TrainingRequest, training: Batches, held_out: Batches | None, stream: str
 ) -> None:
-    """Refuse what these data cannot answer."""
+    """Refuse a request that does not fit its data: evaluations, epochs or stream="own"."""
     one_of("stream", stream, ("dealt", "own"))
     if asked.evaluating and held_out is None:
         raise UsageError("training.eval_* asks for an evaluation", "give train() a val_loader")
