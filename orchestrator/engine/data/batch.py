@@ -1,4 +1,4 @@
-"""Bring a batch to the model: what the loop knows of it, and its device."""
+"""Batches as the training loop sees them, and their way to the device."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ class Micro(NamedTuple):
     """One micro-batch of this rank."""
 
     data: Any
-    # Its samples, where they have numbers.
+    # The numbers of its samples, if they have any.
     ids: list[int] | None
-    # False: it counts as none, and this rank only takes part in the collectives.
+    # False for a stand-in that is not counted: this rank only takes part in the collectives.
     real: bool = True
-    # How many samples it was made of, where that is known.
+    # The number of its samples, if known.
     drawn: int | None = None
 
 
 class TrainingPlace(Protocol):
-    """Where a training is."""
+    """The epoch and position that a training has reached."""
 
     epoch: int
     position: int
 
 
 class Batches:
-    """The loop's view of data: every rank gets as many batches of an epoch as the others."""
+    """The loop's view of data. All ranks get equally many batches of an epoch."""
 
-    # Said in the first line of a training.
+    # A part of the first line that a training prints.
     description: str
-    # Samples of a rank in each batch, where that is known.
+    # Samples of a rank in each batch, if known.
     batch_size: int | None = None
-    # Samples of all ranks in an epoch, where that is known.
+    # Samples of all ranks in an epoch, if known.
     samples: int | None = None
-    # Epochs follow each other without a gap, as if there were only one.
+    # True if epochs follow each other without a gap, as if there were only one.
     endless = False
 
     def __init__(self, ranks: Ranks) -> None:
@@ -50,28 +50,28 @@ class Batches:
 
     @property
     def round_size(self) -> int:
-        """Return how far one batch on every rank moves the position."""
+        """Return by how much one batch on every rank advances the position."""
         return self.ranks.world * (self.batch_size or 1)
 
     def epoch(self, number: int, position: int = 0) -> Iterator[Micro]:
-        """Return the batches of an epoch from a position on; positions count over all ranks."""
+        """Return the batches of an epoch from a position on. Positions count over all ranks."""
         raise NotImplementedError
 
     def record(self, epoch: int, position: int) -> dict[str, Any]:
-        """Describe the order of the samples, so that a resume can compare it. All ranks call it."""
+        """Describe the order of the samples for a checkpoint. Every rank has to call it."""
         return {}
 
     def expect(
         self, saved: Mapping[str, Any], place: TrainingPlace, say: Say, *, resumed: bool
     ) -> None:
-        """Go on from a result of record(), or raise if that cannot be. All ranks call it.
+        """Continue from a result of record(), or raise CheckFailed. Every rank has to call it.
 
-        `resumed`: from a checkpoint or a state in memory, not in the same process.
+        `resumed` is True for a checkpoint or a state in memory, False within one process.
         """
 
 
 class DataPlace:
-    """Keeps for checkpoints which samples of the training's data come next."""
+    """Records in checkpoints which samples of the training data come next."""
 
     def __init__(self) -> None:
         self.training: Batches | None = None
@@ -79,7 +79,7 @@ class DataPlace:
         self.loaded: Mapping[str, Any] = {}
 
     def begin(self, training: Batches, state: TrainingPlace, say: Say) -> None:
-        """Go on from what was loaded, or from where the training before in this process ended."""
+        """Continue from the loaded state, or from the end of this process's last training."""
         saved = self.loaded or self.state_dict()
         training.expect(saved, state, say, resumed=bool(self.loaded))
         self.training, self.state, self.loaded = training, state, {}
@@ -94,9 +94,9 @@ class DataPlace:
 
 
 class BatchStream:
-    """Batches, one after the other.
+    """An iterator over batches with a check for its end.
 
-    Whether one more comes is asked as late as it can be: a sampler may learn from each step.
+    It draws a batch as late as possible, because a sampler may learn from each step.
     """
 
     def __init__(self, batches: Iterator[Micro]) -> None:
@@ -112,18 +112,18 @@ class BatchStream:
 
 
 def to_device(data: Any, device: torch.device) -> Any:
-    """Move the tensors of a batch; what a user's dataset makes of them keeps its class."""
+    """Return a batch with its tensors on the device. A user's own classes are kept."""
 
     def move(value: Any) -> Any:
         asynchronous = {"non_blocking": True} if isinstance(value, Tensor) else {}
         return value.to(device, **asynchronous)
 
-    # A PackedSequence, a BatchEncoding and a graph have a method for it.
+    # A PackedSequence, a BatchEncoding and a graph have a method to() of their own.
     return mapped(data, move, lambda value: callable(getattr(value, "to", None)))
 
 
 def ignore_signals(user_init: Callable[[int], Any] | None, worker: int) -> None:
-    """Begin a worker of a DataLoader: a signal to the whole group ends ranks, which end workers."""
+    """Initialise a DataLoader worker. It ignores signals to the group: its rank ends it."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     if user_init is not None:

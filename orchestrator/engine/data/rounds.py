@@ -1,7 +1,7 @@
-"""Which samples each rank gets in each round: one batch on every rank.
+"""The samples of each rank in each round. A round is one batch on every rank.
 
-`OurOrder` deals out an order that is known from the start. `OwnOrder` draws from a user's sampler
-or stream, whose order nothing else knows.
+`OurOrder` divides an order that is known from the start. `OwnOrder` draws from a user's sampler or
+stream, which alone knows the order.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from orchestrator.engine.models.nested import mapped
 from orchestrator.engine.ranks.randomness import randomness_kept, seed_all
 from orchestrator.engine.ranks.ranks import Ranks, from_rank_0, gather, host_group
 
-# Beyond the number of any step, so that the seeds of epochs and steps differ.
+# More than any number of a step, so that the seeds of epochs and steps differ.
 EPOCHS = 1 << 40
-# Places whose samples are computed at a time.
+# The number of places whose samples are computed at a time.
 PLACES_AT_ONCE = 1 << 11
-# The address of an object, which differs between processes.
+# Matches the address of an object, which differs between processes.
 ADDRESS = re.compile(r"\b0x[0-9a-f]+")
 LONGEST_PRINT = 2000
 
 
 class Round(NamedTuple):
-    """One batch of this rank: its samples, or one item that is a batch already."""
+    """One batch of this rank: its samples, or one item that is a whole batch."""
 
     items: list[Any]
-    # False: nothing is left for this rank, and the items only stand in for its batch.
+    # False if nothing is left for this rank, and the items only stand in for its batch.
     real: bool
 
 
 class Order:
-    """Maps positions to samples; positions count over all ranks, since the beginning.
+    """Maps positions to samples. Positions count over all ranks, since the start of the training.
 
     It depends on the seed and the epoch alone, so a resume with any number of ranks needs one
     number, the position. A shuffled order takes 8 bytes for each sample.
@@ -52,7 +52,7 @@ class Order:
         self.epoch, self.permutation = -1, torch.empty(0)
 
     def indices(self, position: int, count: int) -> list[int]:
-        """Return the samples from a position on; epochs follow each other without a gap."""
+        """Return `count` samples from a position on. Epochs follow each other without a gap."""
         indices: list[int] = []
         while len(indices) < count:
             epoch, first = divmod(position + len(indices), self.size)
@@ -77,7 +77,7 @@ class Order:
 
 
 class OurOrder:
-    """Deals each epoch out: the ranks' n-th batches are the n-th of one process."""
+    """Divides each epoch: the n-th batches of all ranks are the n-th of a single process."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class OurOrder:
         self.description = f"{size:,} samples, {how}"
 
     def end(self, position: int) -> int:
-        """Return where an epoch ends that goes on from a position."""
+        """Return the end of an epoch that starts at a position."""
         if not self.drop_last:
             return self.size
         at_once = self.batch_size * self.ranks.world
@@ -114,7 +114,7 @@ class OurOrder:
                 yield Round(share or self.order.of_epoch(epoch, range(1)), bool(share))
 
     def reached(self, epoch: int, position: int) -> None:
-        """Forget nothing: an order that is known has no state."""
+        """Return at once: a known order has no state to drop."""
 
     def record(self, epoch: int, position: int) -> dict[str, Any]:
         return {"by": self.description}
@@ -132,9 +132,9 @@ class OurOrder:
 class OwnOrder:
     """Draws rounds from a user's sampler, batch sampler or stream, and resumes its place.
 
-    An object with state_dict() and load_state_dict() is asked for its state, which holds its place
-    within the epoch. Any other is fast-forwarded: the epoch begins with the same seeds, and what
-    comes before the position is passed over.
+    The state_dict() of an object, if it has one with load_state_dict(), holds its place within the
+    epoch. Any other object is fast-forwarded: the epoch starts with the same seeds, and the samples
+    before the position are dropped.
     """
 
     def __init__(
@@ -150,7 +150,10 @@ class OwnOrder:
         drop_last: bool = False,
         is_sampler: bool = False,
     ) -> None:
-        """`each`: every rank draws its own part. Else all draw alike, a sampler's on rank 0."""
+        """With `each`, every rank draws its own part. Otherwise all ranks draw the same.
+
+        Draws of a sampler are then taken from rank 0.
+        """
         self.begin, self.holder, self.ranks, self.seed = begin, holder, ranks, seed
         self.each, self.drop_last = each, drop_last
         self.from_first = is_sampler and not each
@@ -158,11 +161,11 @@ class OwnOrder:
         self.size = (batch_size or 1) if is_sampler else 1
         self.share = self.size * (1 if each else ranks.world)
         self.has_state = all(hasattr(holder, name) for name in ("state_dict", "load_state_dict"))
-        # Names what a resume has to be alike in.
+        # A resume has to match this name.
         self.name = name if self.has_state and not each else f"{name} on {ranks.world} ranks"
         if batch_size is not None and not self.has_state:
             self.name += f" in batches of {batch_size}"
-        # A sampler that is not told its epoch may go on from what it drew in those before.
+        # A sampler without set_epoch() may depend on what it drew in earlier epochs.
         self.goes_on = is_sampler and not self.has_state and not hasattr(holder, "set_epoch")
         self.missed = 0
         self.loaded: Any = None
@@ -192,7 +195,7 @@ class OwnOrder:
             position += self.size * self.ranks.world
 
     def reached(self, epoch: int, position: int) -> None:
-        """Forget the states before a position, for which no save will ask."""
+        """Drop the states before a position, which no save will need."""
         self.states = {place: s for place, s in self.states.items() if place >= (epoch, position)}
 
     def _resumed(self, epoch: int, position: int) -> Iterator[Any]:
@@ -234,13 +237,13 @@ class OwnOrder:
         seed_all(self.seed, EPOCHS + epoch, position + 1, rank)
 
     def _ranks_with(self, share: list[Any], shown: list[Any]) -> tuple[int, int]:
-        """Return how many ranks have a share, and how many have something to show."""
+        """Return how many ranks have a share, and how many have items or a stand-in."""
         counts = torch.tensor([bool(share), bool(shown)]).int()
         if self.ranks.world > 1:
             dist.all_reduce(counts, group=host_group())
         return int(counts[0]), int(counts[1])
 
-    # -- its place in a checkpoint ---------------------------------------------------------------
+    # -- state in a checkpoint -------------------------------------------------------------------
 
     def _state(self) -> Any:
         return copy.deepcopy(self.holder.state_dict()) if self.has_state else None
@@ -273,7 +276,7 @@ class OwnOrder:
 
 
 def refuse_other_draws(items: list[Any]) -> None:
-    """Raise if the ranks draw different samples or batches, as their first ones show."""
+    """Raise CheckFailed if the first draws differ between ranks."""
     prints = gather(ADDRESS.sub("", repr(mapped(items, print_of)))[:LONGEST_PRINT])
     if any(other != prints[0] for other in prints):
         raise CheckFailed(

@@ -1,8 +1,8 @@
-"""A user's DataLoader, shared by the ranks.
+"""Divides a user's DataLoader among the ranks.
 
-The batches that all ranks see together, one of each, are those of one process with a batch as large
-as all of theirs: every sample once, in the same order. A rank for which nothing is left at the end
-of an epoch gets a batch that counts as none, because it has to take part in every collective.
+One batch of each rank together equal one batch of a single process, with the sum of their sizes:
+every sample once, in the same order. A rank without samples at the end of an epoch gets a stand-in
+batch that is not counted, because it has to take part in every collective.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from orchestrator.engine.ranks.ranks import Ranks, gather
 
 
 def shared(loader: Any, ranks: Ranks, seed: int, stream: str, name: str) -> Shard:
-    """Return how the ranks share this loader."""
+    """Return this rank's share of a loader. Raise CheckFailed if it cannot be divided."""
     one_of("stream", stream, ("dealt", "own"))
     if not isinstance(loader, Iterable):
         raise CheckFailed(f"{name} is a {type(loader).__name__}, not a DataLoader")
@@ -47,9 +47,9 @@ def shared(loader: Any, ranks: Ranks, seed: int, stream: str, name: str) -> Shar
 
 
 def drawn_by(loader: DataLoader[Any]) -> tuple[Any, int | None, bool]:
-    """Return what draws, the size of the batches made of its draws, and whether a rest is dropped.
+    """Return the loader's sampler, its batch size, and whether it drops an incomplete batch.
 
-    No size: each draw is a whole batch.
+    The size is None if each draw is a whole batch.
     """
     around = loader.batch_sampler
     if type(around) is BatchSampler:
@@ -68,7 +68,7 @@ def shuffles(sampler: Any) -> bool | None:
 
 
 def refuse_other_ranks(sampler: Any, ranks: Ranks, name: str) -> None:
-    """Raise if a sampler is made for another rank, or for another number of them."""
+    """Raise CheckFailed if a sampler is made for another rank or number of ranks."""
     samplers = gather((sampler.rank, sampler.num_replicas, len(sampler)))
     if samplers != [(rank, ranks.world, samplers[0][2]) for rank in range(ranks.world)]:
         raise CheckFailed(
@@ -80,9 +80,9 @@ def refuse_other_ranks(sampler: Any, ranks: Ranks, name: str) -> None:
 
 
 def rebuilt(loader: DataLoader[Any], **order: Any) -> DataLoader[Any]:
-    """Return a new DataLoader with a user's public settings, and another order.
+    """Return a new DataLoader with a user's public settings and another order.
 
-    Its random numbers are those of the epoch, so workers start in each epoch.
+    Its workers start in each epoch, so that their seeds are those of the epoch.
     """
     return DataLoader(
         loader.dataset,
@@ -105,9 +105,9 @@ def refuse_empty() -> NoReturn:
 
 
 class Shard(Batches):
-    """The batches of an epoch, for one rank; a subclass for each kind of loader."""
+    """The batches of one rank. Each kind of loader has a subclass."""
 
-    # Whether stream="own" has a meaning for it.
+    # True if stream="own" applies to it.
     may_be_own = False
     order: OurOrder | OwnOrder
 
@@ -116,7 +116,7 @@ class Shard(Batches):
         self.loader, self.seed = loader, seed
 
     def epoch(self, number: int, position: int = 0) -> Iterator[Micro]:
-        """Yield the batches of an epoch; they depend on its number and the position alone."""
+        """Yield the batches of an epoch. They depend only on its number and the position."""
         around = getattr(self.loader, "batch_sampler", None)
         owners = [getattr(self.loader, name, None) for name in ("sampler", "dataset")]
         for owner in (self.loader, *owners, around, getattr(around, "sampler", None)):
@@ -143,14 +143,14 @@ class Shard(Batches):
 
 
 class MapShard(Shard):
-    """A dataset with a length; this object is the batch sampler of the user's loader, rebuilt."""
+    """A dataset with a length. This object is the batch sampler of the rebuilt loader."""
 
     def __init__(
         self, loader: DataLoader[Any], ranks: Ranks, seed: int, each: bool = False
     ) -> None:
         super().__init__(loader, ranks, seed)
         self.sampler, self.batch_size, drop_last = drawn_by(loader)
-        # Given to the DataLoader, and not loaded yet.
+        # Rounds that the DataLoader has drawn and not yet returned as batches.
         self.begun: deque[Round] = deque()
         self.rounds: Iterator[Round] = iter(())
         if loader.batch_sampler is None:
@@ -159,7 +159,7 @@ class MapShard(Shard):
             self.rebuilt = rebuilt(loader, batch_sampler=self)
         dealt = f", dealt out to {ranks.world} ranks" if ranks.world > 1 else ""
         drawn, shuffle, name = self.sampler, shuffles(self.sampler), type(self.sampler).__name__
-        # torch's samplers know no ranks, so what they draw is no rank's own part.
+        # torch's plain samplers know no ranks, so their draws are no rank's own part.
         each = each and not type(self.sampler).__module__.startswith("torch.")
         if type(self.sampler) is DistributedSampler:
             drawn = loader.dataset
@@ -188,7 +188,7 @@ class MapShard(Shard):
             self.samples = many * (ranks.world if each and shuffle is None else 1)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield to the DataLoader, or its workers, what each batch of this rank holds."""
+        """Yield the items of each batch of this rank to the DataLoader."""
         for current in self.rounds:
             self.begun.append(current)
             yield current.items if self.batch_size else current.items[0]
@@ -199,7 +199,7 @@ class MapShard(Shard):
         self._seed(number, -1)
         loaded = iter(self.rebuilt)
         for index in itertools.count(position // self.round_size):
-            # What a dataset draws at random depends on the place of the batch alone.
+            # The random numbers of a dataset depend only on the position of the batch.
             self._seed(number, index)
             data = next(loaded, None)
             if data is None and not self.begun:
@@ -216,7 +216,7 @@ class MapShard(Shard):
 
 
 class StreamShard(Shard):
-    """A dataset without a length, or any iterable of batches; every rank reads it."""
+    """A dataset without a length, or any iterable of batches. Every rank reads it."""
 
     may_be_own = True
 
@@ -226,7 +226,7 @@ class StreamShard(Shard):
         size = getattr(loader, "batch_size", None)
         if type(loader) is DataLoader:
             loader = rebuilt(loader, batch_size=size, drop_last=loader.drop_last)
-            # Workers have copies of the dataset, whose state stays with them.
+            # The state of the workers' copies of a dataset is not available here.
             source, holder = loader.dataset, None if loader.num_workers else loader.dataset
         self.order = OwnOrder(
             lambda: iter(loader), holder, type(source).__name__, ranks, seed,

@@ -1,7 +1,6 @@
-"""Samples by their index: text, files of tokens, synthetic ones, the user's own.
+"""Sources of samples: text, token files, synthetic data, a user's dataset.
 
-A source is a list of samples that returns any of them by index, in batches. It has no order, no
-epochs and no state.
+A source returns batches of samples by index. It has no order, no epochs and no state.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def batch(self, indices: Sequence[int], position: int) -> Any:
-        """Return tensors by name; `position` is the first sample's in the order of training."""
+        """Return tensors by name. `position` is the first sample's place in the order."""
         ...
 
 
 def sources(config: Config) -> tuple[Source, Source | None]:
-    """Return the samples to train on, and those held out for evaluations."""
+    """Return the sources for training and for evaluation."""
     data = config.dataset
     if data.kind == "target":
         return user_sources(config)
@@ -56,7 +55,7 @@ def source(config: Config, path: str) -> Source:
     if data.kind == "tokens":
         return token_file(config, Path(path))
     if data.kind == "library":
-        # The Pythons of nodes may differ, but all ranks need the same samples.
+        # The Python versions of nodes may differ, but all ranks need the same samples.
         text = torch.frombuffer(bytearray(from_rank_0(library_text()) or b"\n"), dtype=torch.uint8)
         return Windows(text, data.sequence_length, "Python's library")
     if config.model.kind == "ranking":
@@ -65,7 +64,10 @@ def source(config: Config, path: str) -> Source:
 
 
 def split(whole: Source, fraction: float) -> tuple[Source, Source | None]:
-    """Hold out the end, so that more data in front does not change it."""
+    """Return a source without its last samples, and these, which are held out.
+
+    The end is held out, so that data added in front does not change it.
+    """
     held_out = max(1, round(len(whole) * fraction)) if fraction else 0
     if len(whole) <= held_out:
         raise CheckFailed(
@@ -95,8 +97,10 @@ class SourceSlice:
 
 
 class Windows:
-    """Pieces of a long text. A piece has one token more than the length: the last is only guessed,
-    and is the first that the next piece shows."""
+    """Samples that are consecutive windows of a long text.
+
+    A window has `length` + 1 tokens. Its last token is only a target, and the next window's first.
+    """
 
     def __init__(self, text: Tensor, length: int, name: str) -> None:
         self.text, self.length = text, length
@@ -112,12 +116,12 @@ class Windows:
 
 
 def shifted(rows: Tensor) -> dict[str, Tensor]:
-    """Return the tokens of each row, and those that follow them."""
+    """Return the tokens of each row as inputs, and their successors as targets."""
     return {"inputs": rows[:, :-1].contiguous(), "targets": rows[:, 1:].contiguous()}
 
 
 class TokenFile(Windows):
-    """A mapped file: used pages are in the page cache once for all processes of a node."""
+    """A memory-mapped file. Its pages are cached once for all processes of a node."""
 
     def __init__(self, path: Path, header: tokens.Header, length: int) -> None:
         self.path, self.header = path, header
@@ -152,7 +156,7 @@ def token_file(config: Config, path: Path) -> TokenFile:
 
 
 def user_sources(config: Config) -> tuple[Source, Source | None]:
-    # Making samples that no evaluation needs may take time.
+    # Creating a dataset may take time, so the one for evaluations is skipped without any.
     evaluates = config.training.eval_steps or config.training.eval_seconds
     train = user_source(config, "train")
     return train, user_source(config, "eval") if evaluates else None
@@ -176,7 +180,7 @@ def user_source(config: Config, split: str) -> OwnData:
 
 
 class OwnData:
-    """The user's dataset. A method `collate` of it makes a batch of samples, where it has one."""
+    """A user's dataset. If it has a method `collate`, that makes the batches."""
 
     def __init__(self, samples: Any, config: Config, name: str) -> None:
         self.samples, self.config, self.name = samples, config, name
@@ -187,10 +191,10 @@ class OwnData:
 
     def batch(self, indices: Sequence[int], position: int) -> Any:
         samples = []
-        # The model's own random numbers, such as dropout, are not disturbed.
+        # The random numbers of the model, such as dropout, stay unchanged.
         with randomness_kept():
             for number, index in enumerate(indices, start=position):
-                # The position alone decides, not rank, worker or resume; and no GPU is asked.
+                # The seed depends only on the position, not on rank, worker or resume.
                 seed_all(self.config.training.seed, number, cpu_only=True)
                 samples.append(self.samples[index])
         batch = self.collate(samples)
@@ -202,7 +206,10 @@ NEEDS = {"decoder": ("inputs", "targets"), "ranking": ("sparse", "dense", "label
 
 
 def check(batch: Any, config: Config, origin: str) -> None:
-    """Refuse what a built-in model cannot take: a GPU would only say that an assertion failed."""
+    """Raise CheckFailed for a batch that does not fit a built-in model.
+
+    On a GPU, the error would only be a failed assertion.
+    """
     model, needs = config.model, NEEDS.get(config.model.kind, ())
     if needs and not (isinstance(batch, dict) and batch.keys() >= set(needs)):
         names = (
@@ -224,12 +231,12 @@ def check(batch: Any, config: Config, origin: str) -> None:
 # -- the text of Python's own library --------------------------------------------------------------
 
 
-# Which take 10 ms to read, and not much longer to send to all ranks.
+# Reading this much takes 10 ms, and sending it to all ranks not much longer.
 LARGEST_TEXT_BYTES = 4 << 20
 
 
 def library_text() -> bytes:
-    """Return up to 4 MiB of the .py files next to os.py, in the order of their names."""
+    """Return up to 4 MiB of the .py files next to os.py, in order of their names."""
     text = b""
     for path in sorted(Path(os.__file__).parent.glob("*.py")):
         text += path.read_bytes()
@@ -246,12 +253,12 @@ HALF = 0xFFFF_FFFF
 
 
 def scattered(x: Tensor, salt: int) -> Tensor:
-    """Return 31 bits that look random for each number."""
+    """Return 31 pseudorandom bits for each number."""
     return mixed(mixed(x & HALF, salt) + (x >> 32), salt) >> 1
 
 
 def mixed(x: Tensor, key: int) -> Tensor:
-    """Map 32 bits to 32 bits (the end of MurmurHash3); no product needs more than 63."""
+    """Map 32 bits to 32 bits (the finalizer of MurmurHash3). No product exceeds 63 bits."""
     x = (x ^ key) & HALF
     x = ((x ^ x >> 16) * 0x45D9F3B) & HALF
     x = ((x ^ x >> 13) * 0x2C1B3C6D) & HALF
@@ -259,8 +266,10 @@ def mixed(x: Tensor, key: int) -> Tensor:
 
 
 class Counting:
-    """Counting in steps of 1 to 4, around the vocabulary: four guesses at first, one for a model
-    that looks back at the token before."""
+    """Sequences that count in steps of 1 to 4, modulo the vocabulary.
+
+    A token has four possible successors, and only one for a model that sees the token before it.
+    """
 
     def __init__(self, vocab_size: int, length: int, size: int) -> None:
         self.vocab_size, self.length, self.size = vocab_size, length, size
@@ -277,7 +286,7 @@ class Counting:
 
 
 class Clicks:
-    """Features of a user and an item, and whether a fixed linear rule of them is positive."""
+    """Features of a user and an item, with the sign of a fixed linear rule as the label."""
 
     def __init__(self, model: ModelConfig, size: int) -> None:
         self.model, self.size = model, size
@@ -293,7 +302,7 @@ class Clicks:
         sparse %= model.vocab_size
         dense = between(scattered(index * numbers + torch.arange(numbers), 4))
         places = torch.arange(model.sparse_features) * model.vocab_size + sparse
-        # Each part of the rule counts about as much as the other.
+        # Both parts of the rule have about the same weight.
         score = between(scattered(places, 5)).mean(1) * model.sparse_features**0.5
         score += (dense * between(scattered(torch.arange(numbers), 6))).mean(1) * numbers**0.5
         shape = (len(indices), model.num_dense_features, model.dense_dim)
@@ -301,14 +310,14 @@ class Clicks:
 
 
 def between(x: Tensor) -> Tensor:
-    """Map 31 bits to numbers from -sqrt(3) to sqrt(3), whose variance is 1."""
+    """Map 31 bits to numbers from -sqrt(3) to sqrt(3), with variance 1."""
     return ((x / 2.0**30 - 1.0) * 3**0.5).float()
 
 
 # -- batches of them: the share of this rank, in the order of all ranks ----------------------------
 
 
-# The position of a batch's first sample, and its samples.
+# The position of a batch's first sample, and the indices of its samples.
 Place = tuple[int, list[int]]
 
 
@@ -332,14 +341,14 @@ class ConfiguredSamples(Batches):
             prefetch_factor=wanted.prefetch_factor if wanted.num_workers else None,
             pin_memory=wanted.pin_memory and torch.cuda.is_available(),
             worker_init_fn=functools.partial(ignore_signals, None),
-            # Otherwise it would draw from the one that the model uses.
+            # Without its own generator, the loader would draw from the model's.
             generator=torch.Generator(),
         )
         return iter(loader)
 
 
 class TrainingSamples(ConfiguredSamples):
-    """Those to train on: without end, epoch after epoch."""
+    """The samples for training, epoch after epoch without an end."""
 
     endless = True
 
@@ -353,16 +362,16 @@ class TrainingSamples(ConfiguredSamples):
         )
 
     def epoch(self, number: int, position: int = 0) -> Iterator[Micro]:
-        """Return this rank's batches from a position in the order of all ranks on."""
+        """Return this rank's batches from a position on. Positions count over all ranks."""
         firsts = itertools.count(position + self.ranks.rank * self.size, self.round_size)
         return self._loaded((at, self.order.indices(at, self.size)) for at in firsts)
 
 
 class HeldOutSamples(ConfiguredSamples):
-    """Those for evaluations: every sample once over all ranks.
+    """The samples for evaluations, each once over all ranks.
 
-    All ranks get the same number of batches, or one would wait for the others in a collective: a
-    rank for which no samples are left gets a batch of one that counts as none.
+    All ranks get equally many batches, because each takes part in every collective. A rank without
+    samples left gets a batch of one sample that is not counted.
     """
 
     def epoch(self, number: int, position: int = 0) -> Iterator[Micro]:
@@ -376,7 +385,7 @@ class HeldOutSamples(ConfiguredSamples):
 
 @dataclass(frozen=True)
 class Samples(Dataset[Micro]):
-    """The dataset of a worker, which makes whole batches."""
+    """The dataset of a DataLoader worker. Each of its items is a whole batch."""
 
     source: Source
 

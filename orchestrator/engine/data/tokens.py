@@ -1,6 +1,7 @@
 """The file of tokens that scripts/make_tokens.py writes and sources.py maps into memory.
 
-One line of JSON, padded to 512 bytes, that says what follows: little-endian numbers without gaps.
+It begins with a line of JSON, padded to 512 bytes, that describes the rest: little-endian numbers
+without gaps.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ FIX = "make such a file: python scripts/make_tokens.py OUT.bin FILES"
 
 @dataclass(frozen=True)
 class Header:
-    # uint16 or uint32.
+    # One of uint16 and uint32.
     dtype: str
-    # Every token is below it.
+    # All tokens are less than this.
     vocab_size: int
-    # How many tokens follow.
+    # The number of tokens in the file.
     count: int
 
 
@@ -33,7 +34,7 @@ def dtype_for(vocab_size: int) -> str:
 
 
 def write_header(file: BinaryIO, header: Header) -> None:
-    """Write the header at the start of the file; call it again once the count is known."""
+    """Write the header at the start of the file. Call it again once the count is known."""
     text = json.dumps({"format": FORMAT, **asdict(header)}).encode("ascii")
     file.seek(0)
     file.write(text.ljust(HEADER - 1) + b"\n")

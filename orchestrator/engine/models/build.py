@@ -1,7 +1,7 @@
-"""Making the model that the config names, and its first values.
+"""Creates the model that the config names, and its initial values.
 
-Built-in models are made without memory (on torch's meta device), sharded, and filled afterwards:
-a value depends on the seed, the parameter's name and its place in it, and on nothing else.
+Built-in models are created on torch's meta device, sharded, and initialised afterwards. A value
+depends only on the seed, the parameter's name and the position in the parameter.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from orchestrator.engine.sharding.mesh import give_memory, local_rows
 
 
 def build(config: Config) -> nn.Module:
-    """Make a built-in model, still without values; or the user's own, by its function."""
+    """Return a built-in model on the meta device, or the user's model from its function."""
     if config.model.kind == "target":
         return user_model(config)
     with torch.device("meta"):
@@ -33,7 +33,7 @@ def build(config: Config) -> nn.Module:
 
 def user_model(config: Config) -> nn.Module:
     name = config.model.target or ""
-    # Every rank makes the same one.
+    # With one seed, every rank creates the same model.
     torch.manual_seed(config.training.seed)
     with torch.device("cpu"):
         model = import_by_name.call("model", name, config.model.args)
@@ -46,7 +46,7 @@ def user_model(config: Config) -> nn.Module:
 
 
 def loss_of(config: Config) -> Loss:
-    """Return what computes the sums of a batch: the model itself, or training.loss on both."""
+    """Return a function that computes the sums of a batch, by the model or by training.loss."""
     name, model_name = config.training.loss, config.model.target
     giver = f"model.target ({model_name})" if model_name else config.model.kind
     if name is None:
@@ -56,7 +56,7 @@ def loss_of(config: Config) -> Loss:
 
 
 def flops_per_sample(config: Config, model: nn.Module) -> float | None:
-    """Forward and backward; of a user's own model, what it says of itself. None: unknown."""
+    """Return the FLOPs of forward and backward for a sample, or None if unknown."""
     if config.model.kind == "decoder":
         if config.dataset.kind == "target":
             # Samples are as long as the user makes them.
@@ -68,14 +68,14 @@ def flops_per_sample(config: Config, model: nn.Module) -> float | None:
 
 
 def stated_flops(model: nn.Module) -> float | None:
-    """Ask a user's own model, which may have an attribute or a method flops_per_sample."""
+    """Return a user's attribute or method `flops_per_sample` of the model, or None."""
     stated = getattr(model, "flops_per_sample", None)
     stated = stated() if callable(stated) else stated
     return None if stated is None else float(stated)
 
 
 def nominal_count(config: Config, world: int) -> int:
-    """Count the tokens or samples of a step of all ranks, if nothing is left out."""
+    """Return the tokens or samples in a full step of all ranks."""
     training = config.training
     samples = world * training.batch_size * training.gradient_accumulation
     return samples * (config.dataset.sequence_length if config.model.kind == "decoder" else 1)
@@ -83,7 +83,7 @@ def nominal_count(config: Config, world: int) -> int:
 
 # -- first values -----------------------------------------------------------------------------
 
-# Numbers drawn from one generator: a rank draws little that it does not keep.
+# The count of numbers from one generator. It is small, so that a rank discards few of them.
 BLOCK = 1 << 16
 
 
@@ -92,9 +92,9 @@ def is_built_in(model: nn.Module) -> TypeGuard[decoder.Decoder | ranking.Ranking
 
 
 def initialise(model: decoder.Decoder | ranking.Ranking, seed: int, device: torch.device) -> None:
-    """Bring a model to its device and fill every parameter, or this rank's slice of it.
+    """Move a model to its device and initialise every parameter, or this rank's slice of it.
 
-    Before ddp wraps it, after FSDP has sharded it.
+    Call it before DDP wraps the model and after FSDP has sharded it.
     """
     give_memory(model, device)
     with torch.no_grad():
@@ -111,14 +111,14 @@ def initialise(model: decoder.Decoder | ranking.Ranking, seed: int, device: torc
 def drawn(
     seed: int, name: str, shape: torch.Size, rows: range, std: float
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Draw the values of some rows, in pieces: (where among these rows, values).
+    """Yield the initial values of some rows in pieces, as (slice of these rows, values).
 
-    Uniform, for two reasons: there are no outliers, and the bits are the same on every CPU. torch
-    draws a normal distribution with approximations that differ between vector units.
+    The distribution is uniform. It has no outliers, and its bits are the same on every CPU. torch's
+    normal distribution uses approximations that differ between vector units.
     """
     width = shape.numel() // shape[0]
     height = max(1, BLOCK // width)
-    # A uniform distribution from -1/2 to 1/2 has a deviation of 1/sqrt(12).
+    # A uniform distribution from -1/2 to 1/2 has a standard deviation of 1/sqrt(12).
     widest = std * 12**0.5
     for block in range(rows.start // height, -(-rows.stop // height)):
         first = block * height

@@ -1,5 +1,4 @@
-"""A decoder language model of the Llama kind: RMSNorm, rotated positions, gated MLP, grouped
-queries."""
+"""A decoder language model like Llama: RMSNorm, RoPE, gated MLP, grouped-query attention."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from orchestrator.engine.models.losses import LossSums
 
 
 class Attention(nn.Module):
-    """Causal self-attention; positions are told by rotating queries and keys."""
+    """Causal self-attention. RoPE on queries and keys encodes the positions."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -39,7 +38,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """SwiGLU (arXiv:2002.05202): what goes up is weighted by a gate."""
+    """SwiGLU (arXiv:2002.05202): a gate weights the up-projection."""
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
@@ -53,7 +52,7 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then an MLP, each added to what comes in. FSDP shards the model by these."""
+    """Attention, then an MLP, each with a residual connection. FSDP shards by blocks."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -70,7 +69,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Tokens and the tokens that follow them in, the sum of the losses of guessing those out."""
+    """Takes tokens and their successors, and returns the sum of the cross entropies."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -90,13 +89,13 @@ class Decoder(nn.Module):
         head_dim = config.model_dim // config.num_heads
         cos, sin = rotation(inputs.size(1), head_dim, config.rope_theta, x.device)
         device = x.device.type
-        # Under autocast x is fp32, but what is rotated is not; converted once, not in each block.
+        # Under autocast x is fp32, but queries and keys are not. One conversion serves all blocks.
         low = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if low else x.dtype
         cos, sin = cos.to(dtype), sin.to(dtype)
         for block in self.blocks:
             x = block(x, cos, sin)
-        # The head is not called but its weight used: its logits are never there all at once.
+        # Only the head's weight is used, so that all logits never exist at once.
         return losses.summed(
             self.norm(x).flatten(0, 1),
             self.head.weight,
@@ -106,20 +105,22 @@ class Decoder(nn.Module):
         )
 
     def initial(self, name: str, shape: torch.Size) -> tuple[float, float]:
-        """Mean and standard deviation of a parameter's first values."""
+        """Return mean and standard deviation of a parameter's initial values."""
         if len(shape) == 1:
-            # Norms: there are no biases.
+            # These are norms, because no layer has a bias.
             return 1.0, 0.0
         if name in ("embedding.weight", "head.weight"):
             return 0.0, 0.02
-        # What is added to the residual stream is smaller, so that depth does not add up (GPT-2).
+        # Projections into the residual stream start smaller, so that depth does not add up (GPT-2).
         added = name.endswith(("out.weight", "down.weight"))
         return 0.0, shape[1] ** -0.5 * ((2 * self.config.num_layers) ** -0.5 if added else 1.0)
 
 
 def rotation(length: int, dim: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Angles per position and pair of channels (RoPE, arXiv:2104.09864), always in fp32: in bf16,
-    positions beyond 256 could not be told apart."""
+    """Return cosines and sines per position and pair of channels (RoPE, arXiv:2104.09864).
+
+    They are computed in fp32: in bf16, positions beyond 256 are not distinct.
+    """
     pairs = torch.arange(0, dim // 2, device=device, dtype=torch.float32)
     positions = torch.arange(length, device=device, dtype=torch.float32)
     angles = torch.outer(positions, theta ** (-2 * pairs / dim))
@@ -132,7 +133,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def hidden_dim(config: ModelConfig) -> int:
-    """Three matrices of 8/3 hold as many numbers as the usual two of 4; rounded up for the GPU."""
+    """Return the width of the MLP, by default 8/3 of the model's, rounded up for the GPU.
+
+    Three matrices of that width have as many parameters as two of the usual width 4.
+    """
     if config.mlp_hidden_dim is not None:
         return config.mlp_hidden_dim
     step = 256 if config.model_dim >= 1024 else 32
@@ -140,8 +144,11 @@ def hidden_dim(config: ModelConfig) -> int:
 
 
 def flops_per_sample(config: ModelConfig, length: int) -> float:
-    """Forward and backward: 6 per token and number in a matrix, 12 per pair of positions and
-    channel in attention (its causality ignored, as is usual); looking up costs nothing."""
+    """Return the FLOPs of forward and backward for a sample.
+
+    They are 6 per token and matrix element, and 12 per pair of positions and channel in attention.
+    As is usual, causality is ignored and embedding lookups count as free.
+    """
     dim, layers = config.model_dim, config.num_layers
     narrow = (config.num_kv_heads or config.num_heads) * (dim // config.num_heads)
     block = 2 * dim * dim + 2 * dim * narrow + 3 * dim * hidden_dim(config)

@@ -1,4 +1,4 @@
-"""Find a user's own function by its name, package.module:function.
+"""Finds a user's function by its name, package.module:function.
 
 A wrong name is an error with its reason. An exception of the user's own code passes through
 unchanged, because its stack trace is what the user needs.
@@ -18,7 +18,7 @@ from orchestrator.common.errors import UsageError, nearest
 
 
 def function(key: str, target: str) -> Callable[..., Any]:
-    """Return the function that the config's `key` names; the working directory comes first."""
+    """Return the function that the config's `key` names, first from the working directory."""
     name, _, attribute = target.partition(":")
     if not name or not attribute:
         raise UsageError(

@@ -1,8 +1,8 @@
-"""From a loss to sums and counts, never means.
+"""Turns losses into sums and counts, never means.
 
 Sums add up exactly over micro-batches, ranks and batches of unequal size; means do not. So a mean
-that a user's loss returns is taken back to the sum that it is the mean of, and everything is
-divided once, by the count of all ranks and micro-batches.
+from a user's loss is multiplied by its count. The total is divided once, by the count of all ranks
+and micro-batches.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from orchestrator.engine.models.nested import is_tensor, mapped
 Totals = dict[str, tuple[Tensor, Tensor]]
 
 
-# Computes the sums of a batch from the model, the batch, and how many samples it was made of.
+# Computes the sums of a batch from the model, the batch, and the number of its samples.
 Loss = Callable[..., Totals]
 Step = Callable[[nn.Module, Any], Any]
 Criterion = Callable[[Any, Any], Any]
@@ -43,10 +43,12 @@ FIX_OF_STEP = (
 class LossSums(NamedTuple):
     """The sums that a model returns for a batch."""
 
-    # The sum over all that was counted, in fp32 or fp64.
+    # The sum over all counted tokens or samples, in fp32 or fp64.
     loss: Tensor
-    count: Tensor  # type: ignore[assignment]  # how many: tokens, or samples
-    extra: dict[str, Tensor] = {}  # noqa: RUF012  sums of further metrics, such as "correct"
+    # The number of tokens or samples.
+    count: Tensor  # type: ignore[assignment]
+    # Sums of further metrics, such as "correct".
+    extra: dict[str, Tensor] = {}  # noqa: RUF012
 
     def totals(self) -> Totals:
         extra = {name: (value, self.count) for name, value in self.extra.items()}
@@ -54,7 +56,7 @@ class LossSums(NamedTuple):
 
 
 def as_sums(result: Any, giver: str) -> LossSums:
-    """Check what a user's model or loss function returned, and make Sums of it."""
+    """Return the result of a user's model or loss function as LossSums, or raise CheckFailed."""
     if isinstance(result, LossSums):
         return result
     if not isinstance(result, tuple) or len(result) not in (2, 3):
@@ -91,7 +93,7 @@ def number(value: Any, like: Tensor, what: str) -> Tensor:
         return value
     if not isinstance(value, Real):
         raise CheckFailed(f"{what} is {kind(value)}, not one number", FIX)
-    # The numbers of numpy are such as well.
+    # numpy registers its numbers as Integral and Real.
     dtype = torch.int64 if isinstance(value, Integral) else torch.float32
     return torch.tensor(value, dtype=dtype, device=like.device)
 
@@ -109,7 +111,7 @@ class Losses:
         metrics: Mapping[str, Criterion],
         names: Sequence[str] = ("",),
     ) -> None:
-        """`names`: those of the optimizers; a single one has an empty name."""
+        """`names` are the optimizers' names. A single optimizer has an empty name."""
         if "" not in names and step is None:
             raise UsageError(
                 "models= needs step=, a function of (models, batch)",
@@ -137,17 +139,19 @@ class Losses:
         refuse_taken_names(metrics, "metrics=")
         self.loss, self.step, self.metrics = loss, step, dict(metrics)
         self.names = tuple(names)
-        # For these torch knows what a mean is divided by: targets that count, times their weights.
+        # torch divides the means of these by the weights of all targets that are not ignored.
         self.counts = type(loss) in (nn.CrossEntropyLoss, nn.NLLLoss)
 
     def to(self, device: torch.device) -> None:
-        """Bring a loss with tensors of its own, such as class weights, to the device."""
+        """Move a loss with tensors of its own, such as class weights, to the device."""
         if isinstance(self.loss, nn.Module):
             self.loss.to(device)
 
     def changing(self) -> nn.Module | None:
-        """Return the loss if it may change as it is used: a centre, a queue. The tensors of
-        torch's own losses are settings."""
+        """Return the loss if it has tensors that training changes, such as centres, else None.
+
+        The tensors of torch's own losses are settings, which stay.
+        """
         if not isinstance(self.loss, nn.Module) or type(self.loss).__module__ == OF_TORCH:
             return None
         return self.loss if self.loss.state_dict() else None
@@ -159,7 +163,7 @@ class Losses:
         drawn: int | None = None,
         due: Sequence[str] | None = None,
     ) -> Totals:
-        """`due`: the optimizers that will step; None: all."""
+        """Return the totals of a batch. `due` names the optimizers that step [default: all]."""
         if self.step is not None:
             names = self.names if due is None else due
             return by_optimizer(names, self.step(model, batch), batch, drawn, self.names)
@@ -180,7 +184,7 @@ class Losses:
         return result
 
     def _counted(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Sum instead of averaging, and count on the device: the host must not wait for it."""
+        """Return the sum and the count of the loss on the device, so that the host never waits."""
         loss: Any = self.loss
         settings = {"weight": loss.weight, "ignore_index": loss.ignore_index, "reduction": "sum"}
         if isinstance(loss, nn.CrossEntropyLoss):
@@ -195,7 +199,7 @@ class Losses:
 
 
 def totals(giver: str, result: Any, batch: Any, drawn: int | None) -> Totals:
-    """Return a mean as the sum that it is the mean of, and the samples of its batch."""
+    """Return the result of a loss as totals. A mean is multiplied by the samples of its batch."""
     if isinstance(result, Real):
         result = torch.tensor(float(result))
     if isinstance(result, Tensor):
@@ -208,7 +212,7 @@ def totals(giver: str, result: Any, batch: Any, drawn: int | None) -> Totals:
 
 
 def refuse_no_loss(giver: str, result: Any) -> NoReturn:
-    """Raise for a program that returned nothing, or all outputs of a model in place of its loss."""
+    """Raise CheckFailed for a result that is no loss: None, or all outputs of a model."""
     inside = isinstance(result, Mapping) and "loss" in result
     fix = f"it has a loss: return that alone; else {FIX_OF_STEP}" if inside else FIX_OF_STEP
     what = "None: it returns nothing" if result is None else f"{kind(result)}, which is no loss"
@@ -216,14 +220,14 @@ def refuse_no_loss(giver: str, result: Any) -> NoReturn:
 
 
 def loss_of(name: str) -> str:
-    """Name the loss of an optimizer among the totals."""
+    """Return the key of an optimizer's loss in the totals."""
     return f"loss_{name}" if name else "loss"
 
 
 def by_optimizer(
     names: Sequence[str], result: Any, batch: Any, drawn: int | None, known: Sequence[str]
 ) -> Totals:
-    """Return what a step gave for each optimizer that is due, and their sum as "loss".
+    """Return a step's totals for each optimizer that is due, and their sum as "loss".
 
     A loss that is a function is called only where its optimizer is due.
     """
@@ -264,7 +268,7 @@ def refuse_other_optimizers(names: Sequence[str], result: Any, known: Sequence[s
 
 
 def added(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Add up means as a sum over what the first counts, for a report."""
+    """Return the sum of several means, as a sum and the first count, for a report."""
     first = pairs[0][1]
     total = sum((value.detach() / count.clamp(min=1e-12) * first for value, count in pairs),
                 pairs[0][0].new_zeros(()))  # fmt: skip
@@ -280,7 +284,7 @@ def at_least_fp32(value: Tensor) -> Tensor:
 
 
 def halves(batch: Any) -> tuple[Any, Any]:
-    """Return the inputs and targets of a batch that has exactly these."""
+    """Return the inputs and targets of a batch that has exactly these, or raise UsageError."""
     if isinstance(batch, (list, tuple)) and len(batch) == 2:
         return batch[0], batch[1]
     if isinstance(batch, dict) and {"inputs", "targets"} <= batch.keys():
@@ -301,7 +305,7 @@ def call(model: nn.Module, inputs: Any) -> Any:
 
 
 def samples_in(batch: Any, drawn: int | None = None) -> int:
-    """Return the rows that all tensors of a batch have, else the samples that it was made of."""
+    """Return the number of rows that all tensors of a batch have, else `drawn`."""
     parts = batch.values() if isinstance(batch, Mapping) else batch
     parts = [*parts] if isinstance(batch, (list, tuple, Mapping)) else [batch]
     for tensors in (filter(is_tensor, parts), tensors_in(batch)):
@@ -330,14 +334,17 @@ def tensors_in(batch: Any) -> Iterator[Tensor]:
 # -- cross entropy in pieces -----------------------------------------------------------------------
 
 
-# A target that is not counted, as in torch.
+# Marks a target that is not counted, as in torch.
 IGNORED = -100
 
 
 def summed(
     hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int, count_correct: bool
 ) -> LossSums:
-    """hidden (tokens, dim), weight (vocabulary, dim), targets (tokens)."""
+    """Return the cross entropy of a head in sums, computed in chunks of tokens.
+
+    Shapes: hidden (tokens, dim), weight (vocabulary, dim), targets (tokens).
+    """
     device = hidden.device.type
     # Autocast does not look into autograd functions.
     if torch.is_autocast_enabled(device):
@@ -350,8 +357,11 @@ def summed(
 
 
 class HeadLoss(torch.autograd.Function):
-    """The gradients are computed with the loss, while a chunk's logits are there: three
-    multiplications with the head's weight instead of the four of recomputing in backward."""
+    """Cross entropy in chunks, which computes the gradients in forward.
+
+    A chunk's logits exist only once. That takes three multiplications with the head's weight,
+    where recomputing the logits in backward takes four.
+    """
 
     @staticmethod
     def forward(
@@ -366,7 +376,7 @@ class HeadLoss(torch.autograd.Function):
         loss = hidden.new_zeros((), dtype=torch.float32)
         count = correct = torch.zeros((), dtype=torch.int64, device=hidden.device)
         for_hidden = torch.empty_like(hidden) if training else None
-        # Summed in fp32: in bf16, what a later chunk adds to a large sum is rounded away.
+        # In bf16, the small addends of later chunks would be rounded away, so the sum is in fp32.
         for_weight = torch.zeros_like(weight, dtype=torch.float32) if training else None
         for start in range(0, len(hidden), chunk):
             rows = slice(start, start + chunk)
@@ -384,7 +394,7 @@ class HeadLoss(torch.autograd.Function):
                 continue
             slope = log.exp_().scatter_add_(1, target, torch.full_like(log[:, :1], -1))
             slope = slope.to(weight.dtype)
-            # Nothing comes from what is not counted: dropped here, where a row has `dim` numbers.
+            # Ignored targets have no gradient. Zeroing is cheap here: rows are `dim` wide.
             for_hidden[rows] = (slope @ weight).where(counted[:, None], 0)
             for_weight += slope.T @ kept.where(counted[:, None], 0)
         if for_hidden is not None and for_weight is not None:

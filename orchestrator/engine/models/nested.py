@@ -1,4 +1,4 @@
-"""Maps every tensor of a batch, or of a model's outputs, however they are nested."""
+"""Maps every tensor of a batch or of a model's outputs, at any depth."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ def is_tensor(value: Any) -> bool:
 
 
 def mapped(data: Any, change: Change, whole: Callable[[Any], bool] = is_tensor) -> Any:
-    """Change what is a whole, and look into the rest; a user's own class is kept."""
+    """Return a copy of `data` in which `change` has replaced each value that `whole` accepts.
+
+    Containers keep their class, also a user's own.
+    """
     if whole(data):
         return change(data)
     if isinstance(data, Mapping):
         changed = {name: mapped(value, change, whole) for name, value in data.items()}
         if type(data) is dict or not isinstance(data, MutableMapping):
             return changed
-        again = copy.copy(data)  # it may hold more than its items
+        # The mapping may have attributes besides its items.
+        again = copy.copy(data)
         again.update(changed)
         return again
     if isinstance(data, (list, tuple)):

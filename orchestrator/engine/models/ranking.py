@@ -1,7 +1,7 @@
-"""A ranking transformer: will this user take this item?
+"""A ranking transformer, which predicts if a user chooses an item.
 
-Every feature becomes one token: a sparse one (an id) by looking it up, a dense one (some numbers)
-by a projection. The names of its sizes are those of ROCm/aorta, so that its configs can be read.
+Every feature becomes one token: a sparse one (an ID) by an embedding, a dense one (some numbers) by
+a projection. The sizes are named as in ROCm/aorta, so that its configs can be read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from orchestrator.engine.models.losses import LossSums
 
 
 class RankingBlock(nn.Module):
-    """Attention of all features to all, then an MLP. FSDP shards the model by these."""
+    """Attention among all features, then an MLP. FSDP shards by blocks."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -41,18 +41,18 @@ class RankingBlock(nn.Module):
 
 
 class Ranking(nn.Module):
-    """Features and labels in, the sum of the binary cross-entropies out."""
+    """Takes features and labels, and returns the sum of the binary cross entropies."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
         dim, features = config.model_dim, config.sparse_features
-        # One table for all sparse features: one lookup, and one parameter to shard, instead of as
-        # many small ones as there are features.
+        # All sparse features share one table: one lookup and one parameter to shard, instead of a
+        # small one for each feature.
         self.table = nn.Embedding(features * config.vocab_size, config.embedding_dim)
         self.from_sparse = nn.Linear(config.embedding_dim, dim)
         self.from_dense = nn.Linear(config.dense_dim, dim)
-        # Says which feature a token is.
+        # Encodes which feature a token is.
         self.feature = nn.Embedding(features + config.num_dense_features, dim)
         self.blocks = nn.ModuleList(RankingBlock(config) for _ in range(config.num_layers))
         self.norm = nn.LayerNorm(dim)
@@ -76,9 +76,9 @@ class Ranking(nn.Module):
         return LossSums(loss, count, {"correct": ((logits > 0) == (label > 0.5)).sum()})
 
     def initial(self, name: str, shape: torch.Size) -> tuple[float, float]:
-        """Mean and standard deviation of a parameter's first values."""
+        """Return mean and standard deviation of a parameter's initial values."""
         if len(shape) == 1:
-            # Norms are 1, biases 0.
+            # Norms start at 1, biases at 0.
             return float("norm" in name and name.endswith("weight")), 0.0
         if name in ("table.weight", "feature.weight"):
             return 0.0, 0.02 if name == "feature.weight" else self.config.embedding_dim**-0.5
@@ -91,7 +91,7 @@ def hidden_dim(config: ModelConfig) -> int:
 
 
 def flops_per_sample(config: ModelConfig) -> float:
-    """Forward and backward, counted as for the decoder; a feature is a token."""
+    """Return the FLOPs of forward and backward for a sample, counted as in the decoder."""
     dim, layers = config.model_dim, config.num_layers
     features = config.sparse_features + config.num_dense_features
     block = 4 * dim * dim + 2 * dim * hidden_dim(config)

@@ -1,4 +1,4 @@
-"""Make values equal on all ranks, or refuse a model that is not."""
+"""Makes values equal on all ranks, or refuses a model that differs between ranks."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ FIX = "make the same model everywhere; torch's seed is set before a model.target
 
 
 def take_weights_of_first(model: nn.Module) -> None:
-    """Copy rank 0's weights to all: users make their model in every rank, each with its own."""
+    """Copy rank 0's weights to all ranks, because each rank initialises its own model."""
     take_values_of_first(tensors(model))
 
 
 def take_buffers_of_first(model: nn.Module) -> None:
-    """Copy rank 0's buffers to all: each has the running statistics of its own batches, and one
-    model is to be evaluated and saved, not as many as there are ranks."""
-    kept = model.state_dict().keys()  # others may have another size on each rank
+    """Copy rank 0's buffers to all ranks, before the model is evaluated or saved.
+
+    Otherwise each rank has the running statistics of its own batches.
+    """
+    # Buffers outside of the state dict may differ in size between ranks.
+    kept = model.state_dict().keys()
     take_values_of_first([(name, value) for name, value in model.named_buffers() if name in kept])
 
 
@@ -36,7 +39,7 @@ def take_values_of_first(values: Sequence[tuple[str, Tensor]]) -> None:
 
 
 def refuse_differences(model: nn.Module) -> None:
-    """Refuse a model whose function drew other weights on some ranks; sharding would mix them."""
+    """Raise CheckFailed if weights differ between ranks, because sharding would mix them."""
     values = tensors(model)
     refuse_other_shapes(values)
     digests = gather([hashlib.blake2b(memory(value)).digest() for _, value in values])
@@ -51,7 +54,8 @@ def memory(value: Tensor) -> ctypes.Array[ctypes.c_char]:
     """Return the bytes of a tensor in host memory, without numpy."""
     plain = value.detach().contiguous()
     view = (ctypes.c_char * plain.nbytes).from_address(plain.data_ptr())
-    vars(view)["of"] = plain  # which keeps the bytes
+    # The reference keeps the memory of the tensor alive.
+    vars(view)["of"] = plain
     return view
 
 

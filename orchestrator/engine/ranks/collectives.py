@@ -28,7 +28,8 @@ T = TypeVar("T")
 
 OPS = {
     "sum": dist.ReduceOp.SUM,
-    "mean": dist.ReduceOp.SUM,  # gloo has no AVG: divide here
+    # gloo has no AVG, so the sum is divided afterwards.
+    "mean": dist.ReduceOp.SUM,
     "max": dist.ReduceOp.MAX,
     "min": dist.ReduceOp.MIN,
     "product": dist.ReduceOp.PRODUCT,
@@ -45,8 +46,10 @@ class NodeInfo(TypedDict):
     node_rank: int
     num_nodes: int
     hostname: str
-    backend: str | None  # None: no process group
-    device: str  # of this process: "cuda:1", or "cpu"
+    # None without a process group.
+    backend: str | None
+    # The device of this process, such as "cuda:1" or "cpu".
+    device: str
 
 
 # -- the process group ------------------------------------------------------------------------
@@ -57,7 +60,8 @@ def setup_distributed(backend: str | None = None, timeout: float = 600.0) -> Nod
     chosen = choose_backend(backend)
     if dist.is_initialized():
         return get_node_info()
-    ranks.take_place()  # a task of srun's has no RANK yet, and would train alone
+    # Without this, a task of srun has no RANK and would train alone.
+    ranks.take_place()
     if chosen == "mpi":
         dist.init_process_group("mpi")
     else:

@@ -1,7 +1,7 @@
 """The names that a model's tensors have in the code of the model.
 
-torch.compile(model), or of a part of it, puts a module around it, and a word into the names of all
-parameters inside. What is saved has the names without: they are read again with and without it.
+torch.compile() of a model or of a part wraps it in a module, which adds a prefix to the names of
+all parameters inside. Checkpoints have names without it, so they load with and without compiling.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-WORDS = ("_orig_mod.", "_checkpoint_wrapped_module.")  # of torch's own modules around others
+# The prefixes of torch's own wrappers.
+WORDS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
 
 def plain(name: str) -> str:
@@ -32,16 +33,16 @@ def buffers(model: nn.Module, *, every: bool = False) -> Iterator[tuple[str, Ten
 
 
 def is_traceable_wrapper_subclass(value: Any) -> bool:
-    """Return True for a tensor that is made of others, by torch's protocol for such classes."""
+    """Return True for a tensor that is made of other tensors (torch's __tensor_flatten__)."""
     return isinstance(value, Tensor) and hasattr(type(value), "__tensor_flatten__")
 
 
 def state_dict(model: nn.Module) -> dict[str, Any]:
-    """Return the model's state dict, with the very tensors that train."""
+    """Return the model's state dict with its own tensors, not detached ones."""
     return {plain(name): value for name, value in model.state_dict(keep_vars=True).items()}
 
 
 def inner(model: nn.Module) -> nn.Module:
-    """Return the module that torch.compile(model) was given."""
+    """Return the module inside a result of torch.compile(), or the model itself."""
     compiled = getattr(model, "_orig_mod", None)
     return compiled if isinstance(compiled, nn.Module) else model

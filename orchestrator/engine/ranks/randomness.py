@@ -1,4 +1,4 @@
-"""Seed all random numbers of this process, and keep those of the user's program."""
+"""Seeds all random generators of this process, and preserves those of the user's program."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch import Tensor
 
 
 def seed_all(*place: int, cpu_only: bool = False) -> None:
-    """Make randomness a function of a place in the training: a resume needs no saved state of it.
+    """Seed all generators from a place in the training, so that a resume needs no saved state.
 
-    A place is the seed of the config, and what counts on: of ints a hash is not salted.
+    A place is the seed of the config and some counters. The hash of ints is equal in all processes.
     """
     number = hash(place) & 0xFFFF_FFFF
     torch.default_generator.manual_seed(number)
@@ -30,9 +30,9 @@ def seed_all(*place: int, cpu_only: bool = False) -> None:
 
 @functools.cache
 def seed_devices() -> Callable[[int], object]:
-    """Return what seeds the accelerators of this process.
+    """Return a function that seeds the accelerators of this process.
 
-    torch.manual_seed seeds also kinds that are not there: 0.7 ms for stack traces of each call.
+    torch.manual_seed also seeds absent kinds of devices, which costs 0.7 ms for each call.
     """
     if not torch.accelerator.is_available():
         return lambda number: None
@@ -47,9 +47,11 @@ class Randomness:
     """The state of all global generators at one moment."""
 
     torch_state: Tensor
-    cuda_state: Tensor | None  # of this rank's GPU, if it is in use
+    # Of this rank's GPU, or None if CUDA is not initialised.
+    cuda_state: Tensor | None
     python_state: Any
-    numpy_state: Any  # if numpy is imported
+    # None if numpy is not imported.
+    numpy_state: Any
 
     @classmethod
     def now(cls) -> Randomness:
@@ -73,7 +75,7 @@ class Randomness:
 
 @contextlib.contextmanager
 def randomness_kept() -> Iterator[None]:
-    """Leave the user's random numbers as if nothing had been drawn or seeded in between."""
+    """Restore the user's random generators afterwards, as if nothing had been drawn."""
     before = Randomness.now()
     try:
         yield

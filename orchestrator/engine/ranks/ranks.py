@@ -1,4 +1,4 @@
-"""Join the process group, also as a task of srun, and know this process among all."""
+"""Joins the process group, also as a task of srun, and describes this rank and all others."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ from orchestrator.config.schema import Config
 
 T = TypeVar("T")
 MEMINFO = Path("/proc/meminfo")
-LEAVING_SECONDS = 10.0  # for what a GPU has still to do
+# How long the end of a program waits for pending GPU work.
+LEAVING_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among all; `nodes` holds (node, host) of every rank, in their order."""
+    """This process among all ranks. `nodes` has (node, host) of each, in order of rank."""
 
     rank: int
     world: int
@@ -50,14 +51,14 @@ class Ranks:
 @contextlib.contextmanager
 def joined(config: Config) -> Iterator[Ranks]:
     yield join(config)
-    # After an error this is not reached: others may sit in a collective that will never end.
+    # After an error this is skipped: other ranks may be in a collective that never ends.
     dist.destroy_process_group()
 
 
 def join(config: Config) -> Ranks:
-    """Join the process group: NCCL between GPUs, gloo between CPUs and for what is small.
+    """Join the process group: NCCL between GPUs, gloo between CPUs and for small objects.
 
-    One that is there already, because the user made it, is taken as it is.
+    A process group that the user has initialised is used unchanged.
     """
     device = device_of_rank()
     if not dist.is_initialized():
@@ -69,7 +70,7 @@ def join(config: Config) -> Ranks:
 
 
 def nodes_of_ranks() -> tuple[tuple[int, str], ...]:
-    """Return (node, host) of every rank; ranks without torchrun are known by their hosts."""
+    """Return (node, host) of every rank. Without torchrun, a host name stands for a node."""
     described = gather((os.environ.get("GROUP_RANK"), os.uname().nodename))
     hosts = list(dict.fromkeys(host for _, host in described))
     return tuple(
@@ -85,10 +86,11 @@ def start_group(config: Config, device: torch.device) -> None:
     both = "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo"
     timeout = datetime.timedelta(seconds=config.distributed.timeout)
     rank, world = rank_in_environment()
-    os.environ.setdefault("RANK", "0")  # a single process, started by hand without torchrun
+    # These defaults serve a single process that was started without torchrun.
+    os.environ.setdefault("RANK", "0")
     os.environ.setdefault("WORLD_SIZE", "1")
-    # gloo connects two ranks when they first talk to each other, and not all with all: a rank then
-    # has open files for a few neighbours, where it had one for every rank of every group.
+    # gloo then connects two ranks at their first message. A rank has open files for a few others,
+    # instead of one for every rank of every group.
     os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     allow_many_files()
     alone = None if "MASTER_ADDR" in os.environ else "tcp://127.0.0.1:0"
@@ -97,34 +99,35 @@ def start_group(config: Config, device: torch.device) -> None:
     if backend == "nccl":
         atexit.register(leave)
     if backend == "nccl" and world > 1:
-        # NCCL connects in the first collective: a network that does not work shows here, and not at
-        # the first gradient. (device_id= would do it, too; but then torch splits NCCL's group for
-        # every group of gloo's, which only the ranks outside of it take part in: a deadlock.)
+        # NCCL connects in the first collective, so a broken network shows here, and not at the
+        # first gradient. device_id= would connect as well, but torch then splits NCCL's group for
+        # every gloo group. Only the ranks outside of that group take part, which is a deadlock.
         dist.all_reduce(torch.zeros(1, device=device))
         torch.cuda.synchronize(device)
 
 
 def leave() -> None:
-    """Leave the group at the end of a program that did not fail: NCCL complains of any other end.
+    """Destroy the process group at the end of a program, because NCCL warns otherwise.
 
-    One that failed leaves at once: others may sit in a collective that will never end.
+    After a failure this is skipped: other ranks may be in a collective that never ends.
     """
     if dist.is_initialized() and not hasattr(sys, "last_value"):
         leaves = threading.Thread(target=dist.destroy_process_group, daemon=True)
-        with contextlib.suppress(RuntimeError):  # a Python that starts no thread any more
+        # Late in its shutdown, Python starts no more threads.
+        with contextlib.suppress(RuntimeError):
             leaves.start()
             leaves.join(LEAVING_SECONDS)
 
 
 def allow_many_files() -> None:
-    """Raise the limit of open files, usually 1,024: rank 0 talks to all to plan a checkpoint."""
+    """Raise the limit of open files (usually 1,024): for a checkpoint, rank 0 talks to all."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def rank_in_environment() -> tuple[int, int]:
-    """Return (rank, world) by the environment; raise for half of one, before others wait for it."""
+    """Return (rank, world) of the environment. Raise CheckFailed if a variable is missing."""
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in names if name not in os.environ]
@@ -140,8 +143,8 @@ def rank_in_environment() -> tuple[int, int]:
 
 
 def gather(what: T, among: dist.ProcessGroup | None = None) -> list[T]:
-    """Return what each rank has, in order; of one group, which has to be gloo's, if it is named."""
-    if not dist.is_initialized():  # one process, which has joined no others
+    """Return each rank's value, in order of rank. `among` is a gloo group [default: all ranks]."""
+    if not dist.is_initialized():
         return [what]
     group = among or host_group()
     values: list[Any] = [what] * dist.get_world_size(group)
@@ -150,7 +153,7 @@ def gather(what: T, among: dist.ProcessGroup | None = None) -> list[T]:
 
 
 def from_rank_0(value: T) -> T:
-    """Return what rank 0 has, on every rank."""
+    """Return rank 0's value on every rank."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return value
     held = [value]
@@ -159,20 +162,20 @@ def from_rank_0(value: T) -> T:
 
 
 def host_group() -> dist.ProcessGroup | None:
-    """Return the group for objects and flags: never a GPU's stream."""
+    """Return the gloo group for objects and flags. It never uses a GPU's stream."""
     return _host_group(dist.group.WORLD)
 
 
 @functools.cache
 def _host_group(world: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
-    """Make one per process group: a notebook may end one and begin another."""
+    """Return a gloo group for each process group: a notebook may end one and begin another."""
     return None if dist.get_backend(world) == "gloo" else dist.new_group(backend="gloo")
 
 
 def wait_as_long(config: Config, *groups: dist.ProcessGroup | None) -> None:
-    """Set distributed.timeout: torch gives all but the first group 10 or 30 minutes."""
+    """Set distributed.timeout for groups. torch sets it only for the first group."""
     timeout = datetime.timedelta(seconds=config.distributed.timeout)
-    # Public from torch 2.14 on, which warns of the other.
+    # torch 2.14 makes the function public, and warns of the private one.
     set_timeout = getattr(dist, "set_timeout", dist.distributed_c10d._set_pg_timeout)
     for group in groups:
         set_timeout(timeout, group)
@@ -183,7 +186,8 @@ def device_of_rank() -> torch.device:
         return torch.device("cpu")
     local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if local >= count == 1 and "," not in os.environ.get("CUDA_VISIBLE_DEVICES", ","):
-        local = 0  # a wrapper shows each rank its own GPU
+        # A wrapper has made one GPU visible to each rank.
+        local = 0
     if local >= count:
         raise CheckFailed(
             f"local rank {local} has no GPU of its own: there are {count}",
@@ -213,14 +217,15 @@ def is_first() -> bool:
 
 
 NAME = "pt_gloo_runloop"
-# Seconds between two looks; a thread that waits for the interpreter gets it here.
+# The sleep between two checks. A thread that waits for the interpreter lock gets it then.
 PAUSE_SECONDS = 0.001
-IDLE_CHECKS = 3  # so many in a row without one that runs
+# Consecutive checks without a running thread.
+IDLE_CHECKS = 3
 LIMIT_SECONDS = 5.0
 
 
 def finish() -> None:
-    """Return when all of them sleep, or after the limit."""
+    """Wait until all gloo threads sleep, at most LIMIT_SECONDS."""
     deadline = time.monotonic() + LIMIT_SECONDS
     asleep = 0
     while asleep < IDLE_CHECKS and time.monotonic() < deadline:
@@ -230,7 +235,8 @@ def finish() -> None:
 
 def running() -> bool:
     for directory in Path("/proc/self/task").glob("*"):
-        with contextlib.suppress(OSError):  # it has ended
+        # The thread may have ended.
+        with contextlib.suppress(OSError):
             name, _, rest = (directory / "stat").read_text().partition("(")[2].rpartition(")")
             if name == NAME and rest.split()[0] != "S":
                 return True
@@ -241,7 +247,7 @@ def running() -> bool:
 
 
 def take_place() -> None:
-    """Turn a task of srun into a rank; keep whatever torchrun or the user has set."""
+    """Set a rank's variables for a task of srun, unless torchrun or the user has set RANK."""
     if "RANK" in os.environ:
         return
     task = slurm_environment.task(os.environ)

@@ -30,7 +30,7 @@ from orchestrator.node import pickled_functions
 
 
 class SpawnError(Exception):
-    """The cause of what launch() raises: the trace of the rank it happened on."""
+    """The cause of an error of launch(): the stack trace of the rank that failed."""
 
 
 def launch(fn: Callable[..., Any], args: Sequence[Any], nprocs: int | None) -> list[Any]:
@@ -77,10 +77,11 @@ def number_of(nprocs: int | None) -> int:
 
 
 def wants_rank(fn: Callable[..., Any], args: Sequence[Any], count: int) -> bool:
-    """Return True for fn(rank, world_size, *args), False for fn(*args) where it wants no more."""
+    """Return True if fn takes (rank, world_size, *args), False if it takes only *args."""
     try:
         signature = inspect.signature(fn)
-    except ValueError:  # some builtins do not tell
+    except ValueError:
+        # Some builtins have no signature.
         return True
     for takes_rank in (True, False):
         with contextlib.suppress(TypeError):
@@ -93,7 +94,7 @@ def wants_rank(fn: Callable[..., Any], args: Sequence[Any], count: int) -> bool:
 
 
 def packed(what: Any) -> bytes:
-    """Pickle by value what only this process has: __main__, a notebook, an inner function."""
+    """Pickle the function, by value if it is of __main__, a notebook or another function."""
     try:
         return pickled_functions.dumps(what)
     except Exception as error:
@@ -107,14 +108,15 @@ def packed(what: Any) -> bytes:
 
 
 def run_rank(rank: int, count: int, port: int, blob: bytes, place: Path) -> None:
-    """Run the function as this rank; write what it returned, or raised, into a file."""
+    """Run the function as this rank. Write its result or exception into a file."""
     os.environ.update(
         {"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0"},
         **{"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "GROUP_WORLD_SIZE": "1"},
         **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
         **{"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"},
     )
-    os.environ.pop("ORCHESTRATOR_FIRST_WORLD_SIZE", None)  # of a job, whose ranks these are not
+    # It belongs to the ranks of a job, which these are not.
+    os.environ.pop("ORCHESTRATOR_FIRST_WORLD_SIZE", None)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // count))
     threading.Thread(target=end_with_parent, daemon=True).start()
@@ -137,7 +139,7 @@ def end_with_parent() -> None:
 
 
 def as_sent(error: Exception) -> bytes:
-    """Pickle an exception, or its text where it cannot be made again."""
+    """Pickle an exception, or its text if it cannot be unpickled."""
     try:
         result = pickled_functions.dumps(error)
         pickle.loads(result)
