@@ -1,8 +1,8 @@
-"""Types the lines that supervisors hear, on their socket and of one another, and those of run-node.
+"""Messages to supervisors, on their socket and from one another, and those of run-node.
 
-By the last, machines that are started by hand agree to be one job. Whoever writes a line may be of
-another version: unknown keys are passed over. The supervisor sends a newline to every listener on
-its socket when there is something new in its files, and nothing else.
+With the latter, machines that are started by hand agree to form one job. A line may come from
+another version, so unknown keys are ignored. The supervisor only sends newlines to its listeners,
+each of which means that its files have grown.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ class HeadNews(Message):
 
 
 class PeerWord(Message):
-    """One beat of a supervisor: all it knows, as this may be the first that arrives."""
+    """One heartbeat of a supervisor, with its whole state, as it may be the first to arrive."""
 
     node: int
-    followed: bool  # a head has followed the job
+    # True once a head has followed the job.
+    followed: bool
     end: Optional[EndOrder] = None
-    done: bool = False  # this node's part is over
+    # True if this node's part is over.
+    done: bool = False
 
 
 def to_line(message: Message) -> bytes:
@@ -34,7 +36,7 @@ def to_line(message: Message) -> bytes:
 
 
 def from_line(line: bytes) -> Union[EndOrder, HeadNews]:
-    """Return what a line on the supervisor's socket says."""
+    """Return the message of a line on the supervisor's socket."""
     data = parse(line)
     return (
         decode(HeadNews, data, newer=True) if "head" in data else decode(EndOrder, data, newer=True)
@@ -58,7 +60,8 @@ class Hello(Message):
     nproc: int
     host: str
     program: str = ""
-    world: Optional[int] = None  # WORLD_SIZE, if it is set
+    # WORLD_SIZE, if it is set.
+    world: Optional[int] = None
 
     @property
     def who(self) -> str:
@@ -66,20 +69,24 @@ class Hello(Message):
 
 
 class Agreed(Message):
-    """The decision of node 0 for all."""
+    """Node 0's decision for all nodes."""
 
     job: str
     experiment: str
-    counts: tuple[int, ...]  # ranks, in the order of the nodes
-    token: str  # by which the supervisors know each other
+    # Numbers of ranks, in the order of the nodes.
+    counts: tuple[int, ...]
+    # The secret that proves a supervisor to the others.
+    token: str
     peers_port: Port
 
 
 class Reply(Message):
-    """Node 0's answer: one of these."""
+    """Node 0's answer: exactly one of these fields is set."""
 
-    error: str = ""  # why the nodes cannot be one job
-    failed: str = ""  # why node 0 starts nothing
+    # The reason why the nodes cannot form one job.
+    error: str = ""
+    # The reason why node 0 starts nothing.
+    failed: str = ""
     go: Optional[Agreed] = None
 
 

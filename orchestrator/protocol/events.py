@@ -1,7 +1,7 @@
-"""Types what a supervisor writes into events.jsonl, a line each, and a head reads in the stream.
+"""The events that a supervisor writes into events.jsonl, one a line, and a head reads.
 
-A reader may be of another version than the supervisor: it passes over keys and kinds that it does
-not know. What a rank reports to its supervisor becomes an event, completed with what else is known.
+A reader may be of another version than the supervisor: it ignores unknown keys and kinds.
+A rank's report becomes an event, completed with other facts by the supervisor.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from typing import Any, ClassVar, Optional
 from orchestrator.protocol.message import Message, Moment, Nonsense, decode, encode
 from orchestrator.protocol.version import Version
 
-UNSAVED = "no checkpoint"  # a cause of RankSlow that holds no rank up
+# A cause of RankSlow that does not delay a rank.
+UNSAVED = "no checkpoint"
 
 EVENTS: dict[str, type[Event]] = {}
 
 
 class Event(Message):
-    """Something that happened, at a time of the node's clock; itself, it is of an unknown kind."""
+    """Something that happened, at a time of the node's clock; the base class is an unknown kind."""
 
     event: ClassVar[str] = ""
 
@@ -31,7 +32,7 @@ class Event(Message):
 
 
 class Started(Event, event="started"):
-    """torchrun is on its way."""
+    """torchrun was started."""
 
     agent: int  # its PID
     supervisor: int
@@ -39,31 +40,39 @@ class Started(Event, event="started"):
 
 
 class TorchReady(Event, event="torch_ready"):
-    """torchrun has imported torch; the rendezvous of the nodes is next. For a fast start alone."""
+    """torchrun has imported torch; the rendezvous of the nodes is next. Only for a fast start."""
 
 
 class FirstOutput(Event, event="first_output"):
-    """A rank of this node has printed something, for the first time."""
+    """A rank of this node has printed its first output."""
 
 
 class LeaseFormed(Event, event="lease"):
-    """This node's supervisor knows whether it reaches node 0's."""
+    """This node's supervisor has connected to node 0's, or failed to."""
 
     active: bool
-    why: str = ""  # it does not
+    # The reason if the lease is not active.
+    why: str = ""
 
 
 class EndOrder(Message):
-    """The end that somebody asked for, or that something caused."""
+    """An order to end the job, by a request or a failure."""
 
     why: str
-    grace: float  # seconds for the ranks to save
-    failed: bool = False  # a rank, or torchrun
-    certain: bool = False  # the cause is known: nobody else has to be heard first
-    headless: bool = False  # there was no head for too long
-    lost: Optional[int] = None  # this node was, to the others,
-    silent: float = 0.0  # for so many seconds
-    gone: bool = False  # it was closed over there: its supervisor has ended
+    # Seconds for the ranks to save.
+    grace: float
+    # True if a rank, or torchrun, has failed.
+    failed: bool = False
+    # True if the cause is known, so no other node must be waited for.
+    certain: bool = False
+    # True if there was no head for too long.
+    headless: bool = False
+    # The node that was lost to the others.
+    lost: Optional[int] = None
+    # Seconds for which that node was silent.
+    silent: float = 0.0
+    # True if that node closed its connection: its supervisor has ended.
+    gone: bool = False
 
 
 class Ending(EndOrder, Event, event="ending"):
@@ -71,27 +80,38 @@ class Ending(EndOrder, Event, event="ending"):
 
 
 class Ended(Event, event="ended"):
-    """The last event: nothing of the job is alive here, but what is in `left`."""
+    """The last event: no process of the job is alive here, except those in `left`."""
 
-    agent: Optional[int]  # torchrun's exit code; None: it was not started, or is unknown
-    why: str  # who ended it; nothing where it ended by itself
-    killed: dict[int, str]  # PID -> name
-    left: tuple[int, ...]  # processes that do not die
+    # torchrun's exit code; None if it was not started, or is unknown.
+    agent: Optional[int]
+    # The reason of the end; empty if it ended by itself.
+    why: str
+    # Name by PID.
+    killed: dict[int, str]
+    # Processes that survive SIGKILL.
+    left: tuple[int, ...]
     ranks: dict[int, RankState]
-    lived: Optional[dict[int, str]] = None  # PID -> name: what lived when its end began
-    lost: int = 0  # bytes of the log that a full disk refused
-    shared_memory: tuple[str, ...] = ()  # in /dev/shm: the job's, and not removed
-    swept: bool = False  # the supervisor was killed; somebody else cleaned up
+    # Name by PID of the processes that lived when the end began.
+    lived: Optional[dict[int, str]] = None
+    # Bytes of the log that were lost because the disk was full.
+    lost: int = 0
+    # Segments of the job in /dev/shm that could not be removed.
+    shared_memory: tuple[str, ...] = ()
+    # True if the supervisor was killed and another process cleaned up.
+    swept: bool = False
     oom_kills: int = 0
     shm_full: bool = False
-    said: str = ""  # torchrun's last words
-    stood_still: float = 0.0  # the longest time for which this supervisor did not run, in seconds
+    # The last output of torchrun.
+    said: str = ""
+    # The longest time for which this supervisor did not run, in seconds.
+    stood_still: float = 0.0
 
 
 class GpuReport(Event, event="gpu_report"):
-    """The driver calls a GPU of this node broken."""
+    """The driver reports a GPU of this node as broken."""
 
-    line: str  # as the kernel has logged it
+    # The line of the kernel's log.
+    line: str
 
 
 # -- ranks ------------------------------------------------------------------------------------
@@ -105,33 +125,35 @@ class RankError(Message):
     traceback: str
     time: Moment
     pid: int = 0
-    file: str = ""  # the innermost line that is the user's own
+    # The innermost line that is the user's own.
+    file: str = ""
     line: int = 0
     function: str = ""
 
 
 class RankEvent(Event):
-    """Something that a rank, or its keeper, reported."""
+    """An event reported by a rank, or by its keeper."""
 
     rank: int
     local: int
 
 
 class RankStarted(RankEvent, event="rank_started"):
-    """The rank runs."""
+    """The rank's process was started."""
 
     pid: int
-    keeper: int  # the PID of the process that waits for it
+    # The PID of the process that waits for it.
+    keeper: int
 
 
 class RankExit(RankEvent, event="rank_exit"):
-    """The program called sys.exit with this."""
+    """The program called sys.exit with this argument."""
 
     code: str
 
 
 class RankRaised(RankEvent, event="rank_raised"):
-    """The exception, sent here because the disk had no room for it."""
+    """The exception of a rank, sent as an event because the disk was full."""
 
     error: RankError
 
@@ -139,44 +161,52 @@ class RankRaised(RankEvent, event="rank_raised"):
 class RankSlow(RankEvent, event="rank_slow"):
     """Ranks cannot save a checkpoint, or the GPUs of a node do nothing."""
 
-    cause: str  # no checkpoint, or GPUs that do nothing
-    who: int  # the rank that is the cause; for GPUs, the first one of their node
+    # Either no checkpoint, or GPUs that do nothing.
+    cause: str
+    # The rank that is the cause; for GPUs, the first one of their node.
+    who: int
     node: int
     step: int
     text: str
 
 
 class RankFinished(RankEvent, event="rank_finished"):
-    """The program came to its end."""
+    """The program has ended without an error."""
 
-    asked: str = ""  # who wanted it to; nothing where it did so by itself
+    # The reason if the end was requested; empty if it ended by itself.
+    asked: str = ""
 
 
 class RankEnded(RankEvent, event="rank_ended"):
-    """The process is over. The supervisor adds the fields after `peak_kb` if the rank failed."""
+    """The process has ended. The supervisor adds the fields after `peak_kb` if the rank failed."""
 
     pid: int
-    code: int  # below 0: the signal that killed it
+    # Below 0, the signal that killed it.
+    code: int
     peak_kb: Optional[int] = None
     error: Optional[RankError] = None
-    said: str = ""  # its last words
-    asked: str = ""  # who ended it; nothing where it ended by itself
+    # The last output of the rank.
+    said: str = ""
+    # The reason if the end was requested; empty if it ended by itself.
+    asked: str = ""
     oom_kills: int = 0
     shm_full: bool = False
-    driver: tuple[str, ...] = ()  # what that of the GPUs reported, as the kernel logs it
+    # Messages of the GPU driver in the kernel's log.
+    driver: tuple[str, ...] = ()
 
 
 class RankState(Message):
-    """One rank, as its events tell."""
+    """The state of one rank, from its events."""
 
     state: str = "?"
     pid: Optional[int] = None
-    words: Optional[str] = None  # that it gave to sys.exit
+    # The argument of sys.exit.
+    words: Optional[str] = None
     code: Optional[int] = None
     peak_kb: Optional[int] = None
 
     def after(self, event: RankEvent) -> RankState:
-        """Return what is known with one event more."""
+        """Return the state after one more event."""
         changes: dict[str, Any] = {"state": event.event[len("rank_") :]}
         if isinstance(event, (RankStarted, RankEnded)):
             changes["pid"] = event.pid
@@ -196,7 +226,7 @@ def to_data(event: Event) -> dict[str, Any]:
 
 
 def from_data(data: dict[str, Any]) -> Event:
-    """Return the event that a line of events.jsonl holds."""
+    """Return the event on a line of events.jsonl."""
     fields = dict(data)
     name = fields.pop("event", None)
     if not isinstance(name, str):
@@ -205,7 +235,7 @@ def from_data(data: dict[str, Any]) -> Event:
 
 
 def from_report(data: dict[str, Any]) -> RankEvent:
-    """Return the event that a rank's report tells of."""
+    """Return the event for a rank's report."""
     fields = dict(data)
     kind = EVENTS.get(f"rank_{fields.pop('event', '')}", Event)
     if not issubclass(kind, RankEvent):

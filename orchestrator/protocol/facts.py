@@ -24,7 +24,8 @@ class Address(Message, kw_only=False):
 
     @property
     def ip(self) -> AnyAddress:
-        import ipaddress  # not needed on the node
+        # The node does not need this import.
+        import ipaddress
 
         return ipaddress.ip_address(self.address)
 
@@ -35,7 +36,7 @@ class Address(Message, kw_only=False):
 
 @functools.cache
 def network_of(address: str, prefix: int) -> IpNetwork:
-    """Return the network of an address; a plan asks for those of all nodes again and again."""
+    """Return the network of an address; cached, as a plan asks for those of all nodes often."""
     import ipaddress
 
     longest = ipaddress.ip_address(address).max_prefixlen
@@ -46,14 +47,20 @@ class Interface(Message, kw_only=False):
     """One network interface."""
 
     name: str
-    kind: str  # ethernet, infiniband, loopback, bridge, bond, vlan, wireless, virtual
-    state: str  # up, down, lowerlayerdown, dormant, ...
-    speed: Optional[int] = None  # Mb/s, where it is known
+    # One of ethernet, infiniband, loopback, bridge, bond, vlan, wireless, virtual.
+    kind: str
+    # One of up, down, lowerlayerdown, dormant and so on.
+    state: str
+    # In Mb/s, if it is known.
+    speed: Optional[int] = None
     mtu: int = 1500
-    master: str = ""  # the bond or bridge that it is part of
-    members: tuple[str, ...] = ()  # what it is made of
+    # The bond or bridge that it is part of.
+    master: str = ""
+    # The interfaces that it consists of.
+    members: tuple[str, ...] = ()
     driver: str = ""
-    vendor: str = ""  # of its PCI card, 0x15b3
+    # The vendor of its PCI card, such as 0x15b3.
+    vendor: str = ""
     pci: str = ""
 
 
@@ -62,12 +69,13 @@ class Gid(Message, kw_only=False):
 
     index: int
     gid: str
-    type: str  # IB/RoCE v1 or RoCE v2
+    # Either IB/RoCE v1 or RoCE v2.
+    type: str
     netdev: str = ""
 
     @property
     def ip(self) -> Optional[AnyAddress]:
-        """The IP address that a RoCE GID stands for."""
+        """Return the IP address of a RoCE GID, or None."""
         import ipaddress
 
         try:
@@ -78,7 +86,7 @@ class Gid(Message, kw_only=False):
 
     @property
     def is_routable_v2(self) -> bool:
-        """The GIDs that RoCE v2 can use: addresses that somebody gave to the interface."""
+        """Return True for a GID that RoCE v2 can use: an address configured on the interface."""
         ip = self.ip
         return self.type == "RoCE v2" and ip is not None and not ip.is_link_local
 
@@ -88,18 +96,22 @@ class RdmaPort(Message, kw_only=False):
 
     device: str
     port: int
-    link_layer: str  # InfiniBand, Ethernet; or another that NCCL does not know
-    state: str  # ACTIVE, DOWN, INIT, ARMED
+    # InfiniBand, Ethernet, or another that NCCL does not know.
+    link_layer: str
+    # One of ACTIVE, DOWN, INIT, ARMED.
+    state: str
     rate: float = 0.0  # Gb/s
     netdev: str = ""
     gids: tuple[Gid, ...] = ()
-    node_type: str = "CA"  # RNIC: iWARP
-    software: bool = False  # without a card
+    # RNIC means iWARP.
+    node_type: str = "CA"
+    # True for a software driver without a card.
+    software: bool = False
     pci: str = ""
 
     @property
     def name(self) -> str:
-        """As NCCL_IB_HCA wants it."""
+        """Return the name in the form of NCCL_IB_HCA."""
         return f"{self.device}:{self.port}"
 
     @property
@@ -108,7 +120,7 @@ class RdmaPort(Message, kw_only=False):
 
 
 class Card(Message, kw_only=False):
-    """One GPU, as far as the files of its driver tell; bytes."""
+    """One GPU, as described by the files of its driver; sizes in bytes."""
 
     vendor: str  # nvidia, amd
     model: str
@@ -119,17 +131,17 @@ class Card(Message, kw_only=False):
 
 
 class Software(Message, kw_only=False):
-    """The versions that torch was built with, and of the drivers; empty where there is none."""
+    """The versions of the drivers and of torch's libraries; empty if there is none."""
 
     cuda: str = ""
     hip: str = ""
-    nccl: str = ""  # or RCCL's
+    nccl: str = ""  # NCCL, RCCL
     nvidia_driver: str = ""
     amd_driver: str = ""
 
 
 class Disk(Message, kw_only=False):
-    """The file system that holds a path; bytes."""
+    """The file system that holds a path; sizes in bytes."""
 
     path: str
     total: int
@@ -141,7 +153,7 @@ class Disk(Message, kw_only=False):
 
 
 class Limits(Message, kw_only=False):
-    """(soft, hard) of each; -1 is unlimited."""
+    """The (soft, hard) limits of a login; -1 is unlimited."""
 
     nofile: tuple[int, int]
     memlock: tuple[int, int]
@@ -150,11 +162,12 @@ class Limits(Message, kw_only=False):
 
 
 class Leftover(Message, kw_only=False):
-    """A job of ours that has not ended there."""
+    """A job of this user that has not ended on the machine."""
 
     job: str
     node: int
-    alive: bool  # its supervisor answers
+    # True if its supervisor answers.
+    alive: bool
 
 
 # -- a closer look, with commands -------------------------------------------------------------
@@ -163,7 +176,7 @@ NO_PROBLEMS: dict[str, str] = {}
 
 
 class Gpu(Message, kw_only=False):
-    """One GPU, as its own tool tells; bytes. None: this model or driver does not say."""
+    """One GPU, as its own tool reports it; sizes in bytes. None if the value is not available."""
 
     vendor: str  # nvidia, amd
     index: Optional[int]
@@ -175,65 +188,80 @@ class Gpu(Message, kw_only=False):
     busy: Optional[int] = None  # percent
     temperature: Optional[int] = None
     driver: str = ""
-    ecc_errors: Optional[int] = None  # uncorrected, since the driver started
-    pages_pending: Optional[bool] = None  # memory that is retired at the next reset
+    # Uncorrected errors since the driver started.
+    ecc_errors: Optional[int] = None
+    # True if memory is retired at the next reset.
+    pages_pending: Optional[bool] = None
     rows_pending: Optional[bool] = None
-    rows_failed: Optional[bool] = None  # memory that could not be replaced: change the card
+    # True if memory could not be replaced, so the card must be.
+    rows_failed: Optional[bool] = None
     pcie_width: Optional[int] = None
     pcie_width_most: Optional[int] = None
-    problem: str = ""  # of a GPU that is sick
+    # The error of a faulty GPU.
+    problem: str = ""
 
 
 class Holder(Message, kw_only=False):
     """A process that computes on a GPU."""
 
     pid: int
-    gpu: str  # its uuid, "" where the tool does not say
+    # The uuid of the GPU, or empty if the tool does not report it.
+    gpu: str
     name: str
     used: Optional[int] = None
     user: str = ""
-    job: str = ""  # of ours
+    # The job of this program that it belongs to, or empty.
+    job: str = ""
     since: Optional[float] = None  # Unix time
 
 
 class User(Message, kw_only=False):
-    """The use that one user, or one job of ours, makes of a machine now."""
+    """The present use of a machine by one user, or by one job."""
 
     user: str
-    job: str  # of ours
+    # The job of this program, or empty.
+    job: str
     cores: float
     memory: int  # bytes
     processes: int
-    name: str  # of the busiest of them
+    # The name of the busiest process.
+    name: str
     pid: int
-    since: float  # when that began, or the first of the job; Unix time
+    # The Unix time at which this process, or the first of the job, began.
+    since: float
 
 
 class Load(Message, kw_only=False):
-    """Who uses the processors of a machine; who uses next to nothing is not named."""
+    """The users of a machine's processors; users with almost no load are left out."""
 
-    cores: float  # in use
-    users: tuple[User, ...]  # the busiest first
-    cpus: int = 0  # that this login may use
+    cores: float  # used
+    # The users, the busiest first.
+    users: tuple[User, ...]
+    # The number of processors that this login may use.
+    cpus: int = 0
     memory: int = 0  # bytes
     available: int = 0
     swapped: int = 0
-    received: int = 0  # bytes so far, over all networks but loopback
+    # The bytes so far, over all networks except loopback.
+    received: int = 0
     sent: int = 0
-    at: float = 0.0  # when that was counted; only differences mean something
-    unseen: float = 0.0  # of the cores in use: by processes that this login cannot see
-    disk: int = 0  # of the file system where jobs have their directories
+    # The time of these counts; only differences are meaningful.
+    at: float = 0.0
+    # The cores used by processes that this login cannot see.
+    unseen: float = 0.0
+    # The size of the file system of the jobs' directories.
+    disk: int = 0
     disk_free: int = 0
 
 
-# How the kernel logs what the driver reports: where, which, and words. Only at the beginning of a
-# message, behind what /dev/kmsg, dmesg or the journal puts before it: with `segfault in PROGRAM`
-# any user has the kernel log such words.
+# The kernel's log line of a driver's message: where, which, and text. Matched only at the start of
+# a message, after the prefix of /dev/kmsg, dmesg or the journal: any user can put such text into a
+# later part of a line, as in `segfault in PROGRAM`.
 XID = re.compile(
     r"(?:\d+,\d+,\d+,[^;\n]*;|(?:\[[^]\n]*\] ?){1,2}|\S+ +\d+ [\d:]+ \S+ kernel: )?"
     r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:.]+)\): (\d+)(?:, *)?(.*)"
 )
-# Memory, NVLink, lost from the bus, GSP; those of the second kind are for its owner to know.
+# Fatal: memory, NVLink, lost from the bus, GSP. The others only concern the machine's owner.
 FATAL_XIDS = {48, 74, 79, 94, 95, 119, 120}
 WORN_XIDS = {63, 64, 92}
 
@@ -248,7 +276,7 @@ class Xid(Message, kw_only=False):
 
     @property
     def fatal(self) -> bool:
-        """Tell whether it ends programs that use the GPU, and the GPU is to blame."""
+        """Return True if it ends programs that use the GPU, and the GPU is the cause."""
         return self.xid in FATAL_XIDS
 
     @property
@@ -274,13 +302,15 @@ class Torch(Message, kw_only=False):
 
 
 class Checkup(Message, kw_only=False):
-    """The results of an Examine: parts not asked for are None, failed ones are in `problems`."""
+    """The results of an Examine. Parts not requested are None, failed ones are in `problems`."""
 
     gpus: Optional[tuple[Gpu, ...]] = None
     holders: Optional[tuple[Holder, ...]] = None
     xids: Optional[tuple[Xid, ...]] = None
     script: Optional[str] = None  # sha256
     torch: Optional[Torch] = None
-    names: Optional[tuple[IpAddress, ...]] = None  # what its own name resolves to there
+    # The addresses that its own name resolves to there.
+    names: Optional[tuple[IpAddress, ...]] = None
     load: Optional[Load] = None
-    problems: dict[str, str] = NO_PROBLEMS  # part -> why it is not known
+    # The reason why a part is unknown, by part.
+    problems: dict[str, str] = NO_PROBLEMS

@@ -1,7 +1,7 @@
-"""Frames, the units in which a head and a node's server send over their channel.
+"""Frames, the units that a head and a node's server send over their channel.
 
-One byte says the kind, four bytes the length of the payload. The payload of a stream's frame begins
-with eight bytes: the offset, in the file that it comes from, of the bytes that follow.
+The first byte is the kind, the next four the length of the payload. A stream frame's payload begins
+with eight bytes: the file offset of the bytes that follow.
 """
 
 from __future__ import annotations
@@ -12,17 +12,21 @@ from typing import Optional
 
 from orchestrator.protocol.message import Nonsense
 
-JSON = b"J"  # both ways: a request, an answer, a heartbeat, the greeting
-PIECE = b"P"  # to the node: bytes that the next request is about
-LOG = b"L"  # to the head: a job's log,
-RANKS = b"R"  # whose bytes these are,
-EVENTS = b"E"  # and its events
+# Sent both ways: a request, an answer, a heartbeat or the greeting.
+JSON = b"J"
+# Sent to the node: a part of the next request's payload.
+PIECE = b"P"
+# Sent to the head: bytes of a job's log, of its `ranks` file, and of its events.
+LOG = b"L"
+RANKS = b"R"
+EVENTS = b"E"
 STREAMS = (LOG, RANKS, EVENTS)
 
 HEADER = struct.Struct(">cI")
 OFFSET = struct.Struct(">Q")
-STREAM_CHUNK_BYTES = 1 << 18  # of a file in one frame
-# Stacks and collectives of every rank of a node are the longest answer: 2 MB each, escaped.
+# The most bytes of a file in one frame.
+STREAM_CHUNK_BYTES = 1 << 18
+# The longest answer is the stacks and collectives of all ranks of a node: 2 MB each, escaped.
 LARGEST = {
     JSON: 1 << 28,
     PIECE: 1 << 23,
@@ -38,7 +42,7 @@ def header(kind: bytes, size: int) -> bytes:
 
 
 def parse_header(data: bytes) -> tuple[bytes, int]:
-    """Return the kind and the payload's length that five bytes announce."""
+    """Return the kind and the payload's length from a header of five bytes."""
     kind, size = HEADER.unpack(data)
     if kind not in LARGEST:
         raise Nonsense(f"a frame of unknown kind {kind!r}")
@@ -48,7 +52,7 @@ def parse_header(data: bytes) -> tuple[bytes, int]:
 
 
 class Splitter:
-    """Cuts the bytes that arrive into frames; an incomplete frame waits for its rest."""
+    """Splits the received bytes into frames; an incomplete frame waits for the rest."""
 
     def __init__(self) -> None:
         self.waiting = bytearray()

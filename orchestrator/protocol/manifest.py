@@ -1,7 +1,7 @@
-"""The list of files that travel, and the digest that names it, the same on all machines.
+"""The list of files in a transfer, and its digest, which is the same on all machines.
 
-Paths are bytes: a file's name need not be text. A list of code holds no times, so two copies of one
-tree have one digest. A list of other files may lack checksums: who sends one makes it on the way.
+Paths are bytes: a file's name need not be text. A list of code has no times, so two copies of one
+tree have the same digest. Other lists may lack checksums, which are computed during the transfer.
 """
 
 from __future__ import annotations
@@ -16,27 +16,32 @@ from orchestrator.protocol.message import Nonsense
 
 FILE, LINK, DIRECTORY = b"f", b"l", b"d"
 HEXADECIMAL = re.compile(rb"[0-9a-f]{64}")
-NUMBERS = re.compile(rb"([0-7]{1,3})(?: (-?[0-9]{1,20}))?")  # permission bits, and a time
+# The permission bits, and a time.
+NUMBERS = re.compile(rb"([0-7]{1,3})(?: (-?[0-9]{1,20}))?")
 FIELDS = 5
 MOST_ENTRIES = 4_000_000
 LARGEST_LIST_BYTES = 1 << 28  # unpacked
 LONGEST_PATH = 4096
-LEADS_OUT = frozenset((b"", b".", b".."))  # parts of a path that could
+# Path components that could leave the directory.
+LEADS_OUT = frozenset((b"", b".", b".."))
 
 
 class ManifestEntry(NamedTuple):
     """One file, symbolic link or directory."""
 
-    path: bytes  # below the directory of all
+    # The path below the transferred directory.
+    path: bytes
     kind: bytes
     mode: int  # permission bits
     size: int
-    value: bytes  # a file's SHA-256 in hexadecimal, if it is known; or what a link leads to
-    time: int = 0  # of its last change, in nanoseconds; 0 where a copy need not have it
+    # A file's SHA-256 in hexadecimal, if known; a link's target.
+    value: bytes
+    # The time of the last change in nanoseconds; 0 if copies need not have it.
+    time: int = 0
 
 
 def packed(entries: Iterable[ManifestEntry]) -> bytes:
-    """Return the list as bytes: sorted, five fields each, which zeros end."""
+    """Return the list as bytes: sorted, five fields each, all terminated by zeros."""
     return _joined(
         (path, kind, b"%o %d" % (mode, time) if time else b"%o" % mode, b"%d" % size, value)
         for path, kind, mode, size, value, time in entries
@@ -55,12 +60,12 @@ def _joined(rows: Iterable[tuple[bytes, ...]]) -> bytes:
 
 
 def digest_of(listing: bytes) -> str:
-    """Return the name of the packed list."""
+    """Return the digest of the packed list, which is its name."""
     return hashlib.sha256(listing).hexdigest()
 
 
 def unpacked(listing: bytes) -> tuple[ManifestEntry, ...]:
-    """Read a list from another machine; Nonsense where a path would lead out of the directory."""
+    """Return the entries of a received list; raise Nonsense if a path leaves the directory."""
     if len(listing) > LARGEST_LIST_BYTES:
         raise Nonsense(f"a list of {len(listing)} bytes")
     if listing.count(b"\0") > FIELDS * MOST_ENTRIES:
@@ -91,7 +96,7 @@ def link_is_inside(path: str, target: str) -> bool:
     """Return True if a link at a path stays below the directory that the path is joined to.
 
     Its target may go up as many directories as the link is deep, and then only down: after a
-    part that may be a link itself, ".." would lead wherever that one leads.
+    component that may be a link itself, ".." would lead to the parent of that link's target.
     """
     if not target or target.startswith("/") or "\0" in target:
         return False
@@ -119,7 +124,7 @@ def _refuse_nested(entries: tuple[ManifestEntry, ...]) -> None:
 
 
 def ranges(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """Return 1, 2, 3, 7 as (1, 3), (7, 7)."""
+    """Return the ranges of ascending numbers: (1, 3), (7, 7) for 1, 2, 3, 7."""
     pairs: list[tuple[int, int]] = []
     for number in numbers:
         if pairs and pairs[-1][1] == number - 1:
@@ -130,7 +135,7 @@ def ranges(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
 
 
 def numbers_in(pairs: Sequence[tuple[int, int]], count: int) -> Iterator[int]:
-    """Yield the numbers of ranges from another machine; Nonsense where `count` files are fewer."""
+    """Yield the numbers of received ranges; raise Nonsense if one is not below `count`."""
     last = -1
     for first, end in pairs:
         if not last < first <= end < count:

@@ -1,4 +1,4 @@
-"""Immutable typed messages, and the one strict decoder of typed values, for JSON and for YAML.
+"""Immutable typed messages, and the one strict decoder of typed values, for JSON and YAML.
 
 A Message is declared like a frozen dataclass with keyword arguments. It is not one because every
 node pays for the declarations at each start: 50 frozen dataclasses take 38 ms, these take 1.
@@ -24,9 +24,11 @@ else:
 
 T = TypeVar("T")
 M = TypeVar("M", bound="Message")
-REQUIRED = object()  # a field without a default
+# Marks a field without a default.
+REQUIRED = object()
 LARGEST_NUMBER = 1 << 128
-UNIONS = (typing.Union, getattr(types, "UnionType", typing.Union))  # X | None is 3.10's
+# Python 3.10 added `X | None`.
+UNIONS = (typing.Union, getattr(types, "UnionType", typing.Union))
 MAPPINGS = (dict, collections.abc.Mapping)
 NONE = type(None)
 PLAIN = {str, int, float, bool, bytes}
@@ -41,11 +43,11 @@ NAMES = {
 
 
 class Nonsense(ValueError):
-    """Raised for data that is no message of the protocol."""
+    """Raised for data that is not a valid message of the protocol."""
 
 
 class Check:
-    """Narrows the type of a field, so that whoever uses its value need not look at it again."""
+    """Narrows the type of a field, so that users of its value need no further checks."""
 
     def __init__(self, what: str, fits: typing.Callable[[Any], bool]) -> None:
         self.what = what
@@ -54,7 +56,8 @@ class Check:
 
 @functools.cache
 def is_address(text: str) -> bool:
-    import ipaddress  # not needed on the node
+    # The node does not need this import.
+    import ipaddress
 
     try:
         ipaddress.ip_address(text)
@@ -63,7 +66,7 @@ def is_address(text: str) -> bool:
     return True
 
 
-# A time by somebody's clock: before the year 5138, so that every calendar function takes it.
+# A time by any clock: before the year 5138, so that every calendar function accepts it.
 Moment = typing.Annotated[float, Check("a time", lambda value: 0 <= value < 1e11)]
 IpAddress = typing.Annotated[str, Check("an IP address", is_address)]
 NoAddress = typing.Annotated[str, Check("an address or nothing", lambda v: not v or is_address(v))]
@@ -74,7 +77,7 @@ Port = typing.Annotated[int, Check("a port", lambda value: 0 <= value < 1 << 16)
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 class Message:
-    """One immutable record. A field that is None by default is left out of the JSON when None."""
+    """One immutable record. A field is omitted from the JSON if it and its default are None."""
 
     _defaults: typing.ClassVar[dict[str, Any]] = {}
     _required: typing.ClassVar[tuple[str, ...]] = ()
@@ -117,7 +120,7 @@ class Message:
         return f"{type(self).__name__}({fields})"
 
     def replace(self: M, **changes: Any) -> M:
-        """Return a copy in which these fields have other values."""
+        """Return a copy with other values for these fields."""
         return type(self)(**{**vars(self), **changes})
 
 
@@ -127,9 +130,9 @@ class Message:
 def encode(value: Any, *, nones: bool = False) -> Any:
     """Return the JSON data of a message, of a dataclass, or of a value inside one.
 
-    All fields of a dataclass are in it; with `nones`, those of messages, too.
+    All fields of a dataclass are included; with `nones`, all fields of messages as well.
     """
-    # Most values are: a launch on 32 nodes encodes 24,000.
+    # Most values are of these types: a launch on 32 nodes encodes 24,000.
     if type(value) in AS_IN_JSON:
         return value
     if isinstance(value, Message):
@@ -144,7 +147,8 @@ def encode(value: Any, *, nones: bool = False) -> Any:
     if isinstance(value, (list, tuple)):
         return [encode(inner, nones=nones) for inner in value]
     if isinstance(value, bytes):
-        import base64  # not for the supervisor
+        # The supervisor does not need this import.
+        import base64
 
         return base64.b64encode(value).decode("ascii")
     if hasattr(value, "__dataclass_fields__"):
@@ -170,8 +174,8 @@ def parse(data: bytes | str) -> dict[str, Any]:
 def decode(kind: type[T], data: Any, *, newer: bool = False, where: str = "") -> T:
     """Return `data` as a message, a dataclass or another value of this type, or raise Nonsense.
 
-    Every key must be a field and every value of its field's type. `newer` passes over unknown keys:
-    it is for what a process of another version may have written.
+    Every key must be a field and every value of its field's type. `newer` ignores unknown keys:
+    it is used for data that a process of another version may have written.
     """
     value: T = _read(kind, data, newer, where or kind.__name__)
     return value
@@ -216,7 +220,8 @@ def _plain(kind: Any, data: Any, where: str) -> Any:
             return base64.b64decode(data, validate=True)
         except ValueError:
             raise Nonsense(f"{where} is not base64") from None
-    number = type(data) in (int, float) and abs(data) < LARGEST_NUMBER  # no NaN, no infinity
+    # NaN and infinity fail this test.
+    number = type(data) in (int, float) and abs(data) < LARGEST_NUMBER
     if kind is float and number:
         return float(data)
     if type(data) is not kind or (kind in (int, float) and not number):
@@ -228,7 +233,8 @@ def _one_of(kinds: tuple[Any, ...], data: Any, newer: bool, where: str) -> Any:
     if data is None and NONE in kinds:
         return None
     *others, last = (kind for kind in kinds if kind is not NONE)
-    for other in others:  # text or a number, as --nnodes is
+    # A field may be text or a number, as --nnodes is.
+    for other in others:
         with contextlib.suppress(Nonsense):
             return _read(other, data, newer, where)
     try:
@@ -245,7 +251,8 @@ def _mapping(kinds: tuple[Any, ...], data: Any, newer: bool, where: str) -> dict
         raise Nonsense(f"{where} must hold keys, not {shown(data)}")
     items = {}
     for key, item in data.items():
-        if kinds[0] is int:  # JSON has no other keys than text
+        # Keys in JSON are always text.
+        if kinds[0] is int:
             if not (key.isascii() and key.lstrip("-").isdigit() and len(key) < 40):
                 raise Nonsense(f"{where} has a key that is not a number: {shown(key)}")
             key = int(key)  # noqa: PLW2901
@@ -271,13 +278,13 @@ def _record(kind: Any, data: Any, newer: bool, where: str) -> Any:
 
 @functools.cache
 def hints_of(kind: Any) -> dict[str, Any]:
-    """Return field -> type of a message class or a dataclass."""
+    """Return the type of each field of a message class or a dataclass."""
     hints = typing.get_type_hints(kind, include_extras=True)
     fields = kind._defaults if issubclass(kind, Message) else kind.__dataclass_fields__
     return {name: hints[name] for name in fields}
 
 
 def shown(data: Any) -> str:
-    """Return a value as an error may show it: it may be very large."""
+    """Return a value as text for an error message, shortened to 60 characters."""
     text = repr(data)
     return text if len(text) <= 60 else text[:60] + "..."

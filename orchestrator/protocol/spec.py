@@ -1,6 +1,6 @@
-"""The job's spec: what a node needs to know to run its part. Sent by the head, kept as spec.json.
+"""The job's spec: the facts that a node needs to run its part. Sent by the head as spec.json.
 
-The supervisor, the ranks and the engine read that file; a supervisor of an earlier version may have
+The supervisor, the ranks and the engine read that file. A supervisor of an earlier version may have
 written it, so every key that was added since has a default.
 """
 
@@ -17,51 +17,70 @@ from orchestrator.protocol.version import Version
 class Target(Message):
     """The user's program."""
 
-    kind: str  # script, module, program, engine
+    # One of script, module, program, engine.
+    kind: str
     name: str
     args: tuple[str, ...] = ()
 
 
 class LeaseTerms(Message):
-    """Tells the supervisors of a job how to find each other, and when to end it by themselves."""
+    """The terms by which supervisors of a job find each other and end the job without a head."""
 
-    seconds: float = PEER_BEAT * BEATS_IN_A_LEASE  # without a word of node 0
-    address: str = ""  # node 0's supervisor,
-    port: int = 0  # which listens here; 0: there are no others, or it cannot
-    token: str = ""  # known to the supervisors alone
-    attached: bool = True  # a head follows from the start
-    grace: float = 0.0  # for the ranks to save, when there is no head
-    limit: float = 0.0  # seconds from the start until all of it has to be over; 0: never
-    fd: Optional[int] = None  # node 0: the open socket that the supervisor inherits
+    # The job ends after this time without a message of node 0.
+    seconds: float = PEER_BEAT * BEATS_IN_A_LEASE
+    # The address of node 0's supervisor.
+    address: str = ""
+    # The port of node 0's supervisor; 0 if there are no others, or it cannot listen.
+    port: int = 0
+    # A secret that only the supervisors know.
+    token: str = ""
+    # True if a head follows from the start.
+    attached: bool = True
+    # Seconds for the ranks to save if there is no head.
+    grace: float = 0.0
+    # Seconds from the start until the whole job must be over; 0 for no limit.
+    limit: float = 0.0
+    # On node 0, the listening socket that the supervisor inherits.
+    fd: Optional[int] = None
 
 
 class AttemptNumber(Message):
-    """Tells which attempt of a job this is, where a job may be restarted."""
+    """The number of an attempt, for a job that may be restarted."""
 
-    number: int  # from 1
-    restarts: int  # how many there may be
-    # This machine's part of the first attempt that it took part in: all share what lies there.
+    # The first attempt is number 1.
+    number: int
+    # The largest number of restarts.
+    restarts: int
+    # This machine's part of the first attempt that it took part in: later ones share its files.
     first_job: str
     first_node: int
-    log: int = 0  # bytes of this node's log, at the head, that are earlier attempts'
-    ranks: int = 0  # of the first attempt, on all nodes; 0: nobody knows
+    # Bytes of this node's log at the head that belong to earlier attempts.
+    log: int = 0
+    # Ranks of the first attempt, on all nodes; 0 if unknown.
+    ranks: int = 0
 
 
 class Placement(Message):
-    """A node's place in one attempt of a job: all that changes from one attempt to the next."""
+    """A node's place in one attempt of a job: everything that differs between attempts."""
 
     job: str
     node: int
     nnodes: int
     first_rank: int
-    master: str  # the address where the ranks meet,
-    port: int  # and the port there
-    supervisors: str = ""  # the address of node 0's supervisor,
-    supervisors_port: int = 0  # which listens here; 0: there are no others, or it cannot
-    token: str = ""  # known to the supervisors alone
+    # The address and the port of the ranks' rendezvous.
+    master: str
+    port: int
+    # The address of node 0's supervisor.
+    supervisors: str = ""
+    # The port of node 0's supervisor; 0 if there are no others, or it cannot listen.
+    supervisors_port: int = 0
+    # A secret that only the supervisors know.
+    token: str = ""
     attempt: Optional[AttemptNumber] = None
-    hosts: tuple[str, ...] = ()  # addresses of all nodes, in order, if ranks are told them
-    limit: float = 0.0  # seconds that are left to the job; 0: as many as it wants
+    # Addresses of all nodes in order, if the ranks receive them.
+    hosts: tuple[str, ...] = ()
+    # Seconds that are left to the job; 0 for no limit.
+    limit: float = 0.0
 
 
 class Spec(Message):
@@ -73,38 +92,56 @@ class Spec(Message):
     experiment: str  # its name
     nproc: int
     first_rank: int
-    start: str  # fork or plain: how torchrun starts the ranks
-    agent: tuple[str, ...]  # torchrun's command line, without the options that `placed` names
+    # How torchrun starts the ranks: fork or plain.
+    start: str
+    # torchrun's command line, without the options that `placed` names.
+    agent: tuple[str, ...]
     env: dict[str, str]
     unset: tuple[str, ...]
     workdir: str
     target: Target
-    config: Optional[dict[str, Any]] = None  # the user's own, which the engine reads
+    # The user's own config, which the engine reads.
+    config: Optional[dict[str, Any]] = None
     lease: Optional[LeaseTerms] = None
-    placed: tuple[tuple[str, str], ...] = ()  # fields of this spec, the agent's options for them
-    master: str = ""  # the address where the ranks meet,
-    port: int = 0  # and the port there: on node 0 it is free again when the job is over
-    files: tuple[tuple[str, str], ...] = ()  # name and text, for torchrun to find
-    library: str = ""  # on the node: where the supervisor's program is
-    warm: float = 0.0  # seconds for which processes stay ready after the job; 0: none do
-    secrets: tuple[str, ...] = ()  # names in env whose values go nowhere else
-    umask: int = -1  # of the login, for the ranks; -1: as the supervisor's own
+    # Fields of this spec with torchrun's options for them.
+    placed: tuple[tuple[str, str], ...] = ()
+    # The address of the ranks' rendezvous.
+    master: str = ""
+    # The port of the rendezvous; on node 0 it is free again when the job is over.
+    port: int = 0
+    # Name and text of files for torchrun's directory.
+    files: tuple[tuple[str, str], ...] = ()
+    # The directory of the supervisor's program on the node.
+    library: str = ""
+    # Seconds for which standby processes wait after the job; 0 for none.
+    warm: float = 0.0
+    # Names of variables in env whose values must not be shown anywhere.
+    secrets: tuple[str, ...] = ()
+    # The login's umask, for the ranks; -1 keeps that of the supervisor.
+    umask: int = -1
     attempt: Optional[AttemptNumber] = None
-    version: Version = Version()  # of the supervisor
-    rank_env: tuple[str, ...] = ()  # variables of ranks beside torchrun's: slurm, own
-    hosts: tuple[str, ...] = ()  # addresses of all nodes, in order, if ranks are told them
-    machine: str = ""  # that it was started on: others may share its home
-    wish: Optional[Wish] = None  # the GPUs or slots to be held for it; None: it asks for none
-    claim: str = ""  # the path of its entry in the machine's book; nothing: it holds nothing
-    patience: float = START_PATIENCE_SECONDS  # of the head, until this part has started
+    # The version of the supervisor.
+    version: Version = Version()
+    # Changes to torchrun's variables for the ranks: slurm adds, own removes.
+    rank_env: tuple[str, ...] = ()
+    # Addresses of all nodes in order, if the ranks receive them.
+    hosts: tuple[str, ...] = ()
+    # The machine that it was started on: others may share its home.
+    machine: str = ""
+    # The GPUs or slots to reserve; None if the job requests none.
+    wish: Optional[Wish] = None
+    # The path of its entry in the machine's lock table; empty if nothing is reserved.
+    claim: str = ""
+    # Seconds that the head waits for the start of this part.
+    patience: float = START_PATIENCE_SECONDS
 
     @property
     def command(self) -> list[str]:
-        """Return the agent's whole command line, up to the program."""
+        """Return torchrun's whole command line, up to the program."""
         return [*self.agent, *(f"{option}={getattr(self, name)}" for name, option in self.placed)]
 
     def at(self, place: Placement) -> Spec:
-        """Return the spec of this node's part in an attempt of the job, at its place there."""
+        """Return the spec of this node's part in another attempt, at its place there."""
         names = {
             "ORCHESTRATOR_JOB": place.job,
             "NODE_RANK": str(place.node),

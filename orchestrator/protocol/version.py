@@ -1,10 +1,10 @@
-"""Tell which versions of the protocol understand each other.
+"""The versions of the protocol, and which of them understand each other.
 
 A head ships its own server to every node, so those two always agree. A running supervisor may have
 been started by another version: it writes its own Version into its first event and into spec.json,
-and a server that meets it compares. Everything a supervisor writes may get more keys, and events
-of new kinds: readers pass over what they do not know. What would mislead an older reader raises
-OLDEST to the first version that reads it right.
+and a server that connects to it compares. Supervisors may write more keys and new kinds of
+events: readers ignore those that they do not know. A change that would mislead an older reader
+raises OLDEST to the first version that reads it correctly.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from orchestrator.common.version import __version__
 from orchestrator.protocol.message import Message
 
 PROTOCOL = 1
-OLDEST = 0  # 0 is what programs spoke that named no version
+# Programs without a version number count as 0.
+OLDEST = 0
 
 
 class Version(Message):
-    """Names who speaks: the number of its protocol, and the oldest one that understands it."""
+    """The protocol's number, and the oldest one that understands it."""
 
     protocol: int = 0
     oldest: int = 0
@@ -28,7 +29,7 @@ OWN = Version(protocol=PROTOCOL, oldest=OLDEST, package=__version__)
 
 
 def conflict(job: str, theirs: Version, ours: Version = OWN) -> str:
-    """Say why this version cannot follow that job, and what to do; nothing where it can."""
+    """Return why this version cannot follow that job, and what to do; empty if it can."""
     if theirs.oldest <= ours.protocol and ours.oldest <= theirs.protocol:
         return ""
     return (

@@ -39,7 +39,7 @@ KILL_SECONDS = 0.2
 
 
 def end(run: RunDir, order: EndOrder) -> None:
-    """Ask the supervisor to end, without waiting. A part that has not started never will."""
+    """Send the supervisor an order to end. A part that has not started yet never will."""
     with contextlib.suppress(OSError):
         run.forbid_start()
     with contextlib.suppress(OSError), connect(run) as supervisor:

@@ -103,7 +103,7 @@ class Lease:
         return self.peers is not None or self.is_unfollowed
 
     def wake(self, now: float) -> None:
-        """Do not count time for which this process itself did not run as silence of others."""
+        """Exclude time for which this process itself did not run from the silence of others."""
         stood_still = now - self.turned - 2 * self.beat
         self.turned = now
         if stood_still > 0 and self.beats:

@@ -1,7 +1,7 @@
-"""Who holds which GPUs and slots of a machine, and who waits for them.
+"""Reservations of GPUs and slots of a machine, and the queue for them.
 
-A claim is on whole GPUs, or on slots of a machine that has none. All of it is advisory: it keeps
-those apart who ask.
+A reservation is for whole GPUs, or for slots of a machine without any. All of it is advisory: it
+only separates launches that ask.
 """
 
 from __future__ import annotations
@@ -12,43 +12,58 @@ from typing import Optional
 from orchestrator.common.hosts import ranges
 from orchestrator.protocol.message import Few, Message, Moment
 
-# The variables that hide GPUs from a process, in the order in which they count.
+# The variables that hide GPUs from a process, in order of precedence.
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 WAITING, STARTING, RUNNING = "waiting", "starting", "running"
 
 
 class Wish(Message):
-    """The GPUs or slots of one machine that a launch wants."""
+    """The GPUs or slots of one machine that a launch requests."""
 
-    job: str = ""  # the name of the launch, for those who find it there
-    gpus: Optional[Few] = None  # so many; None: all that its ranks would see
-    visible: str = ""  # CUDA_VISIBLE_DEVICES of its ranks, where that is set
-    slots: Few = 0  # on a machine without GPUs,
-    of: Few = 0  # of so many
-    needed: bool = True  # the job must not start without them
+    # The name of the launch, shown to other users.
+    job: str = ""
+    # The number of GPUs; None for all that its ranks would see.
+    gpus: Optional[Few] = None
+    # The CUDA_VISIBLE_DEVICES of its ranks, if it is set.
+    visible: str = ""
+    # The number of slots, on a machine without GPUs.
+    slots: Few = 0
+    # The number of all slots of that machine.
+    of: Few = 0
+    # True if the job must not start without them.
+    needed: bool = True
 
 
-SLOT = "slot-"  # how the key of a slot begins, where a machine has no GPUs
+# The prefix of a slot's key, on a machine without GPUs.
+SLOT = "slot-"
 
 
 class ClaimEntry(Message):
-    """One line of a machine's book: a job that runs or is about to, or a launch that waits."""
+    """One entry of a machine's lock table: a job that runs or starts, or a launch that waits."""
 
     id: str
-    state: str  # waiting, starting, running
+    # One of waiting, starting, running.
+    state: str
     job: str
     since: Moment
-    user: str = ""  # whom the entry's file belongs to
-    keys: tuple[str, ...] = ()  # that it holds
-    names: tuple[str, ...] = ()  # of these, for people: GPU 3, slot 0
-    order: Moment = 0.0  # since when it waits, by the clock of one node for all
-    wants: Few = 0  # GPUs or slots of this machine,
-    of: Few = 0  # of so many that it could have
-    head: str = ""  # the host that it was typed on
+    # The owner of the entry's file.
+    user: str = ""
+    # The keys of the devices that it holds.
+    keys: tuple[str, ...] = ()
+    # The names of these for people: GPU 3, slot 0.
+    names: tuple[str, ...] = ()
+    # The time since which it waits, by the clock of one node for all.
+    order: Moment = 0.0
+    # The number of GPUs or slots that it wants here.
+    wants: Few = 0
+    # The number of those that it could have.
+    of: Few = 0
+    # The host where the command was typed.
+    head: str = ""
 
     @property
     def rank(self) -> tuple[float, str]:
-        """Return the place of a waiting entry: the order is the same on all machines."""
+        """Return the sort key of a waiting entry, which is the same on all machines."""
         return self.order, self.id
 
 
@@ -56,18 +71,19 @@ NO_ENTRIES: tuple[ClaimEntry, ...] = ()
 
 
 class Taken(Message):
-    """GPUs or slots that others have."""
+    """GPUs or slots that others hold."""
 
-    names: tuple[str, ...]  # for people
+    names: tuple[str, ...]
     user: str
     job: str = ""
-    program: str = ""  # of a process that is no job of ours
+    # The name of a process that belongs to no job.
+    program: str = ""
     pid: int = 0
     state: str = RUNNING
 
 
 def who_has(taken: Sequence[Taken]) -> str:
-    """Say who has what: GPU 0-3: ada, job train_1."""
+    """Return the holders as text: GPU 0-3: ada, job train_1."""
     return "; ".join(map(_who_has, taken)) or "others were quicker"
 
 
@@ -83,7 +99,7 @@ def _who_has(taken: Taken) -> str:
 
 
 def in_words(names: Sequence[str]) -> str:
-    """Write GPU 0, GPU 1 and GPU 2 as GPU 0-2."""
+    """Return GPU 0-2 for GPU 0, GPU 1 and GPU 2."""
     numbers = [name.rpartition(" ")[2] for name in names]
     kinds = {name.rpartition(" ")[0] for name in names}
     if len(kinds) == 1 and all(number.isdigit() for number in numbers):

@@ -1,4 +1,4 @@
-"""Names what a head asks about Python environments on a node."""
+"""A head's requests about Python environments on a node."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ class EnvironmentState(Message):
     path: str
     python: str
     version: tuple[Few, Few]
-    machine: str  # x86_64, aarch64
-    libc: str  # glibc 2.36, or musl
-    packages: Optional[dict[str, str]] = None  # name -> version; None: it has to be made
+    machine: str
+    # Such as glibc 2.36, or musl.
+    libc: str
+    # Version by name; None if the environment must be built.
+    packages: Optional[dict[str, str]] = None
 
 
 class LookAtEnvironment(Request[EnvironmentState], do="look_at_environment"):
-    """Look whether an environment is whole; where it is, names lead to it from now on."""
+    """Return the state of an environment; if it is complete, point its links to it."""
 
     key: str
     name: str = ""
 
 
 class BuildEnvironment(Request[Nothing], do="build_environment"):
-    """Begin to make an environment from the wheels of a tree that is here."""
+    """Begin to build an environment from the wheels of an offered tree."""
 
     key: str
     tree: str  # its digest
@@ -35,7 +37,7 @@ class BuildEnvironment(Request[Nothing], do="build_environment"):
 
 
 class BuildProgress(Message):
-    """The state of what was begun: building, ready or failed."""
+    """The state of the build: building, ready or failed."""
 
     state: str
     step: str
@@ -44,4 +46,4 @@ class BuildProgress(Message):
 
 
 class AskBuild(Request[BuildProgress], do="ask_build"):
-    """Ask how far the environment is."""
+    """Return the progress of the build."""

@@ -1,4 +1,4 @@
-"""Names what a head asks about a job: its files, its state, its end, its removal."""
+"""A head's requests about a job: its files, its state, its end, its removal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NONE: dict[int, str] = {}
 
 
 class Following(Message):
-    """The stream begins."""
+    """The answer before the stream begins."""
 
     time: Moment
 
@@ -25,8 +25,10 @@ class Follow(Request[Following], do="follow"):
     log: int
     ranks: int
     events: int
-    head: bool = False  # False: it only looks on
-    gather: Optional[float] = None  # seconds for which lines that come fast may be held back
+    # False if the caller only watches.
+    head: bool = False
+    # Seconds for which lines that come fast may be held back.
+    gather: Optional[float] = None
 
 
 class PortState(Message):
@@ -42,38 +44,49 @@ class StopReceipt(Message):
     job: str
     node: int
     left: tuple[int, ...]
-    ended: dict[int, str] = NONE  # PID -> name: what lived before
-    killed: dict[int, str] = NONE  # of these, what did not go when asked
-    gpu_memory: dict[int, str] = NONE  # PID -> what dead processes still hold
+    # Name by PID of the processes that lived before.
+    ended: dict[int, str] = NONE
+    # Name by PID of those that did not end when asked.
+    killed: dict[int, str] = NONE
+    # GPU memory that dead processes still hold, by PID.
+    gpu_memory: dict[int, str] = NONE
     gpu_unknown: str = ""
     took: float = 0.0
     port: Optional[PortState] = None
-    user: str = ""  # another's job
-    shared_memory: tuple[str, ...] = ()  # in /dev/shm: the job's, and not removed
-    experiment: str = ""  # its directory, where that was only shown which must end
-    known: bool = True  # else this login has neither files nor processes of it: no proof at all
-    runs: str = ""  # names the directory for jobs: of this user, on this machine
+    # The owner, if it is another user's job.
+    user: str = ""
+    # Segments of the job in /dev/shm that could not be removed.
+    shared_memory: tuple[str, ...] = ()
+    # The experiment of a job that is only shown.
+    experiment: str = ""
+    # False if this login has neither files nor processes of it, so nothing is proved.
+    known: bool = True
+    # The identifier of this user's directory for jobs on this machine.
+    runs: str = ""
 
 
 class End(Request[Nothing], do="end"):
-    """Ask the supervisor to end this node's part; do not wait for it."""
+    """Order the supervisor to end this node's part, without waiting for the end."""
 
     job: str
     node: int
     why: str
     grace: float
-    failed: bool = False  # something has failed: only ranks that handle SIGTERM have the grace
+    # After a failure, only ranks that handle SIGTERM get the grace.
+    failed: bool = False
 
 
 class Stop(Request[StopReceipt], do="stop"):
-    """End this node's part, wait until nothing of it is left, and prove it."""
+    """End this node's part, wait until no process is left, and prove it."""
 
     job: str
     node: int
     why: str
     grace: float
-    wait: float  # seconds after which what is left is killed
-    for_good: bool = True  # no later attempt may start either
+    # Seconds after which the remaining processes are killed.
+    wait: float
+    # True if no later attempt may start either.
+    for_good: bool = True
 
 
 class StopReceipts(Message):
@@ -89,7 +102,8 @@ class StopAll(Request[StopReceipts], do="stop_all"):
     grace: float
     wait: float
     all_users: bool = False
-    only_show: bool = False  # what lives, which is `left` in the receipts; nothing is ended
+    # True ends nothing: `left` in the receipts has the living processes.
+    only_show: bool = False
 
 
 class JobState(Message):
@@ -97,11 +111,12 @@ class JobState(Message):
 
     job: str
     node: int
-    state: str  # running, ended, lost
+    # One of running, ended, lost.
+    state: str
     ranks: dict[int, RankState]
     started: Optional[float] = None
     ended: Optional[float] = None
-    agent: Optional[int] = None  # torchrun's exit code
+    agent: Optional[int] = None
     why: Optional[str] = None
     nproc: Optional[int] = None
     first_rank: Optional[int] = None
@@ -113,10 +128,11 @@ class JobState(Message):
 
 
 class JobStates(Message):
-    """The parts of a job that left a directory here: one, or none."""
+    """The parts of a job that have a directory here: one, or none."""
 
     jobs: tuple[JobState, ...]
-    time: Moment  # by the clock of this node, as all times in it
+    # The clock of this node, to compare the times with.
+    time: Moment
 
 
 class Jobs(Request[JobStates], do="jobs"):
@@ -126,9 +142,9 @@ class Jobs(Request[JobStates], do="jobs"):
 
 
 class SystemLines(Message):
-    """Lines that supervisors and servers wrote about what they did, the newest if there are many.
+    """Log lines of supervisors and servers, the newest if there are many.
 
-    Empty, where there are none: of an earlier version, or pruned.
+    Empty if there are none: the job is of an earlier version, or pruned.
     """
 
     supervisor: str
@@ -136,36 +152,40 @@ class SystemLines(Message):
 
 
 class AskSystem(Request[SystemLines], do="system"):
-    """Ask for the lines of the supervisors of these parts of a job, and of servers in its time."""
+    """Return the log lines of a job's supervisors, and of servers in its time."""
 
-    parts: tuple[tuple[str, int], ...]  # (job, node), one for each attempt
+    # The job and the node of each attempt.
+    parts: tuple[tuple[str, int], ...]
     since: Moment
     until: Moment
 
 
 class RankStacks(Message):
-    """The place where one rank is."""
+    """The present position of one rank."""
 
-    state: str  # of its process, as in /proc
+    # The state of its process, as in /proc.
+    state: str
     stacks: str
-    collectives: str  # the last ones in torch's flight recorders, in JSON
-    program: str = ""  # what runs, and where in the kernel it waits, where no stacks are known
+    # The last collectives of torch's flight recorders, in JSON.
+    collectives: str
+    # The running program and its kernel function, if there are no stacks.
+    program: str = ""
 
 
 def has_ended(collective: dict[str, Any]) -> bool:
-    """Tell whether a collective has ended, as a flight recorder has it."""
+    """Return True if a flight recorder's collective has ended."""
     return bool(collective.get("retired")) or collective.get("state") == "completed"
 
 
 class Stuck(Message):
-    """The places where the ranks of the node are."""
+    """The present positions of the node's ranks."""
 
     stuck: dict[int, RankStacks]
     time: Moment
 
 
 class AskStuck(Request[Stuck], do="stuck"):
-    """Ask every rank where it is."""
+    """Return the present position of every rank."""
 
     job: str
     node: int
@@ -174,11 +194,14 @@ class AskStuck(Request[Stuck], do="stuck"):
 # -- a profile: two small files in the run directory, which rank 0 looks for once per step -----
 
 WISH, NEWS = "profile_wish.json", "profile_news.json"
-MOST_STEPS = 20  # of one profile: a trace has megabytes per step
+# The limit of one profile: a trace has megabytes per step.
+MOST_STEPS = 20
 
-PATIENCE_SECONDS = 30.0  # after which a wish is stale that nobody has repeated
+# A request that no head has repeated for this long is stale.
+PATIENCE_SECONDS = 30.0
 
-ASKED = "asked"  # rank 0 has not seen it yet
+# Rank 0 has not read the request yet.
+ASKED = "asked"
 TRACING = "tracing"
 WRITTEN = "written"
 FAILED = "failed"
@@ -196,23 +219,30 @@ class ProfileNews(Message):
 
     id: str
     state: str
-    first: Count = 0  # the steps that are in the trace
+    # The first and the last step in the trace.
+    first: Count = 0
     last: Count = 0
-    directory: str = ""  # below the outputs
-    text: str = ""  # why it failed, or what is lacking
+    # The path below the outputs.
+    directory: str = ""
+    # The reason of a failure, or missing parts.
+    text: str = ""
 
 
 class ProfileState(Message):
-    """Tell how far the profile is, and whether any rank there can make one."""
+    """The progress of the profile, and whether a rank can make one."""
 
-    news: Optional[ProfileNews] = None  # of this profile
-    busy: bool = False  # another one was asked for, and is not done
-    stepped: Optional[float] = None  # seconds since a rank trained a step; None: none ever did
-    over: bool = False  # the job, on this node
+    # The news of this profile.
+    news: Optional[ProfileNews] = None
+    # True if another profile was requested and is not done.
+    busy: bool = False
+    # Seconds since a rank trained a step; None if none ever did.
+    stepped: Optional[float] = None
+    # True if the job is over on this node.
+    over: bool = False
 
 
 class AskProfile(Request[ProfileState], do="profile"):
-    """Have all ranks trace the same steps, and ask how far that is; asked on the node of rank 0."""
+    """Request a trace of the same steps of all ranks, and its progress, on the node of rank 0."""
 
     job: str
     node: int
@@ -220,17 +250,19 @@ class AskProfile(Request[ProfileState], do="profile"):
 
 
 class LivingRuns(Message):
-    """Those of the runs of which anything lives here."""
+    """The runs that still have living processes here."""
 
     living: tuple[tuple[str, int], ...]
-    has_part: bool = True  # what a later attempt begins with is here
+    # True if the files with which a later attempt begins exist here.
+    has_part: bool = True
 
 
 class Living(Request[LivingRuns], do="living"):
-    """Ask which of these runs (job, node) still live here, and whether a later one can begin."""
+    """Return which of these runs (job, node) still live, and whether a later one can begin."""
 
     runs: tuple[tuple[str, int], ...]
-    part: Optional[tuple[str, int]] = None  # that a later attempt begins with
+    # The run with which a later attempt begins.
+    part: Optional[tuple[str, int]] = None
 
 
 class RemovedRun(Message):
@@ -250,6 +282,6 @@ class RemovedRuns(Message):
 
 
 class Remove(Request[RemovedRuns], do="remove"):
-    """Delete the directories of these runs, and libraries that nobody needs."""
+    """Delete the directories of these runs, and libraries without a user."""
 
     runs: tuple[tuple[str, int], ...]

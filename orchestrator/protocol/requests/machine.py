@@ -1,4 +1,4 @@
-"""Names what a head asks about a machine: facts, an examination, ports and links, the hook."""
+"""A head's requests about a machine: facts, an examination, ports and connections."""
 
 from __future__ import annotations
 
@@ -20,35 +20,41 @@ from orchestrator.protocol.requests.request import Request
 
 
 class ProbeTarget(Message):
-    """A program; the answer's kind is "missing", "unreadable" and so on where it cannot run."""
+    """A program. In the answer, the kind may be "missing", "unreadable" and so on."""
 
     kind: str
     name: str
 
 
 class PortWish(Message):
-    """A port that the server shall hold for the job's ranks to meet at."""
+    """A port that the server shall reserve for the rendezvous of the job's ranks."""
 
     wanted: int
-    exact: bool  # or any free one from there on
-    peers: bool = False  # listen for the other nodes' supervisors, too
+    # False accepts any free port from `wanted` on.
+    exact: bool
+    # True if a port for the other nodes' supervisors is needed as well.
+    peers: bool = False
 
 
 class Probed(Message):
-    """One machine, as far as the kernel and the file system tell."""
+    """The facts of one machine from the kernel and the file system."""
 
     hostname: str
-    boot: str  # equal on two names of one machine
-    network: int  # its network namespace
+    # The boot id, which is equal for two names of one machine.
+    boot: str
+    # The inode of its network namespace.
+    network: int
     user: str
     python: str
     python_version: str
     torch: str
     software: Software
     cpus: Count
-    gpus: Few  # each may become a rank
+    # The number of GPUs, each of which may become a rank.
+    gpus: Few
     addresses: tuple[Address, ...]
-    routes: dict[str, tuple[str, NoAddress]]  # peer -> (interface, own address) towards it
+    # The interface and the own address towards each peer.
+    routes: dict[str, tuple[str, NoAddress]]
     workdir: str
     workdir_exists: bool
     target: ProbeTarget
@@ -57,35 +63,48 @@ class Probed(Message):
     memory_kb: Count
     memory_available_kb: Count
     omp_num_threads: Optional[str]
-    environment: dict[str, str]  # NCCL_* and the like, as they are
-    problems: dict[str, str]  # part -> why it is not known
-    disk: Optional[Disk]  # of the workdir; None where it does not answer
+    # Variables such as NCCL_* that are set on the machine.
+    environment: dict[str, str]
+    # The reason why a part is unknown, by part.
+    problems: dict[str, str]
+    # The disk of the workdir; None if it does not answer.
+    disk: Optional[Disk]
     shm: Optional[Disk]
     leftovers: tuple[Leftover, ...]
     cards: tuple[Card, ...]
     interfaces: tuple[Interface, ...]
     rdma: tuple[RdmaPort, ...]
     time: Moment
-    library: str = ""  # where our program is on the node
-    home: Optional[Disk] = None  # of what we keep there: code, logs, checkpoints of nodes
-    accelerate: str = ""  # its version, where it was asked for and is there
-    port: Optional[Port] = None  # the master's: reserved for this job, 0 if none was free
-    peers_port: Optional[Port] = None  # the master's: where the other supervisors will call
-    marker_seen: bool = False  # the head's directory is on a disk that both share
-    torch_elsewhere: tuple[str, ...] = ()  # Pythons that have torch, where this one has none
-    runs: str = ""  # names the directory for jobs: of this user, on this machine
+    # The directory of this program on the node.
+    library: str = ""
+    # The disk of this program's home: code, logs, checkpoints of nodes.
+    home: Optional[Disk] = None
+    # The version of accelerate, if requested and installed.
+    accelerate: str = ""
+    # The port reserved on the master for this job, 0 if none was free.
+    port: Optional[Port] = None
+    # The port on the master to which the other supervisors connect.
+    peers_port: Optional[Port] = None
+    # True if the head's directory is on a disk that both share.
+    marker_seen: bool = False
+    # Other Pythons with torch, if this one has none.
+    torch_elsewhere: tuple[str, ...] = ()
+    # The identifier of this user's directory for jobs on this machine.
+    runs: str = ""
 
 
 class Probe(Request[Probed], do="probe"):
-    """Say what this machine is. Quick: every launch asks."""
+    """Return the facts of this machine. Quick, as every launch sends it."""
 
     cwd: str
     workdir: Optional[str]
-    peers: tuple[str, ...]  # addresses: by which interface does it reach them?
+    # Addresses for which the route is reported.
+    peers: tuple[str, ...]
     target: ProbeTarget
     accelerate: bool = False
     port: Optional[PortWish] = None
-    marker: str = ""  # a file that the head has just written: is its directory here, too?
+    # A new file of the head, which the node sees if they share its disk.
+    marker: str = ""
 
 
 class CheckedUp(Message):
@@ -96,39 +115,43 @@ class CheckedUp(Message):
 
 
 class Examine(Request[CheckedUp], do="examine"):
-    """Look closer, with commands, for the doctor: it takes seconds."""
+    """Examine the machine with commands, for the doctor. Takes seconds."""
 
     workdir: str
     script: str = ""
-    # gpus, xids, code, torch, names: all of these where none is named; and load
+    # Of gpus, xids, code, torch, names: all of these if empty. `load` must be named.
     parts: tuple[str, ...] = ()
 
 
 class Listening(Message):
-    """The ports that are open now; 0 for one that is taken."""
+    """The ports that are open now; 0 for a port in use."""
 
     ports: tuple[int, ...]
 
 
 class Listen(Request[Listening], do="listen"):
-    """Answer every caller at these ports with a word."""
+    """Listen on these ports and send every caller a word."""
 
-    ports: tuple[int, ...]  # 0: any
+    # The value 0 selects any free port.
+    ports: tuple[int, ...]
     word: str
-    seconds: Optional[float] = None  # or as long as the program lives
+    # The duration; None listens until the server exits.
+    seconds: Optional[float] = None
 
 
-LARGE_LOST = "small packets arrive, large ones do not"  # why a Dial fails where it is the MTU
+# The error of a Dial if the MTU is the cause.
+LARGE_LOST = "small packets arrive, large ones do not"
 
 
 class Dialed(Message):
-    """For each address why it could not be reached, or nothing."""
+    """The reason why each address could not be reached, empty for a success."""
 
     answers: tuple[str, ...]
 
 
 class Dial(Request[Dialed], do="dial"):
-    """Call other nodes: does each answer with its own word?"""
+    """Connect to other nodes, and check that each sends its own word."""
 
-    places: tuple[tuple[str, int, str], ...]  # address, port, word
+    # The address, the port and the expected word.
+    places: tuple[tuple[str, int, str], ...]
     seconds: float

@@ -1,9 +1,9 @@
-"""Requests of a head to a node's server, their answers, and what comes unasked.
+"""Requests of a head to a node's server, their answers, and unsolicited messages.
 
 A request travels as {"id", "do", its fields}, its answer as {"id", "ok": the answer} or as
 {"id", "error", "kind"}. Both ends are of one version (the head ships the server), so a key that
 the other end does not know is an error. Each room of the node has its requests in a module of this
-package; `do` is "room.name", so that a node reads the module only when a head asks that room.
+package. `do` is "room.name", so that a node loads the module only for a request to that room.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from orchestrator.protocol.version import Version
 
 A = TypeVar("A", bound=Message)
 
-# Requests that come again and again: a log has no line for them, unless their answer is slow.
+# Frequent requests, which are logged only if their answer is slow.
 ROUTINE = frozenset(
     {
         *("request.beat", "start.read_book", "start.wanted", "follow.paces", "follow.stuck"),
@@ -31,7 +31,7 @@ ROOMS = ("machine", "transfer", "environments", "start", "follow", "warm")
 
 
 class Request(Message, Generic[A]):
-    """Asks for an A. `do` is its name in the frame, and begins with the room that answers it."""
+    """A request with an answer of type A. `do` is its name in the frame, after the room's name."""
 
     do: ClassVar[str]
     room: ClassVar[str]
@@ -49,7 +49,7 @@ REQUESTS: dict[str, type[Request[Any]]] = {}
 
 
 class Nothing(Message):
-    """Done."""
+    """An answer without contents."""
 
 
 class Clock(Message):
@@ -59,10 +59,10 @@ class Clock(Message):
 
 
 class Beat(Request[Clock], do="beat"):
-    """The head is there. What time is it?"""
+    """Return the node's time; shows as well that the head is alive."""
 
 
-# -- what comes unasked -----------------------------------------------------------------------
+# -- unsolicited messages ---------------------------------------------------------------------
 
 
 class Greeting(Message):
@@ -72,15 +72,18 @@ class Greeting(Message):
 
 
 class Heartbeat(Message):
-    """The server is there. Comes unasked, where nothing else is on its way."""
+    """The server is alive. Sent if no other data waits to be sent."""
 
-    beat: Moment  # the node's clock
-    silent: Optional[float] = None  # seconds since the job printed,
-    idle: Optional[float] = None  # and since it moved at all
+    # The node's clock.
+    beat: Moment
+    # Seconds since the job printed.
+    silent: Optional[float] = None
+    # Seconds since the job made any progress.
+    idle: Optional[float] = None
 
 
 class SupervisorGone(Message):
-    """The stream is complete: the files hold what they will ever hold."""
+    """The stream is complete: the files will not grow any more."""
 
     supervisor_gone: bool = True
 
@@ -89,8 +92,10 @@ class SupervisorGone(Message):
 
 UNKNOWN_JOB = "unknown job"
 OTHER_VERSION = "other version"
-STOPPED = "stopped"  # before it had started
-NO_PART = "no part"  # of a job: what a later attempt begins with is not here any more
+# The job was stopped before it had started.
+STOPPED = "stopped"
+# The part of the job with which a later attempt begins is lost.
+NO_PART = "no part"
 
 
 class Refused(Message):
@@ -102,7 +107,7 @@ class Refused(Message):
 
 
 class Answered(Message):
-    """The answer to the request of that number; its sender knows how to decode `ok`."""
+    """The answer to the request with this number; its sender knows how to decode `ok`."""
 
     id: int
     ok: dict[str, Any]
@@ -125,7 +130,7 @@ def number_of(data: dict[str, Any]) -> tuple[int, dict[str, Any]]:
 
 
 def read_request(fields: dict[str, Any]) -> Request[Any]:
-    """Return the request that the keys of its frame are, but for the number."""
+    """Return the request in a frame, from its keys without the number."""
     do = str(fields.get("do"))
     room = do.partition(".")[0]
     if room in ROOMS:
@@ -137,7 +142,7 @@ def read_request(fields: dict[str, Any]) -> Request[Any]:
 
 
 def read_incoming(data: dict[str, Any]) -> Incoming:
-    """Return what a JSON frame from the node holds."""
+    """Return the message in a JSON frame from the node."""
     kinds = {"ok": Answered, "error": Refused, "beat": Heartbeat, "version": Greeting}
     for key, kind in kinds.items():
         if key in data:

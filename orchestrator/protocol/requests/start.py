@@ -1,4 +1,4 @@
-"""Names what a head asks to start a node's part of a job, the first time and again."""
+"""A head's requests to start a node's part of a job, the first time and again."""
 
 from __future__ import annotations
 
@@ -27,50 +27,54 @@ class Hook(Request[Hooked], do="hook"):
 
 
 class WarmStart(Message):
-    """Tell whether a start took a warm process, or why not where one was expected."""
+    """The kind of a start: from a standby, or the reason for a cold one."""
 
     warm: bool
     why: str = ""
 
 
 class StartedHere(Message):
-    """The supervisor runs."""
+    """The answer once the supervisor has started torchrun."""
 
     supervisor: int  # its PID
-    shared: bool  # the experiment's directory is the head's own
-    run: str  # the run directory
+    # True if the experiment's directory is the head's own.
+    shared: bool
+    # The path of the run directory.
+    run: str
     warm: WarmStart = WarmStart(warm=False)
 
 
 class Start(Request[StartedHere], do="start"):
-    """Start this node's part of an attempt, or with `later` only keep it, as a spare does.
+    """Start this node's part of an attempt, or with `later` only store it, as for a spare.
 
-    Without `spec` the node takes what it has of the attempt that it began with (`place.attempt`
-    says which); it declines (NO_PART) where that is gone, and has to be sent all again.
+    Without `spec` the node uses the one of the first attempt that it took part in (see
+    `place.attempt`). If that is lost, it refuses (NO_PART), and everything must be sent again.
     """
 
     spec: Optional[Spec] = None
-    place: Optional[Placement] = None  # in this attempt, where that of the spec is another
+    # The place in this attempt, if it differs from that of the spec.
+    place: Optional[Placement] = None
     later: bool = False
 
 
 class TakenPorts(Message):
-    """The port where the ranks will meet, 0 if none is free, and that of the supervisors."""
+    """The port of the ranks' rendezvous, 0 if none is free, and the port of the supervisors."""
 
     port: int
     peers_port: int
 
 
 class TakePorts(Request[TakenPorts], do="take_ports"):
-    """Take the ports of a job's next attempt, on its first node."""
+    """Reserve the ports of a job's next attempt, on its first node."""
 
     port: PortWish
 
 
 class Release(Request[Nothing], do="release"):
-    """Remove what the attempts of a job share on this node: it is not started again."""
+    """Remove the files that a job's attempts share on this node, as it is not restarted."""
 
-    job: str  # of any of its attempts
+    # The job name of any of its attempts.
+    job: str
     node: int
 
 
@@ -78,47 +82,60 @@ class Release(Request[Nothing], do="release"):
 
 
 class Claimed(Message):
-    """The GPUs or slots that are held for a launch, or by whom those it lacks are taken."""
+    """The GPUs or slots reserved for a launch, or the holders of those that it lacks."""
 
-    held: bool = False  # all of it
-    words: str = ""  # what is held, for people: GPU 0, 1, 2, 3 of 8
-    taken: tuple[Taken, ...] = ()  # where too few are free
-    lacking: str = ""  # why the wish can never be met here
-    unsure: str = ""  # why it is not known who else computes on the GPUs
-    machine: str = ""  # the machine's place in an order that is the same for all heads
+    # True if everything requested is reserved.
+    held: bool = False
+    # The reserved devices for people, such as GPU 0, 1, 2, 3 of 8.
+    words: str = ""
+    # The holders of devices, if too few are free.
+    taken: tuple[Taken, ...] = ()
+    # The reason why the request can never be met here.
+    lacking: str = ""
+    # The reason why other programs on the GPUs are unknown.
+    unsure: str = ""
+    # A name of the machine, by which all heads order machines alike.
+    machine: str = ""
 
 
 class Claim(Request[Claimed], do="claim"):
-    """Hold what a launch wishes, all of it or nothing, until its job ends or this visit does."""
+    """Reserve the requested devices, all or none, until the job or this session ends."""
 
     wish: Optional[Wish] = None
-    part: Optional[tuple[str, int]] = None  # of a job that is started again: it has its wish here
-    patience: float = 0.0  # seconds to wait for those who are about to start, or to give up
+    # The part of a job that is restarted, whose stored spec has the request.
+    part: Optional[tuple[str, int]] = None
+    # Seconds to wait for launches that are about to start, or to give up.
+    patience: float = 0.0
 
 
 class Unclaim(Request[Nothing], do="unclaim"):
-    """Let go of what is held for a launch that is not yet a job."""
+    """Release the devices of a launch that is not yet a job."""
 
 
 class Wait(Request[Nothing], do="wait"):
-    """Stand in the queue here, from now on until the job starts or this visit ends."""
+    """Enter the queue, until the job starts or this session ends."""
 
     entry: ClaimEntry
 
 
 class Page(Message):
-    """All that is claimed on a machine, and who waits there, by its book."""
+    """All entries of a machine's lock table, held and waiting."""
 
     entries: tuple[ClaimEntry, ...]
-    free: int = 0  # of the GPUs or slots that the wish is for,
-    total: int = 0  # of so many,
-    wants: int = 0  # of which it wants these
+    # The number of free GPUs or slots that fit the request.
+    free: int = 0
+    # The number of all that fit the request.
+    total: int = 0
+    # The number that the request wants.
+    wants: int = 0
 
 
 class ReadBook(Request[Page], do="read_book"):
-    """Read who holds what and who waits; with `before` only once it is another than that."""
+    """Read the lock table; with `before` only once it differs from these entries."""
 
     wish: Wish = Wish()
     before: tuple[ClaimEntry, ...] = NO_ENTRIES
-    seconds: float = 0.0  # to wait for a change, at most
-    programs: bool = False  # a GPU on which a program computes that is no job's is not free
+    # The longest wait for a change.
+    seconds: float = 0.0
+    # True if a GPU with a program of no job does not count as free.
+    programs: bool = False

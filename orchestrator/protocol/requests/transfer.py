@@ -1,7 +1,7 @@
-"""The requests that move files: from the head to a node, and home.
+"""The requests that move files from the head to a node, and back.
 
-The sender describes its files in a manifest (protocol/manifest.py); the receiver answers which of
-them it lacks. From then on a file is its number in that manifest.
+The sender describes its files in a manifest (protocol/manifest.py); the receiver returns those
+that it lacks. From then on a file is identified by its number in that manifest.
 """
 
 from __future__ import annotations
@@ -15,69 +15,83 @@ from orchestrator.protocol.message import Count, Few, Message, Nonsense
 from orchestrator.protocol.requests.machine import ProbeTarget
 from orchestrator.protocol.requests.request import Request
 
-LARGEST_BATCH_BYTES = 1 << 24  # of contents in one request, unpacked
-PIECE_BYTES = 1 << 19  # of a file in one answer
+# The limit of unpacked contents in one request.
+LARGEST_BATCH_BYTES = 1 << 24
+# The limit of a file's bytes in one answer.
+PIECE_BYTES = 1 << 19
 
 # -- where ------------------------------------------------------------------------------------
 
-STORE = "store"  # contents by their digest: a snapshot is made of them (CheckOut)
-DIRECTORY = "directory"  # the user's own: what differs is overwritten
-HANDED = "handed"  # what the ranks of a job are handed when it starts: private, gone with the job
-OF_JOB = "of_job"  # a directory of a job, which gets what the job's master wrote there
+# Contents by their digest, from which snapshots are made (CheckOut).
+STORE = "store"
+# A directory of the user, where different files are overwritten.
+DIRECTORY = "directory"
+# Private files for the ranks of a job, removed with the job.
+HANDED = "handed"
+# A directory of a job, which receives the files that the job's master wrote there.
+OF_JOB = "of_job"
 
 
 class RemoteDir(Message):
-    """A place for files on a node; its kind says by which policy they come to be there."""
+    """A receiver for files on a node; its kind decides how they are written."""
 
     kind: str = DIRECTORY
-    directory: str = ""  # absolute, or below ~; or the name that a directory of the job has
+    # A path, absolute or below ~; or the name of a directory of the job.
+    directory: str = ""
     job: str = ""
     node: Count = 0
     outputs: tuple[str, ...] = ()  # sync.outputs
-    shared: bool = False  # the master's directory lies on the disk of the head's experiment
+    # True if the master's directory lies on the disk of the head's experiment.
+    shared: bool = False
 
 
 # -- from the head to a node ------------------------------------------------------------------
 
 
-LATE = "a disk that it shares does not show it yet"  # of a file in Lacking
+# The error of a file in Lacking.
+LATE = "a disk that it shares does not show it yet"
 
 
 class Lacking(Message):
-    """The files of a manifest that are not here as they were described."""
+    """The files of a manifest that are missing or different on the node."""
 
-    ranges: tuple[tuple[Count, Count], ...]  # first and last number
-    failed: dict[int, str]  # number -> why it cannot be here
+    # The first and the last number of each range.
+    ranges: tuple[tuple[Count, Count], ...]
+    # The reason of each failure, by number.
+    failed: dict[int, str]
 
 
 class Offer(Request[Lacking], do="offer"):
-    """Compare what is here with the manifest, packed in the pieces before, and say what is lacking.
+    """Compare the node's files with the manifest in the payload, and return those lacking.
 
-    Directories and links are made at once.
+    Directories and links are created at once.
     """
 
     into: RemoteDir
-    dry_run: bool = False  # make nothing
+    # True creates nothing.
+    dry_run: bool = False
 
 
 class FailedWrites(Message):
     """The files of an offer that could not be written so far."""
 
-    failed: dict[int, str]  # number -> why
+    # The reason of each failure, by number.
+    failed: dict[int, str]
 
 
 class Contents(Request[FailedWrites], do="contents"):
-    """Write parts of the files that were offered last, packed in the pieces before."""
+    """Write parts of the files that were offered last, packed in the payload."""
 
     size: Count  # unpacked
-    last: bool = False  # answer when all of it is on the disk
+    # True waits until everything is on the disk.
+    last: bool = False
 
 
 PART = struct.Struct(">IQI")
 
 
 class FilePart(NamedTuple):
-    """The head of some bytes of one file, which follow it in `Contents`."""
+    """The header of some bytes of one file, which follow it in `Contents`."""
 
     number: int
     offset: int
@@ -88,7 +102,7 @@ class FilePart(NamedTuple):
 
 
 def parts_of(data: bytes) -> Iterator[tuple[FilePart, memoryview]]:
-    """Yield the parts of one request."""
+    """Yield the parts of one request; raise Nonsense if one is incomplete."""
     view, at = memoryview(data), 0
     while at < len(view):
         if len(view) - at < PART.size:
@@ -105,26 +119,34 @@ def parts_of(data: bytes) -> Iterator[tuple[FilePart, memoryview]]:
 
 
 class CheckedOut(Message):
-    """A snapshot that is ready."""
+    """A snapshot that is complete."""
 
     workdir: str
-    own: tuple[str, ...]  # the node's own names that are linked into the snapshot
+    # The node's own names that are linked into the snapshot.
+    own: tuple[str, ...]
     target: ProbeTarget
-    installed: tuple[str, ...] = ()  # directories that its Python has installed from its own copy
-    strange: tuple[str, ...] = ()  # installs from there that the snapshot cannot answer for
+    # Directories from which the node's Python imports installed packages of the copy.
+    installed: tuple[str, ...] = ()
+    # Packages installed from the copy that the snapshot cannot provide.
+    strange: tuple[str, ...] = ()
     disk: Optional[Disk] = None
 
 
 class CheckOut(Request[CheckedOut], do="check_out"):
-    """Make a snapshot of a tree of which all contents are here, for a job."""
+    """Create a snapshot for a job from a tree whose contents are all in the store."""
 
     tree: str  # its digest
-    snapshot: str  # its name, new on this machine; a number comes behind it
-    title: str  # the last parts of the directory's path: see tree_title
-    beside: str  # the head's directory, where the node may have files of its own
+    # A name that is new on this machine; a number is appended.
+    snapshot: str
+    # The last parts of the directory's path: see tree_title.
+    title: str
+    # The head's directory, where the node may have files of its own.
+    beside: str
     target: ProbeTarget
-    outputs: tuple[str, ...] = ()  # directories there that the program writes: made and linked
-    inputs: tuple[str, ...] = ()  # names there that are linked, if they are there
+    # Directories there that the program writes, which are created and linked.
+    outputs: tuple[str, ...] = ()
+    # Names there that are linked if they exist.
+    inputs: tuple[str, ...] = ()
 
 
 # -- files ------------------------------------------------------------------------------------
@@ -133,13 +155,17 @@ class CheckOut(Request[CheckedOut], do="check_out"):
 class OutputFile(Message):
     """A file, a directory or a link on a node."""
 
-    path: str  # below the place that was listed
+    # The path below the listed directory.
+    path: str
     size: Count = 0
-    kind: str = "file"  # or "directory", "link"
+    # One of file, directory, link.
+    kind: str = "file"
     mode: Few = 0o600
     changed: Count = 0  # nanoseconds
-    target: str = ""  # of a link
-    place: str = ""  # where that is not the one that was listed
+    # The target of a link.
+    target: str = ""
+    # The directory, if it is not the listed one.
+    place: str = ""
 
 
 class OutputFiles(Message):
@@ -147,59 +173,70 @@ class OutputFiles(Message):
 
     files: tuple[OutputFile, ...]
     place: str
-    checkpoints: bool = False  # there are some; they stay unless they are asked for
-    workdir: str = ""  # of the program, where files are listed that lie in its snapshot
-    left_out: tuple[str, ...] = ()  # what is neither of these, or cannot be read
-    own_disk: bool = False  # the job's outputs here are this node's own
+    # True if there are checkpoints, which stay unless requested.
+    checkpoints: bool = False
+    # The program's workdir, if files in its snapshot are listed.
+    workdir: str = ""
+    # Special files, and those that cannot be read.
+    left_out: tuple[str, ...] = ()
+    # True if the job's outputs are on this node's own disk.
+    own_disk: bool = False
 
 
 class Outputs(Request[OutputFiles], do="outputs"):
-    """List what the ranks wrote, where the node does not share the head's disk."""
+    """List the files of the ranks, if the node does not share the head's disk."""
 
     job: str
     node: int
     checkpoints: bool = False
-    # Look so many seconds for what they wrote beside the code that was sent.
+    # The longest search for files beside the code that was sent, in seconds.
     beside: float = 0.0
 
 
 class ListPath(Request[OutputFiles], do="files"):
     """List any file or directory of the node."""
 
-    path: str  # absolute, below ~, or below the directory
-    directory: str  # or the home directory, where it is not there
+    # The path, absolute, below ~, or below the directory.
+    path: str
+    # The base directory; the home if it does not exist.
+    directory: str
 
 
 class FilePiece(Message):
-    """Bytes of a file; none at its end."""
+    """Bytes of a file; empty at its end."""
 
     data: bytes
 
 
 class ReadFile(Request[FilePiece], do="read_file"):
-    """Send a piece of one of the listed files, unless it has changed since it was listed."""
+    """Send a part of one of the listed files, unless it has changed since then."""
 
     place: str
     path: str
     offset: Count
     size: Count = PIECE_BYTES
-    changed: Count = 0  # nanoseconds; 0: it may have changed
+    # The expected time in nanoseconds; 0 for any.
+    changed: Count = 0
 
 
 # -- what the master of a job wrote ---------------------------------------------------------------
 
 
 class JobFiles(Message):
-    """The files that ranks wrote on this node below their job's directories since it began."""
+    """The files that ranks wrote in their job's directories on this node since it began."""
 
-    files: tuple[OutputFile, ...]  # by the names of their directories; see node/transfer/job_files
-    roots: dict[str, str]  # name -> the directory that it is here, as files are listed
-    shared: tuple[str, ...] = ()  # names of those on the disk of the head's experiment
-    whole: bool = True  # these are all
+    # Each with the name of its directory; see node/transfer/job_files.
+    files: tuple[OutputFile, ...]
+    # The path of each directory here, by name.
+    roots: dict[str, str]
+    # The names of directories on the disk of the head's experiment.
+    shared: tuple[str, ...] = ()
+    # False if the list is incomplete.
+    whole: bool = True
 
 
 class AskJobFiles(Request[JobFiles], do="job_files"):
-    """List what ranks wrote here, for the next attempt; refused as NO_PART where it is lost."""
+    """List the ranks' files for the next attempt; refused with NO_PART if the part is lost."""
 
     job: str
     node: int

@@ -1,4 +1,4 @@
-"""Names what a head asks about processes that wait for a job."""
+"""A head's requests about standby processes."""
 
 from __future__ import annotations
 
@@ -7,34 +7,38 @@ from orchestrator.protocol.requests.request import Request
 
 
 class StandbyState(Message):
-    """A process with torch that waits for a job."""
+    """A standby process: it has imported torch and waits for a job."""
 
     key: str
     since: Moment
-    seconds_left: float  # until it leaves by itself
-    ready: bool  # torch is imported
+    # Seconds until it exits by itself.
+    seconds_left: float
+    # True once torch is imported.
+    ready: bool
     pid: int
-    memory: Count  # bytes that no other process shares
+    # Bytes that no other process shares.
+    memory: Count
     python: str
 
 
 class StandbyStates(Message):
-    """All of this user's on this node."""
+    """All standbys of this user on this node."""
 
     standbys: tuple[StandbyState, ...]
-    time: Moment  # by the clock of this node, as all times in it
+    # The clock of this node, to compare the times with.
+    time: Moment
 
 
 class Warm(Request[StandbyStates], do="warm"):
-    """List the processes that wait for a job."""
+    """List the standby processes."""
 
 
 class StandbyEnds(Message):
-    """The proof that they are gone: PIDs of those that ended, and of those that do not end."""
+    """The proof of their end: the PIDs that ended, and those that survive."""
 
     ended: tuple[int, ...]
     left: tuple[int, ...]
 
 
 class WarmOff(Request[StandbyEnds], do="warm_off"):
-    """End the processes that wait for a job."""
+    """End the standby processes."""

@@ -171,7 +171,7 @@ class LocalRanks:
             rank.gone = rank.process is not None and processes.is_leaving(rank.process)
 
     def ask_all(self) -> bool:
-        """Ask each rank once to end; return True if there are ranks."""
+        """Send each rank SIGTERM once; return True if there are ranks."""
         for rank in self.known.values():
             self.ask(rank)
         return any(rank.process for rank in self.known.values())
