@@ -1,1 +1,1 @@
-"""The one reader of what a run said: what its ranks measure, and what its nodes' samplers tell."""
+"""Reads the metrics files of a run: those of its ranks, and those of its nodes' samplers."""

@@ -1,8 +1,8 @@
-"""Make curves of metrics files that grow: a mean and a range for each point.
+"""Makes curves from metrics files that grow: a mean and a range for each point.
 
-Of a curve only what was added is read, and what is kept of it is bounded: sums over columns of
-2**n steps, of which each two become one where there are too many. The lines may be of any length
-and content, half written, or of a program of the user's own.
+Each read covers only the new lines. Memory is bounded: sums are kept over columns of 2**n steps,
+and pairs of columns are merged if there are too many. Lines may have any length and content: they
+may be half written, or come from a user's own program.
 """
 
 from __future__ import annotations
@@ -19,19 +19,23 @@ from orchestrator.common.text import size
 from orchestrator.records.metrics.lines import GrowingFile, Line, number
 from orchestrator.records.metrics.trainers import Point, shortened
 
-POINTS = 1000  # of each curve, as many as a wide screen has room for
+# The most points of a curve: a wide screen has room for as many.
+POINTS = 1000
 MOST_NAMES = 64
-PIECE_BYTES = 1 << 20  # that are in memory at once
-MOST_FILES = 32  # whose sums are kept
-PLACE_OF_LINE = ("rank", "step")  # where a line belongs; all else is measured
+# The most bytes in memory at once.
+PIECE_BYTES = 1 << 20
+# The most files whose sums are kept.
+MOST_FILES = 32
+# The keys that locate a line. All others are measured values.
+PLACE_OF_LINE = ("rank", "step")
 
-# What a line says of an x (a step, a time): the values there by their names.
+# The values of a line by name, with its x (a step or a time).
 Measured = tuple[int, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One metric over the steps. Where several steps share a point: their mean and range."""
+    """One metric over the steps. A point of several steps has their mean and range."""
 
     steps: list[int] = field(default_factory=list)
     means: list[float] = field(default_factory=list)
@@ -54,7 +58,7 @@ Columns = dict[int, Sums]
 
 
 class FileSums:
-    """The sums of one file, in at most so many columns of steps."""
+    """The sums of one file, in at most `most` columns of steps."""
 
     def __init__(self, path: Path, most: int = POINTS) -> None:
         self.most = most
@@ -64,11 +68,12 @@ class FileSums:
     def _forget(self) -> None:
         self.replaced = self.file.replaced
         self.metrics: dict[str, Columns] = {}
-        self.shift = 0  # a column has 2**shift steps
+        # A column has 2**shift steps.
+        self.shift = 0
         self.first = self.last = -1  # columns
 
     def read(self) -> None:
-        """Read what is new; a file that was cut off is read from its beginning."""
+        """Read the new lines. A file that was truncated is read from its start."""
         while lines := self.file.read():
             if self.replaced != self.file.replaced:
                 self._forget()
@@ -86,7 +91,7 @@ class FileSums:
                 add(self.metrics.setdefault(short, {}), at, Sums(step, value, value, value))
 
     def _column_of(self, step: int) -> int:
-        """Return the column of a step, which may need more steps in each to have room."""
+        """Return the column of a step. Columns are merged if there would be too many."""
         at = step >> self.shift
         self.first = at if self.first < 0 else min(self.first, at)
         self.last = max(self.last, at)
@@ -104,7 +109,7 @@ class FileSums:
 
 
 def halved(columns: Columns, times: int = 1) -> Columns:
-    """Return the same in columns of 2**times as many steps."""
+    """Return the sums in columns of 2**times as many steps."""
     joined: Columns = {}
     for at, sums in columns.items():
         add(joined, at >> times, sums)
@@ -112,7 +117,7 @@ def halved(columns: Columns, times: int = 1) -> Columns:
 
 
 def add(columns: Columns, at: int, new: Sums) -> None:
-    """Add to a column, which may not be there yet."""
+    """Add sums to a column, which is created if necessary."""
     old = columns.get(at)
     if old is not None:
         low, high = min(old.low, new.low), max(old.high, new.high)
@@ -132,19 +137,19 @@ def curve_of(columns: Columns) -> Curve:
 
 
 def measured_in(line: Line) -> Measured | None:
-    """Return what a line says of its step; None for half a line, or one of another program."""
+    """Return the step and values of a line, or None if it has no valid step."""
     step = Point(line).step
     if step is None:
         return None
     return step, {name: value for name, value in line.items() if name not in PLACE_OF_LINE}
 
 
-# The sums of the files that were read last. A report reads each once, an open page again and again.
+# The sums of the files that were read last. A report reads each once, an open page repeatedly.
 KEPT: OrderedDict[Path, FileSums] = OrderedDict()
 
 
 def curves(path: Path, points: int) -> dict[str, Curve]:
-    """Read one rank's file into at most `points` points of each metric, and of the time."""
+    """Return the curves in one rank's file by name, with at most `points` points each."""
     sums = KEPT.pop(path, None) or FileSums(path)
     KEPT[path] = sums
     if len(KEPT) > MOST_FILES:
@@ -158,9 +163,10 @@ def curves(path: Path, points: int) -> dict[str, Curve]:
 
 @dataclass(frozen=True)
 class NodeRows:
-    """One value of every node over the time: a row for each node, None where nothing is known."""
+    """One value of every node over time: a row for each node, with None for unknown values."""
 
-    steps: list[int]  # where each column begins
+    # The first step of each column.
+    steps: list[int]
     nodes: list[int]
     rows: list[list[float | None]]
 
@@ -168,7 +174,7 @@ class NodeRows:
 def side_by_side(
     every: Mapping[Any, Iterable[Measured]], names: Sequence[str], columns: int
 ) -> dict[str, NodeRows]:
-    """Return a map of each name: a row for each key, with the mean of its values in each column."""
+    """Return NodeRows for each name: a row for each key, with its mean in each column."""
     read = {
         key: [(x, {name: values[name] for name in names if name in values}) for x, values in of]
         for key, of in every.items()
@@ -206,7 +212,7 @@ def median(values: Sequence[float]) -> float:
 # -- names of metrics -------------------------------------------------------------------------
 
 
-# Words of a metric's name that tell which of its values is the best.
+# Words in a metric's name that imply which of its values is the best.
 LEAST = {"loss", "err", "error", "ppl", "perplexity", "ms", "seconds", "wer", "cer", "fid", "mae",
          "mse", "rmse", "nll", "bpb"}  # fmt: skip
 MOST = {"acc", "acc1", "acc5", "accuracy", "f1", "auc", "iou", "miou", "map", "psnr", "ssim",
@@ -225,7 +231,8 @@ WORDS = {
     "mfu_measured": "MFU, against measured peak",
 }
 RATIOS = ("mfu", "mfu_measured")
-UNITS = {"_ms": "ms", "seconds": "s", "_bytes": "bytes", "_per_s": "/s"}  # by a name's end
+# Units by the end of a name.
+UNITS = {"_ms": "ms", "seconds": "s", "_bytes": "bytes", "_per_s": "/s"}
 
 
 def unit_of(name: str) -> str:
@@ -235,7 +242,7 @@ def unit_of(name: str) -> str:
 
 
 def better(name: str) -> str:
-    """Tell from a metric's name whether its best value is the least or the most."""
+    """Return "least" or "most" for a metric's best value by its name, or "" if unknown."""
     words = set(re.split(r"[^a-z0-9]+", name.lower()))
     if words & LEAST:
         return "least"
@@ -243,5 +250,5 @@ def better(name: str) -> str:
 
 
 def in_thousands(value: float) -> str:
-    """Write a count in a few characters: 415k, 1.2M."""
+    """Return a count in a few characters: 415k, 1.2M."""
     return size(value).removesuffix("B").replace(" ", "")

@@ -1,4 +1,4 @@
-"""Read files of JSON lines that grow. The lines come from nodes: nothing in them is trusted."""
+"""Reads files of JSON lines that grow. The lines come from nodes and are not trusted."""
 
 from __future__ import annotations
 
@@ -11,20 +11,26 @@ from typing import Any
 
 from orchestrator.common import files
 
-PIECE_BYTES = 8 << 20  # that are in memory at once
-MARK_BYTES = 256  # by which a place is known again: the most of a line, with its time
-LARGEST = 1e300  # sums of such values are still finite
-WHOLE_BYTES = 1 << 19  # of a file that is read from end to end where a sample would do
-LINE_BYTES = 1 << 20  # of the longest line that is sampled
+# The most bytes in memory at once.
+PIECE_BYTES = 8 << 20
+# A checksum of this many bytes before a position identifies the file. They include the time of
+# a line.
+MARK_BYTES = 256
+# Sums of values below this are still finite.
+LARGEST = 1e300
+# Smaller files are read completely where a sample would do.
+WHOLE_BYTES = 1 << 19
+# The longest line that is sampled.
+LINE_BYTES = 1 << 20
 
 Line = dict[str, Any]
 
 
 class GrowingFile:
-    """A file, and how far it is read. Lines are whole; what is no JSON object is passed over.
+    """A file of JSON lines and the position up to which it is read.
 
-    `mark` is a checksum of what stands before that place. A file in which something else stands
-    there was cut off or written again, however long it is by now: it is read from its beginning.
+    Lines that are not JSON objects are skipped. `mark` is a checksum of the bytes before the
+    position. If they differ, the file was truncated or rewritten, and is read from its start.
     """
 
     def __init__(
@@ -33,13 +39,15 @@ class GrowingFile:
         at: int = 0,
         piece: int = PIECE_BYTES,
         mark: int | None = None,
-        having: bytes = b"",  # lines without it are passed over
+        # Lines without these bytes are skipped.
+        having: bytes = b"",
     ) -> None:
         self.path, self.at, self.piece, self.mark, self.having = path, at, piece, mark, having
-        self.replaced = 0  # how often it had to be read from its beginning
+        # How often the file was read again from its start.
+        self.replaced = 0
 
     def read(self) -> list[Line]:
-        """Return what is new, in pieces: an empty list means that there is no more for now."""
+        """Return the next new lines. An empty list means that there are none for now."""
         while whole := self._piece():
             raws = whole.split(b"\n") if self.having in whole else ()
             if lines := parsed_together([raw for raw in raws if raw and self.having in raw]):
@@ -47,7 +55,7 @@ class GrowingFile:
         return []
 
     def lines(self) -> Iterator[Line]:
-        """Yield all that is new."""
+        """Yield all new lines."""
         while lines := self.read():
             yield from lines
 
@@ -66,7 +74,8 @@ class GrowingFile:
             return b""
         whole, newline, _ = data.rpartition(b"\n")
         if not newline and len(data) == self.piece:
-            whole = data  # a line that long is not one of ours
+            # A line of that length is invalid. It is consumed like a whole one.
+            whole = data
         whole += newline
         self.at += len(whole)
         self.mark = zlib.crc32((before + whole)[-MARK_BYTES:])
@@ -74,7 +83,7 @@ class GrowingFile:
 
 
 def sampled(path: Path, places: int) -> Iterator[Line]:
-    """Yield the lines of a file; of a large one those at so many places, which lie evenly."""
+    """Yield the lines of a small file, or the lines at evenly spaced places of a large one."""
     try:
         with files.open_plain(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -84,15 +93,17 @@ def sampled(path: Path, places: int) -> Iterator[Line]:
             for place in range(places):
                 file.seek(size * place // places)
                 if place:
-                    file.readline(LINE_BYTES)  # the rest of a line
+                    # The place is within a line, whose rest is skipped.
+                    file.readline(LINE_BYTES)
                 if (line := parsed(file.readline(LINE_BYTES))) is not None:
                     yield line
-    except OSError:  # it has gone, or may not be read
+    except OSError:
+        # The file may be removed or unreadable.
         return
 
 
 def parsed_together(raws: list[bytes]) -> list[Line]:
-    """Parse many lines at once, in half the time; where one is damaged, one by one."""
+    """Parse many lines at once, which halves the time, or one by one if one is damaged."""
     try:
         lines = json.loads(b"[%s]" % b",".join(raws))
     except (ValueError, RecursionError):
@@ -103,7 +114,7 @@ def parsed_together(raws: list[bytes]) -> list[Line]:
 
 
 def parsed(raw: bytes) -> Line | None:
-    """Return the object that a line holds; None where it is empty, or cut off by a job's end."""
+    """Return the object in a line, or None if it is empty or truncated."""
     try:
         line = json.loads(raw)
     except (ValueError, RecursionError):
@@ -112,7 +123,7 @@ def parsed(raw: bytes) -> Line | None:
 
 
 def number(value: Any) -> float | None:
-    """Return a value that is a finite number; None for another."""
+    """Return the value if it is a finite number, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return value if abs(value) < LARGEST else None

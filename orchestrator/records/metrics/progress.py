@@ -1,4 +1,4 @@
-"""How far a job is, and each of its ranks: from the last lines of their metrics, and its config."""
+"""The progress of a job and its ranks, from the last lines of their metrics and its config."""
 
 from __future__ import annotations
 
@@ -14,26 +14,33 @@ from orchestrator.records.experiment import JobRecord
 from orchestrator.records.metrics import trainers
 from orchestrator.records.metrics.trainers import Files, Point
 
-NOTABLE = 0.1  # of a step: less is noise
+# Smaller shares of a step are noise.
+NOTABLE = 0.1
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Each is None, or empty, where the metrics do not tell it."""
+    """The progress of a job. Values that are not in the metrics are None or empty."""
 
     step: int | None = None
-    steps: int | None = None  # in all
+    # The number of steps in all.
+    steps: int | None = None
     loss: float | None = None
-    lost: bool = False  # the loss is NaN or infinite
-    rate: float | None = None  # per second, of what `unit` names
+    # True if the loss is NaN or infinite.
+    lost: bool = False
+    # Per second, in units of `unit`.
+    rate: float | None = None
     unit: str = trainers.TOKENS
-    left: float | None = None  # seconds, from one on
-    slowest: str = ""  # the rank that keeps the others waiting
-    trainer: int = 1  # whose step it is: the newest
+    # The seconds that are left, if at least one.
+    left: float | None = None
+    # The rank that keeps the others waiting, as text.
+    slowest: str = ""
+    # The number of the newest Trainer, to which the step belongs.
+    trainer: int = 1
 
 
 def parts(progress: Progress) -> list[str]:
-    """Say how far a job is, in some texts: its step, its loss, its speed, the time that is left."""
+    """Return the known parts of a job's progress as text: step, loss, speed, time left."""
     if progress.step is None:
         return []
     words = [f"step {progress.step}" + (f"/{progress.steps}" if progress.steps else "")]
@@ -50,22 +57,26 @@ def parts(progress: Progress) -> list[str]:
 
 @dataclass(frozen=True)
 class RankProgress:
-    """One rank: what its node says of its process, and its last line of metrics."""
+    """The progress of one rank: the state of its process, and its last line of metrics."""
 
     rank: int
     node: str
-    index: int  # the node's
+    # The index of the node.
+    index: int
     state: str
     step: int | None = None
     step_ms: float | None = None
-    own_ms: float | None = None  # without waiting for the others
+    # The time of a step without waiting for other ranks.
+    own_ms: float | None = None
     memory: float | None = None
-    behind: float = 0.0  # how much longer than the median rank it takes, in parts of a step
-    cause: str = ""  # by what it holds the others up, where whoever watches the job has said so
+    # How much more time it takes than the median rank, as a share of a step.
+    behind: float = 0.0
+    # What holds the others up, if that was reported for this rank.
+    cause: str = ""
 
     @property
     def slow(self) -> bool:
-        """Tell whether it was named as one that holds the others up, and still takes longer."""
+        """Return True if it was reported as slow and still takes longer than others."""
         return bool(self.cause) and (self.own_ms is None or self.behind > NOTABLE)
 
     @property
@@ -74,7 +85,7 @@ class RankProgress:
 
 
 def all_steps(experiment: Path, record: JobRecord) -> int | None:
-    """Return how many steps the built-in training was told to do; only a program knows its own."""
+    """Return the configured number of steps of a built-in training, or None for a program."""
     if not record.engine:
         return None
     try:
@@ -87,14 +98,15 @@ def all_steps(experiment: Path, record: JobRecord) -> int | None:
 def of(
     experiment: Path, record: JobRecord, steps: int | None
 ) -> tuple[Progress, Sequence[RankProgress]]:
-    """Return how far a job is, and each of its ranks, as far as the metrics tell it."""
+    """Return the progress of a job and of each of its ranks, from the metrics."""
     trainer, paths = trainers.newest(experiment / "outputs")
     ranks = of_ranks(record, paths)
     point = trainers.last(paths[min(paths)] if paths else None)
-    printed = point.number("steps")  # of a program that prints it
-    steps = int(printed) if printed else steps if trainer == 1 else None  # the config's: the first
+    # Some programs print it. The number in the config is that of the first Trainer.
+    printed = point.number("steps")
+    steps = int(printed) if printed else steps if trainer == 1 else None
     step, step_ms = point.step, point.number("step_ms")
-    left = point.number("left_s")  # as its ranks reckon
+    left = point.number("left_s")
     if left is None and step is not None and step_ms is not None and steps is not None:
         left = max(0.0, steps - step) * step_ms / 1e3
     progress = Progress(
@@ -104,7 +116,8 @@ def of(
         lost=point.loss_is_lost,
         rate=point.number("tokens_per_s"),
         unit=point.unit,
-        left=None if left is None or left < 1.0 else left,  # nothing: it has only begun, or ends
+        # Less than a second is not shown: the job starts or ends then.
+        left=None if left is None or left < 1.0 else left,
         slowest=slowest(ranks),
         trainer=trainer,
     )
@@ -112,21 +125,21 @@ def of(
 
 
 def slowest(ranks: Sequence[RankProgress]) -> str:
-    """Name the rank that holds the others up most, and by what part of a step."""
+    """Return the rank that holds the others up most, with the share of a step, as text."""
     slow = [rank for rank in ranks if rank.slow]
     worst = max(slow, key=lambda rank: rank.behind, default=None)
     return f"rank {worst.rank}{worst.how_slow}" if worst is not None else ""
 
 
 def causes(record: JobRecord) -> dict[int, str]:
-    """Return rank -> by what it holds the others up, as was found in the attempt that runs."""
+    """Return the reported causes of slow ranks in the present attempt, by rank."""
     begin = record.attempts[-1].ended if record.attempts else 0.0
     slow = (each for each in record.slow if each.holds_up)
     return {each.rank: each.cause for each in slow if (each.time or 0.0) >= begin}
 
 
 def of_ranks(record: JobRecord, paths: Files) -> list[RankProgress]:
-    """Return all ranks, in their order, from the record and the last line in the file of each."""
+    """Return the progress of all ranks in order, from the record and their last lines."""
     ranks, cause_of = [], causes(record)
     for node in record.nodes:
         for rank in range(node.first_rank, node.first_rank + node.nproc):
@@ -154,7 +167,7 @@ def time_of(point: Point) -> float | None:
 
 
 def compared(ranks: list[RankProgress]) -> list[RankProgress]:
-    """Say of each rank how far it is behind the median one."""
+    """Return the ranks with `behind` set, relative to the median rank."""
     known = [rank.own_ms for rank in ranks if rank.own_ms is not None]
     whole = next((rank.step_ms for rank in ranks if rank.step_ms), None)
     if len(known) < 2 or not whole:

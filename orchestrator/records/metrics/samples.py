@@ -1,7 +1,7 @@
-"""Read what the nodes' samplers wrote: outputs/node_<NN>_metrics.jsonl, a file for each attempt.
+"""Reads the files of the nodes' samplers: outputs/node_<NN>_metrics.jsonl, one for each attempt.
 
 A line has the time, the node, and either `about` (the machine), `cause` (an event, with `text` and
-`fix`), or a sample. The lines come from nodes: what is no number is passed over.
+`fix`), or a sample. The lines come from nodes, so values that are no numbers are skipped.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ from typing import Any
 from orchestrator.records.metrics.lines import GrowingFile, Line, number
 
 FILE = re.compile(r"node_(\d{2,6})_metrics(?:_(\d{1,6}))?\.jsonl")
-SAMPLE_BYTES = 1 << 10  # of a usual one
-BEGINNING_BYTES = 1 << 18  # in which the machine is described
+# The size of a usual sample.
+SAMPLE_BYTES = 1 << 10
+# The first part of a file, which has the description of the machine.
+BEGINNING_BYTES = 1 << 18
 MOST_GPUS = 64
-MOST_NAMES = 64  # of interfaces, of disks
+# The most interfaces and disks.
+MOST_NAMES = 64
 
 
 @dataclass(frozen=True)
@@ -35,9 +38,12 @@ class Sample:
     swap: float | None = None
     disk_read: float | None = None
     disk_write: float | None = None
-    net: dict[str, tuple[float, float]] = field(default_factory=dict)  # received, and sent
-    disks: dict[str, tuple[float, float]] = field(default_factory=dict)  # free, and in all
-    gpus: dict[str, list[float | None]] = field(default_factory=dict)  # a value for each GPU
+    # Received and sent bytes per second, by interface.
+    net: dict[str, tuple[float, float]] = field(default_factory=dict)
+    # Free and total bytes, by disk.
+    disks: dict[str, tuple[float, float]] = field(default_factory=dict)
+    # A value for each GPU, by metric.
+    gpus: dict[str, list[float | None]] = field(default_factory=dict)
 
     @property
     def received(self) -> float:
@@ -55,15 +61,16 @@ class Sample:
 
 @dataclass(frozen=True)
 class AttemptMachine:
-    """The machine that took a node's place in one attempt."""
+    """The machine that was the node in one attempt."""
 
     host: str = ""
-    models: tuple[str, ...] = ()  # of its GPUs
+    # The models of its GPUs.
+    models: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class MachineEvent:
-    """Something that the log told of a machine."""
+    """An event in the log of a machine."""
 
     time: float
     node: int
@@ -75,7 +82,7 @@ class MachineEvent:
 
 
 def every(outputs: Path) -> dict[int, list[Path]]:
-    """Find the files: node -> one for each attempt, the first attempt's first."""
+    """Return the files of each node, in the order of attempts."""
     found: dict[int, dict[int, Path]] = {}
     try:
         paths = list(outputs.iterdir())
@@ -88,13 +95,15 @@ def every(outputs: Path) -> dict[int, list[Path]]:
 
 
 def newest(outputs: Path, node: int) -> Path | None:
-    """Return the file that a node writes now."""
+    """Return the file of a node's last attempt, or None."""
     return every(outputs).get(node, [None])[-1]
 
 
 def clocks(paths: Sequence[Path], ahead: float) -> dict[Path, float]:
-    """Return how far the clock of each of a node's files is ahead: of the machine that is there
-    now it is known, and of another that was there before it is not."""
+    """Return by how much the clock of each of a node's files is ahead of the head's.
+
+    It is known for the present machine. For the files of earlier machines, it is 0.
+    """
     if not ahead:
         return dict.fromkeys(paths, 0.0)
     hosts = {path: machine(path).host for path in paths}
@@ -102,7 +111,7 @@ def clocks(paths: Sequence[Path], ahead: float) -> dict[Path, float]:
 
 
 def machine(path: Path) -> AttemptMachine:
-    """Describe the machine, by the last description near the beginning: GPUs take a moment."""
+    """Return the machine by the last description near the start: GPUs may follow later."""
     try:
         status = path.stat()
     except OSError:
@@ -110,7 +119,8 @@ def machine(path: Path) -> AttemptMachine:
     return _machine(path, status.st_ino, min(status.st_size, BEGINNING_BYTES))
 
 
-@functools.lru_cache(1024)  # an open page asks every few seconds
+# An open page calls it every few seconds.
+@functools.lru_cache(1024)
 def _machine(path: Path, _inode: int, _size: int) -> AttemptMachine:
     lines = GrowingFile(path, piece=BEGINNING_BYTES).read()
     return next(
@@ -119,9 +129,9 @@ def _machine(path: Path, _inode: int, _size: int) -> AttemptMachine:
 
 
 class RecentSamples:
-    """The last samples of one file, which grows: only what is new is read.
+    """The last samples of one growing file, of which only new lines are read.
 
-    `machine` is the machine as it was described last.
+    `machine` has the last description of the machine.
     """
 
     def __init__(self, path: Path, keep: int = 60) -> None:
@@ -143,12 +153,13 @@ class RecentSamples:
 
 
 class Events:
-    """Reads what one machine's log told in one attempt; only what is new."""
+    """Reads the events of one machine in one attempt, each line once."""
 
     def __init__(self, path: Path, node: int) -> None:
         self.node = node
         self.file = GrowingFile(path, having=b'"cause":')
-        self.known: dict[MachineEvent, None] = {}  # each once, should the file begin again
+        # A dict keeps each event once, even if the file starts again.
+        self.known: dict[MachineEvent, None] = {}
 
     def read(self) -> list[MachineEvent]:
         events = (event_of(line, self.node) for line in self.file.lines())
@@ -167,7 +178,7 @@ def event_of(line: Line, node: int) -> MachineEvent | None:
 
 
 def machine_of(line: Line) -> AttemptMachine | None:
-    """Return the description of a machine that a line holds; None for one without."""
+    """Return the machine that a line describes, or None if it describes none."""
     about = line.get("about")
     if not isinstance(about, dict):
         return None
@@ -179,7 +190,7 @@ def machine_of(line: Line) -> AttemptMachine | None:
 
 
 def sample_of(line: Line) -> Sample | None:
-    """Return the sample that a line holds; None for one that holds something else."""
+    """Return the sample in a line, or None if it has something else."""
     when = number(line.get("time"))
     if when is None or "about" in line or "cause" in line:
         return None

@@ -1,9 +1,9 @@
-"""Reads a step and its loss from the lines that a training program prints; pure.
+"""Reads steps and losses from the lines that a training program prints, without side effects.
 
-A line is read where it names both: `step 12/100 loss 0.3`. The step may also be that of a progress
-bar, or be named in a line above: transformers prints `{'loss': 0.3}` below its bar. A count of the
-batches of an epoch is placed by the epoch beside it: `Epoch [2/5], Step [100/600], Loss: 2.2`. A
-step below the last one is left out: no curve misleads less than a wrong one.
+A line with both is read: `step 12/100 loss 0.3`. The step may also be in a progress bar or in a
+line above: transformers prints `{'loss': 0.3}` below its bar. A count of batches is combined with
+the epoch in the line: `Epoch [2/5], Step [100/600], Loss: 2.2`. A step below the last one is
+dropped: no curve is better than a wrong one.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-# What a program prints is not trusted: none of these may look at a long line again and again.
+# A program's output is not trusted: none of these may scan a long line repeatedly.
 NUMBER = r"([-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?|nan|inf)\b"
 GAP = r"\s{0,16}"
 WHOLE = r"(\d[\d,]{0,18})(?!\w|\.\d)"
 COUNT = r"(\d{1,19})"
 OF_ALL = rf"(?:{GAP}(?:/|of){GAP}{WHOLE})?"
-IS = rf"['\"]?{GAP}(?:[:=#|\[(]{GAP}){{0,2}}['\"]?"  # between a name and its value
+# Matches the separator between a name and its value.
+IS = rf"['\"]?{GAP}(?:[:=#|\[(]{GAP}){{0,2}}['\"]?"
 COLORS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 NEWS = re.compile(r"loss|step|iter|update|batch|epoch|%\||\[", re.IGNORECASE)
 LONGEST_CHARACTERS = 2000
-OF_THE_RUN = "train_runtime"  # in the last line of transformers, whose loss is the run's mean
+# The last line of transformers has this word, and the mean loss of the run.
+OF_THE_RUN = "train_runtime"
 
 LOSS = re.compile(
     rf"(?<!\w)(?:(\w+)[ _/.-])??loss([/_.][\w/.]*)?(?:[ _](?:train|avg|mean|total|value))?{IS}"
@@ -31,13 +33,14 @@ LOSS = re.compile(
 )
 OF_EVALUATION = re.compile(r"(?:^|[_/. ])(?:val(?!ue)|eval|test|dev)", re.IGNORECASE)
 OF_TRAINING = re.compile(r"train|total|running", re.IGNORECASE)
-# What is no loss of this step, and parts of one that no training goes by alone.
+# Words of values that are not the loss of this step, or only a part of it.
 NO_LOSS = re.compile(
     r"(?:^|[_/. ])(?:best|min|max|lowest|last|prev|previous|target|scale|weight|coef\w*|fn|func"
     r"|value|value_function|vf|critic|entropy|aux\w*|kl|reg\w*|lb|balanc\w*|z)(?:$|[_/. ])",
     re.IGNORECASE,
 )
-WORD_BEFORE_CHARACTERS = 12  # in which a word such as `best` stands before `val loss`
+# Words such as `best` stand within this distance before `val loss`.
+WORD_BEFORE_CHARACTERS = 12
 # An evaluation counts batches of its own: `Test: [11/13] Loss 2.1`, `[Eval batch=5/50]`.
 EVALUATION = re.compile(
     rf"(?:^|[|\[(\])>:-]|\b(?:INFO|DEBUG)\b){GAP}"
@@ -45,7 +48,8 @@ EVALUATION = re.compile(
     rf"(?![ _/.-]?loss{IS}{NUMBER})",
     re.IGNORECASE,
 )
-NAMED = [  # the surest first; `warmup_steps` and `step time` are none
+# The most reliable pattern is first. `warmup_steps` and `step time` do not match.
+NAMED = [
     re.compile(
         rf"(?<![\w./-])(?:(?:global|train(?:ing)?|current|opt(?:imi[sz]er)?|num)[ _/])?"
         rf"{words}{IS}{WHOLE}{OF_ALL}",
@@ -55,7 +59,8 @@ NAMED = [  # the surest first; `warmup_steps` and `step time` are none
         "step(?:/max_steps)?", r"iter(?:ation)?(?:\(train\))?", "updates?", "batch"
     )
 ]  # fmt: skip
-# An epoch, and the count of its batches: `Epoch: [0][ 10/100]`, `[0/25][50/1583]`, `Train: 0 [5/9`.
+# Matches an epoch and the count of its batches:
+# `Epoch: [0][ 10/100]`, `[0/25][50/1583]`, `Train: 0 [5/9`.
 OF_EPOCH = re.compile(
     rf"(?:(?:epoch|train)(?:\(\w{{1,16}}\))?[\s:=\[]{{0,6}}|\[{GAP}){COUNT}(?:/{COUNT})?"
     rf"[\s,:|\]\[]{{0,8}}(?:(?:iter(?:ation)?|batch|update)[\s:=\[]{{0,4}}|(?:step {GAP})?\[{GAP}"
@@ -63,7 +68,8 @@ OF_EPOCH = re.compile(
     re.IGNORECASE,
 )
 EPOCH = re.compile(rf"(?<!\w)epoch[\s:=\[(]{{0,6}}{COUNT}(?:/{COUNT})?(?![\d.])", re.IGNORECASE)
-BAR = re.compile(rf"(?<!\d)\d{{1,3}}%\|[^|]*\|{GAP}{COUNT}/{COUNT} \[")  # of tqdm
+# Matches a progress bar of tqdm.
+BAR = re.compile(rf"(?<!\d)\d{{1,3}}%\|[^|]*\|{GAP}{COUNT}/{COUNT} \[")
 MORE = {
     "lr": re.compile(rf"(?<!\w)(?:lr|learning_rate){IS}{NUMBER}", re.IGNORECASE),
     "grad_norm": re.compile(rf"(?<!\w)grad[ _]?norm{IS}{NUMBER}", re.IGNORECASE),
@@ -73,7 +79,7 @@ MORE = {
 
 @dataclass(frozen=True)
 class TrainingPosition:
-    """How far a training is: a step over all its epochs, and how many there are."""
+    """The step of a training over all epochs, and the number of steps if known."""
 
     step: int
     steps: int | None = None
@@ -81,16 +87,20 @@ class TrainingPosition:
 
 @dataclass
 class StepReader:
-    """Reads the lines of one rank, one after the other."""
+    """Reads the lines of one rank in order."""
 
-    place: TrainingPosition | None = None  # that was named last
-    from_zero: bool = False  # epochs are counted from 0
-    total: int = 0  # of the progress bar that was shown last
+    # The position that was read last.
+    place: TrainingPosition | None = None
+    # True if epochs are counted from 0.
+    from_zero: bool = False
+    # The total of the last progress bar, and its last count.
+    total: int = 0
     done: int = 0
-    rounds: int = 0  # how often that bar began again
+    # How often that bar started again.
+    rounds: int = 0
 
     def values(self, line: str) -> dict[str, Any]:
-        """Return what a line says of a step and its loss; nothing if it says no loss."""
+        """Return the step, the losses and further values of a line, or {} if it has no loss."""
         if not NEWS.search(line):
             return {}
         line = COLORS.sub("", line[:LONGEST_CHARACTERS])
@@ -112,7 +122,7 @@ class StepReader:
         return values
 
     def find(self, line: str, *, has_loss: bool) -> TrainingPosition | None:
-        """Return the place that a line names; None if it names none."""
+        """Return the position in a line, or None if it has none."""
         if match := OF_EPOCH.search(line):
             return self.of_epoch(match[1], match[2], int(match[3]), int(match[4]))
         if bar := BAR.search(line):
@@ -129,9 +139,9 @@ class StepReader:
         return TrainingPosition(before * steps + step, steps * int(epochs) if epochs else None)
 
     def of_bar(self, done: int, total: int) -> TrainingPosition | None:
-        """Return the place that a bar shows, which may begin again with each epoch.
+        """Return the position of a progress bar, which may start again with each epoch.
 
-        A shorter one within it is that of an evaluation.
+        Return None for a shorter bar, which belongs to an evaluation.
         """
         if total < self.total:
             return None
@@ -143,7 +153,7 @@ class StepReader:
 
 
 def losses_in(line: str) -> dict[str, float | None]:
-    """Return the losses of the training and of its evaluation, as far as a line has them."""
+    """Return the training loss and the evaluation loss in a line, if it has them."""
     best: dict[str, tuple[int, str]] = {}
     for match in LOSS.finditer(line):
         before, after = match[1] or "", match[2] or ""
@@ -151,7 +161,7 @@ def losses_in(line: str) -> dict[str, float | None]:
         if NO_LOSS.search(words.rpartition("  ")[2] + before) or NO_LOSS.search(after):
             continue
         evaluated = OF_EVALUATION.search(before) or OF_EVALUATION.search(after)
-        # `loss` itself comes before what is named as the whole, and that before a part.
+        # `loss` itself takes precedence over a total loss, and that over a partial one.
         order = 2 * bool(before or after) - bool(OF_TRAINING.match(before))
         name = "val_loss" if evaluated else "loss"
         best[name] = min(best.get(name, (9, "")), (order, match[3]), key=lambda pair: pair[0])
@@ -163,6 +173,6 @@ def whole(text: str) -> int:
 
 
 def number(text: str) -> float | None:
-    """Return a number; None, which JSON has, for one that is none or has no end."""
+    """Return the finite number in a text, else None, which JSON can represent."""
     value = float(text.replace(",", ""))
     return value if abs(value) < float("inf") else None

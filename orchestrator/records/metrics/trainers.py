@@ -1,8 +1,8 @@
-"""Find and read what the Trainers of a job's program measure: a file for each Trainer and rank.
+"""Finds and reads the metrics files of Trainers: one for each Trainer and rank.
 
 Most programs have one Trainer (or engine): rank_00_metrics.jsonl, rank_01_metrics.jsonl, ...
-The second one's files are rank_00_metrics_2.jsonl, ... and so on. Of a program that has none of
-them, the head writes files of the same form from what its ranks print, into a directory of its own.
+A second one has the files rank_00_metrics_2.jsonl, ... and so on. For a program without a Trainer,
+the head writes files of the same format from the output of its ranks, into a separate directory.
 """
 
 from __future__ import annotations
@@ -20,26 +20,31 @@ from orchestrator.common import files
 from orchestrator.records.metrics.lines import number, parsed
 
 FILE = re.compile(r"rank_([0-9]{2,9})_metrics(?:_([0-9]{1,4}))?\.jsonl")
-END_BYTES = 1 << 16  # of a file, in which its last values are sought
+# The end of a file, which is searched for its last values.
+END_BYTES = 1 << 16
 END_LINES = 16
-OF_A_STEP = "step_ms"  # in the line of a step
+# Only the line of a step has this key.
+OF_A_STEP = "step_ms"
 TOKENS = "tokens"
-UNIT, UNITS = "unit", (TOKENS, "samples", "targets")  # what `tokens` counts, where a line says it
-LARGEST_STEP = 1 << 53  # whole numbers up to it are floats, too
-LONGEST_NAME = 100  # letters
+# The key for the unit of `tokens`, and its values.
+UNIT, UNITS = "unit", (TOKENS, "samples", "targets")
+# Whole numbers up to this are exact as floats.
+LARGEST_STEP = 1 << 53
+LONGEST_NAME = 100  # characters
 
-Files = dict[int, Path]  # rank -> its file
+# Each rank's file.
+Files = dict[int, Path]
 
 
 @dataclass(frozen=True)
 class Point:
-    """Holds what a rank said of one step: anything, so values are checked when read."""
+    """A line of metrics of one rank and step. Values are checked when they are read."""
 
     line: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def step(self) -> int | None:
-        """Return its step; None where it has none that can be counted."""
+        """Return its step, or None if it has no valid one."""
         step = self.number("step")
         if step is None or not 0 <= step < LARGEST_STEP or step != int(step):
             return None
@@ -47,32 +52,31 @@ class Point:
 
     @property
     def unit(self) -> str:
-        """Name what `tokens` and `tokens_per_s` count."""
+        """Return the unit of `tokens` and `tokens_per_s`."""
         unit = self.line.get(UNIT)
         return unit if unit in UNITS else TOKENS
 
     @property
     def loss_is_lost(self) -> bool:
-        """Tell whether its loss is NaN or infinite, which JSON has as null."""
+        """Return True if its loss is NaN or infinite, which is null in JSON."""
         value = self.line.get("loss", 0.0)
         return value is None or (isinstance(value, float) and not math.isfinite(value))
 
     def number(self, name: str) -> float | None:
-        """Return a value that is a finite number; None where there is none."""
+        """Return a value if it is a finite number, else None."""
         return number(self.line.get(name))
 
     def numbers(self, most: int, without: tuple[str, ...]) -> dict[str, float]:
-        """Return the numbers among the first so many values, by names that fit into a table."""
+        """Return the numbers among the first `most` values, by shortened names."""
         names = (name for name in self.line if name not in without)
         pairs = ((name, self.number(name)) for name in itertools.islice(names, most))
         return {shortened(name): value for name, value in pairs if value is not None}
 
 
 def last(path: Path | None) -> Point:
-    """Return what a file says last of each value.
+    """Return the last value of each metric in a file.
 
-    The line that ends an epoch has only what the epoch came to: the loss and the speed stand in the
-    line of a step before it.
+    The last line of an epoch has only totals. Loss and speed are in the line of a step before it.
     """
     if path is None:
         return Point()
@@ -80,7 +84,8 @@ def last(path: Path | None) -> Point:
         with files.open_plain(path) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - END_BYTES))
             raws = file.read(END_BYTES).split(b"\n")
-    except OSError:  # it has none, or they stay on the node
+    except OSError:
+        # The rank has no file, or its files stay on the node.
         return Point()
     known: dict[str, Any] = {}
     lines = (line for raw in reversed(raws) if (line := parsed(raw)) is not None)
@@ -92,7 +97,7 @@ def last(path: Path | None) -> Point:
 
 
 def shortened(name: str) -> str:
-    """Return a metric's name as tables and charts show it: a program may choose any."""
+    """Return a metric's name, shortened for tables and charts: a program may choose any."""
     if len(name) <= LONGEST_NAME:
         return name
     return f"{name[: LONGEST_NAME - 40]}...{name[-37:]}"
@@ -102,12 +107,12 @@ def shortened(name: str) -> str:
 
 
 def file_name(rank: int, trainer: int = 1) -> str:
-    """Return the name of the file in which a rank writes what a Trainer measures."""
+    """Return the name of the file in which a rank writes the metrics of a Trainer."""
     return f"rank_{rank:02d}_metrics{f'_{trainer}' if trainer > 1 else ''}.jsonl"
 
 
 def of_name(name: str) -> tuple[int, int] | None:
-    """Return the Trainer and the rank that a file's name tells; None for another file."""
+    """Return the Trainer and rank in a file's name, or None for another file."""
     match = FILE.fullmatch(name)
     if match is None:
         return None
@@ -116,17 +121,17 @@ def of_name(name: str) -> tuple[int, int] | None:
 
 
 def printed(outputs: Path) -> Path:
-    """Return the directory of what is read from the lines that ranks print."""
+    """Return the directory of the metrics that are read from ranks' output."""
     return outputs.parent / "printed"
 
 
 def every(outputs: Path) -> dict[int, Files]:
-    """Find the files of all Trainers, or those made of what the ranks of a program print."""
+    """Return the files of all Trainers, else those made from the ranks' output."""
     return measured(outputs) or measured(printed(outputs))
 
 
 def measured(outputs: Path) -> dict[int, Files]:
-    """Find the files of all Trainers, the first Trainer's first; a link is passed over."""
+    """Return the files of all Trainers in order. Symbolic links are skipped."""
     found: dict[int, Files] = {}
     try:
         with os.scandir(outputs) as entries:
@@ -140,7 +145,7 @@ def measured(outputs: Path) -> dict[int, Files]:
 
 
 def newest(outputs: Path) -> tuple[int, Files]:
-    """Return the Trainer that was made last, of those that have measured something."""
+    """Return the newest Trainer that has measured something, and its files."""
     found = every(outputs)
     for trainer, paths in reversed(found.items()):
         if last(paths[min(paths)]).line:
