@@ -1,1 +1,1 @@
-"""Metrics, phases, profiles, trackers: what a run says and what it costs."""
+"""Metrics, step phases, profiles and trackers of a training."""

@@ -1,4 +1,4 @@
-"""Write the lines of metrics, on screen and in files, and what the time of an attempt went into."""
+"""Write metrics to the screen and to files, and account for the time of an attempt."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from orchestrator.records.metrics import trainers
 
 
 def memory(device: torch.device) -> tuple[int, int]:
-    """Return the bytes now and at most so far: of tensors on a GPU, of the process on a CPU."""
+    """Return the present and the peak bytes: of tensors on a GPU, of the process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
@@ -37,21 +37,21 @@ def memory(device: torch.device) -> tuple[int, int]:
 
 
 class MetricsFile:
-    """outputs/rank_RR_metrics.jsonl of the experiment: one object of JSON per logged step.
+    """Appends to outputs/rank_RR_metrics.jsonl of the experiment: a JSON object per logged step.
 
-    The second Trainer of a program has a file of its own, rank_RR_metrics_2.jsonl, and so on.
+    The second Trainer of a program has its own file, rank_RR_metrics_2.jsonl, and so on.
 
-    Each begins with the time (Unix seconds) and the rank, so that lines of many files can be put
-    together. A run that goes on from a checkpoint of step `after` keeps the lines up to it; another
-    begins an empty file. Without an experiment (torchrun by hand) there is none. A line that a full
-    disk refuses is lost, which is said once; it never costs the run.
+    Each line begins with the time (Unix seconds) and the rank, so that lines of many files can be
+    merged. A run that resumes from a checkpoint of step `after` keeps the lines up to it; any other
+    run starts with an empty file. Without an experiment (torchrun by hand) nothing is written. A
+    full disk loses lines, with one warning, and never ends the run.
     """
 
     def __init__(
         self, rank: int, after: int = 0, trainer: int = 1, unit: str = trainers.TOKENS
     ) -> None:
         self._rank, self._after, self._lost = rank, after, 0
-        # What `tokens` counts; a line has it where they are no tokens.
+        # A line names the unit that `tokens` counts, unless it is tokens.
         self._unit = {} if unit == trainers.TOKENS else {trainers.UNIT: unit}
         self._file: io.FileIO | None = None
         experiment = os.environ.get("ORCHESTRATOR_EXPERIMENT", "")
@@ -73,13 +73,14 @@ class MetricsFile:
         self._append(json.dumps(about | finite | unit).encode() + b"\n")
 
     def _append(self, line: bytes) -> None:
-        """Write a line; nothing is left of one that finds only room for a part."""
+        """Append a line, or nothing of it if the disk has no room for all of it."""
         try:
             if self._file is None:
                 # A node may not share the head's disk.
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 kept = _lines_up_to(self._path, self._after) if self._after else b""
-                files.replace(self._path, kept)  # whole or not at all, should the disk be full
+                # A full disk must not leave half of the earlier lines, so this is atomic.
+                files.replace(self._path, kept)
                 self._file = self._path.open("ab", buffering=0)
             if files.append_lines(self._file.fileno(), line) < len(line):
                 raise OSError("there is no room for a line")
@@ -103,7 +104,7 @@ def _lines_up_to(path: Path, step: int) -> bytes:
 
 
 def _step_of(line: bytes) -> int:
-    """0 for a line that a kill cut off."""
+    """Return the step of a line, or 0 if a kill cut the line off."""
     try:
         return int(json.loads(line)["step"]) if line.endswith(b"\n") else 0
     except (ValueError, KeyError, TypeError):
@@ -114,20 +115,24 @@ def _step_of(line: bytes) -> int:
 
 
 class Estimate:
-    """Estimate the time left, at the pace of the last 50 steps. The first step, which pays for
-    set-up and compilation, does not count. Pauses (evaluation, checkpoints, hooks) are no part of a
-    step, but have their share of what is left: that which they had since the first step."""
+    """Estimates the time left, from the mean of the last 50 steps.
+
+    The first step, which includes set-up and compilation, does not count. Pauses (evaluation,
+    checkpoints, hooks) are not part of a step. The estimate adds them in the proportion that they
+    have had since the first step.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._last = clock()
         self._first = True
-        self._began = self._last  # when the first step was over
-        self._stepping = 0.0  # seconds in steps since then
+        # The time at which the first step ended, and the seconds in steps since then.
+        self._began = self._last
+        self._stepping = 0.0
         self._recent: deque[float] = deque(maxlen=50)
 
     def step(self) -> float:
-        """End a step; return the seconds that it took, without pauses."""
+        """End a step; return its seconds without pauses."""
         now = self._clock()
         seconds, self._last = now - self._last, now
         if self._first:
@@ -139,7 +144,7 @@ class Estimate:
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Leave this time out of the step, once where one pause is within another."""
+        """Exclude the block's time from the step. Nested pauses count once."""
         began, last = self._clock(), self._last
         try:
             yield
@@ -147,7 +152,7 @@ class Estimate:
             self._last = last + self._clock() - began
 
     def seconds(self, steps: int | None) -> float | None:
-        """Return how long so many steps will take."""
+        """Return the estimated seconds of `steps` further steps, or None if unknown."""
         if steps is None or not self._recent or not self._stepping:
             return None
         with_pauses = max(1.0, (self._clock() - self._began) / self._stepping)
@@ -162,7 +167,7 @@ def progress(
     unit: str = "tokens",
     metrics: Mapping[str, float | None] = {},
 ) -> str:
-    """Write the line on screen."""
+    """Return the progress line for the screen."""
     total = f"/{steps}" if steps else ""
     parts = [
         f"step {record['step']:>{len(total) - 1 if total else 6}}{total}",
@@ -174,7 +179,8 @@ def progress(
     ]
     if record.get("mfu") is not None:
         parts.append(f"mfu {record['mfu']:.1%}")
-    if seconds := round(eta_seconds or 0.0):  # none: it has only begun, or ends
+    # The estimate is missing after the first step and 0 after the last.
+    if seconds := round(eta_seconds or 0.0):
         parts.append(f"{duration(seconds)} left")
     if record.get("skipped_steps"):
         parts.append(f"{record['skipped_steps']:.0f} skipped")
@@ -188,26 +194,33 @@ def short(value: float | None) -> str:
 # -- the time that an attempt took -----------------------------------------------------------------
 
 
-LINES_APART_SECONDS = 2.0  # between two lines: what a failure may leave untold
-BEGAN = time.time()  # the engine is there: what came before was the start
+# The interval between two lines, and so the most that a failure leaves unrecorded.
+LINES_APART_SECONDS = 2.0
+# The time at which the engine was imported. Time before it counts as start-up.
+BEGAN = time.time()
 NAME = "time_spent.jsonl"
 
 
 class StepAccount:
-    """One per process; several trainings of one program add up."""
+    """Records the time that rank 0 spends in steps, data and checkpoints.
+
+    There is one per process; the times of several trainings in a program add up.
+    """
 
     def __init__(self) -> None:
         experiment = os.environ.get("ORCHESTRATOR_EXPERIMENT")
         first = os.environ.get("RANK", "0") == "0"
         self.path = Path(experiment, "outputs", NAME) if experiment and first else None
         self.attempt = int(os.environ.get("ORCHESTRATOR_ATTEMPT", "1"))
-        self.trains: float | None = None  # since when
+        # The time at which the first training began.
+        self.trains: float | None = None
         self.first = self.step = 0
-        self.data = self.checkpoints = 0.0  # seconds for which the training waited
+        # The seconds for which the training waited for data and for checkpoints.
+        self.data = self.checkpoints = 0.0
         self.written_at = 0.0
 
     def begin(self, step: int) -> None:
-        """Note that the first step begins, after so many of earlier attempts."""
+        """Record the start of training, after `step` steps of earlier attempts."""
         if self.trains is None:
             self.trains, self.first = time.time(), step
         self.step = step
@@ -241,7 +254,8 @@ class StepAccount:
             "data": round(self.data, 4),
             "checkpoints": round(self.checkpoints, 4),
         }
-        with contextlib.suppress(OSError):  # a full disk costs the account, never the run
+        # A full disk loses this record and must not end the run.
+        with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab", buffering=0) as file:
                 file.write(json.dumps(line).encode("ascii") + b"\n")

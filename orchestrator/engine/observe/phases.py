@@ -1,6 +1,6 @@
-"""Split a step's time: data, forward and backward, communication, the optimizer.
+"""Split a step's time into data, forward and backward, communication and optimizer.
 
-No phase waits for the device before something is logged.
+Phases do not wait for the device until their times are logged.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from orchestrator.traces.timeline import PHASE
 
 Phase = Literal["data", "forward_backward", "exposed_comm", "optimizer"]
 PHASES: tuple[Phase, ...] = ("data", "forward_backward", "exposed_comm", "optimizer")
-# Events are used again after this many open ones, for the case of many steps between two flushes.
+# If more phases than this wait for a flush, finished ones are summed and their events reused.
 MOST_OPEN = 1000
 
 
 class Phases:
-    """Splits steps into phases, in milliseconds. A phase inside a phase is taken from the outer.
+    """Times the phases of steps in milliseconds. A nested phase is subtracted from the outer one.
 
-    Exposed communication is the time in which computation stands still for a collective:
+    Exposed communication is the time in which computation waits for a collective:
 
     - Collectives that the training loop calls are timed by `with phases("exposed_comm")`.
-    - DDP starts all-reduces while backward goes on and waits for the rest at the end of it, in a
-      callback of the autograd engine. Callbacks run in the order in which they were queued, so one
-      that is queued when backward begins marks the moment at which all gradients are computed.
-      (With gradient_as_bucket_view off, copying them back counts as communication.)
-    - FSDP2 shows its waits in a profile alone: exposed_comm is None, and forward_backward contains
-      them.
+    - DDP starts all-reduces during backward and waits for the rest at its end, in a callback of the
+      autograd engine. Callbacks run in the order in which they were queued. One that is queued when
+      backward begins therefore marks the moment at which all gradients are computed. (With
+      gradient_as_bucket_view off, copying gradients back counts as communication.)
+    - FSDP2 shows its waits only in a profile. exposed_comm is then None, and forward_backward
+      contains them.
     """
 
     def __init__(self, device: torch.device, model: nn.Module) -> None:
@@ -45,7 +45,7 @@ class Phases:
         self._phase: Phase | None = None
         self._done: deque[tuple[Phase, Phase | None, Any, Any]] = deque()
         self._ms = dict.fromkeys(PHASES, 0.0)
-        # Exposed communication within forward and backward.
+        # The exposed communication within forward and backward.
         self._inside = 0.0
         self._data_ms = 0.0
 
@@ -64,11 +64,11 @@ class Phases:
                 self._add_up()
 
     def mark(self, on: bool) -> None:
-        """Show the phases in a trace from now on, or no longer."""
+        """Start or stop marking the phases in a profiler trace."""
         self._marked = on
 
     def backward(self, loss: Tensor, **how: Any) -> None:
-        """Run loss.backward(), and time what DDP waits for at its end."""
+        """Run loss.backward(), and time DDP's wait at its end as exposed communication."""
         if self._waits != "ddp":
             loss.backward(**how)  # type: ignore[no-untyped-call]
             return
@@ -83,7 +83,7 @@ class Phases:
         hook.remove()
 
     def flush(self, steps: int) -> dict[str, float | None]:
-        """Return milliseconds per step since the last flush, which was so many steps ago."""
+        """Return the milliseconds per step in the `steps` since the last flush."""
         self._clock.settle()
         self._add_up()
         mean: dict[str, float | None] = {f"{name}_ms": self._ms[name] / steps for name in PHASES}
@@ -94,7 +94,7 @@ class Phases:
         return mean
 
     def data_seconds(self) -> float:
-        """Return the seconds so far in which this rank waited for data."""
+        """Return the total seconds for which this rank has waited for data."""
         self._add_up()
         return self._data_ms / 1e3
 
@@ -117,14 +117,14 @@ def _how_it_waits(model: nn.Module) -> Literal["ddp", "never", "unseen"]:
         return "never"
     for module in model.modules():
         if isinstance(module, DistributedDataParallel):
-            # It sends buffers before the forward pass; there is no place to time that.
+            # DDP broadcasts buffers before forward, which cannot be timed from outside.
             sends = module.will_sync_module_buffers()  # type: ignore[no-untyped-call]
             return "unseen" if sends else "ddp"
     return "unseen"
 
 
 class _HostClock:
-    """On a CPU an operation is over when its call returns."""
+    """The clock for a CPU, where an operation is done when its call returns."""
 
     def mark(self) -> float:
         return time.perf_counter()
@@ -140,7 +140,7 @@ class _HostClock:
 
 
 class _EventClock:
-    """On a GPU a moment is an event on the computing stream, read when something is logged."""
+    """The clock for a GPU: events on the compute stream, which are read when times are logged."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.current_stream(device)

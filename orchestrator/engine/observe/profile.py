@@ -1,8 +1,8 @@
-"""Write a Chrome trace per rank over some steps of the run: as the config says, or when asked.
+"""Write a Chrome trace per rank for some steps, as configured or on request.
 
-config.profiling says when; outputs/profile then holds rank_RR.json.gz, for chrome://tracing or
-ui.perfetto.dev. Traces that a head asks for, while the training runs, are in
-outputs/profile/step_NNNNNNNN. What they say is worked out at the head.
+config.profiling chooses the steps; each rank writes outputs/profile/rank_RR.json.gz, for
+chrome://tracing or ui.perfetto.dev. Traces that a head requests while the training runs are in
+outputs/profile/step_NNNNNNNN. The head analyses them.
 """
 
 from __future__ import annotations
@@ -28,16 +28,19 @@ from orchestrator.protocol.message import Nonsense, decode, encode, parse
 from orchestrator.protocol.requests import follow as asked
 from orchestrator.protocol.requests.follow import ProfileNews, ProfileWish
 
-LARGEST_TRACE_BYTES = 1 << 30  # before it is packed
+# The largest trace before compression.
+LARGEST_TRACE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
 class Recording:
-    """Some steps of which every rank writes a trace, whether its profiler could start or not."""
+    """The steps to trace on every rank, even on a rank whose profiler could not start."""
 
     wanted: ProfilingConfig
     directory: Path
-    first: int  # of the steps in the trace
+    # The number of the first step in the trace.
+    first: int
+    # True if a head requested it.
     asked: bool = False
 
     @property
@@ -46,7 +49,7 @@ class Recording:
 
 
 class Profile:
-    """Call `step()` after every training step; while nothing is traced it costs nothing."""
+    """Traces steps; call `step()` after every training step. It is free while nothing is traced."""
 
     def __init__(
         self,
@@ -58,13 +61,13 @@ class Profile:
         marks: Callable[[bool], None] = lambda _: None,
         before: int = 0,
     ) -> None:
-        """`marks` switches the marks of phases in a trace on and off.
+        """Create it with `marks`, which switches marking the phases in a trace on and off.
 
-        `before` is how many steps have been made, by earlier runs.
+        `before` is the number of steps that earlier runs have made.
         """
         self._profiling, self._ranks, self._say = profiling, ranks, say
         self._marks, self._before = marks, before
-        # Started by hand, without an experiment: use the current directory.
+        # Without an experiment (torchrun by hand) traces go to the current directory.
         self._directory = (outputs or Path()) / "profile"
         self._recording: Recording | None = None
         self._left = 0
@@ -83,12 +86,16 @@ class Profile:
     # -- asked for while it runs ------------------------------------------------------------------
 
     def wanted(self) -> int:
-        """Return how many steps a head wants to see, on rank 0; else, and on others, 0."""
+        """Return the number of steps that a head requests; 0 if none does, or on other ranks."""
         return 0 if self._recording is not None else self.requests.take()
 
     def begin(self, steps: int, after: int) -> None:
-        """Trace so many steps, from the second one on after this one: all ranks the same."""
-        if self._recording is not None:  # a second request, of another head, came with the first
+        """Start to trace `steps` steps; the first after step `after` is only warm-up.
+
+        Every rank calls it with the same arguments.
+        """
+        # Another head's request may have arrived while the first was on its way.
+        if self._recording is not None:
             return
         wanted = ProfilingConfig(
             enabled=True, wait=0, warmup=1, active=min(steps, asked.MOST_STEPS)
@@ -120,7 +127,8 @@ class Profile:
         )
         try:
             self._open.enter_context(profiler)
-        except RuntimeError as error:  # the program has a profiler of its own at work
+        except RuntimeError as error:
+            # The program's own profiler is active.
             if not recording.asked:
                 raise
             self._problem = str(error).strip().partition("\n")[0]
@@ -133,13 +141,15 @@ class Profile:
         if recording is None:
             return
         if self._profiler is not None:
-            if self._left == 1:  # it can be noted while it records, and no more later
+            # The profiler only accepts metadata while it records.
+            if self._left == 1:
                 node, host = self._ranks.nodes[self._ranks.rank]
                 about: dict[str, Any] = {"rank": self._ranks.rank, "node": node, "host": host}
                 about |= {"world": self._ranks.world}
                 about |= {"first": recording.first, "last": recording.last}
                 self._profiler.add_metadata_json("orchestrator", json.dumps(about))
-            self._profiler.step()  # after the last one this stops the recording
+            # After the last step this ends the recording.
+            self._profiler.step()
         self._left -= 1
         if not self._left:
             problem = self._write(recording) if self._profiler is not None else self._problem
@@ -159,14 +169,16 @@ class Profile:
             self.requests.notify(
                 asked.FAILED, text=f"the training {reason} before its profile was whole"
             )
-        # After an error the other ranks may be anywhere: nothing is shared.
+        # After an error the other ranks may be anywhere, so no collective is called here.
         self._close()
 
     # -- what is written --------------------------------------------------------------------------
 
     def _write(self, recording: Recording) -> str:
-        """Write this rank's trace, or return why it cannot be written. Never raises: the training
-        goes on, and the other ranks wait for the answer."""
+        """Write this rank's trace; return an empty text, or the error that prevented it.
+
+        It does not raise, because the training continues and other ranks wait for the answer.
+        """
         directory, name = recording.directory, f"rank_{self._ranks.rank:02d}.json"
         plain, packed = directory / f".{name}.part", directory / f".{name}.gz.part"
         try:
@@ -184,11 +196,12 @@ class Profile:
             return str(error)
         finally:
             with contextlib.suppress(OSError):
-                for rest in directory.glob(f".{name}*"):  # the profiler's .tmp among them
+                # This includes the .tmp file of the profiler.
+                for rest in directory.glob(f".{name}*"):
                     rest.unlink()
 
     def _answer(self, recording: Recording, problems: list[str]) -> None:
-        """Say where the traces are, also to the head that asked for them."""
+        """Print the traces' directory, or the errors, and report it to the head that asked."""
         without = [f"rank {n}: {problem}" for n, problem in enumerate(problems) if problem]
         lacking = "; ".join(without[:4])
         steps = (recording.first, recording.last)
@@ -205,7 +218,7 @@ class Profile:
 
 
 def refuse_cut_off(path: Path) -> None:
-    """Refuse a trace that ends within an event, or is too large for a head to read."""
+    """Refuse a trace that is cut off within an event, or too large for a head to read."""
     size = path.stat().st_size
     if size > LARGEST_TRACE_BYTES:
         raise UsageError(f"it has more than {LARGEST_TRACE_BYTES >> 30} GB: trace fewer steps")
@@ -219,7 +232,7 @@ def refuse_cut_off(path: Path) -> None:
 
 
 class ProfileRequests:
-    """The requests of heads, one after the other; only the first rank has any."""
+    """Reads profile requests of heads from the run directory, one at a time, on rank 0."""
 
     def __init__(self, ranks: Ranks) -> None:
         run = os.environ.get("ORCHESTRATOR_RUN") if ranks.rank == 0 else None
@@ -228,7 +241,7 @@ class ProfileRequests:
         self.request: ProfileWish | None = None
 
     def take(self) -> int:
-        """Take a wish, if there is a new one; return how many steps it is about, or 0."""
+        """Read and remove a new request; return its number of steps, or 0 if there is none."""
         if self.run is None or not self.path.exists():
             return 0
         try:
@@ -236,7 +249,8 @@ class ProfileRequests:
                 request = decode(ProfileWish, parse(file.read(1 << 12)), newer=True)
             if time.time() - self.path.stat().st_mtime < asked.PATIENCE_SECONDS:
                 self.request = request
-                self.notify(asked.ASKED)  # before the wish goes, so that it is not left again
+                # The node accepts no other request while the file or this answer is there.
+                self.notify(asked.ASKED)
         except (OSError, Nonsense):
             request = None
         with contextlib.suppress(OSError):
@@ -248,7 +262,7 @@ class ProfileRequests:
     def notify(
         self, state: str, steps: tuple[int, int] = (0, 0), directory: str = "", text: str = ""
     ) -> None:
-        """Answer the wish that was taken last."""
+        """Write an answer to the latest request."""
         if self.run is None or self.request is None:
             return
         first, last = steps

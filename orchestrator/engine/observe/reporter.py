@@ -1,4 +1,4 @@
-"""Report a training: its steps, metrics and epochs; on screen, in files, to trackers."""
+"""Report the steps, metrics and epochs of a training on screen, in files and to trackers."""
 
 from __future__ import annotations
 
@@ -27,23 +27,27 @@ class StepReport:
     """The results of one step over all ranks, still on the device."""
 
     step: int
-    names: tuple[str, ...]  # "loss" first
-    total: Tensor  # the sum and the count of each name
-    # grad_norm: of the mean loss, before clipping; bad: 1.0 where the step was skipped; apart: 1.0
-    # where the ranks used other parts of the model; scale: of the losses in fp16; lr. Of several
-    # optimizers also grad_norm_NAME, lr_NAME and bad_NAME.
+    # "loss" is the first name.
+    names: tuple[str, ...]
+    # The sum and the count of each name.
+    total: Tensor
+    # grad_norm: the norm of the mean loss's gradient before clipping; bad: 1.0 if the step was
+    # skipped; apart: 1.0 if the ranks used different parts of the model; scale: the loss scale in
+    # fp16; lr. Several optimizers add grad_norm_NAME, lr_NAME and bad_NAME.
     numbers: Mapping[str, float | Tensor | None]
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """The same on the host, with what this rank alone knows."""
+    """The results of one step on the host, with this rank's bad batches."""
 
     step: int
     sums: dict[str, tuple[float, float]]
     numbers: dict[str, float]
-    in_a_row: int  # bad steps, for no reason that goes away by itself
-    culprits: list[list[int] | None]  # this rank's batches with NaN or inf, by sample numbers
+    # The number of consecutive bad steps, without those that a lower loss scale can cure.
+    in_a_row: int
+    # The sample numbers of this rank's batches with NaN or inf.
+    culprits: list[list[int] | None]
 
     @property
     def skipped(self) -> bool:
@@ -54,32 +58,34 @@ class StepResult:
         return {name: v for name, v in self.numbers.items() if name.startswith(SHOWN_OF_EACH)}
 
 
-BAD = "bad_"  # before the name of an optimizer whose step was skipped
+# The prefix of numbers that tell whether an optimizer's step was skipped.
+BAD = "bad_"
 SHOWN_OF_EACH = ("lr_", "grad_norm_")
 
 
 def on_host(values: Sequence[Tensor | float | None]) -> list[float]:
-    """Read many numbers at once, those that are on a device; none is zero."""
+    """Return numbers as floats, reading all those on a device at once; None becomes zero."""
     tensors = [value for value in values if isinstance(value, Tensor)]
     read = iter(torch.stack(tensors).tolist() if tensors else ())
     return [next(read) if isinstance(value, Tensor) else value or 0.0 for value in values]
 
 
 class Ledger:
-    """Keeps what steps came to until it is read."""
+    """Keeps the results of steps on the device until they are read."""
 
     def __init__(self) -> None:
-        self.micros: list[tuple[list[int] | None, Tensor]] = []  # sample numbers and loss of each
+        # The sample numbers and the loss of each micro-batch.
+        self.micros: list[tuple[list[int] | None, Tensor]] = []
         self.steps: list[tuple[StepReport, list[tuple[list[int] | None, Tensor]]]] = []
         self.in_a_row = 0
 
     def close(self, report: StepReport) -> None:
-        """Note the step that the micro-batches belong to."""
+        """Add the report of a step, with the micro-batches since the step before."""
         self.steps.append((report, self.micros))
         self.micros = []
 
     def read(self) -> Iterator[StepResult]:
-        """Wait for the device, once, and yield what the steps came to."""
+        """Wait for the device once, and yield the results of all steps since the last call."""
         steps, self.steps = self.steps, []
         if not steps:
             return
@@ -89,8 +95,8 @@ class Ledger:
             numbers = dict(zip(report.numbers, read, strict=False))
             sums = {name: (next(totals), next(totals)) for name in report.names}
             bad, lost = numbers["bad"], numbers["bad"] and sums["loss"][1]
-            # A step without targets is no loss. An overflow in fp16 only says that the scale is too
-            # large, until there is nothing left to halve.
+            # A step without targets loses nothing. An overflow in fp16 only means that the scale is
+            # too large, as long as it can still be halved.
             curable = lost and numbers["scale"] > 1.0
             self.in_a_row = self.in_a_row + bool(lost) if bad and not curable else 0
             culprits = [ids for ids, loss in micros if bad and not loss.isfinite()]
@@ -98,11 +104,12 @@ class Ledger:
 
 
 LEFT = "left_s"
-RESERVED = ("time", "rank", "step", "epoch")  # of every line; a metric of such a name has no place
+# Every line has these keys, so a metric of such a name is left out.
+RESERVED = ("time", "rank", "step", "epoch")
 
 
 class Reporter:
-    """Waits for the device where it reports, and nowhere else."""
+    """Logs the steps of one train() call. It waits for the device only when it reports."""
 
     def __init__(
         self,
@@ -113,11 +120,14 @@ class Reporter:
         *,
         step: int,
         tokens: int,
-        unit: str,  # of what the loss counts: tokens, targets, samples
-        trainer: int,  # which of this program's Trainers it is
-        max_steps: int | None,  # where that is known
-        flops_per_step: float | None,  # of this rank, forward and backward
-        # Steps that are left, and seconds of a clock; None where there is no such limit.
+        # The unit that the loss counts: tokens, targets or samples.
+        unit: str,
+        # The number of this Trainer in its program.
+        trainer: int,
+        # These are None if unknown. The FLOPs are those of this rank, forward and backward.
+        max_steps: int | None,
+        flops_per_step: float | None,
+        # Returns the steps and the seconds that limits leave, or None where there is no limit.
         left: Callable[[], tuple[int | None, float | None]],
     ) -> None:
         self.config, self.ranks, self.unit, self.max_steps = config, ranks, unit, max_steps
@@ -129,25 +139,29 @@ class Reporter:
         self.ledger = Ledger()
         self.file = metrics.MetricsFile(ranks.rank, step, trainer, unit)
         self.estimate = metrics.Estimate()
-        self.epoch_sums: dict[str, list[float]] = {}  # the sum and the count of each name
+        # The sum and the count of each name.
+        self.epoch_sums: dict[str, list[float]] = {}
         self.flops_per_step = flops_per_step
         self.peak = self.measured = None
         if flops_per_step:
             dtype = speed.matmul_dtype(config.training.mixed_precision)
             self.peak = speed.peak_flops(device_name(ranks.device), dtype)
             self.measured = speed.measured_matmul_flops(ranks.device, dtype)
-        self.busy = 0.0  # seconds in steps since the last line, without pauses
+        # The seconds in steps since the last line, without pauses.
+        self.busy = 0.0
         self.logged_step, self.logged_tokens = step, tokens
-        self.begun = False  # the first step of a run has its line
+        # True once the first step of the run was logged.
+        self.begun = False
         self.latest: StepResult | None = None
-        self.seen: dict[str, tuple[float, float]] = {}  # of each name the latest step that had it
+        # The sum and count of each name in the latest step that had it.
+        self.seen: dict[str, tuple[float, float]] = {}
         run, local = os.environ.get("ORCHESTRATOR_RUN"), os.environ.get("LOCAL_RANK", "0")
         self.sign = Path(run, f"step_{local}") if run else None
 
     # -- after every step -------------------------------------------------------------------------
 
     def alive(self) -> None:
-        """Give a sign to those who watch whether the job goes on, however seldom it prints."""
+        """Touch this rank's heartbeat file, which shows progress even if nothing is printed."""
         if self.sign is not None:
             self.sign.touch()
 
@@ -163,7 +177,10 @@ class Reporter:
             self.flush()
 
     def flush(self) -> None:
-        """Read what the steps came to: the one place where the host waits for the device."""
+        """Read the results of the steps since the last flush, and report skipped ones.
+
+        Only here does the host wait for the device. Raises JobFailed after too many bad steps.
+        """
         for result in self.ledger.read():
             self.latest = result
             several = bool(result.of_optimizers)
@@ -251,7 +268,7 @@ class Reporter:
         self.say(f"epoch {epoch}{'' if whole else ' and a part'}  {text}")
 
     def saves(self, step: int, done: list[tuple[int, int, float]]) -> None:
-        """Write down the checkpoints whose files are there by now; pruning takes no line away."""
+        """Write a line for each checkpoint that is complete now; pruning removes no line."""
         for saved, size, seconds in done:
             spent = round(seconds, 3)
             self.file.write(
@@ -276,13 +293,13 @@ def means_of(sums: Mapping[str, tuple[float, float] | list[float]]) -> dict[str,
 
 
 def say(ranks: Ranks, text: str) -> None:
-    """Say for all ranks what one has to say."""
+    """Print a line once, from rank 0."""
     if ranks.rank == 0:
         say_once(text)
 
 
 class Reporting:
-    """Prints lines unless it is quiet, and holds the trackers."""
+    """Prints lines unless `quiet` is set, and holds the trackers."""
 
     def __init__(self, ranks: Ranks, trackers: Sequence[str | Tracker] | Mapping[str, Any]) -> None:
         self.ranks, self.quiet = ranks, False

@@ -1,7 +1,7 @@
-"""The hardware's limits: the vendor's figure for a device, and a matmul measured on this machine.
+"""The peak FLOP/s of a device: the vendor's figure, and a matmul measured on this machine.
 
-The metrics' two MFUs are relative to these. A device that is not in the table has no MFU:
-borrowed figures are how 563% gets printed.
+The two MFUs in the metrics are relative to these. A device that is not in the table has no MFU:
+figures of a similar device have led to an MFU of 563%.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 
-# Dense TFLOP/s with 32-bit accumulation: bf16, fp16, tf32, fp32. Each from the vendor's data sheet
-# (nvidia.com/en-us/data-center/NAME, its architecture white papers for GeForce, and
-# amd.com/en/products/accelerators/instinct); NVIDIA prints twice as much "with sparsity". The key
-# is the whole name that torch.cuda.get_device_name returns, less the vendor: a variant, a MIG slice
-# or a laptop GPU has figures of its own, so what is not spelled out here is unknown.
+# Dense TFLOP/s with 32-bit accumulation: bf16, fp16, tf32, fp32. The sources are the vendors' data
+# sheets (nvidia.com/en-us/data-center/NAME, the architecture white papers for GeForce, and
+# amd.com/en/products/accelerators/instinct). NVIDIA prints twice as much "with sparsity". The key
+# is the whole name that torch.cuda.get_device_name returns, without the vendor. A variant, a MIG
+# slice or a laptop GPU has other figures, so a name that is not listed here is unknown.
+# The V100 and T4 have no bf16.
 Figures = tuple[float | None, float | None, float | None, float | None]
 DEVICES: dict[str, Figures] = {
     r"GB300": (2500, 2500, None, None),
@@ -47,7 +48,7 @@ DEVICES: dict[str, Figures] = {
     r"L40": (181, 181, 90.5, 90.5),
     r"L20": (119.5, 119.5, 59.8, 59.8),
     r"L4": (121, 121, 60, 30.3),
-    r"V100-SXM2-(16|32)GB": (None, 125, None, 15.7),  # no bf16 before Ampere
+    r"V100-SXM2-(16|32)GB": (None, 125, None, 15.7),
     r"V100-PCIE-(16|32)GB": (None, 112, None, 14),
     r"V100S-PCIE-32GB": (None, 130, None, 16.4),
     r"T4": (None, 65, None, 8.1),
@@ -59,7 +60,7 @@ DEVICES: dict[str, Figures] = {
     r"Instinct MI325X( OAM)?": (1307, 1307, 653.7, 163.4),
     r"Instinct MI300X( OAM)?": (1307, 1307, 653.7, 163.4),
     r"Instinct MI300A": (980.6, 980.6, 490.3, 122.6),
-    # One of its two dies: torch sees each as a device.
+    # These are the figures of one of its two dies, because torch sees each as a device.
     r"Instinct MI250X": (191.5, 191.5, None, 47.9),
     r"Instinct MI210": (181, 181, None, 45.3),
 }
@@ -73,7 +74,7 @@ DTYPES = {
 
 
 def peak_flops(device_name: str, dtype: str) -> float | None:
-    """Return the vendor's FLOP/s, or None if the name is not known exactly."""
+    """Return the vendor's FLOP/s for a device, or None if its exact name is not in the table."""
     name = re.sub(r"^(NVIDIA|Tesla|AMD)\s+", "", device_name.strip())
     for pattern, figures in DEVICES.items():
         if re.fullmatch(pattern, name, re.IGNORECASE):
@@ -83,39 +84,40 @@ def peak_flops(device_name: str, dtype: str) -> float | None:
 
 
 def matmul_dtype(precision: str) -> str:
-    """Return the column for training.mixed_precision: fp32 is tf32 where that is allowed."""
+    """Return the dtype of matmuls under training.mixed_precision: fp32 uses tf32 if allowed."""
     allowed = torch.cuda.is_available() and torch.get_float32_matmul_precision() != "highest"
     return "tf32" if precision == "fp32" and allowed else precision
 
 
 def measured_matmul_flops(device: torch.device, dtype: str) -> float:
-    """Measure the FLOP/s of the best of several square matmuls, in under 0.3 s.
+    """Return the best FLOP/s of several square matmuls, measured in under 0.3 s.
 
     Vendor figures assume clocks that a power limit may not leave: 790 of 989 TFLOP/s were measured
-    on an H200. Random numbers, because multiplying zeros draws less power and runs faster.
+    on an H200. The inputs are random, because multiplying zeros draws less power and runs faster.
     """
     kind = DTYPES[dtype]
     best, until = 0.0, time.perf_counter() + 0.15
     for side in (256, 512, 1024, 2048, 4096, 8192):
         left, right = (torch.randn(side, side, device=device, dtype=kind) for _ in range(2))
-        product = left @ right  # the first of a size pays for the choice of a kernel
+        # The first matmul of a size is slow, because it chooses a kernel.
+        product = left @ right
         multiply = functools.partial(torch.mm, left, right, out=product)
         seconds = min(seconds_of(multiply, device) for _ in range(3))
         best = max(best, 2 * side**3 / seconds)
-        # The next size takes eight times as long, four times over.
+        # The next size takes eight times as long, and runs four times.
         if time.perf_counter() + 32 * seconds > until:
             break
     return best
 
 
 def settle(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has finished its queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def seconds_of(run: Callable[[], Any], device: torch.device, runs: int = 1) -> float:
-    """Time what a device is given, until it has done it: one run of several."""
+    """Return the mean seconds per call of `run`, until the device has finished its work."""
     settle(device)
     began = time.perf_counter()
     for _ in range(runs):

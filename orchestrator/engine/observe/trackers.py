@@ -1,7 +1,7 @@
-"""The trackers of a training: rank 0 alone talks to them.
+"""Send metrics to experiment trackers, from rank 0 only.
 
-One that is not installed, or does not know an option, is an error before training; one that cannot
-be opened, fails or hangs costs its curves and a warning, never the run.
+A tracker that is not installed, or does not know an option, is an error before training. One that
+cannot be opened, fails or hangs loses its curves with a warning, and never ends the run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from orchestrator.config.parse import one_of
 from orchestrator.engine.ranks.ranks import Ranks, gather
 from orchestrator.trackers.known import KNOWN, Curves, Sending, Tracker, module, opened
 
-OPEN_SECONDS = 10.0  # that a training waits for its trackers to open
+# The longest wait for the trackers to open.
+OPEN_SECONDS = 10.0
 
 
 class Trackers:
@@ -30,13 +31,14 @@ class Trackers:
     ) -> None:
         self.say, self.rank = say, ranks.rank
         self.wanted = [wanted] if isinstance(wanted, str) else wanted
-        self.named: list[Sending] | None = None  # until begin
+        # This is None until begin().
+        self.named: list[Sending] | None = None
         self.objects: list[Tracker] = []
         self._together(self._check)
         atexit.register(self.close)
 
     def begin(self, run: str, step: int) -> None:
-        """Open those that have names, once, with the curves of this run, which is at a step."""
+        """Open the trackers that are given by name, once, for this run from `step` on."""
         if self.named is None:
             self.named = []
             self._together(lambda: self._open(run, step))
@@ -54,12 +56,12 @@ class Trackers:
         self.objects = []
 
     def _together(self, what: Any) -> None:
-        """Do it on rank 0, and let all ranks hear of it if it cannot be done."""
+        """Call `what` on rank 0; if it fails, raise on all ranks."""
         problem: Exception | None = None
         if self.rank == 0:
             try:
                 what()
-            except Exception as error:  # noqa: BLE001 (a tracker's own, too: all ranks hear of it)
+            except Exception as error:  # noqa: BLE001 (also errors of a tracker: all ranks raise)
                 problem = error
         first_problem = gather(str(problem) if problem else "")[0]
         if problem is not None and not isinstance(problem, OrchestratorError):
@@ -98,7 +100,7 @@ class Trackers:
         for tracker in list(self.objects):
             try:
                 what(tracker)
-            except Exception as error:  # noqa: BLE001 (whatever a user's own one does)
+            except Exception as error:  # noqa: BLE001 (any error of a user's tracker)
                 self.objects.remove(tracker)
                 name = type(tracker).__name__
                 self.say(f"WARNING: {name} failed and is switched off from now on: {error}")
