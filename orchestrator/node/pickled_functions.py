@@ -1,6 +1,6 @@
 """Pickles of functions that keep the file of their code, for tracebacks and for pdb.
 
-cloudpickle replaces the file's name from 3.1.3 on, so that equal functions are equal bytes.
+Since 3.1.3 cloudpickle replaces the file's name, so that equal functions have equal pickles.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import IO, Any
 
 
 def dump(what: object, file: IO[bytes]) -> None:
-    """Write a pickle of what may hold functions; ImportError where cloudpickle is missing."""
+    """Write a pickle that may contain functions; raise ImportError without cloudpickle."""
     import cloudpickle  # type: ignore[import-untyped]
 
     class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # its base is untyped
@@ -24,7 +24,7 @@ def dump(what: object, file: IO[bytes]) -> None:
 
 
 def dumps(what: object) -> bytes:
-    """Return a pickle of what may hold functions; ImportError where cloudpickle is missing."""
+    """Return a pickle that may contain functions; raise ImportError without cloudpickle."""
     file = io.BytesIO()
     dump(what, file)
     return file.getvalue()

@@ -1,5 +1,5 @@
-"""Everything that head, nodes and supervisors say to each other, typed, in one place.
+"""All messages between head, nodes and supervisors, typed, in one place.
 
-Shipped to the nodes, so it is standard library only and runs on Python 3.9. `docs/protocol.md` says
-who sends what to whom.
+Shipped to the nodes, so it is standard library only and runs on Python 3.9. `docs/protocol.md`
+lists the senders and receivers.
 """

@@ -1,4 +1,4 @@
-"""The job's spec: the facts that a node needs to run its part. Sent by the head as spec.json.
+"""The job's spec: the facts that a node needs to run its part. The node stores it as spec.json.
 
 The supervisor, the ranks and the engine read that file. A supervisor of an earlier version may have
 written it, so every key that was added since has a default.
@@ -26,7 +26,7 @@ class Target(Message):
 class LeaseTerms(Message):
     """The terms by which supervisors of a job find each other and end the job without a head."""
 
-    # The job ends after this time without a message of node 0.
+    # A node ends its part after this time without a message of node 0.
     seconds: float = PEER_BEAT * BEATS_IN_A_LEASE
     # The address of node 0's supervisor.
     address: str = ""

@@ -37,7 +37,7 @@ SERVER_PATIENCE = 60.0
 LOOK_SECONDS = 2.0
 
 # -- the end of a job --
-# Other failures are awaited for this long before their ranks are ended.
+# Before a node is ended for a failure elsewhere, it has this long to report one of its own.
 HEARSAY_SECONDS = 0.3
 # Processes without a supervisor have this long to die of SIGKILL.
 SWEEP_PATIENCE_SECONDS = 10.0

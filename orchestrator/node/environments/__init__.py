@@ -1,1 +1,1 @@
-"""The Python environments on this node: of `orchestrator bootstrap`, and of a job."""
+"""The Python environments on this node: those of `orchestrator bootstrap` and of jobs."""

@@ -1,1 +1,1 @@
-"""Follows a job for its head: streams its files, tells its state, ends and removes it."""
+"""Follows a job for its head: streams its files, reports its state, ends and removes it."""

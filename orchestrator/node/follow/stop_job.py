@@ -208,7 +208,7 @@ def last_word_seconds(supervisors: Sequence[Process]) -> float:
 
 
 def last_words(run: RunDir) -> str:
-    """Return the error output of a supervisor that ended by a defect of its own."""
+    """Return the error output of a supervisor that crashed."""
     try:
         with open(os.path.join(run.path, "supervisor.err"), "rb") as file:
             return file.read().decode("utf-8", "replace").strip()[-2000:]

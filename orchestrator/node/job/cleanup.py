@@ -1,4 +1,4 @@
-"""Remove what jobs left on this node, for `orchestrator prune --on-nodes`.
+"""Removes files of old jobs on this node, for `orchestrator prune --on-nodes`.
 
 A directory gets a hidden name before it is deleted, so it is whole or gone; the next removal
 deletes anything that an interrupted one left under such a name.

@@ -1,7 +1,7 @@
 """Names the files of a job on a node: ~/.orchestrator/runs/<job>/<node rank>/, 0700.
 
-The supervisor writes it, the server reads it, and it outlives both. The node's rank is part of the
-path because nodes may share a home directory.
+The supervisor writes the files, the server reads them, and they outlive both. The node's rank is
+part of the path because nodes may share a home directory.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ def connect(run: RunDir) -> socket.socket:
 
 
 def connect_in(path: str, name: str = "socket", seconds: float = 5.0) -> socket.socket:
-    """Connect to a socket in a directory, by a name short enough for a socket's address."""
+    """Connect to a socket in a directory, by a path that fits into a socket's address."""
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     client = socket.socket(socket.AF_UNIX)
     try:

@@ -263,7 +263,7 @@ class Supervisor:
 
         torchrun would only kill ranks that still save, and delay a result that is already known.
         """
-        # A rank that fails may be the first that torchrun has forked.
+        # If a rank of this node failed, torchrun may not have forked the others yet.
         wanted = self.spec.nproc if self.end.cause is EndCause.RANK else 0
         if self.end.asked and self.ranks.any_failed and self.ranks.all_ended(wanted):
             self.ranks.kill_keepers()
@@ -272,7 +272,7 @@ class Supervisor:
     # -- the end -----------------------------------------------------------------------------
 
     def ask(self, order: EndOrder) -> None:
-        """End the job because a user, a head or another node asked for it."""
+        """End the job by the order of a user, a head or another node."""
         self.system.line("is asked to end: %s; grace %g s", order.why, order.grace)
         self.read_reports()
         self.lease.pass_on(order)

@@ -67,7 +67,7 @@ def count(root: str = "") -> int:
 
 
 def devices(root: str = "") -> list[str]:
-    """Return the directories of the cards that amdgpu drives, in the order of their numbers."""
+    """Return the directories of the cards that amdgpu drives, in order of their numbers."""
     top = f"{root}/sys/class/drm"
     names = [name for name in sysfs.names(top) if re.fullmatch(r"card\d+", name)]
     paths = [f"{top}/{name}/device" for name in sorted(names, key=lambda name: int(name[4:]))]

@@ -1,4 +1,4 @@
-"""Looks closer at this machine, with commands: GPUs and who uses them, Xids, code, torch itself.
+"""Examines this machine with commands: GPUs and their users, Xids, code, torch itself.
 
 Not for a launch: it takes as long as its slowest command. Each part has a limit; the reason why
 a part is unknown is in `problems`, by the name of the part.

@@ -234,7 +234,7 @@ class NvidiaSampling:
         self.problem = ""
 
     def sample(self) -> dict[str, list[Number]]:
-        """Return name -> a value for each GPU; empty if none are known."""
+        """Return a list of values, one for each GPU, by name; empty if none are known."""
         if time.monotonic() < self.again:
             return {}
         answer, output = ask("gpu", self.fields, QUERY_SECONDS)

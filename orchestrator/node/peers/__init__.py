@@ -1,1 +1,1 @@
-"""The supervisors of one job among themselves: heartbeats and leases."""
+"""Heartbeats and leases among the supervisors of one job."""

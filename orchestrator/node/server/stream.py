@@ -17,7 +17,7 @@ from orchestrator.protocol.frames import EVENTS, LOG, OFFSET, RANKS, STREAM_CHUN
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.request import SupervisorGone
 
-# Lines within this time of the last frame are sent without delay.
+# Frames are delayed only if they are more than this far ahead of the even pace.
 BURST_SECONDS = 1.0
 
 

@@ -1,1 +1,1 @@
-"""Files that come to this node and go from it, the store of code, and snapshots made of it."""
+"""Files sent to this node and fetched from it, the store of code, and its snapshots."""

@@ -1,1 +1,1 @@
-"""The process that waits with torch imported, for the next attempt or the next launch."""
+"""The standby process, with torch imported, for the next attempt or the next launch."""

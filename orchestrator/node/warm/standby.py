@@ -1,4 +1,4 @@
-"""The process that waits on a node with torch imported: `python -u standby.py DIRECTORY FD ROOM`.
+"""The standby process, with torch imported: `python -u standby.py DIRECTORY FD ROOM`.
 
 For a job it forks. The child becomes the job's torchrun, and the process itself executes the
 supervisor, whose child torchrun is, as after a cold start. The settings of a cold start
@@ -40,7 +40,7 @@ def main() -> None:
     interpreter = load("interpreter", *ranks)
     # The first entry of the path is this file's directory, which belongs to this package.
     fast_torchrun.begin_path_here()
-    # An optimizer imports torch._dynamo when it is made: 1.5 s in each rank.
+    # The first optimizer imports torch._dynamo, which takes 1.5 s in each rank.
     torchrun = fast_torchrun.import_torch("torch._dynamo")
     files = files_it_came_from()
     # The current directory is the standby's own, even after it was renamed.

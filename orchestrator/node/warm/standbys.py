@@ -59,7 +59,7 @@ SESSION = re.compile(r"session-[^/]*[.]scope")
 
 
 class Standby(Message):
-    """One standby, as `standby.json` in its directory describes it."""
+    """One standby, from `standby.json` in its directory."""
 
     machine: str
     # The job whose next attempt may use it; empty for any launch with --warm.
@@ -189,7 +189,7 @@ def read(path: str) -> Standby | None:
 
 
 def process_of(standby: Standby) -> Process | None:
-    """Return the process of a standby if it lives."""
+    """Return the process of a standby, or None if it has ended."""
     now = processes.find(standby.pid)
     lives = now is not None and now.key == (standby.pid, standby.started) and not now.is_dead
     return now if lives else None

@@ -208,14 +208,14 @@ FAILED = "failed"
 
 
 class ProfileWish(Message):
-    """The request that a node's server leaves for rank 0: trace so many steps."""
+    """A server's request to rank 0 to trace a number of steps."""
 
     id: str
     steps: Few
 
 
 class ProfileNews(Message):
-    """The answer of rank 0: asked, tracing, written or failed."""
+    """Rank 0's answer: the profile is asked, tracing, written or failed."""
 
     id: str
     state: str

@@ -12,7 +12,7 @@ from orchestrator.protocol.spec import Placement, Spec
 
 
 class Hooked(Message):
-    """The changes that the hook made to the environment."""
+    """The hook's changes of the environment."""
 
     env: dict[str, str]
     unset: tuple[str, ...]

@@ -1,1 +1,1 @@
-"""The parts of a supervisor: how its job ends, its ranks, what they print, and who listens."""
+"""The parts of a supervisor: the end of its job, its ranks, their output, and its listeners."""

@@ -19,12 +19,12 @@ from orchestrator.protocol.message import Nonsense
 
 # The reserved space lets the final events be written even if the job's log has filled the disk.
 ROOM_BYTES = 1 << 18
-# The fields of an event that its line in the supervisor's own log has.
+# The fields of an event that are written to the supervisor's own log.
 LOGGED = ("rank", "pid", "code", "agent", "name", "how", "why")
 
 
 class EventFile:
-    """A job's events.jsonl, with room reserved on the disk."""
+    """A job's events.jsonl, with space reserved on the disk."""
 
     def __init__(self, path: str, secrets: Sequence[str], system: SystemLog) -> None:
         self.secrets, self.system = secrets, system
@@ -49,7 +49,7 @@ class EventFile:
 
 
 class Listeners:
-    """The servers that are connected to a supervisor, and what they ask of it."""
+    """The servers that are connected to a supervisor, and their requests."""
 
     def __init__(
         self,

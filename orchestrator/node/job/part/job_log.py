@@ -1,4 +1,4 @@
-"""One job's log on one node: the output of all its ranks in one file, and which bytes are whose.
+"""One job's log on one node: the output of all its ranks, and an index of the ranks' bytes.
 
 `log` holds the bytes as they were printed, in whole lines where a line ends soon enough.
 `ranks` holds lines "<offset> <stream>": the bytes from that offset on are that stream's. Both only
@@ -142,12 +142,12 @@ MOST_READS = 64
 
 
 class RankOutputs:
-    """Reads what the processes of a job print, and feeds the job's log with it."""
+    """Reads the output of a job's processes, and writes it to the job's log."""
 
     def __init__(
         self, loop: EventLoop, log: JobLog, named: Callable[[str], str], ring: Callable[[], None]
     ) -> None:
-        """`named` returns the name in the log of what a stream prints now."""
+        """`named` returns the name in the log for a stream's present output."""
         self.loop, self.log, self.named, self.ring = loop, log, named, ring
         # Stream by file descriptor.
         self.streams: dict[int, str] = {}
@@ -202,7 +202,7 @@ def has_bytes(fd: int) -> bool:
 def open_fifo(path: str) -> int:
     with files.making_sockets():
         os.mkfifo(path, 0o600)
-    # Read and write, so that it neither blocks here nor ends when one writer closes it.
+    # Opened for reading and writing, so that open() does not block and a closing writer is no EOF.
     fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
     # The user's limit for pipe buffers may be reached; the default of 64 KiB works as well.
     with contextlib.suppress(OSError):

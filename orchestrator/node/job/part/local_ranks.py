@@ -41,7 +41,7 @@ class LocalRank:
 
 
 class LocalRanks:
-    """The ranks of this node that have started: number -> rank."""
+    """The ranks of this node that have started, by number."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class LocalRanks:
         return report if rank.failed else None
 
     def asked_by(self, rank: LocalRank, code: int) -> str:
-        """Return who asked a rank to end, or "" if it had ended before that."""
+        """Return the reason for which a rank was asked to end, or "" if it had ended before."""
         failed = any(other.failed for other in self.known.values())
         by_torchrun = failed and code == -signal.SIGTERM
         if rank.gone and not by_torchrun:
@@ -137,7 +137,7 @@ class LocalRanks:
         return self.end.why or ("torchrun ended" if self.end.sweeps else "")
 
     def explain(self, rank: LocalRank, report: RankEnded) -> RankEnded:
-        """Add what is known of a rank's failure, and whether it had failed before it was asked."""
+        """Return the report with the facts of a failure, and whether it came before a request."""
         stream = str(report.rank)
         for fd in self.outputs.of(stream):
             # The rank's last output may still be in the pipe.
@@ -189,13 +189,13 @@ class LocalRanks:
         processes.send(rank.process, signal.SIGTERM)
 
     def running(self, *, saves: bool) -> list[Process]:
-        """Return the ranks that still run, of those that handled SIGTERM, or of the others."""
+        """Return the running ranks that handled SIGTERM, or those that did not."""
         of_kind = (rank for rank in self.known.values() if bool(rank.saves) is saves)
         found = (rank.process for rank in of_kind if rank.state != "ended")
         return [process for process in found if process and processes.alive(process)]
 
     def asked(self) -> set[int]:
-        """Return the ranks that have not ended, and their keepers."""
+        """Return the PIDs of the ranks that have not ended, and of their keepers."""
         open_ranks = (rank for rank in self.known.values() if rank.state != "ended")
         pairs = ((rank.process, rank.keeper) for rank in open_ranks)
         return {process.pid for pair in pairs for process in pair if process}

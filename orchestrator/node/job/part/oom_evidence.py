@@ -136,8 +136,8 @@ def in_journal(since: float) -> list[str]:
 def oom_kills() -> dict[str, int]:
     """Return the out-of-memory killer's count of killed processes by file.
 
-    /proc/vmstat counts for the whole machine; where it does not (before Linux 4.13, or hidden from
-    a container) the control group's own count is there.
+    /proc/vmstat counts for the whole machine. If it does not (before Linux 4.13, or hidden from a
+    container), the control group has a count of its own.
     """
     files = ["/proc/vmstat"]
     with contextlib.suppress(OSError), open("/proc/self/cgroup", encoding="utf-8") as file:

@@ -5,10 +5,10 @@
     SWEEPING --- nothing lives, or only processes that
                  survive SIGKILL -----------> OVER
 
-The first cause of an end counts, and what comes later is its consequence. An end has one grace, the
-user's, after which everything is killed; a later order can only shorten it. After a failure only
-the ranks that handle SIGTERM themselves have it: the others are killed after HURRY_SECONDS, and
-what outlives torchrun after SWEEP_SECONDS.
+The first cause of an end counts; later ones are its consequences. An end has one grace, the user's,
+after which everything is killed; a later order can only shorten it. After a failure only the ranks
+that handle SIGTERM themselves get it. The others are killed after HURRY_SECONDS, and processes that
+outlive torchrun after SWEEP_SECONDS.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Due(Enum):
 
 
 class PartEnd:
-    """All times are monotonic, but for `since`."""
+    """The state of one part's end. All times are monotonic except `since`."""
 
     def __init__(self, grace: float) -> None:
         self.grace = grace

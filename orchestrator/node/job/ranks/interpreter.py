@@ -1,7 +1,7 @@
 """Makes a process forked from torchrun look, begin and end like a Python process of its own.
 
 It calls two private functions of CPython, threading._shutdown() and atexit._run_exitfuncs(), as
-multiprocessing does; tests/node/job/test_rank.py holds them against `python program`. Imports
+multiprocessing does; tests/node/job/test_rank.py compares them to `python program`. Imports
 nothing of this package: rank.py loads it by its path, into the process of the user's program.
 """
 
@@ -25,13 +25,13 @@ def forget_the_parent() -> None:
     """Drop inherited state of torchrun's agent that a new process would not have."""
     from multiprocessing import process, set_start_method
 
-    # Else set_start_method("spawn") fails, and the main process is not called MainProcess.
+    # Otherwise set_start_method("spawn") fails, and the main process is not called MainProcess.
     set_start_method(None, force=True)
     process.current_process().name = "MainProcess"
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         # The agent's temporary files belong to the agent.
         finalizer.atexit = False
-    # Else all ranks of a node would draw the same numbers; fork() seeds those of Python itself.
+    # Otherwise all ranks of a node draw the same numbers; Python reseeds only its own at a fork.
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
@@ -61,7 +61,7 @@ def close_pipes() -> None:
 
 
 def end_threads_and_exit_functions() -> None:
-    """Wait for threads and call what atexit has, as the interpreter does at its end."""
+    """Wait for threads and call the atexit functions, as the interpreter does at its end."""
     threading._shutdown()  # type: ignore[attr-defined]
     # The interpreter prints an exception here; before Python 3.10 it raises as well.
     with contextlib.suppress(BaseException):
@@ -80,8 +80,8 @@ def write_files() -> None:
 
 # -- what `ps` and /proc show ------------------------------------------------------------------
 #
-# A fork keeps the command line and the environment with which its parent was executed: users look
-# for their script with `ps aux | grep train.py`, and we for our own variables in /proc/PID/environ.
+# A fork keeps its parent's command line and environment. But users look for their script with
+# `ps aux | grep train.py`, and this program for its own variables in /proc/PID/environ.
 # Both are areas of the process's own memory, and the kernel reads them each time.
 
 # The fields of /proc/PID/stat (proc(5)) that hold the start of each area; the end follows.
@@ -96,8 +96,8 @@ def show_command(words: Sequence[str]) -> bool:
 def show_environment(variables: Mapping[str, str]) -> bool:
     """Show these variables as the environment; those that do not fit are left out.
 
-    What C code reads with getenv() stands in the same memory, so all of os.environ is moved away
-    first. For a process with one thread: another might be reading there.
+    getenv() of C code reads the same memory, so all of os.environ is moved away first. Only for a
+    process with one thread, as another might be reading there.
     """
     ctypes.CDLL(None).clearenv()
     for name, value in os.environ.items():
@@ -109,9 +109,9 @@ def show_environment(variables: Mapping[str, str]) -> bool:
 def overwrite(area: int, strings: Sequence[bytes]) -> bool:
     """Write NUL-terminated strings over one of the two areas; return True if all fitted.
 
-    Through /proc/self/mem, where a wrong address is an error and not a crash. The area's last byte
-    stays NUL: with any other the kernel would go on into what follows it. A string that is cut
-    short would say something else than was meant, so one of the environment is left out whole.
+    Writes through /proc/self/mem, where a wrong address is an error and not a crash. The area's
+    last byte stays NUL: otherwise the kernel would read on behind it. A variable that was cut
+    would have a wrong value, so it is left out as a whole.
     """
     try:
         # The process name may hold spaces and brackets.

@@ -157,7 +157,7 @@ class Rank:
         except BaseException as error:  # noqa: BLE001 (the program may raise what it likes)
             self.record(error)
             code = 130 if isinstance(error, KeyboardInterrupt) else 1
-            # orchestrator.NoRestart is not imported here.
+            # The class is compared by name, as orchestrator.NoRestart is not imported here.
             kinds = ((kind.__module__, kind.__name__) for kind in type(error).__mro__)
             if ("orchestrator.common.errors", "NoRestart") in kinds:
                 code = NO_RESTART

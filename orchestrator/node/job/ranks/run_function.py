@@ -1,6 +1,6 @@
 """The program of every rank of Cluster.run: it calls the function that came with the job.
 
-The function's result, or the exception that ended it, goes back among the outputs. This file
+The function's result, or its exception, is written to the outputs and fetched. This file
 imports nothing of this package, like rank.py: it shares a process with the user's code.
 """
 
