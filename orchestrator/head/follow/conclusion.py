@@ -1,4 +1,4 @@
-"""The record of a job, or of an attempt, whose nodes have all ended or are given up."""
+"""The final record of an attempt whose nodes have all ended or are given up."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 def conclude(
     job: FollowedJob, scheduler: Callable[[JobRecord], str], *, stopped: bool
 ) -> JobRecord:
-    """Return the record of how the job ended, with the cause, or of what follows.
+    """Return the record with the attempt's outcome and cause, and the decision on a restart.
 
-    `scheduler` returns why it ended the job, if it did; `stopped`: the user has asked for the end.
+    `scheduler` returns why the scheduler ended the job, if it did. `stopped`: the user stopped it.
     """
     unreached = [node for node in job.nodes if not node.over]
     for node in unreached:
@@ -46,7 +46,7 @@ def conclude(
 
 
 def after_attempt(experiment: Experiment, record: JobRecord, *, stopped: bool = False) -> JobRecord:
-    """Read how far an attempt came that has ended, and decide what follows."""
+    """Return the record with the last steps of the ended attempt and the decision on a restart."""
     if not record.launch.max_restarts:
         return record
     outputs = experiment.path / "outputs"
@@ -57,16 +57,17 @@ def after_attempt(experiment: Experiment, record: JobRecord, *, stopped: bool = 
 
 
 def step_reached(outputs: Path) -> int | None:
-    """Return the last step of which a metrics file of the engine tells, if there is one."""
+    """Return the last step in the metrics files, None if there is none."""
     every = trainers.measured(outputs).values()
     steps = [trainers.last(path).step for files in every for path in files.values()]
     return max((step for step in steps if step is not None), default=None)
 
 
 def cause_of(job: FollowedJob) -> JobVerdict | None:
-    """Return the verdict on a job that failed, and remember the machine that it names."""
+    """Return the verdict on a job that failed, None if no failure was reported."""
     silent = [(node.record.index, node.record.name) for node in job.nodes if not node.over]
-    shortest = job.record.launch.node_loss_timeout / 2  # that others can have taken for a loss
+    # Other nodes can have taken a standstill of this length for a loss.
+    shortest = job.record.launch.node_loss_timeout / 2
     still = [
         (node.record.index, node.record.name, node.ended.stood_still)
         for node in job.nodes
@@ -97,6 +98,6 @@ def state_of(job: FollowedJob, *, unreached: bool) -> tuple[str, int]:
     if job.end.outcome is Outcome.FAILED:
         return "failed", EXIT_FAILED
     if any(node.ended and node.ended.why for node in job.nodes):
-        # By `orchestrator stop`, or a signal to a supervisor.
+        # The stop came from `orchestrator stop`, or from a signal to a supervisor.
         return "stopped", EXIT_STOPPED
     return "done", EXIT_DONE

@@ -1,6 +1,6 @@
-"""The kinds of failures: the text that identifies each, and what to do about it. Pure.
+"""The kinds of failures: the patterns that identify each, and a fix for the user. Pure functions.
 
-The patterns are text: most jobs never fail, and to compile all of them takes 7 ms.
+The patterns are not compiled at import: most jobs never fail, and compiling all takes 7 ms.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 FIX_IT = "fix the line that is named"
-# kind, as in job.json -> (its title on the screen, what to do)
+# Each kind, as in job.json, with its title on the screen and its fix.
 KINDS = {
     "exception": ("an exception", FIX_IT),
     "exit": (
@@ -93,7 +93,7 @@ KINDS = {
     "stopped": ("it was stopped", ""),
 }
 
-# What a machine can be the cause of; the rest is the program's, on whatever rank it happens.
+# A machine can cause these kinds. All others are caused by the program, on any rank.
 OF_MACHINES = (
     *("lost", "signal", "out_of_memory", "shared_memory", "disk_full", "no_processes"),
     *("environment", "communication", "link", "torchrun", "supervisor", "hang"),
@@ -107,7 +107,7 @@ HELPER_FIX = (
     "something killed a process that the rank had started, usually the kernel for lack of memory:"
     " fewer DataLoader workers or smaller batches; see `dmesg` and `free -g` on that node"
 )
-# A file of the program's own that has the name of a package, and what it lacks.
+# The program has a file with the name of a package, which lacks a name that is imported.
 HIDES = r"; '(\w+)' is not a package"
 OWN_FILE = r"cannot import name '(\w+)' from '([\w.]+)' \(((?!.*(site|dist)-packages/).+)\)"
 
@@ -200,7 +200,7 @@ FIXES: tuple[tuple[tuple[str, ...], str, str], ...] = (
         "the program takes a GPU that this rank does not see: `--nproc N` or slots= for no more"
         " ranks than GPUs, or CUDA_VISIBLE_DEVICES hides some; a rank's own is cuda:LOCAL_RANK",
     ),
-    # Limits of a login or a container, which a program meets in whichever line comes first.
+    # Limits of a login or a container, which a program can exceed on any line.
     (
         RAN,
         r"Errno 24\b|Too many open files",
@@ -208,7 +208,7 @@ FIXES: tuple[tuple[tuple[str, ...], str, str], ...] = (
         " /etc/security/limits.conf; or fewer DataLoader workers, or"
         " torch.multiprocessing.set_sharing_strategy('file_system')",
     ),
-    # What packages say where they were installed or called otherwise than they need.
+    # Errors of packages that are installed or called in a wrong way.
     (
         RAN,
         r"Default process group has not been initialized",
@@ -248,7 +248,7 @@ FIXES: tuple[tuple[tuple[str, ...], str, str], ...] = (
         r"^KeyError: '(LOCAL_RANK|LOCAL_WORLD_SIZE|TORCHELASTIC_\w+)'",
         "torchrun sets it: leave --no-torchrun out",
     ),
-    # What torch says where a program takes a sharded model for a whole one.
+    # Errors of torch if a program handles a sharded model like a complete one.
     (
         ("exception",),
         r"got mixed torch\.Tensor and DTensor|FSDP does not support deepcopy"
@@ -257,7 +257,7 @@ FIXES: tuple[tuple[tuple[str, ...], str, str], ...] = (
         " trainer.state_dict() returns them; docs/trainer.md#hooks shows how to keep an average of"
         " them",
     ),
-    # What torch.distributed.checkpoint says where a rank cannot read what others have written.
+    # Errors of torch.distributed.checkpoint if a rank cannot read files of other ranks.
     (
         ("exception",),
         r"^CheckpointException: .*No such file or directory",
@@ -319,14 +319,14 @@ TEXTS = (
         r"|GLIBC(XX)?_[\d.]+. not found",
     ),
 )
-# torch.distributed or what is beneath it, not a program's own downloads and servers.
+# Errors of torch.distributed or its transports, not of a program's own downloads and servers.
 DISTRIBUTED = (
     r"(?i)gloo|nccl|Dist\w*Error|TCPStore|c10d|rendezvous|socket\.cpp|ProcessGroup|transport/"
     r"|client socket|server socket"
 )
-# What a program says of a GPU that is broken, among much else.
+# A program's message matches this if its GPU is broken, but also for other reasons.
 OF_GPUS = r"(?i)CUDA|NCCL|cuDNN|cuBLAS|\bGPU\b"
-# A rank that cannot open connections, for a reason on its own node.
+# A rank cannot open connections for a reason on its own node.
 OWN_NETWORK = (
     r"(?i)Unable to find (address|interface)|no socket interface found|ifa != nullptr"
     r"|address already in use|EADDRINUSE|name or service not known|name resolution"
@@ -335,12 +335,12 @@ OWN_NETWORK = (
 NO_SUCH_INTERFACE = (
     r"(?i)Unable to find (address|interface)|no socket interface found|ifa != nullptr|No IB device"
 )
-# A rank that never reached another: closer to the cause than one that was abandoned.
+# A rank never reached another one. This is closer to the cause than a lost connection.
 NEVER_MET = (
     r"(?i)connectFullMesh|no route to host|network is unreachable|connection refused"
     r"|failed to connect|clients joined|waiting for clients"
 )
-# A rank whose peer is gone: it failed because of that one, not by itself.
+# A rank lost its peer: it failed because of that one, not by itself.
 ECHO = (
     r"(?i)connection (was )?(closed|reset|refused)|connection timed out|broken pipe"
     r"|remote process exited|DistBackendError|DistNetworkError|DistStoreError|socket timeout"
@@ -352,25 +352,25 @@ ECHO = (
 BROKEN = (
     r"connection (was )?(closed|reset)|connection timed out|broken pipe|recvBytes|remote process"
 )
-# An out-of-memory killer takes a helper as well as the rank itself.
+# The out-of-memory killer may kill a helper process instead of the rank.
 HELPER_DIED = (
     r"killed by signal: Killed|exited unexpectedly|terminated abruptly|died with <Signals.SIGKILL"
 )
 
-# An innermost frame in which a process is made: EAGAIN has the same words where a file is locked.
+# The innermost frame creates a process. Without it EAGAIN may be about a locked file.
 MAKES_A_PROCESS = r"(?m), in (_execute_child|_launch|fork\w*)$|\bos\.fork"
 NO_PROCESS = r"(?m)^BlockingIOError: \[Errno 11\]"
 
 
 def of_trace(trace: str) -> str:
-    """Return the kind that the place of a failure identifies, or nothing."""
+    """Return the kind that the innermost frame of a traceback identifies, else ""."""
     frame = trace.rpartition('\n  File "')[2]
     makes = re.search(MAKES_A_PROCESS, frame) and re.search(NO_PROCESS, frame)
     return "no_processes" if makes else ""
 
 
 def of_text(text: str) -> str:
-    """Return the kind that the text of a failure identifies, or nothing."""
+    """Return the kind that the text of a failure identifies, else ""."""
     for kind, pattern in TEXTS:
         if re.search(pattern, text, re.IGNORECASE | re.MULTILINE):
             return kind
@@ -380,7 +380,7 @@ def of_text(text: str) -> str:
 
 
 def fix_of(kind: str, message: str = "") -> str:
-    """Return one sentence that says what to do."""
+    """Return the sentence on how to fix a failure of this kind."""
     for kinds, pattern, fix in FIXES:
         if (not kinds or kind in kinds) and (found := re.search(pattern, message)):
             return found.expand(fix)
@@ -392,9 +392,9 @@ def title(kind: str) -> str:
 
 
 def of_a_machine(kind: str, message: str) -> bool:
-    """Return True if the machine can be the cause of such a failure, and not the program alone.
+    """Return True if the machine can be the cause of such a failure.
 
-    An interface that a variable names and no machine has is a wish that cannot be met.
+    An interface that a variable names and no machine has is the user's mistake.
     """
     if re.search(NO_SUCH_INTERFACE, message):
         return False

@@ -1,4 +1,4 @@
-"""Keeps what a head knows of a job that it follows: its record, its nodes, and its end."""
+"""The state of a job that this head follows: its record, its nodes, and its end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from orchestrator.records.outcome import SlowRank
 
 log = logging.getLogger(__name__)
 
-SAVE_SECONDS = 0.25  # between two records
+# The least time between two writes of the record.
+SAVE_SECONDS = 0.25
 
 START: dict[type[Event], str] = {
     Started: "supervisor",
@@ -43,21 +44,30 @@ START: dict[type[Event], str] = {
 
 @dataclass
 class NodeState:
-    """One node's part of the job."""
+    """The state of one node of the job."""
 
     record: NodeRecord
     over: bool = False
-    grace: float = 0.0  # that its ranks have to save, once its end has begun
-    asked_at: float = 0.0  # by its own clock, when that was
-    ended: Ended | None = None  # the supervisor's last event
-    lost_since: float = 0.0  # monotonic; 0: connected
+    # The seconds that the ranks have to save, once the end has begun.
+    grace: float = 0.0
+    # The start of that end by the node's clock.
+    asked_at: float = 0.0
+    # The last event of the supervisor.
+    ended: Ended | None = None
+    # Monotonic time; 0 while the node is connected.
+    lost_since: float = 0.0
     lost_why: str = ""
-    silent: float = 0.0  # seconds for which it had said nothing when the connection was lost
+    # The seconds of silence before the connection was lost.
+    silent: float = 0.0
     given_up: bool = False
-    clock: float = 0.0  # the node's clock minus ours
-    ranks: dict[int, RankState] = field(default_factory=dict)  # as job.json has them
-    times: dict[str, float] = field(default_factory=dict)  # of its start, as job.json has them
-    broken_gpu: Xid | None = None  # that its driver told of first
+    # The node's clock minus this machine's.
+    clock: float = 0.0
+    # The states of the ranks, as in job.json.
+    ranks: dict[int, RankState] = field(default_factory=dict)
+    # The times of the steps of the start, as in job.json.
+    times: dict[str, float] = field(default_factory=dict)
+    # The first error that the driver reported.
+    broken_gpu: Xid | None = None
 
     @property
     def who(self) -> str:
@@ -65,19 +75,19 @@ class NodeState:
 
     @property
     def away(self) -> float:
-        """Return for how many seconds there has been no connection."""
+        """Return the seconds since the connection was lost, 0 while connected."""
         return time.monotonic() - self.lost_since if self.lost_since else 0.0
 
     @property
     def unheard(self) -> float:
-        """Return for how many seconds a node that is away has said nothing."""
+        """Return the seconds since a disconnected node was last heard, 0 while connected."""
         return self.away + self.silent if self.lost_since else 0.0
 
     def failure(self, when: float, kind: str, message: str, rank: int | None = None) -> Failure:
         return Failure(self.record.index, self.record.name, rank, when, kind, message)
 
     def notes(self, event: Event) -> bool:
-        """Note what an event says of a rank; return False if it is not of this node, or no news."""
+        """Update a rank's state from an event; return False if the rank is foreign or has ended."""
         if not isinstance(event, RankEvent) or isinstance(event, RankSlow):
             return True
         before = self.ranks.get(event.rank, RankState())
@@ -88,7 +98,7 @@ class NodeState:
         return True
 
     def note_time(self, event: Event) -> None:
-        """Note when a step of the start was done, by our clock: of the ranks, the last one's."""
+        """Store the time of a step of the start, by this machine's clock; of ranks, the latest."""
         when = event.time - self.clock
         if isinstance(event, RankStarted):
             self.times["ranks"] = max(when, self.times.get("ranks", when))
@@ -96,7 +106,7 @@ class NodeState:
             self.times.setdefault(START[type(event)], when)
 
     def close(self) -> None:
-        """Note that nothing more will come from it."""
+        """Mark the node as over: no more events will come from it."""
         self.over, self.lost_since = True, 0.0
         code = self.ended.agent if self.ended else None
         self.record = replace(self.record, state="ended", exit_code=code, ranks=self.ranks)
@@ -104,7 +114,7 @@ class NodeState:
 
 
 class FollowedJob:
-    """A job that this head follows. One thread changes it; followers only send news."""
+    """A job that this head follows. Only one thread changes it; followers send it news."""
 
     def __init__(
         self,
@@ -114,10 +124,12 @@ class FollowedJob:
     ) -> None:
         self.experiment, self.record, self.display = experiment, record, display
         self.nodes = [NodeState(node, times=dict(node.times)) for node in record.nodes]
-        self.followers: Sequence[NodeFollower] = ()  # one for each node
+        # There is one follower for each node.
+        self.followers: Sequence[NodeFollower] = ()
         self.end = JobEnd()
         self.failures: list[Failure] = []
-        self.changed = True  # and not written yet
+        # True if there are changes that are not written yet.
+        self.changed = True
         self.save_next_at = 0.0  # monotonic
         self.disk_is_full = False
 
@@ -126,12 +138,12 @@ class FollowedJob:
         self.display.say(f"{OURS} {text}")
 
     def warn(self, text: str) -> None:
-        """Say what the user may have to act on."""
+        """Print a message on which the user may have to act."""
         self.say(styled(text, WARNING))
 
     @property
     def at_work(self) -> list[NodeFollower]:
-        """Return the followers of the nodes whose part is not over."""
+        """Return the followers of the nodes that are not over."""
         return [f for f, node in zip(self.followers, self.nodes, strict=True) if not node.over]
 
     # -- its end -----------------------------------------------------------------------------
@@ -166,7 +178,7 @@ class FollowedJob:
     # -- its machines ------------------------------------------------------------------------
 
     def held_up(self, slow: SlowRank) -> None:
-        """Note who holds the others up. A new head hears it all once more."""
+        """Add a slow rank to the record; a new head receives the same events again."""
         if slow not in self.record.slow:
             self.record = replace(self.record, slow=[*self.record.slow, slow])
             self.changed = True
@@ -179,7 +191,7 @@ class FollowedJob:
         return replace(self.record, nodes=nodes, state="running" if running else self.record.state)
 
     def save_in_turn(self, *, at_once: bool) -> None:
-        """Write what has changed, once in a while or at once."""
+        """Write the record if it has changed and the last write is SAVE_SECONDS ago, or at once."""
         if self.changed and (at_once or time.monotonic() >= self.save_next_at):
             self.save()
             self.save_next_at = time.monotonic() + SAVE_SECONDS
@@ -190,7 +202,8 @@ class FollowedJob:
             self.experiment.write_record(self.record)
             self.disk_is_full = False
         except OSError as error:
-            self.changed = True  # again at the next turn
+            # The write is tried again at the next turn.
+            self.changed = True
             self.disk_full(error)
 
     def disk_full(self, error: OSError | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Decides how a job comes to its end, for the head that follows it. These are the states:
+"""The state machine of a job's end, for the head that follows it. These are the states:
 
     OPEN ---- a rank, torchrun or a supervisor failed ----> FAILED
               The order to end goes out after HEARSAY_SECONDS: others may report failures.
@@ -6,9 +6,9 @@
          ---- Ctrl-C, SIGTERM, Slurm's time limit --------> STOPPED   The order goes out at once.
          ---- a node was silent for too long -------------> LOST      The order goes out at once.
 
-The first of these decides the outcome; what comes later is its consequence. With the order begins
-the time that the nodes have to say that they have ended; then they are given up. A head can leave
-in any state: the job goes on without it.
+The first of these decides the outcome; later ones are its consequences. From the order on the nodes
+have a limited time to confirm that they have ended; then they are given up. A head can leave in any
+state: the job goes on without it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from orchestrator.protocol.timing import HEARSAY_SECONDS
 
 log = logging.getLogger(__name__)
 
-END_LIMIT_SECONDS = 30.0  # beyond its grace, for a node to confirm that it has ended
+# The time beyond the grace in which a node has to confirm that it has ended.
+END_LIMIT_SECONDS = 30.0
 
 
 class Outcome(Enum):
@@ -33,13 +34,16 @@ class Outcome(Enum):
 
 @dataclass
 class JobEnd:
-    """All times are monotonic."""
+    """The state of a job's end. All times are monotonic."""
 
     outcome: Outcome = Outcome.OPEN
-    order_at: float = float("inf")  # when the order goes out
+    # The time at which the order to end goes out.
+    order_at: float = float("inf")
     order_why: str = ""
-    give_up_at: float = float("inf")  # what has not ended by then is given up
-    left: bool = False  # the head leaves, and the job goes on
+    # A node that has not ended by then is given up.
+    give_up_at: float = float("inf")
+    # True if the head leaves and the job goes on.
+    left: bool = False
 
     @property
     def open(self) -> bool:
@@ -54,7 +58,7 @@ class JobEnd:
         return now >= self.order_at
 
     def ordered(self, grace: float, now: float) -> None:
-        """Note that every node has been ordered to end."""
+        """Start the time limit after every node was ordered to end."""
         log.debug("%s: every node is ordered to end within %g s", self.outcome.value, grace)
         self.order_at = float("inf")
         self.give_up_at = now + grace + END_LIMIT_SECONDS

@@ -1,7 +1,7 @@
-"""Runs the commands of --notify beside the head, which never waits for them.
+"""Run the commands of --notify in a thread; the head does not wait for them while a job runs.
 
-A command may hold a secret, such as the address of a channel. Records show its program alone. The
-file with the whole command is for its owner, and is used only if no other login can write it.
+A command may contain a secret, such as a webhook's URL, so records show only its program. The file
+with the whole command is private to its owner, and is used only if no other login can write it.
 """
 
 from __future__ import annotations
@@ -33,23 +33,28 @@ from orchestrator.records import manifest
 from orchestrator.records.experiment import NOTIFY, Experiment, JobRecord
 from orchestrator.records.outcome import JobVerdict
 
-SECONDS = 10.0  # for a command
-LAST_SECONDS = SECONDS + 2.0  # a head that leaves waits so long
-LAST_WORDS = 2000  # bytes of what a command printed
-MOST_TEXT = 1900  # characters: a message of a chat program may have 2000
+# The time limit of a command.
+SECONDS = 10.0
+# A head that leaves waits this long for running commands.
+LAST_SECONDS = SECONDS + 2.0
+# The last bytes of a command's error output that are read.
+LAST_WORDS = 2000
+# The most characters of a text; chat programs allow messages of 2000.
+MOST_TEXT = 1900
 MOST_TRACE = 8000
 LARGEST_BYTES = 1 << 20
 FORMER = re.compile(r"(cmd|mail|webhook):|https?://", re.IGNORECASE)
 PROGRAM = re.compile(r"[A-Za-z0-9_./~+-]+")
 
-Notice = dict[str, Any]  # an event as a command gets it, in JSON
+# An event as a command receives it in JSON.
+Notice = dict[str, Any]
 
 
 # -- the commands -------------------------------------------------------------------------------
 
 
 def checked(commands: Sequence[str]) -> tuple[str, ...]:
-    """Return the commands, each once."""
+    """Return the commands without duplicates; raise UsageError for an empty or outdated one."""
     for command in map(str.strip, commands):
         if not command or "\0" in command:
             raise UsageError("--notify: there is no command", "write a shell command")
@@ -62,7 +67,7 @@ def checked(commands: Sequence[str]) -> tuple[str, ...]:
 
 
 def shown(command: str) -> str:
-    """Return the command without its arguments, which may be secret."""
+    """Return the command with its arguments redacted, as they may be secret."""
     program, _, arguments = command.partition(" ")
     if not PROGRAM.fullmatch(program):
         return REDACTED
@@ -70,7 +75,7 @@ def shown(command: str) -> str:
 
 
 def secrets(commands: Sequence[str]) -> list[str]:
-    """Return the commands that no record may show."""
+    """Return the commands that no record may show in full."""
     return [command for command in commands if shown(command) != command]
 
 
@@ -92,7 +97,7 @@ def kept(experiment: Experiment) -> tuple[str, ...]:
 
 
 def notifier_of(experiment: Experiment, record: JobRecord, say: Say) -> Notifier:
-    """Return the notifier of a job. Of a job started by hand, the first node's head notifies."""
+    """Return the notifier of a job; with run-node only the first node's head runs commands."""
     commands: tuple[str, ...] = ()
     if record.launch.notify and not any(node.index for node in record.nodes[:1]):
         try:
@@ -103,13 +108,15 @@ def notifier_of(experiment: Experiment, record: JobRecord, say: Say) -> Notifier
 
 
 class Notifier:
-    """Tells commands what happens to a job, one event after the other, in a thread of its own."""
+    """Runs the notify commands for each event of a job, one after the other, in its own thread."""
 
     def __init__(self, commands: Sequence[str], say: Say, tree: str = "") -> None:
         self.commands, self.say = commands, say
-        self.tree = tree  # the user's own working tree, for the paths of a verdict
+        # The user's own working tree, which replaces snapshots in the paths of a verdict.
+        self.tree = tree
         self.notices: queue.SimpleQueue[Notice | None] = queue.SimpleQueue()
-        self.problems: dict[str, str] = {}  # command -> what went wrong first, until it is said
+        # The first problem by command; an empty string once it was reported.
+        self.problems: dict[str, str] = {}
         self.thread = fleet.start(self.run) if commands else None
 
     def run(self) -> None:
@@ -123,19 +130,19 @@ class Notifier:
                     self.problems.setdefault(words, str(problem))
 
     def over(self, record: JobRecord) -> None:
-        """Tell of the end of a job, or of an attempt that is followed by another one."""
+        """Queue the event for the end of a job, or of an attempt that is followed by another."""
         kind, text, cause = ending(record)
         self.notices.put(notice_of(kind, record, text, cause, self.tree))
 
     def report(self) -> None:
-        """Say once for each command what went wrong. The job goes on all the same."""
+        """Print the first problem of each command once; the job is not affected."""
         for words, problem in list(self.problems.items()):
             if problem:
                 self.problems[words] = ""
                 self.say(f"--notify {shown(words)}: {problem}; this is said once")
 
     def close(self, seconds: float = LAST_SECONDS) -> None:
-        """Wait for commands that still run, for a while."""
+        """Wait up to `seconds` for running commands, then report problems."""
         self.notices.put(None)
         if self.thread is not None:
             self.thread.join(seconds)
@@ -145,10 +152,10 @@ class Notifier:
 
 
 def run_command(words: str, notice: Notice, seconds: float = SECONDS) -> str:
-    """Run a shell command with the event as JSON on its standard input; return what failed.
+    """Run a shell command with the event as JSON on its standard input; return the error, else "".
 
-    It runs in a session of its own, which Ctrl-C for the job does not reach. At the limit all of
-    that session is killed.
+    It runs in its own session, which Ctrl-C for the job does not reach. At the time limit its
+    process group is killed.
     """
     known = {"NOTIFY_EVENT": notice["event"], "NOTIFY_EXPERIMENT": notice["experiment"]}
     with tempfile.TemporaryFile() as printed:
@@ -176,7 +183,7 @@ def run_command(words: str, notice: Notice, seconds: float = SECONDS) -> str:
 
 
 def ending(record: JobRecord) -> tuple[str, str, JobVerdict | None]:
-    """Return the kind of event that an end is, with its words and its cause."""
+    """Return the kind of event for an attempt's end, its text, and the verdict of a failure."""
     if record.goes_on:
         last = record.attempts[-1]
         at = "" if last.step is None else f" at step {last.step}"
@@ -195,14 +202,14 @@ def ending(record: JobRecord) -> tuple[str, str, JobVerdict | None]:
 def notice_of(
     kind: str, record: JobRecord, words: str, cause: JobVerdict | None = None, tree: str = ""
 ) -> Notice:
-    """Return an event; the first line of its text is a title, and the verdict follows in words."""
+    """Return an event; its text has a title on the first line, then the lines of the verdict."""
     name = Path(record.experiment).name
     lines = f"{name} {words}".splitlines()
     if cause is not None:
         cause = tracebacks.in_verdict(cause, tree)
         lines += verdict.to_lines(cause)
         cause = replace(cause, traceback=cause.traceback[-MOST_TRACE:])
-    # Lines may quote a node: nothing in them moves a cursor or turns text around.
+    # Lines may quote a node's output: control characters are removed from them.
     text = "\n".join(map(clean, lines))
     ended = record.attempts[-1].ended if record.goes_on else record.ended
     return {

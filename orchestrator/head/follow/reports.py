@@ -1,4 +1,4 @@
-"""Takes what the nodes of a job report to the head that follows it, and acts on it."""
+"""Handle the news of a job's nodes for the head that follows the job."""
 
 from __future__ import annotations
 
@@ -35,12 +35,13 @@ from orchestrator.records.outcome import Receipt, SlowRank
 
 log = logging.getLogger(__name__)
 
-CLOCK_IS_OFF_SECONDS = 2.0  # worth a word, because the log's own times will mislead
+# From this offset on the user is warned, because the times in the node's log are misleading.
+CLOCK_IS_OFF_SECONDS = 2.0
 NOT_BEGUN = "its part of the job had not begun, and nobody starts it any more"
 
 
 class Reports:
-    """Takes what nodes report: the events of a supervisor, and what happens to a connection.
+    """Handles the news of the nodes: events of supervisors and changes of connections.
 
     `has_other_heads`: other nodes of the job have heads of their own.
     """
@@ -48,13 +49,15 @@ class Reports:
     def __init__(self, job: FollowedJob, *, has_other_heads: bool = False) -> None:
         self.job, self.has_other_heads = job, has_other_heads
         self.nodes = {state.record.index: state for state in job.nodes}
-        self.code_outputs: dict[int, CodeOutputs] = {}  # node -> what was written beside the code
-        self.own_disks = False  # a node has outputs of its own, which came home
+        # The files that were written beside the code, by node index.
+        self.code_outputs: dict[int, CodeOutputs] = {}
+        # True if a node has outputs on a disk of its own, which were fetched.
+        self.own_disks = False
 
     def handle(self, news: News) -> None:
         self.take(news, self.nodes[news.node])
 
-    # -- what happens to the connection, by type --------------------------------------------------
+    # -- news of a connection, by type ------------------------------------------------------------
 
     @singledispatchmethod
     def take(self, news: News, node: NodeState) -> None:
@@ -99,7 +102,7 @@ class Reports:
 
     @take.register(Over)
     def _(self, news: Over, node: NodeState) -> None:
-        """Close a node; without a last event, `news.why` is what happened to it."""
+        """Close a node; if its last event is missing, `news.why` says what happened to it."""
         begun = node.record.state != "starting"
         node.close()
         self.job.changed = True
@@ -128,7 +131,7 @@ class Reports:
 
     @singledispatchmethod
     def take_event(self, event: Event, node: NodeState, when: float) -> None:
-        """Handle an event of a node at `when`, by our clock; of most, a note is enough."""
+        """Handle an event at `when` by this machine's clock; most events need only note_time()."""
 
     @take_event.register(events.Started)
     def _(self, event: events.Started, node: NodeState, when: float) -> None:
@@ -137,7 +140,7 @@ class Reports:
 
     @take_event.register(events.GpuReport)
     def _(self, event: events.GpuReport, node: NodeState, when: float) -> None:
-        """Name a broken GPU once for each node: a job that hangs or loses a connection has it."""
+        """Warn of a broken GPU once per node; a later hang or lost connection is blamed on it."""
         for xid in nvidia.xids(event.line):
             if node.broken_gpu is None:
                 node.broken_gpu = xid
@@ -163,7 +166,8 @@ class Reports:
     @take_event.register(events.Ended)
     def _(self, event: events.Ended, node: NodeState, when: float) -> None:
         node.ended = event
-        if event.lost:  # what a disk refused earlier, the log says by itself
+        # Output that the disk refused earlier is mentioned in the log itself.
+        if event.lost:
             self.job.warn(
                 f"{node.who}: the last {size(event.lost)} of output are in no log: there was no"
                 " room for them on the disk of ~/.orchestrator there (`df -h ~`, `quota`)"
@@ -175,7 +179,8 @@ class Reports:
             failure = verdict.of_torchrun(node.record.index, node.record.name, event, when)
             if self.job.end.open:
                 self.job.failed(failure)
-            elif event.agent == -signal.SIGKILL:  # no failure elsewhere kills it
+            elif event.agent == -signal.SIGKILL:
+                # A failure on another node does not send SIGKILL to torchrun, so this is a cause.
                 self.job.failures.append(failure)
 
     @take_event.register(events.RankEnded)
@@ -189,9 +194,9 @@ class Reports:
 
     @take_event.register(events.RankSlow)
     def _(self, event: events.RankSlow, node: NodeState, when: float) -> None:
-        """Note a checkpoint that is not saved, or GPUs that do nothing.
+        """Record a checkpoint that is not being saved, or GPUs that are idle.
 
-        Of a disk that several nodes share, one of them reports for all, and no machine is blamed.
+        If several nodes share a disk, one of them reports for all, and no machine is blamed.
         """
         own = event.node == node.record.index or 0 in node.record.numbers
         known = event.node in self.nodes and event.rank in node.record.numbers
@@ -203,15 +208,15 @@ class Reports:
             node=event.node,
             step=event.step or None,
             text=event.text,
-            # By its own clock: a new head, which hears it again, knows that it is the same.
+            # The time is the node's own, so that a new head recognizes the event as the same.
             time=None if event.step else event.time,
         )
         self.job.held_up(slow)
 
-    # -- what follows from it ---------------------------------------------------------------------
+    # -- consequences -----------------------------------------------------------------------------
 
     def ending(self, node: NodeState, event: events.Ending, when: float) -> None:
-        """Handle an end that a supervisor began, and that this head did not order."""
+        """Handle an end that a supervisor began without an order of this head."""
         if event.headless:
             self.job.warn(f"{node.who} ended its part: {event.why}")
         elif self.has_other_heads:
@@ -224,14 +229,14 @@ class Reports:
             self.job.give_up_on(loss)
 
     def loss_of(self, event: events.Ending, when: float) -> Failure | None:
-        """Return the node that a supervisor took for lost, as a failure that began in silence."""
+        """Return the loss that a supervisor reports, dated back to the start of the silence."""
         if event.lost is None or not 0 <= event.lost < len(self.job.nodes):
             return None
         kind = "supervisor" if event.gone else "lost"
         return self.job.nodes[event.lost].failure(when - event.silent, kind, event.why)
 
     def lost_before(self, node: NodeState, event: events.Ending, when: float) -> None:
-        """Take the loss of a node that is heard of after a rank that failed by it, as the cause."""
+        """Add the loss of a node that is reported after the failure of a rank which it caused."""
         loss = self.loss_of(event, when)
         if loss is None or self.has_other_heads:
             return
@@ -248,7 +253,7 @@ class Reports:
             self.job.failures.append(node.failure(when, "elsewhere", event.why))
 
     def say_what_was_killed(self, node: NodeState, event: events.Ended) -> None:
-        """Say what did not end by itself: what it had not saved is lost."""
+        """Warn of killed ranks, whose unsaved state is lost, and of shared memory that is left."""
         if event.shared_memory:
             names = ", ".join(event.shared_memory)
             self.job.warn(f"{node.who}: shared memory of the job stays there: {names}")
@@ -263,13 +268,13 @@ class Reports:
     def rank_done(
         self, event: events.RankFinished | events.RankEnded, node: NodeState, when: float
     ) -> None:
-        # It closes its connections between its last line and its end: others may fail before that.
+        # A rank closes its connections before it ends, so others may fail before its end is seen.
         if not event.asked:
             reason = "ended with exit code 0 while others waited for it"
             self.job.failures.append(node.failure(when, "ended_early", reason, event.rank))
 
     def not_ended(self, receipt: Receipt) -> None:
-        """Keep that a node did not prove its end: `stop` asks there again."""
+        """Record that a node did not prove its end, so that `stop` asks it again."""
         if not receipt.proved:
             receipts = {**self.job.record.receipts, receipt.node: receipt}
             self.job.record = replace(self.job.record, receipts=receipts)

@@ -1,9 +1,9 @@
-"""Decides whether a job is started again, how often and on which nodes. Pure.
+"""Decide if a job is restarted, how often and on which nodes. Pure functions.
 
-What may pass by itself (a node lost, a rank killed, a hang, a broken link) is tried again as often
-as the user allows, and so is a full disk while another node can take the place. What the program
-did itself is tried again once: the same failure at the same step is the program's own. Attempts
-that get nowhere end after three, with their first cause.
+Transient failures (a lost node, a killed rank, a hang, a broken link) are retried as often as the
+user allows. So is a full disk while a spare can replace the node. A failure of the program is
+retried once, as the same failure at the same step will occur again. A job ends after three attempts
+without progress, with the cause of the first one.
 """
 
 from __future__ import annotations
@@ -38,22 +38,27 @@ PASSING = {
     "torchrun": "torchrun failed",
     "start": "it could not be started",
 }
-FULL = "disk_full"  # it does not pass by itself: only a user makes room
+# A full disk is not transient: only a user can free space.
+FULL = "disk_full"
 UNABLE = {
     FULL: "has no space left on a disk",
     "gpu_fault": "has a broken GPU",
 }
-# Which node's snapshot of the code a path is in; two nodes may report one failure.
+# The part of a path that names a node's snapshot; without it two nodes report the same failure.
 SNAPSHOT = re.compile(r"/\S*?/code/snapshots/[^/\s]+/")
-MOST_FAILURES = 3  # a node that verdicts named so often gives its place to a spare
-MOST_WORDS = 150  # of the reason why an attempt could not be started
-MOST_IDLE = 3  # attempts in a row without progress
-ALIVE_SECONDS = 120.0  # An attempt of unknown steps that ran so long has got somewhere.
+# A node that this many verdicts named is replaced by a spare.
+MOST_FAILURES = 3
+# The most characters shown of the reason why an attempt could not be started.
+MOST_WORDS = 150
+# The job ends after this many attempts in a row without progress.
+MOST_IDLE = 3
+# An attempt with unknown steps that ran this long counts as progress.
+ALIVE_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether another attempt follows, why, and which cause the verdict names."""
+    """The decision if another attempt follows, its reason, and the verdict to record."""
 
     restart: bool
     why: str
@@ -61,14 +66,14 @@ class Decision:
 
 
 def bounds(record: JobRecord) -> tuple[int, int]:
-    """Return how few and how many nodes the job may have."""
+    """Return the least and the most nodes that the job may have."""
     count = len(record.attempts[0].nodes if record.attempts else record.nodes)
     least, most = record.launch.node_counts or (count, count)
     return min(least, count), most
 
 
 def against(record: JobRecord, node: NodeRecord) -> str:
-    """Return what the attempts so far say against a node, in words after its name."""
+    """Return what earlier attempts say against a node as a clause after its name, else ""."""
     for attempt in record.latest:
         verdict = attempt.verdict or JobVerdict()
         others = [attempt.nodes[one.node] for one in verdict.also if one.node is not None]
@@ -85,7 +90,10 @@ def against(record: JobRecord, node: NodeRecord) -> str:
 
 
 def after(record: JobRecord, attempt: Attempt, *, stopped: bool = False) -> JobRecord:
-    """Decide what follows this attempt, the latest; `stopped`: the user has ended the job."""
+    """Return the record with this latest attempt and the decision on the next one.
+
+    `stopped`: the user has stopped the job.
+    """
     attempts = [*record.attempts, attempt]
     decision = decide(attempts, record.launch.max_restarts, spares=bool(record.spares))
     if stopped:
@@ -100,7 +108,7 @@ def after(record: JobRecord, attempt: Attempt, *, stopped: bool = False) -> JobR
 
 
 def ended(record: JobRecord, step: int | None, printed: int | None) -> Attempt:
-    """Describe the attempt that this record says has ended, with the last steps that it told of."""
+    """Return the ended attempt of this record, with its last measured and printed steps."""
     codes = (rank.code for node in record.nodes for rank in node.ranks.values())
     earlier = record.attempts
     begun = [] if any(node.state == NOT_STARTED for node in record.nodes) else record.nodes
@@ -123,9 +131,9 @@ def ended(record: JobRecord, step: int | None, printed: int | None) -> Attempt:
 
 
 def seconds_of_ranks(record: JobRecord) -> float:
-    """Return for how long ranks ran in an attempt that has ended; 0 if none has begun.
+    """Return the seconds for which ranks ran in an attempt that has ended, 0 if none began.
 
-    An attempt begins with the end of the one before: for minutes it may wait for a node.
+    An attempt begins with the end of the one before, and may wait for a node for minutes.
     """
     began = [node.times["ranks"] for node in record.nodes if "ranks" in node.times]
     return max(0.0, (record.ended or 0.0) - max(began)) if began else 0.0
@@ -135,9 +143,9 @@ def seconds_of_ranks(record: JobRecord) -> float:
 
 
 def decide(attempts: Sequence[Attempt], allowed: int, *, spares: bool = False) -> Decision:
-    """Decide what follows the last of these attempts, where so many restarts are allowed.
+    """Return the decision after the last of these attempts, with `allowed` restarts in all.
 
-    `spares`: nodes stand by.
+    `spares`: True if spare nodes stand by.
     """
     last = attempts[-1]
 
@@ -173,12 +181,12 @@ def kind_of(attempt: Attempt) -> str:
 
 
 def is_passing(attempt: Attempt) -> bool:
-    """Return True if another start may not meet the failure again."""
+    """Return True if the failure is transient: a restart may not meet it again."""
     return attempt.state == "lost" or attempt.never_began or kind_of(attempt) in PASSING
 
 
 def because(attempt: Attempt) -> str:
-    """Return a few words on what happened, for the line between two attempts."""
+    """Return a short reason for the line between two attempts."""
     verdict = attempt.verdict or JobVerdict()
     what = PASSING.get(kind_of(attempt), "a rank failed")
     node, rank = verdict.node, verdict.rank
@@ -194,9 +202,9 @@ def because(attempt: Attempt) -> str:
 
 
 def is_same(one: Attempt, other: Attempt) -> bool:
-    """Return True if two attempts failed alike, at the same step as far as steps are known.
+    """Return True if two attempts failed alike, at the same step if steps are known.
 
-    The disks of two nodes may be full one after the other.
+    A full disk counts as the same failure only on the same node.
     """
 
     def signature(attempt: Attempt) -> tuple[object, ...]:
@@ -210,14 +218,14 @@ def is_same(one: Attempt, other: Attempt) -> bool:
 
 
 def without_progress(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """Return the attempts at the end, one after the other, that got no further than before."""
+    """Return the latest attempts in a row that got no further than those before."""
     idle: list[Attempt] = []
     for number, attempt in enumerate(attempts):
         earlier = attempts[:number]
         before = max((one.step or 0 for one in earlier), default=0)
         moved = attempt.alive >= ALIVE_SECONDS if attempt.step is None else attempt.step > before
-        # What a program prints shows that it got further, and never that it did not: its steps may
-        # begin again in each epoch.
+        # Printed steps can show progress, but not the lack of it: they may begin again in each
+        # epoch.
         printed = max((one.printed or 0 for one in earlier), default=0)
         moved = moved or (attempt.step is None and (attempt.printed or 0) > printed)
         idle = [] if moved else [*idle, attempt]

@@ -1,6 +1,6 @@
-"""Follows a job while it runs: takes what its nodes report and what the user wants, to its end.
+"""Follow a running job to its end: handle the nodes' reports, the user's keys and signals.
 
-Launch and attach both use it. One thread; followers and signals talk to it through a queue.
+Launch and attach both use it. It runs in one thread; followers and signals post to its queue.
 """
 
 from __future__ import annotations
@@ -36,17 +36,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SUCCESSOR_SECONDS = 0.5  # between two looks whether another head wants to take over
+# The pause between two checks if another head wants to take over.
+SUCCESSOR_SECONDS = 0.5
 CUT_OFF_SECONDS = 600.0
-SAME_SIGNAL_SECONDS = 1.0  # between the ends of the ranks and the signal to their head
+# The most time between the ends of the ranks and the same signal to their head.
+SAME_SIGNAL_SECONDS = 1.0
 
 
 class Backend(Protocol):
-    """The part of a job's backend that matters while the job is followed."""
+    """The properties of a job's scheduler that matter while the job is followed."""
 
     @property
     def signals(self) -> Sequence[int]:
-        """Signals that ask the head to end the job, or to leave it (SIGHUP)."""
+        """Return the signals that ask the head to end the job, or to leave it (SIGHUP)."""
 
     @property
     def has_other_heads(self) -> bool:
@@ -60,7 +62,7 @@ class Backend(Protocol):
 
 
 class Run:
-    """Follows a job: `go()` returns when it is over or left alone, with its state in `record`."""
+    """Follows a job: `go()` returns when it is over or the head leaves; `record` is its state."""
 
     def __init__(
         self,
@@ -75,15 +77,20 @@ class Run:
         self.reports = Reports(self.job, has_other_heads=backend.has_other_heads)
         self.monitors = Monitors(self.job)
         self.experiment, self.end, self.backend = experiment, self.job.end, backend
-        self.channels: dict[int, NodeChannel] = {}  # still open when all is over
+        # The channels that are still open when the job is over, by node index.
+        self.channels: dict[int, NodeChannel] = {}
         self.inbox: queue.SimpleQueue[News | int] = queue.SimpleQueue()
-        self.left_behind = left_behind  # in the background, by a head that has left
+        # True in a background process that a head started when it left.
+        self.left_behind = left_behind
         self.left_on_purpose = False
         self.interrupts = 0
-        self.terminated = False  # by SIGTERM: by Slurm, too, which may have taken the job back
+        # True after SIGTERM, which Slurm also sends, perhaps to requeue the job.
+        self.terminated = False
         self.taken_back = False
-        self.out_of_time = False  # the reason of a stop: Slurm may start the job again
-        self.successor: Head | None = None  # another head, which takes over
+        # True if the job stops at Slurm's time limit; Slurm may then start it again.
+        self.out_of_time = False
+        # The head that takes over.
+        self.successor: Head | None = None
         self.successor_sought_at = 0.0
 
     @property
@@ -109,7 +116,8 @@ class Run:
                 self.await_signal()
             self.channels = self.open_channels()
         finally:
-            interrupt.hold()  # the job is over: only its record is still to be written
+            # The job is over. Interrupts are held until its record is written.
+            interrupt.hold()
             for number, handler in before.items():
                 signal.signal(number, handler)
             for follower in followers:
@@ -123,7 +131,8 @@ class Run:
     def turn(self, keys: Keyboard) -> None:
         with contextlib.suppress(queue.Empty):
             self.take(self.inbox.get(timeout=0.1))
-            for _ in range(self.inbox.qsize()):  # one look serves all that has come
+            # All queued messages are handled in one turn.
+            for _ in range(self.inbox.qsize()):
                 self.take(self.inbox.get_nowait())
         pressed = keys.pressed()
         if "d" in pressed:
@@ -139,7 +148,7 @@ class Run:
         self.job.save_in_turn(at_once=not self.end.open or self.end.left)
 
     def post(self, news: News) -> None:
-        """Take news from a follower's thread. Growth needs no decision: the screen reads it."""
+        """Queue news from a follower's thread; growth of a log goes to the screen directly."""
         if isinstance(news, Grew):
             self.job.display.grew()
         else:
@@ -158,7 +167,8 @@ class Run:
     def signalled(self, number: int) -> None:
         log.info("signal %s, while the end is %s", number, self.end.outcome.value)
         if number == signal.SIGHUP or self.left_behind:
-            self.end.left = True  # a shutdown of this machine does not mean the job
+            # A hangup or a shutdown of this machine is not meant for the job.
+            self.end.left = True
             return
         self.interrupts += 1
         self.terminated = self.terminated or number == signal.SIGTERM
@@ -176,15 +186,16 @@ class Run:
             self.job.warn(f"asking all ranks to save and stop ({grace:g} s); Ctrl-C again to kill")
             self.job.end_all(verdict.STOPPED_BY_USER, grace)
         else:
-            if self.end.open or self.record.launch.max_restarts:  # else it would be started again
+            # Without this outcome a job with restarts would be started again.
+            if self.end.open or self.record.launch.max_restarts:
                 self.end.outcome = Outcome.STOPPED
             self.job.say("killing all ranks")
             self.job.end_all(verdict.KILLED_BY_USER, 0.0)
 
     def ranks_were_terminated(self) -> bool:
-        """Return True if SIGTERM alone ended this job.
+        """Return True if all causes of the job's failure are ranks ended by SIGTERM.
 
-        scancel sends it to ranks and head, in any order.
+        scancel sends SIGTERM to ranks and head, in any order.
         """
         causes = [f for f in self.job.failures if not f.echo and f.kind != "ended_early"]
         return (
@@ -194,7 +205,7 @@ class Run:
         )
 
     def await_signal(self) -> None:
-        """Wait a moment for the signal that ended the ranks, in case it is sent to this head."""
+        """Wait a moment for the signal that ended the ranks, which may reach this head as well."""
         deadline = time.monotonic() + SAME_SIGNAL_SECONDS
         while self.ranks_were_terminated() and time.monotonic() < deadline:
             with contextlib.suppress(queue.Empty):
@@ -202,17 +213,17 @@ class Run:
                 if isinstance(message, int):
                     self.signalled(message)
 
-    # -- what becomes of it ------------------------------------------------------------------
+    # -- lost nodes, other heads, the end ----------------------------------------------------
 
     def check_patience(self) -> None:
-        """Give up nodes that are lost, or that do not say that they have ended."""
+        """Give up nodes that are lost, or that do not confirm their end in time."""
         if self.left_behind and self.is_cut_off():
             return
         now, limit = time.monotonic(), self.record.launch.node_loss_timeout
         for node in self.job.nodes:
             away = node.away
             reason = f"no connection for {away:.0f} s ({node.lost_why})"
-            # A cause from when it was last heard of: before what its silence did to others.
+            # The loss counts from the last contact, which is before its effects on other nodes.
             loss = node.failure(time.time() - away, "lost", reason)
             if self.end.open and away > limit:
                 self.job.give_up_on(loss)
@@ -225,9 +236,9 @@ class Run:
                 self.job.failures.append(loss)
 
     def is_cut_off(self) -> bool:
-        """Return True if no node can be reached: this machine is lost then, not the job.
+        """Return True if no node can be reached, so this machine is cut off rather than the job.
 
-        A head that was left behind leaves in the end; `attach` finds what became of the job.
+        The head leaves after a long time; `attach` finds out what happened to the job.
         """
         away = [node.away for node in self.job.nodes if not node.over]
         if not all(away) or not self.end.open:
@@ -246,19 +257,20 @@ class Run:
             self.end.left = self.end.left or self.successor is not None
 
     def open_channels(self) -> dict[int, NodeChannel]:
-        """Take over the channels to the nodes that have ended, if there may be more to ask."""
+        """Return the channels to nodes that have ended; {} if there can be no next attempt."""
         if not self.record.launch.max_restarts or self.end.left:
             return {}
         channels = {
             follower.node.index: follower.give_channel()
             for follower, node in zip(self.job.followers, self.job.nodes, strict=True)
-            if node.over  # who was given up may keep its follower waiting for a connection
+            # The follower of a node that was given up may still wait for a connection.
+            if node.over
         }
         return {index: channel for index, channel in channels.items() if channel is not None}
 
     @property
     def stopped_in_time(self) -> bool:
-        """Return True if the ranks saved and ended to go on later: Slurm wants the nodes."""
+        """Return True if Slurm wanted the nodes back, and the ranks saved to go on later."""
         return (self.out_of_time or self.taken_back) and self.record.state == "stopped"
 
     def conclude(self) -> None:
@@ -273,24 +285,25 @@ class Run:
             self.taken_back = self.backend.is_taken_back(self.record)
         if self.reports.own_disks and not (self.record.engine or goes_on):
             self.job.say(home.STAYS)
-        # What can be queued again has not ended: a reader of the record would leave it.
+        # A job that can be requeued is not recorded as ended: readers would stop following it.
         if not self.stopped_in_time:
             self.job.save()
 
 
 class Monitors:
-    """Watches a job whose nodes are all connected, until its end begins."""
+    """The monitors of a job; they work while all nodes are connected and the job is not ending."""
 
     def __init__(self, job: FollowedJob) -> None:
         self.job, record = job, job.record
         limit = record.launch.hang_timeout
         self.hang = HangMonitor(limit, job.experiment, record.job, job.say)
-        # With a short limit the hang itself is found first, and is what was asked for.
+        # With a short limit the hang monitor finds the problem first, as the user requested.
         self.start = StartMonitor("" if 0 < limit < DIALS_WITHIN_SECONDS else record.master)
 
     @cached_property
     def slow(self) -> SlowMonitor:
-        from orchestrator.head.follow.monitors.slow_gpus import SlowMonitor  # not at a start
+        # Imported here because the start of a job does not need it.
+        from orchestrator.head.follow.monitors.slow_gpus import SlowMonitor
 
         outputs = self.job.experiment.path / "outputs"
         return SlowMonitor(self.job.record.nodes, outputs, self.held_up)
@@ -300,7 +313,7 @@ class Monitors:
         self.job.warn(slow.text)
 
     def answer(self, news: Answer) -> None:
-        """Pass an answer on to the monitor that has asked."""
+        """Pass an answer to the monitor that sent the request."""
         monitor = self.hang if isinstance(news.answer, Stuck) else self.start
         monitor.answers[news.node] = news.answer
 

@@ -1,4 +1,4 @@
-"""Ends jobs, and proves it: a receipt per node says what was killed and that nothing is left."""
+"""Stop jobs and prove it: a receipt per node lists the killed processes and any that are left."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ from orchestrator.records.outcome import Receipt
 
 log = logging.getLogger(__name__)
 
-HEAD_SECONDS = 20.0  # for a head to bring the outputs home and leave
-PROOF_SECONDS = 20.0  # beyond the grace: SIGKILL, the sweep, and looking again
+# The wait for the job's head to fetch the outputs and leave.
+HEAD_SECONDS = 20.0
+# The time beyond the grace for SIGKILL, the sweep, and a second look at the processes.
+PROOF_SECONDS = 20.0
 
 
 def stop_job(
@@ -55,7 +57,7 @@ def stop_job(
 
 
 def until_reached(record: JobRecord, node: NodeRecord) -> str:
-    """Return what becomes of the job on a node that cannot be asked to end it."""
+    """Return a clause on what happens to the job on a node that cannot be reached."""
     doubt = "if it began there, " if node.in_doubt else ""
     if len(record.nodes) == 1:
         return f"{doubt}the job continues there until it can be reached"
@@ -71,7 +73,8 @@ def stop_everything(
 
     started = time.monotonic()
     results = fleet.everywhere(nodes, lambda node: ask_once(ssh, node, order, 3 * wait).receipts)
-    if only_show:  # A machine shows a part again by each of its names in the list.
+    if only_show:
+        # A machine that is listed under several names reports the same part under each.
         seen: set[tuple[str, str, int]] = set()
         for at, result in enumerate(results):
             if not isinstance(result, OrchestratorError):
@@ -104,7 +107,7 @@ def exit_code(receipts: Sequence[Receipt]) -> int:
 
 
 def to_text(receipts: Sequence[Receipt]) -> str:
-    """Write a line for each node; many that ended alike share one, with the longest time."""
+    """Return a line per node; many nodes with the same outcome share one, with the longest time."""
     if len(receipts) > failures.MANY:
         longest = max(receipt.took for receipt in receipts)
         receipts = [replace(receipt, took=longest) for receipt in receipts]
@@ -113,7 +116,7 @@ def to_text(receipts: Sequence[Receipt]) -> str:
 
 
 def preview(receipts: Sequence[Receipt], experiments: Path) -> str:
-    """Say what an emergency stop would end: jobs by name, where they run, whose they are."""
+    """Return the text on which jobs an emergency stop would end, with their nodes and users."""
     lost = [receipt for receipt in receipts if receipt.error]
     lines = failures.reasons((r.node, f"cannot be asked: {r.error}", r.fix) for r in lost)
     alive = [receipt for receipt in receipts if receipt.left]
@@ -134,9 +137,9 @@ def preview(receipts: Sequence[Receipt], experiments: Path) -> str:
 
 
 def is_elsewhere(experiment: str, experiments: Path) -> bool:
-    """Return True if an experiment is known, and in another directory than this one.
+    """Return True if an experiment is known and lies outside of this directory.
 
-    A node that shares no disk with its head knows the name alone.
+    A node that shares no disk with its head knows only the name.
     """
     if experiment.startswith("/"):
         return not Path(experiment).is_relative_to(experiments.absolute())
@@ -165,7 +168,8 @@ def described(receipt: Receipt) -> str:
         return f"{whose}: GPU MEMORY STILL HELD by dead processes: {held}; it may need a GPU reset"
     parts = ["ended, nothing left"]
     many = processes(len({**receipt.ended, **receipt.killed}))
-    if receipt.ended:  # else it had ended before
+    # Without entries the part had ended before.
+    if receipt.ended:
         how = f", {len(receipt.killed)} of them killed" if receipt.killed else ""
         parts[0] = f"ended {many}{how} in {receipt.took:.1f} s, nothing left"
     if receipt.port:
@@ -179,10 +183,10 @@ def described(receipt: Receipt) -> str:
 
 
 def never_began(receipt: Receipt, node: NodeRecord | None) -> bool:
-    """Return True if a login that knows nothing of a job proves that its part never began there.
+    """Return True if a login's ignorance of a job proves that its part never began there.
 
-    It does if its start went out and was never answered: the directory of the part is made first.
-    The directory for jobs has to be the one that the launch found, on the same machine.
+    It does if the start request was never answered, as a start first creates the run's directory.
+    The parent directory has to be the one that the launch found, on the same machine.
     """
     if node is None or receipt.known or receipt.error:
         return False
@@ -191,13 +195,14 @@ def never_began(receipt: Receipt, node: NodeRecord | None) -> bool:
 
 
 def conclude(experiment: Experiment, receipts: list[Receipt]) -> tuple[list[Receipt], str]:
-    """Write the receipts, and the end of a job that no head follows, into job.json.
+    """Write the receipts to job.json, and the end of a job that no head follows.
 
-    Return the receipts, with what the job's own head knew better, and the reason why they could not
-    be written, or nothing.
+    Returns the receipts, corrected by the job's record, and the reason why they could not be
+    written ("" if they were).
     """
     deadline = time.monotonic() + HEAD_SECONDS
-    while experiment.lock() is not None:  # the head that follows it sees the end itself, and leaves
+    # A head that follows the job sees the end by itself and releases the lock.
+    while experiment.lock() is not None:
         if time.monotonic() > deadline:
             return receipts, f"another head holds {experiment.name}"
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Finds the one cause among the failures of many nodes: which node, rank and line. Pure."""
+"""Find the one cause among the failures of many nodes: its node, rank and line. Pure functions."""
 
 from __future__ import annotations
 
@@ -32,29 +32,36 @@ WORKER_KILLED = re.compile(r"^RuntimeError: DataLoader worker .* is killed by si
 IN_A_GROUP = re.compile(r"^ *\| +File .*\n(?: *\|  +.*\n)* *\| (\S.*)$", re.MULTILINE)
 # The errors of the Trainer and of our helpers: what happened, and below it what to type.
 OF_OURS = re.compile(r"^orchestrator\.common\.errors\.\w+: (?=[^\n]*\n  )", re.MULTILINE)
-OF_A_RANK = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)  # torch begins lines of a traceback so
+# Torch begins each line of a rank's traceback with this prefix.
+OF_A_RANK = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 WHAT = re.compile(r"^\s*what\(\):\s+(.+)$", re.MULTILINE)
-# What the runtimes of OpenMP say as they end the process.
+# OpenMP runtimes print this before they end the process.
 NO_THREAD = re.compile(r"^(?:libgomp: Thread creation failed|OMP: System error #11\b).*", re.M)
-# What a kernel on a GPU prints as it gives up, once for each of its threads.
+# A GPU kernel prints this once for each thread whose assertion fails.
 ON_GPU = re.compile(r"(\S+): block: \[[\d,]+\], thread: \[[\d,]+\] Assertion `(.+?)` failed")
 TRACEBACK = "Traceback (most recent call last):"
-SAYS_ALL = ("ended with exit code", "no progress")  # messages that need no title
+# Messages with one of these beginnings need no title.
+SAYS_ALL = ("ended with exit code", "no progress")
 LINE_OF_FILE = re.compile(r"([^/]+:\d+)(?: in \S+)?$")
-MARKS = re.compile(r"\s*[~^]+\s*")  # below a line of a traceback
-LONGEST_MESSAGE, LONGEST_LINE = 600, 500  # characters of it that are shown
-MESSAGE_LINES = 3  # at the end of a traceback that is too long to be shown
+# The markers below a line of a traceback.
+MARKS = re.compile(r"\s*[~^]+\s*")
+# The most characters that are shown of a message and of a line.
+LONGEST_MESSAGE, LONGEST_LINE = 600, 500
+# The most lines of a message that are shown below a shortened traceback.
+MESSAGE_LINES = 3
 Paint = Callable[[str, str], str]
-# Why a job was stopped, as it is ordered and as job.json has it.
+# The reasons of a stop, as sent to the nodes and written to job.json.
 STOPPED_BY_USER, KILLED_BY_USER = "stopped by the user", "killed by the user"
-OWN, NODE, EARLY, APART, LEFT = range(5)  # the nearer to the cause, the smaller
+# The distance of a failure from the cause: the smaller, the nearer.
+OWN, NODE, EARLY, APART, LEFT = range(5)
 
 
 @dataclass(frozen=True)
 class Failure(Cause):
-    """Describes a failure that a node reports, with what tells it from its consequences."""
+    """A failure that a node reports, with the evidence to tell a cause from a consequence."""
 
-    evidence: str = ""  # more of its output, by which its kind is known
+    # Further output of the rank from which the kind is derived.
+    evidence: str = ""
 
     @property
     def terminated(self) -> bool:
@@ -63,13 +70,13 @@ class Failure(Cause):
 
     @property
     def certain(self) -> bool:
-        """Return True if no other failure can be its cause: one elsewhere kills no rank."""
+        """Return True for SIGKILL to a rank: no failure elsewhere can cause it."""
         killed = self.kind in ("signal", "out_of_memory") and "(SIGKILL)" in self.message
         return self.rank is not None and killed
 
     @property
     def distance(self) -> int:
-        """Say how far it is from the cause: a report that something else is gone is far."""
+        """Return the distance from the cause; a report that a peer is gone is far from it."""
         text = f"{self.message}\n{self.evidence}"
         if self.kind == "ended_early":
             return EARLY
@@ -95,10 +102,10 @@ class Failure(Cause):
 
 
 def of_rank(node: int, name: str, event: RankEnded, time: float, exit_text: str = "") -> Failure:
-    """Say how a rank failed; `exit_text` is the argument that it gave to sys.exit."""
+    """Return the failure of a rank; `exit_text` is the argument that it gave to sys.exit."""
     code, error = event.code, event.error
     begun = Failure(node, name, event.rank, time, "exit", "")
-    # A child that the rank forked may have left an exception too: no cause of a signal.
+    # An exception that a forked child of the rank left does not explain a signal to the rank.
     if error and (code >= 0 or error.pid == event.pid):
         failure = _of_exception(begun, event, error)
     elif code < 0:
@@ -109,7 +116,7 @@ def of_rank(node: int, name: str, event: RankEnded, time: float, exit_text: str 
 
 
 def _with_the_drivers_words(failure: Failure, driver: Sequence[str]) -> Failure:
-    """Blame a GPU that its driver calls broken; of any other report, a kernel's error has it."""
+    """Return the failure with the driver's report: as a GPU fault if fatal, else in the message."""
     xids = nvidia.xids("\n".join(driver))
     xid = next((each for each in xids if each.fatal), None)
     if xid is not None and re.search(
@@ -128,7 +135,8 @@ def _of_exception(begun: Failure, event: RankEnded, error: RankError) -> Failure
     evidence = "\n".join([message, *last_lines(trace)])
     if error.type in ("SyntaxError", "IndentationError", "TabError"):
         where = users_line(trace) or where
-    if TRACEBACK in text:  # of a process that the rank waited for: the line that failed is in it
+    if TRACEBACK in text:
+        # The text is the traceback of a child process, which names the line that failed.
         where = users_line(text) or where
     worker = IN_A_WORKER.match(text)
     if worker:
@@ -143,7 +151,8 @@ def _of_exception(begun: Failure, event: RankEnded, error: RankError) -> Failure
         message = first_line(message) + (f": {false[2]} is false in {false[1]}" if false else "")
     when = begun.time - event.time + error.time
     fix = ""
-    if kind == "exception" and OF_OURS.search(trace):  # it says itself what to do
+    if kind == "exception" and OF_OURS.search(trace):
+        # Our own errors have the fix on the lines below the message.
         message, _, fix = text.partition("\n")
         fix = printable(" ".join(fix.split()))[:LONGEST_MESSAGE]
     if kind == "exception" and re.search(failure_kinds.HELPER_DIED, evidence):
@@ -160,10 +169,12 @@ def _blamed_on_gpu(failure: Failure, xid: Xid, who: str) -> Failure:
 
 
 def described(kind: str, text: str, trace: str) -> str:
-    """Return an exception in words, with the one inside it where it says little by itself."""
-    if text.startswith("\n"):  # mp.spawn's has the traceback of the process that failed
+    """Return the text of an exception, or of the one inside it if that says more."""
+    if text.startswith("\n"):
+        # The exception of mp.spawn has the traceback of the process that failed.
         return f"{kind}: {(last_lines(text) or [text.strip()])[-1]}"
-    if TRACEBACK in text:  # so has that of torch.distributed.checkpoint, of another rank
+    if TRACEBACK in text:
+        # The exception of torch.distributed.checkpoint has the traceback of another rank.
         return f"{kind}: {first_line(text)}: {(last_lines(text) or [''])[-1]}"
     group = trace.partition("- 1 ---")[2] if "sub-exception" in first_line(text) else ""
     inside = IN_A_GROUP.search(group)
@@ -198,7 +209,8 @@ def _of_exit(begun: Failure, event: RankEnded, exit_text: str) -> Failure:
     code, output = event.code, OF_A_RANK.sub("", event.said)
     if exit_text and not exit_text.lstrip("-").isdigit():
         first, _, rest = exit_text.partition("\n")
-        fix = rest.strip() if rest.startswith("  ") else ""  # as our own errors have it
+        # Our own errors have the fix on indented lines below the message.
+        fix = rest.strip() if rest.startswith("  ") else ""
         kind = failure_kinds.of_text(exit_text) or "exit"
         fix = fix or ("the program says so itself, with sys.exit" if kind == "exit" else "")
         return replace(begun, kind=kind, message=first, evidence=exit_text, fix=fix)
@@ -216,7 +228,7 @@ def _of_exit(begun: Failure, event: RankEnded, exit_text: str) -> Failure:
 
 
 def of_torchrun(node: int, name: str, event: Ended, time: float) -> Failure:
-    """Say how torchrun failed, on a node where no rank had."""
+    """Return the failure of torchrun on a node where no rank had failed."""
     output, code = event.said, event.agent
     trace = TRACEBACK + output.rpartition(TRACEBACK)[2] if TRACEBACK in output else output
     last = last_lines(trace)
@@ -227,7 +239,8 @@ def of_torchrun(node: int, name: str, event: Ended, time: float) -> Failure:
     if code == -signal.SIGKILL and event.oom_kills:
         reason = ": the kernel's out-of-memory killer was at work on this node"
         return replace(begun, kind="out_of_memory", message=begun.message + reason)
-    if not last or code == -signal.SIGKILL:  # which nothing that it said explains
+    # The output does not explain a SIGKILL.
+    if not last or code == -signal.SIGKILL:
         return begun
     message = f"{begun.message}: {last[-1]}"
     kind = failure_kinds.of_text(last[-1]) or failure_kinds.of_trace(trace) or "torchrun"
@@ -235,7 +248,7 @@ def of_torchrun(node: int, name: str, event: Ended, time: float) -> Failure:
 
 
 def place_of(rank: int | None, node: int | None, name: str = "", otherwise: str = "the job") -> str:
-    """Return in words where something failed; `otherwise`: on no single node."""
+    """Return the rank and node of a failure as text, `otherwise` if it has no node."""
     if node is None:
         return otherwise
     where = f"node {node} ({name})" if name else f"node {node}"
@@ -256,7 +269,7 @@ def last_lines(trace: str) -> list[str]:
 
 
 def users_line(trace: str, *, innermost_first: bool = False) -> str:
-    """Return `file:line in function` of the innermost frame that is no package's."""
+    """Return `file:line in function` of the innermost frame outside of packages."""
     frames = [match for match in FRAME.finditer(trace) if not PACKAGES.search(match[1])]
     if not frames:
         return ""
@@ -268,23 +281,24 @@ def users_line(trace: str, *, innermost_first: bool = False) -> str:
 
 
 def cause(failures: Sequence[Failure]) -> Failure | None:
-    """Return the earliest of those nearest to the cause, or the first heard of that is like it."""
-    # A rank that ended without an error, and was not asked to, explains only the failures of those
-    # that missed it. On a busy machine its end may be seen long after its connections were closed.
+    """Return the earliest failure nearest to the cause, or the first reported one if alike."""
+    # A rank that ended early without an error explains only failures of ranks that lost their
+    # connection to it. On a busy machine its end may be seen long after the connections closed.
     missed = any(f.distance > EARLY for f in failures)
     known = [f for f in failures if f.distance != EARLY or missed]
     first = min(known, key=lambda failure: (failure.distance, failure.time), default=None)
     if first is None:
         return None
-    # Where all ranks fail alike, the one that was named on the screen when it was heard of.
+    # If all ranks fail alike, return the one that the screen has already named.
     what = (OWN, first.kind, first.message)
     return next((f for f in known[:1] if (f.distance, f.kind, f.message) == what), first)
 
 
 def of_silent(failures: Sequence[Failure], silent: Sequence[tuple[int, str]]) -> Sequence[Failure]:
-    """Name the nodes that are out of reach, where two nodes had no word of each other.
+    """Return the failures with losses attributed to the node that is out of reach.
 
-    Each of the two tells only that it hears nothing; the one that has ended its part is not lost.
+    When two nodes lose each other, each reports the other as lost. The one that has ended its
+    part properly is not the lost one.
     """
     numbers = [node for node, _ in silent]
     return [
@@ -296,9 +310,9 @@ def of_silent(failures: Sequence[Failure], silent: Sequence[tuple[int, str]]) ->
 
 
 def of_still(failures: Sequence[Failure], still: Sequence[tuple[int, str, float]]) -> list[Failure]:
-    """Name the node whose supervisor did not run, where two nodes had no word of each other.
+    """Return the failures with losses attributed to the node whose supervisor did not run.
 
-    `still`: such nodes, and for how many seconds each did not run: stopped, or without a core.
+    `still`: (index, name, seconds) of nodes whose supervisor was stopped or had no CPU.
     """
     node, name, seconds = max(still, key=lambda one: one[2])
     reason = f"its supervisor did not run for {seconds:.0f} s"
@@ -311,9 +325,9 @@ def of_still(failures: Sequence[Failure], still: Sequence[tuple[int, str, float]
 
 
 def of_broken_gpu(failures: Sequence[Failure], node: int, name: str, xid: Xid) -> list[Failure]:
-    """Name the GPU that its driver calls broken where ranks only waited for each other.
+    """Return the failures with hangs and lost connections attributed to the broken GPU.
 
-    A rank whose GPU does not answer any more may hang, and then the others are the ones that fail.
+    A rank whose GPU no longer answers may hang, and then only the other ranks fail.
     """
     return [
         _blamed_on_gpu(replace(failure, node=node, node_name=name, rank=None), xid, failure.who)
@@ -324,14 +338,14 @@ def of_broken_gpu(failures: Sequence[Failure], node: int, name: str, xid: Xid) -
 
 
 def is_of_ranks(failure: Failure) -> bool:
-    """Return True if a connection that broke was one between ranks, not the program's own."""
+    """Return True if the broken connection was between ranks, not the program's own."""
     text = f"{failure.message}\n{failure.evidence}\n{failure.traceback}"
     broken = re.search(failure_kinds.BROKEN, failure.message.lower())
     return bool(broken and re.search(failure_kinds.DISTRIBUTED, text))
 
 
 def conclude(failures: Sequence[Failure], ended_badly: int) -> JobVerdict | None:
-    """Return what job.json says: the cause, and how many ranks ended likewise or because of it."""
+    """Return the verdict for job.json: the cause, ranks that failed alike, and consequences."""
     first = cause(failures)
     if first is None:
         return None
@@ -353,14 +367,15 @@ def conclude(failures: Sequence[Failure], ended_badly: int) -> JobVerdict | None
         and ended_badly <= len(first_failures) + 1
         and facts.is_package_missing(first.message)
     ):
-        # No machine's fault: none of them is named in its history, or given up for a spare.
+        # A package that all nodes lack is no machine's fault: no node is blamed or replaced.
         fix = facts.how_to_get_package(first.message, everywhere=True)
         first = replace(first, kind="exception", fix=fix)
     elif first.kind == "environment" and facts.is_package_missing(first.message):
         first = replace(first, fix=facts.how_to_get_package(first.message, everywhere=False))
     known = len(first_failures) + (first.rank is not None and first.kind != "ended_early")
     of_first = {field.name: getattr(first, field.name) for field in fields(Cause)}
-    of_first["message"] = printable(first.message)  # pages and notices have no use for its colours
+    # Reports and notifications cannot show terminal colors.
+    of_first["message"] = printable(first.message)
     of_first["fix"] = first.fix or failure_kinds.fix_of(first.kind, first.message)
     line = LINE_OF_FILE.search(first.where)
     if of_first["fix"] == failure_kinds.FIX_IT and line:
@@ -381,7 +396,7 @@ def stopped(reason: str, time: float) -> JobVerdict:
 def not_started(
     reason: str, time: float, fix: str = "", unable: Sequence[NodeRecord] = ()
 ) -> JobVerdict:
-    """Return why a job or an attempt could not be started, and the nodes that were unable to."""
+    """Return the verdict on an attempt that could not start; `unable` are the nodes at fault."""
     cause = _without_a_node(failure_kinds.of_text(reason) or "start", reason, time)
     cause = replace(cause, fix=fix or cause.fix)
     if not unable:
@@ -397,7 +412,7 @@ def _without_a_node(kind: str, message: str, time: float) -> JobVerdict:
 
 
 def to_lines(verdict: JobVerdict, logs: str = "", paint: Paint = lambda text, _: text) -> list[str]:
-    """Return the last lines on the screen. `logs` is the command for all that its rank said."""
+    """Return the verdict as lines for the screen; `logs` is the command for the rank's log."""
     without_node = "the job" if verdict.kind == "hang" else "the head"
     who = place_of(verdict.rank, verdict.node, verdict.node_name, without_node)
     at = clock.strftime("%H:%M:%S", clock.localtime(verdict.time))
@@ -423,12 +438,13 @@ def to_lines(verdict: JobVerdict, logs: str = "", paint: Paint = lambda text, _:
 
 
 def excerpt(lines: Sequence[str], most: int) -> list[str]:
-    """Return so many lines of a traceback, or of a rank's last words, that tell most of it."""
+    """Return the `most` lines that say most of a traceback or of a rank's last output."""
     lines = [line for line in lines if not MARKS.fullmatch(line)]
     if len(lines) <= most:
         return list(lines)
     frames = [number for number, line in enumerate(lines) if FRAME.match(line)]
-    if lines[0].startswith("Fatal Python error"):  # the innermost frame comes first
+    # In a fatal error's dump the innermost frame comes first.
+    if lines[0].startswith("Fatal Python error"):
         return [*lines[: most - 1], left_out(len(lines) - most + 1)]
     if not frames:
         return [left_out(len(lines) - most + 1), *lines[-(most - 1) :]]

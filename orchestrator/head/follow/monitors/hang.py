@@ -1,7 +1,7 @@
-"""Notices a job that hangs, and finds the rank that keeps the others waiting.
+"""Detect a job that hangs, and find the rank for which the others wait.
 
-torch's flight recorders number the collectives of each process group, and of each backend in it;
-the ranks that have entered number 412 wait for those that have not.
+Torch's flight recorders number the collectives of each process group and backend. Ranks that have
+entered collective 412 wait for ranks that have not.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ OURS = re.compile(r"/orchestrator/node/job/.*[.]py$")
 DEFAULT_GROUP = "0"
 
 
-Group = tuple[str, str]  # torch's name of it, and a backend
+# Torch's name of the process group, and the backend.
+Group = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,14 @@ class StuckRank:
 
     rank: int
     node: int
-    state: str  # of the process, as in /proc: R, S, D, T
-    where: str  # file:line function(), the innermost of its own code
-    waits: Mapping[Group, tuple[int, str, float]]  # number, name, since (Unix time)
-    entered: Mapping[Group, int]  # the last collective that it entered
+    # The state of the process as in /proc: R, S, D, T.
+    state: str
+    # The innermost frame of the program's own code, as "file:line function()".
+    where: str
+    # The collective it waits in: number, name, start as Unix time.
+    waits: Mapping[Group, tuple[int, str, float]]
+    # The number of the last collective that it entered.
+    entered: Mapping[Group, int]
 
 
 def of_rank(rank: int, node: int, answer: RankStacks) -> StuckRank:
@@ -45,10 +50,10 @@ def of_rank(rank: int, node: int, answer: RankStacks) -> StuckRank:
 
 
 def collectives(text: str) -> tuple[dict[Group, tuple[int, str, float]], dict[Group, int]]:
-    """Read what flight recorders hold: what the rank waits in, and how far it has come, per group.
+    """Return from a flight recorder's dump the pending and the last entered collective per group.
 
-    A backend does what it is given in turn. So what has not ended when a later one has is no wait:
-    of collectives that are coalesced NCCL notes the end of the whole alone, as one more.
+    A backend runs its collectives in order. So an unfinished one before a finished one is not
+    pending: for coalesced collectives NCCL records only one end, as a further entry.
     """
     waits: dict[Group, tuple[int, str, float]] = {}
     entered: dict[Group, int] = {}
@@ -64,15 +69,17 @@ def collectives(text: str) -> tuple[dict[Group, tuple[int, str, float]], dict[Gr
             else:
                 waits.setdefault(group, (int(number), name, entry["time_created_ns"] / 1e9))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):
-        return {}, {}  # of a torch whose dumps look otherwise
+        # This version of torch writes dumps of another format.
+        return {}, {}
     return waits, entered
 
 
-Frame = tuple[str, str, str]  # file, line, function
+# The file, the line and the function.
+Frame = tuple[str, str, str]
 
 
 def where(answer: RankStacks) -> str:
-    """Return the innermost line of the main thread that is no package's; else its program."""
+    """Return the innermost line of the main thread outside of packages, else its program."""
     frames = [match.groups() for match in map(FRAME.match, answer.stacks.splitlines()) if match]
     outside = [frame for frame in frames if not PACKAGES.search(frame[0])]
     for file, line, function in (outside or frames)[:1]:
@@ -81,7 +88,7 @@ def where(answer: RankStacks) -> str:
 
 
 def absent(ranks: Sequence[StuckRank]) -> tuple[list[StuckRank], str]:
-    """Return those that never came to a collective in which others wait, and which one it is."""
+    """Return the ranks that never entered a collective in which others wait, and its name."""
     for stuck in ranks:
         for group, (number, name, _) in stuck.waits.items():
             missing = [
@@ -97,14 +104,14 @@ def absent(ranks: Sequence[StuckRank]) -> tuple[list[StuckRank], str]:
 
 
 def culprit(ranks: Sequence[StuckRank]) -> StuckRank | None:
-    """Return the rank to look at first, if there is one."""
+    """Return the rank that most likely causes the hang, None if all are alike."""
     stopped = [stuck for stuck in ranks if stuck.state in "Tt"]
     missing, _ = absent(ranks)
     return next(iter([*stopped, *missing]), None)
 
 
 def reading(ranks: Sequence[StuckRank]) -> str:
-    """Return one sentence: where the others wait, and what the culprit does instead."""
+    """Return a sentence on where the ranks wait, and what the culprit does instead."""
     waiting = [stuck for stuck in ranks if stuck.waits]
     if not ranks:
         return "no rank has started: every torchrun waits for the others, at the master's port"
@@ -127,16 +134,16 @@ def reading(ranks: Sequence[StuckRank]) -> str:
 
 
 def at_one_place(ranks: Sequence[StuckRank]) -> bool:
-    """Return True if all ranks wait at one line, or in one program, and not for each other.
+    """Return True if all ranks are at the same line or program, and none waits in a collective.
 
-    The directory of a node's own copy of a file may have another name.
+    Only file names are compared, as snapshots have other directories on each node.
     """
     places = {stuck.where.rpartition("/")[2] for stuck in ranks}
     return len(places) == 1 and places != {""} and not any(stuck.waits for stuck in ranks)
 
 
 def fix(ranks: Sequence[StuckRank]) -> str:
-    """Say what to do, where that is not to look for the rank that differs from the rest."""
+    """Return the fix for a hang without a rank that differs from the rest, else ""."""
     if not ranks:
         return "orchestrator doctor: does every node reach the master's port?"
     if at_one_place(ranks):
@@ -149,7 +156,8 @@ def fix(ranks: Sequence[StuckRank]) -> str:
 
 def names(ranks: Sequence[StuckRank]) -> str:
     if len(ranks) == 1:
-        return "it"  # the sentence begins with its name
+        # The sentence begins with the rank's name.
+        return "it"
     return f"ranks {', '.join(str(stuck.rank) for stuck in ranks)}"
 
 
@@ -175,18 +183,19 @@ def places(ranks: Sequence[StuckRank], group: Group) -> str:
 
 
 def oldest_wait(stuck: StuckRank, now: float) -> float:
-    """Return how many seconds its longest wait has lasted: spinning in NCCL looks like work."""
+    """Return the seconds of a rank's longest wait; by CPU use alone, NCCL's spinning looks busy."""
     return now - min((since for _, _, since in stuck.waits.values()), default=now)
 
 
-STOOD_STILL = 1.0  # between two looks, which come ten times a second
+# A longer time between two checks, normally 0.1 s apart, means that this process was suspended.
+STOOD_STILL = 1.0
 
 
 class HangMonitor(Watcher[Failure]):
-    """A job hangs when none of its nodes printed anything or moved for `timeout` seconds.
+    """Detects a hang: no node printed anything or made progress for `timeout` seconds.
 
-    A program that reports no steps and keeps its processors busy may be waiting all the same (NCCL
-    spins). After such a silence its ranks are asked too, and the age of a collective decides.
+    A program that reports no steps and keeps its CPUs busy may also hang, as NCCL spins. After
+    such a silence its ranks are queried as well, and the age of a collective decides.
     """
 
     def __init__(self, timeout: float, experiment: Experiment, job: str, say: Say) -> None:
@@ -196,7 +205,7 @@ class HangMonitor(Watcher[Failure]):
         self.settled_at = self.checked_at = time.monotonic()
 
     def check(self, followers: Sequence[NodeFollower]) -> Failure | None:
-        """Return what is wrong, once it is known."""
+        """Return the failure once a hang is detected, else None."""
         before, self.checked_at = self.checked_at, time.monotonic()
         if self.checked_at - before > STOOD_STILL:
             self.settled_at = self.checked_at
@@ -225,11 +234,12 @@ class HangMonitor(Watcher[Failure]):
             if rank in node.numbers
         ]
         stuck = [rank for rank, _ in ranks]
-        # Each by the clock of its own node: another's may be far off.
+        # Each wait is measured by its own node's clock, as others may be far off.
         waits = (oldest_wait(one, self.answers[one.node].time) for one in stuck)
         idle = min((follower.idle for follower in self.followers), default=0.0)
         if idle <= self.timeout and max(waits, default=0.0) <= self.timeout:
-            return None  # busy with something that says nothing
+            # The ranks are busy with work that prints nothing.
+            return None
         if ranks:
             self._keep(ranks)
         message = f"no progress for {max(idle, self.timeout):.0f} s: {reading(stuck)}"

@@ -1,4 +1,4 @@
-"""Says in one line how far a job is that is followed, or what its start waits for."""
+"""The status line of a followed job: its progress, or the step of the start it waits for."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from orchestrator.head.screen.keyboard import in_foreground
 from orchestrator.head.screen.progress import joined
 from orchestrator.records.metrics import progress
 
-LOOK_SECONDS = 1.0  # between two looks at the metrics, or twenty times what one takes
+# The pause between two reads of the metrics; at least twenty times the duration of a read.
+LOOK_SECONDS = 1.0
 
-Part = tuple[str, str, int]  # a text, its style, and its weight: the heaviest is left out first
+# A text, its style, and its weight; the heaviest part is left out first.
+Part = tuple[str, str, int]
 
 
 class JobLine:
-    """Writes the line of one attempt, as wide as the terminal is."""
+    """Returns the status line of one attempt for a given terminal width."""
 
     def __init__(self, job: FollowedJob) -> None:
         self.job = job
@@ -43,7 +45,7 @@ class JobLine:
         return [(f"{here}/{len(nodes)} nodes", style, 1)] if len(nodes) > 1 else []
 
     def state(self, seconds: float) -> list[Part]:
-        """Return what the job waits for, or how far it is."""
+        """Return the parts on the job's progress, its end, or the step of its start."""
         nodes, end = self.job.nodes, self.job.end
         if not end.open:
             over = sum(node.over for node in nodes)

@@ -1,8 +1,8 @@
-"""Finds the GPU that holds the others of a job up, by the samples that come home from its nodes.
+"""Find a GPU that slows down the other GPUs of a job, from the samples of its nodes.
 
-A GPU that waits in a collective is busy, as its driver counts. So one that is idle for part of the
-time while all others are busy is the one that they wait for, and its program is what it waits for.
-One that is as busy, but has a lower clock than others of its model, computes more slowly.
+The driver counts a GPU that waits in a collective as busy. So if one GPU is idle part of the time
+while all others are busy, they wait for it, and it waits for its program. A GPU that is as busy as
+the others, but has a lower clock than others of its model, computes more slowly.
 
 A GPU is named only if it costs the others a good part of the time in most of the samples.
 """
@@ -21,19 +21,24 @@ from orchestrator.records.metrics import samples
 from orchestrator.records.metrics.samples import RecentSamples, Sample
 from orchestrator.records.outcome import SlowRank
 
-# Causes, as job.json has them. From outside a data loader, a disk and a lock look alike.
+# The causes as in job.json. From outside a data loader, a disk and a lock look alike.
 COMPUTE, INPUT = "slow compute", "slow input"
-PART = 0.15  # of the time that has to be lost by it
-STEADY = 0.8  # of the looks
-SAMPLES = 10  # that are compared: nearly a minute
-BUSY = 0.9  # of the time: all others are
-SLOWER = 0.15  # less than the others' clock
+# The least share of the time that a slow GPU has to cost the others.
+PART = 0.15
+# The least share of samples in which it is slow.
+STEADY = 0.8
+# The number of samples that are compared, which cover nearly a minute.
+SAMPLES = 10
+# The least share of the time for which all others have to be busy.
+BUSY = 0.9
+# The least relative difference to the clock of the others.
+SLOWER = 0.15
 
 K = TypeVar("K", bound=Hashable)
 
 
 def slowest(lost: Mapping[K, Sequence[float]], least: float) -> tuple[K, float] | None:
-    """Return which one loses most, if steadily at least so much, and its usual loss in a look."""
+    """Return the key with the largest median loss and that loss, if most samples reach `least`."""
     usual = {one: statistics.median(values) for one, values in lost.items() if values}
     if not usual:
         return None
@@ -42,12 +47,13 @@ def slowest(lost: Mapping[K, Sequence[float]], least: float) -> tuple[K, float] 
     return (one, usual[one]) if looks >= STEADY * len(lost[one]) else None
 
 
-Gpu = tuple[int, int]  # its node, and its number there
+# The index of the node, and the GPU's number there.
+Gpu = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class SlowGpu:
-    """One GPU that holds the others up."""
+    """A GPU that slows down the others."""
 
     node: int
     gpu: int
@@ -58,7 +64,7 @@ class SlowGpu:
 def slow_gpu(
     samples: Mapping[int, Sequence[Sample]], models: Mapping[int, Sequence[str]]
 ) -> SlowGpu | None:
-    """Return the GPU that holds the others up: node -> its last samples, and its GPUs' models."""
+    """Return the GPU that slows down the others; `samples` and `models` are by node index."""
     use = table(samples, "use")
     if len(use) < 2:
         return None
@@ -94,9 +100,9 @@ def slow_clock(
 def clock_of_others(
     gpu: Gpu, clocks: Mapping[Gpu, float], models: Mapping[int, Sequence[str]]
 ) -> float:
-    """Return the usual clock of GPUs of the same model, or 0 where there are none.
+    """Return the median clock of other GPUs of the same model, 0 if there are none.
 
-    A machine that is hot throttles all that it has: those of others tell.
+    A hot machine throttles all of its GPUs, so GPUs of other machines are preferred.
     """
     equal = [o for o in clocks if o != gpu and model_of(models, o) == model_of(models, gpu)]
     elsewhere = [other for other in equal if other[0] != gpu[0]] or equal
@@ -110,7 +116,7 @@ def model_of(models: Mapping[int, Sequence[str]], gpu: Gpu) -> str:
 
 
 def table(samples: Mapping[int, Sequence[Sample]], name: str) -> dict[Gpu, list[float]]:
-    """Return a value of every GPU in the last samples: those that have it in each of them."""
+    """Return the last values of each GPU that has the value `name` in all of the last samples."""
     found: dict[Gpu, list[float]] = {}
     for node, several in samples.items():
         last = [sample.gpus.get(name, []) for sample in several if sample.gpus][-SAMPLES:]
@@ -123,21 +129,26 @@ def table(samples: Mapping[int, Sequence[Sample]], name: str) -> dict[Gpu, list[
     return found
 
 
-FIRST_SECONDS = 30.0  # The beginning of a job says nothing of its pace.
-EVERY_SECONDS, SUSPECT_SECONDS = 60.0, 15.0  # to the next look
+# The beginning of a job says nothing about its pace.
+FIRST_SECONDS = 30.0
+# The pause to the next check, normally and after a first finding.
+EVERY_SECONDS, SUSPECT_SECONDS = 60.0, 15.0
 
 
 class SlowMonitor:
-    """Reports a rank when two looks in a row find its GPU slow; each node and cause once."""
+    """Reports a rank when two checks in a row find its GPU slow; each node and cause once."""
 
     def __init__(
         self, nodes: Sequence[NodeRecord], outputs: Path, report: Callable[[SlowRank], None]
     ) -> None:
         self.nodes, self.outputs, self.report = nodes, outputs, report
         self.due_at = time.monotonic() + FIRST_SECONDS
-        self.recent: dict[int, RecentSamples] = {}  # node -> its samples
-        self.last: dict[int, float] = {}  # node -> the time of the newest one
-        self.suspect: int | None = None  # a node
+        # The samples by node index.
+        self.recent: dict[int, RecentSamples] = {}
+        # The time of the newest sample by node index.
+        self.last: dict[int, float] = {}
+        # The index of the node that the last check found.
+        self.suspect: int | None = None
         self.named: set[tuple[str, int]] = set()
 
     def check(self) -> None:
@@ -153,12 +164,12 @@ class SlowMonitor:
             self.report(found)
 
     def find(self) -> SlowRank | None:
-        """Return the rank whose GPU the others wait for."""
+        """Return the rank whose GPU slows down the others, None if there is none."""
         for node in self.nodes:
             path = samples.newest(self.outputs, node.index)
             if path and node.index not in self.recent and samples.machine(path).models:
                 self.recent[node.index] = RecentSamples(path, SAMPLES)
-        # Where ranks are fewer than GPUs it is unknown here which ones they use.
+        # If a node has fewer ranks than GPUs, it is unknown here which GPUs they use.
         full = {
             node.index: node
             for node in self.nodes
@@ -170,7 +181,7 @@ class SlowMonitor:
             self.last,
             {i: each[-1].time if each else 0.0 for i, each in read.items()},
         )
-        # A driver that hangs lets its GPUs seem as they were.
+        # A hanging driver repeats old samples, so nodes without a new one are left out.
         moving = {i: each for i, each in read.items() if self.last[i] != before.get(i)}
         models = {index: self.recent[index].machine.models for index in full}
         found = slow_gpu(moving, models)

@@ -1,4 +1,4 @@
-"""What watches a job: steps that ask its nodes and pause, and never wait; and the master's port."""
+"""The base class of monitors, which query nodes without blocking; the monitor of a start."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ from orchestrator.head.follow.verdict import Failure
 from orchestrator.protocol.requests.machine import Dial
 from orchestrator.protocol.requests.request import Request
 
-ANSWER_SECONDS = 10.0  # nodes that have not answered by then are left out
+# Nodes that have not answered by then are left out.
+ANSWER_SECONDS = 10.0
 
 T = TypeVar("T")
 
 
 class Watcher(Generic[T]):
-    """Runs watch(), a generator that yields for how many seconds it pauses and returns a finding.
+    """Runs watch(), a generator that yields the seconds to its next step and returns a finding.
 
-    The head calls check() ten times a second, and puts what the nodes say into `answers`.
+    The head calls check() ten times a second, and puts the nodes' answers into `answers`.
     """
 
     def __init__(self, after: float = 0.0) -> None:
-        self.followers: Sequence[NodeFollower] = ()  # of the nodes that are asked
-        self.answers: dict[int, Any] = {}  # node -> its answer to the latest question
+        # The followers of the nodes that are queried.
+        self.followers: Sequence[NodeFollower] = ()
+        # The answer to the latest request by node index.
+        self.answers: dict[int, Any] = {}
         self.due_at = time.monotonic() + after
         self.steps = self.watch()
         self.over = False
@@ -33,7 +36,7 @@ class Watcher(Generic[T]):
         raise NotImplementedError
 
     def check(self, followers: Sequence[NodeFollower]) -> T | None:
-        """Go on once a pause is over; return what was found, once."""
+        """Run the next step if it is due; return the finding once, else None."""
         self.followers, now = followers, time.monotonic()
         if self.over or now < self.due_at:
             return None
@@ -46,7 +49,7 @@ class Watcher(Generic[T]):
         return None
 
     def ask_and_hear(self, question: Callable[[NodeFollower], Request[Any]]) -> Iterator[float]:
-        """Ask every node, and pause until all have answered or ANSWER_SECONDS have passed."""
+        """Send a request to every node; yield until all answer or ANSWER_SECONDS are over."""
         self.answers = {}
         for follower in self.followers:
             follower.ask(question(follower))
@@ -55,10 +58,12 @@ class Watcher(Generic[T]):
             yield 0.0
 
 
-FIRST_DIAL_SECONDS = 6.0  # by then the ranks of most jobs have begun
+# By then the ranks of most jobs have started.
+FIRST_DIAL_SECONDS = 6.0
 NEXT_DIAL_SECONDS = 4.0
 DIAL_SECONDS = 3.0
-DIALS_WITHIN_SECONDS = 30.0  # both dials are over by then
+# By then both dials are over.
+DIALS_WITHIN_SECONDS = 30.0
 REFUSED = "refused"
 OPEN_ALL = (
     "open all TCP ports between the nodes, as collectives use any of them; `orchestrator doctor`"
@@ -67,10 +72,10 @@ OPEN_ALL = (
 
 
 class StartMonitor(Watcher[Failure]):
-    """Lets every node call the master's port, until a rank begins or the same calls fail twice.
+    """Makes every node dial the master's port, until a rank starts or the same dials fail twice.
 
-    torchrun starts no rank before all nodes have met at that port, and says nothing until then.
-    While the master itself is refused there, its torchrun is only slow: it still imports torch.
+    Torchrun starts no rank before all nodes have connected to that port, and is silent until
+    then. If the master itself is refused, its torchrun is only slow, as it still imports torch.
     """
 
     def __init__(self, master: str) -> None:
@@ -79,7 +84,7 @@ class StartMonitor(Watcher[Failure]):
         self.over = not master
 
     def check(self, followers: Sequence[NodeFollower], *, begun: bool = False) -> Failure | None:
-        """Return what is wrong, once it is known. `begun`: a rank was heard of."""
+        """Return the failure once it is known, else None. `begun`: a rank has started."""
         nodes = {follower.node.index for follower in followers}
         self.over = self.over or begun or len(nodes) < 2 or 0 not in nodes
         return super().check(followers)

@@ -1,6 +1,6 @@
-"""Follows one node: its log into the local file, its events to the run, across reconnects.
+"""Follow one node: append its log to the local file, post its events, reconnect when needed.
 
-The local file's length is all the state there is: a new process goes on where a killed one stopped.
+The local file's length is the only state: a new process goes on where a killed one stopped.
 """
 
 from __future__ import annotations
@@ -74,16 +74,19 @@ from orchestrator.records.experiment import Experiment, NodeRecord
 SILENCE = f"no word for {HEAD_PATIENCE_SECONDS:.0f} s"
 log = logging.getLogger(__name__)
 
-PAUSE_SECONDS = 0.5  # between two tries to reach a node
+# The pause between two tries to reach a node.
+PAUSE_SECONDS = 0.5
 GIVE_SECONDS = 2.0
-# What nodes together cost a head: a frame takes 0.2 to 0.4 ms, a line that tells a step 0.05 ms.
-FRAMES_PER_SECOND = 200  # of all beside one, where lines come faster for longer
+# These limits bound a head's load: a frame takes 0.2 to 0.4 ms, a line with a step 0.05 ms.
+# Nodes gather lines that come fast, so that together they send about this many frames.
+FRAMES_PER_SECOND = 200
 LONGEST_GATHER_SECONDS = 0.5
-PRINTED_BYTES = 512 << 10  # read in a second for steps and losses, beside those of node 0
+# The bytes per second that are searched for steps and losses, in all nodes but node 0.
+PRINTED_BYTES = 512 << 10
 
 
 class NodeFollower:
-    """Follows one node, in a task, until the job has ended there, or close()."""
+    """Follows one node in a thread until the job has ended there, or until close()."""
 
     def __init__(
         self,
@@ -111,40 +114,47 @@ class NodeFollower:
         self.printed = Printed(log, experiment.path, node.numbers, most)
         self.post = post
         self.channel = channel
-        self.looks_on = looks_on  # The job does not count this head as its own.
-        self.former_end = former_end  # of the attempt before; 0 for the first
+        # True for an observer: it does not renew the job's lease.
+        self.looks_on = looks_on
+        # The end of the attempt before, 0 in the first attempt.
+        self.former_end = former_end
         self.gather = min((among - 1) / FRAMES_PER_SECOND, LONGEST_GATHER_SECONDS)
         self.writing = threading.Lock()
         self.ended = self.over = False
         self.event_rest = b""
         self.closing = threading.Event()
         self.thread: threading.Thread | None = None
-        self.order: End | None = None  # the end that the node was asked for
+        # The order to end that was sent to the node.
+        self.order: End | None = None
         self.next_beat = 0.0
         self.heard_at = time.monotonic()
-        self.silent = self.idle = 0.0  # seconds since the node last printed, or moved
+        # The seconds since the node last printed, and since its ranks last made progress.
+        self.silent = self.idle = 0.0
         self.clock = NodeClock()
         self.growing.began = lambda: self.former_end + self.clock.offset
-        self.beats: dict[int, float] = {}  # request -> when it was sent, monotonic
+        # The monotonic time at which each heartbeat was sent, by request number.
+        self.beats: dict[int, float] = {}
 
     def start(self) -> None:
         self.thread = fleet.start(self.run)
 
     def end(self, reason: str, grace: float, *, failed: bool) -> None:
-        """Ask the node to end its part: now, or as soon as it is back."""
+        """Order the node to end its part: now, or as soon as it is connected again."""
         log.debug("%s: is to end: %s; grace %g s", self.node.name, reason, grace)
         self.order = End(job=self.job, node=self.node.index, why=reason, grace=grace, failed=failed)
-        self.ask(self.order)  # the stream notices a broken connection too, and repeats it
+        # If the connection is broken, the order is repeated after the reconnect.
+        self.ask(self.order)
 
     def ask(self, request: Request[Any] | None) -> None:
-        """Send a request whose answer comes with the stream, where there is a connection."""
+        """Send a request if there is a connection; the answer arrives with the stream."""
         channel = self.channel
         if channel is not None and request is not None:
-            with contextlib.suppress(NodeError):  # the stream notices too
+            # The stream notices a broken connection by itself.
+            with contextlib.suppress(NodeError):
                 channel.post(request)
 
     def close(self) -> None:
-        """Stop following; the job goes on. Once this returns, no byte is written any more."""
+        """Stop following; the job goes on. After the return nothing more is written to the logs."""
         self.closing.set()
         with self.writing:
             pass
@@ -153,7 +163,7 @@ class NodeFollower:
             channel.connection.close()
 
     def give_channel(self) -> NodeChannel | None:
-        """Give away the channel of a node that is over, for who goes on with it."""
+        """Return the channel of a node that is over, for the next attempt; None if it is in use."""
         if self.thread is not None:
             self.thread.join(GIVE_SECONDS)
             if self.thread.is_alive():
@@ -175,11 +185,12 @@ class NodeFollower:
             self.ranks.close()
 
     def _follow_once(self) -> bool:
-        """Follow until the job has ended there (True) or the connection is lost."""
+        """Follow until the job has ended there (return True) or the connection is lost (False)."""
         try:
             if self.channel is None:
                 self.channel = self._reopen()
-                if self.closing.is_set():  # it came too late
+                # The follower may have been closed during the reconnect.
+                if self.closing.is_set():
                     self.channel.connection.close()
                     return True
             self._begin(self.channel)
@@ -209,7 +220,7 @@ class NodeFollower:
                 channel.connection.close()
             silence = time.monotonic() - self.heard_at
             log.info("%s: lost: %s; tried again soon", self.node.name, error.what)
-            # This process may have slept.
+            # A longer silence means that this process was suspended.
             silence = min(HEAD_PATIENCE_SECONDS, silence)
             self.post(Lost(self.node.index, error.what, silence))
             self.closing.wait(PAUSE_SECONDS)
@@ -228,14 +239,15 @@ class NodeFollower:
             self.post(Warned(self.node.index, what))
 
     def _sweep(self, channel: NodeChannel) -> None:
-        """End the processes of a supervisor that is gone without a last event."""
+        """End the processes of a supervisor that is gone and sent no last event."""
         order = Stop(
             job=self.job,
             node=self.node.index,
             why="its supervisor was killed",
             grace=0.0,
             wait=SWEEP_PATIENCE_SECONDS,
-            for_good=False,  # the job may be started again
+            # The job may be started again.
+            for_good=False,
         )
         receipt = channel.ask(order, 3 * SWEEP_PATIENCE_SECONDS)
         if receipt.left:
@@ -250,7 +262,8 @@ class NodeFollower:
         self.event_rest = b""
         self.growing.begin()
         sent = time.monotonic()
-        answer = channel.ask(Beat(), HEAD_PATIENCE_SECONDS)  # later beats tell the clock better
+        # This is a first estimate of the clock, which later heartbeats improve.
+        answer = channel.ask(Beat(), HEAD_PATIENCE_SECONDS)
         self.clock.heard(sent, answer.time)
         self.beats.clear()
         request = Follow(
@@ -304,7 +317,7 @@ class NodeFollower:
         return min(self.next_beat, self.growing.due, self.printed.due, lost)
 
     def _ask_what_is_due(self, channel: NodeChannel, *, news: bool = True) -> None:
-        """Send a sign of life, as a server leaves a silent head, and ask what has grown."""
+        """Send a heartbeat when it is due, and with `news` the request for grown output files."""
         now = time.monotonic()
         if now >= self.next_beat:
             self.next_beat = now + HEAD_BEAT_SECONDS
@@ -316,7 +329,7 @@ class NodeFollower:
         if isinstance(answer, (Stuck, Dialed)):
             self.post(Answer(self.node.index, answer))
         elif isinstance(answer, request.Clock):
-            # Clocks drift apart: a good exchange is better than one of an hour ago.
+            # Clocks drift, so a recent exchange is preferred over one of an hour ago.
             sent = self.beats.pop(number, 0.0)
             if sent and self.clock.heard(sent, answer.time):
                 self.post(ClockRead(self.node.index, self.clock.offset))
@@ -335,7 +348,7 @@ class NodeFollower:
         self.post(Grew(self.node.index))
 
     def _keep(self, channel: NodeChannel, file: AppendOnly, data: memoryview) -> None:
-        """Append; while the disk is full here, wait: the node has it all, and the job goes on."""
+        """Append to a log; wait while the local disk is full, as the node keeps all output."""
         rest = self._write(file, data)
         while rest and not self.closing.wait(1.0):
             self.post(DiskFull(self.node.index))
@@ -343,7 +356,8 @@ class NodeFollower:
             rest = self._write(file, rest)
 
     def _write(self, file: AppendOnly, data: memoryview) -> memoryview:
-        with self.writing:  # a closed follower may have given the file to another
+        # After close() another follower may write to the file.
+        with self.writing:
             return data if self.closing.is_set() else file.append(data)
 
     def _take_events(self, data: bytes) -> None:
@@ -353,7 +367,8 @@ class NodeFollower:
             for line in lines:
                 try:
                     known = parse(line)
-                except Nonsense:  # which a crash, or a full disk, left half written
+                except Nonsense:
+                    # A crash or a full disk left the line incomplete.
                     continue
                 event = events.from_data(known)
                 self.ended = self.ended or isinstance(event, Ended)

@@ -1,4 +1,4 @@
-"""The kinds of news that the follower of a node posts to its job."""
+"""The messages that the follower of a node posts to its job."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ class Happened(News, kw_only=False):
 
 
 class Grew(News, kw_only=False):
-    """The local files have more than before."""
+    """The local copies of the logs have grown."""
 
 
 class Lost(News, kw_only=False):
-    """The connection broke; the follower tries to come back."""
+    """The connection broke; the follower tries to reconnect."""
 
     why: str
-    silent: float  # seconds since it was last heard of
+    # The seconds since the node was last heard.
+    silent: float
 
 
 class Connected(News, kw_only=False):
-    """The stream begins, or begins again. `clock`: the node's clock minus ours."""
+    """The stream begins, or begins again. `clock`: the node's clock minus this machine's."""
 
     clock: float
 
@@ -45,20 +46,20 @@ class ClockRead(News, kw_only=False):
 
 
 class Answer(News, kw_only=False):
-    """The node answers a question of a monitor."""
+    """The node answers a request of a monitor."""
 
     answer: Stuck | Dialed
 
 
 class Warned(News, kw_only=False):
-    """Something stays there, which is to be said: outputs, or what may be of the job."""
+    """A warning on outputs or processes of the job that are left on the node."""
 
     what: str
     receipt: StopReceipt | None = None
 
 
 class Wrote(News, kw_only=False):
-    """The outputs of a node are here, also those in the snapshot of the code."""
+    """The outputs of a node were fetched, also those in the snapshot of the code."""
 
     with_code: CodeOutputs | None
     own_disk: bool
@@ -69,12 +70,13 @@ class DiskFull(News, kw_only=False):
 
 
 class Over(News, kw_only=False):
-    """The job has ended there, and all files are here; or the node has no such job."""
+    """The job has ended on the node and all files were fetched, or the node has no such job."""
 
-    why: str = "its supervisor was killed"  # where its last event is missing
+    # The reason if the supervisor's last event is missing.
+    why: str = "its supervisor was killed"
 
 
 class Failed(News, kw_only=False):
-    """The follower cannot go on: a version of the job that cannot be followed, or a defect."""
+    """The follower cannot go on: the job has an unsupported version, or there is a defect."""
 
     error: Exception

@@ -1,4 +1,4 @@
-"""The local files of the nodes' logs, which only grow."""
+"""The local, append-only files of the nodes' logs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.screen.log_reader import LogFile
 from orchestrator.records.experiment import Experiment, NodeRecord
 
-OPEN_WHILE_FOLLOWED = 2  # files a node, now and then: an output that comes home, a log to show
+# The further files per node that may be open at times: a fetched output, a log that is shown.
+OPEN_WHILE_FOLLOWED = 2
 
 
 class AppendOnly:
-    """A local file that only grows; `size` counts from where this attempt of the job begins."""
+    """An append-only local file; `size` counts from the beginning of this attempt."""
 
     def __init__(self, path: Path, before: int = 0) -> None:
         self.path = path
@@ -32,7 +33,7 @@ class AppendOnly:
             raise UsageError(f"{path} is shorter than its record says: somebody has changed it")
 
     def append(self, data: memoryview) -> memoryview:
-        """Write the data; return what did not fit on the disk."""
+        """Append the data; return the rest that did not fit on the disk."""
         while data:
             try:
                 done = os.write(self.fd, data)
@@ -62,7 +63,7 @@ class NodeLogs:
 
 
 def open_logs(experiment: Experiment, nodes: Sequence[NodeRecord]) -> list[NodeLogs]:
-    """Open the files of all nodes, with room for what else a head opens while it follows them."""
+    """Open the logs of all nodes; raise the limit of open files for what a head opens later."""
     logs = [NodeLogs.of(experiment, node) for node in nodes]
     what = f"the logs of {len(nodes)} nodes cannot be kept open"
     fleet.need_room(OPEN_WHILE_FOLLOWED * len(nodes), what)
@@ -70,7 +71,7 @@ def open_logs(experiment: Experiment, nodes: Sequence[NodeRecord]) -> list[NodeL
 
 
 def log_files(experiment: Experiment, nodes: Sequence[NodeRecord]) -> list[LogFile]:
-    """Return the logs of these nodes, to be read."""
+    """Return the logs of these nodes for reading."""
     return [
         LogFile(node.index, node.name, experiment.log(node), experiment.ranks(node))
         for node in nodes

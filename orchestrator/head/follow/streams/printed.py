@@ -1,7 +1,7 @@
-"""Writes down how far a program is that measures nothing for us, from what its ranks print.
+"""Extract steps and losses from a program's output, for programs without metrics of their own.
 
-Each rank whose lines tell a step and a loss gets a file of metrics like those of a Trainer, in
-`printed/` of the experiment, and all that reads metrics shows it: `top`, the report, trackers.
+Each rank whose lines contain a step and a loss gets a metrics file like those of a Trainer, in
+`printed/` of the experiment. All readers of metrics show it: `top`, the report, trackers.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from orchestrator.head.screen.log_reader import LogFile, LogReader
 from orchestrator.records.metrics import trainers
 
 LOOK_SECONDS = 1.0
-MOST_BYTES = 128 << 10  # read at once; of a log that grows faster, what came before is left out
-LONGEST_LINE = 2000  # bytes of it that are read
-LEAST_BYTES = 4 << 10  # some lines, though there may be many nodes
+# The most bytes that are read at once; a log that grows faster is read only at its end.
+MOST_BYTES = 128 << 10
+# The last bytes of a line that are read.
+LONGEST_LINE = 2000
+# The least bytes that are read at once, even with many nodes: enough for some lines.
+LEAST_BYTES = 4 << 10
 
 
 class Printed:
-    """The log of one node, read beside its follower from where it is now on."""
+    """Reads the local log of one node from its current end on, as its follower appends to it."""
 
     def __init__(
         self, log: LogFile, experiment: Path, ranks: range, most: int = MOST_BYTES
@@ -37,13 +40,14 @@ class Printed:
         self.ranks = frozenset(map(str, ranks))
         self.tellers: dict[str, Teller] = {}
         self.looked = 0.0
-        self.due = math.inf  # the next look, where there is more
+        # The time of the next read if the log has grown.
+        self.due = math.inf
 
     def grew(self) -> None:
         self.due = self.looked + LOOK_SECONDS
 
     def check(self, offset: float, *, last: bool = False) -> None:
-        """Write down what is new; `offset`: the node's clock minus ours."""
+        """Write the metrics of new lines; `offset`: the node's clock minus this machine's."""
         now = time.monotonic()
         if not last and now < self.due:
             return
@@ -65,7 +69,7 @@ class Printed:
         return self.tellers[stream].rows(data, at)
 
     def write(self, rank: int, text: str) -> None:
-        """Append to the rank's file; a disk that is full loses no more than the curve."""
+        """Append to the rank's metrics file; on a full disk only these rows are lost."""
         path = trainers.printed(self.outputs) / trainers.file_name(rank)
         with contextlib.suppress(OSError):
             path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -76,11 +80,12 @@ class Printed:
                 os.close(descriptor)
 
 
-ENDS = re.compile(rb"[\r\n]+")  # a progress bar begins again with \r
+# A progress bar returns to the beginning of its line with \r.
+ENDS = re.compile(rb"[\r\n]+")
 
 
 class Teller:
-    """One rank: the line that has no end yet, and where it was."""
+    """The parser of one rank's output: its incomplete last line and its last steps."""
 
     def __init__(self, rank: int) -> None:
         # Its patterns take 20 ms to compile, and a job may print nothing.
@@ -89,9 +94,12 @@ class Teller:
         self.rank = rank
         self.rest = b""
         self.reader = StepReader()
-        self.first: tuple[float, int] | None = None  # when its first step was seen, and which
-        self.written: dict[str, int] = {}  # the last step of each loss in its file
-        self.lost_steps = 0  # whose loss is NaN or infinite
+        # The time and the number of its first step.
+        self.first: tuple[float, int] | None = None
+        # The last step in the file by the name of the loss.
+        self.written: dict[str, int] = {}
+        # The number of steps whose loss is NaN or infinite.
+        self.lost_steps = 0
 
     def lines(self, data: bytes) -> Iterator[str]:
         *whole, self.rest = ENDS.split(self.rest + data)
@@ -100,11 +108,12 @@ class Teller:
             yield line.decode(errors="replace")
 
     def rows(self, data: bytes, at: float) -> Iterator[str]:
-        """Yield the rows that more of its output tells, which was printed at that time."""
+        """Yield the metrics rows of further output, which was printed at the time `at`."""
         for text in self.lines(data):
             line = self.reader.values(text)
             step, steps = line.get("step", -1), line.pop("steps", None)
-            for name in ("loss", "val_loss"):  # a progress bar shows the same step many times
+            # A progress bar shows the same step many times.
+            for name in ("loss", "val_loss"):
                 if name in line and self.written.get(name) == step:
                     del line[name]
             if "loss" not in line and "val_loss" not in line:
