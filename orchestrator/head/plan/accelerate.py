@@ -1,8 +1,8 @@
-"""Ranks started by `accelerate launch`: its file, read, checked, and written for each node.
+"""Start ranks by `accelerate launch`: read and check its config file, write one for each node.
 
-accelerate runs torchrun in its own process, and what torchrun then starts is our
-node/job/ranks/rank.py: logs, verdict and stop are what they are without accelerate.
-Pure but for read(). Keys that accelerate does not know it refuses itself.
+Accelerate runs torchrun in its own process, and torchrun starts our node/job/ranks/rank.py. So
+logs, verdict and stop are the same as without accelerate. All functions but read() are pure.
+Accelerate itself rejects unknown keys.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ BY_TORCHRUN = (
     *("MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM", "MULTI_XPU", "MULTI_NPU", "MULTI_MLU"),
     *("MULTI_SDAA", "MULTI_MUSA", "MULTI_HPU", "MULTI_NEURON"),
 )
-FOR_CUDA = ("MULTI_GPU", "FSDP")  # without one accelerate leaves each rank alone, silently
+# These types need a GPU: without one accelerate silently leaves each rank on its own.
+FOR_CUDA = ("MULTI_GPU", "FSDP")
 
 
 @dataclass(frozen=True)
 class Accelerate:
-    """The keys of an accelerate config file; there may be no file, and none."""
+    """The keys of an accelerate config file; both are empty without a file."""
 
     file: str = ""
     keys: Mapping[str, Any] = field(default_factory=dict)
@@ -52,7 +53,7 @@ class Accelerate:
 
 
 def asked(start_with: str | None, file: Path | None, kind: str) -> Accelerate | None:
-    """Return what --start-with accelerate or --accelerate-config asks for, or None."""
+    """Return the options of --start-with accelerate or --accelerate-config, None without them."""
     if file is None and start_with != "accelerate":
         return None
     if kind == "engine":
@@ -64,7 +65,10 @@ def asked(start_with: str | None, file: Path | None, kind: str) -> Accelerate | 
 
 
 def read(file: Path) -> Accelerate:
-    """Read a file that `accelerate config` wrote; planned() checks it against the nodes."""
+    """Read a file of `accelerate config`; raise UsageError for wrong types of its keys.
+
+    planned() checks the values against the nodes.
+    """
     import yaml
 
     try:
@@ -86,13 +90,13 @@ def read(file: Path) -> Accelerate:
 
 
 def settle(launch: Launch, by: Accelerate) -> Launch:
-    """Apply the file: accelerate has no fork start, and its port counts like --master-port."""
+    """Return the launch with plain start, and the file's port unless --master-port sets one."""
     port = launch.master_port or by.number("main_process_port") or None
     return replace(launch, start="plain", master_port=port)
 
 
 def counted(config: Config, by: Accelerate, nodes: Sequence[ProbedNode], nnodes: int) -> Config:
-    """Take the number of ranks from the file where no node has GPUs."""
+    """Return the config with the file's number of ranks if neither options nor nodes decide it."""
     world = by.number("num_processes", 1)
     silent = all(node.node.slots is None and not node.facts.gpus for node in nodes)
     if config.launch.nproc is not None or world is None or not silent or world % nnodes:
@@ -106,7 +110,7 @@ def counted(config: Config, by: Accelerate, nodes: Sequence[ProbedNode], nnodes:
 def planned(
     plan: Plan, by: Accelerate, nodes: Sequence[ProbedNode], agreed: Layout | None = None
 ) -> Plan:
-    """Put accelerate in torchrun's place: on all nodes, or with `agreed` on those given."""
+    """Return the plan with accelerate in place of torchrun; raise if it does not fit the nodes."""
     check_installed(nodes)
     counts = agreed.counts if agreed else [node.nproc for node in plan.nodes]
     check_counts(by, counts)
@@ -160,7 +164,7 @@ def check_counts(by: Accelerate, counts: Sequence[int]) -> None:
 
 
 def on_cpu(by: Accelerate, nodes: Sequence[ProbedNode]) -> bool:
-    """Return True if accelerate has to be set to the CPU."""
+    """Return True if accelerate has to use the CPU."""
     if by.keys.get("use_cpu") or by.kind == "MULTI_CPU":
         return True
     without = [node.name for node in nodes if not node.facts.gpus]
@@ -178,18 +182,19 @@ def on_cpu(by: Accelerate, nodes: Sequence[ProbedNode]) -> bool:
 
 
 def of_node(node: NodePlan, keys: Mapping[str, Any], cpu: bool) -> NodePlan:
-    """Start a node's ranks with its own file: nodes may share a disk."""
+    """Return a node's plan with its own config file; its name differs as nodes may share a disk."""
     import yaml
 
     file = (
-        f"accelerate_node{node.index}.yaml"  # in the node's run directory, where its agent starts
+        # The file is in the node's run directory, where its agent starts.
+        f"accelerate_node{node.index}.yaml"
     )
     command = (node.python, "-u", "-m", PROGRAM, "--config_file", file)
     setting = EnvSetting("ACCELERATE_USE_CPU", "true", "no GPU, or use_cpu in accelerate's file")
     return replace(
         node,
         agent=command,
-        # A restart has another port; the file has the rest.
+        # Only the port changes with a restart; the file has all other values.
         placed=(("port", "--main_process_port"),),
         paste=(*command, *node.program),
         settings=(*([setting] if cpu else []), *node.settings),
@@ -198,7 +203,7 @@ def of_node(node: NodePlan, keys: Mapping[str, Any], cpu: bool) -> NodePlan:
 
 
 def keys_of(by: Accelerate, plan: Plan, counts: Sequence[int], cpu: bool) -> dict[str, Any]:
-    """Return what the files of all nodes hold: our keys are computed, the others are kept."""
+    """Return the keys of all nodes' files: computed ones, and the user's for all others."""
     kind = by.kind if by.kind in BY_TORCHRUN else "MULTI_GPU"
     keys = {
         **by.keys,

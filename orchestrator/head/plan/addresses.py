@@ -1,4 +1,4 @@
-"""Find every node's address in the job's network; the master's is one that all others reach."""
+"""Find each node's address in the job's network; all others can reach the master's address."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COMMON = (
 
 
 def find(nodes: Sequence[ProbedNode]) -> list[NodeAddress]:
-    """Return every node's own address; the master's (the first) is one that all others reach."""
+    """Return each node's address; the first node is the master, whose address all can reach."""
     master = master_address(nodes)
     addresses = [address_of(node, nodes[0], master) for node in nodes]
     check_distinct(nodes, addresses)
@@ -34,19 +34,20 @@ def master_address(nodes: Sequence[ProbedNode]) -> str:
     if all(is_loopback(node.reached) for node in nodes):
         return first
     if not others:
+        # An address behind NAT does not lead back to the node itself.
         usable = first in addresses and not is_scoped(first)
-        return first if usable else "127.0.0.1"  # NAT does not lead back to the node itself
+        return first if usable else "127.0.0.1"
     scoped = is_scoped(first)
     if first in addresses and not is_loopback(first) and not scoped:
         return first
-    # The list's address is not one that the master itself has: NAT, a jump host, or localhost.
+    # The master does not have the list's address itself: it is NAT, a jump host, or localhost.
     shared = [
         address
         for address in master.facts.addresses
         if all(on_link(node.facts, address.address) for node in others)
     ]
     if shared:
-        # A container bridge may have one network on all machines, and other addresses in it.
+        # A container bridge may have the same network on all machines, so it comes last.
         return min(shared, key=lambda a: a.interface.startswith(OWN_BRIDGES)).address
     if first and not is_loopback(first) and not scoped:
         return first
@@ -59,12 +60,12 @@ def master_address(nodes: Sequence[ProbedNode]) -> str:
 
 
 def is_scoped(address: str) -> bool:
-    """Return True if an address needs an interface beside it: ranks are given none."""
+    """Return True if an address needs an interface (scope), which ranks are not given."""
     return address.startswith("fe80:") and ipaddress.ip_address(address).is_link_local
 
 
 def on_link(facts: Facts, address: str) -> bool:
-    """Return True if the node is attached to the network of this address, if it is one."""
+    """Return True if the node is directly attached to the network of this address."""
     target = ipaddress.ip_address(address)
     if target.is_loopback or target.is_link_local:
         return False
@@ -92,7 +93,7 @@ def address_of(node: ProbedNode, first: ProbedNode, master: str) -> NodeAddress:
     for address in facts.addresses:
         if target in address.network and usable(facts, address):
             return NodeAddress(address.address, address.interface)
-    # The probe was asked for the master by the name in the list, before its address was known.
+    # The probe looked up the route by the name in the list, before the address was known.
     interface, from_here = next(iter(facts.routes.values()), ("", ""))
     if from_here and not is_loopback(from_here) and (":" in from_here) == (":" in master):
         return NodeAddress(from_here, interface)
@@ -105,7 +106,7 @@ def usable(facts: Facts, address: Address) -> bool:
 
 
 def no_way(node: ProbedNode, master: str) -> CheckFailed:
-    """Say why there is no route, as far as the facts show."""
+    """Return the error for a missing route, with the node's addresses."""
     what = f"{node.name} has no route to the master's address {master}"
     outside = [a for a in node.facts.addresses if not a.ip.is_loopback and not a.ip.is_link_local]
     if not outside:
@@ -115,7 +116,7 @@ def no_way(node: ProbedNode, master: str) -> CheckFailed:
 
 
 def check_distinct(nodes: Sequence[ProbedNode], addresses: Sequence[NodeAddress]) -> None:
-    """Refuse one address for two machines: clones, or two networks with equal addresses."""
+    """Raise if two machines have one address: clones, or two networks with the same range."""
     seen: dict[str, ProbedNode] = {}
     for node, where in zip(nodes, addresses, strict=True):
         other = seen.setdefault(where.address, node)
@@ -132,11 +133,11 @@ def check_distinct(nodes: Sequence[ProbedNode], addresses: Sequence[NodeAddress]
 
 
 def check_peers(nodes: Sequence[ProbedNode], addresses: Sequence[NodeAddress]) -> None:
-    """Refuse two nodes without a route between them: all ranks connect to each other.
+    """Raise if two nodes have no route between them, as all ranks connect to each other.
 
-    Only where the kernel was asked and knows no route.
+    Only pairs count for which the kernel was asked and knows no route.
     """
-    # By address; a machine may be listed twice.
+    # The nodes by address; a machine may be listed twice.
     owners: dict[str, list[tuple[ProbedNode, NodeAddress]]] = {}
     for other, where in zip(nodes, addresses, strict=True):
         owners.setdefault(where.address, []).append((other, where))

@@ -1,4 +1,4 @@
-"""A plan as text or JSON: what every node would run, ready to be pasted into a shell there."""
+"""Format a plan as text or JSON: each node's command lines, ready to paste into a shell there."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from orchestrator.protocol.message import encode
 
 
 def shell_lines(plan: Plan, node: NodePlan) -> list[str]:
-    """Write the lines that run a node's part when they are pasted into a shell there.
+    """Return the lines that run a node's part when they are pasted into a shell there.
 
-    The variables are those of torchrun alone: the shell stays as it is.
+    The variables are set only for torchrun, so the shell's environment does not change.
     """
     around = [
         *([f"inside: {node.node.wrap}"] if node.node.wrap else []),
@@ -33,7 +33,8 @@ def shell_lines(plan: Plan, node: NodePlan) -> list[str]:
     python_path = ""
     kind = node.target.kind
     if kind == "engine" or (plan.start == "fork" and kind != "module"):
-        # --run-path leaves out what `python script.py` does: the script's directory comes first.
+        # Unlike `python script.py`, --run-path does not put the script's directory first in
+        # sys.path.
         script = script_path(node.target, node.workdir, node.library)
         first = node.library if kind == "engine" else posixpath.dirname(script)
         theirs = env.pop("PYTHONPATH", "")
@@ -47,7 +48,7 @@ def shell_lines(plan: Plan, node: NodePlan) -> list[str]:
 
 
 def quoted(word: str) -> str:
-    """Quote a word for a shell, zsh included: there, =eth0 is the path of a program eth0."""
+    """Return a word quoted for a shell; zsh would replace =eth0 by the path of a program eth0."""
     safe = shlex.quote(word)
     return f"'{word}'" if safe == word and word.startswith("=") else safe
 
@@ -71,7 +72,7 @@ def to_text(plan: Plan) -> str:
 
 
 def comment(text: str) -> str:
-    """Write a comment of one line: what a node says in it must not become a command."""
+    """Return a one-line shell comment: a node's text in it must not become a command."""
     return " ".join(["#", *text.split()])
 
 
@@ -89,10 +90,12 @@ def to_json(plan: Plan) -> str:
 
 
 # -- explain ------------------------------------------------------------------------------------
-# `orchestrator plan --explain`: every setting of every node: its value, its source and why.
+# `orchestrator plan --explain` shows the value, source and reason of every node's settings.
 
-IDENTITY = "identifies the node"  # settings that differ by design
-WIDEST = 32  # a longer value is not cut, and shifts only its own line
+# The reason of settings that differ between nodes by design.
+IDENTITY = "identifies the node"
+# A longer value is not cut; it only shifts the rest of its line.
+WIDEST = 32
 NODE_COLUMNS = ("NODE", "NAME", "ADDRESS", "RANKS", "REACHED BY")
 TRANSPORTS = {
     "infiniband": "NCCL uses InfiniBand",
@@ -130,7 +133,7 @@ def node_row(node: NodePlan) -> tuple[str, ...]:
 
 
 def setting_rows(nodes: Sequence[NodePlan]) -> list[tuple[str, ...]]:
-    """Return (setting, nodes, value, source, why), the settings in order of appearance."""
+    """Return rows (setting, nodes, value, source, why) in the order of the settings."""
     groups: dict[str, dict[tuple[str, str, str], list[int]]] = {}
     for node in nodes:
         for name in dict.fromkeys(setting.name for setting in node.settings):
@@ -145,7 +148,7 @@ def setting_rows(nodes: Sequence[NodePlan]) -> list[tuple[str, ...]]:
 
 
 def decided(node: NodePlan, name: str) -> tuple[str, str, str] | None:
-    """Return (value, source, why) of the winning value; why names what it overrides."""
+    """Return (value, source, why) of the winning value; `why` names the value it overrides."""
     *others, last = [setting for setting in node.settings if setting.name == name]
     if last.why == IDENTITY:
         return None

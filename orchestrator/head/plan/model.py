@@ -1,4 +1,4 @@
-"""The parts of a plan: the program, every node's part, and each setting with its reason."""
+"""The data of a plan: the program, each node's part, and each setting with its reason."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ class EnvSetting:
     name: str
     value: str
     why: str
-    yours: bool = False  # set by the user, not computed
-    secret: bool = False  # shown nowhere
+    # True if the user set it; False if it was computed.
+    yours: bool = False
+    # True if its value may not be shown.
+    secret: bool = False
 
 
 @dataclass(frozen=True)
@@ -30,12 +32,13 @@ class NodeAddress:
 
 @dataclass(frozen=True)
 class ProgramTarget:
-    """The program that was asked for. Kind: "engine", "module", or "auto" for a file or program."""
+    """The requested program; kind is "engine", "module", or "auto" for a file or command."""
 
     kind: str
     name: str
     args: tuple[str, ...]
-    near: str = ""  # a question after a file that may be meant, where there is none of the name
+    # A question with a similar file name, if there is no file of this name.
+    near: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,18 +53,30 @@ class NodePlan:
     nproc_why: str
     python: str
     workdir: str
-    target: ProgramTarget  # kind: "engine", "script", "module" or "program"
-    settings: tuple[EnvSetting, ...]  # in order; later ones win
-    agent: tuple[str, ...]  # torchrun, as the supervisor starts it, up to what `placed` adds
-    way: str = ""  # by which program the node was reached, and why
-    placed: tuple[tuple[str, str], ...] = ()  # fields of the spec, and its options for them
-    library: str = ""  # where this package is on the node
-    runs: str = ""  # names its directory for jobs
-    unset: tuple[str, ...] = ()  # variables that the hook removed from the environment
-    program: tuple[str, ...] = ()  # how torchrun's command line names the program
-    paste: tuple[str, ...] = ()  # the same job without a supervisor, for a shell
-    files: tuple[tuple[str, str], ...] = ()  # (name, text), written where the agent starts
-    wish: Wish | None = None  # the GPUs or slots that the job is to hold here
+    # Its kind is "engine", "script", "module" or "program".
+    target: ProgramTarget
+    # Later settings override earlier ones.
+    settings: tuple[EnvSetting, ...]
+    # Torchrun's command line for the supervisor, without the options of `placed`.
+    agent: tuple[str, ...]
+    # The program that connects to the node, and the reason.
+    way: str = ""
+    # The fields of the placement, each with the agent's option for it.
+    placed: tuple[tuple[str, str], ...] = ()
+    # The path of this package on the node.
+    library: str = ""
+    # The name of the node's directory for runs.
+    runs: str = ""
+    # The variables that the hook removed from the environment.
+    unset: tuple[str, ...] = ()
+    # The program and its arguments as torchrun's command line takes them.
+    program: tuple[str, ...] = ()
+    # The command line that runs the node's part from a shell, without a supervisor.
+    paste: tuple[str, ...] = ()
+    # Files as (name, text) that are written into the agent's working directory.
+    files: tuple[tuple[str, str], ...] = ()
+    # The GPUs or slots that the job holds on the node.
+    wish: Wish | None = None
 
     @property
     def env(self) -> dict[str, str]:
@@ -74,7 +89,7 @@ class NodePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """The whole job."""
+    """The plan of a whole job."""
 
     job: str
     start: str  # fork or plain
@@ -83,11 +98,14 @@ class Plan:
     world_size: int
     nodes: tuple[NodePlan, ...]
     spares: tuple[str, ...]
-    notes: tuple[str, ...]  # decisions made for the user, printed at every launch
-    transport: str = "ethernet"  # how NCCL's data travels: Fabric.kind
-    hints: tuple[str, ...] = ()  # printed by `plan --explain`
+    # Decisions made for the user, printed at every launch.
+    notes: tuple[str, ...]
+    # The kind of network for NCCL's data, see Fabric.kind.
+    transport: str = "ethernet"
+    # Lines that `plan --explain` prints.
+    hints: tuple[str, ...] = ()
 
     @property
     def master(self) -> str:
-        """Show where ranks meet, as host:port or [v6]:port."""
+        """Return the master's address as host:port or [v6]:port."""
         return f"{in_url(self.master_address)}:{self.master_port}"

@@ -1,8 +1,8 @@
-"""Turn facts into each node's address and network settings, each with its reason. Pure.
+"""Compute each node's address and network settings with their reasons from facts. Pure.
 
-What cannot work (no common network, one address for two machines) is an error here, with its
-reason, instead of a timeout on the nodes. nccl_transport.py chooses the cards, this file the
-addresses and interfaces.
+A network that cannot work (no common network, one address for two machines) is an error with its
+reason here, instead of a timeout on the nodes. nccl_transport.py chooses the cards, this module
+the addresses and interfaces.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ from orchestrator.head.plan.nccl_transport import Fabric
 if TYPE_CHECKING:
     pass
 
-WHOLE_NAMES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")  # hold no beginnings of names
-FAST = 25_000  # Mb/s from which one TCP connection, which carries 10 to 20 Gb/s, is not enough
+# These variables hold full names of interfaces, while NCCL's holds prefixes.
+WHOLE_NAMES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+# From this speed in Mb/s on one TCP connection, which carries 10 to 20 Gb/s, is not enough.
+FAST = 25_000
 VERY_FAST = 100_000
-CLOUDS = {"0x1d0f": "AWS", "0x1ae0": "Google"}  # for whose cards NCCL chooses threads itself
+# NCCL itself chooses the number of threads for the cards of these vendors.
+CLOUDS = {"0x1d0f": "AWS", "0x1ae0": "Google"}
 DEBUG = {
     "NCCL_DEBUG": "INFO",
     "NCCL_DEBUG_SUBSYS": "INIT,ENV,NET,GRAPH",
@@ -38,9 +41,12 @@ class Network:
 
     fabric: Fabric
     addresses: tuple[NodeAddress, ...]
-    settings: tuple[tuple[EnvSetting, ...], ...]  # per node, what is computed
-    notes: tuple[str, ...]  # shown on every launch
-    hints: tuple[str, ...]  # shown by `plan --explain`
+    # The computed settings of each node.
+    settings: tuple[tuple[EnvSetting, ...], ...]
+    # Lines shown at every launch.
+    notes: tuple[str, ...]
+    # Lines shown by `plan --explain`.
+    hints: tuple[str, ...]
 
 
 def make(
@@ -52,9 +58,9 @@ def make(
     master: str | None = None,
     first: int = 0,
 ) -> Network:
-    """Choose how the nodes talk: all of a job, or from node `first` on, with the `master` known.
+    """Return the network of a job's nodes, or of nodes from `first` on with a known `master`.
 
-    `theirs` are variables that the user sets on all nodes, `hinted` those that the hook names.
+    `theirs` are variables that the user sets on all nodes, `hinted` those that the hook mentions.
     """
     check_names(nodes)
     addresses = (
@@ -77,7 +83,7 @@ def make(
 
 
 def check_names(nodes: Sequence[ProbedNode]) -> None:
-    """Refuse an ifname= whose interface does not exist, is down or has no address."""
+    """Raise for an ifname= whose interface does not exist, is down or has no address."""
     for node in nodes:
         known = [interface.name for interface in node.facts.interfaces]
         for name in node.ifname.split(",") if node.ifname and known else ():
@@ -119,7 +125,7 @@ def node_settings(
 
 
 def kept(setting: EnvSetting, environment: Mapping[str, str]) -> EnvSetting:
-    """Keep what the node itself sets (its login, its nccl.conf): it was meant for that node."""
+    """Return the setting, or the node's own value (from its login or nccl.conf), which wins."""
     value = environment.get(setting.name)
     if value is None or value == setting.value:
         return setting
@@ -128,7 +134,7 @@ def kept(setting: EnvSetting, environment: Mapping[str, str]) -> EnvSetting:
 
 
 def socket_settings(node: ProbedNode, address: NodeAddress, *, is_master: bool) -> list[EnvSetting]:
-    """Set the interface for NCCL's and gloo's sockets: the user's, or the one to the master."""
+    """Return the settings for NCCL's and gloo's interface: ifname=, or the one to the master."""
     interface = node.ifname or address.interface
     if not interface:
         return []
@@ -147,13 +153,14 @@ def socket_settings(node: ProbedNode, address: NodeAddress, *, is_master: bool) 
 
 
 def thread_settings(node: ProbedNode, name: str) -> list[EnvSetting]:
-    """Use several connections at once where one cannot fill the link."""
+    """Return the settings for several TCP connections if one cannot fill the link."""
     interface = node.facts.interface(name)
     if interface is None or interface.speed is None or interface.speed < FAST:
         return []
     if vendor(node, name) in CLOUDS:
         return []
-    count = "4" if interface.speed >= VERY_FAST else "2"  # 4 x 4: NCCL's own advice for 100 Gb/s
+    # NCCL's documentation advises 4 threads with 4 sockets each for 100 Gb/s.
+    count = "4" if interface.speed >= VERY_FAST else "2"
     reason = f"TCP at {interface.speed / 1000:g} Gb/s: one connection carries only 10 to 20"
     return [
         EnvSetting("NCCL_SOCKET_NTHREADS", count, reason),
@@ -162,7 +169,7 @@ def thread_settings(node: ProbedNode, name: str) -> list[EnvSetting]:
 
 
 def vendor(node: ProbedNode, name: str, depth: int = 0) -> str:
-    """Return the vendor of a card, also of the one below a bond, bridge or VLAN."""
+    """Return the vendor of an interface's card, also below a bond, bridge or VLAN."""
     interface = node.facts.interface(name)
     if interface is None or depth > 3:
         return ""
@@ -171,15 +178,16 @@ def vendor(node: ProbedNode, name: str, depth: int = 0) -> str:
 
 
 def is_unmatched(variable: str, value: str, node: ProbedNode) -> bool:
-    """Return whether this variable names interfaces, and one that it needs is not there."""
-    if variable in WHOLE_NAMES:  # gloo uses each of them
+    """Return True if the variable names interfaces and the node lacks one that it needs."""
+    # Gloo uses every interface that is named.
+    if variable in WHOLE_NAMES:
         names = {address.interface for address in node.facts.addresses}
         return any(word not in names for word in value.split(",") if word)
     return variable == "NCCL_SOCKET_IFNAME" and unmatched(value, node)
 
 
 def unmatched(patterns: str, node: ProbedNode) -> bool:
-    """Return whether NCCL_SOCKET_IFNAME fits no interface here: NCCL then gives up."""
+    """Return True if NCCL_SOCKET_IFNAME matches no interface of the node: NCCL then fails."""
     names = {address.interface for address in node.facts.addresses}
     reverse = patterns.startswith("^")
     patterns = patterns.removeprefix("^")
@@ -194,7 +202,8 @@ def unmatched(patterns: str, node: ProbedNode) -> bool:
 
 # -- what the user sets ---------------------------------------------------------------------------
 
-OF_THE_LAUNCH = {  # A launch sets these for each rank.
+# A launch sets these variables for each rank; the values say how to choose them.
+OF_THE_LAUNCH = {
     "MASTER_ADDR": "the first node of the list is the master",
     "MASTER_PORT": "--master-port chooses it",
     "WORLD_SIZE": "--nproc and --nnodes choose it",
@@ -205,7 +214,7 @@ OF_THE_LAUNCH = {  # A launch sets these for each rank.
 
 
 def warnings(nodes: Iterable[tuple[ProbedNode, NodePlan]]) -> list[str]:
-    """Warn of what a user set, and that fits nothing on a node or has no effect."""
+    """Return warnings on settings of the user that match nothing on a node or have no effect."""
     found: dict[str, None] = {}
     for machine, node in nodes:
         for setting in node.settings:
@@ -229,7 +238,7 @@ def problems_there(setting: EnvSetting, machine: ProbedNode) -> Iterator[str]:
 
 
 def fits_a_device(name: str, value: str, machine: ProbedNode) -> bool:
-    """Return True if a list of cards names one that is there, as NCCL or UCX reads it."""
+    """Return True if NCCL or UCX finds at least one of the listed cards on the node."""
     cards = {port.device for port in machine.facts.rdma}
     words = [word.partition(":")[0] for word in value.lstrip("^=").split(",") if word]
     if name == "UCX_NET_DEVICES":

@@ -1,6 +1,6 @@
-"""Choose the cards that NCCL uses: InfiniBand, RoCE, or none and TCP. Pure.
+"""Choose NCCL's network: InfiniBand or RoCE cards, or TCP. Pure functions.
 
-All nodes have to take the same kind: a node on InfiniBand and one on TCP never find each other.
+All nodes have to use the same kind: a node on InfiniBand cannot connect to one on TCP.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ log = logging.getLogger(__name__)
 
 LAYERS = {"infiniband": "InfiniBand", "roce": "Ethernet"}
 SPOKEN = {"infiniband": "InfiniBand", "roce": "RoCE", "ethernet": "TCP"}
-# Whoever sets one of these has chosen the cards.
+# A user who sets one of these variables has chosen the cards.
 CARDS = frozenset({"NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_NET", "NCCL_NET_PLUGIN"})
-FINDS_GIDS = (2, 21)  # the first NCCL that looks for the right GID on every port by itself
+# From this version on NCCL finds the right GID of every port by itself.
+FINDS_GIDS = (2, 21)
 
 
 @dataclass(frozen=True)
 class RdmaPorts:
-    """One node's ports of one kind: those to use, and the others with the reason."""
+    """A node's ports of one kind: the ports to use, and the names of others with the reason."""
 
     used: tuple[RdmaPort, ...]
     left: tuple[tuple[str, str], ...]
@@ -36,7 +37,8 @@ class RdmaPorts:
 class Fabric:
     """The network that carries NCCL's data."""
 
-    kind: str  # infiniband, roce, ethernet; yours: you chose the cards; none: one node alone
+    # infiniband, roce or ethernet; yours: the user chose the cards; none: there is one node.
+    kind: str
     settings: tuple[tuple[EnvSetting, ...], ...]  # per node
     notes: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
@@ -77,7 +79,7 @@ def select_ports(facts: Facts, kind: str) -> RdmaPorts:
     left = [(port, reason) for port in mine if (reason := unfit(port, kind))]
     used = [port for port in mine if not unfit(port, kind)]
     fastest = max((port.rate for port in used), default=0.0)
-    # A port of half the speed or less serves files or ssh, and would slow the others down.
+    # A port of half the speed or less is for storage or SSH, and would slow the others down.
     slow = [port for port in used if port.rate * 2 <= fastest]
     left += [(port, f"{port.rate:g} Gb/s") for port in slow]
     used = [port for port in used if port not in slow]
@@ -114,7 +116,7 @@ def subnets(ports: RdmaPorts) -> set[str]:
 
 
 def check_subnets(nodes: Sequence[ProbedNode], all_ports: Sequence[RdmaPorts]) -> None:
-    """Refuse two separate InfiniBand fabrics: NCCL would wait for a connection forever."""
+    """Raise for two separate InfiniBand fabrics: NCCL would wait for a connection forever."""
     first = subnets(all_ports[0])
     for node, ports in zip(nodes, all_ports, strict=True):
         there = subnets(ports)
@@ -145,19 +147,19 @@ def required(nodes: Sequence[ProbedNode], kind: str, all_ports: list[RdmaPorts])
 
 
 def lack(node: ProbedNode, kind: str) -> str:
-    """Say why a node has no such card to use: gpu03 (mlx5_0:1 is DOWN)."""
+    """Return why a node has no usable card of this kind, e.g. "gpu03 (mlx5_0:1: DOWN)"."""
     left = select_ports(node.facts, kind).left
     reasons = ", ".join(f"{name}: {reason}" for name, reason in left[:4])
     return f"{node.name} ({reasons or node.facts.problems.get('rdma') or 'no such card'})"
 
 
 def mixed(nodes: Sequence[ProbedNode], ports_by_kind: dict[str, list[RdmaPorts]]) -> Fabric:
-    """Decide when there is no kind that all nodes have: refuse, or use TCP with a warning."""
+    """Return TCP with a warning if no kind is on all nodes; raise if some would use InfiniBand."""
     with_infiniband = [
         node for node, p in zip(nodes, ports_by_kind["infiniband"], strict=True) if p.used
     ]
     without = [node for node in nodes if node not in with_infiniband]
-    # Without GPUs nothing uses NCCL, and gloo does not care.
+    # Without GPUs nothing uses NCCL, and gloo uses TCP anyway.
     if with_infiniband and any(node.facts.gpus for node in nodes):
         raise CheckFailed(
             f"{names(with_infiniband)} would use InfiniBand, but there is none to use on: "
@@ -182,7 +184,7 @@ def mixed(nodes: Sequence[ProbedNode], ports_by_kind: dict[str, list[RdmaPorts]]
 
 
 def tcp(nodes: Sequence[ProbedNode], reason: str, *, always: bool = False) -> Fabric:
-    """Use TCP; switch InfiniBand off on every node if any has a card that NCCL would try."""
+    """Return the fabric for TCP; InfiniBand is disabled if any node has a card NCCL would try."""
     needed = always or any(node.facts.rdma for node in nodes)
     setting = (EnvSetting("NCCL_IB_DISABLE", "1", reason),) if needed else ()
     return Fabric("ethernet", (setting,) * len(nodes))
@@ -217,9 +219,14 @@ def why_these(kind: str, ports: RdmaPorts) -> str:
 def with_gids(
     node: ProbedNode, kind: str, ports: RdmaPorts
 ) -> tuple[RdmaPorts, tuple[EnvSetting, ...], str]:
-    """Choose RoCE's address on each port: NCCL finds it, or gets its number or its family."""
+    """Return the RoCE ports to use, the settings that select their GIDs, and a problem or "".
+
+    A recent NCCL finds the GIDs itself and needs at most the address family. An older one takes a
+    single GID index for all ports.
+    """
     software = node.facts.software
-    if kind != "roce" or not (software.cuda or software.hip):  # a torch for CPUs has no NCCL
+    # A torch for CPUs has no NCCL.
+    if kind != "roce" or not (software.cuda or software.hip):
         return ports, (), ""
     version = release(software.nccl)
     best = {port.name: best_gid(port) for port in ports.used}
@@ -245,7 +252,7 @@ def with_gids(
 
 
 def best_gid(port: RdmaPort) -> Gid:
-    """Prefer IPv4 to IPv6, the port's own interface to a VLAN's, then the lowest index."""
+    """Return the best GID: IPv4 first, the port's own interface before a VLAN, lowest index."""
 
     def order(gid: Gid) -> tuple[bool, bool, int]:
         assert gid.ip is not None

@@ -1,6 +1,6 @@
-"""Refuse a command or a shell script that starts ranks by itself, as each rank of the job would.
+"""Reject commands and shell scripts that start ranks by themselves: every rank would do so.
 
-Their options are not translated: the pages "coming from" say what they are called here.
+Options of other launchers are not translated: docs/coming-from has our names for them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOST_READ_BYTES = 1 << 20
 
 
 def refuse(program: Sequence[str]) -> None:
-    """Refuse such a command, and say what to type here."""
+    """Raise UsageError if the program starts ranks by itself, with the command to type instead."""
     if not program:
         return
     file = Path(program[0])
@@ -44,7 +44,8 @@ def refuse(program: Sequence[str]) -> None:
             " nodes from the notebook: from orchestrator import Cluster",
         )
     if file.exists() and file.parent.name != "bin":
-        return  # The user's own program has such a name.
+        # This is the user's own program with the name of a launcher.
+        return
     if len(program) == 1 and re.match(r"(python[\d.]*|\S+\.py)\s", program[0]):
         raise UsageError(
             f"there is no program {program[0]!r}: the quotes make one word of it",
@@ -62,7 +63,7 @@ def refuse(program: Sequence[str]) -> None:
 
 
 def refuse_script(program: Sequence[str]) -> None:
-    """Refuse a shell script that starts ranks by itself, and say what to type."""
+    """Raise UsageError if a shell script starts ranks by itself, with the command to type."""
     named = program[1:2] if program[0] in SHELLS else program[:1]
     for line in lines_of(Path(named[0])) if named else ():
         if match := IN_A_SCRIPT.match(line):
@@ -77,13 +78,13 @@ def refuse_script(program: Sequence[str]) -> None:
 
 
 def without_launcher(match: re.Match[str]) -> str:
-    """Return what to type in place of a launcher: its program, as far as that can be told."""
+    """Return the command to type instead of a launcher's, with its program if that is found."""
     program = re.search(r"(?:-m|--module)\s+\S+|\S+\.py\b", match[2] or "")
     return f"master_launch {program[0] if program else 'PROGRAM'} ..."
 
 
 def lines_of(file: Path) -> list[str]:
-    """Return the lines of a shell script; none of any other file, or of one that is not here."""
+    """Return the lines of a shell script, [] for any other file and for a missing one."""
     try:
         with file.open("rb") as script:
             text = script.read(MOST_READ_BYTES).decode(errors="replace")

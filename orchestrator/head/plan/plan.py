@@ -1,7 +1,7 @@
-"""Turn facts about the nodes into what each of them will run. Pure: nothing is started here.
+"""Make a plan from the facts on the nodes: each node's ranks, command and environment. Pure.
 
-Ranks are counted, the start method and the master's port chosen; nccl_env.py adds the network's
-settings, dry_run.py prints the result.
+This module counts ranks and chooses the start method and the master's port. nccl_env.py adds the
+network's settings, dry_run.py prints the result.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from orchestrator.protocol.requests.claims import VISIBLE, Wish
 
 log = logging.getLogger(__name__)
 
-# Fields of the spec that say where a node is among the others, and torchrun's options for them.
+# The fields of the spec that identify a node among the others, with torchrun's options for them.
 OF_TORCHRUN = (
     *(("nnodes", "--nnodes"), ("node", "--node-rank")),
     *(("master", "--master-addr"), ("port", "--master-port")),
@@ -46,7 +46,8 @@ MISSPELT = (
     "check its spelling: it is looked for in this directory or in --workdir DIR, and at the same"
     " path on nodes that do not share it"
 )
-NOT_READY = {  # kinds of files that cannot be run, and what to do
+# The fixes by the kind of a target that cannot be run.
+NOT_READY = {
     "workdir": "copy it there, or name another directory: --workdir DIR for all nodes, workdir=DIR"
     " in the list for one",
     "missing": MISSPELT,
@@ -55,24 +56,31 @@ NOT_READY = {  # kinds of files that cannot be run, and what to do
     " is mounted noexec: bash {name}",
     "a directory": "name a file in it, or give it a __main__.py",
 }
-OLDEST_FORK = (2, 1)  # before it, torchrun's agent initialised CUDA when it counted devices
-AGENT = "orchestrator/node/job/ranks/fast_torchrun.py"  # torchrun, sooner ready
+# Before this version, torchrun's agent initialized CUDA when it counted devices.
+OLDEST_FORK = (2, 1)
+# This program is torchrun with a faster start.
+AGENT = "orchestrator/node/job/ranks/fast_torchrun.py"
 NO_TORCHRUN = "orchestrator/node/job/ranks/no_torchrun.py"
-# Programs of ours, which travel with what is shipped to every node.
+# Modules of this package, which is sent to every node. CALL runs the function of Cluster.run.
 ENGINE = "orchestrator.engine.train"
-CALL = "orchestrator.node.job.ranks.run_function"  # of Cluster.run
+CALL = "orchestrator.node.job.ranks.run_function"
 
 
 @dataclass(frozen=True)
 class Layout:
     """The number of ranks on each node, and the address where all ranks meet."""
 
-    counts: tuple[int, ...]  # ranks of every node of the job
-    whys: tuple[str, ...]  # the reasons for these counts
+    # The number of ranks of every node of the job.
+    counts: tuple[int, ...]
+    # The reasons for these numbers.
+    whys: tuple[str, ...]
     port: int
-    master: str = ""  # the address of the first node
-    master_ip: str = ""  # the same where `master` may be a name
-    index: int = 0  # of the first node that is planned here
+    # The address of the first node.
+    master: str = ""
+    # The IP address if `master` is a host name.
+    master_ip: str = ""
+    # The index of the first node that is planned here.
+    index: int = 0
     notes: tuple[str, ...] = ()
 
     def first_rank(self, index: int) -> int:
@@ -91,10 +99,10 @@ def make(
     hinted: frozenset[str] = frozenset(),
     agreed: Layout | None = None,
 ) -> Plan:
-    """Plan the whole job, or with `agreed` only the nodes given: the others plan theirs elsewhere.
+    """Return the plan of the whole job, or with `agreed` of the given nodes of a job (run-node).
 
-    Raises CheckFailed where launching would fail or mislead. `hinted` are variables that the hook
-    names.
+    Raises CheckFailed if the launch would fail or give wrong results. `hinted` are the variables
+    that the hook mentions.
     """
     kind = check_targets(target, nodes)
     if not all(node.facts.torch for node in nodes):
@@ -129,7 +137,7 @@ def make(
 
 
 def lay_out(nodes: Sequence[ProbedNode], config: Config) -> Layout:
-    """Count the ranks and choose the port; the network decides the master's address."""
+    """Return the layout with counted ranks and a port; the master's address is set later."""
     port, port_notes = choose_port(config, nodes[0])
     counts = [count_ranks(node, config.launch) for node in nodes]
     return Layout(
@@ -144,10 +152,11 @@ def lay_out(nodes: Sequence[ProbedNode], config: Config) -> Layout:
 
 
 def check_targets(target: ProgramTarget, nodes: Sequence[ProbedNode]) -> str:
-    """Return the kind that all nodes agree on; name nodes that lack the program."""
+    """Return the target's kind, the same on all nodes; raise if nodes lack it or disagree."""
     if target.kind == "engine":
         return "engine"
-    problems: dict[tuple[str, str], list[str]] = {}  # what is wrong, and its kind -> where
+    # The names of nodes by the problem and its kind.
+    problems: dict[tuple[str, str], list[str]] = {}
     for node in nodes:
         facts = node.facts
         if not facts.workdir_exists:
@@ -164,7 +173,8 @@ def check_targets(target: ProgramTarget, nodes: Sequence[ProbedNode]) -> str:
     if problems:
         lacks = {kind for _, kind in problems}
         fix = NOT_READY.get(lacks.pop(), COPY) if len(lacks) == 1 else COPY
-        if fix == MISSPELT and sum(map(len, problems.values())) < len(nodes):  # the others have it
+        # Copying is the fix if some nodes have the file.
+        if fix == MISSPELT and sum(map(len, problems.values())) < len(nodes):
             fix = COPY
         details = [
             f"{what} ({len(where)} of {len(nodes)} nodes: {listed(where)})"
@@ -181,7 +191,7 @@ def check_targets(target: ProgramTarget, nodes: Sequence[ProbedNode]) -> str:
 
 
 def check_engine(config: Config, counts: Sequence[int], nodes: Sequence[ProbedNode]) -> None:
-    """Refuse what the built-in engine would refuse in every rank, with nodes as they are."""
+    """Raise for a config that the built-in engine would reject in every rank on these nodes."""
     sharding.check_layout(config, counts)
     for node in nodes:
         if not node.facts.gpus:
@@ -191,7 +201,7 @@ def check_engine(config: Config, counts: Sequence[int], nodes: Sequence[ProbedNo
 def choose_start(
     launch: Launch, kind: str, target: ProgramTarget, nodes: Sequence[ProbedNode]
 ) -> tuple[str, list[str]]:
-    """Choose fork where it is safe, else plain, and say why."""
+    """Return the start method with notes: fork if it is safe, else plain with the reason."""
     if launch.start == "plain" or launch.no_torchrun:
         return "plain", []
     if kind == "program":
@@ -230,12 +240,12 @@ def count_ranks(node: ProbedNode, launch: Launch) -> tuple[int, str]:
 
 
 def listed_ranks(node: Node) -> str:
-    """Name the source of a node's `slots`."""
+    """Return the source of a node's `slots` for messages."""
     return "slots= in the list" if node.line else "--ntasks-per-node"
 
 
 def nproc_option(launch: Launch) -> str:
-    """Name the option that set the number of ranks of each node."""
+    """Return the option that sets the number of ranks of each node."""
     return "--no-torchrun" if launch.no_torchrun else f"--nproc {launch.nproc}"
 
 
@@ -264,14 +274,15 @@ def uneven_notes(
 
 def resolve_name(kind: str, target: ProgramTarget, facts: Facts) -> str:
     if kind == "engine":
-        return target.name or ENGINE  # or another program of ours
+        # The name may also be another module of this package.
+        return target.name or ENGINE
     return facts.target_name if kind in ("program", "script") else target.name
 
 
 def wish_of_launch(
     node: ProbedNode, config: Config, ranks: int, user_env: Sequence[EnvSetting]
 ) -> Wish | None:
-    """Return which GPUs or slots of a node a launch wants; None where it lets others be."""
+    """Return the GPUs or slots that a launch requests on a node, None with --claim none."""
     launch = config.launch
     if launch.claim == "none":
         return None
@@ -322,7 +333,8 @@ class Draft:
         if self.start == "fork":
             fork = ("--run-path", "--start-method=fork")
             agent = (facts.python, "-u", posixpath.join(facts.library, AGENT), *options, *fork)
-            if self.kind != "module":  # which torchrun by itself cannot fork
+            # Torchrun itself cannot fork a module.
+            if self.kind != "module":
                 paste = (*torchrun, *place, *options, *fork, *program)
         elif self.config.launch.no_torchrun:
             agent = (facts.python, "-u", posixpath.join(facts.library, NO_TORCHRUN), *options)
@@ -386,7 +398,7 @@ def script_path(target: ProgramTarget, workdir: str, library: str) -> str:
 
 
 def own_words(target: ProgramTarget, workdir: str, library: str) -> tuple[str, ...]:
-    """Return the program and its arguments as a shell or Python takes them."""
+    """Return the words of the program and its arguments for a shell or Python."""
     if target.kind == "module":
         return ("-m", target.name, *target.args)
     name = target.name if target.kind == "program" else script_path(target, workdir, library)
@@ -394,9 +406,9 @@ def own_words(target: ProgramTarget, workdir: str, library: str) -> tuple[str, .
 
 
 def program_words(target: ProgramTarget, workdir: str, library: str) -> tuple[str, ...]:
-    """Return the program and its arguments as torchrun takes them."""
+    """Return the words of the program and its arguments for torchrun."""
     words = own_words(target, workdir, library)
-    # torchrun's parser swallows the first "--" that it meets: here it gets one of its own.
+    # Torchrun's parser removes the first "--", so a program's own "--" needs one before it.
     mark = ("--",) if target.args[:1] == ("--",) else ()
     if target.kind == "module":
         return ("-m", *mark, *words[1:])

@@ -1,7 +1,7 @@
-"""Leave out of records and tables what may be a secret.
+"""Redact possible secrets in records and tables.
 
-Of the head's environment only variables on a list are written down, because a secret may have any
-name. Of what the user typed, values that look like a token are not.
+Only listed variables of the head's environment are recorded, because a secret may have any name.
+Values that the user typed are not recorded if they look like a token.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SHOWN = re.compile(
 
 
 def redacted(env: Mapping[str, str]) -> dict[str, str]:
-    """Leave out what a name or a value gives away as a secret."""
+    """Return the variables, with values redacted if name or value suggests a secret."""
     return {
         name: REDACTED if NAME.search(name) else redacted_text(value)
         for name, value in sorted(env.items())
@@ -40,7 +40,7 @@ def redacted(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def listed(env: Mapping[str, str]) -> dict[str, str]:
-    """Leave out every value whose name is not on the list."""
+    """Return the variables, with values shown only for names on the list."""
     return {name: value if is_listed(name) else NOT_SHOWN for name, value in redacted(env).items()}
 
 
@@ -49,18 +49,18 @@ def is_listed(name: str) -> bool:
 
 
 def looks_plain(name: str, value: str) -> bool:
-    """Tell whether a value that the user gives looks like no secret, whatever it is called."""
+    """Return True if a variable of the user is listed, or its value does not look like a token."""
     return is_listed(name) or value.startswith("/") or not is_no_word(value)
 
 
 def shown(plan: Plan) -> Plan:
-    """Return a plan as it may be shown: its secrets are hidden, also in words and other values."""
+    """Return the plan with all secrets redacted, also inside messages and other values."""
     settings = [setting for node in plan.nodes for setting in node.settings]
     return hide(plan, parts({s.value for s in settings if s.secret or is_secret(s.name, s.value)}))
 
 
 def value_of(setting: EnvSetting) -> str:
-    """Return the value of a setting, as far as it may be shown; what was typed stays the user's."""
+    """Return the value of a setting for display, redacted if it may be a secret."""
     if setting.secret:
         return REDACTED
     if setting.why.startswith("--") and not looks_plain(setting.name, setting.value):
@@ -69,19 +69,21 @@ def value_of(setting: EnvSetting) -> str:
 
 
 def settings(chosen: Sequence[EnvSetting]) -> dict[str, str]:
-    """Return the values that count, as far as they may be shown."""
-    values = {setting.name: value_of(setting) for setting in chosen}  # later ones win
+    """Return the effective values by name for display, redacted if they may be secrets."""
+    # Later settings override earlier ones.
+    values = {setting.name: value_of(setting) for setting in chosen}
     return dict(sorted(values.items()))
 
 
 def redacted_command(command: Sequence[str]) -> list[str]:
-    """Remove from a command line what `--env A=X`, `--token X` or `NAME_TOKEN=X` would reveal."""
+    """Return a command line without the secrets of `--env A=X`, `--token X` or `NAME_TOKEN=X`."""
     shown = []
     before = ""
     for word in command:
         name, equals, _ = word.partition("=")
         assignment = env_in(before, word)
-        if before == "--secret" or name == "--secret":  # a name, unless it is refused
+        # The option takes a name. NAME=VALUE is rejected later, and its value is redacted.
+        if before == "--secret" or name == "--secret":
             shown.append(f"{name}={REDACTED}" if equals and before == "--secret" else word)
         elif assignment and (NAME.search(assignment[1]) or not looks_plain(*assignment[1:])):
             shown.append(f"{assignment[0]}{assignment[1]}={REDACTED}")
@@ -96,14 +98,14 @@ def redacted_command(command: Sequence[str]) -> list[str]:
 
 
 def env_in(before: str, word: str) -> tuple[str, str, str] | None:
-    """Split `--env=A=X`, or `A=X` after `--env`: the option in this word, the name, the value."""
+    """Split `--env=A=X`, or `A=X` after `--env`, into the option's text, name and value."""
     option = "" if before == "--env" else "--env="
     name, equals, value = word.removeprefix(option).partition("=")
     return (option, name, value) if equals and word.startswith(option) else None
 
 
 def env_apart(arguments: Sequence[str], program: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Separate the values of --env from a launch's arguments, which end with the program's."""
+    """Return a launch's arguments without the values of --env, and these values by name."""
     end = len(arguments) - len(program)
     words, values = [], {}
     before = ""
