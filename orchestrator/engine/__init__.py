@@ -4,6 +4,6 @@ import torch
 
 from orchestrator.common.errors import CheckFailed
 
-# Before any room imports what an older torch does not have.
+# This check comes before any import that an older torch does not have.
 if [int(number) for number in torch.__version__.split(".")[:2]] < [2, 8]:
     raise CheckFailed(f"the engine needs torch 2.8, here is {torch.__version__}")

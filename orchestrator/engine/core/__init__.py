@@ -1,1 +1,1 @@
-"""The training loop: one step, when to stop, when to save."""
+"""The training loop: a step, stopping, and saving."""

@@ -73,7 +73,7 @@ class MetricsFile:
         self._append(json.dumps(about | finite | unit).encode() + b"\n")
 
     def _append(self, line: bytes) -> None:
-        """Append a line, or nothing of it if the disk has no room for all of it."""
+        """Append a line. If the disk has no room for all of it, no part of it is written."""
         try:
             if self._file is None:
                 # A node may not share the head's disk.

@@ -1,1 +1,1 @@
-"""How a model is spread over the ranks: its blocks, their order, their copies."""
+"""Sharding a model over the ranks with FSDP2, or copying it with ddp."""

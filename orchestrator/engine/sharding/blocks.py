@@ -1,8 +1,8 @@
-"""Find the parts of a model that are sharded one by one, and what cannot be sharded at all.
+"""Find the blocks of a model to shard one by one, and the parameters that cannot be sharded.
 
-Of the parts of any model: repeated blocks are gathered one at a time, everything else stays with
-the root. Parameters that FSDP refuses (scalars, other dtypes than the rest of their block) are few
-and small; every rank keeps them whole, and their gradients are summed by sum_whole().
+Repeated blocks are gathered one at a time; all other parameters stay with the root. FSDP refuses a
+few small parameters (scalars, other dtypes than the rest of their block). Every rank keeps those
+whole, and sum_whole() sums their gradients.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from orchestrator.engine.ranks.ranks import Ranks
 
 
 class Models(nn.ModuleDict):
-    """Models by name. Each is spread over the ranks by itself, and a step gets all of them."""
+    """Several models by name. Each is sharded by itself, and a step gets all of them."""
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         raise UsageError("several models were called as one", "call one of them: models[NAME](...)")
 
 
 def parts_of(model: nn.Module) -> list[nn.Module]:
-    """List the models that are spread by themselves: of one alone, there are none inside."""
+    """Return the models inside a Models, which are sharded separately; none for a single model."""
     return list(model.children()) if isinstance(model, Models) else []
 
 
 def blocks_of(model: nn.Module, wrap: Sequence[str]) -> list[nn.Module]:
-    """List the repeated parts, or the modules of the classes asked for; each once, inner ones last.
+    """Return the repeated blocks, or the modules of the classes in `wrap`, inner ones last.
 
-    Repeated are the members of every outermost ModuleList, and of a Sequential whose members are
-    all of one class. A ModuleList in a ModuleList has no forward of its own: its members count.
+    Repeated blocks are the members of every outermost ModuleList, and of a Sequential whose members
+    are all of one class. A ModuleList in a ModuleList has no forward, so its members are used.
     """
     if not wrap:
         return list(dict.fromkeys(repeated(model)))
@@ -55,7 +55,8 @@ def repeated(module: nn.Module) -> Iterator[nn.Module]:
     if isinstance(module, nn.ModuleList):
         yield from members(module)
     elif is_stack(module):
-        for member in module.children():  # a stage of blocks, or a block itself
+        for member in module.children():
+            # A member is a block, or a stage that holds blocks itself.
             inner = any(is_stack(part) for part in member.modules())
             yield from repeated(member) if inner else [member]
     else:
@@ -72,7 +73,7 @@ def members(container: nn.Module) -> Iterator[nn.Module]:
 
 
 def is_stack(module: nn.Module) -> bool:
-    """Return True for a Sequential of blocks of one class; single layers are no blocks."""
+    """Return True for a Sequential of blocks of one class; single torch layers are not blocks."""
     if not isinstance(module, nn.Sequential) or len(module) < 2:
         return False
     first = module[0]
@@ -85,7 +86,7 @@ def is_torchs(module: nn.Module) -> bool:
 
 
 def hidden_matrices(model: nn.Module, blocks: Sequence[nn.Module]) -> set[str]:
-    """Name the weights of two dimensions in the blocks; tables that are looked up are none."""
+    """Return the names of the two-dimensional weights in the blocks, without embeddings."""
     inside = {id(p) for block in blocks for p in block.parameters() if p.dim() == 2}
     tables = (nn.Embedding, nn.EmbeddingBag)
     inside -= {id(m.weight) for m in model.modules() if isinstance(m, tables)}
@@ -93,10 +94,10 @@ def hidden_matrices(model: nn.Module, blocks: Sequence[nn.Module]) -> set[str]:
 
 
 def to_shard(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
-    """List the modules to shard, inner ones first, the model last.
+    """Return the modules to shard, inner ones first, the model last.
 
-    A block that shares a parameter with anything outside it stays with the root, which is gathered
-    as long as anything uses it.
+    A block that shares a parameter with a module outside it is not sharded by itself: the root,
+    which stays gathered during the whole forward, holds its parameters.
     """
     users: Counter[nn.Parameter] = Counter()
     inside: dict[nn.Module, Counter[nn.Parameter]] = {}
@@ -115,7 +116,7 @@ def to_shard(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
 
 
 def kept_whole(modules: Sequence[nn.Module]) -> set[nn.Parameter]:
-    """Choose the parameters that FSDP cannot shard; every module comes after those inside it."""
+    """Return the parameters that FSDP cannot shard. `modules` lists inner modules first."""
     seen: set[nn.Parameter] = set()
     whole: set[nn.Parameter] = set()
     for module in modules:
@@ -126,7 +127,7 @@ def kept_whole(modules: Sequence[nn.Module]) -> set[nn.Parameter]:
         for parameter in fit:
             sizes[parameter.dtype] += parameter.numel() * parameter.requires_grad
         usual = sizes.most_common(1)[0][0] if sizes else None
-        # A group of FSDP's has one dtype, of all that is trained in it.
+        # All trained parameters of an FSDP group must have the same dtype.
         usual_ones = {p for p in fit if p.dtype == usual or not p.requires_grad}
         whole.update(parameter for parameter in parameters if parameter not in usual_ones)
     return whole
@@ -138,7 +139,10 @@ def has_sparse(model: nn.Module) -> bool:
 
 
 def described(model: nn.Module, whole: int) -> str:
-    """Describe what is sharded one by one, and how much is not."""
+    """Return a line about the blocks that are sharded one by one, and about unsharded parameters.
+
+    `whole` is the number of parameters that each rank keeps whole.
+    """
     counts = Counter(
         type(module).__name__.removeprefix("FSDP")
         for module in model.modules()
@@ -152,7 +156,10 @@ def described(model: nn.Module, whole: int) -> str:
 
 
 def sum_whole(parameters: Sequence[nn.Parameter]) -> None:
-    """Sum the gradients of parameters that every rank keeps whole, over all ranks."""
+    """Sum over all ranks the gradients of parameters that every rank keeps whole.
+
+    A parameter that was used on only some ranks gets a gradient everywhere. Every rank calls it.
+    """
     if not parameters:
         return
     device = parameters[0].device
@@ -180,12 +187,12 @@ OTHER_PARTS = (
     " find_unused_parameters=True (distributed.find_unused_parameters)"
 )
 WHOLE = 'strategy="ddp" (fsdp.sharding_strategy) keeps all parameters whole'
-# Where torch keeps the hooks of a tensor: no public call lists them.
+# torch keeps the hooks of a tensor in these attributes; no public call lists them.
 HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 def refuse_untrainable(model: nn.Module, ranks: Ranks) -> None:
-    """Refuse what no strategy can train on these ranks."""
+    """Refuse a model that no strategy can train on several ranks: embeddings with max_norm."""
     for name, module in model.named_modules():
         table = isinstance(module, (nn.Embedding, nn.EmbeddingBag))
         if table and module.max_norm is not None and ranks.world > 1:
@@ -198,7 +205,7 @@ def refuse_untrainable(model: nn.Module, ranks: Ranks) -> None:
 
 
 def refuse_unshardable(model: nn.Module) -> None:
-    """Refuse what several ranks can train, but not in shards."""
+    """Refuse a model that only ddp can train on several ranks, because it cannot be sharded."""
     if has_no_forward(model):
         raise UsageError(
             f"the model is a {type(model).__name__}, which has no forward, and cannot be sharded",

@@ -1,4 +1,4 @@
-"""Train a whole copy of the model on each rank, with torch's DistributedDataParallel (ddp)."""
+"""Train a copy of the model on each rank with DistributedDataParallel (ddp); choose dtypes."""
 
 import contextlib
 import warnings
@@ -20,12 +20,12 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast(low: str, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Compute in low precision, the same for every strategy."""
+    """Return the autocast context of a precision; it is the same for every strategy."""
     return contextlib.nullcontext() if low == "fp32" else torch.autocast(device.type, DTYPES[low])
 
 
 def mixed_precision(fsdp: FsdpConfig, module: nn.Module) -> MixedPrecisionPolicy:
-    """Choose the dtypes of what a module gathers and sums; those of fp64 are never rounded."""
+    """Return FSDP's dtypes for gathering and summing a module; fp64 is never rounded."""
     finer = any(parameter.dtype is torch.float64 for parameter in module.parameters())
     gathers = fsdp.param_dtype == "bf16" and not finer
     reduce_dtype = fsdp.reduce_dtype
@@ -37,7 +37,7 @@ def mixed_precision(fsdp: FsdpConfig, module: nn.Module) -> MixedPrecisionPolicy
 
 
 class Called(nn.Module):
-    """A model of which any function is computed as one forward, which is all that ddp sees."""
+    """Computes any function of a model as one forward, because ddp only supports forward."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -48,19 +48,20 @@ class Called(nn.Module):
 
 
 class Copies(DistributedDataParallel):
-    """ddp that sums the gradients over the ranks, and knows whether it has summed all of them."""
+    """DistributedDataParallel that sums gradients, and checks that it has summed all of them."""
 
     module: Called
 
     def __init__(self, model: nn.Module, ranks: Ranks, config: Config) -> None:
         keys = config.distributed
-        # A static graph has to be summed in the first micro-batch, which one of several is not.
+        # A static graph must be summed in the first micro-batch. With several micro-batches, only
+        # the last one is summed.
         static = keys.static_graph and config.training.gradient_accumulation == 1
-        # ddp that looks for unused parameters keeps its first buckets. Else it puts them in another
-        # order after its first backward, and a sum of three ranks is rounded by its place in one.
+        # With find_unused_parameters ddp keeps its first buckets. Otherwise it reorders them after
+        # the first backward, and the rounding of a sum over three ranks depends on that order.
         looks = keys.find_unused_parameters or config.training.deterministic
         with warnings.catch_warnings():
-            # What torch 2.13 offers instead of broadcast_buffers, older ones do not have.
+            # torch 2.13 deprecates broadcast_buffers, but older versions lack its replacement.
             warnings.filterwarnings("ignore", ".?broadcast_buffers", FutureWarning)
             super().__init__(
                 Called(model),
@@ -76,13 +77,13 @@ class Copies(DistributedDataParallel):
 
     @contextlib.contextmanager
     def backward(self, *, last: bool) -> Iterator[None]:
-        """Sum in the last micro-batch of a step; refuse one in which not all could be summed."""
+        """Sum gradients in the last micro-batch of a step; refuse a step with unused parameters."""
         self.summed_all = False
         with contextlib.nullcontext() if last else self.no_sync():
             yield
         checked = last and not (self.find_unused_parameters or self.static_graph)
         if checked and not self.summed_all:
-            # torch says so in the next forward only.
+            # torch reports this only in the next forward.
             named = self.module.model.named_parameters()
             without = [name for name, parameter in named if parameter.grad is None]
             example = f", such as {without[0]}" if without else ""
@@ -92,7 +93,10 @@ class Copies(DistributedDataParallel):
 
 
 def summed(copies, bucket):  # type: ignore[no-untyped-def]  # ddp compares annotations
-    """Sum, where ddp by itself averages: every strategy scales the loss alike."""
+    """Sum a bucket's gradients over the ranks, as a comm hook.
+
+    ddp averages by default, but all strategies here scale the loss in the same way and sum.
+    """
     copies.summed_all = bucket.is_last()
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     assert work is not None

@@ -1,7 +1,7 @@
-"""Make the mesh that says which ranks share what, and spread the model over it.
+"""Create the device mesh, and shard the model over it.
 
-hybrid_shard shards inside a group of ranks and keeps one copy per group: a mesh of two dimensions,
-of which dim 0 replicates and dim 1 shards, as PyTorch has it. The group is a node, where links are
+hybrid_shard shards inside a group of ranks and keeps one copy per group. As in PyTorch, this is a
+mesh of two dimensions: dim 0 replicates and dim 1 shards. The group is a node, where links are
 fast; only summed gradients travel between nodes.
 """
 
@@ -44,16 +44,19 @@ from orchestrator.engine.sharding.blocks import (
 )
 from orchestrator.engine.sharding.copies import Copies, mixed_precision
 
-COMPUTED = "computed_by_orchestrator"  # a method that FSDP treats like a forward
+# FSDP treats a method of this name like a forward.
+COMPUTED = "computed_by_orchestrator"
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """The spread of the parameters over the ranks. `mesh` is None where nothing is sharded."""
+    """The layout of the parameters over the ranks. `mesh` is None if nothing is sharded."""
 
-    strategy: str  # of the config, or "single" for one process
-    copies: int  # of all parameters, over all ranks
+    # The config's sharding strategy, or "single" for one process.
+    strategy: str
+    # The number of copies of all parameters over all ranks.
+    copies: int
     mesh: DeviceMesh | None = None
 
 
@@ -84,7 +87,7 @@ def make(config: Config, ranks: Ranks) -> Mesh:
 
 
 def in_words(mesh: Mesh, ranks: Ranks) -> str:
-    """Describe which ranks share what."""
+    """Return a line about the strategy, and the copies and shards of the parameters."""
     if mesh.strategy == "single":
         return f"one process on {device_name(ranks.device)}: nothing is shared"
     if mesh.strategy == "ddp":
@@ -105,12 +108,13 @@ def spread(
     config: Config,
     fill: Callable[[], None] | None = None,
 ) -> nn.Module:
-    """Checkpoint, compile and shard a model block by block, so that one block is whole at a time.
+    """Return the model after activation checkpointing, compiling and sharding, block by block.
 
-    A model may come without memory; `fill` gives it memory and values once it is sharded.
+    A model may be on the meta device; `fill` allocates and fills it once it is sharded.
     """
     if mesh.mesh is None and not is_empty(model):
-        model.to(ranks.device)  # else a group of parameters at a time, when it is sharded
+        # Sharding moves one group of parameters at a time, so a sharded model is not moved here.
+        model.to(ranks.device)
     blocks = recomputed(
         model, blocks_of(model, config.fsdp.wrap), config.training.activation_checkpointing
     )
@@ -127,7 +131,8 @@ def spread(
         shard(model, blocks, mesh, ranks, config)
     if fill is not None:
         fill()
-    # A model without trained weights only evaluates; what is unfrozen later, the Stepper sums.
+    # ddp refuses a model without trained weights. If weights are unfrozen later, Steppers sums
+    # their gradients.
     trains = any(parameter.requires_grad for parameter in model.parameters())
     return Copies(model, ranks, config) if mesh.strategy == "ddp" and trains else model
 
@@ -139,7 +144,7 @@ def distribute_local(
     config: Config,
     fill: Callable[[], None] | None = None,
 ) -> tuple[Mesh, nn.Module]:
-    """Spread a user's model over the ranks, with rank 0's weights, or those that `fill` reads."""
+    """Distribute a user's model over the ranks, with rank 0's weights or those `fill` reads."""
     if any(isinstance(m, (FSDPModule, DistributedDataParallel)) for m in model.modules()):
         raise UsageError(
             "the model is spread over the ranks already",
@@ -188,30 +193,33 @@ def shard(
     for module in modules:
         with left_where_they_were(module):
             fully_shard(
-                [module],  # torch 2.8 and 2.9 refuse containers that come alone
+                # torch 2.8 and 2.9 refuse a container that is not in a list.
+                [module],
                 mesh=mesh.mesh,
-                # The backward of the whole comes right after its forward.
+                # The root's backward follows right after its forward, so it stays gathered.
                 reshard_after_forward=reshard and module is not model and module not in apart,
                 mp_policy=mixed_precision(fsdp, module),
                 offload_policy=offload,
                 ignored_params=whole,
             )
     for rest in (model, *apart):
-        # A step may use it by a method that FSDP does not see: backward() frees it at its end.
+        # A step may use the root by a method that FSDP does not see, so backward() frees it.
         cast(FSDPModule, rest).set_reshard_after_backward(False, recurse=False)
     parts = sharded_parts(model)
     for part in parts:
-        # The loss is a sum over all tokens of all ranks: gradients are summed and never averaged.
-        # A plain SUM, because gloo has no PREMUL_SUM.
+        # The loss is a sum over all tokens of all ranks, so gradients are summed, not averaged.
+        # Gloo has no PREMUL_SUM, so this is a plain SUM.
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
-    prefetch(parts[1:], config)  # the first is the model itself
+    # The first part is the model itself, which is gathered anyway.
+    prefetch(parts[1:], config)
 
 
 def make_shardable(model: nn.Module, whole: set[nn.Parameter], device: torch.device) -> None:
-    """Bring parameters into the form that FSDP takes, and those that it leaves to the device."""
+    """Convert all parameters to contiguous memory, and move unsharded ones to the device."""
     for parameter in model.parameters():
-        if not parameter.is_contiguous():  # channels_last, or transposed: FSDP cuts rows
+        # FSDP cuts rows, which channels_last or transposed parameters do not store together.
+        if not parameter.is_contiguous():
             parameter.data = parameter.data.contiguous()
     for parameter in whole:
         if not parameter.is_meta:
@@ -220,9 +228,10 @@ def make_shardable(model: nn.Module, whole: set[nn.Parameter], device: torch.dev
 
 @contextlib.contextmanager
 def left_where_they_were(module: nn.Module) -> Iterator[None]:
-    """Put back what FSDP moves to the GPU and then replaces: an optimizer still holds it whole.
+    """Restore the data of parameters that FSDP moves to the GPU in the block and then replaces.
 
-    Else each GPU has room for the whole model to find, for as long as its shards are made.
+    An optimizer still refers to these whole parameters. If they stayed on the GPU, each GPU would
+    need memory for the whole model while it is sharded.
     """
     before = [(each, each.data) for each in module.parameters() if not isinstance(each, DTensor)]
     yield
@@ -233,18 +242,19 @@ def left_where_they_were(module: nn.Module) -> Iterator[None]:
 
 
 def prefetch(ordered: list[FSDPModule], config: Config) -> None:
-    """Gather blocks while those before them are computed."""
+    """Set FSDP's prefetching: blocks are gathered while the blocks before them compute."""
     fsdp = config.fsdp
     for index, part in enumerate(ordered):
         ahead = ordered[index + 1 : index + 1 + fsdp.forward_prefetch]
         part.set_modules_to_forward_prefetch(ahead)
-        if fsdp.backward_prefetch > 1:  # one is what FSDP does by itself
+        # FSDP prefetches one block by default.
+        if fsdp.backward_prefetch > 1:
             behind = ordered[max(0, index - fsdp.backward_prefetch) : index]
             part.set_modules_to_backward_prefetch(behind[::-1])
 
 
 class Replicated(nn.DataParallel[nn.Module]):
-    """DataParallel that also has the attributes and methods of the model."""
+    """DataParallel that passes unknown attributes and methods on to the model."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -253,7 +263,7 @@ class Replicated(nn.DataParallel[nn.Module]):
             return getattr(super().__getattr__("module"), name)
 
 
-# The results of these cost most to compute again for the memory they take.
+# Results of these operations are kept: recomputing them costs most for the memory they take.
 COSTLY = (
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
@@ -266,7 +276,7 @@ COSTLY = (
 
 
 def recomputed(model: nn.Module, blocks: list[nn.Module], how: str) -> list[nn.Module]:
-    """Wrap blocks whose forward runs again in backward, in parts or whole; return them wrapped."""
+    """Wrap blocks in activation checkpointing, selective or full; return the wrapped blocks."""
     if how == "none":
         return blocks
     if not blocks:
@@ -278,7 +288,7 @@ def recomputed(model: nn.Module, blocks: list[nn.Module], how: str) -> list[nn.M
     kept = functools.partial(create_selective_checkpoint_contexts, list(COSTLY))
     more: dict[str, Any] = {"context_fn": kept} if how == "selective" else {}
     wrapped = {block: checkpoint_wrapper(block, **more) for block in blocks}
-    # Inner blocks first, and a block that is used twice under both of its names.
+    # Inner blocks come first, and a block that is used twice is replaced under both names.
     for name, module in reversed(list(model.named_modules(remove_duplicate=False))):
         if module in wrapped:
             model.set_submodule(name, wrapped[module])
@@ -290,10 +300,10 @@ def recomputed(model: nn.Module, blocks: list[nn.Module], how: str) -> list[nn.M
 
 @contextlib.contextmanager
 def backward(model: nn.Module, mesh: Mesh, config: Config, *, last: bool) -> Iterator[None]:
-    """Run one micro-batch's backward: all but the last keep to themselves what can wait.
+    """Set up gradient synchronisation for a micro-batch's backward; only the last one sums all.
 
-    Under hybrid_shard the sum across nodes happens once per step; fsdp.accumulate=whole also leaves
-    out the sum within the node, at the price of whole gradients in memory.
+    Under hybrid_shard the sum across nodes happens once per step. fsdp.accumulate=whole also
+    postpones the sum within the node, at the price of whole gradients in memory.
     """
     if isinstance(model, Copies):
         with model.backward(last=last):
@@ -312,20 +322,20 @@ def backward(model: nn.Module, mesh: Mesh, config: Config, *, last: bool) -> Ite
 
 
 def waits_for_copies(model: nn.Module, mesh: Mesh, config: Config) -> bool:
-    """Return True if the sum over the copies happens once per step, of a flat tensor per block.
+    """Return True if gradients are summed over the copies only in a step's last micro-batch.
 
-    Each of several losses has gradients of its own in a block, and so a flat tensor of its own.
+    FSDP keeps one flat tensor per block for that. Several losses would each need their own.
     """
     several = bool(parts_of(model)) or config.fsdp.accumulate == "whole"
     return mesh.copies > 1 and not several
 
 
 def as_forward(model: nn.Module, compute: Callable[[nn.Module], T]) -> T:
-    """Call compute(model) as one forward of the spread model.
+    """Return compute(model), run as one forward of the distributed model.
 
-    `compute` gets the model as the user wrote it, and may use whatever it has: other methods than
-    forward, attributes, parts, single weights. What ddp and FSDP do around a forward, they do
-    around all of it.
+    `compute` gets the model as the user wrote it. It may use other methods than forward,
+    attributes, submodules and single weights. The hooks of ddp and FSDP run before and after all of
+    it.
     """
     if isinstance(model, Copies):
         result: T = model(compute)
@@ -347,15 +357,15 @@ def sharded_parts(model: nn.Module) -> list[FSDPModule]:
 
 
 def reshard(model: nn.Module) -> None:
-    """Free the whole parameters that a forward without a backward has left gathered."""
+    """Free whole parameters that stay gathered after a forward without a backward."""
     for part in sharded_parts(model):
         part.reshard()
 
 
 def whole_parameters(model: nn.Module) -> dict[int, nn.Parameter]:
-    """Gather each block once; map the ids of its sharded parameters to the whole ones.
+    """Gather each block once; map the ids of its sharded parameters to the whole parameters.
 
-    Backward fills the gradients of those. Every rank calls it.
+    Backward fills the gradients of the whole parameters. Every rank calls it.
     """
     whole: dict[int, nn.Parameter] = {}
     for part in sharded_parts(model):
@@ -370,7 +380,10 @@ def whole_parameters(model: nn.Module) -> dict[int, nn.Parameter]:
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Switch to evaluation mode; afterwards each module is in the mode that it was in."""
+    """Put the model into eval mode within the block, and restore each module's mode after it.
+
+    Buffers are copied from rank 0 first. Every rank calls it.
+    """
     agreement.take_buffers_of_first(model)
     modes = modes_of(model)
     model.eval()
@@ -382,7 +395,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def modes_of(model: nn.Module) -> dict[nn.Module, bool]:
-    """Return for each module whether it is in training mode."""
+    """Map each module to whether it is in training mode."""
     return {module: module.training for module in model.modules()}
 
 
@@ -392,7 +405,7 @@ def set_modes(modes: Mapping[nn.Module, bool]) -> None:
 
 
 def plain_class(model: nn.Module) -> type:
-    """Return the class that the user wrote: sharding a model gives it a new one."""
+    """Return the class that the user wrote; FSDP replaces a model's class by a subclass."""
     classes = type(plain_names.inner(model)).__mro__
     return next(plain for plain in classes if not issubclass(plain, FSDPModule))
 
@@ -408,12 +421,15 @@ def local_tensor(tensor: Tensor) -> Tensor:
 
 
 def is_empty(model: nn.Module) -> bool:
-    """Return True if parts of it are on the meta device, without memory."""
+    """Return True if any tensor of the model is on the meta device, without memory."""
     return any(tensor.is_meta for _, tensor in agreement.tensors(model))
 
 
 def give_memory(model: nn.Module, device: torch.device) -> None:
-    """Do as model.to_empty(), which would make two parameters of one that is used twice."""
+    """Allocate the model's memory on a device; parameters that are used twice stay shared.
+
+    model.to_empty() would make two parameters of one that is used twice.
+    """
     replaced: dict[nn.Parameter, nn.Parameter] = {}
     for module in model.modules():
         for name, weight in list(module.named_parameters(recurse=False)):
@@ -428,17 +444,18 @@ def give_memory(model: nn.Module, device: torch.device) -> None:
 
 
 def local_part(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return where this rank's part of a tensor begins in each dimension, and its shape."""
+    """Return the offset of this rank's shard of a tensor in each dimension, and its shape."""
     start, local = [0] * tensor.dim(), local_tensor(tensor)
     cut = tensor.placements[-1] if isinstance(tensor, DTensor) else None
     if isinstance(tensor, DTensor) and isinstance(cut, Shard):
         mesh, rows = tensor.device_mesh, tensor.shape[cut.dim]
-        each = -(-rows // mesh.size(mesh.ndim - 1))  # as torch.chunk cuts
+        # DTensor cuts rows like torch.chunk.
+        each = -(-rows // mesh.size(mesh.ndim - 1))
         start[cut.dim] = min(rows, each * mesh.get_local_rank(mesh.ndim - 1))
     return tuple(start), tuple(local.shape)
 
 
 def local_rows(weight: Tensor) -> tuple[Tensor, range]:
-    """Return the memory that this rank has of a parameter, and the rows that it stands for."""
+    """Return this rank's shard of a parameter, and the range of rows that it covers."""
     (first, *_), (rows, *_) = local_part(weight)
     return local_tensor(weight), range(first, first + rows)

@@ -1,7 +1,7 @@
-"""Run real collectives on every node, checked and timed, for `orchestrator verify`.
+"""Run, check and time collectives on every node, for `orchestrator verify`.
 
-A job like any other runs it. It measures and writes outputs/verify.json; the head, which has no
-torch, explains the figures. By hand: torchrun ... -m orchestrator.engine.verify
+It runs as an ordinary job and writes its measurements to outputs/verify.json. The head, which has
+no torch, explains the figures. By hand: torchrun ... -m orchestrator.engine.verify
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from orchestrator.engine.observe import speed
 from orchestrator.engine.verify import collective_bench, pair_bench
 from orchestrator.engine.verify.collective_bench import World, join
 
-# Parts of --seconds; the rest is for multiplications.
+# The parts of --seconds for each measurement; the rest is for matmuls.
 COLLECTIVES, PAIRS = 0.5, 0.35
 # The longest wait for another rank, beyond --seconds.
 PATIENCE_SECONDS = 60.0
@@ -42,20 +42,21 @@ def main() -> None:
         wrong = verify(world, config, options.max_size, options.seconds)
     except OrchestratorError as error:
         raise SystemExit(str(error)) from None
-    world.most(0.0)  # Rank 0 has written the report.
+    # This waits until rank 0 has written the report.
+    world.most(0.0)
     if wrong:
         raise SystemExit(in_words(wrong))
     dist.destroy_process_group()
 
 
 def verify(ranks: World, config: Config, largest: int, seconds: float) -> list[dict[str, Any]]:
-    """Measure everything; return the wrong results of this rank."""
+    """Measure matmuls, collectives and pairs of nodes; return this rank's wrong results."""
     began = time.monotonic()
     report: dict[str, Any] = {"complete": False, **about(ranks)}
     kind = speed.matmul_dtype(config.training.mixed_precision)
 
     def multiply() -> None:
-        """Keep the best of several measurements: noise is not a slow device."""
+        """Measure a matmul and keep the best result so far, so that noise does not count."""
         now = ranks.exchange(speed.measured_matmul_flops(ranks.device, kind))
         report["flops"] = [max(two) for two in zip(now, report.get("flops", now), strict=True)]
 
@@ -98,7 +99,7 @@ def about(ranks: World) -> dict[str, Any]:
 
 
 def link_speed() -> float | None:
-    """Return the bytes per second that the interface for sockets reports, if it does."""
+    """Return the bytes per second that the network interface reports, or None if unknown."""
     name = os.environ.get("GLOO_SOCKET_IFNAME", "")
     try:
         megabits = int(Path("/sys/class/net", name, "speed").read_text(encoding="ascii"))
@@ -118,7 +119,7 @@ def in_words(wrong: list[dict[str, Any]]) -> str:
 
 
 def write(ranks: World, report: dict[str, Any]) -> None:
-    """Write the whole file each time, so that it is there however the job ends."""
+    """Replace the report file, so that partial results exist if the job fails later."""
     experiment = os.environ.get("ORCHESTRATOR_EXPERIMENT")
     if ranks.rank == 0 and experiment:
         path = Path(experiment, "outputs", "verify.json")

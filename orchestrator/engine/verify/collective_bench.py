@@ -1,8 +1,8 @@
-"""The collectives that `orchestrator verify` runs: inputs, expected results, time.
+"""Run and time the collectives of `orchestrator verify`, and check their results.
 
-Every element of every result is compared. Values are small whole numbers that float32 adds up
-exactly. They differ between ranks and between neighbours, so a missing, doubled or misplaced block
-shows.
+Every element of every result is compared. The values are small integers, which float32 adds up
+exactly. They differ between ranks and between adjacent elements, so a missing, repeated or
+misplaced block is detected.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from orchestrator.engine.ranks.ranks import free_host_memory
 
 @dataclass(frozen=True)
 class World:
-    """This process among all; `nodes` and `hosts` are those of every rank, in their order."""
+    """This rank and the process group; `nodes` and `hosts` list those of every rank."""
 
     rank: int
     size: int
@@ -51,7 +51,7 @@ class World:
         return [json.loads(bytes(text[: int(size)].tolist())) for text, size in texts]
 
     def most(self, value: float) -> float:
-        """Return the largest value of all ranks, once all are here."""
+        """Return the largest value of all ranks. It is also a barrier."""
         largest = torch.tensor([value], dtype=torch.float64)
         dist.all_reduce(largest, dist.ReduceOp.MAX)
         return float(largest)
@@ -71,7 +71,7 @@ def _gathered(own: Tensor, size: int) -> list[Tensor]:
 
 
 def join(backend: str | None, patience: float) -> World:
-    """Join by NCCL between GPUs, by gloo between CPUs; no wait is longer than `patience`."""
+    """Join the process group, by NCCL on GPUs or gloo on CPUs, with a timeout of `patience`."""
     has_gpu = torch.cuda.is_available()
     backend = backend or ("nccl" if has_gpu else "gloo")
     rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
@@ -86,7 +86,7 @@ def join(backend: str | None, patience: float) -> World:
         device = torch.device("cuda", local)
         torch.cuda.set_device(device)
     timeout = datetime.timedelta(seconds=patience)
-    # Messages are CPU tensors, which gloo carries beside NCCL.
+    # Messages are CPU tensors, which NCCL cannot send, so gloo is there as well.
     dist.init_process_group("cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo", timeout=timeout)
     alone = World(rank, dist.get_world_size(), backend, device, (), ())
     own = [int(os.environ.get("GROUP_RANK", "0")), socket.gethostname(), backend]
@@ -102,29 +102,29 @@ def join(backend: str | None, patience: float) -> World:
 
 
 def free_bytes(world: World) -> int:
-    """Return the memory that a rank may count on: its GPU's, or its part of the node's rest."""
+    """Return the free memory of a rank: its GPU's, or an equal part of the node's free memory."""
     if world.device.type == "cuda":
         return int(torch.cuda.mem_get_info(world.device)[0])
     return free_host_memory() // len(world.of_node(world.nodes[world.rank]))
 
 
-# A prime: no block of a power of two looks like the next.
+# This is a prime, so two adjacent blocks whose size is a power of two differ.
 PERIOD = 61
 WEIGHTS = 31
 SMALLEST_BYTES = 1 << 10
 # The factor from one size to the next.
 GROWTH = 4
 MOST_RUNS = 50
-# A twentieth of a collective's time goes into the timed runs of one size.
+# The timed runs of one size take a twentieth of a collective's time.
 RUNS_PART = 20
-# Copies of the largest size that may exist at once: input, output, expected, the backend's own.
+# The most copies of a size at once: input, output, expected result, and those of the backend.
 COPIES = 6
-# Why sizes end before --max-size.
+# The reasons why sizes end before --max-size.
 TIME, MEMORY = "time", "memory"
 
 
 class Call(NamedTuple):
-    """A collective on tensors of one size, its result and the right one."""
+    """A collective on tensors of one size, its result and the expected result."""
 
     run: Callable[[], Any]
     result: Tensor
@@ -151,8 +151,8 @@ def reduce_scatter(world: World, count: int) -> Call:
     return Call(lambda: scatter(result, own), result, expected)
 
 
-# By each name: the call for a number of elements, and the bytes on the busiest link for one byte of
-# the larger side, as nccl-tests defines them (doc/PERFORMANCE.md there).
+# Each name has the call for a number of elements, and the factor from bytes of the larger side to
+# bytes on the busiest link, as nccl-tests defines bus bandwidth (doc/PERFORMANCE.md there).
 COLLECTIVES: dict[str, tuple[Callable[[World, int], Call], Callable[[int], float]]] = {
     "all_reduce": (all_reduce, lambda n: 2 * (n - 1) / n),
     "all_gather": (all_gather, lambda n: (n - 1) / n),
@@ -172,12 +172,12 @@ def total(world: World) -> int:
 
 
 def pattern(world: World, count: int, times: int, start: int = 0) -> Tensor:
-    """Return 1 to PERIOD again and again, times a factor."""
+    """Return a tensor that repeats 1 to PERIOD, multiplied by `times`, from element `start` on."""
     return ((torch.arange(count, device=world.device) + start) % PERIOD + 1).float() * times
 
 
 def first_wrong(call: Call) -> dict[str, float] | None:
-    """Return the first wrong element with its value and the right one, or None."""
+    """Return the first wrong element with its value and the expected one, or None."""
     if torch.equal(call.result, call.expected):
         return None
     at = int((call.result != call.expected).nonzero()[0])
@@ -211,11 +211,12 @@ def measure(world: World, largest: int, seconds: float) -> Results:
 
 
 def grow(world: World, name: str, largest: int, share: float, results: Results) -> str:
-    """Measure sizes from 1 KB to `largest`; return what ended it early, time or memory.
+    """Measure sizes from 1 KB to `largest`; return why it ended early (TIME or MEMORY), or "".
 
-    All ranks stop at the same size, because they decide by figures that all have agreed on.
+    All ranks stop at the same size, because they decide by the maximum over all ranks.
     """
-    COLLECTIVES[name][0](world, world.size).run()  # The first call connects.
+    # The first call connects, so it is not timed.
+    COLLECTIVES[name][0](world, world.size).run()
     spent, last, size = 0.0, 0.0, SMALLEST_BYTES
     while size <= largest:
         if spent and spent + GROWTH * last + share / RUNS_PART > share:
@@ -230,7 +231,7 @@ def grow(world: World, name: str, largest: int, share: float, results: Results) 
 
 
 def measure_size(world: World, name: str, size: int, budget: float, results: Results) -> float:
-    """Run one size, compare every element and time it; return the seconds without repetitions."""
+    """Run, check and time one size; return the seconds of all but the repeated timed runs."""
     began = time.monotonic()
     make, busbw = COLLECTIVES[name]
     count = max(world.size, size // 4 // world.size * world.size)
@@ -239,7 +240,8 @@ def measure_size(world: World, name: str, size: int, budget: float, results: Res
     call.run()
     if mistake := first_wrong(call):
         results.wrong.append({**row, "rank": world.rank, **mistake})
-    call.result.zero_()  # Sums of sums of sums would end in infinity.
+    # An all-reduce in place, repeated on its own result, would overflow.
+    call.result.zero_()
     each = world.most(world.seconds(call.run))
     alone = world.most(time.monotonic() - began)
     runs = max(1, min(MOST_RUNS, int(budget / max(each, 1e-9))))
@@ -250,7 +252,7 @@ def measure_size(world: World, name: str, size: int, budget: float, results: Res
 
 
 def line(name: str, rows: list[dict[str, Any]]) -> str:
-    """Format rank 0's line about a collective that is done."""
+    """Return rank 0's line about a collective that is done."""
     if not rows:
         return f"{name}: no memory for any size"
     best = max(rows, key=lambda row: float(row["busbw"]))

@@ -1,6 +1,7 @@
-"""Every node to every other, disjoint pairs at once, each direction by itself.
+"""Measure the bandwidth and latency between each two nodes, in each direction.
 
-Rounds are those of a tournament (the circle method), so n nodes take n - 1 rounds and not n * n.
+Disjoint pairs are measured at the same time, in the rounds of a round-robin tournament (the circle
+method). n nodes then take n - 1 rounds instead of n * n.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ from torch import Tensor
 from orchestrator.engine.observe import speed
 from orchestrator.engine.verify.collective_bench import World
 
-FIRST, LARGEST = 1 << 14, 1 << 26  # bytes of a message
-SHORTEST, LONGEST = 0.04, 0.25  # seconds for one direction of a pair
-MESSAGES = 20  # in that time, or nearly: the shorter one is, the less likely it is disturbed
-GAIN = 1.5  # a larger message that is so much faster: what was measured was still latency
+# The smallest and the largest message, in bytes.
+FIRST, LARGEST = 1 << 14, 1 << 26
+# The least and the most seconds for one direction of a pair.
+SHORTEST, LONGEST = 0.04, 0.25
+# Messages grow until only about so many fit into that time. Short ones are disturbed less often.
+MESSAGES = 20
+# Messages also grow while the last growth raised the rate by this factor: latency still dominates.
+GAIN = 1.5
 PINGS = 10
 
 Pair = tuple[int, int]
@@ -27,7 +32,7 @@ Row = dict[str, Any]
 
 
 def rounds(nodes: int) -> list[list[Pair]]:
-    """Plan rounds in which each two nodes meet once, and none is in two pairs of a round."""
+    """Return rounds of pairs: each two nodes meet once, and no node is twice in a round."""
     players = list(range(nodes + nodes % 2))
     plan = []
     for _ in range(len(players) - 1):
@@ -39,7 +44,7 @@ def rounds(nodes: int) -> list[list[Pair]]:
 
 
 def measure(world: World, seconds: float) -> list[Row]:
-    """Return a row for each ordered pair of nodes: bytes per second, seconds of latency."""
+    """Return a row for each ordered pair of nodes: bytes per second and latency in seconds."""
     plan = rounds(len(set(world.nodes)))
     deadline = time.monotonic() + seconds
     # A round has two directions, and each takes up to twice this.
@@ -57,7 +62,8 @@ def measure(world: World, seconds: float) -> list[Row]:
 def measure_round(world: World, pairs: list[Pair], budget: float) -> list[Row]:
     """Measure these pairs at the same time, first in one direction, then in the other.
 
-    Each rank has a lane to its partner on the other node. The rate of a pair is their sum.
+    Each rank sends to one rank of the other node; such a connection is a lane. The rate of a pair
+    is the sum of its lanes.
     """
     own: list[Row] = []
     for forward in (True, False):
@@ -85,11 +91,12 @@ def measure_round(world: World, pairs: list[Pair], budget: float) -> list[Row]:
 def send(world: World, to: int, budget: float) -> tuple[float, float]:
     """Return the bytes per second and the latency to another rank.
 
-    Messages grow until some of them fill the budget and growing makes them no faster. The receiver
-    hears each size first, and 0 at the end.
+    Messages grow until about MESSAGES of them fill the budget and larger ones are no faster. The
+    receiver gets each size before the message, and 0 at the end.
     """
     data = torch.zeros(LARGEST, dtype=torch.uint8, device=world.device)
-    transfer(world, to, data[:FIRST])  # the first connects
+    # The first transfer connects, so it is not timed.
+    transfer(world, to, data[:FIRST])
     latency = min(transfer(world, to, data[:1]) for _ in range(PINGS)) / 2
     until, size, smaller = time.monotonic() + budget, FIRST, 0.0
     times = [transfer(world, to, data[:size])]
@@ -99,8 +106,8 @@ def send(world: World, to: int, budget: float) -> tuple[float, float]:
             smaller, size, times = rate, 4 * size, []
         times.append(transfer(world, to, data[:size]))
     dist.send(torch.tensor([0]), to)
-    # Neither the worst, which was disturbed, nor the best: a switch lets some bytes through at once
-    # after a pause, and where several ranks share a wire, one's best is what another lacked.
+    # The median avoids the slowest message, which was disturbed, and the fastest. After a pause a
+    # switch passes some bytes at once, and ranks that share a link take bandwidth from each other.
     return size / statistics.median(times), latency
 
 
@@ -117,7 +124,7 @@ def receive(world: World, sender: int) -> None:
 
 
 def transfer(world: World, to: int, data: Tensor) -> float:
-    """Return the seconds until the receiver has said that it has all of it."""
+    """Send a tensor; return the seconds until the receiver has acknowledged all of it."""
     dist.send(torch.tensor([data.numel()]), to)
     answer = torch.zeros(1, dtype=torch.uint8, device=world.device)
 
@@ -129,6 +136,6 @@ def transfer(world: World, to: int, data: Tensor) -> float:
 
 
 def one_way(what: Any, data: Tensor, peer: int) -> None:
-    """Send as a batch of one: NCCL then uses the communicator that is there."""
+    """Send or receive as a batch of one, so that NCCL reuses the existing communicator."""
     for work in dist.batch_isend_irecv([dist.P2POp(what, data, peer)]):
         work.wait()
