@@ -118,7 +118,7 @@ def unfit_names(names: Iterable[str]) -> str:
 
 
 def problems(path: Path, files: Mapping[str, FileRecord]) -> dict[str, str]:
-    """Describe the files that are missing or have another size, without reading them."""
+    """Return the problems of files that are missing or have another size, by name."""
     found = {name: mis_sized(path, name, record) for name, record in files.items()}
     return {name: problem for name, problem in found.items() if problem}
 

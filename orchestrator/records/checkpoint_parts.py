@@ -40,7 +40,7 @@ class Holding:
     in_memory: bool = False
 
 
-# What the nodes hold of one manifest.
+# The holdings of all nodes under one manifest.
 Version = tuple[Holding, ...]
 
 
@@ -49,7 +49,7 @@ def holders(version: Version, name: str) -> list[int]:
 
 
 def lacking(version: Version) -> list[str]:
-    """List the files that no node has."""
+    """Return the files that no node has."""
     return [name for name in version[0].files if not holders(version, name)]
 
 

@@ -107,7 +107,7 @@ class Attempt:
     job: str
     started: float
     ended: float
-    # failed or lost; the last attempt may also be done or stopped.
+    # One of failed and lost. The last attempt may also be done or stopped.
     state: str
     exit_code: int | None
     verdict: JobVerdict | None
@@ -174,14 +174,17 @@ class JobRecord:
     attempts: list[Attempt] = field(default_factory=list)
     # Spare nodes, which a later attempt may use.
     spares: list[NodeRecord] = field(default_factory=list)
-    # True for the built-in training, which does the steps of its config; False for a script.
+    # True for the built-in training, which does the steps of its config. False for a script.
     engine: bool = True
 
     def node(self, index: int) -> NodeRecord:
         return next(node for node in self.nodes if node.index == index)
 
     def check_choice(self, node: int | None, rank: int | None, written: str) -> None:
-        """Refuse a node or a rank that the job does not have, in the form that the user wrote."""
+        """Raise UsageError for a node or rank that the job does not have.
+
+        `written` is the format of the option that the user gave.
+        """
         nodes = [part.index for part in self.nodes]
         ranks = [rank for part in self.nodes for rank in part.numbers]
         for name, chosen, known in (("node", node, nodes), ("rank", rank, ranks)):
@@ -513,8 +516,8 @@ class Experiment:
     def again(self) -> Experiment:
         """Prepare this directory for the next attempt of the job.
 
-        The logs and the record of the last attempt are put aside; outputs and checkpoints stay. A
-        job that was only queued has no logs.
+        The logs and the record of the last attempt move into attempts/. Outputs and checkpoints
+        stay. A job that was only queued has no logs.
         """
         if self.logs.is_dir() and any(self.logs.iterdir()):
             aside = self.path / "attempts" / str(len(list(self.path.glob("attempts/*"))) + 1)

@@ -111,7 +111,7 @@ def _entries(root: Path) -> list[tuple[Path, str]]:
         entries = [entry for entry in root.iterdir() if STAMP.fullmatch(entry.name)]
     except (OSError, ValueError):
         return []
-    # A clock that was once ahead does not make an experiment the newest for years.
+    # An experiment of a clock that was ahead would otherwise stay the newest until that time.
     tomorrow = time.strftime("%Y%m%d_%H%M%S", time.localtime(time.time() + 86400))
     experiments = []
     for path in sorted(entries, key=lambda p: (p.name[-15:] <= tomorrow, p.name[-15:])):

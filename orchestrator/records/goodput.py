@@ -45,7 +45,7 @@ class Span:
     ranks: float | None = None
     # The clock of rank 0's node minus the head's clock, in seconds.
     clock: float = 0.0
-    # True if it has not ended; `ended` is then the present time.
+    # True if it has not ended. `ended` is then the present time.
     goes_on: bool = False
 
 

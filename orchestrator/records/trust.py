@@ -77,8 +77,8 @@ def sign(directory: Path, orders: Orders) -> None:
     if key is None:
         return
     with contextlib.suppress(OSError):
-        # Some file systems (CIFS, NFS that maps all users to one) keep no modes or owners: there
-        # a directory that was just made 0700 looks as if others could write it.
+        # Some file systems (CIFS, NFS that maps all users to one) keep no modes or owners. A new
+        # directory of mode 0700 looks there as if others could write it.
         exposed = others(directory.stat())
         signed = {"exposed": exposed, "hmac": code(key, orders, exposed)}
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):

@@ -103,7 +103,7 @@ class OurOrder:
         return position + (self.size - position) // at_once * at_once
 
     def rounds(self, epoch: int, position: int) -> Iterator[Round]:
-        """Yield this rank's rounds from a position on; all ranks get equally many."""
+        """Yield this rank's rounds from a position on. All ranks get equally many."""
         size, world, end = self.batch_size, self.ranks.world, self.end(position)
         many = max(1, PLACES_AT_ONCE // size)
         for start in range(position, end, many * size * world):
@@ -174,7 +174,7 @@ class OwnOrder:
     # -- drawing ---------------------------------------------------------------------------------
 
     def rounds(self, epoch: int, position: int) -> Iterator[Round]:
-        """Yield this rank's rounds from a position on; all ranks get equally many."""
+        """Yield this rank's rounds from a position on. All ranks get equally many."""
         drawn = self._resumed(epoch, position)
         shown: list[Any] = []
         while True:
@@ -232,7 +232,7 @@ class OwnOrder:
         return [] if self.drop_last and len(items) < self.share else items
 
     def _seed(self, epoch: int, position: int) -> None:
-        # Ranks that draw alike need the same random numbers.
+        # Ranks that draw the same samples need the same random numbers.
         rank = self.ranks.rank if self.each else 0
         seed_all(self.seed, EPOCHS + epoch, position + 1, rank)
 

@@ -1,8 +1,8 @@
 """Divides a user's DataLoader among the ranks.
 
-One batch of each rank together equal one batch of a single process, with the sum of their sizes:
-every sample once, in the same order. A rank without samples at the end of an epoch gets a stand-in
-batch that is not counted, because it has to take part in every collective.
+The batches of all ranks in a round equal one larger batch of a single process: every sample once,
+in the same order. At the end of an epoch, a rank without samples gets a stand-in batch that is not
+counted. It needs one because it takes part in every collective.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def drawn_by(loader: DataLoader[Any]) -> tuple[Any, int | None, bool]:
 
 
 def shuffles(sampler: Any) -> bool | None:
-    """Return whether one of torch's plain samplers shuffles; None for any other sampler."""
+    """Return whether one of torch's plain samplers shuffles, or None for any other sampler."""
     if type(sampler) is SequentialSampler:
         return False
     if type(sampler) is DistributedSampler:

@@ -332,7 +332,7 @@ class ConfiguredSamples(Batches):
 
     def _loaded(self, places: Iterable[Place]) -> Iterator[Micro]:
         wanted = self.config.dataloader
-        # A place is a whole batch, so the DataLoader makes none.
+        # A place stands for a whole batch, so the DataLoader does no batching.
         loader: DataLoader[Any] = DataLoader(
             Samples(self.source),
             batch_size=None,

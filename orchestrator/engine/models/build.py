@@ -59,7 +59,7 @@ def flops_per_sample(config: Config, model: nn.Module) -> float | None:
     """Return the FLOPs of forward and backward for a sample, or None if unknown."""
     if config.model.kind == "decoder":
         if config.dataset.kind == "target":
-            # Samples are as long as the user makes them.
+            # The length of samples is unknown: the user's dataset decides it.
             return None
         return decoder.flops_per_sample(config.model, config.dataset.sequence_length)
     if config.model.kind == "ranking":

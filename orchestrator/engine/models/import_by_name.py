@@ -27,7 +27,7 @@ def function(key: str, target: str) -> Callable[..., Any]:
         )
     module = imported(key, target, name)
     try:
-        # Class.method: AutoModel.from_pretrained
+        # The name may have dots, as in AutoModel.from_pretrained.
         found = functools.reduce(getattr, attribute.split("."), module)
     except AttributeError as error:
         known = [word for word in dir(error.obj) if callable(getattr(error.obj, word, None))]
@@ -51,7 +51,7 @@ def imported(key: str, target: str, name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if name != missing and not name.startswith(f"{missing}."):
-            # The module exists; something that it imports does not.
+            # The module exists, but it imports a module that does not.
             raise
         raise UsageError(
             f"{key} is {target!r}, but there is no module {missing!r}",
@@ -60,7 +60,7 @@ def imported(key: str, target: str, name: str) -> ModuleType:
 
 
 def call(key: str, target: str, args: Mapping[str, Any], **more: Any) -> Any:
-    """Call the named function; `args` come from the config, `more` from the engine."""
+    """Call the named function. `args` come from the config, `more` from the engine."""
     return function(f"{key}.target", target)(**args, **more)
 
 

@@ -19,7 +19,7 @@ from orchestrator.common.errors import CheckFailed, UsageError, nearest
 from orchestrator.engine.models.import_by_name import kind
 from orchestrator.engine.models.nested import is_tensor, mapped
 
-# (sum, count) by name, "loss" first.
+# Maps names to (sum, count), with "loss" first.
 Totals = dict[str, tuple[Tensor, Tensor]]
 
 
@@ -168,7 +168,7 @@ class Losses:
             names = self.names if due is None else due
             return by_optimizer(names, self.step(model, batch), batch, drawn, self.names)
         inputs, targets = halves(batch)
-        # Losses are computed in fp32.
+        # Outputs are converted, so that losses are computed in fp32.
         outputs = mapped(call(model, inputs), in_fp32)
         sized_by = targets if isinstance(targets, Tensor) else batch
         if self.counts and not targets.is_floating_point():
@@ -346,7 +346,7 @@ def summed(
     Shapes: hidden (tokens, dim), weight (vocabulary, dim), targets (tokens).
     """
     device = hidden.device.type
-    # Autocast does not look into autograd functions.
+    # Autocast does not apply inside of autograd functions.
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         hidden, weight = hidden.to(dtype), weight.to(dtype)

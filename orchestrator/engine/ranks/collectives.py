@@ -201,7 +201,7 @@ def broadcast_object(value: T, src: int = 0) -> T:
 
 
 def has_others() -> bool:
-    """Return True if there are other ranks; join their process group first."""
+    """Return True if there are other ranks, after joining their process group."""
     if not dist.is_initialized():
         if get_node_info()["world_size"] == 1:
             return False
@@ -216,7 +216,7 @@ def _as_plain(tensor: Tensor) -> Tensor:
             "wrap it: torch.tensor(value); broadcast_object takes anything",
         )
     local = tensor.detach()
-    # A DTensor; importing them to ask would take a second.
+    # Only a DTensor has full_tensor(). An isinstance check would need an import of a second.
     whole: Tensor = local.full_tensor() if hasattr(local, "full_tensor") else local
     return whole.contiguous()
 

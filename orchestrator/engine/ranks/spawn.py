@@ -37,7 +37,7 @@ def launch(fn: Callable[..., Any], args: Sequence[Any], nprocs: int | None) -> l
     count = number_of(nprocs)
     takes_rank = wants_rank(fn, args, count)
     blob = packed((fn, takes_rank, tuple(args)))
-    # The store lives here, so its port is known to be free, and no rank has to outlive the others.
+    # This process hosts the store: its port is free, and no rank has to outlive the others.
     store: Any = vars(dist)["TCPStore"]("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)

@@ -58,7 +58,7 @@ LONGEST_REPORT = 400
 
 
 class Checkpoints:
-    """Saves into one directory. save() returns when the state is copied; a thread writes it."""
+    """Saves into one directory. save() returns once the state is copied. A thread writes it."""
 
     # The object that saved last, by purpose.
     _writing: ClassVar[dict[str, Checkpoints]] = {}
@@ -212,7 +212,7 @@ class Checkpoints:
             self.say(f"WARNING: {self.unprotected}")
 
     def failed_everywhere(self) -> bool:
-        """Wait for a save on all ranks; return True on all of them if no disk has it whole."""
+        """Wait for a save on all ranks. Return True on all of them if it failed on every rank."""
         self.wait()
         return all(gather(bool(self.failed)))
 
@@ -309,7 +309,7 @@ class Checkpoints:
         hosts = {}
         if self.writers.apart:
             hosts = {n: ranks.nodes[nodes.writer_of(n)][1] for n in files if n != METADATA}
-        # The clock may be behind that of the machine which saved before.
+        # This clock may be behind the clock of the machine that saved last.
         self.latest = max(time.time(), self.latest + LATER_SECONDS)
         manifest = Manifest(step, self.latest, progress, ranks.world, files, self.token, hosts)
         names = list(files)
@@ -357,7 +357,7 @@ class Checkpoints:
             raise JobFailed(trouble)
 
     def prune(self, keep: int) -> None:
-        """Remove older checkpoints of this run; those of other runs stay."""
+        """Remove older checkpoints of this run. Those of other runs stay."""
         if self.writers.publishes:
             checkpoint_store.prune(self.directory, keep, self._is_ours, self._counts)
 

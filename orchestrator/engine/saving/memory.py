@@ -101,7 +101,7 @@ class Memory(Checkpoints):
         lap, self.lap = now - self.lap, now
         if self.every is None and self.thread is not None:
             self.wait()
-            # All ranks go by the slowest.
+            # All ranks use the measures of the slowest rank.
             measure = [self.stalls[-1], self.this_save[2], max(lap - self.stalls[-1], 1e-6)]
             self.measures.append([max(each) for each in zip(*gather(measure), strict=True)])
             # The wait is not counted as a part of the step.

@@ -97,7 +97,7 @@ class Mirror:
     def _copy(self, checkpoint: Path, names: Sequence[str], *, whole: bool) -> None:
         target = f"{self.root}/{checkpoint.name}"
         with contextlib.ExitStack() as stack:
-            # All are open from the beginning: the checkpoint may be pruned while they are copied.
+            # All files are opened first, because the checkpoint may be pruned during the copy.
             opened = [stack.enter_context((checkpoint / name).open("rb")) for name in names]
             text = (checkpoint / NAME).read_bytes()
             records = checkpoint_manifest.parse(text).files

@@ -33,7 +33,7 @@ def saved_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from ((name, buffer) for name, buffer in plain_names.buffers(model) if name in kept)
 
 
-# -- values as JSON that names its tensors; reading them runs no code ------------------------------
+# -- values as JSON with names of tensors, read without running code -------------------------------
 
 
 DTYPES = {str(kind): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}

@@ -41,7 +41,7 @@ NO_LOSS = re.compile(
 )
 # Words such as `best` stand within this distance before `val loss`.
 WORD_BEFORE_CHARACTERS = 12
-# An evaluation counts batches of its own: `Test: [11/13] Loss 2.1`, `[Eval batch=5/50]`.
+# Matches an evaluation, which counts own batches: `Test: [11/13] Loss 2.1`, `[Eval batch=5/50]`.
 EVALUATION = re.compile(
     rf"(?:^|[|\[(\])>:-]|\b(?:INFO|DEBUG)\b){GAP}"
     r"(?:test|val|valid|validation|eval|evaluation|dev|cv)\b"
