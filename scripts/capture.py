@@ -39,7 +39,8 @@ COLORS = {
 }
 
 
-Line = dict[int, Any]  # cells of pyte's by their column
+# The cells of pyte by their column.
+Line = dict[int, Any]
 
 
 def record(command: list[str], columns: int, rows: int) -> list[Line]:
@@ -99,7 +100,8 @@ def play(command: list[str], screen: pyte.Screen) -> Iterator[tuple[int, bytes]]
             continue
         try:
             data = os.read(terminal, 1 << 16)
-        except OSError:  # the last process that had the terminal open has closed it
+        except OSError:
+            # The last process that had the terminal open has closed it.
             break
         if not data:
             break
@@ -174,9 +176,12 @@ def drawn(line: Line, columns: int, top: int) -> list[str]:
 # Each line is drawn once, and each frame shows some of them for its time. Without motion, as a
 # reader may wish, the last frame stays.
 
-QUICKEST, LONGEST, LAST = 0.12, 0.3, 5.0  # seconds that a frame is seen
-SECONDS = 18.0  # of the whole, at most
-Film = list[tuple[float, list[Line]]]  # when each frame began
+# Seconds that a frame is shown.
+QUICKEST, LONGEST, LAST = 0.12, 0.3, 5.0
+# The limit of the whole film in seconds.
+SECONDS = 18.0
+# The time and the lines of each frame.
+Film = list[tuple[float, list[Line]]]
 
 
 def film(command: list[str], columns: int, rows: int) -> Film:

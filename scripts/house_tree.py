@@ -13,7 +13,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 HOUSE = ROOT / "orchestrator"
-PAGES = {"docs/decisions/house.md": 2}  # page -> levels of folders shown
+# The levels of folders that are shown on each page.
+PAGES = {"docs/decisions/house.md": 2}
 BEGIN, END = "<!-- tree: scripts/house_tree.py -->", "<!-- end of the tree -->"
 
 

@@ -34,14 +34,17 @@ from orchestrator.common.errors import (
 )
 from orchestrator.engine.data.tokens import HEADER, WIDTHS, Header, dtype_for, write_header
 
-PIECE = 1 << 18  # bytes of a document that are read at a time
-BATCH = 1 << 22  # bytes that a tokenizer gets at a time, in pieces that it spreads over the cores
+# Bytes of a document that are read at a time.
+PIECE = 1 << 18
+# Bytes that a tokenizer gets at a time, in pieces that it spreads over the cores.
+BATCH = 1 << 22
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 
 
 class Piece(NamedTuple):
     text: bytes
-    ends: bool  # whether the document ends here
+    # True if the document ends here.
+    ends: bool
     where: str
 
 
@@ -190,7 +193,7 @@ def batches(files: list[Path], field: str) -> Iterator[list[Piece]]:
 
 
 def make(out: Path, files: list[Path], encoder: Encoder, field: str) -> Header:
-    """Write the tokens under a hidden name until all are there: nobody trains on half a file."""
+    """Write the tokens under a hidden name until all are there, so that half a file is not used."""
     hidden = out.with_name(f".{out.name}.{os.getpid()}")
     dtype = dtype_for(encoder.vocab_size)
     progress = Progress(sum(path.stat().st_size for path in files))

@@ -4,7 +4,7 @@
 Two SSH servers on this machine, a launch as a film, a finished job, and one that loses a rank and
 goes on: `top`, the report and the dashboard, as they show it. Needs root, pyte and Chromium: the
 script runs in a PID namespace of its own, as all hosts of this machine see all of its processes,
-and `top` shows the jobs of others, too.
+and `top` shows the jobs of others as well.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ COLUMNS, ROWS = 120, 16
 FILM_COLUMNS, FILM_ROWS = 110, 20
 START = ROOT / "docs" / "start.md"
 WIDTH, HEIGHT, FIRST_CHARTS = 1200, 910, 625
-ALONE = "PICTURES_ALONE"  # the process that a namespace begins with
-KILLED = 3  # the rank that is killed, on the second node
+# Set in the first process of the namespace.
+ALONE = "PICTURES_ALONE"
+# The rank that is killed, on the second node.
+KILLED = 3
 SETTINGS = {
     "model.num_layers": 2,
     "model.model_dim": 64,
@@ -94,7 +96,8 @@ def take(head: Head, browser: Browser, steps: int, out: Path) -> None:
     url = dashboard.wait_for("open (http://.*)")[1]
     terminal(head, out / "top.svg", step=steps // 4)
     site = url.partition("/?")[0]
-    browser.open(url)  # which has the token that all pages need
+    # The address has the token that all pages need.
+    browser.open(url)
     browser.until("document.documentElement.dataset.rows == 2")
     picture(browser, out / "dashboard.png", HEIGHT)
     browser.open(f"{site}/experiment/{head.experiment.name}")
@@ -111,7 +114,7 @@ def take(head: Head, browser: Browser, steps: int, out: Path) -> None:
 
 
 def picture(browser: Browser, path: Path, height: int) -> None:
-    """Take the top of a page in the light, no more of it than there is."""
+    """Write a picture of the top of a page, no longer than the page."""
     browser.look(WIDTH, height)
     end = browser.eval("document.body.getBoundingClientRect().bottom")
     browser.look(WIDTH, min(height, round(end)))

@@ -8,8 +8,8 @@
 # shellcheck shell=bash
 
 ROOT=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
-# An exact version: its wheel runs on CPUs, while an open range fetches gigabytes of CUDA. Where
-# torch is there already, for GPUs for example, it is taken as it is.
+# An exact version: its wheel runs on CPUs, while an open range fetches gigabytes of CUDA. An
+# installed torch, for GPUs for example, is kept as it is.
 TORCH=${TORCH:-torch==2.13.0}
 
 say() { printf 'setup: %s\n' "$*"; }
@@ -18,7 +18,7 @@ complain() { printf 'setup: %s\n' "$*" >&2; }
 need_venv() {
     local extras=${1:-} python=$ROOT/.venv/bin/python
     [ -x "$python" ] || make_venv || return
-    # Missing where somebody interrupted the making, or made it with another tool.
+    # Missing if the creation was interrupted, or if another tool created the environment.
     has_module "$python" pip || "$python" -m ensurepip >/dev/null || return
     local wanted=()
     if ! has_module "$python" torch; then

@@ -35,7 +35,8 @@ fi
 
 cd -- "$ROOT"
 export OMP_NUM_THREADS=1
-unset PYTHONDONTWRITEBYTECODE # a container's; then each worker rewrites all asserts anew, 5 s
+# Some containers set it, and each worker then rewrites all asserts again, which takes 5 s.
+unset PYTHONDONTWRITEBYTECODE
 say "tests"
 # Tests wait for a good part of their time: one worker more than cores. Each imports torch, so
 # eight at most. One that is out of tests takes half of what another still has. Of two -n the last

@@ -36,13 +36,14 @@ from orchestrator.head.screen.log_reader import LogFile, LogReader
 from tests.head.environments.test_requirements import wheel
 from tests.launching import BIN, Command, Head
 
-LIMIT = 240.0  # seconds for one command, on cores that others keep busy
+# Seconds for one command, on cores that are busy with other work.
+LIMIT = 240.0
 TRACE = "Traceback (most recent call last)"
 SOON = ("--connect-timeout", "6", "--node-loss-timeout", "8")
 
 
 class Answer(NamedTuple):
-    """What came of an attack."""
+    """The result of an attack."""
 
     right: bool
     what: str
@@ -58,7 +59,7 @@ class Ground(NamedTuple):
 
     @contextlib.contextmanager
     def head(self, size: int, **options: object) -> Iterator[Head]:
-        """Make hosts, and somebody at their head in an empty directory."""
+        """Create hosts and a head in an empty directory; remove them afterwards."""
         work = self.directory / "work"
         work.mkdir()
         with Cluster(size, self.directory / "hosts", **options) as cluster:  # type: ignore[arg-type]
@@ -398,7 +399,7 @@ PLANTED = {
 
 
 def memory_of_others(ground: Ground) -> Answer:
-    """What others have put into /dev/shm beforehand is not used; a restart finds its own state."""
+    """Files of other users in /dev/shm are not used; a restart finds its own state."""
     name = f"/dev/shm/orchestrator-{os.getuid()}"
     wrong = []
     with ground.head(1, tmpfs=["/tmp"]) as head:
@@ -428,7 +429,8 @@ class Index(http.server.BaseHTTPRequestHandler):
     wheel = b""
     name = "mine-1.0-py3-none-any.whl"
     hangs = False
-    share = 1.0  # of the wheel that is sent
+    # The part of the wheel that is sent.
+    share = 1.0
 
     def do_GET(self) -> None:
         if self.hangs:
@@ -471,7 +473,7 @@ dest = /var/tmp/hostile
 
 @contextlib.contextmanager
 def index_of(how: dict[str, object]) -> Iterator[str]:
-    """Serve an index at an address with a password; what it is asked meanwhile is answered so."""
+    """Serve a package index with a password until the block ends; `how` sets its answers."""
     kind = type("AnIndex", (Index,), how)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), kind)
     server.daemon_threads = True
@@ -480,9 +482,8 @@ def index_of(how: dict[str, object]) -> Iterator[str]:
         yield f"http://me:{SECRET}@127.0.0.1:{server.server_port}/simple"
     finally:
         server.shutdown()
-        threading.Thread(
-            target=server.server_close, daemon=True
-        ).start()  # a hanging answer is left
+        # In a thread, as a hanging response must not delay the end.
+        threading.Thread(target=server.server_close, daemon=True).start()
 
 
 def packages_of_enemies(ground: Ground) -> Answer:
@@ -564,7 +565,7 @@ ATTACKS: dict[str, Callable[[Ground], Answer]] = {
 
 
 def made(name: str, options: argparse.Namespace) -> Answer:
-    """Make one attack on hosts of its own; what breaks here is no right answer either."""
+    """Run one attack on hosts of its own; an exception counts as a wrong answer."""
     place = Path(tempfile.mkdtemp(prefix="attack-", dir="/var/tmp"))
     ground = Ground(place, options.launches, options.lines, options.burners)
     try:
@@ -596,7 +597,8 @@ def main() -> None:
         parser.error(f"no such attack: {', '.join(sorted(unknown))}")
     require_root()
     with tempfile.TemporaryDirectory(prefix="attacks-home-") as home:
-        os.environ["ORCHESTRATOR_HOME"] = home  # what a head keeps is not that of whoever runs this
+        # The state of a head is kept apart from that of the user who runs this.
+        os.environ["ORCHESTRATOR_HOME"] = home
         os.environ["OMP_NUM_THREADS"] = "1"
         answers = dict(rows_of(options.names or list(ATTACKS), options))
     rows = [[name, "right" if a.right else "WRONG", a.what] for name, a in answers.items()]

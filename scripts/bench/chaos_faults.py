@@ -1,4 +1,4 @@
-"""Random faults on a real cluster, and what must be true after them, whatever they were.
+"""Random faults on a real cluster, and what must be true after all of them.
 
 One round is one job: faults fall on its hosts and its head at random moments, all is repaired, and
 a user who types no more than `attach` and `stop` must find everything in order. The seed decides
@@ -24,7 +24,8 @@ from tests.clusters.netns import NetnsCluster
 from tests.launching import Command, Head
 
 LEASE = 8.0  # --node-loss-timeout
-LIMIT = 90.0  # for anything to end by itself once all is repaired
+# Seconds for anything to end by itself once all is repaired.
+LIMIT = 90.0
 CODES = {0, 1, 4, 130}
 TAG = "ORCHESTRATOR_JOB="
 # Numbered lines; a child that left its session and its environment; stays long, or ends badly.
@@ -90,7 +91,7 @@ class Chaos:
         subprocess.run(["umount", "--lazy", str(self.experiments)], check=False)
 
     def round(self) -> list[Broken]:
-        """One job, some faults, and the look at what is left. What was not right."""
+        """Run one job with some faults and check what is left; return the violations."""
         self.rounds += 1
         seed = self.random.randrange(1 << 30)
         one = Round(self, random.Random(seed))
@@ -105,7 +106,8 @@ class Round:
         self.chaos, self.chance = chaos, chance
         self.cluster, self.head = chaos.cluster, chaos.head
         self.faults: list[str] = []
-        self.links: dict[int, Callable[[], Any]] = {}  # put right before all else
+        # Links are repaired before all else.
+        self.links: dict[int, Callable[[], Any]] = {}
         self.repairs: dict[tuple[str, int], Callable[[], Any]] = {}
         self.commands: list[Command] = []
         self.wrong: list[str] = []
@@ -119,7 +121,8 @@ class Round:
         options += ["--connect-timeout", "4", "--grace", "1"]
         self.launch = self.head.launch(*options, "chaotic.py", f"{self.chance.uniform(2, 5)}", how)
         self.commands.append(self.launch)
-        if self.chance.random() < 0.7:  # else anything may come while it still starts
+        # In the other cases faults may come while the job still starts.
+        if self.chance.random() < 0.7:
             with contextlib.suppress(AssertionError):
                 self.launch.wait_for("line 0 ", 30)
         for name in self.chance.choices(list(FAULTS), k=self.chance.randint(1, 3)):
@@ -146,7 +149,8 @@ class Round:
     def conclude(self) -> None:
         for command in self.commands:
             self.end_of(command)
-        for _ in range(3):  # a head that was killed: another one sees the job to its end
+        # After a head was killed, another one follows the job to its end.
+        for _ in range(3):
             if not self.head.experiments or self.state() not in ("starting", "running"):
                 break
             self.end_of(self.command("orchestrator", "attach"))
@@ -177,14 +181,15 @@ class Round:
             said = [line for line in command.lines if not line.startswith("node")]
             if any("Traceback" in line for line in said):
                 self.wrong.append("a trace on the screen:\n" + "\n".join(said))
-        # Where nobody knows of it, the lease ends what a killed head had begun.
+        # If no head knows of them, the lease ends processes that a killed head had started.
         if not self.head.nothing_left(LEASE + 25):
             left = {i: self.cluster.processes(i, TAG) for i in range(self.cluster.size)}
             self.wrong.append(f"processes are left: {left}")
         for i in range(self.cluster.size):
             if sleepers(self, i):
                 self.wrong.append(f"scrubbed children are left on host {i}")
-                kill_of(self, i, sleepers(self, i))  # or each round to come would say so
+                # Otherwise each later round would report them again.
+                kill_of(self, i, sleepers(self, i))
         for i, bystander in enumerate(self.chaos.bystanders):
             if bystander.poll() is not None:
                 self.wrong.append(f"the bystander on host {i} was killed")
@@ -207,7 +212,8 @@ class Round:
         try:
             home = self.head.log(node)
         except ValueError:
-            home = b""  # it never said anything
+            home = b""
+        # The node has not sent anything.
         numbers = [int(n) for n in re.findall(rb"^line \d+ (\d+) x{60}$", home, re.MULTILINE)]
         if not self.disk_was_full and numbers != list(range(len(numbers))):
             gap = next(i for i, n in enumerate(numbers) if i != n)
@@ -341,7 +347,8 @@ def sleepers(one: Round, host: int) -> list[int]:
 
 def named(one: Round, host: int, word: str) -> list[int]:
     """Processes with this word on their command line."""
-    pattern = f"[{word[0]}]{word[1:]}"  # which is not on grep's own
+    # Written so that grep's own command line does not match.
+    pattern = f"[{word[0]}]{word[1:]}"
     look = f"grep -zlx '{pattern}' /proc/[0-9]*/cmdline 2>/dev/null | grep -o '[0-9]*' || true"
     return sorted(map(int, one.cluster.exec(host, ["sh", "-c", look]).split()))
 
@@ -373,7 +380,7 @@ FAULTS: dict[str, Callable[[Round], None]] = {
 
 
 def told(chaos: Chaos) -> str:
-    """What was done, how the jobs ended, and what was not right."""
+    """Return the faults, the ends of the jobs, and the violations as text."""
     lines = [f"{name}: {count}" for name, count in sorted(chaos.counts.items())]
     ends = ", ".join(f"{count} {state}" for state, count in chaos.ends.most_common())
     lines += [f"{chaos.rounds} jobs: {ends}", f"{len(chaos.broken)} violations"]

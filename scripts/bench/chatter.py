@@ -34,12 +34,14 @@ START_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Found:
-    """What it took to follow so many hosts."""
+    """The cost of following this number of hosts."""
 
     hosts: int
-    head: float  # share of a core
+    # The share of a core.
+    head: float
     lines: float  # a second
-    delay: float  # of the median line, in seconds
+    # Seconds from the print to the screen, of the median line.
+    delay: float
     longest: float
 
 

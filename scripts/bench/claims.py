@@ -5,7 +5,7 @@
 Every user is a process that launches again and again: some slots on some of the nodes, through the
 queue or at once. It takes them by the code of the head and of the nodes; only the connections
 between these two are left out. One in ten holders, and one in ten who wait, is killed with SIGKILL.
-Prints what happened, and exits with 1 if a slot had two holders, or nobody got on for 20 seconds.
+Prints what happened, and exits with 1 if a slot had two holders, or none was given for 20 seconds.
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ from orchestrator.node.start.book import Book
 from orchestrator.node.start.claims import Claims
 from orchestrator.protocol.requests.claims import RUNNING
 
-SLOTS = 4  # of each node
+# The slots of each node.
+SLOTS = 4
 STUCK_SECONDS = 20.0
-KILLED = 0.1  # of those who hold something, and of those who wait
+# The share of holders that are killed, and of those who wait.
+KILLED = 0.1
 
 
 class Machine:
@@ -102,7 +104,8 @@ def user(places: list[Path], seed: int, told: int) -> None:
 
         try:
             if queue:
-                if dice.random() < KILLED:  # in the middle of its wait
+                if dice.random() < KILLED:
+                    # It is killed in the middle of its wait.
                     signal.signal(signal.SIGALRM, signal.SIG_DFL)
                     signal.setitimer(signal.ITIMER_REAL, dice.random() * 0.2)
                 wait(request, nodes, never, start)
@@ -150,7 +153,7 @@ def mark(machine: Any, place: Path) -> list[Path] | None:
 
 
 def lives(pid: int) -> bool:
-    """Tell whether a process can still hold something: one that nobody has waited for cannot."""
+    """Return True if a process can still hold something, which a zombie cannot."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

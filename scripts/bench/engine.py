@@ -28,7 +28,8 @@ from ground import machine, progress, show, table
 ROOT = Path(__file__).resolve().parents[2]
 HAND = Path(__file__).with_name("hand_loop.py")
 TINY = Path(__file__).with_name("tiny_step.py")
-WINDOW = 10  # steps per sample; the first window warms up
+# Steps per sample; the first window warms up.
+WINDOW = 10
 SMALL = ["model.model_dim=256", "model.num_layers=4", "dataset.sequence_length=128"]
 SMALL += ["training.batch_size=4", "training.max_steps=60", "dataset.kind=synthetic"]
 GPU = ["model.model_dim=2048", "model.num_layers=8", "model.num_heads=16"]
@@ -89,8 +90,10 @@ def step_times(ranks: int, repeat: int, place: Path) -> dict[str, float]:
 
 
 def host_times(repeat: int) -> dict[str, float]:
-    """Give what a step takes the processor of all trainers that are installed: a tenth of the
-    windows is quicker, so it is little of what else the machine does."""
+    """Return the processor time of a step, for all trainers that are installed.
+
+    A tenth of the windows is quicker, so it contains little of the machine's other work.
+    """
     progress("steps of a tiny model")
     words = [sys.executable, str(TINY), "--repeat", str(repeat)]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

@@ -68,7 +68,8 @@ def contenders(hosts: int) -> list[Contender]:
         missing = "" if shutil.which(program) else f"missing: {program}"
         return Contender(name, partial(timed, words), missing)
 
-    fanout = str(hosts)  # by default pdsh runs 32 at a time: let it run all
+    # By default pdsh runs 32 at a time; this lets it run all.
+    fanout = str(hosts)
     return [
         Contender(COLD, partial(timed, ours)),
         Contender(WARM, warm),
@@ -84,7 +85,7 @@ def listed(cluster: Cluster) -> str:
 
 
 def in_parallel(cluster: Cluster) -> list[Word]:
-    """Do what a shell script does."""
+    """Return the command of a shell script that does the same."""
     lines = "".join(f'ssh {address} true & all="$all $!"\n' for address in cluster.addresses)
     return ["bash", "-c", lines + "for one in $all; do wait $one || exit 1; done"]
 
@@ -147,7 +148,8 @@ def as_head(node_list: str, rounds: str) -> None:
         failures.all_or_table(nodes, fleet.everywhere(connections, true), "")
         taken.append(time.perf_counter() - started)
     print(json.dumps(taken), flush=True)
-    os._exit(0)  # as our commands do: the connections close with the process
+    # Our commands end like this as well: the connections close with the process.
+    os._exit(0)
 
 
 # -- the results --------------------------------------------------------------------------------

@@ -44,7 +44,8 @@ from ground import (
 
 PROGRAM = "faulty.py"
 RANKS = 2  # per host
-NOTICE_LIMIT = 60.0  # seconds after which a fault counts as unnoticed
+# Seconds after which a fault counts as unnoticed.
+NOTICE_LIMIT = 60.0
 ORPHAN_SECONDS = 10.0
 PATIENCE = 5.0
 CUTS = 20
@@ -212,7 +213,8 @@ def orphans(words: Words, *, own: bool) -> Mapping[str, float]:
         job.process.wait()
         time.sleep(ORPHAN_SECONDS)
         found = job.living()
-        if own:  # ours should live on, since one command still ends them
+        # Our ranks should live on, as one command still ends them.
+        if own:
             ended = [*our("orchestrator"), "stop", "--now", "--experiments"]
             run(job.cluster, [*ended, job.out.parent / "experiments"], silent=True)
             found = job.living()

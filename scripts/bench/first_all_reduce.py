@@ -13,7 +13,8 @@ def main(directory: str, lasts: str = "0") -> None:
     import torch.distributed as dist
 
     times["torch"] = time.time()
-    if not dist.is_initialized():  # torchrunx has already done it
+    # torchrunx has initialized it already.
+    if not dist.is_initialized():
         dist.init_process_group("gloo")
     times["group"] = time.time()
     ones = torch.ones(1)
@@ -24,7 +25,8 @@ def main(directory: str, lasts: str = "0") -> None:
     with open(path, "w", encoding="ascii") as file:  # noqa: PTH123
         json.dump(times, file)
     dist.destroy_process_group()
-    time.sleep(float(lasts))  # as a training does
+    # Keeps the processes alive, as a training does.
+    time.sleep(float(lasts))
 
 
 if __name__ == "__main__":

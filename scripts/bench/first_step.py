@@ -28,7 +28,8 @@ def main(directory: str, lasts: str = "0") -> None:
     # for a thread that wants the interpreter.
     del model
     dist.destroy_process_group()
-    time.sleep(float(lasts))  # as a training does
+    # Keeps the processes alive, as a training does.
+    time.sleep(float(lasts))
 
 
 if __name__ == "__main__":

@@ -50,10 +50,12 @@ from orchestrator.node.machine import nvidia  # noqa: E402
 from orchestrator.traces import timeline  # noqa: E402
 
 NO_CUDA = 3
-LIMIT = 150.0  # seconds for one check
+# Seconds for one check.
+LIMIT = 150.0
 REHEARSING = os.environ.get("REHEARSING") == "1"
 DEVICE = torch.device("cpu" if REHEARSING else "cuda")
-WIDTH, LAYERS = (32, 2) if REHEARSING else (2048, 12)  # of the models here: 300 million weights
+# The size of the models here: 300 million weights on a GPU.
+WIDTH, LAYERS = (32, 2) if REHEARSING else (2048, 12)
 
 
 @dataclass(frozen=True)
@@ -346,7 +348,8 @@ def spreading(place: Path) -> Seen:
 @check("fp16 with sums of losses", "at most 5 of the first 50 steps skipped")
 def first_scale(place: Path) -> Seen:
     def step(model: nn.Module, batch: Any) -> tuple[Tensor, int]:
-        logits = model(batch[0]).repeat(2048, 1)  # as many targets as in batches of long texts
+        # As many targets as in batches of long texts.
+        logits = model(batch[0]).repeat(2048, 1)
         targets = batch[1].repeat(2048)
         return F.cross_entropy(logits, targets, reduction="sum"), len(targets)
 
@@ -425,7 +428,8 @@ def hf_trainer(place: Path) -> Seen:
     sections = llama(max_steps=30, eval_steps=None, eval_batches=None)
     ours = engine(place, sections)[-1]["tokens_per_s"]
     words = {**sections["model"], "sequence_length": sections["dataset"]["sequence_length"]}
-    for batch in (sections["training"]["batch_size"], 2, 1):  # it needs more memory
+    # Smaller batches are tried, as transformers needs more memory.
+    for batch in (sections["training"]["batch_size"], 2, 1):
         done = torchrun(
             place, str(ROOT / "scripts/bench/hf_loop.py"), json.dumps(words), str(batch)
         )
@@ -474,7 +478,8 @@ def stall(place: Path) -> Seen:
 
     def written(made: Trainer) -> None:
         for store in stores:
-            store.wait()  # else the next save would wait for it
+            # Without this, the next save would wait for it.
+            store.wait()
 
     checkpoint.Checkpoints.save = timed  # type: ignore[method-assign]
     for how in (True, False):
@@ -562,7 +567,8 @@ def fp8(place: Path) -> Seen:
         return Seen("torchao is not installed", None)
     from torchao.float8 import convert_to_float8_training
 
-    wide = convert_to_float8_training(  # it wants sizes that 16 divides
+    # Its sizes have to be multiples of 16.
+    wide = convert_to_float8_training(
         Net(), module_filter_fn=lambda module, name: module.out_features % 16 == 0
     )
     made = trainer(wide, precision="bf16", strategy="full_shard")

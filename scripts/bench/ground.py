@@ -26,10 +26,14 @@ sys.path.insert(0, str(ROOT))
 from tests.clusters.netns import NetnsCluster  # noqa: E402
 
 Cluster = NetnsCluster
-Word = str | Path  # a word of a command line
-PEERS = Path("/var/tmp/orchestrator-peers")  # not below $HOME, which is private to each host
-OWN_NETWORK = "ORCHESTRATOR_BENCH_NETWORK"  # set in the network namespace of a bench
-LIMIT = 180.0  # seconds for one run of one contender
+# One word of a command line.
+Word = str | Path
+# Outside $HOME, which is private to each host.
+PEERS = Path("/var/tmp/orchestrator-peers")
+# Set in the network namespace of a bench.
+OWN_NETWORK = "ORCHESTRATOR_BENCH_NETWORK"
+# Seconds for one run of one contender.
+LIMIT = 180.0
 # The head's own /etc/hosts with the hosts' names, and the ssh_config that every ssh reads.
 HEAD = (
     'hostname head && mount --bind "$1" /etc/hosts && mount --bind "$2" /etc/ssh/ssh_config'
@@ -47,7 +51,8 @@ class Contender:
 
     name: str
     run: Callable[[Cluster], Mapping[str, float]]
-    missing: str = ""  # why it cannot take part
+    # Why the contender cannot take part.
+    missing: str = ""
     samples: list[Mapping[str, float]] = field(default_factory=list)
 
     def median(self, figure: str) -> float | None:
@@ -59,7 +64,7 @@ def compete(contenders: Sequence[Contender], hosts: int, repeat: int, note: str)
     """Run all contenders in turn, `repeat` times after a first round that only warms the caches.
 
     Round robin, so that other load on this machine affects all alike. A contender that fails drops
-    out, and the hosts are made anew, because it may have left something running there.
+    out, and the hosts are created again, because it may have left something running there.
     """
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(fresh(hosts))
@@ -87,7 +92,7 @@ def progress(text: str) -> None:
 
 @contextlib.contextmanager
 def fresh(hosts: int) -> Iterator[Cluster]:
-    """Make hosts with their network and files, and remove them all afterwards."""
+    """Create hosts with their network and files; remove them all afterwards."""
     with tempfile.TemporaryDirectory(prefix="orchestrator-bench-") as directory:
         cluster = NetnsCluster(hosts, Path(directory) / "cluster")
         cluster.environment["DS_ACCELERATOR"] = "cpu"
@@ -112,8 +117,10 @@ class Ran(NamedTuple):
     """The output and memory of a command that succeeded."""
 
     said: str
-    peak_kb: int  # peak resident memory of the command itself
-    processor: float  # seconds, of the command and its children
+    # The peak resident memory of the command itself.
+    peak_kb: int
+    # The processor seconds of the command and its children.
+    processor: float
 
 
 def run(cluster: Cluster, words: Sequence[Word], *, silent: bool = False) -> Ran:
@@ -165,7 +172,10 @@ def done_well(process: subprocess.Popen[bytes]) -> None:
 
 
 def head_environment() -> dict[str, str]:
-    """Give each rank one thread, as ranks share few cores, and drop the developer's settings."""
+    """Return an environment of one thread per rank, without the developer's settings.
+
+    The ranks share few cores.
+    """
     kept = ("PATH", "HOME", "LANG", "TERM", "USER", "LOGNAME")
     env = {name: os.environ[name] for name in kept if name in os.environ}
     return {**env, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}

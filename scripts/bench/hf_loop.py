@@ -1,4 +1,4 @@
-"""What gpu.py compares the engine with: transformers' Llama of the same sizes, and its Trainer.
+"""Train transformers' Llama of the same size with its Trainer, for gpu.py to compare.
 
 It gets random tokens. torchrun starts it; rank 0 prints the tokens per second of one rank.
 """

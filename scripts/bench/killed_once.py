@@ -1,6 +1,6 @@
-"""A loop of all-reduces in which one rank kills itself once; when that was, and the next step.
+"""A loop of all-reduces in which one rank kills itself once; writes when, and the next step.
 
-killed_once.py DIRECTORY SECONDS     (the first attempt runs so long, unless somebody ends it)
+killed_once.py DIRECTORY SECONDS     (the first attempt runs so long, unless it is ended)
 """
 
 from __future__ import annotations

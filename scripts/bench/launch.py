@@ -92,7 +92,8 @@ def main() -> None:
     if options.profile:
         print("\n\n".join(profile(shape, nodes_python) for shape in options.shapes))
         return
-    about = machine(python)  # before the benchmark itself loads it
+    # Read before the benchmark itself loads the machine.
+    about = machine(python)
     results = {}
     for shape in options.shapes:
         nodes, ranks = map(int, shape.split("x"))
@@ -169,7 +170,7 @@ def ours(python: Path, cluster: Cluster, ranks: int, out: Path) -> list[Word]:
 
 
 def by_hand(python: Path, cluster: Cluster, ranks: int, out: Path) -> list[Word]:
-    """Do what one would type into a terminal per node, all at the same moment."""
+    """Return the command that a user would type into one terminal per node, all at once."""
     there = []
     for number in range(cluster.size):
         torchrun: list[Word] = [python, "-m", "torch.distributed.run", f"--nnodes={cluster.size}"]

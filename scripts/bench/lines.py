@@ -5,7 +5,8 @@ import sys
 import time
 
 LINE = b"0123456789" * 9 + b"012345678\n"
-BLOCK = 640  # lines per write, as from a program whose output is buffered
+# Lines per write, as from a program whose output is buffered.
+BLOCK = 640
 
 
 def main(what: str, count: int, pause: float, note: str) -> None:

@@ -42,7 +42,8 @@ def main() -> None:
     options = parser.parse_args()
     require_root()
     results = {}
-    with tempfile.TemporaryDirectory() as sockets:  # Names of sockets have 107 bytes.
+    # A short path, as the names of sockets have at most 107 bytes.
+    with tempfile.TemporaryDirectory() as sockets:
         for hosts in options.hosts:
             results[str(hosts)] = [
                 Contender(f"{what}, {how}", partial(timed, Path(sockets), what, how))
@@ -60,7 +61,8 @@ def timed(sockets: Path, what: str, how: str, cluster: Cluster) -> Mapping[str, 
     words: list[Word] = ["--nodes", cluster.node_list]
     if how == OPEN:
         words += ["--ssh-config", config]
-        for address in cluster.addresses:  # as their user does, once
+        # The user opens these connections once.
+        for address in cluster.addresses:
             run(cluster, ["ssh", "-F", config, address, "true"], silent=True)
     command = [*our("orchestrator"), "exec", *words, "--", "true"]
     if what == LAUNCH:

@@ -27,7 +27,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no page of warnings about names
+# Avoids a page of warnings about names.
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 from ground import machine, progress, require_own_network, show, table
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent, WorkerSpec
@@ -36,23 +37,29 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
 from orchestrator.node.job.ranks import fast_torchrun
 
 WAYS = ("ours", "static", "c10d")
-RECORD = struct.Struct("dddd")  # node, clock at begin and end of a part, processor seconds
-GROUP = 64  # agents in a process
+# The node, the clock at begin and end of a part, and the processor seconds.
+RECORD = struct.Struct("dddd")
+# Agents in a process.
+GROUP = 64
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one part, to meet or to leave, took."""
+    """The cost of one part: to meet or to leave."""
 
-    seconds: float  # since the last agent began
-    agent: float  # processor seconds of one of the others
-    first: float  # processor seconds of node 0
-    packets: float  # of each agent, both ways
+    # Seconds since the last agent began.
+    seconds: float
+    # Processor seconds of an agent other than that of node 0.
+    agent: float
+    # Processor seconds of the agent of node 0.
+    first: float
+    # Packets of each agent, both ways.
+    packets: float
     kilobytes: float
 
 
 class Meeting(NamedTuple):
-    """What all agents know of a meeting."""
+    """The settings of a meeting, which all agents know."""
 
     size: int
     way: str
@@ -124,7 +131,7 @@ def render(results: dict[tuple[int, str], tuple[Cost, ...]]) -> str:
 
 
 def meeting(size: int, way: str, late: float, limit: float) -> tuple[Cost, ...]:
-    """Let all agents meet and then leave; return what each part took, of those that all ended."""
+    """Run agents that all meet and then leave; return the cost of each part that all ended."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     gates = Gates(*(os.pipe() for _ in range(3)))
@@ -136,7 +143,8 @@ def meeting(size: int, way: str, late: float, limit: float) -> tuple[Cost, ...]:
     os.close(tell)
     costs: list[Cost] = []
     with contextlib.suppress(TimeoutError):
-        heard(told, size, limit)  # all are there
+        # Returns when all agents are ready.
+        heard(told, size, limit)
         for last in (True, False):
             before = traffic()
             os.close((gates.others if last else gates.leaving)[1])
@@ -196,7 +204,7 @@ def fork(nodes: range, about: Meeting, gates: Gates, tell: int) -> int:
 
 
 def agent(node: int, about: Meeting, gates: Gates, tell: int) -> None:
-    """Be the agent of a node: wait for its gate, meet, wait for the other one, leave."""
+    """Run the agent of a node: wait for its gate, meet, wait for the other gate, leave."""
     me = Agent(spec(node, about))
     os.write(tell, RECORD.pack(node, 0, 0, 0))
     os.read((gates.others if node else gates.first)[0], 1)
@@ -248,7 +256,7 @@ def meet(me: Agent, node: int, about: Meeting) -> None:
 
 
 def measured(tell: int, node: int, part: Callable[[], Any]) -> None:
-    """Do a part and say what it took; the process of node 0 has the store's thread, too."""
+    """Run a part and write its cost; the process of node 0 includes the store's thread."""
     processor = time.thread_time if node else time.process_time
     before, begun = processor(), time.monotonic()
     try:

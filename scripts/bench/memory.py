@@ -90,12 +90,15 @@ def main() -> None:
 
 
 class Seconds(NamedTuple):
-    """What a step took: by the clock, and of the processor."""
+    """The time of a step: wall clock and processor."""
 
     wall: float
-    own: float  # the thread that trains
-    threads: float  # all threads of the rank
-    held: float = 0.0  # bytes at the end, of all ranks
+    # The thread that trains.
+    own: float
+    # All threads of the rank.
+    threads: float
+    # Bytes of all ranks at the end.
+    held: float = 0.0
 
 
 def more(seconds: float, none: float) -> str:
@@ -154,7 +157,8 @@ def measured(
     factor: Tensor,
     times: int,
     disk: Path | None,
-    where: tuple[Path, str],  # a directory, and the pattern of those in it that hold the states
+    # A directory, and the pattern of the files in it that hold the states.
+    where: tuple[Path, str],
     copies: int,
 ) -> list[Seconds]:
     begun: list[Seconds] = []
@@ -168,7 +172,8 @@ def measured(
         return model(batch).square().sum(), len(batch)
 
     torch.manual_seed(0)
-    size = megabytes * 1_000_000 * RANKS  # a weight of 4 bytes, and two moments if it is trained
+    # A weight has 4 bytes, and two moments if it is trained.
+    size = megabytes * 1_000_000 * RANKS
     model = Wide(int(size * (1 - frozen)) // 12, int(size * frozen) // 4)
     config: dict[str, Any] = {"checkpoint": {"memory_every": 1, "copies": copies}}
     trainer = Trainer(model, torch.optim.AdamW, step=step, strategy="full_shard", config=config)

@@ -46,18 +46,25 @@ from recovery_programs import PROGRAMS, Program
 from tests.clusters.netns import NetnsCluster
 
 NODES, STEPS, FAULTS_OF_A_JOB = 3, 240, 6
-PACE_SECONDS = 0.25  # of a step, while faults come
-GAP_STEPS = 4  # between two faults
-LAST_STEPS = 20  # before the end nothing more comes
-FAULT_LIMIT_SECONDS = 150.0  # until the next good step
+# Seconds of a step while faults come.
+PACE_SECONDS = 0.25
+# The least number of steps between two faults.
+GAP_STEPS = 4
+# No fault comes in the last steps.
+LAST_STEPS = 20
+# Seconds until the next good step.
+FAULT_LIMIT_SECONDS = 150.0
 END_LIMIT_SECONDS = 240.0
-RELEASE_LIMIT_SECONDS = 60.0  # the head waits 5 s for nodes that have no part in the end
-UNSENT_STEPS = 16  # that a machine may have measured since it was asked last, two seconds ago
+# The head waits 5 s for nodes that have no part in the end.
+RELEASE_LIMIT_SECONDS = 60.0
+# Steps that a machine may have measured since it was last asked, two seconds ago.
+UNSENT_STEPS = 16
 CLOCK = Path(__file__).with_name("clock.c")
 UNMADE = (OSError, KeyError, ValueError, IndexError, subprocess.TimeoutExpired)
 STEP = re.compile(r"^step (\d+) loss (\S+) rank (\d+)$", re.MULTILINE)
 
-Losses = dict[tuple[int, int], str]  # (rank, step) -> the loss as it is printed
+# From (rank, step) to the loss as it is printed.
+Losses = dict[tuple[int, int], str]
 
 
 @dataclass
@@ -68,12 +75,15 @@ class Blow:
     kind: str
     where: str = ""
     step: int = 0
-    until: int = 0  # the last step before the next attempt
+    # The last step before the next attempt.
+    until: int = 0
     victims: list[int] = field(default_factory=list)
     seconds: float = 0.0
-    attempts: int = 0  # that ended by it
+    # The attempts that ended by the fault.
+    attempts: int = 0
     verdicts: list[str] = field(default_factory=list)
-    blamed: int = 0  # of these attempts, how many verdicts name a victim
+    # How many verdicts of these attempts name a victim.
+    blamed: int = 0
     wrong: str = ""
 
 
@@ -85,8 +95,10 @@ class End:
     faults: list[str]
     state: str = ""
     attempts: int = 0
-    steps: int = 0  # whose losses were compared, of all ranks
-    unsent: list[tuple[int, int]] = field(default_factory=list)  # (rank, step): see excuses
+    # The number of losses that were compared, of all ranks.
+    steps: int = 0
+    # Pairs of (rank, step): see `excuses`.
+    unsent: list[tuple[int, int]] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
 
@@ -132,7 +144,7 @@ def order(chance: random.Random, count: int, only: Sequence[str] | None) -> list
 
 
 def next_job(kinds: list[str]) -> list[str]:
-    """Take the faults of one job: what no other can follow is the last of its job."""
+    """Return the faults of the next job: one that no other can follow ends the list."""
     taken: list[str] = []
     while kinds and len(taken) < FAULTS_OF_A_JOB:
         taken.append(kinds.pop(0))
@@ -143,7 +155,7 @@ def next_job(kinds: list[str]) -> list[str]:
 
 @contextlib.contextmanager
 def hosts(*, clocks: bool, shared: bool) -> Iterator[tuple[NetnsCluster, Path]]:
-    """Make the hosts; the head's own directory is not what they see at that path."""
+    """Create the hosts; the head's own directory is hidden from them."""
     with tempfile.TemporaryDirectory(prefix="orchestrator-recovery-") as name:
         base = Path(name)
         for part in ("work", "control"):
@@ -239,7 +251,7 @@ class Trial(UnderFire):
         return max(steps, default=0)
 
     def said(self, rank: int) -> list[tuple[int, str]]:
-        """What a rank says that it has printed; of a line that it was killed in, nothing."""
+        """Return the steps and losses that a rank noted, without a half-written line."""
         try:
             text = (self.control / f"said_{rank}").read_text()
         except FileNotFoundError:
@@ -317,7 +329,7 @@ class Trial(UnderFire):
     # -- one fault ---------------------------------------------------------------------------
 
     def suffer(self, kind: str) -> None:
-        """Let a fault come, wait until the training has passed it, and put right what it broke."""
+        """Cause a fault, wait until the training has passed it, and repair the damage."""
         blow = Blow(self.name, kind, step=self.step)
         self.blows.append(blow)
         self.until(lambda: self.head.record["state"] == "running", "a job that runs")
@@ -333,7 +345,8 @@ class Trial(UnderFire):
                 self.await_step(max(blow.step, self.before_next if self.victims else self.step) + 2)
         except (Seam, AssertionError) as error:
             blow.wrong = str(error)[-1500:]
-        except UNMADE as error:  # the job has no part in it
+        except UNMADE as error:
+            # The fault could not be caused, so the job is not at fault.
             blow.wrong = f"the fault could not be made: {error!r}"
         blow.victims, blow.until = sorted({*self.victims}), max(blow.step, self.before_next)
         self.judge(blow, before, names)
@@ -365,7 +378,8 @@ class Trial(UnderFire):
             who = verdict.get("node_name") or "nobody"
             blow.verdicts.append(f"{verdict.get('kind')} on {who}: {verdict.get('message')}"[:200])
             vain = verdict.get("kind") == "start" and "head killed" in blow.kind
-            blow.blamed += who in expected or vain  # the start died with its head
+            # A start that died with its head can name no victim.
+            blow.blamed += who in expected or vain
         if blow.wrong:
             return
         if self.over and self.head.record["state"] != "done" and not self.always:
@@ -378,7 +392,7 @@ class Trial(UnderFire):
     # -- what is left ------------------------------------------------------------------------
 
     def metrics(self) -> Losses:
-        """What came home of what the ranks have measured: of each step the last line."""
+        """Return the losses that the head received: the last line of each step."""
         losses: Losses = {}
         for rank in range(NODES if self.program.measures else 0):
             path = self.head.experiment / f"outputs/rank_{rank:02d}_metrics.jsonl"
@@ -418,7 +432,8 @@ class Trial(UnderFire):
                 del lost[rank, step, loss]
         if lost:
             yield f"{lost.total()} lines lost: {sorted(lost)[:6]}"
-        if doubled - Counter(set(doubled)):  # one may be printed and not be noted
+        # A line may be printed and not be noted.
+        if doubled - Counter(set(doubled)):
             yield f"lines doubled: {sorted(doubled)[:6]}"
         here = self.metrics()
         gone = reference.metrics.keys() - here.keys()
@@ -432,20 +447,22 @@ class Trial(UnderFire):
             yield f"{len(wrong)} metrics differ: {first}"
 
     def died_before_it_told(self, rank: int, step: int, taken: set[tuple[int, int]]) -> bool:
-        """Tell whether a rank was killed after its part of a step, and before it could say so.
+        """Return True if a rank was killed after its part of a step, before it could print it.
 
-        Another rank has told of that step, which none can before all have taken their part.
+        Another rank has printed that step, which is possible only once all ranks have done their
+        part.
         """
         shared = any((other, step) in taken for other in range(NODES) if other != rank)
         killed = any(rank in b.victims and b.step <= step <= b.until + 1 for b in self.blows)
         return self.program.tells_last and shared and killed
 
     def excuses(self, rank: int, step: int) -> bool:
-        """Tell whether a fault took it with it: a machine vanished, or a rank was killed."""
+        """Return True if a fault explains the loss: a machine vanished, or a rank was killed."""
         for former, blow in zip([None, *self.blows], self.blows, strict=False):
             before = UNSENT_STEPS if VANISHES.search(blow.kind) else 1
             if former is not None and former.kind == ASLEEP and before > 1:
-                before += blow.step - former.step  # it had not asked since
+                # The head had not asked for metrics since that fault.
+                before += blow.step - former.step
             if rank in blow.victims and blow.step - before <= step <= blow.until + 1:
                 return True
         return False
@@ -487,7 +504,7 @@ class Trial(UnderFire):
                 copy(runs, place / f"host_{host}")
 
     def clean(self) -> None:
-        """Let the next job begin on whole hosts."""
+        """Restore the hosts for the next job."""
         with contextlib.suppress(AssertionError):
             self.head.command("orchestrator", "stop", "--now").finish(30.0)
         self.command.process.kill()

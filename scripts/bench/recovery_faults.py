@@ -1,7 +1,7 @@
-"""The harm that recovery.py does: to processes, links, machines, disks, memory, and by programs.
+"""The faults of recovery.py: to processes, links, machines, disks, memory, and by programs.
 
-What happens to a job on any disks is in tests/end_to_end/harm.py. Each function does it, and
-returns where; whom the verdict may name are the victims.
+Faults of any disks are in tests/end_to_end/harm.py. Each function causes its fault and returns the
+place. The victims are the hosts that the verdict may name.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from tests.end_to_end import harm
 from tests.end_to_end.harm import Harm, Seam
 
 LEASE = 10.0  # --node-loss-timeout
-HANG = 40.0  # --hang-timeout: a start beside other work may take 30 s
+# --hang-timeout; a start beside other work may take 30 s.
+HANG = 40.0
 ASLEEP = "head stopped for moments"
 SHARED_MEMORY_MB = 64
 OOM_BYTES = 8 << 20
-MOST_TRIES = 20  # to limit the files of a disk on which others are made
+# Tries to limit the number of files on a disk while other processes create some.
+MOST_TRIES = 20
 MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
 
 
@@ -34,12 +36,14 @@ class UnderFire(Harm):
     """A job of recovery.py: `control` is where its ranks read what to do to themselves."""
 
     control: Path
-    always: bool = False  # a rank does the same to itself in each attempt
-    poisoned: tuple[int, int] | None = None  # the rank and step whose loss was NaN
+    # Set if a rank does the same to itself in each attempt.
+    always: bool = False
+    # The rank and step whose loss was NaN.
+    poisoned: tuple[int, int] | None = None
     step: int = 0
 
     def order(self, node: int, what: str, *, always: bool = False) -> str:
-        """Let a rank do something to itself a few steps from now."""
+        """Order a rank to do something to itself a few steps from now."""
         step = self.step + 3
         path = self.control / f"do_{node}"
         new = path.with_suffix(".new")
@@ -115,13 +119,14 @@ def sshd_for_moments(one: Job) -> str:
     time.sleep(one.chance.uniform(0.0, 3.0))
     one.cluster.start_sshd(host)
     away = time.monotonic() - began
-    if away > LEASE / 2:  # on a busy machine that is no moment any more
+    # A busy machine makes the pause so long that the node may count as lost.
+    if away > LEASE / 2:
         one.victims.append(node)
     return f"host {host}, {away:.0f} s"
 
 
 def stopped(one: Job, node: int, what: str, seconds: float) -> str:
-    """SIGSTOP, and SIGCONT later, unless the job went on without it meanwhile."""
+    """Send SIGSTOP, and SIGCONT later, unless the job went on without the process."""
     host, pids = one.host(node), one.signal(node, what, signal.SIGSTOP)
 
     def go_on() -> None:
@@ -345,7 +350,8 @@ def no_inodes(one: Job) -> str:
 
     for _ in range(MOST_TRIES):
         now = os.statvfs(one.cluster.path(host, place))
-        with contextlib.suppress(AssertionError):  # more files than that have been made meanwhile
+        # Other processes may have created more files than that since.
+        with contextlib.suppress(AssertionError):
             let(now.f_files - now.f_ffree + 2)
             break
     one.kill_rank(node)
@@ -399,7 +405,7 @@ def the_same_in_each_attempt(one: Job) -> str:
     return one.order(node, "raise", always=True)
 
 
-# What a machine had not sent when it lost its disk nobody has; others are back at the end.
+# A machine that loses its disk loses what it had not sent; the others return at the end.
 VANISHES = re.compile("without its disk|in the recovery|from memory")
 LAST = {"NaN": not_a_number, "the same exception in each attempt": the_same_in_each_attempt}
 FAULTS: dict[str, Callable[[Job], str]] = {
@@ -437,7 +443,8 @@ FAULTS: dict[str, Callable[[Job], str]] = {
     "spin": by_itself("spin"),
     **LAST,
 }
-CLOCKS = {"clock jumps": clock_jumps}  # with clock.c
+# Needs clock.c.
+CLOCKS = {"clock jumps": clock_jumps}
 __all__ = [
     "ASLEEP",
     "CLOCKS",

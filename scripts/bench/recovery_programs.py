@@ -1,7 +1,7 @@
 """Three programs whose ranks do harm to themselves when a file says so: for recovery.py.
 
 Each prints a line for every step, and writes the same into a directory that no fault reaches. So
-it is known what a log should have, whatever became of the node and its disks.
+it is known what a log should have, even if the node or its disks are lost.
 """
 
 from __future__ import annotations
@@ -197,8 +197,10 @@ class Program(NamedTuple):
     """A program of three: its files, how it is launched, and what of it comes home."""
 
     files: dict[str, str]
-    measures: bool  # files of metrics, by the engine
-    tells_last: bool = False  # of a step once all ranks have taken their part in it
+    # Set if the engine writes files of metrics.
+    measures: bool
+    # Set if a step is printed once all ranks have done their part in it.
+    tells_last: bool = False
 
     def words(self, steps: int) -> list[str]:
         if "engine.py" not in self.files:

@@ -46,7 +46,8 @@ from ground import (
 )
 
 PROGRAM = "killed_once.py"
-LEASE = 8  # seconds; a launch has 60 by itself
+# Seconds; the default of a launch is 60.
+LEASE = 8
 FOREVER = 1e9
 OURS, TORCHRUN = "master_launch --max-restarts", "torchrun --max-restarts"
 
@@ -109,7 +110,8 @@ def cut(cluster: Cluster, node: int, out: Path, ranks: int, alive: float) -> Non
     deadline = time.monotonic() + LIMIT
     while len(list(out.glob("begun_*"))) < ranks and time.monotonic() < deadline:
         time.sleep(0.1)
-    time.sleep(alive)  # the spare has the time to import torch
+    # The spare has the time to import torch.
+    time.sleep(alive)
     (out / "killed").write_text(str(time.time()))
     cluster.cut(node)
 

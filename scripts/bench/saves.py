@@ -86,7 +86,8 @@ def measure(model: nn.Module, place: Path, repeat: int, found: dict[str, list[fl
 
     for turn in range(repeat + 1):
         progress(f"turn {turn} of {repeat}")
-        shutil.rmtree(place / "torch", ignore_errors=True)  # both write into new files
+        # Both contenders write into new files.
+        shutil.rmtree(place / "torch", ignore_errors=True)
         timed("dcp.save", lambda: save(state, checkpoint_id=place / "torch"))
         began = time.perf_counter()
         store.save(turn, state, {"stepper": {}, "run": vars(store.run)})

@@ -37,17 +37,19 @@ BESIDE = ("pdsh", "clush")
 # All hosts start their Pythons on the cores of this machine.
 PATIENT = ("--connect-timeout", "300")
 OWN_PIDS = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
-TURN_SECONDS = 0.01  # between two looks at a command's processes
+# Seconds between two reads of a command's processes.
+TURN_SECONDS = 0.01
 WIDTH, HEIGHT, EDGE = 720, 420, 56
 COLOURS = ("#0072b2", "#009e73", "#56b4e9", "#cc79a7", "#d55e00", "#e69f00", "#666666", "#000000")
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one run of a command took."""
+    """The cost of one run of a command."""
 
     wall: float
-    head: float  # seconds of processor
+    # Processor seconds of the head.
+    head: float
     memory_mb: float
     threads: int
     descriptors: int
@@ -60,14 +62,15 @@ class Hosts(local.LoopbackCluster):
     def __init__(self, size: int, directory: Path) -> None:
         super().__init__(1, directory, slots=1)
         self.addresses = [f"127.0.{i // 250}.{2 + i % 250}" for i in range(size)]
-        self.work = self.directory / "work"  # apart from what the hosts write
+        # Separate from the files that the hosts write.
+        self.work = self.directory / "work"
         self.work.mkdir(parents=True)
 
     def environment(self, node: local.LoopbackNode) -> dict[str, str]:
         return super().environment(self.nodes[0])
 
     def listener(self, node: local.LoopbackNode) -> list[str]:
-        """Give it PIDs of its own: who looks for a job's processes sees those of one host."""
+        """Return a command with a PID namespace: a search for a job's processes sees one host."""
         return [*OWN_PIDS, *super().listener(node)]
 
     @property
@@ -247,7 +250,8 @@ def family(pid: int) -> list[int]:
     """Return a process and its children's children."""
     found = [pid]
     for listed in Path("/proc").glob(f"{pid}/task/*/children"):
-        with contextlib.suppress(OSError):  # the thread has ended
+        # The thread may have ended.
+        with contextlib.suppress(OSError):
             found += [one for child in listed.read_text().split() for one in family(int(child))]
     return found
 
@@ -260,7 +264,8 @@ def state(pid: int) -> tuple[int, int, int] | None:
         )
         descriptors = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
         return int(fields["RssAnon"].split()[0]), int(fields["Threads"]), descriptors
-    except (OSError, KeyError):  # it has ended
+    except (OSError, KeyError):
+        # The process has ended.
         return None
 
 
@@ -347,7 +352,8 @@ def picture(results: Mapping[int, Mapping[str, Sequence[Cost]]]) -> str:
             )
     coloured = dict(zip(seconds, COLOURS, strict=False))
     below = float(HEIGHT)
-    for name, line in sorted(seconds.items(), key=lambda item: item[1][-1][1]):  # the lowest first
+    # The lowest line comes first.
+    for name, line in sorted(seconds.items(), key=lambda item: item[1][-1][1]):
         colour = coloured[name]
         points = " ".join(f"{x(size):.1f},{y(value):.1f}" for size, value in line)
         parts.append(

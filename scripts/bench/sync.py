@@ -3,7 +3,7 @@
     python scripts/bench/sync.py [--nodes 1 4 16] [--files 5000] [--megabytes 200] [--json]
 
 The nodes are sshd on loopback addresses of this machine, each with a store of its own. Both sides
-connect anew: a process of ours reads the tree, connects, sends and makes a snapshot on each node;
+connect first: a process of ours reads the tree, connects, sends and makes a snapshot on each node;
 one rsync per node, all at once, copies into a directory of its own. First to empty nodes, then
 again, then after one file was edited. "In a launch" is what the transfer adds where the connections
 are open anyhow; who copies with rsync still has to launch.
@@ -106,7 +106,8 @@ def write(tree: Path, count: int, size: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         text = " ".join(dice.choices(WORDS, k=size // count // 5))
         path.write_text(text[: size // count])
-    time.sleep(1.1)  # a launch remembers no file of the last second
+    # A launch does not remember files that changed within the last second.
+    time.sleep(1.1)
 
 
 def ours(cluster: LoopbackCluster, tree: Path, place: Path) -> tuple[float, float]:

@@ -68,7 +68,8 @@ def record(file: Path) -> None:
         file.write_text(json.dumps(spans))
         leave(status)
 
-    os._exit = write_and_leave  # as our commands end
+    # Our commands end with os._exit.
+    os._exit = write_and_leave
     entry.master_launch()
 
 

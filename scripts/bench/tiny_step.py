@@ -1,4 +1,4 @@
-"""What a step costs the host: a model so small that nothing else counts, beside other trainers.
+"""Measure the host's cost of a step: a model so small that nothing else counts, beside others.
 
     python scripts/bench/tiny_step.py [--only REGEX] [--cuda]
 
@@ -31,7 +31,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 BATCH, WINDOW = 32, 20
 DEVICE = "cuda" if "--cuda" in sys.argv else "cpu"
-began: list[float] = []  # the processor time at which each step's forward began
+# The processor time at which each step's forward began.
+began: list[float] = []
 
 
 class Tiny(nn.Sequential):
@@ -161,7 +162,8 @@ def fabric(steps: int) -> None:
         optimizer.step()
 
 
-CONTENDERS: dict[str, tuple[str, Callable[[int], None]]] = {  # the package that each one needs
+# Each contender with the package that it needs.
+CONTENDERS: dict[str, tuple[str, Callable[[int], None]]] = {
     "hand-written loop": ("torch", by_hand),
     "hand-written loop that clips": ("torch", clipped),
     "orchestrator.Trainer": ("orchestrator", orchestrator),
@@ -173,14 +175,15 @@ CONTENDERS: dict[str, tuple[str, Callable[[int], None]]] = {  # the package that
 
 
 def turn(name: str, steps: int) -> list[float]:
-    """Have a process of its own train; give the milliseconds of each step, window by window."""
+    """Train in a process of its own; return the milliseconds of a step in each window."""
     receive, send = multiprocessing.Pipe(duplex=False)
 
     def train() -> None:
         devnull = os.open(os.devnull, os.O_WRONLY)
         os.dup2(devnull, 1)
         CONTENDERS[name][1](steps)
-        marks = began[100::WINDOW]  # the first steps warm up
+        # The first steps warm up.
+        marks = began[100::WINDOW]
         send.send([1e3 * (b - a) / WINDOW for a, b in itertools.pairwise(marks)])
 
     process = multiprocessing.get_context("fork").Process(target=train)

@@ -38,7 +38,8 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(PARTS))
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--rank", help=argparse.SUPPRESS)  # what a rank is to measure
+    # The measurement that a rank makes.
+    parser.add_argument("--rank", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
         print_of_rank(options.rank, options.repeat)
@@ -89,8 +90,11 @@ Speeds = list[tuple[float, float]]
 
 
 def loader(repeat: int, _place: Path) -> dict[str, dict[str, tuple[float, float]]]:
-    """Give what this rank's loader does, plain and as a Trainer reads it: samples per second, and
-    the milliseconds of processor time for each, which other programs do not change."""
+    """Return the figures of this rank's loader, plain and as a Trainer reads it.
+
+    They are the samples per second, and the milliseconds of processor time for each, which other
+    programs do not change.
+    """
     found: dict[str, dict[str, tuple[float, float]]] = {}
     ranks = dist.get_world_size()
     for name, size in (("small samples", 2), ("samples of 196 kB", 128)):
@@ -115,7 +119,7 @@ def plain_batches(size: int, workers: int) -> Iterator[Any]:
 
 
 def trainers_batches(size: int, workers: int) -> Iterator[Any]:
-    """Give what the loop of a Trainer reads in an epoch."""
+    """Yield the batches that the loop of a Trainer reads in an epoch."""
     model = nn.Linear(1, 1)
     trainer = Trainer(model, torch.optim.SGD(model.parameters()), functional.mse_loss)
     given = DataLoader(Pictures(size), BATCH, shuffle=True, num_workers=workers)
@@ -134,7 +138,7 @@ def speed(batches: Iterator[Any]) -> tuple[float, float]:
 
 
 def processor_time() -> float:
-    """Give that of this process and of workers that have ended."""
+    """Return the processor time of this process and of workers that have ended."""
     who = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
     return sum(u.ru_utime + u.ru_stime for u in map(resource.getrusage, who))
 
@@ -161,7 +165,7 @@ ACCUMULATE, STEPS = 4, 100
 
 
 def rounding(_repeat: int, _place: Path) -> dict[str, tuple[float, float]]:
-    """Give how far bf16 with accumulation is from fp64: the losses of all steps, the weights."""
+    """Return how far bf16 with accumulation is from fp64: the losses of all steps, the weights."""
     exact = plain_loop(torch.float64, autocast=False)
     strategy = "full_shard" if dist.get_world_size() > 1 else "ddp"
     ways: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
@@ -268,7 +272,7 @@ WIDTH, BLOCKS = 1024, 10
 
 
 def memory(_repeat: int, place: Path) -> dict[str, dict[str, float]]:
-    """Give the bytes of this rank: weights, state, and the most that a step has beside those."""
+    """Return the bytes of this rank: weights, state, and the peak of a step beyond those."""
     kinds: dict[str, Any] = {
         "AdamW": lambda p: torch.optim.AdamW(p, lr=1e-3),
         "Muon": lambda p: torch.optim.Muon(p, lr=1e-3),
@@ -313,7 +317,7 @@ def size(tensors: list[Any]) -> float:
 
 
 def peaks(events: list[dict[str, Any]]) -> dict[str, float]:
-    """Give the most that there is beyond what was there at first: in all, and in the optimizer."""
+    """Return the peaks beyond the memory at the start: of a step and within the optimizer."""
     steps = [e for e in events if str(e.get("name", "")).startswith("Optimizer.step#")]
     began, ended = steps[-1]["ts"], steps[-1]["ts"] + steps[-1]["dur"]
     now, most = 0.0, {"step": 0.0, "optimizer": 0.0}

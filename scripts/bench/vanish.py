@@ -3,9 +3,10 @@
     python scripts/bench/vanish.py [--hosts 128] [--rounds 40] [--seed 1] [--minutes 30]   (root)
 
 A round is one job without torch. At a random moment of its phase one to four hosts lose their link
-or their power. What the head says has to be true at that moment: no verdict names a host that was
-there, no receipt calls a host proved where a process of the job lives, no command ends well that
-did not do its work. When all hosts are back, a `stop` proves all, and nothing is left anywhere.
+or their power. The messages of the head have to be true at that moment: no verdict names a host
+that was there, no receipt calls a host proved where a process of the job lives, no command ends
+well that did not do its work. When all hosts are back, a `stop` proves all, and nothing is left
+anywhere.
 Prints a line for each round; exits with 1 where something was not so.
 """
 
@@ -29,13 +30,16 @@ from orchestrator.records.outcome import JobVerdict
 from tests.clusters.netns import NetnsCluster
 from tests.launching import Command, Head
 
-LEASE_OF_A_HOST = 0.25  # seconds of --node-loss-timeout: all share this machine's processors
+# Seconds of --node-loss-timeout per host, as all share this machine's processors.
+LEASE_OF_A_HOST = 0.25
 PHASES = ("connect", "start", "run", "stop")
-MOST = 4  # hosts that vanish in a round
+# The most hosts that vanish in a round.
+MOST = 4
 TAG = "ORCHESTRATOR_JOB="
 ADDRESS = re.compile(r"\b10\.77\.\d+\.\d+\b")
 NEVER = "it never began there"
-PATIENCE = 300.0  # for a command, on a machine that all hosts share
+# Seconds for a command, on a machine that all hosts share.
+PATIENCE = 300.0
 
 
 @dataclass
@@ -43,10 +47,13 @@ class Round:
     """One job, who vanished, and what was not so."""
 
     phase: str
-    victims: dict[int, str]  # host -> how
-    moment: float  # seconds after the phase began
+    # From a host to how it vanishes.
+    victims: dict[int, str]
+    # Seconds after the phase began.
+    moment: float
     said: str = ""  # the verdict
-    proved: int = 0  # receipts of the first stop
+    # Receipts of the first stop.
+    proved: int = 0
     unproved: int = 0
     wrong: list[str] = field(default_factory=list)
 
@@ -93,7 +100,8 @@ class Bench:
         self.head = Head(cluster, work)
         self.patience = max(10, cluster.size // 2)
         self.lease = max(8.0, LEASE_OF_A_HOST * cluster.size)
-        self.took = dict.fromkeys(PHASES, 1.0)  # seconds of a phase, as the last one took
+        # The seconds that each phase took last.
+        self.took = dict.fromkeys(PHASES, 1.0)
         self.calm()
 
     def calm(self) -> None:

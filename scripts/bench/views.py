@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def report(options: argparse.Namespace) -> None:
-    """Make the page of a long training, and open it."""
+    """Measure the page of a long training: its making, and its opening in a browser."""
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         size = make(root / "long_20260101_000000", options.steps, options.ranks)
@@ -123,7 +123,8 @@ def sample_machines(path: Path, nodes: int, steps: int) -> None:
 def top(hosts: int, seconds: float = 30.0) -> None:
     """Measure top on a terminal: the first screen of nodes, and its processor time afterwards.
 
-    The hosts' own work is on this machine, too; each of their servers starts with the first look.
+    The hosts' own work is on this machine as well; each of their servers starts with the first
+    sample.
     """
     from orchestrator.local_cluster.cluster import LoopbackCluster
 
@@ -151,7 +152,8 @@ def top(hosts: int, seconds: float = 30.0) -> None:
         print(f"first screen of {hosts} hosts {first:6.2f} s, all reached after", end=" ")
         print(f"{time.perf_counter() - begin:.2f} s, load {load:.0f}")
         threading.Thread(target=drain, args=(terminal,), daemon=True).start()
-        time.sleep(5.0)  # whoever was late is looked at like the others
+        # After this time, slow nodes are sampled like the others.
+        time.sleep(5.0)
         before = ticks(pid)
         time.sleep(seconds)
         used = ticks(pid) - before
@@ -178,7 +180,7 @@ def ticks(pid: int) -> float:
 
 
 def sampler() -> None:
-    """Take an hour's samples at once: this process's processor time, with its start."""
+    """Measure this process's processor time for an hour's samples, taken in a row."""
     from orchestrator.node.machine.sampler import Sampler
     from orchestrator.protocol.message import decode
     from orchestrator.protocol.spec import Spec

@@ -2,8 +2,8 @@
 
     python scripts/bench/warm.py [--shapes 2x2 4x2] [--idle 60] [--step] [--lasts 15]
 
-All in turns on the same hosts, with the same program and torch (launch.py). What is left to wait is
-ready before each warm start, but for "at once": right after the end of a job that lasted so long.
+All in turns on the same hosts, with the same program and torch (launch.py). The spare is ready
+before each warm start, but for "at once": right after the end of a job that lasted so long.
 Also printed: its memory, and the CPU that it takes while it waits. With --step, to the first step
 of an optimizer under DDP (first_step.py).
 """
@@ -94,7 +94,8 @@ def contenders(python: Path, ranks: int, lasts: float) -> list[Contender]:
             warm(cluster)
         wait_until_ready(cluster)
         sample = warm(cluster)
-        wait_until_ready(cluster)  # before the next contender
+        # The spare is ready before the next contender.
+        wait_until_ready(cluster)
         return sample
 
     def at_once(cluster: Cluster) -> Mapping[str, float]:

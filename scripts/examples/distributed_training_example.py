@@ -31,17 +31,21 @@ trainer = Trainer(
     torch.optim.AdamW(model.parameters(), lr=1e-3),
     loss=nn.CrossEntropyLoss(),
     strategy="ddp",
-    scale_lr=True,  # lr x number of processes
+    # Multiplies the learning rate by the number of processes.
+    scale_lr=True,
     warmup_steps=5,
     accumulate=2,
-    config={"distributed": {"timeout": 1800}},  # seconds; NCCL_TIMEOUT does nothing
+    # In seconds; NCCL_TIMEOUT has no effect.
+    config={"distributed": {"timeout": 1800}},
 )
 trainer.train(
-    DataLoader(train, batch_size=32, shuffle=True),  # per process; the Trainer deals the samples
+    # The batch size is per process; the Trainer deals the samples.
+    DataLoader(train, batch_size=32, shuffle=True),
     DataLoader(val, batch_size=32),
     epochs=args.epochs,
 )
-trainer.save_checkpoint(args.checkpoint)  # on all ranks: each writes its part
+# Called on all ranks, as each writes its part.
+trainer.save_checkpoint(args.checkpoint)
 trainer.load_checkpoint(args.checkpoint)
 if is_master_process():
     print(f"Metrics over {info['world_size']} processes: {trainer.state.val_metrics}")

@@ -28,7 +28,8 @@ parser.add_argument("--min-period", default="30s", help="Train at least so long.
 parser.add_argument("--max-period", default="2m", help="Train at most so long.")
 args = parser.parse_args()
 
-node_info = setup_distributed()  # nccl with GPUs, else gloo
+# Uses nccl with GPUs, else gloo.
+node_info = setup_distributed()
 torch.manual_seed(0)
 inputs = torch.randn(512, 8)
 dataset = TensorDataset(inputs, (inputs.sum(1) > 0).long())
@@ -50,13 +51,15 @@ history = trainer.train(
     DataLoader(val, batch_size=32),
     min_period=args.min_period,
     max_period=args.max_period,
-    verbose=is_master_process(),  # the same on all ranks would be fine: rank 0 alone prints
+    # True on all ranks would print the same, as only rank 0 prints.
+    verbose=is_master_process(),
 )
 
 barrier()
 own = torch.tensor(float(get_node_info()["rank"]))
 mean = all_reduce_tensor(own, op="mean")
-every = gather_tensors(own)  # all ranks call it: under `if is_master_process()` it would hang
+# All ranks call it: under `if is_master_process()` it would hang.
+every = gather_tensors(own)
 if is_master_process() and is_master_node():
     print(f"Gathered {len(every)} tensors, their mean is {mean.item()}")
     print(f"Trained {len(history)} epochs, {trainer.state.step} steps")

@@ -1,4 +1,4 @@
-"""Train with torch's own DDP and DistributedSampler, under whatever starts the processes.
+"""Train with torch's own DDP and DistributedSampler, under any launcher.
 
 master_launch scripts/examples/train_distributed_example.py --epochs 10
 srun python scripts/examples/train_distributed_example.py
@@ -23,7 +23,8 @@ parser.add_argument("--lr", type=float, default=1e-3)
 parser.add_argument("--out", default="model_distributed.pt")
 args = parser.parse_args()
 
-info = setup_distributed()  # Slurm's variables, torchrun's, or one process alone
+# Reads the variables of Slurm or torchrun; without them, one process trains alone.
+info = setup_distributed()
 rank, world_size, device = info["rank"], info["world_size"], torch.device(info["device"])
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(10, 64), nn.ReLU(), nn.Linear(64, 1)).to(device)
@@ -38,7 +39,8 @@ loader = DataLoader(dataset, batch_size=args.batch_size, sampler=sampler)
 if rank == 0:
     print(f"World size: {world_size}, Device: {device}")
 for epoch in range(args.epochs):
-    sampler.set_epoch(epoch)  # another order in each epoch
+    # Shuffles differently in each epoch.
+    sampler.set_epoch(epoch)
     total = torch.zeros(2, device=device)
     for batch, labels in loader:
         loss = nn.functional.mse_loss(model(batch.to(device)), labels.to(device))
@@ -54,5 +56,6 @@ if rank == 0:
     torch.save(getattr(model, "module", model).state_dict(), args.out)
     print("Training completed successfully!")
 if world_size > 1:
-    dist.barrier()  # no rank leaves before the file is written
+    # No rank leaves before the file is written.
+    dist.barrier()
 cleanup_distributed()

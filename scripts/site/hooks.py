@@ -1,4 +1,4 @@
-"""What mkdocs does for the site beyond rendering docs/: pages made from the code, and links.
+"""Hooks of mkdocs for the site: pages made from the code, and links.
 
 `commands.md` is every command with its options, as click knows them. `api.md` is every public name
 with its signature and docstring, read from the source, so that no torch is needed.
@@ -26,8 +26,10 @@ from orchestrator.cli.main import cli  # noqa: E402
 
 DISTRIBUTED = "orchestrator.distributed"
 COMMON, ANCHOR = "Options of most commands", "options-of-most-commands"
-MANY = 8  # commands that have an option alike, which stands once on the page
-Row = tuple[str, str]  # an option and its meaning
+# An option of this many commands stands once on the page.
+MANY = 8
+# An option and its meaning.
+Row = tuple[str, str]
 
 
 def on_files(files: Files, config: Any) -> Files:

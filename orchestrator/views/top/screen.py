@@ -291,7 +291,7 @@ class Top(App[None]):
 
     @work(thread=True, exclusive=True)
     def watch_nodes(self) -> None:
-        """Take samples and show them until the screen ends; runs in a thread."""
+        """Show one sample after the other until the screen ends; runs in a thread."""
         while not self.over.is_set():
             sample = self.observe()
             if self.over.is_set():

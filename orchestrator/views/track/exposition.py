@@ -128,7 +128,7 @@ class Exposition:
                 if before is None or before[0] != changed:
                     before = changed, each.read_record()
             except (OSError, OrchestratorError):
-                # It may be about to be created or removed, or be somebody else's.
+                # It may be about to be created or removed, or belong to another user.
                 continue
             record = before[1]
             if record is not None and record.over and now - (record.ended or 0.0) > STAYS_SECONDS:
