@@ -1,7 +1,7 @@
 """Finds the processes of a job on this node.
 
-A process belongs to a job if its environment carries the job's tag, or if it descends from the
-job's supervisor or from another process of the job (it may have an environment of its own). The tag
+A process belongs to a job if its environment carries the job's tag. A process with another
+environment belongs to it as a descendant of the job's supervisor or of its processes. The tag
 counts only beside ORCHESTRATOR_RUN, which supervisors alone set: a shell with the variables of a
 dry run is no job.
 """
@@ -146,7 +146,7 @@ class JobProcesses(ProcessSet):
         """Kill these processes and the ones they start before they die; return name by PID.
 
         All are stopped before the first is killed. A late child then still has a parent by which
-        it is recognised, and a process that forks all the time is caught before its next fork.
+        it is recognised. A process that forks all the time is caught before its next fork.
         """
         still: list[Process] = []
         tried, supervisors = set(self.supervisors), {pid for pid, _ in self.supervisors}
@@ -249,8 +249,8 @@ Key = tuple[int, int]
 class Segments:
     """Shared memory of one job's processes, which killed ones may leave in /dev/shm.
 
-    A segment is recorded if a process that is about to be killed maps it shared and writable, and
-    it was made after the first of these processes began: older files may be a data set, not the
+    A segment is recorded if a process that is about to be killed maps it shared and writable. It
+    must be newer than the first of these processes: an older file may be a data set, not the
     job's. Once no process maps it, it is removed. The rest is reported.
     """
 

@@ -1,8 +1,8 @@
 """The directory that the attempts of one job share on a node, in memory where there is /dev/shm.
 
 Files that ranks write there outlive them; the next attempt finds them by ORCHESTRATOR_RESUME_DIR.
-The directory is removed when the job ended well, its head says so, it was stopped or pruned, or
-no further attempt has started for an hour.
+The directory is removed when the job ended well, was stopped or pruned, or its head requests it. It
+is also removed if no further attempt has started for an hour.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ def own_experiment(run: RunDir) -> str:
 
 
 def experiment(run: RunDir, spec: Spec) -> str:
-    """Return the experiment's directory: the head's, if this node sees it, or the node's own."""
+    """Return the experiment's directory: the head's if it is visible here, or the node's own."""
     named = spec.env.get("ORCHESTRATOR_EXPERIMENT", "")
     return named if named and os.path.isdir(named) else own_experiment(run)
 

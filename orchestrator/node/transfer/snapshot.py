@@ -167,7 +167,7 @@ def of_run(store: Store, run: RunDir) -> bytes:
 
 
 def remove(path: bytes) -> int:
-    """Remove a snapshot atomically; return the number of bytes freed."""
+    """Remove a snapshot; return the number of bytes freed."""
     freed: list[int] = []
     with contextlib.suppress(FileNotFoundError):
         if files.mounts_below(os.fsdecode(path)):

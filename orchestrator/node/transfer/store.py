@@ -28,7 +28,7 @@ OLD_SECONDS = 7 * 86400.0
 
 
 def moment(digest: bytes) -> int:
-    """Return the time of a content's file, in seconds: it almost surely differs for others."""
+    """Return the time of a content's file, in seconds, derived from its digest."""
     return 1_000_000_000 + int(digest[:7], 16)
 
 

@@ -275,7 +275,7 @@ def claim(standby: Standby) -> Standby | None:
 
 
 def end(standby: Standby) -> bool:
-    """Kill a standby that still waits; return True if nothing of it is left."""
+    """Kill a standby that still waits; return False if its process survives."""
     claimed = claim(standby)
     return claimed is None or end_claimed(claimed)
 
