@@ -27,7 +27,7 @@ __all__ = [
     "__version__",
 ]
 
-# Imported when somebody asks for it: the head must not load torch, nor a command what it needs not.
+# Imported on first access: the head must not load torch, and commands start faster.
 LATER = {
     "Cluster": "orchestrator.api.cluster",
     "Job": "orchestrator.api.job",

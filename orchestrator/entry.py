@@ -8,7 +8,8 @@ import sys
 from orchestrator.common import interrupt
 from orchestrator.common.errors import no_linux
 
-if sys.platform == "win32":  # which lacks modules that are imported next
+# Windows lacks modules that the next imports need.
+if sys.platform == "win32":
     raise SystemExit(f"error: {no_linux()}")
 
 # Nearly all that a command imports stays: to look through it at every 700 objects took 5 % of the
@@ -26,7 +27,8 @@ def main() -> None:
 
 def master_launch() -> None:
     interrupt.answer_at_once()
-    from orchestrator.cli.launch import launch_command  # the other commands take 20 ms
+    # Importing the other commands takes 20 ms.
+    from orchestrator.cli.launch import launch_command
     from orchestrator.cli.run import run
 
     run(launch_command, "master_launch")

@@ -1,9 +1,8 @@
-"""A process in the background: it outlives its starter, and answers as long as it is asked.
+"""A background process that outlives its parent, and the pipe between the two.
 
-Both ends of the pipe are here. What it does is a function, which travels with its arguments as a
-pickle; the answers are lines of JSON, and keys go to it as to a command from a terminal. It has no
-terminal and no connection of the process that started it, and is no child of it: whatever ends
-that, a closed terminal or a notebook, does not end this.
+The process calls a function, which is sent with its arguments as a pickle. The answers are lines
+of JSON. Keys are sent as a terminal would send them. The process is in a session of its own and is
+not a child of the parent: the end of a terminal or a notebook does not end it.
 """
 
 from __future__ import annotations
@@ -31,7 +30,8 @@ from orchestrator.head.screen import output
 from orchestrator.head.screen.keyboard import Keyboard
 
 PROGRAM = str(Path(__file__).with_name("entry.py"))
-HOME = str(Path(__file__).parents[3])  # where this very version of ours is found
+# The directory that contains this very version of the package.
+HOME = str(Path(__file__).parents[3])
 INTERRUPT = b"\x03"
 
 log = logging.getLogger("orchestrator")
@@ -48,7 +48,8 @@ class Background:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,
-            start_new_session=True,  # Ctrl-C in our terminal is ours alone
+            # Ctrl-C in our terminal must not reach the process.
+            start_new_session=True,
         )
         assert process.stdin is not None and process.stdout is not None
         self.keys, self.answers = process.stdin, process.stdout
@@ -63,11 +64,13 @@ class Background:
     def hang_up(self) -> None:
         """Close our end of the pipes."""
         for name in ("keys", "answers", "errors"):
-            with contextlib.suppress(AttributeError, OSError):  # it never began; it has ended
+            # The constructor may have failed, or the process may have ended.
+            with contextlib.suppress(AttributeError, OSError):
                 getattr(self, name).close()
 
     def press(self, key: bytes) -> None:
-        with contextlib.suppress(BrokenPipeError):  # it has ended, and needs no key
+        # A process that has ended needs no key.
+        with contextlib.suppress(BrokenPipeError):
             self.keys.write(key)
             self.keys.flush()
 
@@ -86,7 +89,8 @@ class Background:
         """
         while True:
             line = self.answers.readline()
-            self.process.wait()  # it has left its child behind, and is no child of ours
+            # It has forked and exited: the grandchild, which answers, is not our child.
+            self.process.wait()
             if not line:
                 raise OrchestratorError(self.last_words())
             message: dict[str, Any] = json.loads(line)
@@ -164,7 +168,8 @@ class Answers:
 
     def __init__(self) -> None:
         self.out = os.fdopen(os.dup(1), "w", encoding="ascii")
-        os.dup2(2, 1)  # other output must not be taken for an answer
+        # Other output must not be taken for an answer.
+        os.dup2(2, 1)
 
     def send(self, **message: Any) -> None:
         with contextlib.suppress(BrokenPipeError):
@@ -190,8 +195,10 @@ def serve(do: Callable[..., None], arguments: dict[str, Any]) -> NoReturn:
             parent for parent in type(error).__mro__ if parent.__module__ == errors.__name__
         )
         answers.send(error=kind.__name__, what=error.what, fix=error.fix)
-        output.complain(f"orchestrator: {error}")  # into head.txt, once it is the head of a job
-    except OSError as error:  # a full disk, most of all
+        # stderr is head.txt once this process is the head of a job.
+        output.complain(f"orchestrator: {error}")
+    # The most likely cause is a full disk.
+    except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         answers.send(error="OrchestratorError", what=f"{where}{error.strerror}", fix="")
     except BaseException:  # noqa: BLE001  a defect of ours: Background.last_words shows it

@@ -31,7 +31,8 @@ from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import Checkpoint, shown
 
 HOME = Path(__file__).parents[3]
-READERS = 4  # files read at a time: one alone does not fill a network disk
+# One sequential reader does not saturate a network disk.
+READERS = 4
 
 
 def ls(where: Where, experiment: str | None) -> int:
@@ -89,7 +90,8 @@ def verify(where: Where, experiment: str | None) -> int:
         began = time.monotonic()
         problems = read_all(checkpoint)
         if problems and not checkpoint.path.exists():
-            continue  # a running job has pruned it meanwhile
+            # A running job has pruned the checkpoint during the check.
+            continue
         damaged = damaged or bool(problems)
         newest = newest if problems or newest else checkpoint
         results.append({**about(checkpoint), "problems": problems})

@@ -41,9 +41,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PAGE_ROWS, PAGE_COLUMNS = 22, 80  # of the smallest terminal, beside what it already shows
-FEWEST_LINES = 5  # of a traceback
-MOST_ATTEMPTS = 3  # of which the end is told
+# The report fits on the smallest usual terminal, 80 x 24, with its prompt.
+PAGE_ROWS, PAGE_COLUMNS = 22, 80
+# The traceback keeps at least this many lines, however long the report is.
+FEWEST_LINES = 5
+# The report describes only the last attempts; job.json has all of them.
+MOST_ATTEMPTS = 3
 
 
 def follow_launched(
@@ -77,7 +80,7 @@ def follow_again(
     left_behind: bool = False,
     looks_on: bool = False,
 ) -> int:
-    """Be the head of a job that runs already."""
+    """Follow a running job as its new head, from its recorded state."""
     logs.keep_in(job.experiment.head_log)
     log.info("process %d follows job %s, which runs already", os.getpid(), record.job)
     record = replace(record, head=this_head())
@@ -96,11 +99,15 @@ def follow_again(
 
 
 def report(stay: Stay, ending: JobEnding, where: Where | None) -> int:
-    """Say how a head's stay has ended, with the job or without, here and to whom it concerns."""
+    """Report the end of a head's session on the terminal and by notifications.
+
+    Return the exit code of the command. The job may have ended, or may go on under another head.
+    """
     experiment, record, run = stay.experiment, ending.record, ending.run
     if run is not None and run.successor is not None:
         say(f"{run.successor} has taken over; this head ends, the job continues")
-        return EXIT_STOPPED  # not 0: what waits for this command must not take it for done
+        # Not 0: a script that waits for this command must not assume that the job is done.
+        return EXIT_STOPPED
     if run is not None and run.end.left:
         leave(run, ending.screen, where)
         return EXIT_DONE
@@ -114,7 +121,7 @@ def report(stay: Stay, ending: JobEnding, where: Where | None) -> int:
 
 
 def leave(running: Run, screen: Screen | None, where: Where | None) -> None:
-    """Leave a job running, and say who goes on writing its logs, if anybody does."""
+    """Leave a job running; with `where`, a background head goes on recording its logs."""
     log.info("this head leaves; the job runs on")
     experiment, words = running.experiment, ""
     if where is not None and not running.record.head_elsewhere:
@@ -126,7 +133,7 @@ def leave(running: Run, screen: Screen | None, where: Where | None) -> None:
 
 
 def show_unseen(experiment: Experiment, record: JobRecord, view: View) -> None:
-    """Show the lines that came home after the user had left."""
+    """Show the log lines that were fetched after the user had detached."""
     shown = None if view.quiet else experiment.take_shown()
     if shown is not None:
         screen = make_screen(experiment, record, view)
@@ -150,7 +157,8 @@ def report_end(experiment: Experiment, record: JobRecord, screen: Screen | None 
     if cause is None or record.state == "stopped":
         reason = cause.message if cause else ""
         if reason and reason not in (verdict.STOPPED_BY_USER, verdict.KILLED_BY_USER):
-            lines[0] += f" ({reason})"  # of which the user may not know
+            # Another process ended the job, so the user may not know the reason.
+            lines[0] += f" ({reason})"
         lines[0] = progress.SEPARATOR.join([lines[0], *how_far(experiment, record)])
         lines += [*report_attempts(record), *closing(experiment, record)]
     else:
@@ -173,14 +181,14 @@ def report_end(experiment: Experiment, record: JobRecord, screen: Screen | None 
 
 
 def how_far(experiment: Experiment, record: JobRecord) -> list[str]:
-    """Say what a job has come to."""
+    """Return the job's progress as phrases (step, loss), without rate and time left."""
     steps = job_progress.all_steps(experiment.path, record)
     known, _ = job_progress.of(experiment.path, record, steps)
     return job_progress.parts(replace(known, rate=None, left=None))
 
 
 def closing(experiment: Experiment, record: JobRecord) -> list[str]:
-    """Say where all of it is, and what is usually typed next."""
+    """Return two lines: the experiment's directory, and the command that usually follows."""
     word = "rerun" if record.state == "stopped" else "report"
     name = shlex.quote(experiment.name)
     return [f"  where: {output.path(experiment.path)}", f"  next:  orchestrator {word} {name}"]
@@ -197,7 +205,7 @@ def rows_of(lines: Sequence[str]) -> int:
 
 
 def show_words(experiment: Experiment, record: JobRecord, cause: Cause, taken: int) -> None:
-    """Print the traceback of the rank that failed, or the end of what it said."""
+    """Print the traceback of the failed rank, or else its last log lines."""
     assert cause.node is not None
     node, rank = record.node(cause.node), cause.rank
     tree = manifest.working_tree(experiment)
@@ -212,7 +220,7 @@ def show_words(experiment: Experiment, record: JobRecord, cause: Cause, taken: i
 
 
 def report_attempts(record: JobRecord) -> list[str]:
-    """Say how the attempts of a job ended that was started again, or could have been."""
+    """Return a line for each of the last attempts of a restarted job: when and why it ended."""
     lines, earlier = [], record.attempts[:-1]
     if len(earlier) > MOST_ATTEMPTS:
         lines.append(f"{plural(len(earlier) - MOST_ATTEMPTS, 'attempt')} before these: job.json")
@@ -233,7 +241,7 @@ SILENT = View(quiet=True)
 
 
 def leave_behind(experiment: Experiment, where: Where, *, on_purpose: bool) -> str:
-    """Start a head that goes on in the background; describe what becomes of the logs."""
+    """Start a background head for a job; return a phrase that says if its logs are recorded."""
     which: dict[str, Any] = {"experiment": str(experiment.path), "where": absolute(where)}
     try:
         head = Background(take_up, **which, left_behind=True, on_purpose=on_purpose).answer()
@@ -258,10 +266,10 @@ def take_up(
     left_behind: bool = False,
     on_purpose: bool = False,
 ) -> None:
-    """Become the head of a job that has none, and say how much of its logs is yet to come.
+    """Follow a job without a head from a background process, and report its log sizes.
 
-    Whoever comes next takes over from it. Where another head left this one behind on purpose, the
-    job does not depend on this one.
+    An `attach` takes the job over from this head. With `on_purpose`, the previous head left the
+    job running deliberately, and the job does not depend on this head.
     """
     logs.hold()
     keys = Pipe()
@@ -289,9 +297,10 @@ def take_up(
 
 
 def speak_into(experiment: Experiment) -> None:
-    """Send what the head prints to a file: there is no terminal any more."""
+    """Redirect stdout and stderr to head.txt, as a background head has no terminal."""
     styles.choose(color=False)
-    with contextlib.suppress(OSError):  # a full disk
+    # A full disk loses only what this head prints.
+    with contextlib.suppress(OSError):
         fd = files.open_to_append(experiment.path / "head.txt")
         os.dup2(fd, 1)
         os.dup2(fd, 2)
@@ -302,7 +311,8 @@ def speak_into(experiment: Experiment) -> None:
 
 # `orchestrator attach`: follow a running job again.
 
-STEAL_SECONDS = 15.0  # for the other head to leave
+# The other head has this long to release its lock.
+STEAL_SECONDS = 15.0
 
 
 def attach(where: Where, wanted: str | None, view: View, *, steal: bool) -> int:
@@ -320,7 +330,8 @@ def attach(where: Where, wanted: str | None, view: View, *, steal: bool) -> int:
         holder, steal = experiment.steal(STEAL_SECONDS), True
     if holder is not None:
         raise followed(experiment, holder, stolen=steal)
-    record = experiment.read_record()  # the head that left may have seen more of it
+    # The previous head may have written a newer record before it released the lock.
+    record = experiment.read_record()
     if record.over:
         experiment.unlock()
         show_unseen(experiment, record, view)
@@ -331,7 +342,7 @@ def attach(where: Where, wanted: str | None, view: View, *, steal: bool) -> int:
 
 
 def followed(experiment: Experiment, holder: Head, *, stolen: bool) -> UsageError:
-    """Make the error for a job that another process follows and does not give up."""
+    """Return the error for a job whose lock another head holds and does not release."""
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
     still = f" and did not leave within {STEAL_SECONDS:.0f} s" if stolen else ""
     return UsageError(

@@ -52,11 +52,13 @@ def wait_in_background(arguments: LaunchArguments) -> int:
 
 def follow_up(running: Running, arguments: LaunchArguments) -> int:
     """Follow a job that was just started, or leave it running."""
-    from orchestrator.head.commands import follow  # while the ranks meet: 40 ms less before that
+    # Imported while the ranks rendezvous, which starts them 40 ms earlier.
+    from orchestrator.head.commands import follow
 
     if arguments.detach and not interrupt.end_is_wanted():
         return detach(running, arguments.where)
-    if in_foreground() and not sys.stdout.isatty():  # where a line that moves says so
+    # On a terminal, the progress line names the keys.
+    if in_foreground() and not sys.stdout.isatty():
         say(KEYS)
     return follow.follow_launched(running, arguments.view, where=arguments.where)
 

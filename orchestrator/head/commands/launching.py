@@ -1,6 +1,6 @@
 """Launches a job in the background, for a Python program, or for a launch that waits its turn.
 
-Modules are imported here by whoever needs them: this one is light.
+Functions import their modules themselves, so that importing this module stays cheap.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def sweep_member(answers: Hears, arguments: LaunchArguments, command: list[str]) -> None:
-    """Launch a member of a sweep; while it waits for room it ends with the process that asked."""
+    """Launch a member of a sweep; until it has started, it ends with the sweep's process."""
     launch(answers, arguments, command, Pipe(needs_asker=True))
 
 

@@ -50,7 +50,8 @@ def logs(where: Where, wanted: str | None, view: View, *, follow: bool, last: in
 # Fetches the logs of a job for an onlooker, unless a head does so already.
 
 CATCH_UP_SECONDS = 60.0
-ASK_SECONDS = 5.0  # between two questions to a scheduler, which has many to answer
+# A scheduler's controller answers many users, so it is asked rarely.
+ASK_SECONDS = 5.0
 
 
 class LogFetcher:
@@ -87,9 +88,10 @@ class LogFetcher:
             follower.start()
 
     def over(self, wait: float) -> bool:
-        """Wait for news; return whether all is over."""
+        """Wait for the next event; return True once all nodes' logs are complete."""
         if self.followers and self.experiment.successor() is not None:
-            self.end()  # a head comes, and will fill the files in our place
+            # A new head is about to take the lock and fetch the logs.
+            self.end()
         if not self.followers:
             time.sleep(0 if self.record.over else wait)
             self.record = self.experiment.read_record()
@@ -132,7 +134,8 @@ class LogFetcher:
 
 # -- --system: the lines of a job's own supervisors and servers ------------------------------------
 
-MARGIN_SECONDS = 120.0  # before and after the job: the clocks of its nodes are not ours
+# The clocks of the nodes may differ from ours by this much.
+MARGIN_SECONDS = 120.0
 SYSTEM = "system"
 
 
@@ -159,7 +162,7 @@ def show_system(where: Where, wanted: str | None, node: int | None, last: int | 
 
 
 def question(record: JobRecord, node: NodeRecord) -> AskSystem:
-    """Return what is asked of a node: about its part in each attempt, and the time of all."""
+    """Return the request for a node's system log: its part in each attempt, and the time span."""
     parts = [
         (attempt.job, attempt.nodes.index(node.name))
         for attempt in record.attempts
@@ -175,12 +178,13 @@ def system_file(experiment: Experiment, node: NodeRecord, kind: str) -> Path:
 
 
 def keep(experiment: Experiment, node: NodeRecord, lines: SystemLines) -> None:
-    """Write the lines of a node into the experiment, in the place of what was there of it."""
+    """Replace the system log of a node in the experiment with these lines."""
     directory = experiment.logs / SYSTEM
     with contextlib.suppress(FileExistsError):
         files.make_private(directory)
     for kind, text in (("supervisor", lines.supervisor), ("server", lines.server)):
-        if text:  # else a node that was pruned would take away what is here
+        # An empty answer, such as from a node that was pruned, must not erase the lines kept here.
+        if text:
             files.replace(system_file(experiment, node, kind), hiding.redacted_text(text))
 
 

@@ -19,7 +19,8 @@ from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.metrics import progress
 
 AGES = {"d": 86400, "h": 3600, "min": 60, "s": 1}
-USUALLY = 20  # jobs that are listed
+# Without --all, only this many jobs are listed.
+USUALLY = 20
 NOTE_CHARACTERS, CAUSE_CHARACTERS = 60, 120
 
 
@@ -110,7 +111,7 @@ def row_of(experiment: Experiment, where: Where) -> Row:
 
 
 def asked(found: Row, experiment: Experiment, record: JobRecord, where: Where) -> Row:
-    """Return a row with what its nodes say of the job; its head may have been killed meanwhile."""
+    """Return the row with the job's state on its nodes, as its head may have been killed."""
     certainty = status.runs(experiment, record, where)
     if certainty == status.NOT:
         return replace(found, state="ended", cause=f"its result: orchestrator attach {found.name}")

@@ -50,7 +50,8 @@ def prune(
     if not directory.exists():
         say(f"nothing to remove: there is no directory {where.experiments}")
         return EXIT_DONE
-    try:  # it may be a link, because the user named it
+    # O_NOFOLLOW is not used: the user named this path, and it may be a symbolic link.
+    try:
         root = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise UsageError(f"{shown(where.experiments)} cannot be read: {error.strerror}") from error
@@ -98,7 +99,7 @@ def remove(
 
 
 def agreed(*, on_nodes: bool) -> bool:
-    """Ask on the terminal."""
+    """Return True if the user confirms the removal on the terminal."""
     if not sys.stdin.isatty():
         raise UsageError(
             "nothing was removed: there is no terminal to ask on", "confirm with --yes"

@@ -36,10 +36,12 @@ def rerun(
     overrides: Sequence[str] = (),
     detach: bool = False,
 ) -> int:
-    """Launch an experiment again, with its own code, whatever the directory holds now."""
-    root = where.experiments.absolute()  # the directory is another while the job is started
+    """Launch an experiment again with its recorded code, not the directory's present one."""
+    # The start of the job changes the working directory, so the path must be absolute.
+    root = where.experiments.absolute()
     experiment = experiments.known(root, name, trusted=where.trust_record)
-    experiment.check_launched(experiment.read_record())  # what it says is done
+    # The manifest's command is executed, so this login must have launched it.
+    experiment.check_launched(experiment.read_record())
     manifest = read_manifest(experiment)
     words = shlex.split(str(manifest.get("command", "")))
     began, directory = Path.cwd(), Path(str(manifest.get("directory", "")))
@@ -92,7 +94,7 @@ def changed(
     origin: Origin,
     experiment: Experiment,
 ) -> LaunchArguments:
-    """Take the settings from the experiment, and paths from where they were typed."""
+    """Return the recorded arguments with the options given now; paths resolve where typed."""
     directory = origin.directory
     hidden = [word for word in arguments.program if REDACTED in word]
     if hidden:
@@ -158,7 +160,7 @@ def notified(experiment: Experiment, overrides: Sequence[str]) -> dict[str, Any]
 def code_of(
     experiment: Experiment, manifest: Mapping[str, Any], directory: Path, *, sync: bool
 ) -> Iterator[Path]:
-    """Give a directory with the code of a run, for as long as it is sent."""
+    """Yield a directory with the code of a run; it exists while the code is sent."""
     kept = experiment.path / archive.NAME
     if not sync:
         raise CheckFailed(

@@ -26,14 +26,17 @@ class StopResult:
     """The result of stopping a job."""
 
     record: JobRecord
-    receipts: list[Receipt] | None  # None: it was over already
-    problem: str = ""  # why the receipts could not be written into job.json
+    # None: the job had ended before.
+    receipts: list[Receipt] | None
+    # The reason why job.json could not be updated.
+    problem: str = ""
 
 
 def may_run_on(record: JobRecord, node: NodeRecord) -> bool:
-    """Tell whether the job may still run there.
+    """Return True if processes of the job may still run on the node.
 
-    What is over may, on nodes that were lost, whose supervisor was killed, or that proved no end.
+    They may outlive the job on a lost node, after its supervisor was killed, or where its receipt
+    proves no end.
     """
     killed = record.verdict is not None and record.verdict.kind == "supervisor"
     told = record.receipts.get(node.name)
@@ -61,7 +64,8 @@ def end_job(where: Where, wanted: str | None, grace: float | None) -> StopResult
         job.experiment.forbid_restarts()
     receipts = stopping.stop_job(job.transport, record, nodes, grace)
     while (now := job.experiment.read_record()).job != record.job and not now.over:
-        record = now  # its head was starting the next attempt, and no further one can start
+        # The head was starting the next attempt; no later one can start.
+        record = now
         receipts = stopping.stop_job(job.transport, record, record.nodes, grace)
     note_in(job.experiment, receipts)
     return StopResult(record, *stopping.conclude(job.experiment, receipts))

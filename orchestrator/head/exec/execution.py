@@ -1,4 +1,4 @@
-"""Runs a command on many nodes at once, and ends it there whatever becomes of this process."""
+"""Runs a command on many nodes at once; it ends there even if this process is killed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def ssh_command(
     words += ["-l", node.user] if node.user else []
     words += ["-p", str(node.port)] if node.port else []
     words += ["-o", "StrictHostKeyChecking=yes"] if strict else []
-    words += ["-o", "RemoteCommand=none"]  # of an ssh_config; ssh refuses to have two
+    # ssh refuses a second command if the ssh_config has one.
+    words += ["-o", "RemoteCommand=none"]
     words += ["-o", f"ConnectTimeout={max(1, round(timeout))}"]
     return [*words, "-t" if terminal else "-T", "--", node.host, line]
 
@@ -56,12 +57,17 @@ def plain_line(directory: Directory, words: Sequence[str]) -> str:
 # Write the line that a node's login shell gets: a command, with a supervisor of a few lines of
 # sh.
 
-GRACE_SECONDS = 5  # between SIGTERM and SIGKILL, on the node
-LONGEST_BYTES = 120_000  # Linux takes 128 KiB for one word of a command line
-OWN_FAILURE = 125  # as timeout(1) and env(1) have it: the command was not started
+# The supervisor on the node waits this long between SIGTERM and SIGKILL.
+GRACE_SECONDS = 5
+# Linux limits one word of a command line to 128 KiB.
+LONGEST_BYTES = 120_000
+# timeout(1) and env(1) exit with this code if they could not start the command.
+OWN_FAILURE = 125
 
-BEGINS = b"\norchestrator: here the command begins\n"  # on both streams, after what rc files print
-GO = "go"  # what answers it, unless the head has given the login shell up by then
+# Printed on both streams by the login shell, after the output of its rc files.
+BEGINS = b"\norchestrator: here the command begins\n"
+# The head answers BEGINS with this, unless it has given the login shell up.
+GO = "go"
 
 SPECIAL = b"'!\\"
 ESCAPES = {
@@ -104,8 +110,10 @@ class Directory:
     """Where to run; the home directory where there is none of that name."""
 
     path: str
-    needed: bool = False  # else the home directory will do,
-    named: bool = False  # and that is said, as somebody has written this one down
+    # If False, a missing directory is replaced by the home directory.
+    needed: bool = False
+    # If True, that replacement is reported, as the user chose the directory.
+    named: bool = False
 
 
 def shell_line(words: Sequence[str], directory: Directory) -> str:
@@ -122,7 +130,8 @@ def shell_line(words: Sequence[str], directory: Directory) -> str:
     return for_login_shell(text + RUN)
 
 
-@functools.lru_cache(maxsize=16)  # most nodes have the same
+# Most nodes get the same text.
+@functools.lru_cache(maxsize=16)
 def for_login_shell(text: str) -> str:
     """Return a line that has /bin/sh run a text, whichever shell gets it first."""
     line = f"exec /bin/sh -c '{DECODE}' sh '{encoded(os.fsencode(text))}'"
@@ -156,10 +165,14 @@ def encoded(data: bytes) -> str:
 # -- on many nodes at once -------------------------------------------------------------------------
 
 PIECE_BYTES = 1 << 16
-NOISE_BYTES = 1 << 12  # of what an rc file prints that are kept; a mark is shorter
-PATIENCE = GRACE_SECONDS + 5.0  # seconds in which a node ends what it was asked to end
-SILENCE_SECONDS = 30.0  # seconds without an acknowledgement after which a connection is dead
-TIMED_OUT = 124  # as timeout(1) has it
+# The end of an rc file's output is kept for error messages; BEGINS must fit in it.
+NOISE_BYTES = 1 << 12
+# A node must end its program within this time.
+PATIENCE = GRACE_SECONDS + 5.0
+# A connection counts as dead after this time without an acknowledgement.
+SILENCE_SECONDS = 30.0
+# timeout(1) exits with this code.
+TIMED_OUT = 124
 NEVER_BEGAN = "its login shell waits"
 
 
@@ -176,11 +189,13 @@ class ExecOutcome:
     """How the command ended on one node."""
 
     node: NumberedNode
-    code: int | None = None  # None where it has none: see `problem`
+    # None where the command has no exit code; `problem` says why.
+    code: int | None = None
     seconds: float = 0.0
     problem: str = ""
     fix: str = ""
-    lost: bool = False  # the node could not be reached, or its connection broke
+    # The node could not be reached, or its connection broke.
+    lost: bool = False
 
 
 class Prologue:
@@ -208,14 +223,17 @@ class ExecSession:
         self.connection: Connection | None = None
         self.channel: Channel | None = None
         self.began = 0.0
-        self.begun = False  # the login shell has come to the command
-        self.why = ""  # why it was ended, if it was
+        # Set once the login shell has printed BEGINS.
+        self.begun = False
+        # The reason why the program was ended, or "".
+        self.why = ""
         self.given_up = False
-        self.changing = threading.RLock()  # its end may be ordered while it begins
+        # Another thread may call end() during start() or begin().
+        self.changing = threading.RLock()
         self.timer = threading.Timer(0.0, self.give_up)
 
     def after(self, seconds: float | None, do: Callable[[], None]) -> None:
-        """Do something after a while, in place of what would have been done."""
+        """Set the session's only timer; None cancels it."""
         self.timer.cancel()
         if seconds is not None:
             self.timer = threading.Timer(seconds, do)
@@ -223,7 +241,7 @@ class ExecSession:
             self.timer.start()
 
     def start(self, connection: Connection, line: str, wait: float) -> bool:
-        """Start the login shell that comes to the program, unless its end came first."""
+        """Start the login shell on the node; return False if end() was called before."""
         with self.changing:
             if self.why:
                 connection.close()
@@ -233,12 +251,13 @@ class ExecSession:
             self.channel.settimeout(None)
             self.began = time.monotonic()
             self.after(wait, self.give_up)
-        with contextlib.suppress(OSError):  # it left at once; the reader hears why
+        # The shell may have ended already; the reader reports the reason.
+        with contextlib.suppress(OSError):
             self.channel.sendall(server_command.FIRST_LINE)
         return True
 
     def begin(self, limit: float | None) -> None:
-        """Let the program run, and give it its time, unless its end came first."""
+        """Start the program and its time limit, unless end() was called before."""
         with self.changing:
             if self.why or self.channel is None:
                 return
@@ -248,7 +267,7 @@ class ExecSession:
                 self.channel.sendall(f"{GO}\n".encode())
 
     def end(self, reason: str) -> None:
-        """Ask the supervisor there to end the program: the end of its input tells it."""
+        """End the program: the supervisor on the node reacts to the end of its input."""
         with self.changing:
             if not self.why:
                 self.why = reason
@@ -257,7 +276,7 @@ class ExecSession:
                     self.channel.shutdown_write()
 
     def give_up(self) -> None:
-        """Hang up: it has not begun in time, or does not end."""
+        """Close the connection of a program that did not begin in time, or does not end."""
         with self.changing:
             if not self.begun and not self.why:
                 self.why = NEVER_BEGAN
@@ -274,7 +293,8 @@ class Execution:
         ssh: Transport,
         nodes: Sequence[NumberedNode],
         line_of: Callable[[NumberedNode], str],
-        sink_of: Callable[[NumberedNode, bool], Sink],  # True: of standard error
+        # The flag is True for standard error.
+        sink_of: Callable[[NumberedNode, bool], Sink],
         *,
         limit: float | None = None,
     ) -> None:
@@ -289,7 +309,8 @@ class Execution:
 
     def go(self) -> list[ExecOutcome]:
         """Run it on all nodes, and return in their order how it ended."""
-        lines = [self.line_of(visit.node) for visit in self.visits]  # a mistake in it comes first
+        # An invalid command raises here, before any node is contacted.
+        lines = [self.line_of(visit.node) for visit in self.visits]
         fleet.need_room_for(self.visits)
         pairs = list(zip(self.visits, lines, strict=True))
         results = fleet.everywhere(pairs, lambda pair: self._visit(*pair))
@@ -350,7 +371,7 @@ def outcome_of(visit: ExecSession, code: int, *, lost: bool, said: bytes) -> Exe
 
 
 def why_not_begun(code: int, said: bytes) -> tuple[str, str]:
-    """Say why a login shell has ended without coming to the command, and what to try."""
+    """Return why a login shell ended before the command, and a fix."""
     if server_command.TAKEN.encode() in said:
         return server_command.INPUT_TAKEN
     text = said.decode(errors="replace")

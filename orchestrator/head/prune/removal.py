@@ -2,7 +2,7 @@
 
 Stricter than records/experiments.py, because what is listed here may be removed: a record has to
 be one, and all is done by names in directories that are held open, so that no symbolic link is
-ever followed. What an interruption left hidden, the next prune deletes.
+ever followed. The next prune deletes the hidden directories that an interruption left.
 
     multinode_20260101_000000                  an experiment
     .multinode_20260101_000000.gone-0123abcd   being deleted
@@ -36,8 +36,10 @@ if TYPE_CHECKING:
     from orchestrator.head.connect.transport import Transport
 
 A = TypeVar("A", bound=Message)
-Run = tuple[str, int]  # a job and the index of a node in it
-Machine = tuple[NodeRecord, "Transport", dict[Run, None]]  # its runs are in order, each once
+# A job, and the index of a node in it.
+Run = tuple[str, int]
+# The dict is an ordered set of the machine's runs.
+Machine = tuple[NodeRecord, "Transport", dict[Run, None]]
 
 
 STAMP = re.compile(r"[^.].*_([0-9]{8}_[0-9]{6})", re.DOTALL)
@@ -71,8 +73,10 @@ class PruneEntry(Removable):
     record: JobRecord = JobRecord("", "", "", [], [], 0.0)  # noqa: RUF009  it is frozen
     pinned: bool = False
     identity: tuple[int, int] = (0, 0)
-    launched_here: bool = False  # else no machine that its record names is asked
-    busy: bool = False  # the rules select it, and it cannot go now
+    # If False, no node that the record names is contacted.
+    launched_here: bool = False
+    # The rules select the experiment, but it is in use.
+    busy: bool = False
 
     @property
     def when(self) -> float:
@@ -197,7 +201,7 @@ def mounted(path: os.PathLike[str]) -> str:
 def choose(
     entries: Sequence[PruneEntry], now: float, keep: int, older_than: float, *, keep_failed: bool
 ) -> None:
-    """Note which stay by the rules. The newest are counted over all, whatever became of them."""
+    """Mark the experiments that the rules keep. `keep` counts the newest in any state."""
     for position, entry in enumerate(entries):
         state = entry.record.state
         if position < keep:
@@ -249,7 +253,10 @@ def unknown(entry: PruneEntry, *, on_nodes: bool) -> str:
 
 
 def in_use(root: int, name: str) -> str:
-    """Return which head follows the job now, or nothing; no file is created or kept open."""
+    """Return a text that names the head that follows the job, or "".
+
+    No file is created or kept open.
+    """
     try:
         with files.opened(name, root) as directory, lock_of_head(directory):
             return ""
@@ -262,7 +269,10 @@ def in_use(root: int, name: str) -> str:
 def runs(
     record: JobRecord, living: Collection[tuple[str, int]], silent: Mapping[tuple[str, int], str]
 ) -> str:
-    """Return why a job must be taken for running, or nothing; one recorded as over need not be."""
+    """Return why a job counts as running, or "".
+
+    If a node does not answer, a job recorded as over counts as ended.
+    """
     for node in record.nodes:
         if (record.job, node.index) in living:
             return f"it runs, on node {node.index} ({node.name})"
@@ -278,12 +288,13 @@ def runs(
 def ask(
     request: type[Request[A]], records: Sequence[JobRecord], ssh_config: Path | None, seconds: float
 ) -> tuple[list[A], dict[Run, str]]:
-    """Ask once on every machine about the runs of these jobs there.
+    """Send one request to every machine, about all runs of these jobs on it.
 
     Jobs of one list share their machines: 64 nodes are 64 connections, for however many jobs.
     Return the answers, and the runs that could not be asked about, each with the reason.
     """
-    from orchestrator.head.connect import fleet  # paramiko takes 0.1 s
+    # Importing paramiko takes 0.1 s.
+    from orchestrator.head.connect import fleet
     from orchestrator.head.connect.reach import ask_once
 
     machines = by_machine(records, ssh_config)
@@ -307,7 +318,8 @@ def by_machine(records: Sequence[JobRecord], ssh_config: Path | None) -> list[Ma
     machines: dict[object, Machine] = {}
     for record in records:
         if record.scheduled:
-            continue  # its nodes were a scheduler's, and may belong to another job now
+            # The scheduler may have given the nodes to another job.
+            continue
         backend = backend_of(record)
         how = (type(backend), ssh_config or record.ssh_config, record.launch.strict_host_keys)
         for node in (*record.nodes, *record.spares):
@@ -330,7 +342,8 @@ def runs_of(record: JobRecord, node: NodeRecord) -> Iterator[Run]:
 
 # -- the removal ------------------------------------------------------------------------------
 
-BATCH = 100  # experiments held at a time; each takes two file descriptors
+# Each experiment that is held takes two file descriptors.
+BATCH = 100
 
 
 @dataclass
@@ -341,9 +354,11 @@ class Removal:
     directory: Path
     ssh_config: Path | None = None
     on_nodes: bool = False
-    unreached: dict[str, str] = field(default_factory=dict)  # node -> why
+    # {node: the reason why it could not be reached}
+    unreached: dict[str, str] = field(default_factory=dict)
     freed_on_nodes: int = 0
-    seen: Callable[[int], None] = lambda _: None  # hears of bytes that are gone
+    # Called with the number of bytes that were freed.
+    seen: Callable[[int], None] = lambda _: None
 
     def go(self, entries: Sequence[PruneEntry], leftovers: Sequence[Removable] = ()) -> None:
         """Remove all that was selected, and what interrupted removals left."""
@@ -445,4 +460,5 @@ def lock_of_prune(directory: int) -> None:
     except BlockingIOError:
         raise InTheWay("another prune is removing it") from None
     except OSError:
-        pass  # NFS locks no directories; two prunes then both delete it, which does no harm
+        # NFS has no locks on directories. Two prunes that delete the same one do no harm.
+        pass

@@ -16,13 +16,17 @@ from orchestrator.records.metrics import trainers
 from orchestrator.records.metrics.curves import POINTS, Curve, curves, median, unit_of
 from orchestrator.records.outcome import JobVerdict
 
-Section = dict[str, Any]  # a key, with dots for what is inside, and its value
-Differences = dict[str, dict[str, list[Any]]]  # section -> key -> a value of each
+# The keys are dotted paths.
+Section = dict[str, Any]
+# {section: {key: [the value of each experiment]}}
+Differences = dict[str, dict[str, list[Any]]]
 
 NAN = "NaN"
 UNREAD = "not read"
-MOST_TRAINERS = 8  # of a program: its last ones
-SNAPSHOT = re.compile(r"/code/snapshots/[^/]+/")  # another for each launch
+# A program may create many Trainers; only the last ones are compared.
+MOST_TRAINERS = 8
+# The path of a snapshot differs in each launch.
+SNAPSHOT = re.compile(r"/code/snapshots/[^/]+/")
 SAME = "/code/snapshots/.../"
 OF_THE_RUN = ("ORCHESTRATOR_EXPERIMENT", "ORCHESTRATOR_JOB", "ORCHESTRATOR_RUN")  # never equal
 VERSIONS = ("python_version", "torch", "software", "kernel", "accelerate")
@@ -68,7 +72,8 @@ def describe(experiment: Experiment) -> dict[str, Section]:
 
 def command(record: JobRecord) -> Section:
     """Describe what was typed, and each option of the program by its name."""
-    typed = () if record.engine else arguments_of(record.command)  # its config has them
+    # The config section has the overrides of the built-in engine.
+    typed = () if record.engine else arguments_of(record.command)
     options = {f"option {name}": value for name, value in options_of(typed)}
     return {"command": shlex.join(record.command[1:]), "start": record.launch.start, **options}
 
@@ -213,13 +218,14 @@ def everywhere(facts: Mapping[str, Any]) -> dict[str, Any]:
 # -- what was typed --------------------------------------------------------------------------------
 
 OPTION = re.compile(r"--?([A-Za-z][\w.-]{0,80})(?:=(.*))?", re.DOTALL)
-ASSIGNED = re.compile(r"\+{0,2}([A-Za-z][\w./-]{0,80})=(.*)", re.DOTALL)  # as Hydra has it
+# Hydra's overrides may begin with + or ++.
+ASSIGNED = re.compile(r"\+{0,2}([A-Za-z][\w./-]{0,80})=(.*)", re.DOTALL)
 PROGRAM = re.compile(r"\.(py|sh|ipynb)$")
 NUMBER = re.compile(r"-[0-9.]")
 
 
 def mapping(data: Any) -> dict[str, Any]:
-    """Return data that nobody has checked, if they are a mapping."""
+    """Return unchecked data as a mapping; anything else becomes an empty one."""
     return {str(key): value for key, value in data.items()} if isinstance(data, dict) else {}
 
 

@@ -29,9 +29,12 @@ class Row:
     attempt: int = 1
     started: float = 0.0
     ended: float | None = None
-    cause: str = ""  # why it failed, or why it cannot be read
-    training: float | None = None  # the part of its time that was training
-    note: str = ""  # what people say of it
+    # The reason why the job failed, or why its record cannot be read.
+    cause: str = ""
+    # The fraction of the job's time that was spent on training.
+    training: float | None = None
+    # The user's own note, from --note.
+    note: str = ""
     tags: tuple[str, ...] = ()
 
 

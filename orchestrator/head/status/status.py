@@ -36,11 +36,12 @@ from orchestrator.records import cordons, experiments, goodput, manifest
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.metrics import progress
 
-MOST_PIDS = 4  # of ranks that are alike
+# Ranks in the same state share a line, which names this many processes.
+MOST_PIDS = 4
 
 
 def ask_nodes(ssh: Transport, record: JobRecord) -> list[JobState]:
-    """Ask every node of the job for its state there now, with its times by our clock."""
+    """Return the job's state on each of its nodes, with times by our clock."""
 
     def ask(node: NodeRecord) -> JobState:
         answer = ask_once(ssh, node, Jobs(part=(record.job, node.index)), ssh.timeout)
@@ -84,7 +85,8 @@ class StatusLine:
     """A node or a rank of a job, and its state there."""
 
     title: str
-    place: str  # the node's name, the rank's process
+    # The node's name, or the process of the rank.
+    place: str
     state: str
     note: str
 
@@ -176,7 +178,7 @@ def progress_of(record: JobRecord) -> progress.Progress:
 
 
 def how_far(record: JobRecord) -> list[str]:
-    """Say how far a job is, for how long it has run, and what was typed."""
+    """Return lines with the progress of a job, its duration, and its command."""
     known = progress_of(record)
     if record.over:
         known = replace(known, rate=None, left=None)
@@ -200,7 +202,7 @@ def cause_of(record: JobRecord) -> list[str]:
 
 
 def attempt_now(record: JobRecord) -> str:
-    """Say which attempt of a job it is, and how the one before it ended."""
+    """Return the number of a restarted job's attempt, and why the previous one ended."""
     earlier = [attempt for attempt in record.attempts if attempt.restarted]
     if not earlier:
         return ""
@@ -303,7 +305,8 @@ def find_job(where: Where, wanted: str | None) -> FoundJob:
     if experiment is None:
         raise experiments.missing(where.experiments, wanted)
     record = experiment.read_record()
-    if where.trust_record or not record.over:  # then its nodes will be asked
+    # A command on such a record may contact its nodes, so their addresses must be trusted.
+    if where.trust_record or not record.over:
         experiment.check_launched(record)
     backend = backend_of(record)
     record = backend.settle(experiment, record)
@@ -347,7 +350,10 @@ NOT, MAYBE, SURELY = range(3)
 
 
 def runs(experiment: Experiment, record: JobRecord, where: Where) -> int:
-    """Tell whether a job waits or runs; on nodes that do not answer it may."""
+    """Return SURELY if a job waits or runs, NOT if it has ended, else MAYBE.
+
+    MAYBE means that some nodes do not answer.
+    """
     if experiment.followed:
         return SURELY
     backend = backend_of(record)
@@ -362,7 +368,7 @@ def runs(experiment: Experiment, record: JobRecord, where: Where) -> int:
 
 
 def report_passed_over(root: Path, taken: Experiment | None) -> None:
-    """Say so if the newest experiment is not the one that is taken.
+    """Warn if the newest experiment is not the one that is taken.
 
     One of our own is probably the one that is meant: in its place no other is stopped.
     """

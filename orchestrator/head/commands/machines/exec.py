@@ -42,7 +42,8 @@ from orchestrator.head.screen.lines import LineSplitter
 if TYPE_CHECKING:
     pass
 
-NOBODY_READS = 128 + signal.SIGPIPE  # as a shell shows what ends by it
+# A shell reports a process that SIGPIPE ended by this exit code.
+NOBODY_READS = 128 + signal.SIGPIPE
 STOPPED = "you stopped it"
 
 
@@ -51,7 +52,8 @@ class Chosen:
     """The nodes that a command is about, and how they are reached."""
 
     where: Where
-    nodes: tuple[str, ...] = ()  # numbers or names; none: all
+    # Numbers or names; an empty tuple selects all nodes.
+    nodes: tuple[str, ...] = ()
     connect_timeout: float = 10.0
     strict_host_keys: bool = False
 
@@ -133,7 +135,8 @@ def answer_interrupts(execution: Execution) -> list[int]:
     def answer(number: int, _: object) -> None:
         came.append(number)
         if len(came) > 1:
-            interrupt.leave(EXIT_STOPPED)  # with the connections the programs end all the same
+            # The programs end with their connections, so leaving at once is safe.
+            interrupt.leave(EXIT_STOPPED)
         execution.end(STOPPED)
 
     for number in interrupt.SIGNALS:
@@ -251,7 +254,8 @@ class PrefixedOutput:
 
     def __init__(self, nodes: Iterable[int]) -> None:
         self.width = max((len(f"node{node}") for node in nodes), default=0)
-        self.broken = False  # nobody reads us any more, as in `| head`
+        # Set once the reader of stdout has closed it, as `| head` does.
+        self.broken = False
         self.when_broken: Callable[[], None] = lambda: None
         self.turn = threading.Lock()
         self.colored = {out: styles.shown(out) for out in (sys.stdout, sys.stderr)}

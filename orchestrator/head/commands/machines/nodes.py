@@ -103,7 +103,7 @@ def find_machines(request: LaunchRequest) -> list[Machine]:
 
 
 def examine(nodes: Sequence[Reached], *parts: str) -> list[Checkup | OrchestratorError]:
-    """Have the nodes examine parts of themselves closely."""
+    """Return each node's checkup of the named parts, or the error of that node."""
     questions = [Examine(workdir="/", parts=parts)] * len(nodes)
     answers = fleet.ask(nodes, questions, ANSWER_SECONDS)
     return [a.checkup if isinstance(a, CheckedUp) else a for a in answers]
@@ -125,7 +125,7 @@ def to_text(machines: Sequence[Machine], terminal: Terminal) -> str:
 
 
 def reasons(lost: Sequence[Machine], total: int) -> str:
-    """Say how many nodes could not be reached, and why."""
+    """Return a text: how many nodes could not be reached, and the reasons."""
     lines = failures.reasons((node.name, node.problem, node.fix) for node in lost)
     first = f"{len(lost)} of {text.plural(total, 'node')} cannot be reached"
     return "\n  ".join([first, *lines])
@@ -176,9 +176,12 @@ class NodeLine:
     """A job or a launch that waits, on all nodes where it has an entry."""
 
     entry: ClaimEntry
-    on: Mapping[str, ClaimEntry]  # by the node's name
-    place: int = 0  # in the queue; 0: it has what it wants
-    why: str = ""  # it waits
+    # The keys are the names of the nodes.
+    on: Mapping[str, ClaimEntry]
+    # The position in the queue; 0: the request is granted.
+    place: int = 0
+    # The reason why the request waits.
+    why: str = ""
     now: float = 0.0
 
     @property
@@ -193,7 +196,7 @@ def state(line: NodeLine) -> Cell:
 
 
 def what(line: NodeLine) -> str:
-    """Say what a job holds of its nodes, or wants of them."""
+    """Return the GPUs or slots that a job holds or requests, node by node, as text."""
     each = {
         name: f"{one.wants} wanted" if line.waits else in_words(one.names)
         for name, one in line.on.items()
@@ -303,7 +306,8 @@ def queue_text(lines: Sequence[NodeLine], lost: Lost, terminal: Terminal) -> str
 # -- --warm: the processes that wait for a job on the nodes ----------------------------------------
 
 WARM_ANSWER_SECONDS = 60.0
-COLUMNS = 4  # beside the node's name
+# The table has this many columns beside the node's name.
+COLUMNS = 4
 
 Answer = StandbyStates | StandbyEnds | OrchestratorError
 Replies = Sequence[tuple[Node, Answer]]

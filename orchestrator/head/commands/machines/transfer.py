@@ -148,7 +148,10 @@ def pull(
 def of_experiment(
     chosen: Chosen, experiment: Experiment, destination: Path | None, checkpoints: bool
 ) -> tuple[Transport, list[pulling.PullSource]]:
-    """Ask the nodes of a job; without a DST its files go into its own directory here."""
+    """Return the transport of a job, and a source for each of its chosen nodes.
+
+    Without a destination, the files go into the experiment's own directory.
+    """
     record = experiment.read_record()
     experiment.check_launched(record)
     seconds = max(chosen.connect_timeout, record.launch.connect_timeout)
@@ -179,7 +182,7 @@ def of_experiment(
 
 
 def of_path(chosen: Chosen, wanted: str, destination: Path | None) -> list[pulling.PullSource]:
-    """Ask the nodes of the list for a path; the files of each go into a directory for it here."""
+    """Return a source for each chosen node of the list; each node's files get a directory here."""
     name = PurePosixPath(wanted).name
     if name in ("", ".", "..", "~"):
         raise UsageError(f"{wanted} has no name that its copy here could have")
@@ -230,7 +233,7 @@ def push(chosen: Chosen, source: Path, destination: str | None, *, dry_run: bool
 
 
 def notes_on(cargo: Cargo, parts: Sequence[Moved]) -> list[str]:
-    """Say how to name a directory that a single file is to go into, and what is left out."""
+    """Return notes on a push: skipped files, and how to write a destination directory."""
     notes = [f"left out: {what}" for what in cargo.left_out]
     if cargo.tree.names and any(IS_DIRECTORY in part.failed.values() for part in parts):
         into = f"{cargo.directory.rstrip('/')}/{os.fsdecode(cargo.tree.entries[0].path)}/"

@@ -30,7 +30,8 @@ class About:
     """The metric of a sweep, and the number of its members, for a report."""
 
     metric: str = ""
-    best: str = ""  # least or most
+    # "least" or "most".
+    best: str = ""
     count: Count = 0
 
 
@@ -42,11 +43,13 @@ class MemberState:
     words: str = ""
     state: str = "not over"
     values: dict[str, str] = field(default_factory=dict)
-    value: float | None = None  # of the metric
+    # The value of the sweep's metric.
+    value: float | None = None
     seconds: Moment = 0.0
     experiment: str = ""
     problem: str = ""
-    at: Moment = 0.0  # the time of the line
+    # The time at which the line was written.
+    at: Moment = 0.0
 
     @property
     def is_known(self) -> bool:
@@ -88,7 +91,7 @@ class Journal:
             return decoded(About, file.read(), self.path / SWEEP)
 
     def ask_to_stop(self) -> None:
-        """Ask the process that leads the sweep to stop it, on whichever machine it runs."""
+        """Create the file that makes the sweep's process stop, on any machine."""
         files.replace(self.path / STOP, "")
 
     @property
@@ -107,7 +110,7 @@ def decoded(kind: type[T], data: bytes, path: Path) -> T:
 
 
 def create(root: Path, name: str, about: About) -> Journal:
-    """Make the directory of a new sweep, among those of the experiments."""
+    """Create the directory of a new sweep in the directory of experiments."""
     experiment = experiments.create(root, name)
     for inner in (experiment.logs, experiment.path / "outputs"):
         inner.rmdir()

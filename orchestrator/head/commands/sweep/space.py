@@ -39,7 +39,8 @@ class Member:
 
     number: int
     values: Mapping[str, str] = field(default_factory=dict)
-    program: tuple[str, ...] = ()  # where each has a command of its own
+    # Set where each member has a command of its own.
+    program: tuple[str, ...] = ()
 
     @property
     def words(self) -> str:
@@ -139,8 +140,8 @@ def command_of(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the words of a member's program, and its variables as NAME=VALUE.
 
-    {name} in a word is replaced, once: a value may have braces itself. What no word names is
-    appended, or put into the environment.
+    {name} in a word is replaced, once: a value may have braces itself. Variables that no word
+    names are appended, or put into the environment.
     """
     named = {f"{{{name}}}": name for name in values if f"{{{name}}}" in "\n".join(program)}
     pattern = re.compile("|".join(map(re.escape, named)) or "(?!)")

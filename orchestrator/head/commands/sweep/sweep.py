@@ -65,11 +65,15 @@ from orchestrator.records.metrics.step_lines import GAP
 # members that began together end together.
 LEAST_WAITING, MOST_WAITING = 2, 8
 LOOK_SECONDS = 0.1
-ALONE_SECONDS = 10.0  # until a job that no process follows is given up
-MOST_VAIN = 3  # members that could not start, before any could
+# A job that no process follows counts as lost after this time.
+ALONE_SECONDS = 10.0
+# The sweep ends if its first members cannot start.
+MOST_VAIN = 3
 NOT_STARTED, INTERRUPTED = "not started", "interrupted"
-TIME_LIMIT = "(--time-limit)"  # in the reason of such an end
-STUDY = "optuna.log"  # in the directory of the sweep; trial N is member N
+# The reason of a job that its time limit ended contains this text.
+TIME_LIMIT = "(--time-limit)"
+# The study's file is in the sweep's directory; trial N is member N.
+STUDY = "optuna.log"
 
 
 # -- where members come from ------------------------------------------------------------------
@@ -115,7 +119,7 @@ class OptunaStudy:
         return Member(number, {name: str(params[name]) for name in self.space})
 
     def tell(self, end: MemberState) -> None:
-        """Tell Optuna how a member has ended."""
+        """Report the result of a member to Optuna; without a value, the trial has failed."""
         state = self.optuna.trial.TrialState["COMPLETE" if end.is_known else "FAIL"]
         self.study.tell(end.member, end.value if end.is_known else None, state=state)
 
@@ -130,7 +134,8 @@ class StartedMember:
     member: Member
     process: Background  # its head
     place: Path | None = None
-    pressed: int = 0  # times that it was sent Ctrl-C
+    # The number of times that Ctrl-C was sent to it.
+    pressed: int = 0
 
     def state(self, state: str, **found: Any) -> MemberState:
         member = self.member
@@ -204,12 +209,14 @@ class Sweep:
         except OrchestratorError as error:
             state = INTERRUPTED if self.interrupts else NOT_STARTED
             return one.state(state, problem=error.what)
-        with contextlib.suppress(OrchestratorError):  # what its head says at its own end
+        # Its head reports its own error in head.txt.
+        with contextlib.suppress(OrchestratorError):
             one.process.answer(lambda _: None)
         experiment, followed = Experiment(one.place), time.monotonic()
         try:
             while not (record := experiment.read_record()).over:
-                if experiment.followed:  # by an attach
+                # An attach follows the job.
+                if experiment.followed:
                     followed = time.monotonic()
                 elif time.monotonic() > followed + ALONE_SECONDS:
                     problem = f"no process follows it: orchestrator attach {experiment.name}"
@@ -224,7 +231,8 @@ class Sweep:
     ) -> MemberState:
         state, problem = record.state, record.verdict.message if record.verdict else ""
         if TIME_LIMIT in problem:
-            state, problem = "done", ""  # an end that was wanted
+            # The user set the time limit, so its end is a success.
+            state, problem = "done", ""
         elif state == "stopped" and self.interrupts:
             state, problem = INTERRUPTED, ""
         value, unknown = None, ""
@@ -306,7 +314,8 @@ class Terms:
     way: str = "args"
     jobs: int | None = None
     metric: str = ""
-    best: str = ""  # least or most
+    # "least" or "most".
+    best: str = ""
 
 
 def begin(base: LaunchArguments, terms: Terms, members: Sequence[Member] | None) -> int:
@@ -327,7 +336,8 @@ def begin(base: LaunchArguments, terms: Terms, members: Sequence[Member] | None)
     if members is None and terms.optuna is None:
         members = space.grid(terms.variables)
     options = {"name": "sweep", **DEFAULTS, **base.launch}
-    if options["claim"] == "none":  # such members hold nothing that a queue could wait for
+    # Such members claim nothing, so there is nothing to queue for.
+    if options["claim"] == "none":
         options["queue"] = False
         if terms.jobs is None:
             raise UsageError("--claim none goes with a number of members at once", "add --jobs N")
@@ -412,7 +422,8 @@ def launch_of(
         as_json=False,
         dry_run=False,
         program=() if engine else program,
-        overrides=(*base.overrides, *(program if engine else ())),  # of its config
+        # The words of the built-in engine's members are overrides of its config.
+        overrides=(*base.overrides, *(program if engine else ())),
         env=(*base.env, *env, f"ORCHESTRATOR_SWEEP={sweep}"),
         view=View(quiet=True),
         launch=launch,
@@ -429,7 +440,8 @@ def check(base: LaunchArguments, terms: Terms, member: Member) -> None:
             "give each member a job of its own there: sbatch --array",
         )
     for setting in request.env:
-        if setting.why == "--secret":  # it was asked for once, and is for all members
+        # The secret was read once, and is set for all members.
+        if setting.why == "--secret":
             os.environ[setting.name] = setting.value
 
 
