@@ -1,7 +1,7 @@
-"""Lets nodes hear from this head while it is busy elsewhere: a server leaves a head that is silent.
+"""Sends heartbeats to nodes while the head is busy: a server drops a head that stays silent.
 
-A head downloads packages, reads a tree, or serves a node whose line is slow; meanwhile it asks the
-other nodes nothing, for longer than their servers wait.
+The head may download packages, read a tree, or transfer files to a slow node. It then sends the
+other nodes no request for longer than their servers' timeout.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Beating(Protocol):
 
 
 class Beats:
-    """Has each open channel beat in turn, in a thread that the first one starts."""
+    """Sends heartbeats on each open channel, from one thread that the first channel starts."""
 
     def __init__(self) -> None:
         self.channels: weakref.WeakSet[Beating] = weakref.WeakSet()
@@ -27,7 +27,7 @@ class Beats:
         self.thread: threading.Thread | None = None
 
     def keep(self, channel: Beating) -> None:
-        """Let a channel beat until it is dropped, or no other thread has it any more."""
+        """Send heartbeats on a channel until it is dropped or garbage-collected."""
         with self.changing:
             self.channels.add(channel)
             if self.thread is None:
@@ -43,7 +43,8 @@ class Beats:
             time.sleep(HEAD_BEAT_SECONDS)
             with self.changing:
                 channels = list(self.channels)
-            while channels:  # One that was closed is not kept by this list.
+            # Popping drops the reference, so this list does not keep a closed channel alive.
+            while channels:
                 channels.pop().beat_if_quiet()
 
 

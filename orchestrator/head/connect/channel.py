@@ -1,4 +1,4 @@
-"""Opens the one channel to a node, ships the node's program through it, asks and receives."""
+"""Opens the one channel to a node, sends the node's program, and exchanges messages."""
 
 from __future__ import annotations
 
@@ -35,15 +35,20 @@ from orchestrator.protocol.version import OWN
 
 log = logging.getLogger(__name__)
 
-READ_BYTES = 1 << 20  # paramiko moves all that it keeps to the front after every read: read much
-STEP_BYTES = 1 << 18  # it copies what is left after every 32 KB: 1.7 of 7.6 s with larger pieces
+# Large reads: paramiko moves its whole buffer to the front after each read.
+READ_BYTES = 1 << 20
+# Paramiko copies the rest of a piece after every 32 KB: 1.7 of 7.6 s with larger pieces.
+STEP_BYTES = 1 << 18
 NOISE_LIMIT_BYTES = 1 << 20
-LONGEST_REASON = 4000  # characters, of whatever a node says
-ASKS = b"+"  # the installer's, in place of a greeting
-# What `head -n1` in an rc file reads at once is 8192 bytes: something of ours is left then, and our
-# Python sees that it is not the beginning. Without it, it would wait.
+# The limit, in characters, of an error text that a node sends.
+LONGEST_REASON = 4000
+# The installer sends this in place of a greeting, to request the library.
+ASKS = b"+"
+# `head -n1` in an rc file swallows 8192 bytes of our input at once. With a longer input a rest is
+# left, and our Python sees that its beginning is missing. Otherwise it would wait.
 MORE_THAN_A_BLOCK_BYTES = 8192 + 256
-LAST_WORDS_SECONDS = 2.0  # for what follows a refusal
+# The time to wait for the text that follows a refusal.
+LAST_WORDS_SECONDS = 2.0
 HANGS = "is its link cut? if one of its disks hangs, so does `df` there: try it over ssh"
 IN_A_CONTAINER = "a container reads no .bashrc: docker exec -i -e ORCHESTRATOR_HOME=/path NAME"
 
@@ -52,7 +57,7 @@ A = TypeVar("A", bound=Message)
 
 
 class Declined(NodeError):
-    """The node is there, and cannot do what was asked. `kind`: see protocol/requests/."""
+    """Raised if a node refuses a request. `kind`: see protocol/requests/."""
 
     def __init__(self, what: str, kind: str = "") -> None:
         super().__init__(what[:LONGEST_REASON])
@@ -60,11 +65,11 @@ class Declined(NodeError):
 
 
 class Silent(NodeError):
-    """Nothing came in time; what came before is kept, so one may wait again."""
+    """Raised if no data came in time; partial data is kept, so the caller may wait again."""
 
 
 class NotActive(NodeError):
-    """The node is there, and its environment cannot be activated."""
+    """Raised if the node answers but its environment cannot be activated."""
 
 
 def nonsense(error: Nonsense) -> NodeError:
@@ -72,9 +77,10 @@ def nonsense(error: Nonsense) -> NodeError:
 
 
 class NodeChannel:
-    """An open channel to one node's server. Requests are asked one at a time."""
+    """An open channel to one node's server, which answers requests in order."""
 
-    name = "a node"  # in the log
+    # The name that log lines show.
+    name = "a node"
 
     def __init__(self, connection: Connection, environment: Environment, timeout: float) -> None:
         self.connection = connection
@@ -83,14 +89,16 @@ class NodeChannel:
         self.rest = memoryview(b"")
         self.sending = threading.Lock()
         self.count, self.posted_at = 0, 0.0
-        self.pending: dict[int, Request[Any]] = {}  # number -> request that is not answered yet
+        # Unanswered requests by their number.
+        self.pending: dict[int, Request[Any]] = {}
         self.channel: Channel = connection.run(
             server_command.command(environment, self.nonce), timeout
         )
         ours = library()
         install = f"{installer()}\ninstall({ours.digest!r}, {ours.checksum}, {self.nonce!r})\n"
         install = install.ljust(MORE_THAN_A_BLOCK_BYTES, "\n")
-        with contextlib.suppress(NodeError):  # it left at once; begin() hears why
+        # The server exited at once; begin() reads the reason.
+        with contextlib.suppress(NodeError):
             self._send(server_command.preamble(environment) + server_command.sized(install))
 
     def begin(self, timeout: float) -> None:
@@ -119,7 +127,7 @@ class NodeChannel:
         beats.keep(self)
 
     def _marked(self, timeout: float) -> bytes:
-        """Wait for what follows the nonce, past whatever a banner or an rc file prints."""
+        """Return the bytes after the nonce; output of banners and rc files before it is skipped."""
         mark = f"\n{self.nonce}\n".encode()
         deadline = time.monotonic() + timeout
         noise = b""
@@ -137,15 +145,15 @@ class NodeChannel:
         return noise.partition(mark)[2]
 
     def ask(self, request: Request[A], timeout: float) -> A:
-        """Ask and wait for the answer; for as long as nobody streams."""
+        """Send a request and return its answer; not for use while the node streams data."""
         return self.wait_for(self.post(request), request, timeout)
 
     def wait_for(
         self, number: int, request: Request[A], timeout: float, since: float | None = None
     ) -> A:
-        """Wait for the answer to a request; answers to earlier ones are passed over.
+        """Wait for the answer to a request, and return it; answers to earlier requests are skipped.
 
-        The time counts from `since`, or from now.
+        The timeout counts from `since`, or from now.
         """
         deadline = (time.monotonic() if since is None else since) + timeout
         silence = f"it does not answer ({request.do}) within {timeout:.0f} s; {HANGS}"
@@ -165,7 +173,7 @@ class NodeChannel:
                     return result
 
     def post(self, request: Request[Any]) -> int:
-        """Send a request whose answer nobody waits for here; return its number."""
+        """Send a request without waiting for its answer; return its number."""
         with self.sending:
             return self._post(request)
 
@@ -180,22 +188,23 @@ class NodeChannel:
         return self.count
 
     def beat(self) -> None:
-        """Send a sign of life, whose answer is passed over; none where something is on its way."""
+        """Send a heartbeat, unless another thread is sending; its answer is skipped."""
         if self.sending.acquire(blocking=False):
             try:
                 self._post(Beat())
-            except NodeError:  # whoever needs the node hears that
+            except NodeError:
+                # The next request to the node reports the loss.
                 beats.drop(self)
             finally:
                 self.sending.release()
 
     def beat_if_quiet(self) -> None:
-        """Do so, unless the node has heard something not long ago."""
+        """Send a heartbeat if no request was sent within HEAD_BEAT_SECONDS."""
         if time.monotonic() - self.posted_at > HEAD_BEAT_SECONDS:
             self.beat()
 
     def answer_of(self, answer: Answered) -> tuple[Request[Any], Message]:
-        """Return the request that this answers, and the answer."""
+        """Return the request that an answer belongs to, and the decoded answer."""
         request = self.pending.pop(answer.id, None)
         if request is None:
             raise nonsense(Nonsense(f"an answer to request {answer.id}, which was not asked"))
@@ -207,12 +216,12 @@ class NodeChannel:
             raise nonsense(error) from error
 
     def refused(self, answer: Refused) -> Request[Any] | None:
-        """Return the request that this refuses, which is not pending any more."""
+        """Remove the refused request from the pending ones, and return it."""
         log.debug("%s: refuses request %d: %s", self.name, answer.id, answer.error)
         return self.pending.pop(answer.id, None)
 
     def put(self, data: bytes, timeout: float) -> None:
-        """Send bytes that the next request is about."""
+        """Send the data that the next request refers to."""
         self.channel.settimeout(timeout)
         for at in range(0, len(data), STEP_BYTES):
             piece = data[at : at + STEP_BYTES]
@@ -223,7 +232,7 @@ class NodeChannel:
             self._send(frame)
 
     def message(self, deadline: float, silence: str) -> Incoming | None:
-        """Read a frame: what it says, or None for one of a stream."""
+        """Read a frame and return its message, or None for a frame of a stream."""
         kind, size = self.header(deadline, silence)
         data = self.exactly(size, deadline, silence)
         return read_message(data) if kind == JSON else None
@@ -246,7 +255,7 @@ class NodeChannel:
         return b"".join(parts)
 
     def some(self, limit: int, deadline: float, silence: str) -> memoryview:
-        """Return what is there, up to a limit; NodeError when the channel ends or stays silent."""
+        """Return the next bytes, at most `limit`; raise NodeError at the end or the deadline."""
         if not self.rest:
             self.rest = memoryview(self._receive(deadline - time.monotonic(), silence))
             if not self.rest:
@@ -264,13 +273,13 @@ class NodeChannel:
             raise NodeError(f"the connection broke ({error})") from error
 
     def _errors(self) -> str:
-        """Return what the other side last said on standard error."""
+        """Return the last 500 characters of the node's standard error, or ""."""
         if not self.channel.recv_stderr_ready():
             return ""
         return self.channel.recv_stderr(1 << 16).decode(errors="replace").strip()[-500:]
 
     def _refusal(self, text: bytes) -> NodeError:
-        """Read to the end why there is no server, and what to do about it."""
+        """Read the rest of the message that says why no server started; return it as an error."""
         with contextlib.suppress(NodeError):
             deadline = time.monotonic() + LAST_WORDS_SECONDS
             while data := self._receive(deadline - time.monotonic(), ""):

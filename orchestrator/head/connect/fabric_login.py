@@ -1,6 +1,6 @@
 """Logs in by fabric and paramiko, as they are shipped; each error says what to do.
 
-What is ours is the order of keys, new hosts in known_hosts, and the words of errors.
+This module adds the order of keys, the check of known_hosts, and the text of errors.
 """
 
 from __future__ import annotations
@@ -45,18 +45,23 @@ log = logging.getLogger(__name__)
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 KEEPALIVE_SECONDS = 15
-AGENT_SECONDS = 5.0  # for an agent to list its keys
-WAKE_SECONDS = 5.0  # between two looks of an idle connection's thread
-NEARLY_SECONDS = 0.2  # An error so near to the deadline is that of the deadline.
-LINK_SECONDS = 60.0  # without progress after which a link is cut
+# The time limit for the agent's list of keys.
+AGENT_SECONDS = 5.0
+# The interval at which the thread of an idle connection wakes up.
+WAKE_SECONDS = 5.0
+# An error within this time of the deadline counts as a timeout.
+NEARLY_SECONDS = 0.2
+# A link is closed after this time without acknowledgements.
+LINK_SECONDS = 60.0
 WINDOW_BYTES = 1 << 21
 LONGEST_BANNER = 300
 FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
-PROHIBITED = 1  # the code of a channel that the server's configuration forbids
+# OPEN_ADMINISTRATIVELY_PROHIBITED: the server's configuration forbids the channel.
+PROHIBITED = 1
 
 
 class FabricChannel:
-    """A channel of paramiko's whose failures are all OSErrors, as a socket's are."""
+    """A paramiko channel that raises only OSErrors, as a socket does."""
 
     def __init__(self, channel: paramiko.Channel) -> None:
         self.channel = channel
@@ -86,7 +91,7 @@ def broken_link() -> Iterator[None]:
 
 
 class FabricConnection:
-    """An open connection of fabric's to one machine."""
+    """An open fabric connection to one machine."""
 
     def __init__(
         self, connection: fabric.Connection, chosen: Way, through: FabricConnection | None
@@ -94,19 +99,22 @@ class FabricConnection:
         self.fabric = connection
         self.transport: paramiko.Transport = connection.transport
         self.way = chosen
-        self.through = through  # the jump host's, which must not be closed before this one
+        # The connection to the jump host, which must not be closed before this one.
+        self.through = through
         self.transport.set_keepalive(KEEPALIVE_SECONDS)
         sock = self.transport.sock
-        sock.settimeout(WAKE_SECONDS)  # paramiko's own is 0.1 s
+        # Paramiko's default of 0.1 s would wake the thread far more often.
+        sock.settimeout(WAKE_SECONDS)
         self.address = ""
-        if isinstance(sock, socket.socket):  # else a channel of the jump host's connection
+        # Behind a jump host, `sock` is a channel of its connection.
+        if isinstance(sock, socket.socket):
             self.address = str(sock.getpeername()[0])
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             notice_loss(self, LINK_SECONDS)
 
     def run(self, command: str, timeout: float) -> Channel:
-        """Start a command; the caller reads and writes the channel."""
+        """Start a command and return its channel, which the caller reads and writes."""
         try:
             with in_protocol():
                 channel = self.transport.open_session(window_size=WINDOW_BYTES, timeout=timeout)
@@ -124,19 +132,20 @@ class FabricConnection:
         return self.transport.is_active()
 
     def close(self) -> None:
-        """Close it without waiting for its thread, which may sleep for seconds."""
+        """Close the connection without waiting for its thread, which may sleep for seconds."""
         sock = self.transport.sock
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
             if isinstance(sock, socket.socket):
                 sock.shutdown(socket.SHUT_RDWR)
             else:
-                sock.close()  # a channel of the jump host's connection
+                # This is a channel of the jump host's connection.
+                sock.close()
         self.transport.close()
 
 
 @contextlib.contextmanager
 def in_protocol() -> Iterator[None]:
-    """Turn whatever paramiko stumbles over into an error of the node that sent it."""
+    """Raise a NodeError for any unexpected exception of paramiko: the node sent invalid data."""
     try:
         yield
     except (paramiko.SSHException, EOFError, OSError, OrchestratorError):
@@ -149,7 +158,7 @@ def in_protocol() -> Iterator[None]:
 
 
 def no_way_on(destination: Destination, error: Exception) -> NodeError:
-    """Say why a jump host leads no further, and what to change there."""
+    """Return the error for a jump host that cannot reach the destination, with a fix."""
     jump, where = destination.jump.rpartition(",")[2], f"{destination.host}:{destination.port}"
     reason = str(error)
     if isinstance(error, paramiko.ChannelException):
@@ -170,7 +179,7 @@ def no_way_on(destination: Destination, error: Exception) -> NodeError:
 
 
 def prepared(destination: Destination, gateway: fabric.Connection | bool) -> fabric.Connection:
-    """Return a connection of fabric's that logs in as ssh_config says, and is not open yet."""
+    """Return an unopened fabric connection with the login of ssh_config and the known keys."""
     lines = known_hosts.lines_about(destination)
     if not lines:
         raise NodeError(
@@ -181,7 +190,7 @@ def prepared(destination: Destination, gateway: fabric.Connection | bool) -> fab
         destination.host,
         user=destination.user,
         port=destination.port,
-        # One for each connection, which writes into it; ssh_config was read by `ssh -G`.
+        # Each connection writes into its own Config; ssh_config was read by `ssh -G`.
         config=fabric.Config(overrides={"load_ssh_configs": False}, lazy=True),
         gateway=gateway,
         connect_kwargs={
@@ -200,7 +209,7 @@ def prepared(destination: Destination, gateway: fabric.Connection | bool) -> fab
 
 
 def new_transport(known: Sequence[str], sock: socket.socket, **options: Any) -> paramiko.Transport:
-    """Make a transport that offers the known kinds of host key and the fast ciphers first."""
+    """Return a paramiko Transport that prefers the known kinds of host key and fast ciphers."""
     transport = paramiko.Transport(sock, **options)
     security = transport.get_security_options()
     ciphers, kinds = security.ciphers, security.key_types
@@ -236,7 +245,7 @@ def log_in(
 def explained(
     error: BaseException, connection: fabric.Connection, destination: Destination, deadline: float
 ) -> BaseException:
-    """Return the error that says what happened, and what to do about it."""
+    """Return the error to raise for a failed login: a known cause with a fix, else `error`."""
     match error:
         case paramiko.BadHostKeyException():
             return NeedsSsh("its host key is not the one in known_hosts")
@@ -256,7 +265,8 @@ def explained(
             )
         case paramiko.ssh_exception.NoValidConnectionsError():
             return unreachable(destination, next(iter(error.errors.values())))
-        case OSError() if connection.client.get_transport() is None:  # before any word of SSH
+        # The SSH handshake had not begun.
+        case OSError() if connection.client.get_transport() is None:
             return unreachable(destination, error)
         case paramiko.SSHException() | EOFError() | OSError():
             if time.monotonic() < deadline - NEARLY_SECONDS:
@@ -293,12 +303,13 @@ def wants_more(destination: Destination, more: Sequence[str]) -> NodeError:
 
 
 class SshKeys(AuthStrategy):
-    """The keys of ssh_config and of the agent, in the order of ssh: those of the config first."""
+    """The keys of ssh_config and of the agent, in the order of ssh: the config's first."""
 
     def __init__(self, destination: Destination) -> None:
         super().__init__(ssh_config=paramiko.SSHConfig())
         self.destination = destination
-        self.unusable: list[tuple[str, str]] = []  # what a key lacks, and what to type
+        # (reason, fix) of each key that cannot be used.
+        self.unusable: list[tuple[str, str]] = []
 
     def get_sources(self) -> Iterator[AuthSource]:
         there, offered = self.destination, set[bytes]()
@@ -346,7 +357,10 @@ def agent_answers() -> bool:
 
 
 def public_blob(path: Path) -> bytes:
-    """Return the public half of an IdentityFile, which may be all of it that is here."""
+    """Return the public key of an IdentityFile, or b"" without one.
+
+    The private key may be in the agent alone.
+    """
     path = path if path.suffix == ".pub" else path.with_name(path.name + ".pub")
     try:
         return paramiko.pkey.PublicBlob.from_file(str(path)).key_blob
@@ -356,9 +370,10 @@ def public_blob(path: Path) -> bytes:
 
 @functools.cache
 def load_key(path: Path) -> paramiko.PKey | tuple[str, str] | None:
-    """Return the key in a file, why it cannot be used and what to type, or None without a file."""
+    """Return the key in a file, a (reason, fix) if it is unusable, or None without a file."""
     try:
-        if path.suffix == ".pub" or not path.is_file():  # An agent may have the other half.
+        # The agent may have the private key.
+        if path.suffix == ".pub" or not path.is_file():
             return None
         status = path.stat()
         if status.st_uid == os.getuid() and status.st_mode & 0o077:
@@ -368,7 +383,8 @@ def load_key(path: Path) -> paramiko.PKey | tuple[str, str] | None:
         return paramiko.PKey.from_path(path)
     except PermissionError:
         return f"{path} cannot be read", ""
-    except (paramiko.PasswordRequiredException, TypeError):  # what cryptography raises for one
+    except (paramiko.PasswordRequiredException, TypeError):
+        # The cryptography package raises TypeError for a key with a passphrase.
         agent = "" if os.environ.get("SSH_AUTH_SOCK") else 'eval "$(ssh-agent -s)"; '
         return f"{path} needs a passphrase", f"{agent}ssh-add {shlex.quote(str(path))}"
     except Exception as error:  # noqa: BLE001  each format has errors of its own
@@ -388,7 +404,7 @@ def refused(
     results: Sequence[Any],
     deadline: float,
 ) -> Exception:
-    """Return the error for a login that failed, by what became of each key."""
+    """Return the error for a failed login, from the result of each key."""
     transport, keys = connection.client.get_transport(), connection.connect_kwargs["auth_strategy"]
     said = " ".join((transport.get_banner() or b"").decode(errors="replace").split())
     if time.monotonic() >= deadline - NEARLY_SECONDS:
@@ -408,7 +424,8 @@ def refused(
     ]
     if results and not tried:
         source, problem = results[0]
-        if isinstance(source, InMemoryPrivateKey):  # An agent that refuses ends the connection.
+        # The server closes the connection if the agent refuses to sign.
+        if isinstance(source, InMemoryPrivateKey):
             return NeedsSsh(f"it hung up on the key {label_of(source)} ({problem})")
         return Dropped(str(problem) or "end of file")
     return denied(destination, tried, len(results), keys.unusable)
@@ -420,7 +437,10 @@ def denied(
     count: int,
     unusable: Sequence[tuple[str, str]],
 ) -> NodeError:
-    """Return why none of so many keys opened it, and what does."""
+    """Return the error for a login that no key was accepted for, with a fix.
+
+    `count` is the number of keys to offer; the server may hang up before all were `tried`.
+    """
     fix = f"ssh-copy-id -p {destination.port} {destination.user}@{destination.host}"
     notes = [f"{why}: {remedy}" if remedy else why for why, remedy in unusable]
     if not tried and not notes:
@@ -440,4 +460,4 @@ def denied(
 
 
 class NoKeyAtAll(NeedsSsh, NoKey):
-    """This machine has no key; ssh may still get in by Kerberos, or a server that asks nothing."""
+    """Raised if this machine has no key; ssh may still log in by Kerberos or without a key."""

@@ -1,4 +1,4 @@
-"""Ask all nodes, or do the same work for all at once; name every failure in one table."""
+"""Sends requests to all nodes, or runs work for all at once; reports failures in one table."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
 SPARE = 16
 MOST_FILES = 1 << 16
-A_CONNECTION = 2  # open files: one, and one more while it is made
-THREADS = 3  # for each node: its connection's, its follower's, and one that asks
+# Open files for each connection: one, and one more while it is opened.
+A_CONNECTION = 2
+# Threads for each node: of its connection, its follower, and its requests.
+THREADS = 3
 MORE_FILES = "allow more: ulimit -n 65536, or by its hard limit in /etc/security/limits.conf"
 MORE_THREADS = (
     "allow more: ulimit -u unlimited, TasksMax= of its unit, --pids-limit of its container; or, for"
@@ -32,23 +34,24 @@ MORE_THREADS = (
 
 
 def need_room(files: int, what: str) -> None:
-    """Raise an error where this process may not open so many more files.
+    """Raise UsageError if this process cannot open `files` more files.
 
-    The limit is raised as far as this login may; most systems begin with 1,024.
+    The soft limit is raised to the hard limit first; most systems begin with 1,024.
     """
     now, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_FILES if hard == resource.RLIM_INFINITY else max(now, min(hard, MOST_FILES))
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     try:
         has_open = sum(1 for _ in os.scandir("/dev/fd"))
-    except OSError:  # Not even this directory can be opened.
+    except OSError:
+        # The limit is reached: this directory cannot be opened either.
         has_open = most
     if most - has_open < SPARE + files:
         raise UsageError(f"{what}: {most} files are all that this process may open", MORE_FILES)
 
 
 def need_room_for(nodes: Sequence[object]) -> None:
-    """Raise an error where this process may not reach all these nodes at once."""
+    """Raise UsageError if the limits on files and threads are too low for all these nodes."""
     what = f"{len(nodes)} nodes cannot be connected to at once"
     need_room(A_CONNECTION * len(nodes), what)
     most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
@@ -63,14 +66,14 @@ A = TypeVar("A", bound="Message")
 
 
 class Answering(Protocol):
-    """A node that was reached."""
+    """A node with an open channel."""
 
     @property
     def channel(self) -> NodeChannel: ...
 
 
 def everywhere(items: Sequence[T], work: Callable[[T], R]) -> list[R | OrchestratorError]:
-    """Do work(item) for all items at once; return each one's result or its error, in order."""
+    """Run work(item) for all items in parallel; return each result or error, in order."""
     results: list[R | OrchestratorError | None] = [None] * len(items)
     crashes: list[BaseException] = []
 
@@ -86,14 +89,15 @@ def everywhere(items: Sequence[T], work: Callable[[T], R]) -> list[R | Orchestra
 
     begun = [start(partial(run, index, item)) for index, item in enumerate(items)]
     for thread in begun:
-        thread.join()  # Ctrl-C leaves at once, and with the process the connections close
+        # Ctrl-C leaves at once; the connections close with the process.
+        thread.join()
     if crashes:
         raise crashes[0]
     return cast("list[R | OrchestratorError]", results)
 
 
 def start(work: Callable[[], object]) -> threading.Thread:
-    """Begin work for a node in a thread of its own, which ends with the process."""
+    """Start work in a daemon thread."""
     thread = threading.Thread(target=work, daemon=True)
     try:
         thread.start()
@@ -105,17 +109,17 @@ def start(work: Callable[[], object]) -> threading.Thread:
 def ask(
     reached: Sequence[Answering], requests: Sequence[Request[A]], timeout: float
 ) -> list[A | OrchestratorError]:
-    """Ask each node its own request; return its answer or its error, in order."""
+    """Send each node its own request; return each answer or error, in order."""
     return ask_channels([node.channel for node in reached], requests, timeout)
 
 
 def ask_channels(
     channels: Sequence[NodeChannel], requests: Sequence[Request[A]], timeout: float
 ) -> list[A | OrchestratorError]:
-    """Do so over open channels.
+    """Send each channel its own request; return each answer or error, in order.
 
-    All questions are out before the first answer is waited for: the nodes answer at once, and
-    whoever asks thousands needs no task for each.
+    All requests are sent before the first answer is awaited. The nodes answer in parallel, and
+    thousands of nodes need no thread each.
     """
     pairs = list(zip(channels, requests, strict=True))
     numbers = [attempt(partial(channel.post, request)) for channel, request in pairs]
@@ -129,7 +133,7 @@ def ask_channels(
 
 
 def attempt(work: Callable[[], R]) -> R | OrchestratorError:
-    """Return what it returns, or the error that it raises."""
+    """Return the result of work(), or the OrchestratorError that it raises."""
     try:
         return work()
     except OrchestratorError as error:
@@ -139,6 +143,6 @@ def attempt(work: Callable[[], R]) -> R | OrchestratorError:
 def ask_all(
     reached: Sequence[Reached], requests: Sequence[Request[A]], timeout: float, then: str
 ) -> list[A]:
-    """Ask each node its own request; one error names every node that failed."""
+    """Send each node its own request; return the answers, or raise one error for all failures."""
     answers = ask(reached, requests, timeout)
     return failures.all_or_table([node.node for node in reached], answers, then)

@@ -1,7 +1,7 @@
-"""Reads which host keys are known; paramiko compares them with what a host shows.
+"""Reads the known_hosts files; paramiko compares their keys with the key that a host presents.
 
-Lines that it cannot read as OpenSSH does, with markers or patterns, send a host to the ssh program
-(see way.py), as does a host without a line. Only ssh writes into the files.
+Paramiko does not support markers and patterns as OpenSSH does. A host with such a line, or with
+no line, is reached by the ssh program (see way.py). Only ssh writes into the files.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ class KnownLine:
     names: str
     kind: str
     blob: bytes
-    marker: str  # @revoked, @cert-authority or nothing
-    where: str  # file:line
+    # "@revoked", "@cert-authority" or "".
+    marker: str
+    # The place of the line, as file:line.
+    where: str
 
     @property
     def needs_ssh(self) -> str:
-        """Return what in the line only OpenSSH can judge; nothing for a plain line."""
+        """Return the feature of the line that only OpenSSH supports; "" for a plain line."""
         return self.marker or ("a pattern" if set(self.names) & set("*?!") else "")
 
     def is_about(self, name: str) -> bool:
-        """Return True if the line may be about a host."""
+        """Return True if the line may apply to a host."""
         if self.names.startswith("|"):
             return _is_hash_of(self.names, name.encode())
         names = self.names.lower().split(",")
@@ -43,7 +45,7 @@ class KnownLine:
 
 
 class KnownFile:
-    """The lines of a file: those of plain names by name, and the others in order."""
+    """The lines of a known_hosts file: plain names indexed by name, other lines in order."""
 
     def __init__(self, text: str, path: Path) -> None:
         self.by_name: dict[str, list[KnownLine]] = {}
@@ -80,7 +82,7 @@ def _is_hash_of(names: str, host: bytes) -> bool:
 
 
 def lines_about(destination: Destination) -> list[KnownLine]:
-    """Return every line that may be about this host, the user's files first."""
+    """Return every known_hosts line that may apply to this host, the user's files first."""
     files = destination.user_known_hosts + destination.global_known_hosts
     return [line for path in files for line in _read(path).about(destination.listed_name)]
 
@@ -89,7 +91,7 @@ _files: dict[Path, tuple[tuple[int, int], KnownFile]] = {}
 
 
 def _read(path: Path) -> KnownFile:
-    """Return the lines of a file, which is read once in each state of it."""
+    """Return the lines of a file; it is read again only if its size or mtime has changed."""
     with CHANGING:
         try:
             status = path.stat()

@@ -1,7 +1,7 @@
-"""Reaches a node by the user's own ssh program, for all that only OpenSSH can do.
+"""Reaches a node by the user's own ssh program, for features that only OpenSSH has.
 
-It asks the user nothing. For a session it goes by a connection that the user has open
-(ControlMaster), or logs in by what its configuration has. Every session is a process.
+It never prompts the user. A session uses a connection that the user has open (ControlMaster), or
+logs in as ssh_config says. Every session is a process.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ from orchestrator.head.connect.way import Way
 
 OPTIONS = (
     *("BatchMode=yes", "LogLevel=INFO", "ServerAliveInterval=15"),
-    # What a config has for terminals; and no session of ours is to be the way of others.
+    # Options for terminals are turned off, and a session of ours does not become a master.
     *("RemoteCommand=none", "PermitLocalCommand=no", "ClearAllForwardings=yes", "ControlMaster=no"),
 )
-FAILED = 255  # ssh's own exit code
-LONGEST = 4000  # of what it says before the command begins; a tenth of that is shown
-ENDS_SECONDS = 2.0  # after it has closed its output
+# The exit code of ssh's own failures.
+FAILED = 255
+# The limit of ssh's output before the command begins; a tenth of that is shown.
+LONGEST = 4000
+# The time that ssh gets to exit after it has closed its output.
+ENDS_SECONDS = 2.0
 CONTROL_PATH = "write `ControlPath ~/.ssh/cm-%C` at the top of ~/.ssh/config, then "
-# What ssh says, and what it means. It has one exit code for all of these.
+# (pattern of ssh's output, meaning, fix). ssh has one exit code for all of these.
 MEANINGS = (
     ("Session open refused by peer",
      "your ssh, which is logged in there, may open no further session",
@@ -56,16 +59,17 @@ MEANINGS = (
     ("timed out|timeout", "it does not answer", "is it up? does a firewall drop the packets?"),
     ("Could not resolve hostname", "its name cannot be resolved", "check its spelling"),
 )  # fmt: skip
-# Lines of its warnings that say nothing about this host.
+# Lines of ssh's warnings without information about this host.
 NOISE = re.compile(
     "@|Warning: Permanently|Host key verification failed|IT IS POSSIBLE|Someone could|It is also"
 )
 
 
 class SshProcess(ProcessConnection):
-    """A node that the ssh program reaches; `error` is why fabric does not."""
+    """A connection by the ssh program; `error` is the reason why fabric failed, if it did."""
 
-    shell = ()  # sshd starts the login's
+    # sshd starts the login shell.
+    shell = ()
 
     def __init__(
         self,
@@ -92,7 +96,7 @@ class SshProcess(ProcessConnection):
         return all(channel.code != FAILED for channel in self.open)
 
     def refusal(self, complaints: str) -> NodeError:
-        """Return why ssh did not get there; where ssh says only no, why fabric did not."""
+        """Return the error for a failed ssh; without a known cause it is fabric's error."""
         lines = [line.strip() for line in complaints.splitlines() if not NOISE.match(line)]
         said = "; ".join(lines[-3:])[-LONGEST // 10 :] or f"exit code {FAILED}"
         fix = f"try: {self.by_hand}"
@@ -120,13 +124,15 @@ class SshSession(ProcessChannel):
         self.connection = connection
         self.heard = False
         self.complaints = b""
-        self.reading = threading.Lock()  # so that a piece is among the complaints once it is read
+        # A piece that is read is appended to `complaints` under the same lock.
+        self.reading = threading.Lock()
 
     def recv(self, nbytes: int, /) -> bytes:
         data = super().recv(nbytes)
         if not data and not self.heard and self.has_failed():
             with contextlib.suppress(OSError):
-                self.stderr.shutdown(socket.SHUT_RD)  # What has come stays to be read.
+                # Received data can still be read.
+                self.stderr.shutdown(socket.SHUT_RD)
                 while self.recv_stderr(1 << 16):
                     pass
             raise self.connection.refusal(self.complaints.decode(errors="replace"))
@@ -134,13 +140,14 @@ class SshSession(ProcessChannel):
         return data
 
     def recv_stderr(self, nbytes: int, /) -> bytes:
-        with self.reading:  # Another thread may be the reader.
+        # Another thread may be reading.
+        with self.reading:
             data = super().recv_stderr(nbytes)
             self.complaints = (self.complaints + data)[-LONGEST:] if not self.heard else b""
         return data
 
     def has_failed(self) -> bool:
-        """Wait a moment for its end: a program there may close its output and go on."""
+        """Return True if ssh itself failed; a remote program may close its output and go on."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self.process.wait(ENDS_SECONDS) == FAILED
         return False
@@ -159,9 +166,13 @@ def reach(
     strict: bool,
     error: NodeError | None = None,
 ) -> SshProcess:
-    """Return a node whose sessions are ssh's; each logs in, or goes by the user's own master."""
+    """Return a connection whose sessions are ssh processes; nothing is started yet.
+
+    Each session logs in, or uses the user's own ControlMaster.
+    """
     checking = "accept-new" if destination.checking == "ask" else destination.checking
-    limit = max(1, int(0.8 * timeout))  # So that it says why before we give up.
+    # ssh must report its reason before our own timeout.
+    limit = max(1, int(0.8 * timeout))
     options = (*OPTIONS, f"StrictHostKeyChecking={'yes' if strict else checking}")
     path = destination.control_path.replace("%", "%%")
     config = ("-F", str(file)) if file else ()
@@ -174,14 +185,14 @@ def reach(
 
 
 def open_by_hand(destination: Destination) -> str:
-    """Say how the user's own ssh opens a connection, by which ours then goes."""
+    """Return the hint to open a ControlMaster connection by hand, which sessions then use."""
     where = "" if destination.control_path else CONTROL_PATH
     there = f"-p {destination.port} {destination.user}@{destination.name or destination.host}"
     return f"{where}log in by hand once, and all commands go by that: ssh -fNM {there}"
 
 
 def address_of(destination: Destination) -> str:
-    """Return a destination that is an address; what a name leads to is known to ssh alone."""
+    """Return the destination's IP address, or "" for a name, which only ssh resolves."""
     through = destination.jump or "proxycommand" in destination.settings
     is_address = re.fullmatch(r"[0-9.]+|[0-9a-fA-F:.]*:.*", destination.host)
     return destination.host if is_address and not through else ""

@@ -1,4 +1,4 @@
-"""Reach one node: connect, start our server at its other end, and ask for its facts."""
+"""Reaches one node: connects, starts the node server there, and probes its facts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Reached:
     node: Node
     facts: Facts
     channel: NodeChannel
-    # When the connection began and each step was done: begin, connect, server, probe
+    # Unix times: "begin", and the end of each step ("connect", "server", "probe").
     times: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -43,9 +43,9 @@ class Reached:
 
 
 def open_channel(connection: Connection, node: Login, timeout: float) -> NodeChannel:
-    """Start our server at the other end of a connection, and wait until it greets.
+    """Start the node server over a connection, and wait for its greeting.
 
-    Where that fails the connection is closed: who tries again and again would fill the node.
+    On failure the connection is closed: repeated attempts would otherwise fill the node.
     """
     try:
         environment = Environment(node.python, chosen(node.activate), chosen(node.wrap))
@@ -59,16 +59,16 @@ def open_channel(connection: Connection, node: Login, timeout: float) -> NodeCha
 
 
 def serving(ssh: Transport, node: Login) -> NodeChannel:
-    """Connect to a node, over a connection of its own, and start our server there."""
+    """Open a new connection to a node, and start the node server there."""
     log.debug("%s: connecting", node.host)
     return open_channel(ssh.connect(node), node, ssh.timeout)
 
 
 def attending(ssh: Transport, node: Login) -> NodeChannel:
-    """Do so for what starts nothing there: to look after jobs, to end them, to fetch files.
+    """Open a channel for commands that start no ranks (status, stop, fetch).
 
-    That must not hang on an environment that was removed or renamed meanwhile, or that waits for a
-    disk: where it cannot be activated, our server does without.
+    Such commands must not fail because the node's environment was removed, renamed, or is on a disk
+    that hangs. If it cannot be activated, the node server starts without it.
     """
     try:
         return serving(ssh, node)
@@ -81,7 +81,7 @@ def attending(ssh: Transport, node: Login) -> NodeChannel:
 
 @contextmanager
 def for_now(ssh: Transport, node: Login) -> Iterator[NodeChannel]:
-    """Have our server on a node, to look after something, and close the connection in the end."""
+    """Open a channel as attending() does, and close its connection at the end of the block."""
     channel = attending(ssh, node)
     try:
         yield channel
@@ -91,7 +91,7 @@ def for_now(ssh: Transport, node: Login) -> Iterator[NodeChannel]:
 
 @contextmanager
 def kept_if_well(channel: NodeChannel) -> Iterator[None]:
-    """Close the connection only where what is asked of it first fails."""
+    """Close the channel's connection if the block fails; leave it open otherwise."""
     try:
         yield
     except BaseException:
@@ -100,13 +100,13 @@ def kept_if_well(channel: NodeChannel) -> Iterator[None]:
 
 
 def ask_once(ssh: Transport, node: Login, request: Request[A], timeout: float) -> A:
-    """Ask a node one thing, over a connection of its own."""
+    """Send one request to a node over a new connection, and return the answer."""
     with for_now(ssh, node) as channel:
         return channel.ask(request, timeout)
 
 
 def reach(ssh: Transport, node: Node, request: Probe) -> Reached:
-    """Connect to a node, start the server there and ask for its facts, in one go."""
+    """Connect to a node, start the server there and return it with its facts."""
     begun = time.time()
     log.debug("%s: connecting", node.host)
     connection = ssh.connect(node)

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Logins at a time. Each takes milliseconds of a processor, so more at once only make all of them
-# late; the time limit of each begins with its turn.
+# Concurrent logins. Each takes milliseconds of CPU time, so more at once only delay all of them.
+# The time limit of each begins when it gets the semaphore.
 LOGINS = threading.BoundedSemaphore(64)
 
 
 class SshTransport:
-    """Opens connections the way the user's ssh would."""
+    """Opens connections as the user's own ssh would."""
 
     def __init__(self, config: SshConfig, *, timeout: float = 10.0, strict: bool = False) -> None:
         self.config = config
@@ -46,7 +46,7 @@ class SshTransport:
         self._changing = threading.Lock()
 
     def way_to(self, destination: Destination, hops: int = 0) -> Way:
-        """Return how a machine is reached, with the jump hosts before it."""
+        """Return the Way to a machine; it is by ssh if a jump host before it needs ssh."""
         settings = destination.settings
         here = Here(
             has_ssh=shutil.which("ssh") is not None,
@@ -100,7 +100,7 @@ class SshTransport:
         chosen: Way,
         behind: tuple[Destination, ...] = (),
     ) -> FabricConnection:
-        """Connect, with more tries; `behind` are the machines to which this is the way.
+        """Connect by fabric with retries; `behind` are the machines for which this is a jump host.
 
         sshd drops connections at random while many others log in (MaxStartups).
         """
@@ -114,7 +114,8 @@ class SshTransport:
                 dropped = error
             except NodeError:
                 if dropped is None or time.monotonic() < deadline - pause:
-                    raise  # else it is the last of many tries, which had no time left
+                    # Otherwise it is the last of many retries, which had no time left.
+                    raise
             if time.monotonic() + pause >= deadline:
                 raise NodeError(
                     f"it closes every connection before the login ({dropped})",
@@ -130,7 +131,8 @@ class SshTransport:
         chosen: Way,
         behind: tuple[Destination, ...],
     ) -> FabricConnection:
-        from orchestrator.head.connect import fabric_login  # It takes 0.2 s.
+        # The import takes 0.2 s.
+        from orchestrator.head.connect import fabric_login
 
         through = self._gateway(destination, deadline, behind) if destination.jump else None
         asked = time.monotonic()
@@ -141,7 +143,7 @@ class SshTransport:
     def _gateway(
         self, destination: Destination, deadline: float, behind: tuple[Destination, ...]
     ) -> FabricConnection:
-        """Return the connection to a jump host, made by the first node that needs it."""
+        """Return the connection to a jump host, opened by the first thread that needs it."""
         hop = self.config.last_hop(destination.jump)
         if hop in (destination, *behind):
             raise loop(destination.jump)
@@ -171,6 +173,6 @@ class SshTransport:
 
 
 def certificate_of(destination: Destination) -> str:
-    """Return a certificate that lies beside one of the user's keys, or nothing."""
+    """Return the path of a certificate beside one of the user's keys, or ""."""
     names = (f"{str(path).removesuffix('.pub')}-cert.pub" for path in destination.keys)
     return next(filter(os.path.isfile, names), "")

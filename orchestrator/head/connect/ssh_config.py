@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from orchestrator.head.nodes.node_list import Node
     from orchestrator.records.experiment import NodeRecord
 
-    # What says how a node is reached.
+    # A record with the host, user and port of a node.
     Login: TypeAlias = Node | NodeRecord
 else:
     Login = object
@@ -41,18 +41,23 @@ Settings = Mapping[str, tuple[str, ...]]
 class Destination:
     """The address and options of one machine, with every default filled in."""
 
-    host: str  # the name or address to connect to
+    # The name or address to connect to.
+    host: str
     user: str
     port: int
     keys: tuple[Path, ...]
-    alias: str = ""  # HostKeyAlias: the name of its host key, without a port
+    # HostKeyAlias: the name under which known_hosts has the host key, without a port.
+    alias: str = ""
     only_these_keys: bool = False
     jump: str = ""
-    checking: str = "ask"  # StrictHostKeyChecking
+    # The value of StrictHostKeyChecking.
+    checking: str = "ask"
     user_known_hosts: tuple[Path, ...] = ()
     global_known_hosts: tuple[Path, ...] = ()
-    name: str = field(default="", compare=False)  # as it is written in the node list
-    control_path: str = ""  # the socket of the user's own ssh
+    # The name as the node list has it.
+    name: str = field(default="", compare=False)
+    # The ControlMaster socket of the user's own ssh.
+    control_path: str = ""
     settings: Settings = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -66,7 +71,8 @@ class Destination:
     def is_open(self) -> bool:
         """Return True if the user's own ssh holds a connection to it (ControlMaster).
 
-        The socket must be the user's: others may listen in /tmp, and would be given what a job is.
+        The socket must belong to the user or root: another user may listen in /tmp, and would
+        receive the job.
         """
         if not self.control_path:
             return False
@@ -75,24 +81,26 @@ class Destination:
                 if os.lstat(self.control_path).st_uid not in (0, os.geteuid()):
                     return False
                 sock.connect(self.control_path)
-            except OSError:  # no process listens, or the path is too long for ssh as well
+            except OSError:
+                # No process listens, or the path is too long for ssh as well.
                 return False
         return True
 
 
 @dataclass(frozen=True)
 class SshConfig:
-    """The config file that is used: the one of --ssh-config, or the user's and the system's."""
+    """The file of --ssh-config or, where `file` is None, the user's and the system's ssh_config."""
 
     file: Path | None = None
 
     def destination(
         self, host: str, user: str | None = None, port: int | None = None, jump: str = ""
     ) -> Destination:
-        """Return how a host is reached; `jump` is a ProxyJump that wins over that of the file."""
+        """Return the Destination for a host; a `jump` overrides the ProxyJump of the file."""
         if not _same_for_all(self.file):
             return _destination(host, user, port, ask(self.file, host, user, port, jump))
-        with _asking:  # One question for all threads.
+        # All threads share one call of `ssh -G`.
+        with _asking:
             settings = _ask_once(self.file)
         own = {"hostname": (host,)} | ({"proxyjump": (jump,)} if jump else {})
         return _destination(host, user, port, settings and {**settings, **own})
@@ -102,7 +110,7 @@ class SshConfig:
 
     @functools.cache  # noqa: B019  one config for the life of a command
     def last_hop(self, jump: str) -> Destination:
-        """Return the last machine of `user@host:port,...`, reached through those before it."""
+        """Return the last hop of a ProxyJump list; its own `jump` is the hops before it."""
         before, _, last = jump.rpartition(",")
         text = last.strip().removeprefix("ssh://")
         user, _, rest = text.rpartition("@")
@@ -113,7 +121,7 @@ class SshConfig:
         return self.destination(host, user or None, int(port) if port else None, before)
 
     def defaults(self) -> Settings:
-        """Return the settings of ssh without any file."""
+        """Return the defaults of ssh, which apply without a config file."""
         with _asking:
             return _ask_once(Path("none"))
 
@@ -133,7 +141,7 @@ def ask(
     port: int | None = None,
     jump: str = "",
 ) -> Settings:
-    """Run `ssh -G` for one host."""
+    """Run `ssh -G` for one host and return its settings; {} if ssh is absent and not needed."""
     program = shutil.which("ssh")
     if program is None:
         if file is not None or (Path.home() / ".ssh/config").exists():
@@ -142,7 +150,7 @@ def ask(
                 "install it (Debian, Ubuntu: apt-get install openssh-client)",
             )
         return {}
-    # The user and the port are what a Match block may ask for.
+    # A Match block may depend on the user and the port.
     options = [("-F", file), ("-l", user), ("-p", port), ("-J", jump)]
     words = [word for name, value in options if value for word in (name, str(value))]
     command = [program, "-G", *words, "--", host]
@@ -166,7 +174,7 @@ def ask(
 
 
 def loop(jump: str) -> UsageError:
-    """Return the error for a machine that would be reached through itself."""
+    """Return the error for a ProxyJump that leads back to the same machine."""
     return UsageError(
         f"the ProxyJump of your ssh_config leads back to the same machine ({jump})",
         "give the jump host a block of its own, with ProxyJump none, above that line",
@@ -180,7 +188,7 @@ INCLUDE = re.compile(r"\s*include[\s=]+(.*)", re.I)
 
 @functools.cache
 def _same_for_all(file: Path | None) -> bool:
-    """Return True if no line of the config depends on the host: one question answers for all.
+    """Return True if no line of the config depends on the host, so one `ssh -G` serves all hosts.
 
     `ssh -G` costs 4 ms; 64 of them would be a third of the time to connect to 64 nodes.
     """
@@ -199,7 +207,8 @@ def _lines(path: Path, depth: int) -> Iterator[str]:
         yield line
         included = INCLUDE.match(line)
         if included and (not depth or re.search(r"""["'$\\]|~(?!/)""", included[1])):
-            yield "Match all"  # It is for ssh to read.
+            # The include is one that only ssh can expand: settings count as dependent on the host.
+            yield "Match all"
         for word in included[1].split() if included else ():
             for found in glob.glob(str(base / Path(word).expanduser())):  # noqa: PTH207
                 yield from _lines(Path(found), depth - 1) if depth else ()

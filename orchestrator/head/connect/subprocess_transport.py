@@ -1,6 +1,6 @@
 """Reaches nodes through a program's pipes: ssh, srun, or a shell on this machine.
 
-What runs at the other end is the same as over SSH.
+The program at the other end is the same as over SSH.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ class LocalTransport:
 
 
 class ProcessConnection:
-    """A node at the other end of a program: every command is a process of its own."""
+    """A connection to a node by a local program: every command is a process of its own."""
 
-    shell: tuple[str, ...] = ("/bin/sh", "-c")  # what a program of ours starts there
+    # The shell that srun starts on the node; empty for ssh, where sshd starts the login shell.
+    shell: tuple[str, ...] = ("/bin/sh", "-c")
 
     def __init__(self, program: tuple[str, ...], address: str, way: Way = HERE) -> None:
         self.program = program
@@ -66,7 +67,8 @@ class ProcessConnection:
         return ProcessChannel(both, stderr, process)
 
     def environment(self) -> dict[str, str] | None:
-        return None  # ours
+        # The process inherits our environment.
+        return None
 
     @property
     def alive(self) -> bool:
@@ -86,15 +88,18 @@ class ProcessChannel:
         self.both = both
         self.stderr = stderr
         self.process = process
-        self.code: int | None = None  # with which it ended
-        self.looks = select.poll()  # select() knows no descriptor from 1024 on
+        # The exit code, once the process has ended.
+        self.code: int | None = None
+        # poll(), as select() fails with descriptors from 1024 on.
+        self.looks = select.poll()
         self.looks.register(stderr, select.POLLIN)
         self.settimeout, self.sendall = both.settimeout, both.sendall
 
     def recv(self, nbytes: int, /) -> bytes:
         try:
             return self.both.recv(nbytes)
-        except ConnectionResetError:  # it left input unread; what it had said can be read still
+        except ConnectionResetError:
+            # The program left input unread; its output can still be read.
             return self.both.recv(nbytes)
 
     def recv_stderr_ready(self) -> bool:

@@ -16,11 +16,11 @@ class NeedsSsh(NodeError):
 
 
 class Dropped(Exception):
-    """The other side hung up before the login, which is worth another try."""
+    """Raised if the server closes the connection before the login; a retry may succeed."""
 
 
 class Channel(Protocol):
-    """The streams of one program on a node. After settimeout(), a slower call is a TimeoutError."""
+    """The streams of one program on a node; calls raise TimeoutError after settimeout()."""
 
     def settimeout(self, timeout: float | None, /) -> None: ...
 
@@ -45,7 +45,8 @@ class Channel(Protocol):
 class Connection(Protocol):
     """An open connection to one node."""
 
-    address: str  # its IP address as the head sees it, or ""
+    # The IP address of the node as the head sees it, or "".
+    address: str
     way: Way
 
     @property
@@ -57,12 +58,12 @@ class Connection(Protocol):
 
 
 class Transport(Protocol):
-    """The way from the head to the nodes of a job."""
+    """Opens connections from the head to the nodes of a job."""
 
     timeout: float
 
     def host_of(self, node: Login) -> str:
-        """Return the name or address to which a node's name in the list leads."""
+        """Return the host name or address that a node of the list resolves to in ssh_config."""
         ...
 
     def connect(self, node: Login, timeout: float | None = None) -> Connection: ...
@@ -73,7 +74,7 @@ def left(deadline: float) -> float:
 
 
 def notice_loss(connection: Connection, silence: float) -> None:
-    """Let the kernel give up a node that acknowledges nothing for so many seconds."""
+    """Set TCP_USER_TIMEOUT: the kernel drops a link without acknowledgements for `silence` s."""
     transport = getattr(connection, "transport", None)
     sock = getattr(transport, "sock", None)
     if isinstance(sock, socket.socket) and hasattr(socket, "TCP_USER_TIMEOUT"):

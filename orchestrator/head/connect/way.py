@@ -1,8 +1,8 @@
 """Chooses how a host is reached: by fabric (paramiko), or by the ssh program where only that can.
 
-The choice is a pure function of what `ssh -G` says, of known_hosts and of a few facts about this
-machine. An option that is not listed here and differs from ssh's default asks for ssh itself. So
-does a host that known_hosts does not have yet: ssh writes it down, and fabric then knows it.
+The choice is a pure function of the output of `ssh -G`, of known_hosts and of a few facts about
+this machine. An option that is not listed here and differs from ssh's default requires ssh. So does
+a host that is not in known_hosts yet: ssh adds it, and fabric can reach it from then on.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ OBEYED = {
     *("userknownhostsfile", "globalknownhostsfile", "hashknownhosts", "hostkeyalias"),
     *("connecttimeout", "connectionattempts"),
 }
-# Options of terminals, forwarding, passwords and masters: they do not change who is reached, or
-# who is let in by a key. The login by Kerberos or by host is tried by ssh where no key is accepted.
+# Options of terminals, forwarding, passwords and masters. They change neither the host that is
+# reached nor the keys that are accepted. If no key is accepted, ssh tries Kerberos or hostbased
+# authentication.
 WITHOUT_EFFECT = {
     *("addkeystoagent", "batchmode", "canonicaldomains", "canonicalizefallbacklocal"),
     *("canonicalizehostname", "canonicalizemaxdots", "canonicalizepermittedcnames"),
@@ -49,9 +50,10 @@ CHECKED = ("ask", "accept-new", "yes", "true")
 
 
 class Way(NamedTuple):
-    """How a host is reached, and why so."""
+    """The program that reaches a host, and the reason for the choice."""
 
-    program: str  # fabric, ssh, srun or local
+    # "fabric", "ssh", "srun" or "local".
+    program: str
     why: str
 
     @property
@@ -64,15 +66,17 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True)
 class Here:
-    """The facts about this machine that count."""
+    """The facts about this machine on which the choice depends."""
 
     has_ssh: bool = True
-    master: bool = False  # the user's ssh holds a connection to the host
-    certificate: str = ""  # a file with a certificate for one of the user's keys
+    # True if the user's ssh holds a connection to the host (ControlMaster).
+    master: bool = False
+    # The path of a certificate for one of the user's keys, or "".
+    certificate: str = ""
 
 
 def choose(settings: Settings, defaults: Settings, known: Sequence[KnownLine], here: Here) -> Way:
-    """Return the way to a host with these settings and these lines of known_hosts."""
+    """Return the Way to a host with these settings and these lines of known_hosts."""
     if not here.has_ssh:
         return Way("fabric", "no ssh program is installed here")
     if here.master:
@@ -90,7 +94,8 @@ def choose(settings: Settings, defaults: Settings, known: Sequence[KnownLine], h
         return Way("ssh", f"{keyword} is set in your ssh_config")
     if not known:
         return Way("ssh", "known_hosts does not have it yet")
-    keys: dict[str, bytes] = {}  # of each kind
+    # The blob of the known key of each kind.
+    keys: dict[str, bytes] = {}
     for line in known:
         if line.needs_ssh or line.kind not in KINDS_OF_KEY:
             return Way("ssh", f"{line.where} has {line.needs_ssh or line.kind}")
