@@ -216,7 +216,7 @@ class Run:
     # -- lost nodes, other heads, the end ----------------------------------------------------
 
     def check_patience(self) -> None:
-        """Give up nodes that are lost, or that do not confirm their end in time."""
+        """Mark nodes as given up that are lost, or that do not confirm their end in time."""
         if self.left_behind and self.is_cut_off():
             return
         now, limit = time.monotonic(), self.record.launch.node_loss_timeout

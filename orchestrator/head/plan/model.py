@@ -92,7 +92,8 @@ class Plan:
     """The plan of a whole job."""
 
     job: str
-    start: str  # fork or plain
+    # The start method: "fork" or "plain".
+    start: str
     master_address: str
     master_port: int
     world_size: int

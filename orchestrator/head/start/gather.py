@@ -147,9 +147,11 @@ class Gathering:
         self.experiment, self.record, self.transport = experiment, record, transport
         nodes = [node for node in record.nodes if node.index in channels]
         self.open = {node.name: channels[node.index] for node in nodes}
-        self.answers: dict[str, LivingRuns | OrchestratorError] = {}  # by the node's name
+        # The answers by the node's name.
+        self.answers: dict[str, LivingRuns | OrchestratorError] = {}
         self.cordoned: cordons.Cordons = {}
-        self.occupied: dict[str, str] = {}  # by name, who has its GPUs
+        # The jobs or users that have a node's GPUs, by the node's name.
+        self.occupied: dict[str, str] = {}
 
     def run(self) -> Gathered:
         """Wait for the nodes of the next attempt and return them, connected and holding their GPUs.
@@ -214,7 +216,7 @@ class Gathering:
         self.answers.update(zip((node.name for node in nodes), results, strict=True))
 
     def examine(self, node: NodeRecord) -> LivingRuns:
-        """Ask a node which runs of the job are alive there and if it still has its job spec."""
+        """Return a node's answer on which runs of the job live there and if it has its job spec."""
         runs = tuple(parts_of(self.record, node.name))
         question = Living(runs=runs, part=self.record.first_part(node))
         channel = self.open.get(node.name)

@@ -163,7 +163,7 @@ class Stay:
 
 
 def release(record: JobRecord, channels: Mapping[int, NodeChannel], transport: Transport) -> None:
-    """Ask every node of the job's attempts to remove the state that they shared there.
+    """Remove the state that the job's attempts shared, on every node that they had.
 
     Lost nodes are asked as well, as one may be back. A node that stays away removes the state by
     itself after an hour (node/job/resume_dir.py).

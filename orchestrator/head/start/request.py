@@ -39,9 +39,11 @@ class LaunchRequest:
     where: Where
     config: Config
     target: ProgramTarget
-    env: tuple[EnvSetting, ...]  # later ones win
+    # Later settings override earlier ones.
+    env: tuple[EnvSetting, ...]
     command: tuple[str, ...]
-    nodes_from: str | None = None  # list or slurm
+    # The source of the nodes: "list" or "slurm".
+    nodes_from: str | None = None
     config_file: Path | None = None
     # With --detach this head does not follow the job.
     detached: bool = False

@@ -1,4 +1,4 @@
-"""Keep the code of a run in its experiment, as code.tar.gz, and get it back as it was."""
+"""Store the code of a run in its experiment as code.tar.gz, and restore it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LEVEL = 1
 
 
 def write(tree: Tree, path: Path) -> bool:
-    """Write a tree as it was read; return False where files have changed since."""
+    """Write a tree to an archive; return False if its files have changed since they were read."""
     try:
         with (
             files.replacing(path) as packed,
@@ -57,7 +57,7 @@ def content_of(tree: Tree, entry: ManifestEntry) -> bytes:
 
 @contextlib.contextmanager
 def unpacked(path: Path, digest: str, title: str) -> Iterator[Path]:
-    """Yield a directory of this name with the tree of that digest, for as long as it is sent."""
+    """Yield a temporary directory named `title` with the unpacked tree of that digest."""
     parent = cache()
     parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="code-", dir=parent) as place:
@@ -67,7 +67,7 @@ def unpacked(path: Path, digest: str, title: str) -> Iterator[Path]:
 
 
 def restore(path: Path, digest: str, directory: Path) -> None:
-    """Write the tree of that digest into a directory; CheckFailed where it is another."""
+    """Unpack an archive into a directory; raise CheckFailed if its tree has another digest."""
     try:
         with tarfile.open(path, mode="r:gz") as archive:
             archive.extractall(directory, filter=inside)
@@ -81,6 +81,6 @@ def restore(path: Path, digest: str, directory: Path) -> None:
 
 
 def inside(member: tarfile.TarInfo, directory: str) -> tarfile.TarInfo:
-    """Return a member as it is; an error where it would be written outside of the directory."""
+    """Return a member unchanged; raise if it would be written outside of the directory."""
     checked = tarfile.tar_filter(member, directory)
     return member if checked.name == member.name else checked

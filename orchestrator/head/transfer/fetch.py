@@ -1,7 +1,7 @@
-"""Fetches files from a node into a directory here, whole or not at all.
+"""Fetch files from a node into a local directory, each completely or not at all.
 
-A name from a node never leads out of the directory. A file that changes there while it comes is
-refused by the node.
+A path from a node never leads out of the directory. The node declines to send a file that changes
+during the transfer.
 """
 
 from __future__ import annotations
@@ -24,24 +24,27 @@ from orchestrator.protocol.manifest import link_is_inside
 from orchestrator.protocol.requests.transfer import PIECE_BYTES, FilePiece, OutputFile, ReadFile
 from orchestrator.protocol.timing import FILE_ANSWER_SECONDS
 
-AHEAD = 8  # requests that are on their way, so that a far node is no slower than its line
+# The number of pending requests, so that latency does not limit the speed of a distant node.
+AHEAD = 8
 ANOTHER = "another file has this name here"
 CHANGED = "it changed while it was read: fetch it again"
-PUBLISHING = threading.Lock()  # several nodes may have files of one name
+# Several nodes may have files of the same name.
+PUBLISHING = threading.Lock()
 
 
 def plain(path: str) -> bool:
-    """Return True if a path from a node stays below the directory it is for."""
+    """Return True if a path from a node stays below its directory."""
     parts = PurePosixPath(path).parts
     try:
         named = b"\0" not in os.fsencode(path)
-    except UnicodeEncodeError:  # half of a character
+    except UnicodeEncodeError:
+        # The path contains a lone surrogate.
         return False
     return named and bool(parts) and not path.startswith("/") and not {"..", "."} & set(parts)
 
 
 class Fetch:
-    """Fetches listed files of one place on a node."""
+    """Fetches listed files of one directory on a node."""
 
     def __init__(
         self,
@@ -54,11 +57,11 @@ class Fetch:
         since: tuple[float, float] | None = None,
         progress: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """`replace` returns True for paths whose files take the place of others here.
+        """`replace` returns True for paths whose local files may be overwritten.
 
-        `since` is when the attempt before ended, by this machine's clock and by the node's. A file
-        that came here before is the node's if it looks alike, and gives way to a newer one; one
-        that came since may be another node's, and is compared.
+        `since` is the end of the attempt before, by this machine's clock and by the node's. A
+        local file that is older counts as the node's if size and time are equal, and is replaced
+        by a newer one. A local file that is newer may be another node's, so contents are compared.
         """
         self.channel, self.place, self.folder = channel, place, folder
         self.label, self.replace, self.progress = label, replace, progress
@@ -66,10 +69,10 @@ class Fetch:
         self.result = Moved()
 
     def go(self, listed: Sequence[OutputFile]) -> Moved:
-        """Fetch what is missing here or differs, and go on after files that cannot be.
+        """Fetch the files that are missing here or differ; continue after files that fail.
 
-        Programs that know nothing of other nodes give their files the same names on each: those
-        of a node that comes later go into a directory of its own.
+        A program may write different files of the same name on each node. Those of later nodes go
+        into a directory per node.
         """
         self._receive([file for file in listed if self._is_wanted(file)])
         failed = self.result.failed
@@ -82,9 +85,10 @@ class Fetch:
         return self.result
 
     def _is_wanted(self, file: OutputFile) -> bool:
-        """Return True if a file has to come; make directories and links."""
+        """Return True if a file has to be fetched; create directories and links right away."""
         if not plain(file.path):
-            return False  # no node of ours would name such a thing
+            # Our node program never sends such a path.
+            return False
         if file.kind == "link" and not link_is_inside(file.path, file.target):
             self.result.left_out.append(f"{file.path} (a link that leads out, to {file.target})")
             return False
@@ -132,7 +136,7 @@ class Fetch:
         return self.replace(file.path) or is_new
 
     def _receive(self, wanted: Sequence[OutputFile]) -> None:
-        """Ask for the files piece by piece, and give each its name when it is whole."""
+        """Fetch the files piece by piece; give each its name when it is complete."""
         questions = [
             [
                 ReadFile(place=file.place or self.place, path=file.path, offset=at,
@@ -152,7 +156,8 @@ class Fetch:
                     self._publish(part, file)
             except OSError as error:
                 self.result.failed[file.path] = error.strerror or str(error)
-                deque(its_answers, maxlen=0)  # what comes of it is passed over
+                # The remaining answers for this file are discarded.
+                deque(its_answers, maxlen=0)
 
     def _take(self, part: PartialFile, request: ReadFile, answer: FilePiece | Declined) -> None:
         if isinstance(answer, Declined):
@@ -164,7 +169,7 @@ class Fetch:
         self.result.size += request.size
 
     def _publish(self, part: PartialFile, file: OutputFile) -> None:
-        """Give a whole file its name, unless another node has brought the same contents."""
+        """Publish a complete file under its name, unless the same contents are already here."""
         with PUBLISHING:
             before = part.here()
             if before is None or self._may_replace(before, file):
@@ -181,7 +186,7 @@ class Fetch:
 def answers(
     channel: NodeChannel, questions: Iterable[ReadFile]
 ) -> Iterator[tuple[ReadFile, FilePiece | Declined]]:
-    """Yield the answers in their order, with some questions on their way."""
+    """Yield each request with its answer, in order; keep several requests pending."""
     waiting: deque[tuple[int, ReadFile]] = deque()
     for question in itertools.chain(questions, [None] * AHEAD):
         if question is not None:

@@ -1,13 +1,13 @@
-"""Appends what grows on a node to the same file here, while the job runs: metrics, and traces.
+"""Append to local copies of files that grow on a node while the job runs: metrics and traces.
 
-The questions go over the channel that streams the log, one at a time. The file's length is all the
-state there is, as for logs. Each question begins with the last bytes that are here: a file that has
-others there is another file, and left alone.
+Requests go over the channel that streams the log, one at a time. The file's length is the only
+state, as for logs. Each request overlaps the last bytes of the local file. If these bytes differ on
+the node, it is another file, and the local one is left alone.
 
-The metrics of a rank in a later attempt are a special case: its node may have cut off the steps
-that are done again, or be another node that never had the earlier ones. Once the rank has written a
-line of this attempt, the file here keeps its lines of the steps before that one. What follows are
-the node's lines: those of this attempt, and earlier ones that never came here.
+The metrics of a rank in a later attempt are a special case. Its node may have cut off the steps
+that are repeated, or it may be another node without the earlier lines. Once the rank has written a
+line of this attempt, the local file keeps its lines of earlier steps. The node's lines follow:
+those of this attempt, and earlier ones that were never fetched.
 """
 
 from __future__ import annotations
@@ -43,32 +43,35 @@ from orchestrator.records.metrics import trainers
 
 log = logging.getLogger(__name__)
 
-SEAM_BYTES = 512  # more than a line of metrics, which has its time
-MOST_BYTES = 64 << 20  # of metrics that an earlier attempt began
-APPENDING = threading.Lock()  # several nodes may have files of one name
+# The overlap of a request is longer than a line of metrics, whose time makes it unique.
+SEAM_BYTES = 512
+# Larger metrics that an earlier attempt began are not joined while the job runs.
+MOST_BYTES = 64 << 20
+# Several nodes may have files of the same name.
+APPENDING = threading.Lock()
 READ_AND_APPEND = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
 GROWS = re.compile(r".*\.(jsonl|csv|tsv)|(.*/)?[^/]*tfevents[^/]*|profile/.*")
 
 
 class GrowingFiles:
-    """The files of one node that grow here as they do there."""
+    """The growing files of one node, which are appended to local copies."""
 
     def __init__(self, job: str, node: NodeRecord, outputs: Path) -> None:
         self.listing = Outputs(job=job, node=node.index)
-        # Ranks that an earlier attempt had.
+        # The ranks of this node that ran in an earlier attempt.
         self.continued = node.numbers if node.first_job else ()
         self.outputs = outputs
         self.folder = Folder(outputs, private=True)
-        # How many bytes more a file here has than the node's, of those that the node fills.
+        # By path, the bytes by which the local file is longer than the node's.
         self.ahead: dict[str, int] = {}
-        # Something else has these names here.
+        # Paths whose local file is another one.
         self.foreign: set[str] = set()
-        # Metrics that an earlier attempt began, as far as they have been read; how they were listed
-        # then; and where the part of this attempt begins here.
+        # Metrics that an earlier attempt began: the bytes read so far, the node's listing at that
+        # time, and the offset at which this attempt begins in the local file.
         self.read: dict[str, bytes] = {}
         self.looked_at: dict[str, OutputFile] = {}
         self.joined_at: dict[str, int] = {}
-        # When the attempt began, by the node's clock.
+        # Returns the start of the attempt by the node's clock.
         self.began: Callable[[], float] = lambda: 0.0
         self.next_look = 0.0
         self.asked = False
@@ -80,7 +83,7 @@ class GrowingFiles:
         return known is not None and known[1] in self.continued
 
     def finish(self, channel: NodeChannel, listing: OutputFiles, seconds: float) -> None:
-        """Ask for all that has grown until this listing of the job's outputs."""
+        """Fetch all growth up to this listing of the job's outputs; block until it is here."""
         self.begin()
         self.answered(self.listing, listing)
         while self.questions:
@@ -91,17 +94,17 @@ class GrowingFiles:
                 self.refused(question)
 
     def begin(self) -> None:
-        """Begin again, after a connection that broke with a question on its way."""
+        """Reset the requests after a reconnect, as the pending one was lost."""
         self.questions.clear()
         self.asked, self.next_look = False, time.monotonic() + LOOK_SECONDS
 
     @property
     def due(self) -> float:
-        """Return when there is something to ask."""
+        """Return the monotonic time of the next request."""
         return math.inf if self.asked else 0.0 if self.questions else self.next_look
 
     def question(self) -> Request[Any] | None:
-        """Return what is to be asked next, if it is time and nothing is on its way."""
+        """Return the next request if it is due and no request is pending."""
         now = time.monotonic()
         if now < self.due:
             return None
@@ -116,21 +119,21 @@ class GrowingFiles:
             self.asked = False
 
     def answered(self, request: Request[Any], answer: Message) -> None:
-        """Take an answer to one of these questions; another one is passed over."""
+        """Handle the answer to a request of this object; ignore all others."""
         if isinstance(answer, OutputFiles):
             self._look(answer)
         elif isinstance(request, ReadFile) and isinstance(answer, FilePiece):
             try:
                 self._take(request, answer.data)
             except OSError:
-                # No room, or something else has the name: the end of the job tells.
+                # The disk is full or the name is taken; the final fetch reports it.
                 self.foreign.add(request.path)
         else:
             return
         self.asked = False
 
     def _look(self, listing: OutputFiles) -> None:
-        """Ask for what the files here lack of the node's."""
+        """Queue requests for the bytes that local files lack."""
         for file in listing.files:
             path = file.path
             ours = file.kind == "file" and not file.place and plain(path) and GROWS.fullmatch(path)
@@ -147,20 +150,21 @@ class GrowingFiles:
     def _size(self, path: str) -> int:
         try:
             return os.lstat(self.outputs / path).st_size
-        except FileNotFoundError:  # it was never here, or was deleted
+        except FileNotFoundError:
+            # The file was never here, or was deleted.
             self.ahead.pop(path, None)
         except NotADirectoryError:
             self.foreign.add(path)
         return 0
 
     def _ask(self, request: ReadFile) -> None:
-        """Ask for what follows the bytes that are here, and for the last ones of these."""
+        """Queue a request for the bytes after the local ones, with an overlap."""
         path = request.path
         first = max(self.joined_at.get(path, 0), self._size(path) - SEAM_BYTES)
         self.questions.append(request.replace(offset=first - self.ahead.get(path, 0)))
 
     def _take(self, request: ReadFile, data: bytes) -> None:
-        """Append what follows the bytes here, if the node has these as well."""
+        """Append new bytes if the overlap is the same as in the local file."""
         path = request.path
         if self.is_continued(path) and path not in self.ahead:
             self._read(request, data)
@@ -183,7 +187,7 @@ class GrowingFiles:
             self._ask(request)
 
     def _read(self, request: ReadFile, data: bytes) -> None:
-        """Read metrics that an earlier attempt began, and join them once all are read."""
+        """Collect metrics that an earlier attempt began, and join them once all are read."""
         path = request.path
         self.read[path] += data
         if len(data) == PIECE_BYTES:
@@ -203,9 +207,9 @@ class GrowingFiles:
 
 
 def join(ours: list[bytes], theirs: list[bytes], began: float) -> tuple[int, int] | None:
-    """Return how many bytes stay here, and how many of the node's are passed over. Pure.
+    """Return the number of local bytes to keep and of the node's bytes to skip. Pure.
 
-    None where the node has no line of an attempt that began at that time.
+    Returns None if the node has no line of the attempt that began at `began`.
     """
     whole = [line for line in theirs if line.endswith(b"\n")]
     new = [at for at, line in enumerate(whole) if number_in(line, "time") >= began]

@@ -1,4 +1,4 @@
-"""Bring home what ranks wrote on nodes that do not share the head's disk, and say where it is."""
+"""Fetch files that ranks wrote on nodes that do not share the head's disk; report their place."""
 
 from __future__ import annotations
 
@@ -21,10 +21,14 @@ from orchestrator.protocol.timing import ANSWER_SECONDS
 
 log = logging.getLogger(__name__)
 
-SEARCH_SECONDS = 5.0  # for what was written beside the code
-RESULTS = "results/"  # of Cluster.run: its caller waits for them, of whatever size
-LARGEST_BYTES = 64 << 20  # of one file; what is larger stays where it is, and is named
-MOST_BYTES, MOST_FILES = 64 << 20, 1000  # of a node, beside its code, that come unasked
+# The time limit of a node's search for files that were written beside the code.
+SEARCH_SECONDS = 5.0
+# The results of Cluster.run are fetched at any size, as its caller waits for them.
+RESULTS = "results/"
+# A larger file stays on the node, and its name is printed.
+LARGEST_BYTES = 64 << 20
+# More bytes or files beside a node's code are not fetched without a request.
+MOST_BYTES, MOST_FILES = 64 << 20, 1000
 NAMED = 3
 STAYS = (
     "what the program wrote outside its directory and $ORCHESTRATOR_EXPERIMENT/outputs stays on the"
@@ -33,27 +37,29 @@ STAYS = (
 
 
 class Brought(NamedTuple):
-    """Holds what to say of a node, and what its ranks wrote beside their code."""
+    """The result of fetching a node's outputs: messages, and the files beside the code."""
 
     said: list[str]
     with_code: CodeOutputs | None
-    own_disk: bool  # the outputs there are the node's own
+    # True if the node has outputs on a disk of its own.
+    own_disk: bool
 
 
 def bring(
     channel: NodeChannel, growing: GrowingFiles, since: tuple[float, float] = (0.0, 0.0)
 ) -> Brought:
-    """Fetch every file that is not here yet; name what had to stay there, and what is no output.
+    """Fetch every output that is not here yet; return messages on files that stay on the node.
 
-    Of those that have grown here while the job ran, what the node has is right; but metrics that an
-    earlier attempt began stay as they were joined. Of those that came with an attempt before, the
-    node's are right if this one has changed them (see Fetch).
+    The node's version replaces files that have grown here while the job ran. Metrics that an
+    earlier attempt began keep their joined content. Files that were fetched after an earlier
+    attempt are replaced if this attempt has changed them (see Fetch).
     """
     listing = channel.ask(growing.listing.replace(beside=SEARCH_SECONDS), ANSWER_SECONDS)
     growing.finish(channel, listing, ANSWER_SECONDS)
     beside_code = [file for file in listing.files if file.place]
     much = is_much(beside_code)
-    stays: dict[str, list[str]] = defaultdict(list)  # place -> what stays there
+    # The files that stay on the node, by their directory.
+    stays: dict[str, list[str]] = defaultdict(list)
     taken: list[OutputFile] = []
     for file in listing.files:
         if (file.place and much) or growing.is_continued(file.path) or has_grown(growing, file):
@@ -87,7 +93,7 @@ def bring(
 
 
 def has_grown(growing: GrowingFiles, file: OutputFile) -> bool:
-    """Return True for a file that is here, as it has grown, and give it its time on the node."""
+    """Return True for a file that has grown here to its full size; set its time to the node's."""
     path = growing.outputs / file.path
     if file.path not in growing.ahead or path.lstat().st_size != file.size:
         return False
@@ -95,29 +101,29 @@ def has_grown(growing: GrowingFiles, file: OutputFile) -> bool:
     return True
 
 
-# -- what a program wrote beside its code, on nodes that were sent it -----------------------------
+# -- files that a program wrote beside its code, on nodes with a snapshot -------------------------
 
 
 @dataclass(frozen=True)
 class CodeOutputs:
-    """Hold what the ranks of one node wrote there, and whether it has come."""
+    """The files that the ranks of a node wrote beside their code; `has_come`: they were fetched."""
 
     files: Sequence[OutputFile]
     workdir: str
     has_come: bool
 
     def shown(self, file: OutputFile) -> str:
-        """Name a file as the program does: `../outputs/model.pt`."""
+        """Return a file's path as the program names it: `../outputs/model.pt`."""
         return os.path.relpath(os.path.join(file.place, file.path), self.workdir)
 
 
 def is_much(files: Sequence[OutputFile]) -> bool:
-    """Return True for more than a user would wait for unasked."""
+    """Return True for more files or bytes than are fetched without a request."""
     return len(files) > MOST_FILES or sum(file.size for file in files) > MOST_BYTES
 
 
 def where_it_is(found: Mapping[int, CodeOutputs], home: Path) -> list[str]:
-    """Return where it is now, and how the next launch finds it: in two sentences for all nodes."""
+    """Return messages on where files beside the code are now, and how a next launch finds them."""
     said = []
     for has_come in (True, False):
         part = {node: each for node, each in found.items() if each.has_come is has_come}
@@ -137,7 +143,7 @@ def written(found: Mapping[int, CodeOutputs]) -> str:
 
 
 def first_part(path: str) -> str:
-    """Return the part of a path that is in the program's directory, or in one above that."""
+    """Return the path up to its first name below the program's directory or those above it."""
     parts = path.split("/")
     return "/".join(parts[: parts.count("..") + 1])
 

@@ -1,8 +1,8 @@
-"""Before each attempt, gives its nodes what they lack of what the job's master wrote.
+"""Before each attempt, copy files that the job's master wrote to nodes that lack them.
 
-The master's file wins; nothing is merged or deleted: see docs/guide/shared_files.md. What cannot be
-brought ends the attempt before it begins: some ranks would start from an older state than others.
-The bytes pass through this machine, from the master's channel to those of the others.
+The master's file wins; nothing is merged or deleted: see docs/guide/shared_files.md. A file that
+cannot be copied ends the attempt before it begins, as some ranks would start from an older state.
+The bytes pass through this machine, from the master's channel to the others'.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ from orchestrator.protocol.timing import ANSWER_SECONDS
 
 log = logging.getLogger(__name__)
 
-LAG_SECONDS = 70.0  # NFS keeps attributes for 60 s at most, unless it is told otherwise
+# NFS caches attributes for at most 60 s by default.
+LAG_SECONDS = 70.0
 POLL_SECONDS = 1.0
 APART = "its ranks would start from the beginning, or from an older state, beside those that go on"
 MEND = (
@@ -56,7 +57,7 @@ NAMED_DISK = (
 
 @dataclass(eq=False)
 class JobPeer:
-    """A node of a job, and the job's part that describes what lies there."""
+    """A node of a job with its channel, and the (job, node) whose spec it has."""
 
     name: str
     channel: NodeChannel
@@ -70,11 +71,11 @@ def bring_job_files(
     outputs: Sequence[str],
     stopped: Callable[[], None],
 ) -> None:
-    """Give the nodes of the next attempt what they lack of what the master wrote.
+    """Copy to the nodes of the next attempt the files of the master that they lack.
 
-    The master is the first of the `last` attempt's nodes that still has its part of the job, and
-    reach() opens a channel to one that the next attempt leaves. stopped() raises an error once the
-    user has stopped the job. CheckFailed says what cannot be brought.
+    The master is the first of the `last` attempt's nodes that still has its part of the job.
+    reach() opens a channel to a node that the next attempt does not use. stopped() raises an error
+    once the user has stopped the job. Raises CheckFailed for a file that cannot be copied.
     """
     there = {peer.name: peer for peer in peers}
     for name in last:
@@ -111,7 +112,7 @@ def bring(
     outputs: tuple[str, ...],
     stopped: Callable[[], None],
 ) -> None:
-    """Send what the master wrote in each of the job's directories to nodes that lack it."""
+    """Send the master's files in each of the job's directories to the nodes that lack them."""
     came, names, began = dict[bytes, int](), dict[str, None](), time.monotonic()
 
     def seen(size: int) -> None:
@@ -153,7 +154,7 @@ def bring(
 
 
 def wait_for_disk(unseen: bytes, deadline: float, *, first: bool) -> None:
-    """Wait a moment for a disk that nodes share; raise CheckFailed after the deadline."""
+    """Wait a moment for a lagging shared disk; raise CheckFailed after the deadline."""
     path = printable(os.fsdecode(unseen))
     if time.monotonic() > deadline:
         what = f"after {LAG_SECONDS:.0f} s not every node sees {path} on the disk that they share"
@@ -165,12 +166,12 @@ def wait_for_disk(unseen: bytes, deadline: float, *, first: bool) -> None:
 
 
 def is_inside(file: OutputFile) -> bool:
-    """Return True for a file or link that stays in its directory."""
+    """Return True for a file or link that does not lead out of its directory."""
     return plain(file.path) and (file.kind != "link" or link_is_inside(file.path, file.target))
 
 
 def reader_of(master: JobPeer, tree: Tree) -> Reader:
-    """Return what reads files of a tree that lies on the master's disk."""
+    """Return a function that reads the files of a tree on the master's disk."""
     lock, place = threading.Lock(), os.fsdecode(tree.directory)
 
     def read(entry: ManifestEntry, offset: int, size: int) -> bytes:
@@ -207,7 +208,7 @@ def all_sent(
     results: Sequence[Sent | OrchestratorError],
     tree: Tree,
 ) -> list[Sent]:
-    """Return what came; an error names the nodes that could not be given their files."""
+    """Return the results; raise CheckFailed with the nodes that did not receive their files."""
     reasons: dict[str, str] = {}
     for taker, each in zip(takers, results, strict=True):
         if isinstance(each, OrchestratorError):
@@ -223,6 +224,6 @@ def all_sent(
 
 
 def named(sizes: Mapping[bytes, int]) -> str:
-    """Name the largest of these files, and say how many there are."""
+    """Return the name of the largest of these files, and the number of the others."""
     first = printable(os.fsdecode(max(sizes, key=lambda path: (sizes[path], path))))
     return f"{first} and {len(sizes) - 1} more" if len(sizes) > 1 else first

@@ -1,6 +1,6 @@
-"""List what of a directory travels: git's files where it is a work tree, else all but the usual.
+"""List the files of a directory to send: git's in a work tree, else all but common products.
 
-Paths are bytes below the directory. Nothing is read here but directories.
+Paths are bytes, relative to the directory. Only directories are read here, no files.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ from orchestrator.common import interrupt
 from orchestrator.common.errors import CheckFailed
 
 GIT_SECONDS = 60.0
-NO_PROGRAMS = ("-c", "core.fsmonitor=false")  # which a repository's own settings would name
-OURS = b".orchestrator-"  # in the user's directory: what we write there is no code
-# Never part of a tree, even where git tracks it: it is made again on each machine,
+# A repository's own settings could name a program for git to run.
+NO_PROGRAMS = ("-c", "core.fsmonitor=false")
+# Files with this prefix are written by us into the user's directory, and are not code.
+OURS = b".orchestrator-"
+# These are never sent, even if git tracks them, because they are created on each machine.
 MADE = frozenset(
     b"__pycache__ .git .hg .svn .venv node_modules .mypy_cache .pytest_cache .ruff_cache .tox .nox"
     b" .ipynb_checkpoints".split()
 )
-# or belongs to one machine,
+# These are never sent because they belong to one machine.
 LOCAL = frozenset(b".cache .local .orchestrator".split())
-# or to one person: keys, passwords, and the tokens of hubs and clouds. Each is said.
+# These are never sent because they are personal: keys, passwords, tokens. Each one is reported.
 PERSONAL = frozenset(
     b".ssh .gnupg .aws .azure .config .docker .dockercfg .kaggle .kube"
     b" .huggingface .netrc .npmrc .pypirc .pgpass .s3cfg .boto .git-credentials .env .envrc"
@@ -44,27 +46,30 @@ KEY_FILES = re.compile(
     rb"|(?!(example|sample|template|dist|defaults?)\.).+\.env"
 )
 MOST_NAMED = 10
-# Without git, these count as products by their names.
+# Without git, directories with these names count as products.
 PRODUCTS = frozenset(b"venv env build dist checkpoints wandb mlruns tensorboard outputs".split())
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The user's choice of what travels."""
+    """The user's rules on which files are sent."""
 
     include: tuple[str, ...] = ()  # patterns
     exclude: tuple[str, ...] = ()
-    apart: tuple[bytes, ...] = ()  # paths below that never travel: experiments, files of secrets
-    always: tuple[bytes, ...] = ()  # paths that travel in any case: the program
-    everything: bool = False  # a directory that holds nothing else: the code of an earlier run
+    # Relative paths that are never sent: experiments and files with secrets.
+    apart: tuple[bytes, ...] = ()
+    # Relative paths that are always sent: the program.
+    always: tuple[bytes, ...] = ()
+    # True if the directory holds only code, that of an earlier run.
+    everything: bool = False
 
 
 def list_tree(
     directory: bytes, rules: Rules, over: Callable[[], bool] = lambda: False
 ) -> tuple[list[bytes], list[str]]:
-    """Return the files, links and, without git, empty directories that travel; and notes on them.
+    """Return the paths to send (files, links and, without git, empty directories), and warnings.
 
-    over() returns True once the list is no longer needed: it is then incomplete.
+    Once over() returns True the listing stops, and is incomplete.
     """
     if rules.everything:
         return sorted(walk(directory, b"")), []
@@ -87,7 +92,7 @@ def list_tree(
 
 
 def private_part(path: bytes) -> bytes:
-    """Return the part of a path that ends with its first private name, or nothing."""
+    """Return the path up to its first private name, b"" if it has none."""
     parts = path.split(b"/")
     for end, part in enumerate(parts, 1):
         if part in PRIVATE or KEY_FILES.fullmatch(part):
@@ -96,7 +101,7 @@ def private_part(path: bytes) -> bytes:
 
 
 def stays_here(paths: set[bytes]) -> list[str]:
-    """Return the warning about what is private and does not travel, if anything is."""
+    """Return a warning on the private files that are not sent, [] if there are none."""
     if not paths:
         return []
     names = [repr(os.fsdecode(path))[1:-1] for path in sorted(paths)]
@@ -109,9 +114,9 @@ def stays_here(paths: set[bytes]) -> list[str]:
 
 
 def git_files(directory: bytes) -> list[bytes] | None:
-    """Return git's files below a directory; None outside a work tree, or without git.
+    """Return git's files below a directory, None outside of a work tree or without git.
 
-    CheckFailed where git does not list them: what git ignores would travel as well.
+    Raises CheckFailed if git fails in a work tree: ignored files would be sent as well.
     """
     where = Path(os.fsdecode(directory))
     command = ["git", *NO_PROGRAMS, "--no-optional-locks", "-C", str(where), "ls-files"]
@@ -126,7 +131,7 @@ def git_files(directory: bytes) -> list[bytes] | None:
         code, reason = done.returncode, done.stderr.decode(errors="replace").partition("\n")[0]
         paths = [path for path in done.stdout.split(b"\0") if path]
     except FileNotFoundError:
-        return None  # there is no git here
+        return None
     except subprocess.TimeoutExpired:
         code, reason, paths = 1, f"it takes longer than {GIT_SECONDS:g} s", []
     if code and any((place / ".git").exists() for place in (where, *where.parents)):
@@ -137,13 +142,15 @@ def git_files(directory: bytes) -> list[bytes] | None:
             else f"try it: git -C {shlex.quote(str(where))} ls-files",
         )
     if not paths:
-        return None  # or a directory that git ignores as a whole
+        # This is no work tree, or git ignores the directory as a whole.
+        return None
     files: list[bytes] = []
     for path in (path.rstrip(b"/") for path in paths):
         if not MADE.isdisjoint(path.split(b"/")):
             continue
         inner = os.path.join(directory, path)
-        if os.path.isdir(inner) and not os.path.islink(inner):  # a submodule, or another clone
+        # The directory is a submodule or another clone.
+        if os.path.isdir(inner) and not os.path.islink(inner):
             within = git_files(inner)
             found = walk(inner, b"", MADE) if within is None else within
             files += [os.path.join(path, name) for name in found]
@@ -158,9 +165,9 @@ def walk(
     ignored: frozenset[bytes] = frozenset(),
     over: Callable[[], bool] = lambda: False,
 ) -> Iterator[bytes]:
-    """Yield what a directory holds, empty directories included, but for names that are ignored.
+    """Yield the paths below a directory except ignored names; empty directories are included.
 
-    Where some names are ignored, a private directory is yielded in place of what it holds.
+    If any names are ignored, a private directory is yielded itself instead of its content.
     """
     pending = [below]
     while pending and not over():
@@ -168,7 +175,8 @@ def walk(
         try:
             entries = list(os.scandir(os.path.join(directory, here)))
         except PermissionError:
-            continue  # of another user; a program that needs it will say so
+            # The directory is another user's. A program that needs it will fail by itself.
+            continue
         if not entries and here:
             yield here
         for entry in entries:
@@ -183,9 +191,9 @@ def walk(
 
 
 def matcher(patterns: Iterable[str]) -> Callable[[bytes], bool]:
-    """Return a function that says if a path, or a directory above it, fits one of the patterns.
+    """Return a predicate: True if a path or a directory above it matches one of the patterns.
 
-    A pattern without a slash fits a name at any depth, one with a slash a path from the top.
+    A pattern without a slash matches a name at any depth, one with a slash a path from the top.
     """
     rows = [os.fsencode(pattern.strip("/")) for pattern in patterns]
 
@@ -202,7 +210,7 @@ def matcher(patterns: Iterable[str]) -> Callable[[bytes], bool]:
 
 
 def included(directory: bytes, patterns: Iterable[str]) -> Iterator[tuple[bytes, bytes]]:
-    """Yield what each pattern of `include` names, and each file below it, whatever git says."""
+    """Yield (match, path) for each match of the patterns and each file below it, ignored or not."""
     for pattern in patterns:
         wanted = os.fsencode(pattern.strip("/"))
         for top in glob.iglob(wanted, root_dir=directory, recursive=True):
@@ -216,13 +224,15 @@ def included(directory: bytes, patterns: Iterable[str]) -> Iterator[tuple[bytes,
 # -- its revision -----------------------------------------------------------------------------
 
 
-STATE_SECONDS = 5.0  # of a launch, for each question; a large tree on a network disk takes long
+# The time limit of each git command at a launch; a large tree on a network disk is slow.
+STATE_SECONDS = 5.0
 
 
 def git_state(directory: Path, apart: Iterable[bytes] = ()) -> dict[str, Any] | None:
-    """Return the revision and the edited files; None outside a git repository or without git.
+    """Return the revision and the edited files, None outside of a git repository or without git.
 
-    `apart` are directories below this one: experiments are no code, also where git knows them.
+    `apart` are directories below this one, such as experiments, which are not code even if git
+    tracks them.
     """
     commit = _git(directory, "rev-parse", "HEAD")
     if not commit:
@@ -252,16 +262,16 @@ def _git(directory: Path, *arguments: str) -> str:
     return done.stdout.rstrip("\n") if done.returncode == 0 else ""
 
 
-# -- who shares it ----------------------------------------------------------------------------
+# -- nodes that share the directory -----------------------------------------------------------
 
 MARKER = os.fsdecode(OURS) + "marker-"
 
 
 @contextlib.contextmanager
 def marker(directory: Path) -> Iterator[str]:
-    """Write a file that no other machine has, for as long as the nodes look for it.
+    """Create a file with a unique name while nodes look for it; those that see it share the disk.
 
-    Where none can be written its name is empty: then no node counts as one that shares the disk.
+    Yields its path, or "" if it cannot be created: then no node counts as sharing the disk.
     """
     path = directory / f"{MARKER}{secrets.token_hex(8)}"
     try:
@@ -274,7 +284,8 @@ def marker(directory: Path) -> Iterator[str]:
         with contextlib.suppress(OSError):
             path.unlink()
 
-    forget = interrupt.before_exit(remove)  # Ctrl-C while nodes are reached leaves at once
+    # Ctrl-C during the connecting exits at once, without running the finally block.
+    forget = interrupt.before_exit(remove)
     try:
         yield str(path)
     finally:

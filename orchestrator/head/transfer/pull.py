@@ -1,4 +1,4 @@
-"""Fetch files from many nodes at once: what a job left there, or any path."""
+"""Fetch files from many nodes at once: a job's outputs, or any path."""
 
 from __future__ import annotations
 
@@ -36,42 +36,43 @@ log = logging.getLogger(__name__)
 
 STEP = re.compile(r"(checkpoints/step_[0-9]+)(?:/(.+))?")
 MOST_MANIFEST_BYTES = 64 << 20
-HERE = -1  # this machine, among the nodes
+# The index of this machine among the nodes.
+HERE = -1
 
 
 @dataclass(frozen=True)
 class PullSource:
-    """A node, what is asked of it, and where its files go."""
+    """A node, the request for its list of files, and the local directory for them."""
 
     index: int
     name: str
     login: Login
     question: Request[OutputFiles]
     into: Folder
-    # Files of the node take the place of what has their names here.
+    # True if files of the node replace local files of the same names.
     replace: bool
 
 
 @dataclass
 class PulledNode:
-    """A node that has answered what it has, and which of that it gives in which go."""
+    """A node that has listed its files, and those that it provides in each of two rounds."""
 
     source: PullSource
     channel: NodeChannel
     listing: OutputFiles
-    # Of checkpoints, by their directories.
+    # The manifests of checkpoints, by directory.
     manifests: Mapping[str, bytes] = field(default_factory=dict)
     first: list[OutputFile] = field(default_factory=list)
-    # Manifests, whose files are here by then, and files that are to be compared with another's.
+    # Manifests, which follow their files, and files to compare with another node's.
     then: list[OutputFile] = field(default_factory=list)
-    # Checkpoints that the nodes cannot give together, and why.
+    # The reasons why checkpoints cannot be completed from these nodes, by directory.
     short: dict[str, str] = field(default_factory=dict)
 
 
 def pull(
     transport: Transport, sources: Sequence[PullSource], progress: ProgressBar, *, dry_run: bool
 ) -> list[Moved]:
-    """Fetch from all nodes at once, and return in their order what came."""
+    """Fetch from all nodes at once; return the result of each in their order."""
     asked = fleet.everywhere(sources, lambda source: ask(transport, source))
     nodes = [answer for answer in asked if isinstance(answer, PulledNode)]
     with contextlib.ExitStack() as opened:
@@ -101,7 +102,7 @@ def pull(
 
 
 def ask(transport: Transport, source: PullSource) -> PulledNode:
-    """Reach a node, and ask it what there is to fetch."""
+    """Connect to a node, and return its list of files and its checkpoint manifests."""
     channel = attending(transport, source.login)
     with kept_if_well(channel):
         listing = channel.ask(source.question, FILES_ANSWER_SECONDS)
@@ -122,7 +123,7 @@ def read_manifest(channel: NodeChannel, place: str, file: OutputFile) -> bytes:
 
 
 def fetch(nodes: Sequence[PulledNode], progress: ProgressBar) -> list[Moved | OrchestratorError]:
-    """Fetch what each node gives first, and then the rest."""
+    """Fetch the first round of files from all nodes, then the second."""
     fetches = [
         Fetch(
             node.channel,
@@ -150,7 +151,7 @@ def fetch(nodes: Sequence[PulledNode], progress: ProgressBar) -> list[Moved | Or
 
 
 def make_place(folder: Folder) -> None:
-    """Make the directory that files go into, or say why it cannot be made."""
+    """Create the directory for fetched files; raise UsageError if it cannot be created."""
     try:
         folder.make()
     except OSError as error:
@@ -165,10 +166,10 @@ def make_place(folder: Folder) -> None:
 
 
 def share_out(nodes: Sequence[PulledNode]) -> None:
-    """Let the first of these nodes that has a file provide it: all go into one directory.
+    """Assign each file to the first node that has it, as all go into one directory.
 
-    Files of a checkpoint come from the nodes that have them, and the manifest last: one that is
-    being fetched is not taken for a whole one.
+    Files of a checkpoint come from the nodes that have them, and the manifest comes last: so a
+    partly fetched checkpoint is not taken for a complete one.
     """
     givers, nodes[0].short = gather(nodes)
     owners: dict[str, int] = {}
@@ -188,7 +189,7 @@ def is_manifest(path: str) -> bool:
 
 
 def gather(nodes: Sequence[PulledNode]) -> tuple[dict[str, int], dict[str, str]]:
-    """Return who gives each file of a checkpoint, and why some checkpoints do not come."""
+    """Return the node that provides each checkpoint file, and why checkpoints are incomplete."""
     found: dict[str, list[Holding]] = {}
     givers, short = dict[str, int](), dict[str, str]()
     for node in nodes:
@@ -214,7 +215,7 @@ def gather(nodes: Sequence[PulledNode]) -> tuple[dict[str, int], dict[str, str]]
 
 
 def holding_of(node: int, directory: str, text: bytes, sizes: Mapping[str, int]) -> Holding:
-    """Return what a node has of the checkpoint in one of its directories."""
+    """Return the files that a node has of the checkpoint in one of its directories."""
     manifest = checkpoint_manifest.parse(text)
     files = manifest.files
     return Holding(

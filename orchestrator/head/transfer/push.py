@@ -1,4 +1,4 @@
-"""Send a directory or a file to many nodes at once: only what is lacking there, or differs."""
+"""Send a directory or a file to many nodes at once: only files that are missing or differ."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ class Cargo:
 
 
 def load(source: Path, destination: str | None) -> Cargo:
-    """List what there is to send. DST is the name of the copy; with a / at its end, its parent."""
+    """Return the files of `source` to send; DST is the copy's path, or with a final / its parent.
+
+    Raises UsageError for a wrong source or destination.
+    """
     source = source.absolute()
     name = source.name
     if destination == "":
@@ -84,7 +87,7 @@ def push(
     *,
     dry_run: bool,
 ) -> list[Moved]:
-    """Send to all nodes at once, and return in their order what each lacked."""
+    """Send the files to all nodes at once; return the result of each in their order."""
     progress.size = cargo.tree.size * len(targets)
     with contextlib.ExitStack() as opened:
 
@@ -105,7 +108,7 @@ def push(
 
 
 def sent_by(cargo: Cargo, result: Sent | OrchestratorError) -> Moved:
-    """Count what was sent, or would be, and what was there."""
+    """Return the result of one node: files that were sent (or would be), kept or failed."""
     if isinstance(result, OrchestratorError):
         return Moved(into=cargo.directory, error=result)
     files = {entry.path for entry in cargo.tree.entries if entry.kind == FILE}

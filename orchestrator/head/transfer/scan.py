@@ -1,4 +1,4 @@
-"""Read a directory as a tree: its files, links and modes, and the digest of each content."""
+"""Scan a directory into a tree: its files, links, modes, and the digest of each file."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ ELSEWHERE = "run in the project's own directory; leave something out with --set 
 
 @dataclass(frozen=True)
 class ScanLimits:
-    """The sizes up to which files travel, in megabytes."""
+    """The largest sizes of a file and of a tree that are sent, in megabytes."""
 
     largest_file: float = 200.0
     largest_tree: float = 2000.0
 
 
 class Scan:
-    """Reads a directory in a thread of its own, from its making on."""
+    """Scans a directory in its own thread, which starts with the constructor."""
 
     def __init__(self, directory: bytes, rules: Rules, limits: ScanLimits) -> None:
         self.directory, self.rules, self.limits = directory, rules, limits
@@ -58,7 +58,8 @@ class Scan:
         index, entries = Index(self.directory), list[ManifestEntry]()
         for path, status in states.items():
             if self.cancelled.is_set():
-                break  # what was read is remembered
+                # The digests so far are saved below, for the next scan.
+                break
             entry = entry_of(self.directory, path, status, index)
             if entry is not None:
                 entries.append(entry)
@@ -70,7 +71,7 @@ class Scan:
         return Tree.of(self.directory, entries, [*notes, *outward(sorted(entries))])
 
     def tree(self) -> Tree:
-        """Wait for the tree; CheckFailed says what cannot travel."""
+        """Wait for the tree and return it; raise CheckFailed for files that cannot be sent."""
         self.thread.join()
         if self._error is not None:
             raise self._error
@@ -78,7 +79,7 @@ class Scan:
         return self._tree
 
     def ready(self, seconds: float) -> Tree | None:
-        """Return the tree if it is read within that time; else stop reading."""
+        """Return the tree if it is ready within that time; else cancel the scan and return None."""
         if not self.cancelled.is_set():
             self.thread.join(seconds)
         if self.thread.is_alive():
@@ -86,12 +87,12 @@ class Scan:
         return None if self.cancelled.is_set() else self._tree
 
     def cancel(self) -> None:
-        """Stop reading: the tree is not needed."""
+        """Stop the scan, as the tree is not needed."""
         self.cancelled.set()
 
 
 def outward(entries: Sequence[ManifestEntry]) -> list[str]:
-    """Return a note on the links that lead out of the tree, if there are any."""
+    """Return a note on links that lead out of the tree, [] if there are none."""
     leads = {
         os.fsdecode(entry.path): os.path.normpath(
             os.path.join(os.path.dirname(entry.path), entry.value)
@@ -104,7 +105,7 @@ def outward(entries: Sequence[ManifestEntry]) -> list[str]:
 
 
 def states_of(directory: bytes, paths: Sequence[bytes]) -> dict[bytes, os.stat_result]:
-    """Return the state of all that is there; git also lists files that were deleted."""
+    """Return the status of each existing path; git also lists files that were deleted."""
     found = {}
     for path in paths:
         try:
@@ -117,7 +118,7 @@ def states_of(directory: bytes, paths: Sequence[bytes]) -> dict[bytes, os.stat_r
 
 
 def refuse_large(where: str, found: Mapping[bytes, os.stat_result], limits: ScanLimits) -> None:
-    """Refuse a file or a whole that is too large to be code."""
+    """Raise CheckFailed for a file or a tree that is too large to be code."""
     if len(found) > MOST_FILES:
         raise CheckFailed(f"{where} has {plural(len(found), 'file')}: too many to send", ELSEWHERE)
     sizes = {p: s.st_size for p, s in found.items() if stat.S_ISREG(s.st_mode)}
@@ -141,7 +142,7 @@ def refuse_large(where: str, found: Mapping[bytes, os.stat_result], limits: Scan
 def entry_of(
     directory: bytes, path: bytes, status: os.stat_result, index: Index
 ) -> ManifestEntry | None:
-    """Return the entry of a path; None for what does not travel."""
+    """Return the entry of a path, None for special files, which are not sent."""
     where = os.path.join(directory, path)
     if stat.S_ISDIR(status.st_mode):
         return ManifestEntry(path, DIRECTORY, 0o755, 0, b"")
@@ -160,7 +161,7 @@ def entry_of(
 
 
 def read(where: bytes, path: bytes, index: Index) -> tuple[os.stat_result, str]:
-    """Hash a file that does not change while it is read."""
+    """Return a file's status and digest; raise if it changes while it is read."""
     now = time.time_ns()
     with files.open_plain(os.fsdecode(where)) as file:
         before = os.fstat(file.fileno())
@@ -173,7 +174,7 @@ def read(where: bytes, path: bytes, index: Index) -> tuple[os.stat_result, str]:
 
 
 def was_changed(path: bytes) -> CheckFailed:
-    """Return the error for a file that is written to while it should travel."""
+    """Return the error for a file that changes while it is read or sent."""
     shown = os.fsdecode(path)
     return CheckFailed(
         f"{shown} was changed while it was read or sent",
@@ -189,20 +190,21 @@ def unreadable(path: bytes, error: OSError) -> CheckFailed:
     )
 
 
-# -- what is known of files that did not change -----------------------------------------------
+# -- digests of files that did not change -----------------------------------------------------
 
-Known = tuple[int, int, int, int, str]  # size, mtime, ctime (ns), inode, SHA-256
+# The size, mtime and ctime in ns, the inode, and the SHA-256 digest.
+Known = tuple[int, int, int, int, str]
 FRESH_NANOSECONDS = 1_000_000_000
 
 
 def cache() -> Path:
-    """Return the user's cache directory of ours."""
+    """Return this package's directory in the user's cache."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return Path(base if os.path.isabs(base) else os.path.expanduser("~/.cache")) / "orchestrator"
 
 
 class Index:
-    """The digests of one directory's files, as they were when they were last read."""
+    """A persistent cache of the digests of one directory's files."""
 
     def __init__(self, directory: bytes) -> None:
         self.path = cache() / "trees" / f"{hashlib.sha256(directory).hexdigest()[:32]}.json"
@@ -213,7 +215,7 @@ class Index:
             self.known = {path: tuple(row) for path, row in rows.items()}
 
     def digest(self, path: bytes, status: os.stat_result) -> str:
-        """Return the digest of an unchanged file, or nothing."""
+        """Return the cached digest of an unchanged file, else ""."""
         name = os.fsdecode(path)
         row = self.known.get(name)
         if row is None or row[:4] != files.state_of(status):
@@ -222,12 +224,12 @@ class Index:
         return row[4]
 
     def note(self, path: bytes, status: os.stat_result, digest: str, now: int) -> None:
-        """Remember what a file held at `now`, a time in nanoseconds before it was read."""
+        """Cache a digest unless the file changed just before `now`, the time of the read in ns."""
         if max(status.st_mtime_ns, status.st_ctime_ns) + FRESH_NANOSECONDS < now:
             self.seen[os.fsdecode(path)] = (*files.state_of(status), digest)
 
     def save(self) -> None:
-        """Keep what was seen; without it the next scan reads everything again."""
+        """Write the cache; if that fails, the next scan reads all files again."""
         if self.seen == self.known:
             return
         with contextlib.suppress(OSError):

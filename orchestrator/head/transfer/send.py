@@ -1,8 +1,8 @@
-"""Bring files to nodes: offer their list to each, and send what it lacks in batches.
+"""Send files to nodes: offer the manifest to each, and send missing files in batches.
 
-Contents are read and compressed once for all nodes that lack the same. A few batches stay in
-memory. A node that is behind them has its own read and compressed again: that costs time of this
-machine, and holds no other node up.
+Contents are read and compressed once for all nodes that lack the same files. A few batches stay in
+memory. For a slower node older batches are read and compressed again: that costs time on this
+machine, but delays no other node.
 """
 
 from __future__ import annotations
@@ -33,34 +33,44 @@ from orchestrator.protocol.timing import (
 
 log = logging.getLogger(__name__)
 
-BATCH_BYTES = 4 << 20  # before compression
-AHEAD = 4  # batches that no node has asked for yet
-KEPT = 16  # batches in memory: more than AHEAD
-ON_THE_WAY = 2  # batches that are on their way while the node writes another
+# The size of a batch before compression.
+BATCH_BYTES = 4 << 20
+# The number of batches that are prepared before a node needs them.
+AHEAD = 4
+# The number of batches in memory, which has to be more than AHEAD.
+KEPT = 16
+# The number of batches in transit while the node writes another.
+ON_THE_WAY = 2
 SAMPLE_BYTES = 1 << 16
-WORTH_IT = 0.95  # what compresses to more is sent as it is
+# Data that does not compress below this ratio is sent uncompressed.
+WORTH_IT = 0.95
 
 Seen = Callable[[int], None]
-# Returns some bytes of a file; an OSError where it has changed since it was listed.
+# A reader returns some bytes of a file; it raises OSError if the file has changed.
 Reader = Callable[[ManifestEntry, int, int], bytes]
 
 
 class Batch(NamedTuple):
-    """Some parts of files, packed, and what could not be read for it."""
+    """A compressed batch of file parts, and the errors of files that could not be read."""
 
-    data: bytes  # compressed
-    size: int  # before
-    contents: int  # bytes of files in it
+    data: bytes
+    # The size before compression.
+    size: int
+    # The bytes of files, without the parts' headers.
+    contents: int
     failed: Mapping[int, str]
 
 
 @dataclass
 class Sent:
-    """What one node lacked, and what has become of it."""
+    """The result of sending to one node."""
 
-    lacked: list[bytes] = field(default_factory=list)  # paths of files
-    size: int = 0  # bytes that went there
-    failed: dict[bytes, str] = field(default_factory=dict)  # path -> why
+    # The paths of files that the node lacked.
+    lacked: list[bytes] = field(default_factory=list)
+    # The number of bytes that were sent.
+    size: int = 0
+    # The reason by path.
+    failed: dict[bytes, str] = field(default_factory=dict)
 
     @property
     def sent(self) -> list[bytes]:
@@ -76,9 +86,10 @@ def send_to_all(
     read: Reader | None = None,
     dry_run: bool = False,
 ) -> list[Sent | OrchestratorError]:
-    """Send a tree to nodes; return what each lacked, or its error. `seen` hears of the bytes.
+    """Send a tree to nodes; return each node's result or error, in their order.
 
-    Files that are not on this machine are read by `read`.
+    `seen` is called with the number of bytes of each step, for a progress bar. `read` replaces
+    reading the files from this machine's disk.
     """
     outbox = Outbox(tree, read or tree.read)
     pairs = list(zip(channels, places, strict=True))
@@ -89,20 +100,22 @@ def send_to_all(
 
 
 def first_failed(results: Sequence[Sent | OrchestratorError]) -> bytes:
-    """Return the path of a file that could not come to a node as it was read, or nothing."""
+    """Return the path of a file that could not be sent as it was read, else b""."""
     sent = (result for result in results if isinstance(result, Sent))
     return next((path for result in sent for path in sorted(result.failed)), b"")
 
 
 class Outbox:
-    """Holds what several nodes are sent: those that lack the same share its batches."""
+    """The files for several nodes; nodes that lack the same files share batches."""
 
     def __init__(self, tree: Tree, read: Reader) -> None:
         self.tree, self.read = tree, read
         self.packed = zlib.compress(tree.listing, 1)
-        self.lock = threading.Lock()  # of the contents
+        # This lock guards `contents`.
+        self.lock = threading.Lock()
         self.contents: dict[tuple[int, ...], SharedBatches] = {}
-        self.pool = ThreadPoolExecutor(os.cpu_count() or 1)  # zlib lets other threads run
+        # Threads suffice for compression, as zlib releases the GIL.
+        self.pool = ThreadPoolExecutor(os.cpu_count() or 1)
 
     def batches(self, numbers: Sequence[int]) -> SharedBatches:
         key = tuple(numbers)
@@ -112,11 +125,11 @@ class Outbox:
             return self.contents[key]
 
     def send(self, channel: NodeChannel, into: RemoteDir, seen: Seen, *, dry_run: bool) -> Sent:
-        """Offer the files to one node, and send what it lacks, batch after batch."""
+        """Offer the files to one node, and send those it lacks, batch after batch."""
         sent, entries = Sent(), self.tree.entries
 
         def note_failed(failed: Mapping[int, str]) -> None:
-            """Note why files cannot be on the node; the first reason counts."""
+            """Store why files cannot be written on the node; the first reason counts."""
             for number, reason in failed.items():
                 if number in range(len(entries)):
                     sent.failed.setdefault(entries[number].path, reason)
@@ -154,17 +167,17 @@ class Outbox:
 
 
 class SharedBatches:
-    """The batches for those nodes that lack the same. Each node takes them at its own pace."""
+    """The batches for nodes that lack the same files. Each node takes them at its own pace."""
 
     def __init__(self, outbox: Outbox, numbers: Sequence[int]) -> None:
         self.entries, self.read = outbox.tree.entries, outbox.read
         self.cuts = list(cut(self.entries, numbers, BATCH_BYTES))
         self.lock = threading.Lock()
-        # The newest batches stay in memory, each as a future: another thread may still make it.
+        # The newest batches stay in memory as futures, as another thread may still prepare them.
         self.begin = lru_cache(KEPT)(lambda number: outbox.pool.submit(self.make, number))
 
     def get(self, number: int) -> Batch:
-        """Return a batch, and begin to make those behind it."""
+        """Return a batch, blocking until it is ready, and start to prepare the next ones."""
         with self.lock:
             numbers = range(number, min(number + 1 + AHEAD, len(self.cuts)))
             batches = [self.begin(each) for each in numbers]
@@ -190,7 +203,7 @@ class SharedBatches:
 def cut(
     entries: Sequence[ManifestEntry], numbers: Sequence[int], limit: int
 ) -> Iterator[list[FilePart]]:
-    """Cut files into batches of parts; also an empty file has a part."""
+    """Yield batches of file parts, each at most `limit` bytes; an empty file has one part."""
     parts: list[FilePart] = []
     room = limit
     for number in numbers:
@@ -206,6 +219,6 @@ def cut(
 
 
 def _offsets(size: int, room: int, limit: int) -> Iterator[int]:
-    """Yield where the parts of a file begin: one in the room that is left, then whole ones."""
+    """Yield the offsets of a file's parts: the first fills the current batch, then full batches."""
     yield 0
     yield from range(room, size, limit)

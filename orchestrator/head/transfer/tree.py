@@ -1,4 +1,4 @@
-"""Files of this machine that travel, as they were when they were read."""
+"""The files to send, as they were when they were read."""
 
 from __future__ import annotations
 
@@ -15,29 +15,34 @@ from orchestrator.protocol.manifest import FILE, ManifestEntry
 
 @dataclass
 class Moved:
-    """The files that one node was sent or gave, or why there are none."""
+    """The result of a transfer to or from one node: its files, or the error."""
 
     node: int = 0
     name: str = ""
     into: str = ""
     files: list[str] = field(default_factory=list)
-    kept: int = 0  # that were there already
-    size: int = 0  # bytes that went or came
-    failed: dict[str, str] = field(default_factory=dict)  # path -> why
+    # The number of files that were already there.
+    kept: int = 0
+    # The number of bytes that were transferred.
+    size: int = 0
+    # The reason by path.
+    failed: dict[str, str] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
     error: OrchestratorError | None = None
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A directory, or a part of it: what has to be elsewhere for a copy to be the same."""
+    """A manifest of a directory or a part of it, which makes a copy comparable by its digest."""
 
     directory: bytes
     entries: tuple[ManifestEntry, ...]  # sorted
-    listing: bytes  # the same, packed
+    # The entries in packed form.
+    listing: bytes
     digest: str
     notes: tuple[str, ...] = ()
-    names: Mapping[bytes, bytes] = field(default_factory=dict)  # path there -> here, if another
+    # The path here by the path on the node, where they differ.
+    names: Mapping[bytes, bytes] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -61,7 +66,7 @@ class Tree:
         return sum(entry.size for entry in self.entries)
 
     def read(self, entry: ManifestEntry, offset: int, size: int) -> bytes:
-        """Return some bytes of a file; an OSError where it has changed since it was listed."""
+        """Return some bytes of a file; raise OSError if it has changed since it was listed."""
         path = os.path.join(self.directory, self.names.get(entry.path, entry.path))
         with open_plain(os.fsdecode(path)) as file:
             data = os.pread(file.fileno(), size, offset)
@@ -72,7 +77,7 @@ class Tree:
 
 
 def of_files(directory: Path, mode: Callable[[Path], int]) -> Tree:
-    """Read a directory that holds nothing but files; each gets a mode."""
+    """Return the tree of a directory that holds only files; `mode` gives the mode of each."""
     entries = []
     for path in directory.iterdir():
         with open_plain(path) as file:
