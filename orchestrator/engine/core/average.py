@@ -85,7 +85,7 @@ class Average:
             weight.copy_(average)
             average.copy_(before)
 
-    # -- as a checkpoint asks for it ---------------------------------------------------------------
+    # -- state for checkpoints ---------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         return {"updates": self.updates, WEIGHTS: self.weights}

@@ -71,7 +71,7 @@ class Checkpointing:
     def keep(self, name: str, holder: Any) -> None:
         self.parts.auxiliary.add(name, holder)
 
-    # -- as the program asks -----------------------------------------------------------------------
+    # -- calls of the program ----------------------------------------------------------------------
 
     def save_to(self, directory: Path) -> Path:
         """Save into directory/step_NNNNNNNN, wait until it is complete, and return that path."""
@@ -126,7 +126,7 @@ class Checkpointing:
             self.latest = loaded.created
         return loaded
 
-    # -- at the beginning of a training ------------------------------------------------------------
+    # -- the start of a training -------------------------------------------------------------------
 
     def begin(self, asked: TrainingRequest, training: Batches) -> None:
         """Resume if requested or restarted, and open the stores that the training saves into."""
@@ -296,7 +296,7 @@ class Checkpointing:
             what = f"{other} saved them with another model"
         raise CheckFailed(what)
 
-    # -- while it trains ---------------------------------------------------------------------------
+    # -- during a training -------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
@@ -308,7 +308,7 @@ class Checkpointing:
             yield
 
     def refuse_unsaved(self) -> None:
-        """Refuse an optimizer whose state cannot be saved, at the first step, if this one saves."""
+        """Refuse at the first step an optimizer whose state cannot be saved, if anything saves."""
         if self.savable or not (self.checkpoints or self.memory):
             return
         self.savable = True

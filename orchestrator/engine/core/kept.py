@@ -40,7 +40,7 @@ class OptimizerState:
         known = {id(parameter): name for name, parameter in stepper.named}
         self.names = [known[id(parameter)] for parameter in parameters_of(self.optimizer)]
         self.likes = {repr(name): parameter for name, parameter in stepper.named}
-        # Settings of the program may be functions, which are not saved. Steps add only state.
+        # Settings from the program may be functions, which are not saved. Steps add only state.
         self.settings = frozenset(key for group in self.optimizer.param_groups for key in group)
 
     def state_dict(self) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class AuxiliaryState:
         encoded(content_of(holder), {}, name)
         self.holders[name] = holder
 
-    # -- as a checkpoint asks for it ---------------------------------------------------------------
+    # -- saving and loading ------------------------------------------------------------------------
 
     def refuse_unsavable(self) -> None:
         """Refuse an optimizer whose state no checkpoint can hold."""

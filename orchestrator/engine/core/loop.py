@@ -112,10 +112,10 @@ class Loop:
         say(f"{state.ended} (step {state.step})")
 
     def _close(self, *, trains: bool) -> None:
-        """Save the last state, if any step was trained, and close the stores."""
+        """Save the last state, unless the training ended before its first step; end the stores."""
         memory, checkpoints = self.saving.memory, self.saving.checkpoints
         if memory is not None:
-            # A training that was asked to stop may go on elsewhere.
+            # A training that was asked to stop may be restarted from this state.
             if trains and self.policy.urgent:
                 with self._up_to_date():
                     self.saving.keep_in_memory(last=True)
@@ -251,7 +251,7 @@ class Loop:
             kinds += [] if self.training.endless else ["val"]
         return [f"{kind}_{name}" for kind in kinds for name in self.names]
 
-    # -- between two steps ------------------------------------------------------------------------
+    # -- between steps ----------------------------------------------------------------------------
 
     def _after_step(self, *, epoch_over: bool) -> None:
         state, policy, reporter = self.state, self.policy, self.reporter
@@ -369,7 +369,7 @@ def is_true(result: Any) -> bool:
 
 
 def to_train(model: nn.Module, bare: nn.Module) -> None:
-    """Put the model into train mode, but for the parts that the user has frozen.
+    """Put the model into train mode, except for the parts that the user has frozen.
 
     A frozen part is in eval mode inside a model in train mode, and none of its parameters is
     trained. A model in eval mode as a whole comes from a library, and all of it is switched.

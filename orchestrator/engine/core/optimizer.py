@@ -312,7 +312,7 @@ def is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str))
 
 
-# -- what may be left to the kernels ---------------------------------------------------------------
+# -- fused kernels ---------------------------------------------------------------------------------
 
 
 def fuse(optimizer: Optimizer) -> bool:

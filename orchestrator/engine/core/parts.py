@@ -93,7 +93,7 @@ def counted(config: Config, losses: Loss) -> str:
     return "samples"
 
 
-# -- by the arguments of a Trainer -----------------------------------------------------------------
+# -- from the arguments of a Trainer ---------------------------------------------------------------
 
 
 def of_trained(
@@ -174,7 +174,7 @@ def training_of(
     return dataclasses.replace(training, **own)  # type: ignore[arg-type]
 
 
-# -- by a config -----------------------------------------------------------------------------------
+# -- from a config ---------------------------------------------------------------------------------
 
 
 def of_config(config: Config, everyone: Ranks) -> Parts:
@@ -229,7 +229,7 @@ def as_path(directory: str | Path) -> Path:
     return Path(expanded(directory)).absolute()
 
 
-# -- one model and optimizer, or several by name ---------------------------------------------------
+# -- one model, or several by name -----------------------------------------------------------------
 
 
 @dataclass(frozen=True)

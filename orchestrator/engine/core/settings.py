@@ -134,7 +134,7 @@ def make_deterministic(config: Config) -> None:
         torch.backends.cudnn.benchmark = False
 
 
-# -- the batch of a job that goes on with another number of ranks ----------------------------------
+# -- the batch after a restart with another number of ranks ----------------------------------------
 
 
 VARIABLE = "ORCHESTRATOR_FIRST_WORLD_SIZE"
@@ -168,7 +168,7 @@ def keep_batch(config: Config, world: int, say: Say) -> Config:
     return dataclasses.replace(config, training=changed)
 
 
-# -- what train() is asked for -------------------------------------------------------------------
+# -- the arguments of train() --------------------------------------------------------------------
 
 
 def request_of(
@@ -258,7 +258,7 @@ def cadences(section: Any, steps: str, seconds: str) -> list[Duration]:
     return [Duration(amount, unit) for unit, amount in wanted.items() if amount]
 
 
-# -- and the data that it is given ----------------------------------------------------------------
+# -- the data of train() --------------------------------------------------------------------------
 
 
 def refuse_spent(asked: TrainingRequest, train_loader: Any, val_loader: Any) -> None:

@@ -100,7 +100,7 @@ class Stepper:
         chosen = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
         self.named = [(key, p) for key, p in self.parameters.items() if id(p) in chosen]
         fused = [fuse(part) for part in parts_of(self.optimizer)] if not has_sparse(model) else []
-        # Only a single optimizer may skip a step on the device.
+        # Several optimizers in a list use fused kernels as well, but skip bad steps on the host.
         self.fused = all(fused) and len(fused) == 1
         for part in parts_of(self.optimizer) if mesh.mesh is not None and not elementwise else ():
             refuse_not_elementwise(part)
@@ -213,7 +213,7 @@ class Stepper:
         self.good *= self.good < GROW_AFTER
         self.scale = (self.scale * (1 - lost / 2) * grow).clamp(1.0, LARGEST_SCALE)
 
-    # -- what a checkpoint holds of it ----------------------------------------------------------
+    # -- state for checkpoints ------------------------------------------------------------------
 
     def progress(self) -> dict[str, Any]:
         """Return the state beside that of the optimizer, ready for JSON."""
@@ -254,7 +254,7 @@ class Steppers:
         names: Mapping[int, str],
         model: nn.Module,
         mesh: Mesh,
-        # Settings by the optimizers' names. One that is not in `every` steps each time.
+        # These are by the optimizers' names. An optimizer that is not in `every` takes every step.
         training: Mapping[str, TrainingConfig],
         every: Mapping[str, int],
         schedulers: Mapping[str, Any],

@@ -99,13 +99,12 @@ class StopVote:
         if before.get(signal.SIGUSR1, signal.SIG_DFL) is not signal.SIG_DFL:
             # The program has its own handler for it.
             del before[signal.SIGUSR1]
-        # A launcher may send the same signal twice, so only a process started by hand ends there.
+        # A launcher may send a signal twice. A second one ends only a process started by hand.
         by_hand = self.alone and "LOCAL_RANK" not in os.environ
 
         def stop(number: int, frame: FrameType | None) -> None:
             self.request(STOP)
             if by_hand:
-                # A second signal ends the process at once.
                 signal.signal(number, before[signal.Signals(number)])
 
         for number in before:
@@ -175,7 +174,7 @@ class TrainState:
     position: int = 0
     # The number of optimizer steps.
     step: int = 0
-    # The loss counts these: tokens, samples or targets.
+    # The tokens, samples or targets that the loss has counted so far.
     tokens: int = 0
     # The means over all ranks in the last epoch.
     train_metrics: Metrics = field(default_factory=dict)
@@ -213,13 +212,13 @@ class TrainingRequest:
     """The arguments of one train() call that do not depend on its data."""
 
     epochs: int | None = None
-    # The training lasts at least this long; only a signal or a time limit ends it earlier.
+    # The training lasts at least this long; only a signal or a limit ends it earlier.
     least: Duration | None = None
     limits: Sequence[Limit] = ()
     # The intervals between checkpoints, and between evaluations.
     saving: Sequence[Duration] = ()
     evaluating: Sequence[Duration] = ()
-    # The metric that decides which checkpoint is the best.
+    # "min NAME" or "max NAME": the metric that decides which checkpoint is the best.
     best: str | None = None
     patience: int | None = None
     # The checkpoint directory as the user wrote it.
@@ -343,7 +342,7 @@ class StopPolicy:
         most = min((x.most.amount for x in self.limits if x.most.unit == "seconds"), default=None)
         return None if most is None else max(0.0, most - self.seconds())
 
-    # -- asked by the loop ------------------------------------------------------------------------
+    # -- calls of the loop ------------------------------------------------------------------------
 
     def nothing_to_do(self) -> bool:
         return self._agreed(self._done() or bool(self._over("steps", "epochs")))
@@ -408,7 +407,7 @@ class StopPolicy:
             self.urgent, self.state.ended = True, self.state.ended or "asked to stop"
         return stop
 
-    # -- how it decides ---------------------------------------------------------------------------
+    # -- decisions --------------------------------------------------------------------------------
 
     def _hear(self, requested: list[int]) -> None:
         stop, out_of_time, enough = (bool(requested[what]) for what in (STOP, TIME, ENOUGH))

@@ -33,7 +33,7 @@ def memory(device: torch.device) -> tuple[int, int]:
     return now, most
 
 
-# -- the file -------------------------------------------------------------------------------------
+# -- the metrics file -----------------------------------------------------------------------------
 
 
 class MetricsFile:
@@ -111,7 +111,7 @@ def _step_of(line: bytes) -> int:
         return 0
 
 
-# -- the line on screen ---------------------------------------------------------------------------
+# -- the progress line ----------------------------------------------------------------------------
 
 
 class Estimate:
@@ -179,7 +179,7 @@ def progress(
     ]
     if record.get("mfu") is not None:
         parts.append(f"mfu {record['mfu']:.1%}")
-    # The estimate is missing after the first step and 0 after the last.
+    # There is no estimate after the first step and after the last.
     if seconds := round(eta_seconds or 0.0):
         parts.append(f"{duration(seconds)} left")
     if record.get("skipped_steps"):
@@ -191,7 +191,7 @@ def short(value: float | None) -> str:
     return "-" if value is None else f"{value:.5g}"
 
 
-# -- the time that an attempt took -----------------------------------------------------------------
+# -- the time of an attempt ------------------------------------------------------------------------
 
 
 # The interval between two lines, and so the most that a failure leaves unrecorded.
@@ -202,7 +202,7 @@ NAME = "time_spent.jsonl"
 
 
 class StepAccount:
-    """Records the time that rank 0 spends in steps, data and checkpoints.
+    """Records the steps of an attempt, and rank 0's seconds of waiting for data and checkpoints.
 
     There is one per process; the times of several trainings in a program add up.
     """

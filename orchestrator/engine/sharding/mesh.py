@@ -98,7 +98,7 @@ def in_words(mesh: Mesh, ranks: Ranks) -> str:
     return f"{mesh.strategy}: {copies} of the parameters, {each}in {plural(size, 'shard')}"
 
 
-# -- the model on it ------------------------------------------------------------------------------
+# -- sharding the model ---------------------------------------------------------------------------
 
 
 def spread(
@@ -295,7 +295,7 @@ def recomputed(model: nn.Module, blocks: list[nn.Module], how: str) -> list[nn.M
     return list(wrapped.values())
 
 
-# -- one step on it -------------------------------------------------------------------------------
+# -- forward and backward -------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -410,7 +410,7 @@ def plain_class(model: nn.Module) -> type:
     return next(plain for plain in classes if not issubclass(plain, FSDPModule))
 
 
-# -- what a rank has of a tensor ------------------------------------------------------------------
+# -- a rank's shard of a tensor -------------------------------------------------------------------
 
 
 def local_tensor(tensor: Tensor) -> Tensor:

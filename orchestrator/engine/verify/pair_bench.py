@@ -21,7 +21,8 @@ from orchestrator.engine.verify.collective_bench import World
 FIRST, LARGEST = 1 << 14, 1 << 26
 # The least and the most seconds for one direction of a pair.
 SHORTEST, LONGEST = 0.04, 0.25
-# Messages grow until only about so many fit into that time. Short ones are disturbed less often.
+# Messages grow until only about this many fit into that time. More short messages are better than
+# few long ones, because other traffic disturbs fewer of them.
 MESSAGES = 20
 # Messages also grow while the last growth raised the rate by this factor: latency still dominates.
 GAIN = 1.5
