@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 import socket
 
-PORTS = range(10_000, 30_000)  # the kernel gives others, from 32,768 on, to whoever calls
+# The kernel assigns ephemeral ports from 32,768 on.
+PORTS = range(10_000, 30_000)
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that nobody has; other tests look for some at the same time."""
+    """Return free ports; other tests may be looking for some at the same time."""
     chance, found = random.SystemRandom(), set[int]()
     while len(found) < count:
         port = chance.choice(PORTS)

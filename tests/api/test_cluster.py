@@ -1,4 +1,4 @@
-"""What the Python API decides before anything runs. The rest: end_to_end/test_python_api.py."""
+"""Checks of the Python API before anything runs. Runs are in end_to_end/test_python_api.py."""
 
 from __future__ import annotations
 

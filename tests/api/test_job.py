@@ -1,4 +1,4 @@
-"""What a program reads of a job that is on this disk."""
+"""A program reads the state of a job whose experiment is on the local disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A launch's options are defined once: whoever shows or keeps them has exactly those."""
+"""A launch's options are defined once; help, config and records use the same set."""
 
 from __future__ import annotations
 

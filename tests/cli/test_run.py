@@ -27,7 +27,7 @@ def test_a_directory_that_was_removed(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     *before, last = done.stderr.splitlines()
     assert last == "error: this directory was removed: go to another"
-    # Where the path of a venv has a space, pip's commands begin as sh, which says so, too.
+    # pip starts its commands through sh where the path of a venv has a space, and reports that.
     assert all(line.startswith("sh: ") for line in before)
 
 

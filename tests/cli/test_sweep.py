@@ -1,4 +1,4 @@
-"""What is typed after `orchestrator sweep`, before anything is read of it."""
+"""The arguments of `orchestrator sweep`, before any file is read."""
 
 from __future__ import annotations
 

@@ -49,7 +49,8 @@ class FaultyLoopback(Faults, LoopbackCluster):
         for entry in Path("/proc").iterdir():
             try:
                 environment = (entry / "environ").read_bytes() if entry.name.isdigit() else b""
-            except OSError:  # it ended meanwhile, or is somebody else's
+            except OSError:
+                # It has ended since the listing, or belongs to another user.
                 continue
             if ours in environment and tag.encode() in environment:
                 found.append(int(entry.name))
@@ -65,7 +66,8 @@ class FaultyLoopback(Faults, LoopbackCluster):
     def end_sshd(self, i: int) -> None:
         """End the listener and its sessions, and nothing that a session has detached."""
         if listener := self._listeners.pop(i, None):
-            os.kill(listener.pid, signal.SIGSTOP)  # no new session starts between look and kill
+            # A stopped listener starts no new session between look and kill.
+            os.kill(listener.pid, signal.SIGSTOP)
             end(
                 {
                     listener.pid,

@@ -180,7 +180,8 @@ class NetnsCluster(Faults):
         self._await(i)
 
     def end_sshd(self, i: int) -> None:
-        while self._sshd_pids(i):  # one round, unless a connection came in meanwhile
+        # One round is enough unless a connection arrived during it.
+        while self._sshd_pids(i):
             outside = self._numbers_outside(i)
             end(outside[p] for p in self._sshd_pids(i) if p in outside)
 
@@ -392,7 +393,8 @@ class NetnsCluster(Faults):
     def _read(self, i: int, pid: int, name: str) -> str:
         try:
             return self.path(i, f"/proc/{pid}/{name}").read_text(errors="replace")
-        except OSError:  # it ended meanwhile
+        except OSError:
+            # It has ended since the listing.
             return ""
 
     def _sshd_pids(self, i: int) -> list[int]:

@@ -88,7 +88,8 @@ def test_a_directory_goes_and_what_its_links_lead_to_stays(tmp_path: Path) -> No
     assert sum(freed) > 10_000
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "outside"]
     assert (outside / "precious").exists()
-    assert files.delete(hidden) == []  # somebody else was faster
+    # Another process was faster.
+    assert files.delete(hidden) == []
 
 
 def test_what_cannot_go_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +111,7 @@ def test_what_cannot_go_is_named_once(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_disk_that_holds_no_sockets_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A home on sshfs or CIFS: "Operation not permitted" alone tells nobody what to do."""
+    """A home on sshfs or CIFS: "Operation not permitted" alone does not say how to fix it."""
     monkeypatch.setenv("ORCHESTRATOR_HOME", "/net/home/.o")
     said = r"no sockets and pipes can be made in /net/home/\.o .* set ORCHESTRATOR_HOME"
     with pytest.raises(OSError, match=said), files.making_sockets():

@@ -25,7 +25,8 @@ def test_what_a_full_disk_takes_a_part_of_is_not_whole(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     part.close()
-    assert size == 0  # nobody else is kept from the disk
+    # Other users lose no disk space.
+    assert size == 0
 
 
 def test_directories_of_a_folder_have_its_own_umask(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What hides a secret: its value in any spelling, its name, its form."""
+"""Secrets are hidden by value in any spelling, by name and by form."""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ from orchestrator.common.hosts import expand, folded, is_this_machine, listed
         ("LOCALHOST:8321", True),
         ("127.0.0.1:8321", True),
         ("[::1]:8321", True),
-        ("10.1.2.3", True),  # no name that somebody else's DNS could hold
+        # An address is no name that a foreign DNS server could resolve.
+        ("10.1.2.3", True),
         ("head.example.org:1", True),
         (os.uname().nodename, True),
         ("evil.example.com", False),

@@ -1,4 +1,4 @@
-"""What the package logs, where it goes, and what is left out of it."""
+"""Contents and location of the package's logs, and the text that is left out of them."""
 
 from __future__ import annotations
 

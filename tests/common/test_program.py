@@ -1,4 +1,4 @@
-"""What kind of program a name is."""
+"""The kind of program that a name stands for."""
 
 from __future__ import annotations
 

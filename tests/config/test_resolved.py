@@ -1,4 +1,4 @@
-"""config.yaml is read in one way, whoever asks."""
+"""All readers of config.yaml get the same values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One Slurm for the tests of a module, and somebody on its login node."""
+"""One Slurm for the tests of a module, and a user on its login node."""
 
 from __future__ import annotations
 

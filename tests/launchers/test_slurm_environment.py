@@ -1,4 +1,4 @@
-"""What Slurm's environment says, from Slurm's own spellings."""
+"""Slurm's environment variables are read in Slurm's own spellings."""
 
 from __future__ import annotations
 

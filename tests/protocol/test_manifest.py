@@ -1,4 +1,4 @@
-"""The list of a tree: whatever names there are, it comes back; nothing of it leads elsewhere."""
+"""A tree's list is read back with any names in it; no entry leads outside of the tree."""
 
 from __future__ import annotations
 

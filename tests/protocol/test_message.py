@@ -1,4 +1,4 @@
-"""What is not trusted ends in one error; what is of a newer version is understood."""
+"""Untrusted messages end in one error; messages of newer versions are understood."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which checkpoint is whole on several nodes, and who gives which file to whom."""
+"""Checkpoints that are complete on several nodes, and the transfers that they need."""
 
 from __future__ import annotations
 

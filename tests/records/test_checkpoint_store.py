@@ -1,4 +1,4 @@
-"""Checkpoints are whole or not there: whatever is killed, flipped, cut off or written by others."""
+"""Checkpoints are whole or absent after kills, bit flips, truncation and foreign writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this login remembers of machines: believed only if nobody else can write it."""
+"""A login's notes about machines are believed only if other users cannot write them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of a job's time add up to the wall clock, whatever its engine told."""
+"""The parts of a job's time add up to the wall clock for any report of its engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of a launch: here, how a file comes along that a rank lacks."""
+"""A launch's manifest; here: how a file travels that a rank lacks."""
 
 from __future__ import annotations
 

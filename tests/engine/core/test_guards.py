@@ -1,4 +1,4 @@
-"""What goes wrong in a run, and what ends it: NaN, signals, budgets, unequal nodes, bad models."""
+"""Faults of a run and their handling: NaN, signals, budgets, unequal nodes, bad models."""
 
 from __future__ import annotations
 
@@ -124,7 +124,8 @@ def test_clocks_start_evaluations_and_checkpoints(tmp_path: Path) -> None:
     evaluations = [line["step"] for line in one.metrics() if "eval_loss" in line]
     assert evaluations == [line["step"] for line in one.metrics(1) if "eval_loss" in line]
     saved = list((one.experiment() / "outputs/checkpoints").glob("step_*"))
-    for each in (evaluations, saved):  # on a slow machine a step takes longer than the clock
+    # On a slow machine a step takes longer than the clock.
+    for each in (evaluations, saved):
         assert 3 <= len(each) <= 4 / 0.5 + 1
 
 

@@ -1,4 +1,4 @@
-"""What people do with a Trainer, and what they find afterwards."""
+"""Common uses of a Trainer, and their results."""
 
 from __future__ import annotations
 

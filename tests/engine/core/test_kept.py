@@ -1,4 +1,4 @@
-"""What a program keeps beside its model outlives it, from disk and from memory, on any layout."""
+"""Extra state of a program survives, from disk and from memory, on any layout."""
 
 from __future__ import annotations
 

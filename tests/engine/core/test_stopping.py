@@ -34,7 +34,8 @@ def limit(amount: float, unit: str) -> Limit:
         (None, [limit(60, "seconds")], 100, None),
         (None, [limit(30, "steps")], None, 18),
         (None, [limit(10, "steps")], None, 0),  # others may still agree on it
-        (3, [], None, None),  # nobody knows how long an epoch is
+        # The length of an epoch is unknown.
+        (3, [], None, None),
         # Of 100 samples a step takes 16: 7 steps; in this epoch 5 are done.
         (3, [], 100, 7 + 7 - 5),
         (9, [limit(3, "epochs")], 100, 9),

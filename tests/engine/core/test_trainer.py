@@ -1,4 +1,4 @@
-"""The Trainer's numbers are those of a plain loop, whatever it runs on; and it can be resumed."""
+"""The Trainer's numbers are those of a plain loop in every setup, and it can be resumed."""
 
 from __future__ import annotations
 

@@ -82,6 +82,6 @@ def test_all_ranks_trace_the_same_steps(tmp_path: Path, monkeypatch: pytest.Monk
     losses = [[line["loss"] for line in one.metrics()] for one in (asked, plain)]
     assert losses[0] == losses[1] and len(losses[0]) == STEPS
     assert f"steps {news.first} to {news.last} are traced" in asked.output()
-    # Nobody asked again, and a later wish is not taken for this one.
+    # No second request was made, and a later one is not taken for this one.
     assert len(list(directory.parent.iterdir())) == 1
     assert not ask(run_dir, WISH.replace(id="9")).busy

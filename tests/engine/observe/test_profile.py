@@ -1,4 +1,4 @@
-"""Profile: traces and a summary of the steps that were asked for; a full disk stops nobody."""
+"""Profile: traces and a summary of the requested steps; a full disk does not stop a run."""
 
 from __future__ import annotations
 

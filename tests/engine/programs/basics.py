@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from orchestrator import Trainer, distributed
 
 RANK = int(os.environ.get("RANK", "0"))
-BATCH = 8  # of all ranks together
+# This is the global batch.
+BATCH = 8
 SAMPLES = 41  # the last batch of all ranks has one
 EPOCHS = 2
 ACCUMULATE = 2  # the last step of an epoch has micro-batches of eight and of one
@@ -112,7 +113,7 @@ def trainer(**more: Any) -> Trainer:
 
 
 def data(size: int = 8) -> TensorDataset:
-    """Make samples of which all count."""
+    """Return samples that all count towards the loss."""
     own = torch.Generator().manual_seed(1)
     targets = torch.randint(0, 3, (size,), generator=own)
     return TensorDataset(torch.randn(size, 6, generator=own), targets)

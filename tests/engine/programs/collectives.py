@@ -1,4 +1,4 @@
-"""What ranks do in the tests of the collectives: worlds.py calls these with the job's directory."""
+"""Rank functions of the tests of the collectives; worlds.py passes the job's directory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from orchestrator.distributed import (
 
 
 def values(directory: Path) -> None:
-    """Against values computed by hand; nobody has made a process group before."""
+    """Results equal values computed by hand; no process group exists before."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     assert is_master_process() == (rank == 0)
     assert is_master_node() == (os.environ["GROUP_RANK"] == "0")
@@ -41,7 +41,7 @@ def values(directory: Path) -> None:
             kept = torch.float32 if op == "mean" and dtype == torch.int64 else dtype
             assert found.dtype == kept
             assert found.tolist() == wanted, (op, dtype, found)
-    assert own.tolist() == [rank + 1, -rank - 1]  # as it was
+    assert own.tolist() == [rank + 1, -rank - 1]
     truth = torch.tensor([rank == 0, True, False])
     assert all_reduce_tensor(truth).tolist() == [1, world, 0]
     assert all_reduce_tensor(truth, "min").tolist() == [world == 1, True, False]

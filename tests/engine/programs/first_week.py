@@ -1,4 +1,4 @@
-"""What a team does to its own model in the first week; worlds.py calls it with a directory."""
+"""Typical changes of a team to its own model; worlds.py passes a directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks do in the tests of what a program keeps beside its model."""
+"""Rank functions of the tests of extra state that a program saves beside its model."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from orchestrator import Trainer
 from tests.engine.programs.basics import attempt, message, tell, whole, world
 
-BATCH, ACCUMULATE, MANY = 8, 2, 47  # in a micro-batch of all ranks; the last step has few
+# BATCH samples make a micro-batch of all ranks; the last step has fewer.
+BATCH, ACCUMULATE, MANY = 8, 2, 47
 
 
 class Broken(Dataset[Any]):

@@ -1,4 +1,4 @@
-"""What ranks do in the tests of the Trainer: worlds.py calls these with the job's directory."""
+"""Rank functions of the tests of the Trainer; worlds.py passes the job's directory."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def every_strategy(directory: Path) -> None:
 
 
 def resumes(directory: Path) -> None:
-    """Interrupted in the middle of an epoch and begun anew: the same bits as without."""
+    """A run that is interrupted in mid-epoch and resumed gives the bits of one without a break."""
     for strategy in ("hybrid_shard", "ddp"):
         ended = []
         for stops in ((), ("4 steps",), ("3 steps",)):
@@ -318,7 +318,8 @@ def meets_nan(directory: Path) -> None:
     """One sample of the loader is broken: one step is left out, and the sample is named."""
     data = samples(40)
     data.tensors[0][7] = torch.nan
-    for make in (torch.optim.AdamW, torch.optim.Adadelta):  # with and without a fused kernel
+    # AdamW has a fused kernel, Adadelta has none.
+    for make in (torch.optim.AdamW, torch.optim.Adadelta):
         model = net()
         made = Trainer(model, make, nn.CrossEntropyLoss())
         fit = DataLoader(data, BATCH // world(), shuffle=True)
@@ -418,9 +419,8 @@ def tracks(directory: Path) -> None:
         trainer, trackers=["tensorbord"]), "thing": message(trainer, trackers=[3])}  # fmt: skip
     wrong = trainer(trackers={"tensorboard": {"logdri": "here"}})
     results["option"] = message(wrong.train, loader(), epochs=1)
-    (
-        directory / "a_file"
-    ).touch()  # which is not a directory: that of the second one cannot be made
+    # This is not a directory, so the second trainer's directory cannot be made.
+    (directory / "a_file").touch()
     shut = trainer(trackers={"tensorboard": {"log_dir": str(directory / "a_file" / "tb")}})
     shut.train(loader(), epochs=1)
     results["shut"] = str(shut.state.step)
@@ -727,7 +727,8 @@ def keys_at_work(directory: Path) -> None:
     torch.manual_seed(0)
     model = Counted()
     keys = {**CONFIG, "checkpoint": {**CONFIG["checkpoint"], "directory": str(directory / "kept")}}
-    optimizer = torch.optim.Adadelta(model.parameters())  # which has no fused kernel
+    # Adadelta has no fused kernel.
+    optimizer = torch.optim.Adadelta(model.parameters())
     first = Trainer(model, optimizer, nn.CrossEntropyLoss(), config=keys)
     first.train(fit, loader(13), epochs=50)
     lines = read_lines(directory)

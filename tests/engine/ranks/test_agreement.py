@@ -1,4 +1,4 @@
-"""What is equal on all ranks, and what is made so."""
+"""Values that are equal on all ranks, and those that are made equal."""
 
 from __future__ import annotations
 

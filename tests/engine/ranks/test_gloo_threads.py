@@ -16,7 +16,8 @@ PR_SET_NAME = 15
 def test_a_thread_that_works_without_the_interpreter_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ranks, "LIMIT_SECONDS", 600.0)  # on a busy machine it takes its time
+    # The call takes long on a busy machine.
+    monkeypatch.setattr(ranks, "LIMIT_SECONDS", 600.0)
     named, dropped, over = (threading.Event() for _ in range(3))
 
     def run_collective() -> None:

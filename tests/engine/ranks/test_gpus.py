@@ -1,4 +1,4 @@
-"""What can be seen of GPUs without one; scripts/bench/gpu.py looks at the rest."""
+"""Checks of GPU code that need no GPU; scripts/bench/gpu.py covers the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who carries which file to whom, and how many at once."""
+"""The plan of transfers: sender, file, receiver, and how many run at once."""
 
 from __future__ import annotations
 

@@ -57,7 +57,8 @@ def test_it_goes_on_from_memory_to_the_bit(tmp_path: Path, strategy: str) -> Non
     assert run(again) == [[0] * 4], again.output()
     assert f"resuming after step 7, from memory ({first.memory_of(0)}): " in again.output()
     assert "came from other nodes" in again.output()
-    exact = {} if strategy != "ddp" else {"abs": 1e-6}  # torch orders ddp's buckets anew
+    # Torch orders ddp's buckets differently after a restart.
+    exact = {} if strategy != "ddp" else {"abs": 1e-6}
     assert losses(again) == (pytest.approx(after(7, whole), **exact) if exact else after(7, whole))
     assert again.metrics()[-1]["tokens"] == whole.metrics()[-1]["tokens"]
 

@@ -1,4 +1,4 @@
-"""Whose a checkpoint is, and which was saved last."""
+"""The owner of a checkpoint, and the latest saved one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a checkpoint holds is data: nothing that its pickles name is run."""
+"""A checkpoint is data: no function that its pickles name is run."""
 
 from __future__ import annotations
 
@@ -76,9 +76,11 @@ def test_a_program_in_its_metadata_is_not_run(tmp_path: Path, where: str) -> Non
     elif where == "inside":
         metadata.planner_data = {"x": Attack(mark)}
         (path / METADATA).write_bytes(pickle.dumps(metadata))
-    elif where == "enum":  # known modules hold what they have imported, too
+    elif where == "enum":
+        # Known modules also hold the names that they have imported.
         (path / METADATA).write_bytes(b"ctorch.distributed.checkpoint.metadata\nEnum\n.")
-    elif where in ("Metadata", "_MEM"):  # of an enum, getattr() gives members alone
+    elif where in ("Metadata", "_MEM"):
+        # On an enum, getattr() returns members alone.
         name = "_MEM_FORMAT_ENCODING" if where == "_MEM" else where
         program = f"cbuiltins\ngetattr\n(ctorch.distributed.checkpoint.metadata\n{name}\n"
         (path / METADATA).write_bytes(f"{program}V__init__\ntR.".encode())

@@ -107,7 +107,7 @@ def test_killed_at_any_moment_it_resumes_and_ends_the_same(tmp_path: Path, lives
             steps,
             saving(2, **shared),
             signal=signal.SIGKILL,
-            # One has a checkpoint, whatever the others come to.
+            # One rank has a checkpoint, independent of the others' results.
             after=('"saved_step"', 1) if n == 0 else ('"loss"', 3),
             after_seconds=chance.random() * 0.15,
         )

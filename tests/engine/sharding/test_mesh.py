@@ -15,7 +15,8 @@ def test_what_fsdp_replaces_is_left_where_it_was() -> None:
     before, moved = weight.data_ptr(), 0
     with mesh.left_where_they_were(module):
         for parameter in module.parameters():
-            parameter.data = parameter.data.clone()  # as FSDP moves it to the device
+            # FSDP moves it to the device in the same way.
+            parameter.data = parameter.data.clone()
         moved = bias.data_ptr()
         module.weight = nn.Parameter(weight.data[:1])  # its shard; the bias is kept whole
     assert weight.data_ptr() == before

@@ -1,4 +1,4 @@
-"""What travels, and how often: collectives counted in the ranks, bytes read from the interfaces."""
+"""Amount and number of transfers: collectives counted in ranks, bytes read from interfaces."""
 
 from __future__ import annotations
 

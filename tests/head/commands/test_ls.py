@@ -1,4 +1,4 @@
-"""What the list of jobs says, without a node."""
+"""The list of jobs, read without a node."""
 
 from __future__ import annotations
 

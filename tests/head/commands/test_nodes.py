@@ -1,4 +1,4 @@
-"""What the table of machines shows of each, and how it fits a narrow screen."""
+"""Contents of the table of machines, and its layout on a narrow screen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `orchestrator rerun` takes from an experiment, and what it cannot know."""
+"""Settings that `orchestrator rerun` takes from an experiment, and those that it cannot know."""
 
 from __future__ import annotations
 

@@ -60,7 +60,8 @@ def test_an_emergency_stop_looks_into_containers_first(
     ("node", "proved"),
     [
         (replace(NODE, state="lost", runs="here"), True),
-        (replace(NODE, state="starting", runs="here"), True),  # its head was killed meanwhile
+        # Its head was killed since.
+        (replace(NODE, state="starting", runs="here"), True),
         (replace(NODE, state="lost", runs="elsewhere"), False),  # another machine's by now
         (replace(NODE, state="lost"), False),
         (replace(NODE, state="lost", runs="here", times={"supervisor": 1.0}), False),

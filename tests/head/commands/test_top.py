@@ -1,4 +1,4 @@
-"""What the keys of the live view show."""
+"""Display of the live view for each of its keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What travels to a node is all that runs there, where this package is not installed."""
+"""A node runs only the code that is sent to it; this package is not installed there."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def known(directory: Path, host: str, port: int) -> Destination:
 
 @contextlib.contextmanager
 def silent() -> Iterator[tuple[int, tuple[str, int]]]:
-    """A port whose queue is full: it answers nobody, as behind a firewall."""
+    """A port whose queue is full: it never answers, as behind a firewall."""
     with contextlib.ExitStack() as opened:
         server = opened.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         for _ in range(4):

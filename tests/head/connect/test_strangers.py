@@ -1,4 +1,4 @@
-"""Whatever answers at the SSH port of a node: an error in words, and nothing for the terminal."""
+"""A stranger at a node's SSH port causes an error in words and no output on the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the doctor says of machines with one thing wrong, and that it says nothing of sound ones."""
+"""The doctor's findings on machines with one fault, and none on sound ones."""
 
 from __future__ import annotations
 
@@ -309,7 +309,8 @@ def blocked(*pairs: tuple[int, int]) -> dict[tuple[str, str, int], str]:
             },  # gloo does not
             "(on gpu1, gpu2, gpu3, gpu4): 100 million gradients take 32 s a step",
         ),
-        ({"interfaces": (interface("eth0"),), "rdma": ()}, ""),  # nobody knows how fast it is
+        # The link's speed is unknown.
+        ({"interfaces": (interface("eth0"),), "rdma": ()}, ""),
         ({"rdma": ()}, ""),
     ],
 )
@@ -389,7 +390,8 @@ def test_two_names_of_one_machine() -> None:
     pairs = [found.nodes for found in findings(Case(nodes, full=True)) if found.check == "names"]
     assert pairs == [("gpu1", "gpu4"), ("gpu1", "gpu9")]
     local = [Examined(f"127.0.0.{n}", machine(1), f"127.0.0.{n}", checkup=look()) for n in (2, 3)]
-    assert findings(Case(tuple(local), full=True)) == []  # on purpose
+    # The user chose this.
+    assert findings(Case(tuple(local), full=True)) == []
 
 
 @pytest.fixture

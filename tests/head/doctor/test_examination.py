@@ -1,4 +1,4 @@
-"""What the doctor asks of nodes, and what it makes of their answers: here a function answers."""
+"""The doctor's questions to nodes and its use of the answers, which a function gives here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from orchestrator.protocol.requests.machine import (
 from orchestrator.protocol.requests.request import Request
 from tests.head.plan.probed import facts
 
-Answer = Callable[[int, Any], Any]  # of the n-th node to a request
+# This returns the n-th node's answer to a request.
+Answer = Callable[[int, Any], Any]
 
 
 def nodes(count: int) -> list[ProbedNode]:

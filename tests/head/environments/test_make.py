@@ -23,7 +23,8 @@ def test_it_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     home.mkdir(mode=0o700)
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(home))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("PIP_USER", "1")  # of the user's own, and wrong in an environment
+    # A user may have set this, and it is wrong in an environment.
+    monkeypatch.setenv("PIP_USER", "1")
     wheel(tmp_path, "mine", "1.0")
     file = tmp_path / "requirements.txt"
     file.write_text("mine\n")

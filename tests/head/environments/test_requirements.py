@@ -1,4 +1,4 @@
-"""Which environment requirements make, and which wheels fit a node."""
+"""The environment that requirements select, and the wheels that fit a node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a script reads of a command on many nodes."""
+"""The results of a command on many nodes, as a script reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which failures count in a machine's history, and what is said where it cannot be kept."""
+"""Failures that count in a machine's history, and the message if it cannot be kept."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def test_who_left_by_itself_is_the_cause_of_what_others_missed(
         ((0.2, 40.0), True, 1),
         ((20.0, 0.2), True, 1),  # too short for a loss: node_loss_timeout is 60 s
         ((40.0, 30.0), True, 0),
-        ((40.0, 0.2), False, 1),  # nobody reaches node 1
+        # Node 1 is unreachable from every other node.
+        ((40.0, 0.2), False, 1),
     ],
 )
 def test_a_supervisor_that_stood_still_is_the_cause_of_what_others_missed(

@@ -55,7 +55,8 @@ def attempts(*ends: tuple[dict[str, Any], int | None], **more: Any) -> list[Atte
     [
         ([(KILLED, 10)], 1, True),
         ([(KILLED, 10)], 0, False),
-        ([(KILLED, 10), (KILLED, 20)], 1, False),  # a quick rejoin is an attempt, too
+        # A quick rejoin also counts as an attempt.
+        ([(KILLED, 10), (KILLED, 20)], 1, False),
         ([(KILLED, 10), (KILLED, 20)], 2, True),
         ([({**KILLED, "kind": kind}, 10) for kind in ("hang", "link", "out_of_memory")], 9, True),
         ([(BUG, 10)], 3, True),
@@ -131,7 +132,8 @@ LOST = {**KILLED, "kind": "link"}
 @pytest.mark.parametrize(
     ("verdicts", "lasted", "ran", "restarts"),
     [
-        ([KILLED] * 4, [500, 700, 400, 600], None, True),  # as an earlier version noted it
+        # An earlier version recorded it this way.
+        ([KILLED] * 4, [500, 700, 400, 600], None, True),
         ([KILLED] * 4, [500, 700, 400, 600], [480, 680, 370, 580], True),
         # They waited for a node, and came to nothing.
         ([KILLED] * 3, [500, 700, 400], [0, 0, 20], False),

@@ -1,4 +1,4 @@
-"""What a node with a wrong clock says of its times."""
+"""Messages about the times of a node whose clock is wrong."""
 
 from __future__ import annotations
 

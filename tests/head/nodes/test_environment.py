@@ -1,4 +1,4 @@
-"""What bootstrap made last is used where nothing names another."""
+"""Bootstrap's latest environment is the default."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes a number or a name means."""
+"""The nodes that a number or a name selects."""
 
 from __future__ import annotations
 

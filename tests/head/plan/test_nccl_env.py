@@ -1,4 +1,4 @@
-"""What NCCL and gloo are told, for one cluster after another."""
+"""The variables for NCCL and gloo on different clusters."""
 
 from __future__ import annotations
 

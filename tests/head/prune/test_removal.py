@@ -1,4 +1,4 @@
-"""Which experiments go by the rules, and which never."""
+"""Experiments that the rules remove, and those that are never removed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def chosen(
         ([found("m_20260101_000000", "stopped")], {"keep": 0, "keep_failed": True}, "1"),
         ([found("m_20260101_000000", "running")], {"keep": 0}, "1"),  # it was asked: over
         ([found("m_20260101_000000", "running")], {"keep": 0, "keep_failed": True}, ""),
-        # The newest by the time in the name, whatever stands before it.
+        # The time in the name decides which is newest, not the text before it.
         ([found("z_20250109_000000"), found("a_20260101_000000")], {"keep": 1}, "9"),
         ([found("a_20260101_000000"), found("b_20260101_000000")], {"keep": 1}, "1"),
     ],

@@ -1,4 +1,4 @@
-"""What the commands write: the same plain text for every pipe, more for a terminal."""
+"""Output of the commands: the same plain text for every pipe, colours on a terminal."""
 
 from __future__ import annotations
 

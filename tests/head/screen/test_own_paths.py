@@ -1,4 +1,4 @@
-"""What a job in a snapshot says of its files is shown with the user's own paths."""
+"""Paths in the output of a job in a snapshot appear as the user's own paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose turn it is: first come, first served."""
+"""The order of the queue: first come, first served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which code goes to the nodes. What happens to it there: end_to_end/test_code.py."""
+"""The choice of code for the nodes. Its use there: end_to_end/test_code.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes the next attempt gets, and with what numbers."""
+"""The nodes of the next attempt and their numbers."""
 
 from __future__ import annotations
 

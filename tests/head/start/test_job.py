@@ -1,4 +1,4 @@
-"""Who is told that a job is over for good."""
+"""The nodes that are told that a job is finally over."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def test_a_line_between_attempts_and_bytes_as_they_were(tmp_path: Path) -> None:
     ],
 )
 def test_who_does_not_answer_its_end_may_have_started(started: Any, ended: Any, state: str) -> None:
-    """A link that was cut: a stop asks that node, too."""
+    """A stop also asks a node whose link was cut."""
 
     class Channel:
         def ask(self, request: Any, timeout: float) -> Any:

@@ -1,4 +1,4 @@
-"""What was asked for, before anything is looked at."""
+"""The request of a launch, before any node is checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes a job gets: those of the list, and a spare in the place of one that is not fit."""
+"""Selection of a job's nodes: those of the list, with spares in place of unfit ones."""
 
 from __future__ import annotations
 

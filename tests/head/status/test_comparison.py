@@ -1,4 +1,4 @@
-"""What differs between two experiments is named, and what is equal is not."""
+"""Two experiments are compared: differences are named, and equal values are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which experiment a command without a name takes."""
+"""The experiment that a command without a name uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of files that a program wrote beside its code."""
+"""Messages about files that a program wrote beside its code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has no place here does not come, and each checkpoint comes from the nodes that have it."""
+"""A pull skips what does not fit the disk, and reads each checkpoint from nodes that have it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What counts as a whole environment, and which names lead to it."""
+"""The conditions for a complete environment, and the names that lead to it."""
 
 from __future__ import annotations
 

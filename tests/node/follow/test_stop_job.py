@@ -1,4 +1,4 @@
-"""A stop in the middle of a start: whoever comes second sees the other."""
+"""A stop in the middle of a start: the second of the two sees the first."""
 
 from __future__ import annotations
 
@@ -183,7 +183,8 @@ def app(pid: int, used: object) -> str:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stop_job, "RELEASE_SECONDS", 0.2)
-    monkeypatch.setattr(stop_job, "GPU_SECONDS", 60.0)  # for a shell on a machine that is busy
+    # A shell needs long on a busy machine.
+    monkeypatch.setattr(stop_job, "GPU_SECONDS", 60.0)
     monkeypatch.setattr(stop_job, "MACHINE_PIDS", Path("/proc/self/ns/pid").stat().st_ino)
 
 

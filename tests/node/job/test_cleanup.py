@@ -1,4 +1,4 @@
-"""What jobs left on a node, and what of it goes."""
+"""Leftovers of jobs on a node, and those that cleanup removes."""
 
 from __future__ import annotations
 

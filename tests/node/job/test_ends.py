@@ -1,4 +1,4 @@
-"""Whatever a job leaves, and however it ends: a receipt that says "nothing left" is true."""
+"""A receipt that says "nothing left" is true for any leftovers and any end of a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What /proc shows of a process is what it chose, and nothing beside the two areas is touched."""
+"""A process sets its title in /proc; memory beside the two areas is untouched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the attempts of a job share on a node, and when it goes."""
+"""The directory that a job's attempts share on a node, and its removal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What killed processes have shared is removed; nothing else below /dev/shm is."""
+"""Shared memory of killed processes is removed; the rest of /dev/shm stays."""
 
 from __future__ import annotations
 

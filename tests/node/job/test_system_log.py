@@ -1,4 +1,4 @@
-"""What supervisors and servers write about what they do."""
+"""The logs of supervisors and servers."""
 
 from __future__ import annotations
 

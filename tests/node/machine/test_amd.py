@@ -1,4 +1,4 @@
-"""What amdgpu's files tell, as its driver writes them."""
+"""Readings from amdgpu's files in the format that its driver writes."""
 
 from __future__ import annotations
 

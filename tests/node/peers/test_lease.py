@@ -1,4 +1,4 @@
-"""When a node takes its job's head for lost, whatever the heads' clocks say."""
+"""A node declares its job's head lost at the right time with any clock of the head."""
 
 from __future__ import annotations
 

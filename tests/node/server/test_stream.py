@@ -1,4 +1,4 @@
-"""What a node sends of a job's files, and when."""
+"""The parts of a job's files that a node sends, and when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node makes of its first part for its part of a later attempt."""
+"""A node derives its part of a later attempt from its first part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that come to a node: whole, or not at all, whatever another machine says."""
+"""Files arrive at a node whole or not at all, with any input from another machine."""
 
 from __future__ import annotations
 

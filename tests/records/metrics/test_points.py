@@ -1,4 +1,4 @@
-"""What a file of metrics says last, from its end alone."""
+"""The latest values of a file of metrics, read from its end alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def write(path: Path, *lines: dict[str, Any], end: str = "") -> Path:
         ([{**STEP, "step": 1}, STEP], "", STEP),
         ([STEP, EPOCH], "", {**STEP, **EPOCH}),
         ([STEP, *[EPOCH] * 3], '{"step": 641, "lo', {**STEP, **EPOCH}),
-        ([EPOCH, {**STEP, "step": 641}], "", {**STEP, "step": 641}),  # of an epoch before
+        # This step is of the epoch before.
+        ([EPOCH, {**STEP, "step": 641}], "", {**STEP, "step": 641}),
         ([{**STEP, "loss": 1.0}, {**STEP, "loss": None}], "null\n[1]\n", {**STEP, "loss": None}),
         ([{"acc": 1, "n": 1}, {"loss": 2, "n": 2}], "", {"acc": 1, "loss": 2, "n": 2}),
     ],

@@ -1,4 +1,4 @@
-"""What a node's sampler wrote, read by somebody who does not trust it."""
+"""A node's samples, read by a head that does not trust them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the machines did, on the page: also of a program that writes no metrics."""
+"""The machines' activity on the page, also for a program that writes no metrics."""
 
 from __future__ import annotations
 

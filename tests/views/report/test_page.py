@@ -1,4 +1,4 @@
-"""The page says what is known, and runs nothing but its own script whatever a log or name says."""
+"""The page shows the known facts, and no log or name can run a script in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a look is made of: rates between two, how far jobs are, who is slow."""
+"""A sample of the live view: rates between two readings, progress of jobs, slow ranks."""
 
 from __future__ import annotations
 

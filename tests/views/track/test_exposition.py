@@ -1,4 +1,4 @@
-"""What Prometheus reads is what the experiments say, in Prometheus's own format."""
+"""Prometheus reads the experiments' values in its own format."""
 
 from __future__ import annotations
 

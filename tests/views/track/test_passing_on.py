@@ -1,4 +1,4 @@
-"""Numbers come to a tracker once, whoever passes them on, and however often."""
+"""Numbers reach a tracker once with several senders and repeated sends."""
 
 from __future__ import annotations
 

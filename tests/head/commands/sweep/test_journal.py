@@ -1,4 +1,4 @@
-"""What a sweep writes down of its members, and what is read of it."""
+"""Records of a sweep's members in its journal, and how they are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the line of a job says, from its start to its end."""
+"""The status line of a job, from its start to its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which GPU the others wait for, from the samples that nodes send home."""
+"""The GPU that slows the others, found in the samples that nodes send."""
 
 from __future__ import annotations
 

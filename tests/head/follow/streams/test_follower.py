@@ -1,4 +1,4 @@
-"""The files and the signs of life of whoever follows a node."""
+"""The files and heartbeats that a follower of a node receives."""
 
 from __future__ import annotations
 
