@@ -43,7 +43,9 @@ class Sampler:
         self.machine = Counters(root)
         places = filter(os.path.isdir, (experiment, spec.workdir, "/tmp", SHM))
         self.disks = sorted({mount_point(os.path.realpath(place)) for place in places})
-        self.gpus = (nvidia if shutil.which("nvidia-smi") else amd).Sampling(root)
+        self.gpus = (
+            nvidia.NvidiaSampling(root) if shutil.which("nvidia-smi") else amd.AmdSampling(root)
+        )
 
     def go_on(self) -> None:
         """Sample until this process is killed."""

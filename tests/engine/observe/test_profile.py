@@ -155,9 +155,9 @@ def test_a_full_disk_costs_one_trace(tmp_path: Path) -> None:
 def test_it_is_imported_only_when_it_is_enabled() -> None:
     code = (
         "import orchestrator.engine.observe.profile as p, sys; from pathlib import Path;"
-        "from orchestrator.config.schema import Profiling\n"
+        "from orchestrator.config.schema import ProfilingConfig\n"
         "sys.modules['torch.profiler'] = None\n"  # an import of it fails from here on
         "from types import SimpleNamespace as S\n"
-        "with p.Profile(Profiling(), Path('.'), S(rank=0), print) as profile: profile.step()"
+        "with p.Profile(ProfilingConfig(), Path('.'), S(rank=0), print) as profile: profile.step()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -12,8 +12,8 @@ import termios
 import pytest
 
 PROGRAM = """
-from orchestrator.head.screen.keyboard import Keys
-with Keys() as keys:
+from orchestrator.head.screen.keyboard import Keyboard
+with Keyboard() as keys:
     print(repr(keys.pressed()), repr(keys.pressed()), flush=True)
 """
 

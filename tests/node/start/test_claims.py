@@ -125,10 +125,10 @@ def test_a_launch_waits_a_moment_for_one_that_may_give_up(visits: list[ServerSes
 
 HOLD = """
 import sys, time
-from orchestrator.node.server.visit import Visit
+from orchestrator.node.server.visit import ServerSession
 from orchestrator.protocol.requests.claims import Wish
 from orchestrator.protocol.requests.start import Claim
-visit = Visit()
+visit = ServerSession()
 assert visit.answer(Claim(wish=Wish(job="killed", slots=1, of=1))).held
 print("held", flush=True)
 sys.stdin.read()
@@ -271,7 +271,7 @@ ANOTHER = """
 import os, resource, sys
 import encodings.ascii, encodings.latin_1  # this Python may be below a home directory
 import orchestrator.node.start.requests
-from orchestrator.node.server.visit import Visit
+from orchestrator.node.server.visit import ServerSession
 from orchestrator.node.start.claims import Claims, Device
 from orchestrator.protocol.requests.claims import Wish
 from orchestrator.protocol.requests.start import Claim
@@ -279,7 +279,7 @@ os.setgroups([])
 os.setgid(65534)
 os.setuid(int(sys.argv[1]))
 os.umask(0o077)
-visit = Visit()
+visit = ServerSession()
 answer = visit.answer(Claim(wish=Wish(job="theirs", slots=1, of=2)))
 print(answer.held, answer.words, flush=True)
 try:
