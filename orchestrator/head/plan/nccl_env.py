@@ -1,8 +1,8 @@
 """Compute each node's address and network settings with their reasons from facts. Pure.
 
-A network that cannot work (no common network, one address for two machines) is an error with its
-reason here, instead of a timeout on the nodes. nccl_transport.py chooses the cards, this module
-the addresses and interfaces.
+A configuration that cannot work raises an error here, instead of a timeout on the nodes: no common
+network, or one address for two machines. nccl_transport.py chooses the cards, this module the
+addresses and interfaces.
 """
 
 from __future__ import annotations

@@ -220,7 +220,7 @@ class Gathering:
         runs = tuple(parts_of(self.record, node.name))
         question = Living(runs=runs, part=self.record.first_part(node))
         channel = self.open.get(node.name)
-        # The question also renews the node's lease on this head.
+        # The request also tells the node that this head is alive.
         if channel is not None:
             try:
                 return channel.ask(question, HEAD_PATIENCE_SECONDS)

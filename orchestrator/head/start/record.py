@@ -170,8 +170,8 @@ def has_started(place: Experiment, record: JobRecord) -> JobRecord:
     record = replace(record, state="running", nodes=nodes)
     # If the disk is full, the head that follows the job writes the record later.
     with contextlib.suppress(OSError):
-        # New spares change the nodes that accept commands, which are signed. Without spares
-        # the signature of the starting record still holds.
+        # The record's signature covers its nodes and spares. Without spares the signature of the
+        # starting record is still valid.
         (place.write_signed if record.spares else place.write_record)(record)
     return record
 

@@ -81,7 +81,7 @@ GIVE_SECONDS = 2.0
 # Nodes gather lines that come fast, so that together they send about this many frames.
 FRAMES_PER_SECOND = 200
 LONGEST_GATHER_SECONDS = 0.5
-# The bytes per second that are searched for steps and losses, in all nodes but node 0.
+# The bytes per second that are searched for steps: in node 0's log, and in all others together.
 PRINTED_BYTES = 512 << 10
 
 
