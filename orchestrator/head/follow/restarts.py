@@ -44,7 +44,7 @@ UNABLE = {
     FULL: "has no space left on a disk",
     "gpu_fault": "has a broken GPU",
 }
-# The part of a path that names a node's snapshot; without it two nodes report the same failure.
+# This part of a path names a node's snapshot. It is removed to compare failures of two nodes.
 SNAPSHOT = re.compile(r"/\S*?/code/snapshots/[^/\s]+/")
 # A node that this many verdicts named is replaced by a spare.
 MOST_FAILURES = 3

@@ -1,1 +1,1 @@
-"""Facts go in, and what each node will run comes out: pure functions."""
+"""Compute from facts what each node of a job will run: pure functions."""

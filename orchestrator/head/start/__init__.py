@@ -1,1 +1,1 @@
-"""Start a job and its further attempts: find nodes, bring what they lack, plan, check, start."""
+"""Start a job and its further attempts: find nodes, send the code, plan, check, start."""

@@ -1,1 +1,1 @@
-"""Moves files between this machine and the nodes, and from node to node."""
+"""Move files between this machine and the nodes, and from node to node."""

@@ -1,1 +1,1 @@
-"""Watch a running job: hangs, ranks that hold the others up, nodes that cannot reach each other."""
+"""Watch a running job for hangs, slow GPUs, and nodes that cannot connect to each other."""

@@ -1,8 +1,8 @@
 """Find a GPU that slows down the other GPUs of a job, from the samples of its nodes.
 
-The driver counts a GPU that waits in a collective as busy. If one GPU is idle part of the time while
-all others are busy, they wait for it. That GPU waits for its program. A GPU that is as busy as the
-others, but has a lower clock than others of its model, computes more slowly.
+The driver counts a GPU that waits in a collective as busy. If one GPU is idle part of the time
+while all others are busy, they wait for it. That GPU waits for its program. A GPU that is as busy
+as the others, but has a lower clock than others of its model, computes more slowly.
 
 A GPU is named only if it costs the others a good part of the time in most of the samples.
 """

@@ -1,1 +1,1 @@
-"""Take what comes from each node while a job runs: its log, its events, the steps in its lines."""
+"""Receive each node's log and events while a job runs, and find the steps in its lines."""
