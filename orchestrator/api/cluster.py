@@ -93,7 +93,8 @@ class Cluster:
             experiments=absolute(experiments),
         )
         self._options: Options = options
-        self._jobs: list[Job] | None = None  # of the `with` block we are in
+        # The jobs that were started in the present `with` block; None outside of one.
+        self._jobs: list[Job] | None = None
 
     def __repr__(self) -> str:
         return f"<Cluster {absolute(self._where.node_list)}>"
@@ -105,7 +106,8 @@ class Cluster:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         jobs, self._jobs = self._jobs or [], None
         first = None
-        for job in jobs:  # one that cannot be ended must not keep the others from it
+        # A job that cannot be ended must not prevent the end of the others.
+        for job in jobs:
             try:
                 job.leave_block(error)
             except BaseException as worse:  # noqa: BLE001  raised below
@@ -212,7 +214,8 @@ class Cluster:
         )
         nodes = read_nodes(absolute(self._where.node_list))
         connections = [fabric_connection(ssh, ssh.config.of_node(node)) for node in nodes]
-        return fabric.ThreadingGroup.from_connections(connections)  # nothing is connected yet
+        # The connections are opened on first use.
+        return fabric.ThreadingGroup.from_connections(connections)
 
     def _start(self, arguments: LaunchArguments, command: list[str]) -> Job:
         head = Background(launching.launch, arguments=arguments, command=command)
@@ -232,7 +235,8 @@ class Cluster:
         try:
             answer = head.answer()
         except OrchestratorError:
-            return  # it ended before there was a job
+            # The process ended before it had started a job.
+            return
         Job(Experiment(Path(answer["place"])), self._where, head).wait()
 
     # -- finding again ---------------------------------------------------------------------------
@@ -267,7 +271,8 @@ def fabric_connection(ssh: SshTransport, destination: Destination) -> Connection
     """Return a connection of fabric's that is not open yet, with the jump hosts before it."""
     from orchestrator.head.connect import fabric_login
 
-    if ssh.way_to(destination).by_ssh:  # A host that is new is written down by ssh, and then known.
+    # The ssh program adds a new host to known_hosts, where fabric then finds it.
+    if ssh.way_to(destination).by_ssh:
         ssh.connect_to(destination, ssh.timeout).run("true", ssh.timeout).recv(1)
     way = ssh.way_to(destination)
     if way.by_ssh:
@@ -318,7 +323,8 @@ def merged(first: Options, then: Options) -> Options:
 
 def launch_arguments(where: Where, options: Options) -> LaunchArguments:
     """Return the options as those of a launch; the config checks the type of each value."""
-    here()  # our other process would say it in other words
+    # Checked here, as the background process would word the error differently.
+    here()
     named = {"config", "set", "env", "env_file", "secret"}
     variables = {name: option.variable for name, option in options_of(Launch).items()}
     values: dict[str, object] = {

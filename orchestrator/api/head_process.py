@@ -1,7 +1,7 @@
 """Lets a Python program launch by a process of its own: see head/background.
 
 So the calling program, which may be a notebook, opens no connection and has no thread, signal
-handler or child of ours. Modules are imported here by whoever needs them: this one is light.
+handler or child of ours. Functions import their modules themselves: this module stays light.
 """
 
 from __future__ import annotations

@@ -36,12 +36,17 @@ from orchestrator.records.metrics import trainers
 from orchestrator.records.metrics.lines import GrowingFile
 from orchestrator.records.outcome import Receipt
 
-CALLED = "Cluster.run"  # the first word of the command of a job that has results
-LOOK_SECONDS = 0.2  # between two looks at what the head has written
-ASK_SECONDS = 10.0  # between two questions whether Slurm still has a job
+# The recorded command of a job with results begins with this word.
+CALLED = "Cluster.run"
+# The interval between two looks at the head's files.
+LOOK_SECONDS = 0.2
+# The interval between two questions to Slurm about a job.
+ASK_SECONDS = 10.0
 CATCH_UP_SECONDS = 60.0
-TRACEBACK_LINES = 12  # of str(verdict): with the rest, a small terminal's
-TOO_SOON_SECONDS = 5.0  # a head that ends sooner would end again
+# With the rest of str(verdict), so many lines fit on a small terminal.
+TRACEBACK_LINES = 12
+# A head that ended sooner than this would end again.
+TOO_SOON_SECONDS = 5.0
 
 
 class Verdict(outcome.JobVerdict):
@@ -62,7 +67,8 @@ class LogLine:
 
     text: str
     node: int
-    rank: int | None  # None: torchrun's own words
+    # None: a line of torchrun itself.
+    rank: int | None
 
     def __str__(self) -> str:
         rank = "" if self.rank is None else f" rank{self.rank}"
@@ -72,7 +78,8 @@ class LogLine:
 class RemoteTraceback(Exception):
     """The traceback of an exception in a rank; it is the __cause__ of that exception here."""
 
-    __module__ = "orchestrator"  # as a traceback shows it
+    # A traceback shows the name with this module.
+    __module__ = "orchestrator"
 
 
 class Job:
@@ -87,7 +94,8 @@ class Job:
         self._experiment = experiment
         self._which: dict[str, Any] = {"where": where, "experiment": str(experiment.path)}
         self._head = head
-        self._came = 0.0  # when we last took it up
+        # The time of the last take_up() that started a process.
+        self._came = 0.0
 
     def __repr__(self) -> str:
         return f"<Job {self.name}: {self.status}>"
@@ -185,7 +193,7 @@ class Job:
             self._pause(min(left, LOOK_SECONDS))
 
     def _pause(self, seconds: float) -> None:
-        """Wait until the next look; a job that nobody follows is taken up first."""
+        """Wait until the next look; a job without a head gets one first."""
         if self._head is not None and not self._head.gone(seconds):
             return
         self._head = None
@@ -194,11 +202,12 @@ class Job:
             time.sleep(seconds)
 
     def take_up(self) -> None:
-        """Make sure that a head follows the job, and that its logs so far are here."""
+        """Start a head if none follows the job, and wait until its logs so far are here."""
         record, now, before = self._record(), time.monotonic(), self._came
         if record.over or self._experiment.followed:
             return
-        if record.head_elsewhere:  # its head is where its job is; is it still there?
+        # The head runs on the job's own machines; a background process checks that it still does.
+        if record.head_elsewhere:
             if now - before > ASK_SECONDS:
                 self._came = now
                 Background(head_process.take_up, **self._which).answer()
@@ -216,7 +225,8 @@ class Job:
         deadline = time.monotonic() + CATCH_UP_SECONDS
         while time.monotonic() < deadline and not self._record().over:
             if self._head is None or self._head.gone():
-                return  # why it ended is in head.txt
+                # The reason why the head ended is in head.txt.
+                return
             files = {str(file.node): file for file in self._log_files()}
             if all(files[node].size() >= size for node, size in sizes.items()):
                 return
@@ -266,7 +276,8 @@ class Job:
         streams: dict[tuple[int, str], LineSplitter] = {}
         over = False
         while not over:
-            over = not follow or self._record().over  # before the last look
+            # Set before the last pass, so that no line is missed.
+            over = not follow or self._record().over
             while any(reader.behind() for reader in readers):
                 for reader in readers:
                     for stream, data in reader.read():
@@ -313,7 +324,8 @@ class Job:
             )
         self.wait(timeout)
         record = self._record()
-        self._experiment.check_launched(record)  # what is unpickled here is run
+        # Unpickling a result executes code from the record's job.
+        self._experiment.check_launched(record)
         if record.exit_code != EXIT_DONE:
             self._raise_cause(record)
         world = sum(node.nproc for node in record.nodes)

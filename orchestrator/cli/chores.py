@@ -28,8 +28,10 @@ from orchestrator.cli.options import (
 from orchestrator.common.wings import view
 from orchestrator.config.launch import DEFAULT_NODES, Launch, Where
 
-REACHING = ("connect_timeout", "strict_host_keys")  # options of a launch that serve here
-PASSES_ON = {"allow_interspersed_args": False}  # what follows the first word belongs to it
+# Options of a launch that these commands share.
+REACHING = ("connect_timeout", "strict_host_keys")
+# The words after the first one belong to the remote command.
+PASSES_ON = {"allow_interspersed_args": False}
 
 
 def node_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -248,11 +250,11 @@ def doctor_command(quick: bool, hints: bool, **params: Any) -> int:
 def bootstrap_command(
     words: tuple[str, ...], name: str, find_links: tuple[str, ...], no_index: bool, **params: Any
 ) -> int:
-    """Make the same virtual environment on every node.
+    """Create the same virtual environment on every node.
 
     It is made of wheels that are downloaded once, here. FILE is a requirements.txt, pyproject.toml
-    or uv.lock; PACKAGE is as for pip: torch numpy, torch==2.13.0, 'ray[train]'. What is whole
-    already stays.
+    or uv.lock; PACKAGE is as for pip: torch numpy, torch==2.13.0, 'ray[train]'. An
+    environment that is already complete stays.
     """
     from orchestrator.head.environments import command
 
@@ -305,7 +307,7 @@ def nodes_command(
     return nodes.queue(arguments) if queue else nodes.nodes(arguments)
 
 
-# -- jobs that somebody else starts: Slurm, you by hand ---------------------------------------
+# -- jobs that others start: Slurm, or the user by hand ---------------------------------------
 
 
 REST = "[LAUNCH-OPTIONS...] [SCRIPT [ARGS...]]"
@@ -394,5 +396,6 @@ def run_node(wait: float, arguments: tuple[str, ...]) -> int:
     """
     from orchestrator.launchers import run_node as by_hand
 
-    mine = by_hand.part(os.environ)  # first: its errors say more than those of --master-port
+    # Read first, as its errors explain more than those of --master-port.
+    mine = by_hand.part(os.environ)
     return by_hand.run(mine, wait, launch_arguments(arguments))

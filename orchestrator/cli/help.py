@@ -14,7 +14,8 @@ from pathlib import Path
 from orchestrator.common.errors import EXIT_DONE, UsageError, nearest
 
 AGENTS = Path(__file__).with_name("agents.md")
-PAGE = Path(__file__).with_name("troubleshooting.md")  # a link to docs/, which a wheel holds whole
+# A link to docs/troubleshooting.md; a wheel contains the file itself.
+PAGE = Path(__file__).with_name("troubleshooting.md")
 MESSAGES = re.compile(r"^(`[^`]+`(?:, `[^`]+`)*)[^`:\n]*:", re.MULTILINE)
 # What stands for something else in the words of a message: dots, a name in capitals, a number.
 OPEN = re.compile(r"\.\.\.|\b[A-Z]{3,}\b(?!_)|\b\d+\b|\bN\b")
@@ -50,8 +51,9 @@ def topics() -> dict[str, Topic]:
 
 
 def topic_of(message: str) -> str:
-    """Return the topic that explains the first thing a message says that has one, or nothing."""
-    explained: dict[int, str] = {}  # by where in the message it is said
+    """Return the topic that explains the earliest known phrase in a message, or ""."""
+    # The keys are positions in the message.
+    explained: dict[int, str] = {}
     for topic in topics().values():
         for words in topic.messages:
             fixed = [re.escape(piece.strip()) for piece in OPEN.split(words)]

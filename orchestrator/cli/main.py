@@ -229,7 +229,7 @@ def emergency_stop_command(where: Where, mine: bool, yes: bool, dry_run: bool) -
 @click.option("--keep", is_flag=True, help="Keep the cluster for your own commands until Ctrl-C.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[LAUNCH-OPTIONS...]")
 def demo(size: int, keep: bool, arguments: tuple[str, ...]) -> int:
-    """Make a cluster on this machine, and train on it.
+    """Create a cluster on this machine, and train on it.
 
     LAUNCH-OPTIONS are those of master_launch.
     """

@@ -31,14 +31,16 @@ from orchestrator.config.launch import (
 )
 from orchestrator.protocol.message import hints_of
 
-EVERY_OPTION = "orchestrator.every_option"  # in a context: its help shows every option
-LAUNCH_OPTIONS = (Where, LaunchArguments, Launch, View)  # the classes whose fields a launch takes
+# Set in a click context, this key makes the help show every option.
+EVERY_OPTION = "orchestrator.every_option"
+# A launch takes the fields of these classes as options.
+LAUNCH_OPTIONS = (Where, LaunchArguments, Launch, View)
 
 
 class FilePath(click.Path):
     """A path, which is not empty: `"$DIR"` of a shell that has no DIR is not this directory.
 
-    Whoever opens it says why that cannot be; a path of the nodes need not be readable here.
+    The command that opens the file reports errors: a path of the nodes need not exist here.
     """
 
     def __init__(self, **more: Any) -> None:
@@ -53,7 +55,8 @@ class FilePath(click.Path):
 FILE = FilePath(path_type=Path)
 
 
-NARROWEST, WIDEST = 80, 100  # columns of a help
+# The help is wrapped to the width of the terminal within these limits.
+NARROWEST, WIDEST = 80, 100
 
 
 class HelpFormatter(click.HelpFormatter):
@@ -78,7 +81,8 @@ class Command(click.Command):
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         taken = {flag for option in self.params for flag in option.opts}
-        if "-v" not in taken:  # of `orchestrator prune` it names what stays
+        # A command may define -v itself.
+        if "-v" not in taken:
             self.params = [*self.params, verbosity_option()]
         for option in self.params:
             if isinstance(option, click.Option) and option.metavar is None and not option.is_flag:
@@ -88,7 +92,8 @@ class Command(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
-            error.ctx = error.ctx or ctx  # click's parser does not name the command
+            # click's parser does not set the command of an error.
+            error.ctx = error.ctx or ctx
             raise
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -117,7 +122,7 @@ command = functools.partial(click.command, cls=Command)
 
 
 def print_json(ctx: click.Context, parameter: click.Parameter, wanted: bool) -> None:
-    """Have this command print its result as JSON."""
+    """Store that this command prints its result as JSON."""
     from orchestrator.head.screen import output
 
     output.asked["json"] = wanted
@@ -234,7 +239,8 @@ class GroupedCommand(Command):
 
 def show_log(_: click.Context, __: click.Parameter, verbosity: int) -> None:
     """Show the log on standard error, as -v, -vv or ORCHESTRATOR_LOG ask for."""
-    if not verbosity and "ORCHESTRATOR_LOG" not in os.environ:  # logging takes 5 ms
+    # Importing logging takes 5 ms.
+    if not verbosity and "ORCHESTRATOR_LOG" not in os.environ:
         return
     from orchestrator.common import logs
     from orchestrator.head.screen import output
@@ -264,7 +270,7 @@ def choose_color(_: click.Context, __: click.Parameter, color: bool | None) -> N
 
 
 def color_option(function: Any) -> Any:
-    """Give a command --color and --no-color, which hold for all that it prints."""
+    """Add --color and --no-color to a command; they apply to all its output."""
     return click.option(
         "--color/--no-color",
         cls=GroupedOption,
@@ -280,13 +286,13 @@ def color_option(function: Any) -> Any:
 
 
 def launch_options(command: str) -> list[click.Parameter]:
-    """Make the options of a launch that this command takes."""
+    """Return the options of a launch that this command takes."""
     return [option for kind in LAUNCH_OPTIONS for option in options_from(kind, command)]
 
 
 @functools.cache
 def options_from(kind: type[Any], command: str) -> tuple[click.Option, ...]:
-    """Make the options of a class once: thirty commands share them, which saves 30 ms."""
+    """Return the options of a class; the cache shares them among commands and saves 30 ms."""
     hints = hints_of(typing.cast(Any, kind))
     return tuple(
         click_option(kind, name, hints[name], option)
@@ -296,7 +302,7 @@ def options_from(kind: type[Any], command: str) -> tuple[click.Option, ...]:
 
 
 def click_option(kind: type[Any], name: str, hint: Any, option: Option) -> GroupedOption:
-    """Make the option of one field. Its default stays None: a config file may have another."""
+    """Return the option of one field. Its default stays None: a config file may set another."""
     value = kind.__dataclass_fields__[name].default
     types_of = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     base = next(candidate for candidate in types_of if candidate is not types.NoneType)
@@ -395,10 +401,12 @@ def ours(command: click.Command, arguments: Sequence[str]) -> list[str]:
             words.append(flag + value)
             equals = value
         else:
-            flag = flag if flag in known else flag.replace("_", "-")  # as torchrun's may be spelled
+            # torchrun's options may be spelled with underscores.
+            flag = flag if flag in known else flag.replace("_", "-")
             words.append(flag + equals + value)
         option = known.get(flag)
-        if flag == "--warm" and isinstance(option, GroupedOption):  # that of a launch
+        # The --warm of a launch takes an optional time.
+        if flag == "--warm" and isinstance(option, GroupedOption):
             words[-1] = warm_with_its_time(value, rest)
             continue
         if option is not None and not option.is_flag and not equals and rest:

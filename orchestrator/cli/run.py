@@ -13,10 +13,12 @@ import click
 from orchestrator.common import files, interrupt
 from orchestrator.common.errors import EXIT_USAGE, OrchestratorError
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # no defect of ours, wherever it is met
+# A full or read-only disk is never a defect of this program.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 # What the user's files are like: said where it is known, and here wherever else it is met.
 CLOSED = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP)
-GONE = (errno.EPIPE, errno.EIO)  # as in head/screen/output.py
+# The output's reader has gone, as in head/screen/output.py.
+GONE = (errno.EPIPE, errno.EIO)
 
 
 def complain(text: str) -> None:
@@ -31,7 +33,7 @@ def say_if_untested() -> None:
 
 
 def output_is_whole() -> bool:
-    """Tell whether all that was printed was written: a full disk may have refused some of it."""
+    """Return True if all output was written; a full disk may have refused some of it."""
     output = sys.modules.get("orchestrator.head.screen.output")
     return output is None or not output.complain_once.cache_info().currsize
 
@@ -84,7 +86,7 @@ GONE_OPTIONS = {
 
 
 def usage_words(error: click.ClickException) -> str:
-    """Say what is wrong with what was typed, how it is typed, and where more is said of it."""
+    """Return the text for a usage error: the mistake, the usage line, and where to read more."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         return error.format_message()
     what = error.format_message().rstrip(".")

@@ -38,7 +38,8 @@ def spread(command: click.Command, args: Sequence[str]) -> list[str]:
     rest, words = list(args), list[str]()
     while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
         word = rest.pop(0)
-        if word == "--warm":  # may have a time, or none
+        # --warm may be followed by a time.
+        if word == "--warm":
             words.append(warm_with_its_time("", rest))
         elif word != "--grid":
             words.append(word)

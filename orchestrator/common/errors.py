@@ -17,7 +17,8 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_CHECK = 3
 EXIT_NODE = 4
-EXIT_NO_RESTART = 93  # of a rank, see NoRestart
+# A rank exits with this code to prevent a restart: see NoRestart.
+EXIT_NO_RESTART = 93
 EXIT_STOPPED = 130
 
 
@@ -32,8 +33,10 @@ class OrchestratorError(Exception):
         super().__init__(what)
         self.what = what
         self.fix = fix
-        self.names = tuple(names)  # of the nodes that are the reason, where these are known
-        self.about = about  # the part of a long report that is the reason, the worst first
+        # The names of the nodes that caused the error, where they are known.
+        self.names = tuple(names)
+        # The part of a long report that explains the error, with the worst problem first.
+        self.about = about
 
     def __str__(self) -> str:
         return f"{self.what}\n  {self.fix}" if self.fix else self.what
@@ -49,7 +52,8 @@ class JobFailed(OrchestratorError):
     ) -> None:
         super().__init__(what, fix)
         self.exit_code = exit_code
-        self.verdict = verdict  # a Verdict, when the Python API raises it
+        # A Verdict, if the Python API raises the error.
+        self.verdict = verdict
 
 
 class UsageError(OrchestratorError):
@@ -96,14 +100,15 @@ EMPTY = "is the variable set that it comes from?"
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return '; did you mean X?' or nothing, to append to an error about an unknown word."""
-    lower = {name.lower(): name for name in known}  # HYBRID_SHARD is hybrid_shard to most people
+    """Return '; did you mean X?' or '', to append to an error about an unknown word."""
+    # Users may write HYBRID_SHARD for hybrid_shard.
+    lower = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), list(lower), n=1, cutoff=0.5)
     return f"; did you mean {lower[close[0]]!r}?" if close else ""
 
 
 def nearest_file(path: str | os.PathLike[str], ends: tuple[str, ...]) -> str:
-    """Ask after a file with a name much like this one, where there is none of this name."""
+    """Return '; did you mean X?' for a missing file with a similar neighbour, else ''."""
     try:
         folder, name = os.path.split(path)
         names = [entry.name for entry in os.scandir(folder or ".") if entry.is_file()]

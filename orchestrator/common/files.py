@@ -18,21 +18,26 @@ from typing import BinaryIO, Union
 Name = Union[str, "os.PathLike[str]"]
 
 READ_BYTES = 1 << 20
-PRIVATE = 0o600  # the mode of what is ours
-AS_USUAL = 0o666  # less the umask: of a file that the user asked for
+# The mode of the files that belong to this program.
+PRIVATE = 0o600
+# The mode, before the umask, of files that the user asked for.
+AS_USUAL = 0o666
 
-GONE = ".gone-"  # in the name of a directory that is being deleted: .NAME.gone-0123abcd
+# A directory that is being deleted is named .NAME.gone-0123abcd.
+GONE = ".gone-"
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 MOUNTS = "/proc/self/mountinfo"
-NO_SYNC = (errno.EINVAL, errno.ENOTSUP)  # a network file system that has no such call
+# Some network file systems have no such call.
+NO_SYNC = (errno.EINVAL, errno.ENOTSUP)
 NO_SOCKETS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
-# Locks of an open file, not of a process (fcntl(2)): those who inherit the file hold them, too.
+# Locks of an open file, not of a process (fcntl(2)): processes that inherit the file hold them.
 F_OFD_SETLK = 37
 FLOCK = struct.Struct("hhqqi4x")  # type, whence, start, length, pid
 
 NO_INODES = "`df -i` shows whether inodes are what is missing"
 
-_unfinished: set[str] = set()  # the new files that this process is filling
+# The temporary files that this process is writing.
+_unfinished: set[str] = set()
 
 
 def reason(error: OSError) -> str:
@@ -48,8 +53,8 @@ def reason(error: OSError) -> str:
 def replacing(path: Name, mode: int = PRIVATE, *, exactly: bool = False) -> Iterator[BinaryIO]:
     """Fill a new file; at the end of the block it takes the place of `path`, safe on the disk.
 
-    Whoever reads `path`, also after a crash, finds the old content or the new, never a part. It is
-    for its owner alone, whatever the umask; another mode is limited by the umask, if not exact.
+    A reader of `path` finds the old or the new content, never a part, even after a crash. The file
+    is private by default; the umask limits another mode, unless `exactly` is set.
     """
     directory, name = os.path.split(os.fspath(path))
     new = os.path.join(directory, f".{name}.{os.urandom(4).hex()}.new")
@@ -58,7 +63,8 @@ def replacing(path: Name, mode: int = PRIVATE, *, exactly: bool = False) -> Iter
     try:
         with naming(path), open(os.open(new, flags, mode), "wb") as file:
             if exactly or mode == PRIVATE:
-                os.fchmod(file.fileno(), mode)  # by its name it may be another file already
+                # The path may name another file by now, so the descriptor is used.
+                os.fchmod(file.fileno(), mode)
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -80,7 +86,7 @@ def remove_unfinished() -> None:
 
 @contextlib.contextmanager
 def naming(path: Name) -> Iterator[None]:
-    """Let an error say which file it is of, also where a write on a full disk raised it."""
+    """Add the path to an OSError without one, as a write to a full disk raises it."""
     try:
         yield
     except OSError as error:
@@ -110,13 +116,15 @@ def open_plain(path: Name, dir_fd: int | None = None) -> BinaryIO:
             raise OSError(errno.EPERM, "not a plain file", os.fspath(path))
         return open(descriptor, "rb")
     except BaseException:
-        os.close(descriptor)  # open() leaves it where it refuses
+        # open() does not close the descriptor if it fails.
+        os.close(descriptor)
         raise
 
 
 def digest(descriptor: int, offset: int = 0, size: int = 1 << 62) -> str:
     """Return the SHA-256 of a file's bytes from an offset on, as far as there are any."""
-    import hashlib  # 5 ms, which nobody spends for a probe
+    # The import takes 5 ms, and a probe does not need it.
+    import hashlib
 
     total, end = hashlib.sha256(), offset + size
     while offset < end:
@@ -129,7 +137,7 @@ def digest(descriptor: int, offset: int = 0, size: int = 1 << 62) -> str:
 
 
 def state_of(status: os.stat_result) -> tuple[int, int, int, int]:
-    """Return what is another after a change of a file, also where somebody put its time back."""
+    """Return a tuple that differs after any change of a file, even if its mtime was reset."""
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
@@ -176,7 +184,7 @@ def give_to_owner_of(directory: int, descriptor: int) -> None:
 
 
 def unlock_inherited(path: Name) -> None:
-    """Let go of all locks of a file that this process has inherited open; all others lose them."""
+    """Release the locks of a file that this process inherited open, for all its holders."""
     with contextlib.suppress(OSError):
         wanted = os.stat(path)
         for descriptor in map(int, os.listdir("/proc/self/fd")):
@@ -190,7 +198,7 @@ def unlock_inherited(path: Name) -> None:
 
 
 def make_private(path: Name) -> None:
-    """Make a directory for its owner alone, whatever the umask."""
+    """Create a directory with mode 0700, independent of the umask."""
     os.mkdir(path, 0o700)
     mode = stat.S_IMODE(os.stat(path).st_mode)
     if mode & 0o777 != 0o700:
@@ -225,7 +233,7 @@ def hidden_name(name: str) -> str:
 
 
 def hide(path: Name, hidden: Name, dir_fd: int | None = None) -> None:
-    """Hide a directory by one rename: from then on it is gone, whatever happens."""
+    """Hide a directory by one rename: it counts as deleted, even after a crash."""
     os.rename(path, hidden, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
     sync_directory(os.path.dirname(os.fspath(hidden)) or ".", dir_fd)
 
@@ -236,8 +244,8 @@ def delete(
     """Delete a directory that was hidden, and return what could not go.
 
     seen() hears how many bytes went. All is done by names in directories that are held open: no
-    symbolic link is followed, and no mount is crossed. What another process deletes at the same
-    time is no problem.
+    symbolic link is followed, and no mount is crossed. Entries that
+    another process deletes at the same time are no error.
     """
     problems: list[str] = []
 
@@ -263,7 +271,8 @@ def delete(
                     remove(name, dir_fd=directory)
                     seen(status.st_blocks * 512)
                 except OSError as error:
-                    if error.errno != errno.ENOTEMPTY or not before:  # the reason is known
+                    # An earlier problem in this directory explains that it is not empty.
+                    if error.errno != errno.ENOTEMPTY or not before:
                         note(error, os.path.join(where, name))
         if not problems:
             os.rmdir(path, dir_fd=dir_fd)
@@ -301,7 +310,7 @@ def our_directory() -> str:
 
 @contextlib.contextmanager
 def making_sockets() -> Iterator[None]:
-    """Say what to do where the disk of our_directory() holds neither sockets nor named pipes."""
+    """Raise an error with a fix if the disk of our_directory() has no sockets or named pipes."""
     try:
         yield
     except OSError as error:
@@ -318,11 +327,13 @@ def umask() -> int:
         for line in file:
             if line.startswith(b"Umask:"):
                 return int(line.split()[1], 8)
-    before = os.umask(0o077)  # a Mac, which has no /proc
+    # macOS has no /proc.
+    before = os.umask(0o077)
     os.umask(before)
     return before
 
 
 def expanded(path: Name) -> str:
     """Replace ~ by the home directory; the ~ of an unknown user stays as it is."""
-    return os.path.expanduser(os.fspath(path))  # pathlib's raises for an unknown user
+    # pathlib's expanduser() raises for an unknown user.
+    return os.path.expanduser(os.fspath(path))

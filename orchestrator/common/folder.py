@@ -33,10 +33,11 @@ class Folder:
         self.umask = files.umask() if umask is None else umask
 
     def make(self) -> None:
-        """Make the directory, and those above it that are not there."""
+        """Create the directory and its missing parents."""
         missing = [path for path in (self.root, *self.root.parents) if not path.exists()]
         for path in reversed(missing):
-            with contextlib.suppress(FileExistsError):  # another thread has made it
+            # Another thread has created it.
+            with contextlib.suppress(FileExistsError):
                 path.mkdir(mode=0o700)
                 path.chmod(self.directory_mode if path == self.root else 0o777 & ~self.umask)
         if not self.root.is_dir():
@@ -115,7 +116,8 @@ class PartialFile:
             if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
                 raise OSError(errno.EPERM, "not a file of its own")
             named = os.lstat(self.hidden, dir_fd=self.directory)
-            if not os.path.samestat(named, status):  # it got its name between our open and our lock
+            # The file was renamed between our open and our lock.
+            if not os.path.samestat(named, status):
                 raise BlockingIOError
             file.truncate(0)
         except (BlockingIOError, FileNotFoundError):
@@ -141,7 +143,7 @@ class PartialFile:
             raise
 
     def publish(self, mode: int, time_ns: int) -> None:
-        """Give the whole file its mode and time, and its name."""
+        """Set the mode and time of the complete file, and rename it to its name."""
         os.fchmod(self.file.fileno(), mode)
         os.utime(self.file.fileno(), ns=(time_ns, time_ns))
         where = self.directory

@@ -26,7 +26,7 @@ NAME = re.compile(
     r"|(^|_)(API|ACCESS|AUTH|AUTHORIZATION|PASS|PAT|SIG|.*KEY)(_|$)|(^|_)PIN$",
     re.IGNORECASE,
 )
-# user:password@ in a URL, whatever the variable is called, and what stands for both over HTTP
+# user:password@ in a URL of any variable, and their equivalent in HTTP headers.
 URL_LOGIN = r"(?<=://)[^/\s]*:[^/\s]+(?=@)|(?<=http://)[^/\s@]+(?=@)|(?<=https://)[^/\s@]+(?=@)"
 BEARER = r"(?<=Bearer )\S+|(?<=Authorization: Basic )\S+"
 # Tokens that say by their beginning whose they are: of hubs, of forges, of clouds, of chats.
@@ -73,7 +73,8 @@ def spellings(value: str) -> Iterator[str]:
     yield json.dumps(value)[1:-1]
     yield repr(value)[1:-1]
     yield data.hex()
-    for before in range(3):  # bytes of something else, such as `user:`, in the same three
+    # Bytes before the value, such as `user:`, may share a base64 group with it.
+    for before in range(3):
         text = binascii.b2a_base64(bytes(before) + data, newline=False).decode().rstrip("=")
         # What shares a character with a byte before or after is another one there.
         text = text[(0, 2, 3)[before] : len(text) - bool((before + len(data)) % 3)]
@@ -86,7 +87,8 @@ def spellings(value: str) -> Iterator[str]:
 
 def redacted_text(text: str) -> str:
     """Leave out the logins and tokens that a text gives away by its form."""
-    for pattern in (URL_LOGIN, BEARER, TOKEN):  # compiled when they are needed, 1 ms each
+    # Compiling takes 1 ms for each, so it happens on first use.
+    for pattern in (URL_LOGIN, BEARER, TOKEN):
         text = re.sub(pattern, REDACTED, text)
     return text
 
@@ -110,7 +112,8 @@ def _hide(data: Any, secrets: Sequence[str]) -> Any:
     if isinstance(data, (list, tuple)):
         return type(data)(_hide(item, secrets) for item in data)
     if hasattr(type(data), "__dataclass_fields__"):
-        import dataclasses  # 6 ms that the start of a supervisor does without
+        # The import takes 6 ms, and the start of a supervisor does not need it.
+        import dataclasses
 
         fields = [field.name for field in dataclasses.fields(data) if field.init]
         return dataclasses.replace(data, **{f: _hide(getattr(data, f), secrets) for f in fields})

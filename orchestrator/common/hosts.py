@@ -10,7 +10,8 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-MOST_NAMES, LONGEST_FOLD = 5, 60  # of names that are listed, and of the characters of folded ones
+# Limits on the number of names that are listed, and on the length of folded names.
+MOST_NAMES, LONGEST_FOLD = 5, 60
 NUMBERS = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 
 
@@ -129,8 +130,9 @@ def out_of_url(host: str) -> str:
 
 
 def is_this_machine(host: str, more: Collection[str] = ()) -> bool:
-    """Tell whether a Host header is an address or a name of this machine: no DNS rebinding."""
-    import ipaddress  # not for a node's server
+    """Return True if a Host header names this machine; others may be DNS rebinding."""
+    # The server of a node does not need this import.
+    import ipaddress
 
     name = host.strip().lower()
     if name.startswith("["):
@@ -147,7 +149,7 @@ def is_this_machine(host: str, more: Collection[str] = ()) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether only this machine reaches an address or name."""
+    """Return True if an address or name is reachable from this machine alone."""
     import ipaddress
 
     try:

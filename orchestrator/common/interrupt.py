@@ -52,9 +52,11 @@ def answer_at_once() -> None:
 
 def _answer_hang_up() -> None:
     try:
-        if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # nohup ignores it
+        # Under nohup, SIGHUP stays ignored.
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
             signal.signal(signal.SIGHUP, _answer)
-    except ValueError:  # not in a program's main thread, which has its own answers
+    # Only a main thread can set handlers, and its program has handlers of its own.
+    except ValueError:
         pass
 
 
@@ -63,12 +65,14 @@ def _answer(number: int, frame: FrameType | None) -> None:
         _held.append(number)
         return
     for other in SIGNALS:
-        signal.signal(other, signal.SIG_IGN)  # pressing it nine more times changes nothing
+        # Further interrupts must not cut the clean-up short.
+        signal.signal(other, signal.SIG_IGN)
     if _undo is not None:
         _undo()
     try:  # noqa: SIM105 (which needs an import)
         os.write(2, b"\ninterrupted\n")
-    except OSError:  # its terminal was closed
+    # The terminal was closed.
+    except OSError:
         pass
     leave(130)
 
@@ -82,7 +86,7 @@ def undo_with(undo: Callable[[], None] | None) -> None:
 def hold() -> None:
     """Hold interrupts: a half-started job must be recorded before it can be ended.
 
-    A terminal that is closed meanwhile is held, too: it would leave a job without a head.
+    The hang-up of a closed terminal is held as well: it would leave a job without a head.
     """
     global _held  # noqa: PLW0603
     if _held is None:
@@ -91,7 +95,7 @@ def hold() -> None:
 
 
 def end_is_wanted() -> bool:
-    """Tell whether somebody has asked for the end since hold(); a closed terminal does not."""
+    """Return True if an interrupt came since hold(); a closed terminal does not count."""
     return any(number in SIGNALS for number in _held or ())
 
 

@@ -23,10 +23,13 @@ PACKAGE = logging.getLogger("orchestrator")
 PARAMIKO = logging.getLogger("paramiko.transport")
 VARIABLE = "ORCHESTRATOR_LOG"
 LEVELS = {"warning": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG}
-LARGEST_BYTES = 8 << 20  # of a head.log, beside as much in head.log.1
-MOST_HELD = 5000  # records of a start, until its job has a directory: 64 nodes make 1,000
+# A head.log of this size is moved to head.log.1.
+LARGEST_BYTES = 8 << 20
+# A start's records are held until its job has a directory; 64 nodes write 1,000.
+MOST_HELD = 5000
 LINE = "%(asctime)s.%(msecs)03d %(levelname)-7s %(place)s: %(message)s"
-PLAIN_THREADS = ("MainThread", "tasks")  # in "tasks" all waiting for nodes is done
+# A log line names its thread, except the main one and "tasks", which waits for nodes.
+PLAIN_THREADS = ("MainThread", "tasks")
 TIME, DATE_AND_TIME = "%H:%M:%S", "%Y-%m-%d %H:%M:%S"
 
 _secrets = list(hiding.of_environment(os.environ))
@@ -152,6 +155,7 @@ def note(path: Path, name: str, text: str, *values: object) -> None:
     """Append a line to the head.log of a job that another process follows."""
     if not path.parent.is_dir():
         return
-    handler = HeadLog(path, largest=0)  # whoever follows the job rotates it
+    # The head that follows the job rotates the file.
+    handler = HeadLog(path, largest=0)
     handler.handle(PACKAGE.makeRecord(name, logging.INFO, "", 0, text, values, None))
     handler.close()

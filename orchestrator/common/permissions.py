@@ -11,7 +11,7 @@ import stat
 
 
 def others(status: os.stat_result) -> str:
-    """Say who besides us and root may write this, as the end of a sentence; nobody: nothing.
+    """Return who besides us and root may write this, as the end of a sentence, or "".
 
     A group of the owner's name and without other members may: Debian's OpenSSH permits that as
     well, because a group for each user and umask 002 are usual there.
@@ -19,7 +19,8 @@ def others(status: os.stat_result) -> str:
     if status.st_uid not in (0, os.geteuid()):
         return "belongs to %s" % user_name(status.st_uid)
     if stat.S_ISLNK(status.st_mode):
-        return ""  # its mode says nothing; what it leads to has one of its own
+        # The mode of a link means nothing; its target is checked by itself.
+        return ""
     if status.st_mode & stat.S_IWOTH:
         return "may be written by everybody"
     if status.st_mode & stat.S_IWGRP and not is_private_group(status.st_gid, status.st_uid):
@@ -28,9 +29,10 @@ def others(status: os.stat_result) -> str:
 
 
 def may_rename(status: os.stat_result) -> str:
-    """Say who besides us and root may put something else in our entries' place in a directory."""
+    """Return who besides us and root may replace our entries in a directory, or ""."""
     if status.st_mode & stat.S_ISVTX and status.st_uid in (0, os.geteuid()):
-        return ""  # like /tmp: each may rename and remove its own only
+        # In a sticky directory such as /tmp, users rename and remove only their own entries.
+        return ""
     return others(status)
 
 

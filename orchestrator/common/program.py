@@ -37,7 +37,7 @@ def program_at(name: str, workdir: str) -> tuple[str, str]:
 
 
 def of_this_python(command: str) -> bool:
-    """Tell whether a command is a script for this very Python, as pip installs them.
+    """Return True if a command is a script for this very Python, as pip installs them.
 
     Where the path of the Python is long or has a space, pip writes a shell that executes it.
     """
@@ -67,7 +67,8 @@ def installed(name: str, *module: str) -> list[str]:
     return [path] if os.access(path, os.X_OK) else [sys.executable, "-m", "orchestrator", *module]
 
 
-MOST_ABOVE = 3  # so many `..` of a program lead to places of its own snapshot
+# Up to this many `..` in a program's path stay within its own snapshot.
+MOST_ABOVE = 3
 
 
 def tree_title(directory: str) -> str:

@@ -14,7 +14,8 @@ from orchestrator.common import hosts as host_ranges
 from orchestrator.common.errors import CheckFailed
 
 MOST_HOSTS = 65536
-FIRST_PORT, PORTS = 20000, 10000  # below the ports that kernels give to anybody
+# These ports are below the ephemeral ports of the kernel.
+FIRST_PORT, PORTS = 20000, 10000
 
 
 class BadHostlist(ValueError):
@@ -46,7 +47,8 @@ class Allocation:
 
     job: str
     nodes: tuple[str, ...]
-    tasks_per_node: int | None  # asked for with --ntasks-per-node
+    # The value of --ntasks-per-node.
+    tasks_per_node: int | None
 
 
 def allocation(environ: Mapping[str, str]) -> Allocation | None:
@@ -92,7 +94,8 @@ class Task:
     world: int
     local: int
     node: int
-    master: str  # the first node of the step
+    # The first node of the step.
+    master: str
     port: int
 
 

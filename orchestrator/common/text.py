@@ -10,14 +10,16 @@ from collections.abc import Callable, Container, Sequence
 
 from orchestrator.common.errors import UsageError, nearest
 
-Say = Callable[[str], None]  # tells the user a line
+# A function that shows the user a line.
+Say = Callable[[str], None]
 # A unit of time and its seconds. Other spellings, and the plural, are understood as well.
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 TIME_UNITS = {
     **{name: name for name in SECONDS},
     **{"sec": "s", "second": "s", "min": "m", "minute": "m", "hour": "h", "day": "d", "week": "w"},
 }
-BYTES = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}  # powers of two
+# Each unit is a power of two.
+BYTES = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 NUMBER_AND_UNIT = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*")
 
 

@@ -22,12 +22,13 @@ def view(room: str) -> Any:
 
 @contextlib.contextmanager
 def needed(room: str) -> Iterator[None]:
-    """Say in one line which package a view needs that is not installed here, and what to type."""
+    """Raise a UsageError that names the missing package of a view and how to install it."""
     try:
         yield
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
-        if missing == OURS:  # a defect of ours, and no package to install
+        # A missing module of our own is a defect, not a missing package.
+        if missing == OURS:
             raise
         raise UsageError(
             f"`orchestrator {room}` needs {missing}, which is not installed here", VIEWS
@@ -35,7 +36,7 @@ def needed(room: str) -> Iterator[None]:
 
 
 def installed(package: str) -> bool:
-    """Tell whether a package that only some need is here."""
+    """Return True if an optional package is installed."""
     try:
         return importlib.util.find_spec(package) is not None
     except (ModuleNotFoundError, ValueError):

@@ -1,7 +1,7 @@
 """Understands the keys of aorta's config files, where they have one meaning here.
 
-Only keys that this program does not have are looked at. What is renamed or left out is said; what
-has no counterpart is refused with its reason, all of it at once.
+Only keys that this program does not have are examined. Renamed and ignored keys are reported. All
+keys without a counterpart are refused at once, each with its reason.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ PREFETCH = {"BACKWARD_PRE": 1, "BACKWARD_POST": 0, "NONE": 0, True: 1, False: 0}
 # Left out where they have these values: the engine does so anyway, or it is aorta's way to say no.
 NO_MATTER: dict[str, Callable[[Any], bool]] = {
     "logging.level": lambda _: True,
-    "training.output_dir": lambda _: True,  # each run has outputs of its own
+    # Each run has its own outputs.
+    "training.output_dir": lambda _: True,
     "fsdp.use_orig_params": lambda value: value is True,
     "fsdp.limit_all_gathers": lambda value: value is True,
     "fsdp.sync_module_states": lambda value: value is True,
@@ -37,7 +38,8 @@ NO_MATTER: dict[str, Callable[[Any], bool]] = {
     "compile.options": lambda value: not value,
     "profiling.repeat": lambda value: value in (0, 1),
     "profiling.profile_freq": lambda value: value in (0, 1),
-    "profiling.with_flops": lambda _: True,  # mfu is in the metrics
+    # The metrics contain mfu.
+    "profiling.with_flops": lambda _: True,
     "profiling.tensorboard": lambda value: not value,
     "profiling.chrome_trace": lambda value: value is True,
     "profiling.trace_filename": lambda _: True,  # outputs/profile/rank_RR.json.gz
@@ -80,7 +82,7 @@ class Translation:
 
     @property
     def notes(self) -> list[str]:
-        """Say in a line each what was read as something else, and what was not read."""
+        """Return a line that lists the renamed keys, and one that lists the ignored keys."""
         said = []
         if self.renamed:
             said.append(f"aorta's keys, read as ours: {', '.join(self.renamed)}")

@@ -1,6 +1,6 @@
 """The options of a launch, each defined once, here.
 
-To add one, add a field to `Launch` (a key of the config's section `launch:`, too) or to
+To add one, add a field to `Launch` (which is also a key of the config's section `launch:`) or to
 `LaunchArguments` (only on the command line), and type `scripts/config_reference.py`. From the field
 come the option with its help (cli/options.py), the keyword of the Python API (api/cluster.py), the
 key of a config with its line in docs/config.md, and for `Launch` what job.json keeps. Nothing else
@@ -30,20 +30,29 @@ FAILURE = "Failures"
 OUTPUT = "Output"
 GROUPS = (COMMON, NODES, PROGRAM, FAILURE, OUTPUT)
 
-EXAMINE = ("launch", "plan", "doctor", "verify")  # commands that look at the nodes for a job
-REACH = (*EXAMINE, "nodes")  # all that reach them
-ASKING = ("asking",)  # those that ask nodes, and start nothing: status, stop, top, warm, ...
-PLAN = ("launch", "plan", "doctor")  # those that take a program of the user's
-RUN = ("launch", "plan", "verify")  # those that plan or start ranks
+# Commands that examine the nodes for a job.
+EXAMINE = ("launch", "plan", "doctor", "verify")
+# Commands that connect to the nodes for a job.
+REACH = (*EXAMINE, "nodes")
+# Commands that ask nodes and start nothing: status, stop, top, warm, ...
+ASKING = ("asking",)
+# Commands that take a program of the user's.
+PLAN = ("launch", "plan", "doctor")
+# Commands that plan or start ranks.
+RUN = ("launch", "plan", "verify")
 START = ("launch",)
-KEY_ONLY: tuple[str, ...] = ()  # a key of a config, which --set reaches, and no option
-RECORDS = ("records",)  # those that look at what there is: status, attach, stop, logs, prune, ...
+# Such a field is a key of a config, which --set reaches, and has no option.
+KEY_ONLY: tuple[str, ...] = ()
+# Commands that read records: status, attach, stop, logs, prune, ...
+RECORDS = ("records",)
 
 MOST_RESTARTS = 10_000
-MOST_RANKS = 9999  # on one node, as slots= in a node list
+# The limit on one node; slots= in a node list has the same.
+MOST_RANKS = 9999
 FREE = "leave out one of them"
 DEFAULT_NODES = Path("node_ip_list.txt")
-DEFAULT_CONFIG = Path("config/multi_node/distributed_two_nodes.yaml")  # of the built-in engine
+# The built-in engine reads this config by default.
+DEFAULT_CONFIG = Path("config/multi_node/distributed_two_nodes.yaml")
 DEFAULT_WARM = "30m"
 DEFAULT_HOOK = Path("scripts/multi_node/config_node.sh")
 
@@ -55,15 +64,20 @@ class Option:
     help: str
     group: str
     commands: tuple[str, ...] = RUN
-    shown: str = ""  # the default in words, where the field's own says too little
+    # The default in words, where the field's own value explains too little.
+    shown: str = ""
     choices: tuple[str, ...] = ()
     least: float | None = None
     most: float | None = None
     metavar: str = ""
-    flags: tuple[str, ...] = ()  # as it is typed, where that is not --the-field
-    variable: str = ""  # an environment variable that sets it, too
-    file: bool = False  # a path here: shells complete it, the Python API takes a Path
-    keyword: str = ""  # its name in the Python API, where that takes it
+    # The flags, where the option is not named like the field.
+    flags: tuple[str, ...] = ()
+    # An environment variable that sets the option as well.
+    variable: str = ""
+    # If True, shells complete a local path, and the Python API accepts a Path.
+    file: bool = False
+    # The name of the keyword in the Python API, if it has one.
+    keyword: str = ""
 
 
 def option(default: Any, help: str, group: str, **more: Any) -> Any:
@@ -358,7 +372,7 @@ class Launch:
 
     @property
     def ranks_know_hosts(self) -> bool:
-        """Tell whether ranks get variables that name all nodes."""
+        """Return True if ranks get variables that name all nodes."""
         return "slurm" in self.variables_of_ranks
 
     @property
@@ -440,7 +454,8 @@ class Origin:
 
     experiment: str
     directory: Path
-    code: Mapping[str, Any] | None = None  # its revision, as the manifest has it
+    # The revision of the code, as in the manifest.
+    code: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -536,9 +551,12 @@ class LaunchArguments:
     program: tuple[str, ...] = ()
     where: Where = field(default_factory=Where)
     view: View = field(default_factory=View)
-    launch: Mapping[str, Any] = field(default_factory=dict)  # fields of Launch that were given
-    origin: Origin | None = None  # of the code, where it is that of an earlier run
-    payload: Path | None = None  # a directory with a pickled function, to be run as the program
+    # The fields of Launch that were set.
+    launch: Mapping[str, Any] = field(default_factory=dict)
+    # The origin of the code, if it is that of an earlier run.
+    origin: Origin | None = None
+    # A directory with a pickled function, which runs as the program.
+    payload: Path | None = None
 
     def refuse(self, reasons: Mapping[str, str]) -> None:
         """Refuse options that were typed and make no sense where this is used; name the reason.

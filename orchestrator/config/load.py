@@ -14,7 +14,8 @@ from orchestrator.config.parse import collect, raise_all, rest_of
 from orchestrator.config.schema import Config, unread
 from orchestrator.protocol.message import hints_of
 
-VARIABLES = ("nccl", "env")  # the sections that hold environment variables of the ranks
+# These sections hold environment variables of the ranks.
+VARIABLES = ("nccl", "env")
 SECTIONS = {
     name: [item.name for item in dataclasses.fields(kind) if "rest" not in item.metadata]
     for name, kind in hints_of(Config).items()
@@ -22,9 +23,11 @@ SECTIONS = {
 }
 
 
-SHIPPED = Path(__file__).parent / "files"  # config/ of the repository, which a wheel holds here
+# A wheel contains the repository's config/ here.
+SHIPPED = Path(__file__).parent / "files"
 TIME = re.compile(r"[0-9]+(:[0-9]+)+$")
-SWITCHED = ("compile", "profiling")  # sections that `enabled` switches
+# The key `enabled` switches these sections on and off.
+SWITCHED = ("compile", "profiling")
 
 
 def found(file: Path) -> Path:
@@ -75,7 +78,8 @@ def _checked(data: dict[str, Any], problems: list[UsageError]) -> Config:
     for name in SWITCHED:
         inner = data.get(name)
         if name in sections and isinstance(inner, dict) and inner.get("enabled") is False:
-            sections[name] = type(sections[name])()  # switched off: its other keys may stay
+            # A section that is switched off may keep its other keys.
+            sections[name] = type(sections[name])()
     if problems:
         whole = {
             item.name: sections[item.name] if item.name in sections else item.default_factory()
@@ -105,7 +109,8 @@ def as_data(config: Config) -> dict[str, Any]:
     for name, kind in hints_of(Config).items():
         rest = rest_of(kind) if dataclasses.is_dataclass(kind) else None
         if rest:
-            data[name].update(data[name].pop(rest))  # as the user writes it
+            # The variables are keys of the section itself, as in the user's file.
+            data[name].update(data[name].pop(rest))
     return data
 
 
@@ -119,7 +124,8 @@ def _parse(text: str, what: str, *, as_written: bool = False) -> Any:
             for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
         }
 
-    class Plain(yaml.SafeLoader):  # 2:4 is text, as in YAML 1.2: it would be 124 seconds
+    # YAML 1.2 reads 2:4 as text; YAML 1.1 reads it as 124 seconds.
+    class Plain(yaml.SafeLoader):
         yaml_implicit_resolvers = {  # noqa: RUF012
             first: [("tag:yaml.org,2002:str", TIME), *known]
             for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -146,7 +152,7 @@ def _override(data: dict[str, Any], text: str) -> None:
 
 
 def _take_misplaced(data: dict[str, Any]) -> list[UsageError]:
-    """Take out each key in the wrong section, and name the right one."""
+    """Remove each key in a wrong section; return errors that name the right section."""
     problems = []
     for section, inner in data.items():
         for key in list(inner) if isinstance(inner, dict) and section in SECTIONS else ():

@@ -128,7 +128,8 @@ def _variables(value: Any, name: str) -> dict[str, str]:
     variables = {}
     for key, inner in (value or {}).items():
         if not (isinstance(key, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key)):
-            raise UsageError(f"{name}: {key!r} cannot name a variable")  # a bare NO is False
+            # YAML 1.1 reads a bare NO as False.
+            raise UsageError(f"{name}: {key!r} cannot name a variable")
         if isinstance(inner, (Mapping, list)):
             raise UsageError(f"{name}.{key} must be one value, not {inner!r}")
         text = "" if inner is None else str(inner)
@@ -136,7 +137,8 @@ def _variables(value: Any, name: str) -> dict[str, str]:
     return variables
 
 
-LONGEST_WAIT_SECONDS = 1e7  # four months: a timer or a socket overflows at much more
+# Timers and sockets overflow at much more than these four months.
+LONGEST_WAIT_SECONDS = 1e7
 
 
 # -- checks of values, for a class's own __post_init__ ---------------------------------------
@@ -172,7 +174,7 @@ def at_most(name: str, value: float | None, most: float) -> None:
 
 
 def waiting_time(name: str, seconds: float) -> None:
-    """Refuse a number of seconds that nobody can wait for: below 0, without end, or no number."""
+    """Raise UsageError for a waiting time that is negative, infinite, too long, or NaN."""
     at_least(name, seconds, 0)
     at_most(name, seconds, LONGEST_WAIT_SECONDS)
 

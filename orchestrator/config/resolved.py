@@ -37,7 +37,8 @@ def yaml_of(data: dict[str, Any]) -> str:
 
 def read(experiment: Path) -> dict[str, Any]:
     """Return its keys, none where there is no file; UsageError if it cannot be read."""
-    import yaml  # 10 ms, which who only wants the text does not spend
+    # The import takes 10 ms, and text() does not need it.
+    import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:

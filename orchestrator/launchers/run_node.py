@@ -53,7 +53,8 @@ from orchestrator.protocol.requests.start import TakenPorts
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord
 
-INDEX = "JOB_COMPLETION_INDEX"  # the same from Kubernetes, in an Indexed Job
+# Kubernetes sets this variable to the node's rank in an Indexed Job.
+INDEX = "JOB_COMPLETION_INDEX"
 
 
 @dataclass(frozen=True)
@@ -106,9 +107,11 @@ def part(environ: Mapping[str, str]) -> MachinePart:
     rank = number(name, 0, 0 if nnodes == 1 else None)
     port = number("MASTER_PORT", 1, plan.DEFAULT_PORT)
     world = number("WORLD_SIZE", 1, 0)
-    number("NPROC_PER_NODE", 1, 0)  # read again with the other options
+    # Only checked here; its value is read with the other options.
+    number("NPROC_PER_NODE", 1, 0)
     master = environ.get("MASTER_ADDR", "").strip() or ("127.0.0.1" if nnodes == 1 else "")
-    master = out_of_url(master)  # torch and the resolver take an IPv6 address without brackets
+    # torch and the resolver take an IPv6 address without brackets.
+    master = out_of_url(master)
     if not master:
         wrong.append("MASTER_ADDR is not set")
     if nnodes and rank >= nnodes:
@@ -156,7 +159,8 @@ def checked(
 ) -> LaunchRequest:
     """Check accelerate's file as far as this machine can, before it meets the others."""
     accelerate.check_installed([node])
-    rank = by.number("machine_rank") or 0  # 0 is in a file that serves all nodes
+    # A file that serves all nodes contains machine_rank 0.
+    rank = by.number("machine_rank") or 0
     if rank not in (0, mine.rank):
         raise CheckFailed(
             f"machine_rank is {rank} in {by.file}, but NODE_RANK is {mine.rank}",
@@ -239,7 +243,8 @@ def lead(
             plan = make(request, mine, nodes, agreed)
         prepared = Prepared(request, nodes, experiment, plan)
         record = record_job(prepared)
-        master.go(agreed)  # the others know by the record whether they see this very directory
+        # The other nodes look for the record to learn if they share this directory.
+        master.go(agreed)
     return begin(prepared, mine, record, agreed)
 
 
@@ -288,13 +293,16 @@ def make(request: LaunchRequest, mine: MachinePart, nodes: Nodes, agreed: Agreed
 # -- the meeting of all machines --------------------------------------------------------------
 
 
-HELLO_SECONDS = 5.0  # a caller that has not described itself by then is not of this job
-RETRY_SECONDS = 0.2  # between two attempts to reach node 0
-REMIND_SECONDS = 15.0  # between two messages about what is missing
+# A caller that has not described itself by then does not belong to this job.
+HELLO_SECONDS = 5.0
+# The interval between two attempts to reach node 0.
+RETRY_SECONDS = 0.2
+# The interval between two messages about missing nodes.
+REMIND_SECONDS = 15.0
 
 
 def disagreement(nodes: Sequence[Hello]) -> str:
-    """Return why these nodes cannot be one job, or nothing; missing nodes are no reason."""
+    """Return why these nodes cannot be one job, or ""; missing nodes are no reason."""
     first = nodes[0]
     seen: dict[int, Hello] = {}
     for node in nodes:
@@ -344,7 +352,8 @@ class Master:
     def gather(self, patience: float) -> list[Hello]:
         """Wait for all nodes and return them in their order."""
         deadline = time.monotonic() + patience
-        self.check()  # of a job of one node
+        # A job of one node waits for no hello that would be checked.
+        self.check()
         while missing := sorted(set(range(self.own.nnodes)) - {node.rank for node in self.nodes}):
             names = f"NODE_RANK {', '.join(map(str, missing))}"
             say(f"waiting for {names}")
@@ -354,7 +363,7 @@ class Master:
         return self.nodes
 
     def admit(self) -> None:
-        """Hear one caller; a caller that is no node of this kind of job is sent away."""
+        """Accept one connection; close it if the caller is not a node of such a job."""
         connection, _ = self.server.accept()
         connection.settimeout(HELLO_SECONDS)
         try:

@@ -42,8 +42,10 @@ class SbatchOptions:
     cpus_per_task: int | None = None
     mem: str | None = None
     requeue: bool = True
-    more: tuple[str, ...] = ()  # other options of sbatch
-    setup: tuple[str, ...] = ()  # lines of shell before the command: modules, conda
+    # Other options of sbatch.
+    more: tuple[str, ...] = ()
+    # Shell lines before the command, such as for modules or conda.
+    setup: tuple[str, ...] = ()
 
 
 def text(
@@ -54,7 +56,8 @@ def text(
     options = [
         f"--job-name={launch.name}",
         f"--nodes={asked.nnodes}",
-        "--ntasks-per-node=1",  # one supervisor per node, which starts the ranks
+        # One supervisor per node starts the ranks.
+        "--ntasks-per-node=1",
         *([f"--gres=gpu:{asked.gpus}"] if asked.gpus else []),
         *([f"--cpus-per-task={asked.cpus_per_task}"] if asked.cpus_per_task else []),
         *([f"--mem={asked.mem}"] if asked.mem else []),
@@ -132,7 +135,8 @@ def queue_job(
 
 
 def generate(asked: SbatchOptions, arguments: Sequence[str], launch: LaunchArguments) -> int:
-    request = checked(replace(launch, secret=()))  # the job reads them
+    # The job reads the secrets itself.
+    request = checked(replace(launch, secret=()))
     command = command_line(asked, arguments, request)
     write_out(text(asked, request.config.launch, command))
     return EXIT_DONE
@@ -168,7 +172,8 @@ def command_line(asked: SbatchOptions, words: Sequence[str], request: LaunchRequ
     # By its path: on the compute node, PATH may be another one.
     command = [*installed("master_launch", "launch"), "--nodes-from", "slurm"]
     if request.config_file is not None and str(request.config_file) not in words:
-        command += ["--config", str(request.config_file)]  # from CONFIG_FILE, or the default
+        # The path comes from CONFIG_FILE, or is the default.
+        command += ["--config", str(request.config_file)]
     resumes = request.config.checkpoint.resume != "never"
     if asked.requeue and request.target.kind == "engine" and not resumes:
         command += ["--set", "checkpoint.resume=auto"]

@@ -1,8 +1,8 @@
 """A cluster on this machine: real sshd on 127.0.0.2, .3, ... run by anybody, root or not.
 
 `orchestrator demo` and the tests use it. Every node has a directory of its own for what a machine
-has to itself: host key, home, our own state. What a kill -9 leaves running is ended by the next
-cluster in the same directory.
+has to itself: host key, home, our own state. The next cluster in the same
+directory ends the processes that a kill -9 left running.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ class LoopbackCluster:
     def start(self) -> None:
         """Start every sshd, and wait until all answer; an error leaves nothing running."""
         self._program = sshd_program()
-        sweep(self.directory)  # what an earlier cluster in this directory left, if it was killed
+        # An earlier cluster in this directory may have been killed and have left processes.
+        sweep(self.directory)
         self.directory.mkdir(parents=True, exist_ok=True)
         self.directory.chmod(0o700)
         port = free_port(self.addresses)
@@ -110,7 +111,8 @@ class LoopbackCluster:
             "ORCHESTRATOR_CLAIMS": str(node.directory / "claims"),
             "PATH": path,
         }
-        if site.ENABLE_USER_SITE:  # `pip install --user` is looked up in $HOME
+        # `pip install --user` packages are looked up in $HOME, which is another one here.
+        if site.ENABLE_USER_SITE:
             environment["PYTHONUSERBASE"] = site.getuserbase()
         return environment
 
@@ -156,7 +158,8 @@ def sweep(directory: Path) -> None:
     """End every process that belongs to the cluster in `directory`."""
     mark = f"{directory}/node".encode()
     spared = {os.getpid()}
-    for _ in range(20):  # one round is enough, unless something forks in the meantime
+    # One round is enough, unless a process forks during it.
+    for _ in range(20):
         pids = {int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()} - spared
         ours = {pid for pid in pids if _belongs(pid, mark)}
         if not ours:
@@ -206,7 +209,8 @@ def _belongs(pid: int, mark: bytes) -> bool:
 # -- sshd ---------------------------------------------------------------------------------------
 # Run one sshd as the user that we are: its program, configuration, keys and first answer.
 
-START_SECONDS = 20.0  # an sshd listens 20 ms after its start; this is for a busy machine
+# An sshd listens 20 ms after its start; a busy machine needs longer.
+START_SECONDS = 20.0
 PROGRAMS = ("/usr/sbin/sshd", "/usr/bin/sshd", "/usr/local/sbin/sshd", "/sbin/sshd")
 
 CONFIG = """\
@@ -240,7 +244,8 @@ def sshd_program() -> str:
             "install it: apt-get install openssh-server (dnf install openssh-server)",
         )
     if os.geteuid() == 0:
-        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # elsewhere a boot script makes it
+        # On other machines a boot script creates this directory.
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     return program
 
 
@@ -265,7 +270,7 @@ def client_config(port: int, key: Path, known_hosts: Path, user: str) -> str:
 
 
 def write_key(path: Path) -> str:
-    """Make an ed25519 key at `path` and return its public line."""
+    """Create an ed25519 key at `path` and return its public line."""
     path.unlink(missing_ok=True)
     subprocess.run(
         ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", path], check=True
@@ -303,14 +308,15 @@ def await_banner(address: str, port: int, ended: Callable[[], bool], log: Path) 
                 if link.recv(4) == b"SSH-" and not ended():
                     return
         except OSError:
-            time.sleep(0.005)  # not bound yet, and there is no event to wait for
+            # The port is not bound yet, and there is no event to wait for.
+            time.sleep(0.005)
     output = log.read_text(errors="replace").strip() if log.exists() else ""
     state = "ended at once" if ended() else f"was silent for {START_SECONDS:.0f} s"
     raise CheckFailed(f"sshd at {address}:{port} {state}: {output or 'no message'}")
 
 
 def account() -> str:
-    """Return the name to log in with: the current user id's, whatever $USER says."""
+    """Return the login name of the current user id, independent of $USER."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:

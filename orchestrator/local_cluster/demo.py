@@ -29,7 +29,8 @@ from orchestrator.records.metrics.curves import POINTS
 from orchestrator.records.metrics.curves import curves as curves_of
 
 CONFIG = Path("config/demo.yaml")
-SLOTS = 2  # ranks per node
+# The number of ranks per node.
+SLOTS = 2
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -52,7 +53,8 @@ def demo(size: int, keep: bool, options: tuple[str, ...], arguments: LaunchArgum
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
             signal.sigwait(SIGNALS)
     finally:
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # a second Ctrl-C would leave half of it
+        # A second Ctrl-C must not cut the clean-up short.
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         if not arguments.dry_run:
             stop_job(cluster, arguments.where.experiments)
         cluster.stop()
@@ -64,7 +66,7 @@ def demo(size: int, keep: bool, options: tuple[str, ...], arguments: LaunchArgum
 
 
 def make_directory() -> Path:
-    """Make a directory for keys, logs and homes, which is removed at the end, also by Ctrl-C."""
+    """Create a directory for keys, logs and homes; the end or Ctrl-C removes it."""
     interrupt.hold()
     directory = Path(tempfile.mkdtemp(prefix="orch-demo-"))
     interrupt.undo_with(lambda: remove(directory))
@@ -106,7 +108,7 @@ def launch(cluster: LoopbackCluster, arguments: Sequence[str]) -> tuple[int, boo
 
 
 def stop_job(cluster: LoopbackCluster, root: Path) -> None:
-    """Stop a job that was left running, so that its head in the background ends, too."""
+    """Stop a job that was left running, so that its background head ends as well."""
     experiment = ours(cluster, root)
     if experiment is not None and not experiment.read_record().over:
         command = [sys.executable, "-m", "orchestrator", "stop", experiment.name, "--grace", "0"]
@@ -120,7 +122,8 @@ def show(cluster: LoopbackCluster, root: Path) -> None:
     """Show the job's first and last loss, and what its experiment holds."""
     experiment = ours(cluster, root)
     if experiment is None:
-        return  # it never came to an experiment; the launch has said why
+        # The launch failed before it had an experiment, and has reported the reason.
+        return
     curves = curves_of(experiment.path / "outputs" / trainers.file_name(0), POINTS)
     if "loss" in curves:
         loss, last = curves["loss"].means, curves["loss"].steps[-1]
