@@ -1,1 +1,1 @@
-"""Are the nodes fit, alone and with each other?"""
+"""Checks of the nodes, each alone and with each other."""

@@ -23,8 +23,10 @@ from orchestrator.head.doctor.findings import (
 from orchestrator.head.nodes.facts import by_value, how_to_get_torch, release
 from orchestrator.protocol.facts import Disk
 
-OLDEST_TORCH = (2, 8)  # that the engine can shard with
-SHM_DEFAULT = 64 << 20  # of a container; DataLoader workers and NCCL die of it with a bus error
+# The oldest torch with which the engine can shard.
+OLDEST_TORCH = (2, 8)
+# A container's default, with which DataLoader workers and NCCL die of a bus error.
+SHM_DEFAULT = 64 << 20
 SHM_LEAST_BYTES = 16 << 20
 DISK_LEAST, DISK_LITTLE = 16 << 20, 2 << 30
 INODES_LITTLE = 1000
@@ -34,12 +36,12 @@ THERE = "as root there, in /etc/security/limits.conf; then log in again"
 
 
 def memory(count: float) -> str:
-    """Write a number of bytes as memory is sold."""
+    """Return a number of bytes as text in binary units."""
     return text.size(count, binary=True)
 
 
 def on(node: Examined, *words: str) -> str:
-    """Return what to type here to run a command there; ssh has a shell read it once more."""
+    """Return an ssh command that runs these words on a node, quoted for its shell as well."""
     line = shlex.join(words)
     return f"ssh {node.name} {line if line == ' '.join(words) else shlex.quote(line)}"
 
@@ -90,7 +92,7 @@ def torch(case: Case) -> Iterator[Finding]:
 
 
 def unusable_torch(case: Case) -> Iterator[Finding]:
-    """Find a torch too old for the engine, or one that would train on the CPUs without a word."""
+    """Find a torch too old for the engine, or one that would silently train on the CPUs."""
     oldest = ".".join(map(str, OLDEST_TORCH))
     for node, facts in case.seen:
         if not facts.torch:
@@ -128,7 +130,7 @@ def imports(case: Case) -> Iterator[Finding]:
 
 
 def without_build(version: str) -> str:
-    """Shorten a version to its release: 2.13.0 for 2.13.0+cu130."""
+    """Return the release of a version: 2.13.0 for 2.13.0+cu130."""
     match = re.match(r"\d+(\.\d+)*", version)
     return match.group() if match else version
 
@@ -152,7 +154,7 @@ def driver(case: Case) -> Iterator[Finding]:
 
 
 def code(case: Case) -> Iterator[Finding]:
-    """Compare the program itself, where each node has a copy."""
+    """Compare the copies of the program on the nodes."""
     copies = [(n.name, look.script[:12]) for n, look in case.checked_in_depth if look.script]
     yield from unequal(
         BAD, "sha256 of the program", copies, "copy it: rsync -a WORKDIR/ NODE:WORKDIR/"
@@ -176,7 +178,7 @@ def gpus(case: Case) -> Iterator[Finding]:
 
 
 def too_many_ranks(case: Case) -> Iterator[Finding]:
-    """Find nodes with more ranks than GPUs; a program may mean --nproc, and use no GPU."""
+    """Find nodes with more ranks than GPUs; a program may set --nproc and use no GPU."""
     nproc = case.needs.nproc
     for node, facts in case.seen:
         wanted = nproc or node.slots
@@ -270,7 +272,7 @@ def room(disk: Disk) -> str:
 
 
 def space_at_head(disk: Disk) -> Iterator[Finding]:
-    """Judge the disk of the experiments, where logs and records need little, and need it all."""
+    """Check the free space and inodes of the disk of the experiments."""
     where, fix = f"{disk.mounted} on this machine, of {disk.path}", "orchestrator prune --keep 5"
     if disk.free < DISK_LEAST:
         yield Finding(WARN if disk.free else BAD, (), f"{where}: {room(disk)}", fix)

@@ -1,4 +1,4 @@
-"""Checks of the network: interfaces, who really reaches whom, names that mislead. Pure."""
+"""Checks of the network: interfaces, connections between nodes, misleading names. Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from orchestrator.head.nodes.facts import is_loopback
 from orchestrator.head.plan import nccl_transport
 from orchestrator.protocol.requests.machine import LARGE_LOST
 
-SLOW = 1000  # Mb/s: from there on computing rarely hides what is sent
-GRADIENTS = 3200  # Mbit of 100 million gradients in fp32
+# Mb/s. At this speed or below, computation rarely hides the communication.
+SLOW = 1000
+# Mbit of 100 million gradients in fp32.
+GRADIENTS = 3200
 SLOW_FIX = (
     "use a faster interface (ifname=, or its addresses in the list), or send less often"
     " (training.gradient_accumulation); `orchestrator verify` measures it"
@@ -47,7 +49,7 @@ def net(case: Case) -> Iterator[Finding]:
     ]
     fix = "on these nodes: ibstat, or rdma link"
     yield from unequal(WARN, "RDMA ports that are up", ports, fix)
-    # Of unequal speeds there is a finding already.
+    # Unequal speeds have a finding of their own, above.
     if len(case.seen) > 1 and speeds and max(speeds.values()) <= SLOW and not uses_cards(case):
         speed = min(speeds.values())
         what = f"the nodes meet over {speed / 1000:g} Gb/s (on {listed(list(speeds))}):"
@@ -56,9 +58,9 @@ def net(case: Case) -> Iterator[Finding]:
 
 
 def uses_cards(case: Case) -> bool:
-    """Return True if NCCL sends over cards that are faster than the link: gloo, on CPUs, does not.
+    """Return True if NCCL sends over RDMA cards, which are faster than the link; gloo does not.
 
-    Cards that the user has chosen are taken for faster ones where each node has any.
+    Cards that the user has chosen count as faster if each node has any.
     """
     if not all(facts.gpus for _, facts in case.seen):
         return False
@@ -73,7 +75,7 @@ def is_named(name: str, sentence: str) -> bool:
 
 
 def mtu(case: Case) -> Iterator[Finding]:
-    """Compare sizes of packets, and name nodes between which large ones are lost: ranks hang."""
+    """Compare MTUs, and find nodes that lose large packets between them, on which ranks hang."""
     sizes = {node.name: link.mtu for node, link in case.links}
     fix = "on these nodes, as root: ip link set INTERFACE mtu {most}"
     yield from unequal(WARN, "MTU", list(sizes.items()), fix)
@@ -89,7 +91,7 @@ def mtu(case: Case) -> Iterator[Finding]:
 
 
 def links(case: Case) -> Iterator[Finding]:
-    """Name nodes that others cannot reach; a blocked node is one finding, not one per pair."""
+    """Find nodes that others cannot reach; a blocked node is one finding, not one per pair."""
     blocked = {call: reason for call, reason in case.silent.items() if reason != LARGE_LOST}
     pairs = {(source, target) for source, target, _ in blocked}
     towards, away = Counter(t for _, t in pairs), Counter(s for s, _ in pairs)
@@ -129,7 +131,8 @@ def port(case: Case) -> Iterator[Finding]:
 
 def names(case: Case) -> Iterator[Finding]:
     """Find two names of one machine, and a machine's own name that resolves elsewhere."""
-    first: dict[tuple[str, int], Examined] = {}  # of each machine, not reached by loopback
+    # The first node of each machine that was not reached by loopback.
+    first: dict[tuple[str, int], Examined] = {}
     for node, facts in case.seen:
         known = first.get(facts.machine)
         if known is not None:

@@ -1,7 +1,7 @@
-"""Examine every node, alone and with the others, before anything is started.
+"""Examines every node, alone and with the others, before anything is started.
 
-The quick checks of a launch read the facts that it has anyhow. The full ones ask all nodes at once
-for a closer look (torch imported, tools run), and let every node call every other.
+The quick checks of a launch use the facts of its probe. The full checks send all nodes a request
+(they import torch and run tools), and have every node connect to every other.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from orchestrator.protocol.requests.machine import (
     Listening,
 )
 
-LOOK_SECONDS = 90.0  # longer than the longest limit of a part, which is that of importing torch
+# Longer than the longest time limit of a check, which is that of importing torch.
+LOOK_SECONDS = 90.0
 LISTEN_SECONDS = 10.0
 DIAL_SECONDS = 3.0
 CHECKS: dict[str, Callable[[Case], Iterator[Finding]]] = {
@@ -66,16 +67,18 @@ CHECKS: dict[str, Callable[[Case], Iterator[Finding]]] = {
     "names": check_network.names,
 }
 FULL_ONLY = ("busy", "code", "links")
-OF_OTHERS = ("ours", "names")  # nothing that a launch need repeat each time
+# Checks that a launch does not repeat each time.
+OF_OTHERS = ("ours", "names")
 
-Call = tuple[str, str, int]  # from, to, port
+# (from, to, port)
+Call = tuple[str, str, int]
 # Sends each node its own request, all at once, and returns answers and errors.
 Ask = Callable[[Sequence[Any], float], list[Any]]
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All findings, and the facts that they were drawn from."""
+    """All findings, and the facts that they are based on."""
 
     case: Case
     findings: tuple[Finding, ...]
@@ -94,7 +97,10 @@ def diagnose(
     cordoned: Mapping[str, str] | None = None,
     head: Disk | None = None,
 ) -> Diagnosis:
-    """Judge the nodes by their facts, and with `ask` by a closer look; `lost` were not reached."""
+    """Return the findings on the nodes; with `ask` the full checks run, which send requests.
+
+    `lost` are the nodes that could not be reached.
+    """
     began = time.monotonic()
     addresses, error = find_addresses(nodes)
     answers: Sequence[CheckedUp | OrchestratorError | None] = [None] * len(nodes)
@@ -122,7 +128,7 @@ def diagnose(
 
 
 def judge(case: Case, began: float) -> Diagnosis:
-    """Run every check on what is known of the nodes."""
+    """Run every check on the case and return the findings."""
     findings = [one for name, check in CHECKS.items() for one in folded(name, check(case))]
     return Diagnosis(case, tuple(findings), time.monotonic() - began)
 
@@ -130,7 +136,7 @@ def judge(case: Case, began: float) -> Diagnosis:
 def find_addresses(
     nodes: Sequence[ProbedNode],
 ) -> tuple[dict[str, NodeAddress], tuple[str, str] | None]:
-    """Find every node's address in the job's network, or the error and its fix."""
+    """Return every node's address in the job's network, or no address and (what, fix)."""
     try:
         addresses = node_addresses.find(nodes) if nodes else []
     except CheckFailed as error:
@@ -141,7 +147,7 @@ def find_addresses(
 def examined(
     node: ProbedNode, answer: CheckedUp | OrchestratorError | None, error: str = ""
 ) -> Examined:
-    """Return all that is known of a node that was reached."""
+    """Return the Examined of a node that was reached."""
     return Examined(
         name=node.name,
         facts=node.facts,
@@ -156,9 +162,9 @@ def examined(
 def dial(
     nodes: Sequence[ProbedNode], addresses: Mapping[str, NodeAddress], ask: Ask
 ) -> tuple[dict[Call, str], dict[str, str]]:
-    """Let every node call every other in the job's network.
+    """Connect every node to every other in the job's network.
 
-    Return why calls failed, and which nodes were lost in that time, and why.
+    Return the reasons of failed calls, and the reasons of nodes that were lost in that time.
     """
     secret = {node.name: secrets.token_hex(8) for node in nodes}
     ports = [(nodes[0].facts.port or 0, 0), *[(0,)] * (len(nodes) - 1)]
@@ -193,12 +199,13 @@ def dial(
 
 # -- the report ------------------------------------------------------------------------------------
 
-WORDS = {BAD: "BAD", WARN: "warn", UNKNOWN: "?"}  # the worst first
+# The worst level comes first.
+WORDS = {BAD: "BAD", WARN: "warn", UNKNOWN: "?"}
 STYLES = {WARN: styles.WARNING, BAD: styles.FAILED, UNKNOWN: styles.UNKNOWN}
 
 
 def to_text(diagnosis: Diagnosis, terminal: Terminal = PLAIN, *, hints: bool = True) -> str:
-    """Return the findings, the worst first, and a line that counts them."""
+    """Return the findings as text, the worst first, and a line that counts them."""
     rows: list[list[Cell]] = []
     for finding in sorted(diagnosis.findings, key=lambda one: list(WORDS).index(one.level)):
         mark = (f"{WORDS[finding.level]:<4}", STYLES[finding.level])

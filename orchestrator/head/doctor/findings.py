@@ -1,4 +1,4 @@
-"""The doctor's findings, and the facts that they are drawn from."""
+"""The doctor's findings, and the facts that they are based on."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ class Finding:
     level: str
     nodes: tuple[str, ...]
     what: str
-    fix: str = ""  # something to type, or to do
+    # A command to type, or another remedy.
+    fix: str = ""
     check: str = ""
-    own: bool = False  # of one node, whose name comes before `what`
+    # True if it is about one node, whose name is put before `what`.
+    own: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,35 +41,48 @@ class Examined:
     fix: str = ""
     checkup: Checkup | None = None
     slots: int | None = None
-    placed: bool = False  # workdir= in the list
-    cordoned: str = ""  # why no job may run there, and since when
+    # True if the node list has a workdir= for it.
+    placed: bool = False
+    # The reason why no job may run there, and since when.
+    cordoned: str = ""
 
 
 @dataclass(frozen=True)
 class Needs:
     """A job's demands on its nodes."""
 
-    port: int = 0  # of the master
-    that_port: bool = False  # and no other
-    script: str = ""  # whose copies are compared
+    # The port of the master.
+    port: int = 0
+    # True if no other port may be used.
+    that_port: bool = False
+    # The program whose copies on the nodes are compared.
+    script: str = ""
     torch: bool = True
-    engine: bool = False  # the built-in one is to run, which needs OLDEST_TORCH
-    workdir: bool = True  # programs run there; the engine is sent, and runs anywhere
-    nproc: int | None = None  # ranks on each node, where the user said so
-    fabric: str = ""  # how NCCL's data will travel: Fabric.kind of the plan, where there can be one
+    # True if the built-in engine runs, which needs OLDEST_TORCH.
+    engine: bool = False
+    # True if programs run in the workdir; the engine is sent and needs none.
+    workdir: bool = True
+    # Ranks on each node, if the user gave --nproc.
+    nproc: int | None = None
+    # The transport of NCCL's data: Fabric.kind of the plan, if there is one.
+    fabric: str = ""
 
 
 @dataclass(frozen=True)
 class Case:
-    """All nodes, and what was tried between them. Without `full` there are no checkups."""
+    """All nodes, and the calls between them. Without `full` there are no checkups."""
 
     nodes: tuple[Examined, ...]
     full: bool
     needs: Needs = Needs()
-    addresses: Mapping[str, NodeAddress] = field(default_factory=dict)  # by node
-    network_error: tuple[str, str] | None = None  # what, fix
-    head: Disk | None = None  # of the experiments
-    silent: Mapping[tuple[str, str, int], str] = field(default_factory=dict)  # from, to, port: why
+    # Addresses in the job's network, by node.
+    addresses: Mapping[str, NodeAddress] = field(default_factory=dict)
+    # (what, fix) if the addresses could not be found.
+    network_error: tuple[str, str] | None = None
+    # The disk of the experiments.
+    head: Disk | None = None
+    # (from, to, port) of each failed call -> the reason.
+    silent: Mapping[tuple[str, str, int], str] = field(default_factory=dict)
 
     @property
     def seen(self) -> list[tuple[Examined, Facts]]:
@@ -98,7 +113,7 @@ def unknown(node: Examined, what: str) -> Finding:
 
 
 def folded(check: str, findings: Iterator[Finding]) -> Iterator[Finding]:
-    """Yield what several nodes have alike once, with the names of all; the fix is the first's."""
+    """Yield equal findings of several nodes once, with the names of all."""
     alike = by_value((f, (f.level, f.what, () if f.own else f.nodes)) for f in findings)
     for (level, what, nodes), same in alike.items():
         names = nodes or tuple(dict.fromkeys(name for each in same for name in each.nodes))
@@ -107,7 +122,7 @@ def folded(check: str, findings: Iterator[Finding]) -> Iterator[Finding]:
 
 
 def odd_values(values: Sequence[tuple[str, Any]]) -> tuple[Any, dict[Any, list[str]]]:
-    """Return the most frequent value (of several the first), and each other with who has it."""
+    """Return the most frequent value (the first, if tied), and {other value: its nodes}."""
     if not values:
         return None, {}
     counts = Counter(value for _, value in values)
@@ -118,7 +133,7 @@ def odd_values(values: Sequence[tuple[str, Any]]) -> tuple[Any, dict[Any, list[s
 def unequal(
     level: str, what: str, values: Sequence[tuple[str, Any]], fix: str = ""
 ) -> Iterator[Finding]:
-    """Report each value that most nodes do not have; `fix` may name {most}."""
+    """Yield a finding for each value that most nodes do not have; `fix` may name {most}."""
     most, others = odd_values(values)
     for value, names in others.items():
         sentence = f"{what}: {value or 'none'} on {listed(names)}, {most or 'none'} on the others"

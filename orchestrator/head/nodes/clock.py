@@ -1,6 +1,7 @@
-"""Turns the times that a node tells by its own clock into times by ours.
+"""Converts times of a node's clock into times of the head's clock.
 
-A clock that is off by hours would make what began a minute ago look as old, or not begun at all.
+Without this, a clock that is off by hours would show a job of a minute ago as hours old, or as not
+started yet.
 """
 
 from __future__ import annotations
@@ -13,26 +14,28 @@ from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.follow import JobStates
 from orchestrator.protocol.requests.machine import CheckedUp
 
-MISLEADS_SECONDS = 2.0  # less says nothing of a clock, as an answer takes a while
+# A smaller difference may be the time that the answer took.
+MISLEADS_SECONDS = 2.0
 
-DRIFT_SECONDS = 1e-4  # seconds per second that two clocks may part, ten times what quartz does
+# Assumed drift between two clocks in seconds per second: ten times that of quartz.
+DRIFT_SECONDS = 1e-4
 
 M = TypeVar("M", bound=Message)
 
 
 def ahead(theirs: float, ours: float) -> float:
-    """Return how far a clock is ahead of ours, where that misleads."""
+    """Return how far a clock is ahead of ours; 0 for a difference of at most MISLEADS_SECONDS."""
     return theirs - ours if abs(theirs - ours) > MISLEADS_SECONDS else 0.0
 
 
 def moved(message: M, by: float, *names: str) -> M:
-    """Return the same with some of its times that much earlier; what is not known stays so."""
+    """Return a copy of the message whose named times are `by` seconds earlier, if they are set."""
     known = {name: getattr(message, name) for name in names}
     return message.replace(**{name: at - by for name, at in known.items() if at}) if by else message
 
 
 def of_checkup(checkup: Checkup, by: float) -> Checkup:
-    """Say by our clock since when somebody uses a machine whose clock is that much ahead."""
+    """Return a checkup of a machine whose clock is `by` ahead, with user times by our clock."""
     if not by:
         return checkup
     holders, load = checkup.holders, checkup.load
@@ -44,7 +47,7 @@ def of_checkup(checkup: Checkup, by: float) -> Checkup:
 
 
 def checkup_now(answer: CheckedUp) -> Checkup:
-    """Take an answer that has just come."""
+    """Return the checkup of an answer that has just arrived, with its times by our clock."""
     return of_checkup(answer.checkup, ahead(answer.time, time.time()))
 
 
@@ -55,23 +58,27 @@ def jobs_now(answer: JobStates) -> JobStates:
 
 
 class NodeClock:
-    """Keeps how far a node's clock is from ours: by the shortest round trip that is not too old.
+    """Keeps the offset of a node's clock, from the shortest recent round trip.
 
-    Round trips and ages are by the monotonic clock: either of the two others may be set meanwhile.
+    Round trips and ages use the monotonic clock, as the other two clocks may be set at any time.
     """
 
     def __init__(self) -> None:
-        self.offset = 0.0  # the node's clock minus ours
-        self.error = float("inf")  # at most, when it was measured
-        self.measured = 0.0  # monotonic
+        # The node's clock minus ours.
+        self.offset = 0.0
+        # The largest possible error of the offset, when it was measured.
+        self.error = float("inf")
+        # The time of the measurement (monotonic).
+        self.measured = 0.0
 
     def heard(self, sent: float, theirs: float) -> bool:
-        """Take an answer to what was `sent` then (monotonic); return whether it tells anything."""
+        """Update the offset by an answer to a request of time `sent`; return True if it changed."""
         received = time.monotonic()
         error = (received - sent) / 2
         offset = theirs - (time.time() - error)
         known_to = self.error + DRIFT_SECONDS * (received - self.measured)
-        was_set = abs(offset - self.offset) > error + known_to  # a clock, since then
+        # One of the clocks was set since the last measurement.
+        was_set = abs(offset - self.offset) > error + known_to
         if error > known_to and not was_set:
             return False
         self.offset, self.error, self.measured = offset, error, received
@@ -79,10 +86,10 @@ class NodeClock:
 
 
 def clock_offset(theirs: float, asked: float, answered: float) -> float:
-    """Return how far a clock is ahead of ours that was read between two moments; 0 where none is.
+    """Return how far a clock is ahead of ours that was read between `asked` and `answered`.
 
-    The probe itself takes most of the round trip, and reads the clock at the end. Where its answer
-    came late or was read late, the clock may be right for all that is known.
+    The result is 0 if the clock may be right, as its time lies between the two. The probe takes
+    most of the round trip and reads the clock at its end.
     """
     if asked <= theirs <= answered:
         return 0.0

@@ -1,4 +1,4 @@
-"""The environment of a node's programs: its Python, what activates it, the container around it."""
+"""The environment of a node's programs: its Python, its activation, its container."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from orchestrator.common.errors import UsageError
 from orchestrator.records import machines
 from orchestrator.records.machines import ListedNode, machine_of
 
-NONE = "none"  # in the node list: not what the other nodes have
+# In the node list: overrides the setting for all nodes.
+NONE = "none"
 MODULE = r"[\w./+][\w./+=:-]*"
 ACTIVATIONS = (
     r"none|bootstrap(:[A-Za-z][\w.-]*)?|(venv|script):[/~].*|conda:[\w/~].*"
@@ -23,7 +24,7 @@ ACTIVATION_FORMS = "venv:/path, conda:NAME, module:NAME,NAME, script:/path or bo
 
 @dataclass(frozen=True)
 class Environment:
-    """The surroundings of the programs that start on a node; where there are none, its login."""
+    """The Python, activation and container of a node's programs; None: as the login has it."""
 
     python: str | None = None
     activate: str | None = None
@@ -31,7 +32,7 @@ class Environment:
 
 
 def check(activate: str | None, wrap: str | None) -> None:
-    """Refuse an activation that no node could understand."""
+    """Raise UsageError for an invalid --activate or --wrap."""
     if activate is not None and not (
         re.fullmatch(ACTIVATIONS, activate, re.ASCII) and activate.isprintable()
     ):
@@ -45,7 +46,7 @@ def check(activate: str | None, wrap: str | None) -> None:
 
 
 def absolute(activate: str | None) -> str | None:
-    """Name a virtual environment or a file of this directory by the path that nodes know it by."""
+    """Return an activation whose relative path is made absolute; others are unchanged."""
     kind, colon, path = (activate or "").partition(":")
     if kind not in ("venv", "script") or not colon or not path or path[0] in "/~":
         return activate
@@ -53,26 +54,27 @@ def absolute(activate: str | None) -> str | None:
 
 
 def chosen(of_node: str | None, usual: str | None = None) -> str | None:
-    """Return the setting of a node, or that of all; `none` in the list stands for neither."""
+    """Return the setting of a node, else that for all nodes; None if it is "none"."""
     setting = of_node or usual
     return None if setting == NONE else setting
 
 
 # -- remembered ---------------------------------------------------------------------------------
-# What `orchestrator bootstrap` made last, for machines whose own Python has no torch: no launch
-# could run there without.
+# The newest environment of `orchestrator bootstrap`, for machines whose own Python has no torch: no
+# launch could run there without it.
 
 REMEMBERED = "activations.json"
 
-Activations = dict[str, str]  # by machine
+# Activations by machine.
+Activations = dict[str, str]
 
 
 def remembered(node: ListedNode) -> str:
-    """Return how the newest environment of a node is activated; nothing where there is none."""
+    """Return the activation of the newest environment of a node; "" if there is none."""
     return machines.read(REMEMBERED, Activations).get(machine_of(node), "")
 
 
 def remember(new: Mapping[str, str]) -> None:
-    """Note the activation of each of these machines."""
+    """Save the activation of each of these machines."""
     with machines.changing(REMEMBERED, Activations) as known:
         known.update(new)

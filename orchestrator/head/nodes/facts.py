@@ -1,4 +1,4 @@
-"""The results of a node's probe, as the plan wants them. Equal machines give equal parts."""
+"""The results of a node's probe, in the form that the plan uses."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from orchestrator.protocol.requests.machine import Probed
 
 
 class Facts(Probed):
-    """One machine: what its node reported, and how far its clock is from the head's."""
+    """The facts that a node reported, and the offset of its clock."""
 
-    clock_offset: float = 0.0  # the node's clock minus the head's, seconds
+    # The node's clock minus the head's, in seconds.
+    clock_offset: float = 0.0
 
     @property
     def target_kind(self) -> str:
@@ -38,7 +39,7 @@ class Facts(Probed):
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Facts:
-        """Return what to_json() was made of, but for the time."""
+        """Return the facts that to_json() wrote, with `time` 0."""
         target = {"kind": data.get("target_kind"), "name": data.get("target_name")}
         return decode(cls, {**data, "target": target, "time": 0.0}, newer=True)
 
@@ -47,20 +48,22 @@ class Facts(Probed):
 
     @property
     def machine(self) -> tuple[str, int]:
-        """Return what is the same for two names that lead to one network stack."""
+        """Return the identity of the network stack: boot and network namespace."""
         return self.boot, self.network
 
     def same_machine(self, other: Facts) -> bool:
-        """Tell whether two names lead to one network stack."""
+        """Return True if two nodes are the same network stack under two names."""
         return bool(self.boot) and self.machine == other.machine
 
 
 # -- probed node --------------------------------------------------------------------------------
-# A node of the list together with what was learned about it when it was reached.
+# A node of the list with the facts that were probed when it was reached.
 
-NEWEST = "/environments/newest/bin/python"  # of `orchestrator bootstrap`
-PLAIN = re.compile(r"~?(/[\w.+-]+)+")  # a path that a shell and a node list take as it is
-# Bridges of containers, which may have the same addresses on every machine.
+# The newest environment of `orchestrator bootstrap`.
+NEWEST = "/environments/newest/bin/python"
+# A path that needs no quotes in a shell or a node list.
+PLAIN = re.compile(r"~?(/[\w.+-]+)+")
+# Bridges of containers and VMs, which may have the same addresses on every machine.
 OWN_BRIDGES = ("docker", "virbr", "br-", "cni", "podman", "lxcbr", "flannel", "veth")
 
 N = TypeVar("N")
@@ -74,7 +77,8 @@ class ProbedNode:
     node: Node
     facts: Facts
     reached: str
-    way: str = ""  # by which program, and why: for `plan --explain`
+    # The program that reached it and the reason, for `plan --explain`.
+    way: str = ""
 
     @property
     def name(self) -> str:
@@ -82,7 +86,7 @@ class ProbedNode:
 
     @property
     def ifname(self) -> str | None:
-        """The interface that the user chose in the node list."""
+        """Return the interface that the user chose in the node list."""
         return self.node.ifname
 
 
@@ -102,7 +106,7 @@ def names(nodes: Sequence[ProbedNode]) -> str:
 
 
 def by_value(values: Iterable[tuple[N, V]]) -> dict[V, list[N]]:
-    """Return the nodes of each value, of pairs of a node (or its name) and its value."""
+    """Return {value: nodes} from pairs of a node (or its name) and a value."""
     found: dict[V, list[N]] = {}
     for node, value in values:
         found.setdefault(value, []).append(node)
@@ -110,14 +114,14 @@ def by_value(values: Iterable[tuple[N, V]]) -> dict[V, list[N]]:
 
 
 def said_of(words: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Yield what is said of nodes, of pairs of a name and words, once for those that are alike."""
+    """Yield a line for each distinct text, with its nodes, from pairs of a name and a text."""
     for each, where in by_value(words).items():
         if each:
             yield f"{listed(where)}: {each}"
 
 
 def no_torch(nodes: Sequence[ProbedNode]) -> CheckFailed:
-    """Return the error for nodes of which the Python of some has no torch."""
+    """Return the error that names the nodes whose Python has no torch, with a fix."""
     without = [node for node in nodes if not node.facts.torch]
     lacking = by_value((node.name, node.facts.python) for node in without)
     version = next((node.facts.torch for node in nodes if node.facts.torch), "")
@@ -129,7 +133,10 @@ def no_torch(nodes: Sequence[ProbedNode]) -> CheckFailed:
 
 
 def how_to_get_torch(without: Mapping[str, Facts], version: str) -> str:
-    """Say what to type for nodes whose Python has no torch; the others have this version."""
+    """Return the fix for nodes whose Python has no torch.
+
+    `version` is the torch of the other nodes, or "".
+    """
     found = {
         name: python
         for name, facts in without.items()
@@ -163,7 +170,7 @@ MODULE = re.compile(r"No module named ['\"]?([A-Za-z_]\w*)")
 
 
 def is_package_missing(message: str) -> bool:
-    """Return True for an error that says that a package is not installed."""
+    """Return True if an error message says that a package is not installed."""
     return "No module named" in message
 
 
@@ -179,9 +186,9 @@ def bootstrap_words(module: str = "", torch: str = "") -> str:
 
 
 def how_to_get_package(message: str, *, everywhere: bool) -> str:
-    """Return what to do about a missing module, by the message of Python's error.
+    """Return the fix for a missing module, from the message of Python's error.
 
-    Not `everywhere`: a rank lacks it, and the job was over before others could look for it.
+    If not `everywhere`, one rank lacks it, and the job ended before the other nodes were checked.
     """
     match = MODULE.search(message)
     module = match[1] if match else ""

@@ -1,4 +1,4 @@
-"""Our sources that run on nodes, read once and packed for all of them."""
+"""Reads our sources that run on nodes once, and packs them for all nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 HOUSE = Path(__file__).parents[2]
 
-# What runs on nodes: the node's side, the engine, and what a user's script may import of us there.
+# The parts that run on nodes: the node's side, the engine, and modules that scripts import there.
 TRAVELS = (
     *("__init__.py", "distributed.py", "common", "config", "records", "protocol", "node"),
     *("engine", "traces", "trackers"),
@@ -22,9 +22,12 @@ TRAVELS = (
 class Library(NamedTuple):
     """Our sources that run on nodes, which have only torch."""
 
-    digest: str  # its name there
-    checksum: int  # of all names and contents, in any order
-    files: tuple[tuple[str, bytes], ...]  # names and sources
+    # The name of the library on the node.
+    digest: str
+    # A checksum of all names and contents that is independent of their order.
+    checksum: int
+    # Pairs of a name and its source.
+    files: tuple[tuple[str, bytes], ...]
 
 
 READING = threading.Lock()
@@ -39,13 +42,13 @@ def sources() -> list[Path]:
 
 
 def library() -> Library:
-    """Return it, read once however many nodes are connected to at the same moment."""
+    """Return the library; it is read once, also if many threads ask at the same time."""
     with READING:
         return read()
 
 
 def parcel() -> bytes:
-    """Return what a node is sent that lacks it: its size in a line, and {name: source}, packed."""
+    """Return the payload for a node without the library: a size line and packed {name: source}."""
     with READING:
         return pack(read().files)
 

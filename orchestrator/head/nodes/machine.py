@@ -1,4 +1,4 @@
-"""Describes what a machine of the node list is: for `orchestrator nodes` and Cluster.nodes()."""
+"""Describes a machine of the node list, for `orchestrator nodes` and Cluster.nodes()."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orchestrator.protocol.message import Message, decode, encode
 
 
 class MachineGpu(Message):
-    """One GPU: its name and memory in bytes, as far as its driver tells."""
+    """One GPU: its name and memory in bytes, as far as its driver reports them."""
 
     vendor: str
     model: str
@@ -25,21 +25,26 @@ class MachineNetwork(Message):
     """An interface that has an address, or a port of an RDMA card; speed in Gb/s."""
 
     name: str
-    kind: str  # ethernet, infiniband, bond, ...; InfiniBand or Ethernet of an RDMA port
+    # "ethernet", "infiniband", "bond", ...; "InfiniBand" or "Ethernet" for an RDMA port.
+    kind: str
     speed: float | None = None
     addresses: tuple[str, ...] = ()
     rdma: bool = False
 
 
 class Machine(Message):
-    """One machine of the node list, sizes in bytes; of a lost one only its name is known."""
+    """One machine of the node list, sizes in bytes; an unreachable one has only its name."""
 
-    name: str  # as the node list has it
+    # The name as the node list has it.
+    name: str
     reached: bool
     spare: bool = False
-    site: str = ""  # as the node list has it
-    cordoned: str = ""  # why no job may run there, and since when
-    problem: str = ""  # why it could not be reached
+    # The site as the node list has it.
+    site: str = ""
+    # The reason why no job may run there, and since when.
+    cordoned: str = ""
+    # The reason why it could not be reached.
+    problem: str = ""
     fix: str = ""
     hostname: str = ""
     user: str = ""
@@ -48,20 +53,23 @@ class Machine(Message):
     memory_available: int = 0
     gpu_count: int = 0
     gpus: tuple[MachineGpu, ...] = ()
-    driver: str = ""  # of the GPUs
+    # The version of the GPU driver.
+    driver: str = ""
     networks: tuple[MachineNetwork, ...] = ()
     python: str = ""
     python_version: str = ""
     torch: str = ""
     workdir: str = ""
-    disk_free: int | None = None  # of the workdir
+    # Free and total bytes of the disk of the workdir.
+    disk_free: int | None = None
     disk_total: int | None = None
     kernel: str = ""
-    unmeasured: dict[str, str] = NO_PROBLEMS  # what nobody could find out, and why
+    # Facts that could not be measured, each with the reason.
+    unmeasured: dict[str, str] = NO_PROBLEMS
 
 
 def lost(node: Node, error: OrchestratorError) -> Machine:
-    """Describe a machine that could not be reached."""
+    """Return the Machine for a node that could not be reached."""
     return Machine(
         name=node.name,
         reached=False,
@@ -73,7 +81,7 @@ def lost(node: Node, error: OrchestratorError) -> Machine:
 
 
 def machine(node: ProbedNode, checkup: Checkup | None) -> Machine:
-    """Describe a machine by its facts, and its GPUs by their own tool where that was asked."""
+    """Return the Machine for a node: its facts, and its GPUs from the checkup if there is one."""
     facts, disk = node.facts, node.facts.disk
     tool = checkup.gpus if checkup and checkup.gpus else ()
     gpus = [
@@ -107,7 +115,7 @@ def machine(node: ProbedNode, checkup: Checkup | None) -> Machine:
 
 
 def networks(facts: Facts) -> tuple[MachineNetwork, ...]:
-    """List the interfaces that have an address other than loopback, and the RDMA ports in use."""
+    """Return the interfaces with a routable address, and the active RDMA ports."""
     by_interface: dict[str, list[str]] = {}
     for address in facts.addresses:
         if not is_loopback(address.address) and not address.ip.is_link_local:
@@ -142,11 +150,12 @@ def from_json(data: dict[str, Any]) -> Machine:
 
 # -- as text --------------------------------------------------------------------------------------
 
-UNKNOWN = "?"  # what could not be measured: never none, nobody or 0
+# Shown for a fact that could not be measured, in place of "none" or 0.
+UNKNOWN = "?"
 
 
 def gpu_text(machine: Machine) -> str:
-    """Write the GPUs of a machine: 8 x NVIDIA H100 80GB HBM3, 79.6 GiB each."""
+    """Return the GPUs of a machine as text: 8 x NVIDIA H100 80GB HBM3, 79.6 GiB each."""
     kinds = Counter((gpu.model, gpu.memory) for gpu in machine.gpus)
     groups = []
     for (model, memory), count in kinds.items():
@@ -160,7 +169,7 @@ def gpu_text(machine: Machine) -> str:
 
 
 def network_text(machine: Machine) -> str:
-    """Write the networks of a machine: eth0 10 Gb/s, mlx5_0:1 400 Gb/s InfiniBand."""
+    """Return the networks of a machine as text: eth0 10 Gb/s, mlx5_0:1 400 Gb/s InfiniBand."""
     parts = []
     for network in machine.networks:
         speed = f" {network.speed:g} Gb/s" if network.speed else ""
@@ -176,21 +185,23 @@ def disk_text(machine: Machine) -> str:
     return f"{text.size(machine.disk_free)} of {text.size(machine.disk_total)}"
 
 
-# -- who uses it -------------------------------------------------------------------------------
+# -- users of it -------------------------------------------------------------------------------
 
-SOME_MEMORY = 0.05  # of a GPU: used by nobody whom the driver names, it is worth a line
-SOME_CORES, SOME_OF_ALL = 0.5, 0.1  # two ways to count the same time differ by less
+# The share of used GPU memory from which a process without a name is reported.
+SOME_MEMORY = 0.05
+# Two ways to count the same CPU time differ by less than this.
+SOME_CORES, SOME_OF_ALL = 0.5, 0.1
 
 
 def hides_users(gpu: Gpu) -> bool:
-    """Tell whether somebody may use a GPU whom its driver does not name."""
+    """Return True if a GPU is in use, perhaps by a process that its driver does not name."""
     if gpu.used is None or not gpu.memory:
         return gpu.busy != 0
     return gpu.used > SOME_MEMORY * gpu.memory
 
 
 def unknown_users(checkup: Checkup) -> str:
-    """Say why there may be users of a machine who are not named, or nothing."""
+    """Return the reason why a machine may have users without a name; "" if it has none."""
     gpus, load = checkup.gpus, checkup.load
     if gpus is None or (gpus and checkup.holders is None):
         return checkup.problems.get("gpus") or "its GPUs do not tell"

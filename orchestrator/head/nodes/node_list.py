@@ -1,7 +1,7 @@
-"""node_ip_list.txt -> nodes: every node in rank order, or one error with every line that is wrong.
+"""Parses node_ip_list.txt into nodes in rank order, or raises one error with every wrong line.
 
 A line is `[user@]host[:port] [option ...]  # comment`, with the quotes of a shell. A host may be a
-range: gpu[01-04]. It reaches the command lines of ssh and of the shell, so its letters are strict.
+range: gpu[01-04]. It appears in command lines of ssh and the shell, so few characters are allowed.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from orchestrator.common.hosts import BadRange
 from orchestrator.common.text import plural
 from orchestrator.head.nodes.environment import ACTIVATION_FORMS, ACTIVATIONS, chosen
 
-MAX_NODES = 16384  # a range with a digit too many makes more; all are asked at once
+# A typo in a range could make more, and all nodes are contacted at once.
+MAX_NODES = 16384
 MAX_BYTES = 1 << 20
 MAX_SHOWN = 20
 
-# The form of a value, and that in words. `spare` takes no value.
+# Option -> (pattern of its value, the pattern in words). `spare` takes no value.
 OPTIONS = {
     "slots": (r"0*[1-9][0-9]{0,3}", "a whole number from 1 to 9999"),
     "python": (r"[/~].*|\w[\w.+-]*", "/absolute, ~/... or a bare command"),
@@ -45,9 +46,10 @@ FORM = "write [user@]host[:port], one node a line, such as bob@gpu01:2222 or [fe
 
 @dataclass(frozen=True)
 class Node:
-    """One machine, as its line says it. The first that is not a spare is the master."""
+    """One machine of the node list. The first that is not a spare is the master."""
 
-    host: str  # as written: name, ssh_config alias, IPv4 or IPv6 (no brackets)
+    # The host as written: name, ssh_config alias, IPv4 or IPv6 (no brackets).
+    host: str
     user: str | None = None
     port: int | None = None
     slots: int | None = None
@@ -56,13 +58,15 @@ class Node:
     ifname: str | None = None
     activate: str | None = None
     wrap: str | None = None
-    site: str | None = None  # where it stands, as it is shown
+    # The site of the machine, which is only shown.
+    site: str | None = None
     spare: bool = False
-    line: int = 0  # its line in the file
+    # The number of its line in the file.
+    line: int = 0
 
     @property
     def name(self) -> str:
-        """Show the node as host, user@host, host:port or [v6]:port."""
+        """Return the node as host, user@host, host:port or [v6]:port."""
         user = f"{self.user}@" if self.user else ""
         if self.port is None:
             return f"{user}{self.host}"
@@ -71,7 +75,7 @@ class Node:
 
     @property
     def place(self) -> str:
-        """Show the node, and how it is entered where that is a container of it."""
+        """Return the name of the node, with its wrap command if it has one."""
         wrap = chosen(self.wrap)
         return f"{self.name} ({wrap})" if wrap else self.name
 
@@ -93,7 +97,7 @@ class NodeListError(UsageError):
 
 
 def read_nodes(path: Path) -> tuple[Node, ...]:
-    """Read the nodes of a file; NodeListError and UsageError say why that cannot be."""
+    """Return the nodes of a file; raise UsageError or NodeListError if it cannot be read."""
     try:
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1).decode("utf-8-sig")
@@ -138,7 +142,7 @@ def parse_nodes(text: str, source: str) -> tuple[Node, ...]:
 
 
 def nodes_of(line: str) -> Iterator[tuple[object, Node]]:
-    """Yield the nodes of a line, each with what is the same for every spelling of it."""
+    """Yield the nodes of a line, each with a key that is equal for every spelling of it."""
     words = shlex.split(COMMENT.sub("", line))
     if not words:
         return
@@ -153,7 +157,7 @@ def nodes_of(line: str) -> Iterator[tuple[object, Node]]:
 
 
 def options(words: Sequence[str]) -> Node:
-    """Return a node with these options, and nothing else."""
+    """Return a Node with these options and without a host."""
     values: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -205,7 +209,7 @@ def v6(text: str) -> str | None:
 
 
 def canonical(name: str) -> str:
-    """Return the canonical spelling of a name or address, checked."""
+    """Return the canonical spelling of a name or address; raise ValueError if it is invalid."""
     if address := v6(name):
         return address
     if not NAME.fullmatch(name):
@@ -216,12 +220,12 @@ def canonical(name: str) -> str:
 
 
 # -- numbered node ------------------------------------------------------------------------------
-# Number the nodes of a list as a job does, and choose some of them by number or name.
+# Numbers the nodes of a list as a job does, and selects some of them by number or name.
 
 
 @dataclass(frozen=True)
 class NumberedNode:
-    """A node of the list and its number: that of the job's node, and the spares last."""
+    """A node of the list and its number in a job; the spares come last."""
 
     index: int
     node: Node
@@ -238,9 +242,9 @@ def numbered(nodes: Sequence[Node]) -> list[NumberedNode]:
 
 
 def choose(nodes: Sequence[Node], wanted: Sequence[str]) -> list[NumberedNode]:
-    """Return the nodes with these numbers or names, in the list's order; all where none is named.
+    """Return the nodes with these numbers or names, in the list's order; all if none is named.
 
-    The host alone names a node, too, and then every node of the list on that host.
+    A host without user and port selects every node of the list on that host.
     """
     known = numbered(nodes)
     if not wanted:
@@ -262,7 +266,7 @@ def choose(nodes: Sequence[Node], wanted: Sequence[str]) -> list[NumberedNode]:
 
 
 def names(path: Path) -> list[str]:
-    """Return the names in a node list, for completion; none where it cannot be read."""
+    """Return the names in a node list, for completion; [] if it cannot be read."""
     try:
         return [node.name for node in read_nodes(path)]
     except OrchestratorError:
@@ -270,6 +274,6 @@ def names(path: Path) -> list[str]:
 
 
 def in_words(indices: Sequence[int], noun: str = "node") -> str:
-    """Write numbers of nodes, or of what the noun says: node 3, nodes 0-2, 5."""
+    """Return numbers of nodes (or of another noun) as text: node 3, nodes 0-2, 5."""
     numbers = host_ranges.ranges(indices).replace(",", ", ")
     return f"{noun}{'s' if len(indices) > 1 else ''} {numbers}"

@@ -1,7 +1,6 @@
-"""Writes the command that starts our server on a node: in a container, in an environment, by the
-right Python.
+"""Builds the command that starts the node server, in its container, environment and Python.
 
-Any login shell may read it, so it has no character that one of them treats specially in quotes.
+Any login shell may parse it, so it has no character that one of them treats specially in quotes.
 """
 
 from __future__ import annotations
@@ -13,14 +12,15 @@ from collections.abc import Sequence
 
 from orchestrator.head.nodes.environment import Environment
 
-# Comes first on standard input. A shell that an rc file has put in place of the login's ends with
-# it, where it would take for commands whatever comes next. Python takes it for a name. And who
-# does not find it there knows that an rc file has read it.
+# The first line on standard input. A shell that an rc file started in place of the login shell
+# exits on it, and so does not run the rest as commands. For Python it is a name without effect. If
+# it is missing, an rc file has read it.
 FIRST = "exit"
 FIRST_LINE = f"{FIRST}\n".encode()
 TAKEN = "input-was-taken"
 
-FILES = ".bashrc, .zshenv, .cshrc or config.fish"  # whichever its shell reads without a terminal
+# The files that a login shell reads without a terminal.
+FILES = ".bashrc, .zshenv, .cshrc or config.fish"
 TRY = "try: ssh to it with the command `true`"
 WAITS = f"its login shell never gets to our command: does something wait, or read, in its {FILES}?"
 IF_SLOW = f"{TRY}; one that is only slow needs a longer --connect-timeout"
@@ -33,22 +33,23 @@ LOOK_FOR_EXIT = (
     " (ForceCommand) or its authorized_keys (command=) puts in place of ours"
 )
 LONGEST = 300
-# As root's key on a cloud's machine answers, and then waits for ten seconds.
+# The answer to a login as root on cloud machines, which then wait for ten seconds.
 ANOTHER_USER = re.compile(r"""Please login as the user "?([a-z_][\w.-]*)"? rather""")
 
 
 def never_begins(said: str) -> tuple[str, str]:
-    """Say why our command does not begin in time, by what came before it, and what to try."""
+    """Return (reason, fix) for a command that did not start in time, from the output so far."""
     begun = re.search("^python-here (.{1,500})$", said, re.MULTILINE)
     if begun:
         return f"its Python, {begun[1]}, takes too long to begin", f"{IF_SLOW}, or a local disk"
-    echoed = FIRST in said.splitlines()  # by something that reads what is for our program
+    # A program there reads and echoes the input of ours.
+    echoed = FIRST in said.splitlines()
     last = "" if echoed else last_line(said)
     return another_user(said) or (f"{WAITS}{last and f' it says: {last}'}", IF_SLOW)
 
 
 def another_user(said: str) -> tuple[str, str] | None:
-    """Return what to type where the machine names another user, in place of a shell."""
+    """Return (reason, fix) if the machine asks for another user in place of a shell, else None."""
     named = ANOTHER_USER.search(said)
     if named is None:
         return None
@@ -59,21 +60,22 @@ def another_user(said: str) -> tuple[str, str] | None:
 
 
 def last_line(text: str) -> str:
-    """Return what was said last, without the lines that led to it."""
+    """Return the last line of the text that is not blank, cut to LONGEST characters."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][-LONGEST:] if lines else ""
 
 
-ACTIVATION_SECONDS = 60  # conda on a busy network disk takes 10
+# conda on a busy network disk takes 10 s.
+ACTIVATION_SECONDS = 60
 
-# Names are UTF-8 on all machines, whatever locale a login has.
+# Names are UTF-8 on all machines, independent of the locale of the login.
 CHOOSE_PYTHON = (
     'c=$1; shift; for p; do case "$p" in "~/"*) p="$HOME/${p#??}";; esac; '
     'command -v "$p" >/dev/null 2>&1 || continue; echo "python-here $p"; '
     'exec "$p" -Xutf8 -c "$c"; done; echo "no-python-here"'
 )
 # -c puts the login's directory on sys.path, where a json.py of the user's would be found first.
-# Its first statement is for any Python: an old one could not read what comes.
+# The first statement runs on any Python: an old one could not parse the rest.
 READ_PROGRAM = (
     'import sys;sys.version_info<(3,9)and(sys.stdout.write("old-python "+sys.version),sys.exit(9));'
     "sys.path[:]=filter(None,sys.path);"
@@ -81,10 +83,10 @@ READ_PROGRAM = (
     f'f.readline(9).strip()==b"{FIRST}"or sys.exit(print("{TAKEN}"));'
     'exec(b"".join(iter(lambda:f.read(1)or exit(9),bytes(1))))'
 )
-# Comes first: what follows it is as long as this says, and is not read byte by byte, 6 ms.
+# Comes before the program and has its size: reading byte by byte would take 6 ms.
 READ_SIZED = "d=b''\nwhile len(d)<{size}:d+=f.read({size}-len(d))or exit(9)\nexec(d)\0"
-# Runs the script that comes first on standard input, in a line, because csh takes no long words.
-# bash is what activation scripts are written for.
+# Runs the script from the second line of standard input, because csh takes no long words. It uses
+# bash if there is one, as activation scripts are written for it.
 ACTIVATED = (
     f'read -r s; [ "$s" = {FIRST} ] || {{ echo "{TAKEN}"; exit 9; }}; '
     'IFS= read -r s; s=$(printf %b "$s"); '
@@ -93,8 +95,8 @@ ACTIVATED = (
 )
 WRAPPED = 'w=$(printf %b "$1"); shift; eval "exec $w \\"\\$@\\""'
 
-# The head's answer is fd 3 and its questions are fd 4, out of reach of what activation prints and
-# reads. Names are long because the user's own scripts are sourced among them.
+# fd 3 is the output to the head and fd 4 the input from it, so that activation cannot print to or
+# read from them. Names have a prefix because the user's own scripts are sourced beside them.
 ACTIVATE = (
     r"""
 orch_nonce=$1 orch_limit=$2 orch_kind=$3
@@ -236,19 +238,20 @@ exec 1>&3 0<&4 3>&- 4<&-
 
 
 def python_candidates(wanted: str | None) -> list[str]:
-    """Return the Python asked for; else the head's path, if the node has it too, or the login's."""
+    """Return the Python asked for, else the candidates: the head's path, then the login's."""
     return [wanted] if wanted else [sys.executable, "python3", "python"]
 
 
 def pythons(environment: Environment) -> list[str]:
-    """Return the Pythons that are looked for on a node, in order."""
+    """Return the Pythons to try on a node, in order."""
     if environment.activate and not environment.python:
-        return ["python3", "python"]  # of the environment
+        # These are the Pythons of the activated environment.
+        return ["python3", "python"]
     return python_candidates(environment.python)
 
 
 def command(environment: Environment, nonce: str) -> str:
-    """Write the command; an answer after the nonce and ? is why nothing could be activated."""
+    """Return the command; an answer of the nonce and `?` is the reason of a failed activation."""
     if environment.activate:
         kind, _, value = environment.activate.partition(":")
         words = ["/bin/sh", "-c", ACTIVATED, "sh", nonce]
@@ -267,20 +270,20 @@ def patience(environment: Environment) -> float:
 
 
 def preamble(environment: Environment) -> bytes:
-    """Return what goes before our program on standard input."""
+    """Return the bytes that precede our program on standard input."""
     if not environment.activate:
         return FIRST_LINE
     return b"%b%b\n%b" % (FIRST_LINE, encoded(ACTIVATE).encode(), FIRST_LINE)
 
 
 def sized(program: str) -> bytes:
-    """Return our program as READ_PROGRAM reads it."""
+    """Return a program with its size in front, in the form that READ_PROGRAM reads."""
     data = program.encode()
     return READ_SIZED.format(size=len(data)).encode() + data
 
 
 def encoded(text: str) -> str:
-    """Write a text in characters that no login shell reads as its own; printf %b reads it."""
+    """Return a text without characters that a login shell interprets; printf %b decodes it."""
     data = text.encode("utf-8", "surrogateescape")
     return re.sub(rb"[^\w./:=, +-]", lambda m: b"\\0%03o" % m[0][0], data).decode("ascii")
 
@@ -298,9 +301,9 @@ MAKE_ANEW = (
 
 
 def activation_problem(activate: str, reason: str, errors: str) -> tuple[str, str]:
-    """Say why an environment is not active, with the last lines of its shell, and what to try."""
+    """Return (reason, fix) for a failed activation, with the last lines of its shell."""
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
-    # Lmod goes on with advice after its error.
+    # Lmod prints advice after its error.
     error = max((at for at, line in enumerate(lines) if "error" in line.lower()), default=-3)
     last = " / ".join(lines[error:][:3])[-300:]
     kind, _, value = activate.partition(":")
@@ -319,7 +322,7 @@ def activation_problem(activate: str, reason: str, errors: str) -> tuple[str, st
 
 
 # -- refusals --------------------------------------------------------------------------------------
-# Why our program does not start on a node, by what its login shell printed.
+# The reason why our program does not start on a node, from the output of its login shell.
 
 TOO_OLD = "its Python {} is too old: 3.9 is needed"
 ANOTHER_PYTHON = "name one with python=/path after the node in the list, or --python /path"
@@ -335,7 +338,7 @@ def no_server_reason(noise: bytes, errors: str, environment: Environment) -> tup
     old = re.search(rb"old-python ([0-9.]{1,20})", noise)
     if old:
         return TOO_OLD.format(old[1].decode()), ANOTHER_PYTHON
-    # A line of its own: a shell that does not understand our command may print that.
+    # Only a whole line counts: a shell that cannot parse our command may print the command.
     lines = (noise.decode(errors="replace") + "\n" + errors).splitlines()
     taken = TAKEN in map(str.strip, lines)
     if taken and not environment.wrap:
@@ -359,10 +362,11 @@ def no_server_reason(noise: bytes, errors: str, environment: Environment) -> tup
 
 
 def no_sound_python(path: str, output: str) -> tuple[str, str]:
-    if "Unknown option: -X" in output:  # Python 2
+    # Only Python 2 lacks the option.
+    if "Unknown option: -X" in output:
         return TOO_OLD.format(path), ANOTHER_PYTHON
     lines = [line for line in output.splitlines() if not line.startswith("python-here ")]
-    # What Python says when it cannot begin has the place after the error.
+    # If Python fails to start, its message has the location after the error.
     last = last_line("\n".join([line for line in lines if "Error" in line] or lines))
     said = f": {last}" if last else ""
     return f"its Python, {path}, ends before our program starts{said}", (
