@@ -132,7 +132,7 @@ def draw(lines: list[Line], columns: int, title: str) -> str:
 
 
 def frame(columns: int, rows: int, title: str) -> list[str]:
-    """Begin a picture: the window around a screen of this size."""
+    """Return the begin of a picture: the window around a screen of this size."""
     width = columns * CELL_WIDTH + 2 * MARGIN
     height = rows * CELL_HEIGHT + MARGIN + BAR
     font = "ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace"
@@ -150,7 +150,7 @@ def frame(columns: int, rows: int, title: str) -> list[str]:
 
 
 def drawn(line: Line, columns: int, top: int) -> list[str]:
-    """Draw one line of a screen: what is behind the letters first."""
+    """Return the drawing of one line of a screen: the background first."""
     cells = [(column, line[column]) for column in range(columns) if column in line]
     boxes, texts = [], []
     for (front, behind, bold), group in groupby(cells, key=lambda cell: style(cell[1])):

@@ -66,7 +66,7 @@ def section(name: str, kind: Any, words: dict[tuple[str, str], str]) -> str:
 
 
 def meaning_of(option: launch.Option) -> str:
-    """Turn an option's help into what a key means."""
+    """Return the meaning of a config key from the help of its option."""
     values = f" One of: {', '.join(option.choices)}." if option.choices else ""
     default = f" Default: {option.shown}." if option.shown else ""
     return f"{option.help}{values}{default}".replace("|", "\\|")

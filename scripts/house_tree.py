@@ -61,7 +61,7 @@ def rows_of(folder: Path, levels: int, indent: str) -> list[tuple[str, str]]:
 
 
 def purpose(room: Path) -> str:
-    """The first line of the docstring of a folder's __init__.py."""
+    """Return the first line of the docstring of a folder's __init__.py."""
     text = ast.get_docstring(ast.parse((room / "__init__.py").read_text(encoding="utf-8")))
     if not text:
         raise SystemExit(f"{room.relative_to(ROOT)}/__init__.py has no docstring to show")

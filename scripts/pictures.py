@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def alone() -> None:
-    """Go on where no process of anybody else is seen; a shell there waits for all orphans."""
+    """Restart in a PID namespace, where only our processes are visible; a shell reaps orphans."""
     if os.environ.get(ALONE) == str(os.getppid()):
         return
     if os.geteuid() != 0:
@@ -77,7 +77,7 @@ def alone() -> None:
 
 
 def launch(head: Head, path: Path) -> None:
-    """Film a launch of the script in docs/start.md, from what is typed to its end."""
+    """Film a launch of the script in docs/start.md, from the typed command to its end."""
     (text,) = re.findall(r"```python train.py\n(.*?)```", START.read_text(), re.DOTALL)
     head.script("train.py", text.replace("epochs=5", "epochs=20"))
     words = shlex.join(["master_launch", "--name", "start", *head.reach, "train.py"])

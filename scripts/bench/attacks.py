@@ -131,7 +131,7 @@ print("sum", mark.item(), flush=True)
 
 
 def launches_at_once(ground: Ground) -> Answer:
-    """Ten jobs at once on the same nodes have ports, directories and sums of their own."""
+    """Ten jobs at once on the same nodes each have their own ports, directories and figures."""
     with ground.head(2) as head:
         script = head.script("sum.py", SUM)
         commands = [head.launch("--nproc", "1", script, str(10**n)) for n in range(10)]
@@ -224,7 +224,7 @@ MOMENTS: dict[str, str | float] = {
 
 
 def cuts_of_a_launch(ground: Ground) -> Answer:
-    """A link that is cut in any phase ends the launch in a limit, in words, with nothing left."""
+    """A link that is cut in any phase ends the launch in time, with a message and nothing left."""
     wrong, codes = [], []
     with ground.head(2) as head:
         script = head.script("work.py", WORK)
@@ -284,7 +284,7 @@ FULL = r"[Nn]o space left|is full|no room|disk"
 
 
 def disk_full_at_the_head(ground: Ground) -> Answer:
-    """A disk of the experiments that fills up under a job is named; with room again, all comes."""
+    """A full disk under the experiments is reported; once it has room, all data arrives."""
     with ground.head(1) as head:
         script = head.script("talk.py", TALK)
         (head.directory / "experiments").mkdir()
@@ -312,7 +312,7 @@ def said_by(program: str) -> str:
 
 
 def disk_full_on_a_node(ground: Ground) -> Answer:
-    """A node's disk that fills up under a job is named, and nothing is left there."""
+    """A full disk of a node is reported, and nothing is left on it."""
     home = Path.home()
     with ground.head(2, tmpfs=[home], tmpfs_size="256m") as head:
         script = head.script("talk.py", TALK)
@@ -487,7 +487,7 @@ def index_of(how: dict[str, object]) -> Iterator[str]:
 
 
 def packages_of_enemies(ground: Ground) -> Answer:
-    """A bootstrap from an index that hangs, lies or needs a password ends in words, or is whole."""
+    """A bootstrap from an index that hangs, lies or needs a password fails clearly or succeeds."""
     wrong, codes = [], {}
     with ground.head(1) as head:
         links = head.directory / "links"
@@ -536,7 +536,7 @@ def packages_of_enemies(ground: Ground) -> Answer:
 
 
 def watch_for(secret: str, command: Command) -> list[str]:
-    """Note the programs below a command whose command line has a secret, while it runs."""
+    """Record the programs below a command whose command line has a secret, while it runs."""
     seen: list[str] = []
 
     def watch() -> None:

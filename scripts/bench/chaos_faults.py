@@ -208,12 +208,12 @@ class Round:
                 self.wrong.append(f"node {node['index']}: {what}")
 
     def look_at_log(self, node: int) -> Iterator[str]:
-        """Every line once and in order; and byte for byte what the node itself has."""
+        """Check that each line is there once and in order, byte for byte as on the node."""
         try:
             home = self.head.log(node)
         except ValueError:
+            # The node has not sent anything.
             home = b""
-        # The node has not sent anything.
         numbers = [int(n) for n in re.findall(rb"^line \d+ (\d+) x{60}$", home, re.MULTILINE)]
         if not self.disk_was_full and numbers != list(range(len(numbers))):
             gap = next(i for i, n in enumerate(numbers) if i != n)
@@ -249,7 +249,7 @@ def sshd_hangs(one: Round) -> None:
 
 
 def reboot(one: Round) -> None:
-    """Everything on a host dies at once, and it comes back."""
+    """Kill all processes of a host at once, and bring it back."""
     host = one.host()
     one.cluster.cut(host)
     one.cluster.kill_sshd(host)
@@ -260,7 +260,7 @@ def reboot(one: Round) -> None:
 
 
 def frozen(one: Round) -> None:
-    """SIGSTOP to everything of ours there, the supervisor among it."""
+    """Send SIGSTOP to all processes of the job on a host, including the supervisor."""
     host = one.host()
     for pid in ours(one, host):
         with contextlib.suppress(KeyError, ProcessLookupError):
@@ -280,7 +280,7 @@ def rank_dies(one: Round) -> None:
 
 
 def anything_dies(one: Round) -> None:
-    """Agent, keeper, rank or supervisor."""
+    """Kill one process of the job on a host: an agent, a keeper, a rank or the supervisor."""
     host = one.host()
     pids = ours(one, host)
     kill_of(one, host, [one.chance.choice(pids)] if pids else [])
@@ -336,17 +336,17 @@ def ask(one: Round) -> None:
 
 
 def ours(one: Round, host: int) -> list[int]:
-    """The job's processes there; the supervisor has no tag of the job, but its words."""
+    """Return the job's processes on a host, and the supervisor, which has no tag of the job."""
     return sorted({*one.cluster.processes(host, TAG), *named(one, host, "supervise")})
 
 
 def sleepers(one: Round, host: int) -> list[int]:
-    """The program's children that scrubbed their environment."""
+    """Return the program's children that removed the job from their environment."""
     return named(one, host, "1000")
 
 
 def named(one: Round, host: int, word: str) -> list[int]:
-    """Processes with this word on their command line."""
+    """Return the processes with this word on their command line."""
     # Written so that grep's own command line does not match.
     pattern = f"[{word[0]}]{word[1:]}"
     look = f"grep -zlx '{pattern}' /proc/[0-9]*/cmdline 2>/dev/null | grep -o '[0-9]*' || true"

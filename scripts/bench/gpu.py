@@ -131,7 +131,7 @@ def trainer(model: nn.Module | None = None, loss: Any = None, **more: Any) -> Tr
 
 
 def peak(reset: bool = False) -> float:
-    """Megabytes that tensors held at most."""
+    """Return the peak memory of tensors in megabytes."""
     if DEVICE.type != "cuda":
         return 0.0
     found = torch.cuda.max_memory_allocated() / 1e6
@@ -142,7 +142,7 @@ def peak(reset: bool = False) -> float:
 
 
 def engine(place: Path, sections: dict[str, Any]) -> list[dict[str, Any]]:
-    """Train with the built-in engine in this process, sharded; the lines of its metrics."""
+    """Train with the built-in engine in this process, sharded; return the lines of its metrics."""
     os.environ["ORCHESTRATOR_EXPERIMENT"] = str(place)
     config = parse.build(Config, sections)
     with sharded():
@@ -153,7 +153,7 @@ def engine(place: Path, sections: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def llama(**training: Any) -> dict[str, Any]:
-    """config/llama_1b.yaml, or the smallest of its kind."""
+    """Return config/llama_1b.yaml, or the smallest of its kind in a rehearsal."""
     config = asdict(load.load(ROOT / "config/llama_1b.yaml", []))
     sections = {name: config[name] for name in ("training", "model", "dataset", "optimizer")}
     sections["compile"] = {"enabled": not REHEARSING}

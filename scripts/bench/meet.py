@@ -164,7 +164,7 @@ def meeting(size: int, way: str, late: float, limit: float) -> tuple[Cost, ...]:
 
 
 def cost(records: Sequence[tuple[float, ...]], before: Sent, after: Sent) -> Cost:
-    """Add up what the agents say of one part: node, begin, end, processor seconds."""
+    """Return the cost of one part from the agents' records."""
     begun = max(record[1] for record in records)
     [first] = (record[3] for record in records if record[0] == 0)
     return Cost(
@@ -214,7 +214,7 @@ def agent(node: int, about: Meeting, gates: Gates, tell: int) -> None:
 
 
 def spec(node: int, about: Meeting) -> WorkerSpec:
-    """Describe one rank a node, and the rendezvous as torchrun makes it of its options."""
+    """Return the spec of one rank per node, with the rendezvous as torchrun would make it."""
     size, way, master = about
     backend = "c10d" if way == "c10d" else "static"
     config = {"rank": node, "timeout": 900} if backend == "static" else {}

@@ -122,7 +122,7 @@ class Wide(nn.Module):
 
 
 def rank(megabytes: int, frozen: float, rounds: int, memory: Path) -> None:
-    """Train with each in turn, in the same processes, and write what a step took."""
+    """Train with each in turn, in the same processes, and write the times of a step."""
     number = int(os.environ["RANK"])
     factor = torch.randn(512, 512)
     times = work(factor)
@@ -198,13 +198,13 @@ def meet() -> None:
 
 
 def held_in(directories: list[Path]) -> int:
-    """Add up what files take; one that has several names counts once."""
+    """Return the bytes that files take on disk; one with several names counts once."""
     files = [path.stat() for each in directories for path in each.rglob("*") if path.is_file()]
     return sum({one.st_ino: one.st_blocks * 512 for one in files}.values())
 
 
 def work(factor: Tensor) -> int:
-    """Count the products that take as long as a step, with both ranks at it."""
+    """Count the matrix products that fit into SECONDS, with both ranks at work."""
     times, began = 0, time.perf_counter()
     while time.perf_counter() - began < SECONDS:
         factor @ factor

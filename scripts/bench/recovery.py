@@ -246,7 +246,7 @@ class Trial(UnderFire):
 
     @property
     def step(self) -> int:  # type: ignore[override]
-        """The last step that any rank has taken."""
+        """Return the last step that any rank has taken."""
         steps = [step for rank in range(NODES) for step, _ in self.said(rank)[-1:]]
         return max(steps, default=0)
 
@@ -369,7 +369,7 @@ class Trial(UnderFire):
         self.until(lambda: self.step >= min(step, STEPS) or self.over, what, FAULT_LIMIT_SECONDS)
 
     def judge(self, blow: Blow, before: int, names: list[str]) -> None:
-        """See which attempts have ended by it, and whom their verdicts name."""
+        """Find the attempts that ended by the fault, and the nodes that their verdicts name."""
         ended = self.head.record["attempts"][before:]
         blow.attempts = len(ended)
         expected = {names[node] for node in self.victims}
@@ -468,7 +468,7 @@ class Trial(UnderFire):
         return False
 
     def printed(self) -> Iterator[tuple[int, int, str]]:
-        """Every line of a step in the logs at home."""
+        """Return the lines of all steps in the logs on the head."""
         for path in (self.head.experiment / "logs").glob("node_*.txt"):
             for step, loss, rank in STEP.findall(path.read_text(errors="replace")):
                 yield int(rank), int(step), loss
@@ -489,7 +489,7 @@ class Trial(UnderFire):
                 yield f"host {host}: states are left in memory: {states}"
 
     def keep(self) -> None:
-        """Copy what is known of a job that went wrong, where the results are."""
+        """Copy the files of a job that went wrong to the results."""
         if self.bench.out is None:
             return
         place = self.bench.out.with_suffix("") / self.number

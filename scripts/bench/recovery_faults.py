@@ -52,7 +52,7 @@ class UnderFire(Harm):
         return f"rank {node} at step {step}"
 
     def pids(self, node: int, what: str) -> list[int]:
-        """Processes of a node, as its host numbers them."""
+        """Return the PIDs of a kind of process of a node, as its host numbers them."""
         host = self.host(node)
         if what == "server":
             words = ["pgrep", "-f", "old-python|node.server|serve"]
@@ -76,7 +76,7 @@ class UnderFire(Harm):
         return reached
 
     def for_a_while(self, seconds: float, undo: Callable[[], object]) -> None:
-        """Undo something after a time, and at the latest when this fault is over."""
+        """Undo a fault after a time, and at the latest when this fault is over."""
         done = threading.Lock()
 
         def once() -> None:
@@ -166,7 +166,7 @@ def masters_supervisor_stops(one: Job) -> str:
 
 
 def slow_rank(one: Job) -> str:
-    """A sixth of a core for ten seconds."""
+    """Slow a rank down to a sixth of a core for ten seconds."""
     node = one.node()
     end = time.monotonic() + 10
     while time.monotonic() < end:
@@ -198,7 +198,7 @@ def flapping(one: Job) -> str:
 
 
 def link_cut_for_long(one: Job) -> str:
-    """Longer than the lease: it comes back while the job runs on without it."""
+    """Cut a node off for longer than the lease: it returns while the job runs without it."""
     node = one.node()
     host = one.host(node)
     one.cluster.cut(host)
@@ -230,7 +230,7 @@ def nothing_comes_in(one: Job) -> str:
 
 
 def between_two(one: Job) -> str:
-    """Two nodes have no way to each other; all others reach both."""
+    """Cut the link between two nodes; all others reach both."""
     first, second = one.chance.sample(range(one.nodes), 2)
     hosts = one.host(first), one.host(second)
     for here, there in (hosts, hosts[::-1]):
@@ -285,7 +285,7 @@ def reboot_in_the_recovery(one: Job) -> str:
 
 
 def in_a_recovery_from_memory(one: Job) -> str:
-    """A rank or a machine goes while the ranks take their state, before their first step."""
+    """Kill a rank, then another or its machine while the ranks load their state from memory."""
     first, second, before, step = one.node(), one.node(), one.attempts, one.step
     one.kill_rank(first)
     one.await_next_attempt(before)
@@ -340,7 +340,7 @@ def full(one: Job, place: str) -> str:
 
 
 def no_inodes(one: Job) -> str:
-    """A disk has room, and no further file can be made on it."""
+    """Use up the inodes of a disk that still has room."""
     node = one.node()
     host, place = one.host(node), one.cluster.home_path
     status = os.statvfs(one.cluster.path(host, place))
@@ -369,7 +369,7 @@ def disk_full(one: Job) -> str:
 
 
 def out_of_memory(one: Job) -> str:
-    """The kernel kills the rank in its cgroup."""
+    """Make the kernel kill the rank in its cgroup for its memory."""
     node = one.node()
     group = MEMORY_GROUPS / f"recovery-{os.getpid()}"
     group.mkdir(exist_ok=True)

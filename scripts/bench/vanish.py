@@ -105,7 +105,7 @@ class Bench:
         self.calm()
 
     def calm(self) -> None:
-        """Launch and stop once without harm; each phase's time is known then."""
+        """Launch and stop once without faults, to learn how long each phase takes."""
         began = time.monotonic()
         launch = self.launch()
         launch.wait_for("connected|answered|[Pp]lan|ranks", PATIENCE)
@@ -202,7 +202,7 @@ class Bench:
             yield f"none who vanished is named:\n{text[-2000:]}"
 
     def conclude(self, one: Round, *, recorded: bool) -> Iterator[str]:
-        """All hosts are back: prove the end, and find nothing."""
+        """Check that a stop proves the end once all hosts are back, and that nothing is left."""
         if recorded:
             stop = self.head.command("orchestrator", "stop", "--now")
             if stop.finish(PATIENCE) != 0:
