@@ -219,7 +219,7 @@ def bring(
 
 
 def tree_for(request: LaunchRequest, scan: Scan) -> Tree:
-    """Wait for the scan and return its tree; a function's tree is empty if its scan fails."""
+    """Wait for the scan and return its tree; a function gets an empty tree if it fails."""
     why: CheckFailed | str = f"{request.directory} holds more of yours than code"
     try:
         if not is_of_user(request):

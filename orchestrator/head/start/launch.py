@@ -447,7 +447,7 @@ def say_how_warm(nodes: Sequence[NodeRecord], started: Sequence[StartedHere]) ->
 
 
 def raise_if_stopped(results: Sequence[object]) -> None:
-    """Raise StoppedEarly if a node declined because the job was stopped by another head."""
+    """Raise StoppedEarly if a node declined a request because the job has been stopped."""
     for result in results:
         if isinstance(result, Declined) and result.kind == STOPPED:
             raise StoppedEarly(result.what)
