@@ -1,1 +1,1 @@
-"""Views of what jobs do and did: each is a command, and needs packages of its own."""
+"""Views of jobs: each is a command, and needs packages of its own."""

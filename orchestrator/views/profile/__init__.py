@@ -1,1 +1,1 @@
-"""Ask a running job for traces, sum them up in a table, and join them for Perfetto."""
+"""Request traces from a running job, and sum them up in a table."""

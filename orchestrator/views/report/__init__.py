@@ -1,1 +1,1 @@
-"""One page that shows what jobs did: curves, ranks, events, nodes, config, logs."""
+"""One HTML page of jobs: curves, ranks, events, nodes, config, logs."""

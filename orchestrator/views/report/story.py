@@ -286,7 +286,7 @@ def read_machines(outputs: Path, record: JobRecord) -> dict[str, NodeRows]:
 
 
 def drawn_values(sample: Sample) -> dict[str, float]:
-    """Return what is drawn of a sample."""
+    """Return the values of a sample that have a chart."""
     gpus = {name: [v for v in each if v is not None] for name, each in sample.gpus.items()}
     named = {
         "cpu": sample.cpu,

@@ -1,1 +1,1 @@
-"""The live view: all nodes, who uses them, and how far each job is."""
+"""The live view: all nodes with their users, and the progress of each job."""

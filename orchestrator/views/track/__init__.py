@@ -1,1 +1,1 @@
-"""The numbers of jobs for other programs: trackers, and Prometheus."""
+"""The metrics of jobs for other programs: trackers and Prometheus."""
