@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def take_up(answers: Answers, **which: Any) -> None:
-    """Become the head of a job that has none."""
+    """Follow a job that has no head."""
     from orchestrator.head.commands import follow
 
     follow.take_up(answers, **which)

@@ -233,7 +233,7 @@ class Job:
             time.sleep(0.05)
 
     def _interrupt(self) -> None:
-        """Act like Ctrl-C on the command: ask the ranks to save and stop; a second time, kill."""
+        """Act like Ctrl-C on the command: the ranks save and stop; a second call kills them."""
         for now in (False, True):
             try:
                 if self._head is None or self._head.gone():

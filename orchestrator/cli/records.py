@@ -44,7 +44,7 @@ def rerun(
 ) -> int:
     """Launch an experiment again: its code, config, command line.
 
-    The code is that of the experiment, whatever the directory holds now.
+    The code is that of the experiment, even if the directory has changed since.
     """
     from orchestrator.cli.launch import launch_arguments
     from orchestrator.head.commands import rerun
@@ -236,8 +236,8 @@ def profile(where: Where, experiment: str | None, steps: int, timeout: float) ->
 def prune(where: Where, **options: Any) -> int:
     """Remove old experiments: never one that runs or is pinned.
 
-    N counts the newest experiments by the time in their names, whatever became of them. One with a
-    file .pin is pinned.
+    N counts the newest experiments by the time in their names, in any state. One with a file .pin
+    is pinned.
     """
     from orchestrator.head.commands import prune
 

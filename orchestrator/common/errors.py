@@ -118,7 +118,7 @@ def nearest_file(path: str | os.PathLike[str], ends: tuple[str, ...]) -> str:
 
 
 def import_optional(module: str, package: str, need: str) -> Any:
-    """Import a module of a package that not everybody needs, or say who needs it and what to type.
+    """Import a module of an optional package, or raise an error that says how to install it.
 
     `need` begins a sentence about the package, such as "these data need the package X, which".
     """

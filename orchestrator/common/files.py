@@ -216,7 +216,7 @@ def opened(path: Name, dir_fd: int | None = None) -> Iterator[int]:
 
 
 def sync_directory(path: Name, dir_fd: int | None = None) -> None:
-    """Bring renames to the disk: they are there only when their directory is."""
+    """Sync a directory to the disk, as its renames are durable only then."""
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY, dir_fd=dir_fd)
     try:
         os.fsync(directory)

@@ -49,7 +49,7 @@ class Folder:
 
     @contextlib.contextmanager
     def inside(self, parts: Sequence[str], *, make: bool = True) -> Iterator[int]:
-        """Open a directory below, which is made where it is not there yet."""
+        """Open a directory below, and create it if it is missing."""
         here = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for part in parts:
@@ -107,7 +107,7 @@ class PartialFile:
         return status
 
     def open(self) -> FileIO:
-        """Open what is to become the file, empty."""
+        """Open the hidden file, empty."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         file = FileIO(os.open(self.hidden, flags, 0o600, dir_fd=self.directory), "rb+")
         try:

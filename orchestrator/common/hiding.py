@@ -86,7 +86,7 @@ def spellings(value: str) -> Iterator[str]:
 
 
 def redacted_text(text: str) -> str:
-    """Leave out the logins and tokens that a text gives away by its form."""
+    """Replace the logins and tokens in a text that are recognizable by their form."""
     # Compiling takes 1 ms for each, so it happens on first use.
     for pattern in (URL_LOGIN, BEARER, TOKEN):
         text = re.sub(pattern, REDACTED, text)

@@ -174,7 +174,7 @@ def at_most(name: str, value: float | None, most: float) -> None:
 
 
 def waiting_time(name: str, seconds: float) -> None:
-    """Raise UsageError for a waiting time that is negative, infinite, too long, or NaN."""
+    """Raise UsageError for a waiting time that is negative, infinite, above the limit, or NaN."""
     at_least(name, seconds, 0)
     at_most(name, seconds, LONGEST_WAIT_SECONDS)
 

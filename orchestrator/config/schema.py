@@ -52,7 +52,7 @@ class TrainingConfig:
     activation_checkpointing: str = "none"  # none; selective: keep costly activations; full
     grad_clip_norm: float = 1.0  # largest norm of the whole gradient; 0: no clipping
     ema: float | None = None  # evaluate an average of the weights: decay per step, such as 0.999
-    seed: int = 0  # for weights, sample order and dropout
+    seed: int = 0  # seed of weights, sample order and dropout
     deterministic: bool = False  # use only operations that give the same bits every time
     max_bad_steps: int = 10  # end after this many steps in a row with NaN or inf
     eval_steps: int | None = None  # steps between evaluations on held-out samples
@@ -196,7 +196,7 @@ class OptimizerConfig:
     """The optimizer. Weight decay applies to matrices, not to vectors (norms, biases).
 
     With `muon`, torch's Muon trains the matrices inside the repeated blocks, and AdamW the rest:
-    embeddings, the output head, vectors, and whatever has not two dimensions.
+    embeddings, the output head, and all weights that do not have two dimensions.
     """
 
     name: str = "adamw"  # adamw, sgd or muon
@@ -211,7 +211,7 @@ class OptimizerConfig:
     )  # default: 0.9 of sgd, 0.95 of muon
     muon_lr: float | None = field(
         default=None, metadata=only("optimizer.name", "muon")
-    )  # of the matrices in the blocks; default: optimizer.lr
+    )  # learning rate of the matrices in the blocks; default: optimizer.lr
     adjust_lr: str = field(
         default="match_rms_adamw", metadata=only("optimizer.name", "muon")
     )  # muon_lr by a matrix's shape: so that updates are as large as AdamW's; or "original"
@@ -271,7 +271,7 @@ class FsdpConfig:
         default="fp32", metadata=both(FSDP, only("training.mixed_precision", "bf16"))
     )  # dtype of gathered weights; or bf16
     reduce_dtype: str = field(default="fp32", metadata=FSDP)  # dtype of gradient sums; or bf16
-    accumulate: str = field(default="sharded", metadata=FSDP)  # or whole: faster, but more memory
+    accumulate: str = field(default="sharded", metadata=FSDP)  # whole: faster, but more memory
     cpu_offload: bool = field(default=False, metadata=FSDP)  # keep shards in host memory
     wrap: tuple[str, ...] = ()  # classes of your model to shard; default: the blocks of ModuleLists
 
@@ -337,7 +337,7 @@ class DataloaderConfig:
     """The loading of samples from disk to device."""
 
     num_workers: int = 0  # loading processes per rank; 0: the rank itself loads
-    pin_memory: bool = True  # with GPUs: copies overlap with computation
+    pin_memory: bool = True  # copies to GPUs overlap with computation
     prefetch_factor: int = 2  # batches that each worker loads in advance
 
     def __post_init__(self) -> None:

@@ -267,7 +267,7 @@ def alone(mine: MachinePart, reached: Reached) -> Nodes:
 
 
 def begin(prepared: Prepared, mine: MachinePart, record: JobRecord, agreed: Agreed) -> Running:
-    """Start this machine's part of a job that was written down."""
+    """Start this machine's part of a job that has a record."""
     # Supervisors ask no name server: one that hangs would hold up all that they do.
     address = queue.resolved(mine.master) or mine.master
     planned = prepared.plan
@@ -381,7 +381,7 @@ class Master:
         self.check()
 
     def check(self) -> None:
-        """Refuse, here and on the nodes that are there, what cannot be one job."""
+        """Refuse nodes that cannot form one job, here and on the nodes that have connected."""
         if reason := disagreement([self.own, *self.there.values()]):
             self.send(Reply(error=reason))
             raise refusal(reason)

@@ -1,4 +1,4 @@
-"""The program of a process in the background: reads what it is to do, and does it.
+"""The program of a background process: it reads a pickled call, and executes it.
 
 It runs isolated, and then on the asking program's path: no module of its directory gets in first.
 """

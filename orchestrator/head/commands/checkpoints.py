@@ -116,7 +116,7 @@ def verify(where: Where, experiment: str | None) -> int:
 
 
 def read_all(checkpoint: Checkpoint) -> list[str]:
-    """Read all files of a checkpoint; returns their problems in the order of the files."""
+    """Read all files of a checkpoint; return their problems in the order of the files."""
     if not checkpoint.files:
         return checkpoint_store.verify(checkpoint)
     progress = ProgressBar(f"step {checkpoint.step}", checkpoint.size)
@@ -138,7 +138,7 @@ def export(
     ema: bool = False,
     force: bool,
 ) -> int:
-    """Export in a process of its own, so that this one never imports torch."""
+    """Export the weights in a subprocess, so that this process never imports torch."""
     if importlib.util.find_spec("torch") is None:
         raise CheckFailed(
             f"exporting needs torch, and {sys.executable} has none",

@@ -76,7 +76,7 @@ def remove(
     dry_run: bool,
     yes: bool,
 ) -> int:
-    """Show what goes, ask, and remove it."""
+    """Show the selected experiments, ask for confirmation, and remove them."""
     removal.unreached = keep_busy(
         removal.root, entries, removal.ssh_config, on_nodes=removal.on_nodes
     )

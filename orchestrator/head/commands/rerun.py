@@ -135,7 +135,7 @@ def absolute(path: Path | None) -> Path | None:
 
 
 def refuse_hidden(config: Config) -> None:
-    """Refuse to run with what stands in place of a secret."""
+    """Refuse a command line in which a secret was redacted."""
     for name, value in config.env.items():
         if REDACTED in value:
             raise UsageError(

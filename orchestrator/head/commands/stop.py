@@ -45,7 +45,7 @@ def may_run_on(record: JobRecord, node: NodeRecord) -> bool:
 
 
 def end_job(where: Where, wanted: str | None, grace: float | None) -> StopResult:
-    """End a job on all its nodes; without `grace`, with the one of its launch."""
+    """End a job on all its nodes; the default of `grace` is the launch's own."""
     if grace is not None:
         waiting_time("--grace", grace)
     job = find_job(where, wanted)
@@ -72,7 +72,7 @@ def end_job(where: Where, wanted: str | None, grace: float | None) -> StopResult
 
 
 def note_in(experiment: Experiment, receipts: Sequence[Receipt]) -> None:
-    """Append to a job's head.log what has become of it on each node."""
+    """Append the receipt of each node to a job's head.log."""
     for receipt in receipts:
         words = receipt.error or stopping.described(receipt)
         logs.note(experiment.head_log, __name__, "%s: %s", receipt.node, words)

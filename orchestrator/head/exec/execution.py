@@ -107,7 +107,7 @@ exit $code
 
 @dataclass(frozen=True)
 class Directory:
-    """Where to run; the home directory where there is none of that name."""
+    """The directory to run in; the home directory replaces a missing one, unless `needed`."""
 
     path: str
     # If False, a missing directory is replaced by the home directory.
@@ -158,7 +158,7 @@ def change_to(directory: Directory) -> str:
 
 
 def encoded(data: bytes) -> str:
-    """Write bytes for printf %b, without what csh, fish or a quote would change."""
+    """Return bytes escaped for printf %b, safe in single quotes of csh and fish as well."""
     return data.decode("latin-1").translate(ESCAPES)
 
 
@@ -199,7 +199,7 @@ class ExecOutcome:
 
 
 class Prologue:
-    """Keeps back what rc files print on one stream, until the command begins."""
+    """Withholds the output of rc files on one stream, until the command begins."""
 
     def __init__(self, sink: Sink) -> None:
         self.sink = sink
@@ -216,7 +216,7 @@ class Prologue:
 
 
 class ExecSession:
-    """One node's part: a connection, and the program at its other end."""
+    """One node's session: a connection, and the program at its other end."""
 
     def __init__(self, node: NumberedNode) -> None:
         self.node = node
@@ -308,7 +308,7 @@ class Execution:
             visit.end(reason)
 
     def go(self) -> list[ExecOutcome]:
-        """Run it on all nodes, and return in their order how it ended."""
+        """Run the command on all nodes, and return the outcomes in their order."""
         # An invalid command raises here, before any node is contacted.
         lines = [self.line_of(visit.node) for visit in self.visits]
         fleet.need_room_for(self.visits)
@@ -385,7 +385,7 @@ def why_not_begun(code: int, said: bytes) -> tuple[str, str]:
 def receive(
     read: Callable[[int], bytes], stream: Prologue, *, until_it_begins: bool = False
 ) -> bool:
-    """Hand over what comes, no faster than the receiver takes it; False once the stream ends."""
+    """Pass data to the stream, no faster than it accepts them; return False at the end."""
     while not (until_it_begins and stream.begun):
         try:
             data = read(PIECE_BYTES)

@@ -55,7 +55,7 @@ class InTheWay(Exception):
 
 @dataclass
 class Removable:
-    """A directory that may go: its size, what becomes of it, and why."""
+    """A directory that may be removed, with its size, the action taken, and the reason."""
 
     name: str
     size: int = 0
@@ -174,7 +174,7 @@ def lock_of_head(directory: int, create: int = 0) -> Iterator[BinaryIO]:
 
 
 def measure(root: int, one: Removable, path: os.PathLike[str]) -> None:
-    """Note the bytes that deleting a directory would free, and what would prevent that."""
+    """Set the bytes that deleting a directory would free, and any obstacle to that."""
     obstacle = ""
     for where, inner, names, directory in os.fwalk(one.name, dir_fd=root):
         if (inner or names) and not os.access(
@@ -218,7 +218,7 @@ def choose(
 def keep_busy(
     root: int, entries: Sequence[PruneEntry], ssh_config: Path | None, *, on_nodes: bool
 ) -> dict[str, str]:
-    """Note which stay because they run or are in use; return node -> why it cannot be asked."""
+    """Mark the experiments that run or are in use; return {node: why it cannot be asked}."""
     going = [entry for entry in entries if entry.action == SELECTED]
     why = {
         entry.name: in_use(root, entry.name) or unknown(entry, on_nodes=on_nodes) for entry in going
@@ -361,7 +361,7 @@ class Removal:
     seen: Callable[[int], None] = lambda _: None
 
     def go(self, entries: Sequence[PruneEntry], leftovers: Sequence[Removable] = ()) -> None:
-        """Remove all that was selected, and what interrupted removals left."""
+        """Remove the selected experiments, and the remains of interrupted removals."""
         for one in leftovers:
             with self.noted(one), files.opened(one.name, self.root) as directory:
                 lock_of_prune(directory)
@@ -384,7 +384,7 @@ class Removal:
 
     @contextlib.contextmanager
     def noted(self, one: Removable) -> Iterator[None]:
-        """Note why a directory could not be removed."""
+        """Record the reason if a directory could not be removed."""
         try:
             yield
         except InTheWay as why:
@@ -396,7 +396,7 @@ class Removal:
             one.reason = f"{error.strerror}, in {shown(self.directory)}"
 
     def clean_nodes(self, batch: Sequence[PruneEntry], shared: set[str]) -> None:
-        """Remove what these jobs left on their nodes, before their records are removed.
+        """Remove the files of these jobs on their nodes, before their records are removed.
 
         Only the record says which nodes a job ran on: it stays until all of them were cleaned, or
         the rest would never be found again. A job whose record was also copied to an experiment
@@ -418,7 +418,7 @@ class Removal:
 
     @contextlib.contextmanager
     def hold(self, entry: PruneEntry) -> Iterator[tuple[int, BinaryIO]]:
-        """Lock an experiment against heads and other prunes, and look at it once more."""
+        """Lock an experiment against heads and other prunes, and check it again."""
         with files.opened(entry.name, self.root) as directory:
             lock_of_prune(directory)
             with lock_of_head(directory, os.O_CREAT) as lock:

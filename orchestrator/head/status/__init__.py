@@ -1,1 +1,1 @@
-"""Ask the nodes what runs where, and fetch logs that this head does not have yet."""
+"""The state of jobs on their nodes, the rows of `ls`, and the comparison of experiments."""

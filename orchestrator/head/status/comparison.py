@@ -46,7 +46,7 @@ def compared(experiments: Sequence[Experiment]) -> Differences:
 
 
 def describe(experiment: Experiment) -> dict[str, Section]:
-    """Gather what can differ, in sections; what an earlier version did not write is missing."""
+    """Return an experiment's data in sections; records of earlier versions lack some of them."""
     record = experiment.read_record()
     data = known(lambda: manifest.read(experiment))
     nodes = [mapping(node) for node in sequence(data.get("nodes"))]
@@ -71,7 +71,7 @@ def describe(experiment: Experiment) -> dict[str, Section]:
 
 
 def command(record: JobRecord) -> Section:
-    """Describe what was typed, and each option of the program by its name."""
+    """Return the command that was typed, and each option of the program by name."""
     # The config section has the overrides of the built-in engine.
     typed = () if record.engine else arguments_of(record.command)
     options = {f"option {name}": value for name, value in options_of(typed)}
@@ -79,14 +79,14 @@ def command(record: JobRecord) -> Section:
 
 
 def code(known: Mapping[str, Any], data: Mapping[str, Any]) -> Section:
-    """Describe the revision, and the files that were edited since."""
+    """Return the revision, and the files that were edited since."""
     edited = ", ".join(map(str, known.get("changed_files") or ())) or None
     section = {name: value for name, value in flat(known).items() if name != "changed_files"}
     return {"directory": data.get("directory"), **section, "edited files": edited}
 
 
 def known(read: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-    """Read a file, or say why not: a copy may have ended half-way, and all else can be compared."""
+    """Return the data that `read` returns, or its error under UNREAD: the rest is comparable."""
     try:
         return dict(read())
     except UsageError as error:
@@ -210,7 +210,7 @@ def only(data: Mapping[str, Any], names: Sequence[str]) -> Section:
 
 
 def everywhere(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Write the directory of a launch's own snapshot as if it were that of all."""
+    """Return the facts with the launch's snapshot directory replaced by a common name."""
     workdir = SNAPSHOT.sub(SAME, str(facts.get("workdir") or ""))
     return {**facts, "workdir": workdir} if "workdir" in facts else dict(facts)
 

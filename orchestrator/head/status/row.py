@@ -19,7 +19,7 @@ TROUBLE = (OSError, UsageError, ValueError, KeyError, TypeError, AttributeError,
 
 @dataclass(frozen=True)
 class Row:
-    """One job: what it is, and how far."""
+    """One job with its state and progress."""
 
     name: str
     state: str

@@ -293,7 +293,7 @@ class FoundJob:
     experiment: Experiment
 
     def refreshed(self) -> FoundJob:
-        """Read the record again; a job that ended without its head is concluded."""
+        """Return the job with a fresh record; a job that ended without its head is concluded."""
         record = self.backend.settle(self.experiment, self.experiment.read_record())
         return replace(self, record=record)
 

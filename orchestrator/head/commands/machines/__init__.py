@@ -1,1 +1,1 @@
-"""Commands that tell what the machines of the node list are, and who uses them."""
+"""Commands on the machines of the node list: nodes, doctor, exec, ssh, pull, push."""

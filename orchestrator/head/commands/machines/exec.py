@@ -129,7 +129,7 @@ def execute(
 
 
 def answer_interrupts(execution: Execution) -> list[int]:
-    """End the programs at the first Ctrl-C, and leave at the second; return those that came."""
+    """End the programs at the first Ctrl-C, exit at the second; return the list of signals."""
     came: list[int] = []
 
     def answer(number: int, _: object) -> None:
@@ -152,7 +152,7 @@ def exit_code(outcomes: Sequence[ExecOutcome]) -> int:
 
 
 def summary(outcomes: Sequence[ExecOutcome]) -> str:
-    """Draw the table of exit codes, with one row for all nodes that ended alike, the good last."""
+    """Return the table of exit codes, with one row for equal outcomes; success is the last row."""
     alike = failures.kinds((each.node, (each.code, each.problem), each.fix) for each in outcomes)
     rows: list[list[output.Cell]] = [["NODE", "NAME", "EXIT CODE", ""]]
     for (code, about), fix, nodes in sorted(alike, key=lambda kind: kind[0][0] == 0):
@@ -167,7 +167,7 @@ def summary(outcomes: Sequence[ExecOutcome]) -> str:
 
 
 def ssh(chosen: Chosen, words: tuple[str, ...], workdir: str | None) -> NoReturn:
-    """Become the system's ssh, with a shell or a program on one node."""
+    """Replace this process by ssh, with a shell or a program on one node."""
     targets = chosen.numbered()
     if len(targets) > 1:
         names = ", ".join(f"{target.index} is {target.node.name}" for target in targets)
@@ -198,7 +198,7 @@ def ssh(chosen: Chosen, words: tuple[str, ...], workdir: str | None) -> NoReturn
 
 
 class Stream:
-    """Keeps what one program writes to one of its streams, until the end."""
+    """Stores the output of one program on one of its streams."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -207,7 +207,7 @@ class Stream:
         self.data += data
 
     def close(self) -> None:
-        """Keep what has come."""
+        """Keep the data; as_json() and folded() read them at the end."""
 
 
 # By the node's number, and whether it is standard error.
@@ -288,7 +288,7 @@ class PrefixedStream:
         self._show(self.splitter.feed(data))
 
     def close(self) -> None:
-        """Show the last line, if nothing has ended it."""
+        """Show the last line if it has no newline."""
         self._show(self.splitter.flush())
 
     def _show(self, lines: list[str]) -> None:

@@ -50,7 +50,7 @@ LOST = styles.FAILED
 
 
 def name_of(node: Machine) -> str:
-    """Name a machine, and what sets it apart from those that the next launch takes."""
+    """Return the machine's name, marked as spare or cordoned where it is."""
     return f"{node.name}{' (spare)' * node.spare}{' (cordoned)' * bool(node.cordoned)}"
 
 
@@ -110,7 +110,7 @@ def examine(nodes: Sequence[Reached], *parts: str) -> list[Checkup | Orchestrato
 
 
 def to_text(machines: Sequence[Machine], terminal: Terminal) -> str:
-    """Draw the table, and say why nodes are missing and which are cordoned."""
+    """Return the table of machines, with the reasons for missing and cordoned nodes."""
     lost = [node for node in machines if not node.reached]
     cordoned = [
         f"{node.name} is cordoned ({node.cordoned}): orchestrator nodes --uncordon {node.name}"
@@ -135,7 +135,7 @@ def reasons(lost: Sequence[Machine], total: int) -> str:
 
 
 def cordon(node_list: Path, hosts: Sequence[str], free: Sequence[str], reason: str) -> int:
-    """Keep jobs away from some machines, and let them back on others."""
+    """Exclude some machines from launches, and admit others again."""
     if hosts:
         nodes = choose(read_nodes(node_list), hosts)
         machines = list(dict.fromkeys(machine_of(each.node) for each in nodes))
@@ -224,7 +224,7 @@ Lost = Sequence[tuple[str, OrchestratorError]]
 
 
 def read_books(arguments: LaunchArguments) -> tuple[list[tuple[Reached, Page]], Lost]:
-    """Read the books of all nodes; return also which ones could not be asked, and why."""
+    """Return the lock tables of the nodes that answer, and the errors of the others."""
     answered = try_all(resolve(arguments))
     books = fleet.ask(answered.reached, [ReadBook()] * len(answered.reached), QUICK_ANSWER_SECONDS)
     pairs = list(zip(answered.reached, books, strict=True))
@@ -314,7 +314,7 @@ Replies = Sequence[tuple[Node, Answer]]
 
 
 def warm(where: Where, *, off: bool) -> int:
-    """Show what waits on each node and in its containers, or end it and prove that."""
+    """Show the warm processes on each node and in its containers, or end them with proof."""
     ssh = without_record(where)
     nodes = read_nodes(where.node_list)
     places = [*nodes, *status.containers_of(nodes, where, status.may_be_warm)]

@@ -53,9 +53,9 @@ def to_json(part: Moved, verb: str) -> dict[str, Any]:
 def to_text(
     parts: Sequence[Moved], verb: str, before: str, later: str, terminal: Terminal
 ) -> tuple[str, list[str]]:
-    """Draw what each node was sent or gave; return that, and notes on what is missing.
+    """Return the table of each node's transfer, and notes on missing files.
 
-    `later` says what will become of the files of a dry run.
+    `later` follows the sizes of a dry run.
     """
     columns: Table[Moved] = Table(
         (
@@ -110,7 +110,7 @@ def pull(
     checkpoints: bool,
     dry_run: bool,
 ) -> int:
-    """Fetch what a job left on its nodes, or a path of all nodes; say what came from each.
+    """Fetch a job's files from its nodes, or a path of all nodes; print each node's result.
 
     `wanted` is an experiment, or a path of the nodes.
     """
@@ -209,7 +209,7 @@ def directory_of(target: NumberedNode) -> str:
 
 
 def push(chosen: Chosen, source: Path, destination: str | None, *, dry_run: bool) -> int:
-    """Send what the nodes lack; say what each was sent."""
+    """Send the files that the nodes lack; print each node's result."""
     targets = chosen.numbered()
     cargo = pushing.load(source, destination)
     transport = chosen.transport()

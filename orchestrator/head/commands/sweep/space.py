@@ -44,7 +44,7 @@ class Member:
 
     @property
     def words(self) -> str:
-        """Describe in one line how it differs from the others, without secrets."""
+        """Return one line with the member's values or command, without secrets."""
         values = [f"{name}={value}" for name, value in self.values.items()]
         return " ".join(values) or shlex.join(redact.redacted_command(self.program))
 

@@ -80,7 +80,7 @@ STUDY = "optuna.log"
 
 
 class Supply(Protocol):
-    """Members: a list, or an optimizer that hears how each has ended."""
+    """The members of a sweep: a list, or an optimizer that learns each result."""
 
     def __len__(self) -> int: ...
 
@@ -161,7 +161,7 @@ class Sweep:
         self.left = deque(range(len(self.supply)))
 
     def run(self) -> int:
-        """Lead it to its end, or until it is stopped."""
+        """Run the sweep until all members have ended, or until it is stopped."""
         before = {number: signal.signal(number, self.interrupted) for number in interrupt.SIGNALS}
         try:
             while self.started or (self.left and not self.over):
@@ -255,7 +255,7 @@ class Sweep:
         self.show(self, end)
 
     def press(self) -> None:
-        """Pass each Ctrl-C on to the members: a head stops its job, proved."""
+        """Forward each Ctrl-C to the members: each head stops its job with proof."""
         if not self.interrupts and self.journal.stop_is_asked:
             self.interrupts = 1
         for one in self.started.values():
@@ -432,7 +432,7 @@ def launch_of(
 
 
 def check(base: LaunchArguments, terms: Terms, member: Member) -> None:
-    """Refuse a sweep whose members could not be started; keep a secret that was asked for."""
+    """Raise if the members could not start; set the secrets that the user typed for all."""
     request = resolve(*launch_of(base, terms, "SWEEP", member))
     if not isinstance(source_of(request), ListedNodes):
         raise UsageError(
