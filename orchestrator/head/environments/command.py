@@ -1,6 +1,6 @@
-"""`orchestrator bootstrap`: make the same virtual environment on every node.
+"""`orchestrator bootstrap`: makes the same virtual environment on every node.
 
-What is whole on a node stays; the other nodes get the wheels of their kind.
+A complete environment stays as it is; the other nodes get the wheels for their kind.
 """
 
 from __future__ import annotations
@@ -50,17 +50,19 @@ from orchestrator.records.machines import machine_of
 USUAL = "~/.orchestrator/environments"
 POLL_SECONDS = 0.2
 LIBC = r"glibc [0-9]{1,3}\.[0-9]{1,3}|musl"
-NO_KEY = "0" * 16  # of no environment: what is asked is the machine
+# The key of no environment: the request reads only the kind of the machine.
+NO_KEY = "0" * 16
 
 
 @dataclass(frozen=True)
 class BuildOutcome:
-    """The environment on one node, or why there is none."""
+    """The environment on one node, or the reason why there is none."""
 
     node: str
     path: str = ""
     packages: dict[str, str] = field(default_factory=dict)
-    made: bool = False  # else it was there
+    # True if it was made by this call; False if it existed.
+    made: bool = False
     seconds: float = 0.0
     problem: str = ""
     lost: bool = False
@@ -74,7 +76,7 @@ def bootstrap(
     find_links: Sequence[str],
     index: bool,
 ) -> int:
-    """Make the environment on all nodes that can be reached, and name the others."""
+    """Build the environment on all reachable nodes, report the others; return the exit code."""
     sources = wheels.read(words, find_links, index=index)
     nodes = try_all(resolve(arguments), without_environment)
     with output.heard_by(complain if output.as_json() else output.on_the_screen):
@@ -92,14 +94,14 @@ def bootstrap(
 
 
 def without_environment(node: Node, launch: Launch) -> Node:
-    """Return a node with its own Python: what this command makes need not be there yet."""
+    """Return a node without its venv or bootstrap activation, which may not exist yet."""
     node = settled(node, launch)
     ours = (node.activate or "").startswith(("bootstrap", "venv:"))
     return replace(node, activate=None) if ours else node
 
 
 def remember(nodes: Nodes, made: Sequence[BuildOutcome]) -> None:
-    """Let launches use the environment where a node's own Python has no torch."""
+    """Save the environment as default for nodes whose own Python has no torch."""
     new, without_torch = {}, False
     given = {node.name: node for node in nodes.source.nodes}
     for reached, outcome in zip(nodes.reached, made, strict=True):
@@ -127,7 +129,7 @@ def remember(nodes: Nodes, made: Sequence[BuildOutcome]) -> None:
 
 
 def make(reached: Sequence[Reached], sources: Requirements, name: str = "") -> list[BuildOutcome]:
-    """Make the environment where it is not whole; return each node's outcome, in order."""
+    """Build the environment on nodes without a complete one; return all outcomes, in order."""
     machines = fleet.ask(reached, [LookAtEnvironment(key=NO_KEY)] * len(reached), ANSWER_SECONDS)
     kinds = [
         state if isinstance(state, OrchestratorError) else kind_of(state) for state in machines
@@ -159,7 +161,10 @@ def lost(node: Reached, error: OrchestratorError) -> BuildOutcome:
 
 
 def kind_of(state: EnvironmentState) -> Kind | NodeError:
-    """Return what wheels fit a node; what it says becomes part of names of files here."""
+    """Return the kind of wheels for a node, or an error for an invalid answer.
+
+    The answer is checked because it becomes part of file names here.
+    """
     if not (re.fullmatch(r"\w{1,20}", state.machine) and re.fullmatch(LIBC, state.libc)):
         return NodeError(f"it is a {state.machine[:40]!r} with {state.libc[:40]!r}: none is known")
     return Kind(state.version, state.machine, state.libc)
@@ -168,7 +173,7 @@ def kind_of(state: EnvironmentState) -> Kind | NodeError:
 def make_alike(
     members: Sequence[tuple[Reached, Kind, str]], sources: Requirements, request: BuildEnvironment
 ) -> list[BuildOutcome]:
-    """Make it on nodes of one kind: wheels that the oldest libc takes fit all of them."""
+    """Build the environment on nodes of one kind, with wheels for the oldest libc among them."""
     began = time.monotonic()
     kind = min((kind for _, kind, _ in members), key=lambda kind: kind.minor)
     nodes = [node for node, _, _ in members]
@@ -202,7 +207,7 @@ def make_alike(
 
 
 def built(node: Reached, request: BuildEnvironment) -> BuildProgress:
-    """Begin to make the environment on a node, and wait until it is whole or has failed."""
+    """Start the build on a node, wait until it is complete or has failed, return its progress."""
     node.channel.ask(request, ANSWER_SECONDS)
     deadline = time.monotonic() + WORK_ANSWER_SECONDS
     shown = ""
@@ -217,11 +222,11 @@ def built(node: Reached, request: BuildEnvironment) -> BuildProgress:
     raise NodeError(f"the environment is not ready after {WORK_ANSWER_SECONDS:.0f} s")
 
 
-# -- shown -----------------------------------------------------------------------------------------
+# -- output ----------------------------------------------------------------------------------------
 
 
 def show(outcomes: Sequence[BuildOutcome], name: str) -> None:
-    """Print each node's environment, and how to use it where all have it."""
+    """Print each node's outcome, and how to use the environment if all nodes have it."""
     for outcome in outcomes:
         if outcome.problem:
             complain(f"{outcome.node}: {outcome.problem}")
@@ -237,7 +242,7 @@ def show(outcomes: Sequence[BuildOutcome], name: str) -> None:
 
 
 def how_to_activate(whole: Sequence[BuildOutcome]) -> list[str]:
-    """Return what goes into the node list, and after which nodes where they differ."""
+    """Return the option for the node list, for each path with its nodes if paths differ."""
     nodes = by_value((outcome.node, usual(outcome.path)) for outcome in whole)
     return [
         f", after {', '.join(names)}" * (len(nodes) > 1) + f": activate=venv:{path}"
@@ -246,6 +251,6 @@ def how_to_activate(whole: Sequence[BuildOutcome]) -> list[str]:
 
 
 def usual(path: str) -> str:
-    """Write a path that is below the home directory of any login as ~/..."""
+    """Return the path of an environment as ~/..., if it is in a home directory."""
     directory, _, key = path.rpartition("/")
     return f"{USUAL}/{key}" if directory.endswith(USUAL[1:]) else path

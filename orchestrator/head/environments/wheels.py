@@ -1,8 +1,8 @@
 """The packages of an environment, downloaded once on the head for each kind of node.
 
 pip resolves and downloads, with the head's own indexes, mirrors, certificates and the hashes of the
-file. It reads no project and no lock, and knows the markers of this machine alone: for those, and
-for nodes of another kind, uv writes down the versions first.
+file. It reads no project and no lock file, and evaluates markers for this machine only. For those
+files, and for nodes of another kind, uv pins the versions first.
 """
 
 from __future__ import annotations
@@ -36,23 +36,25 @@ INCLUDED = re.compile(r"^\s*(?:-r|--requirement|-c|--constraint)[ =]+['\"]?([^'\
 
 @dataclass(frozen=True)
 class Requirements:
-    """The packages to install, and where from."""
+    """The packages to install, and their sources."""
 
     file: Path
-    text: bytes  # of the file, and of those that it includes
+    # The text of the file and of the files that it includes.
+    text: bytes
     title: str = ""
     find_links: tuple[str, ...] = ()
-    index: bool = True  # ask an index as well
+    # True if pip may use an index as well.
+    index: bool = True
 
     @property
     def where(self) -> list[str]:
-        """Return the options that say where packages come from."""
+        """Return pip's options for the sources of packages."""
         links = [word for link in self.find_links for word in ("--find-links", link)]
         return [*links, *([] if self.index else ["--no-index"])]
 
 
 def read(words: Sequence[str], find_links: Sequence[str] = (), *, index: bool) -> Requirements:
-    """Read the file named, or the packages; of neither, the first of the usual files here."""
+    """Return the requirements: a file or packages, else the first file of NAMES here."""
     links = tuple(
         str(Path(link).absolute()) if Path(link).is_dir() else link for link in find_links
     )
@@ -75,15 +77,15 @@ def read(words: Sequence[str], find_links: Sequence[str] = (), *, index: bool) -
 
 
 def is_file(word: str) -> bool:
-    """Return True for a file of requirements: by its name, or because it is here."""
+    """Return True for a requirements file, by its suffix or because it exists."""
     path = Path(word)
     return path.suffix in SUFFIXES or (path.suffix != ".whl" and path.is_file())
 
 
 def written(words: Sequence[str]) -> Path:
-    """Write packages that were typed, and files among them, into a file as pip reads it.
+    """Write packages and requirements files of the command line into one file; return it.
 
-    Its name is that of the usual file: the same packages make the same environment.
+    Its name is requirements.txt, so the same packages have the same key as such a file.
     """
     lines = []
     for word in words:
@@ -122,16 +124,18 @@ def cache() -> Path:
 
 # -- kinds of nodes --------------------------------------------------------------------------------
 
-UV_GLIBC = (40, 39, 38, 37, 36, 35, 34, 33, 32, 31, 28, 17)  # the platforms that uv has names for
+# The glibc versions for which uv has platform names.
+UV_GLIBC = (40, 39, 38, 37, 36, 35, 34, 33, 32, 31, 28, 17)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """The nodes that the same wheels fit."""
+    """A kind of node: all its nodes can use the same wheels."""
 
     version: tuple[int, int]
     machine: str
-    libc: str  # glibc 2.36, or musl
+    # Such as "glibc 2.36", or "musl".
+    libc: str
 
     def __str__(self) -> str:
         return f"Python {self.python} on {self.machine}, {self.libc}"
@@ -142,13 +146,13 @@ class Kind:
 
     @property
     def minor(self) -> int:
-        """The second number of glibc's version."""
+        """Return the second number of glibc's version; 17 for musl."""
         number = self.libc.rpartition(".")[2]
         return int(number) if number.isdigit() else 17
 
     @property
     def is_like_here(self) -> bool:
-        """Return True if the markers of requirements mean the same on these nodes as here."""
+        """Return True if markers of requirements evaluate on these nodes as on this machine."""
         here = (*sys.version_info[:2], sys.platform, platform.machine())
         return here == (*self.version, "linux", self.machine)
 
@@ -173,7 +177,7 @@ class Kind:
         return [*options, *(word for tag in self.pip_platforms for word in ("--platform", tag))]
 
     def key(self, sources: Requirements) -> str:
-        """Name the environment that these requirements make on such a machine."""
+        """Return the key of the environment that these requirements make on this kind of node."""
         kind = self.libc.partition(" ")[0]
         links = list(sources.find_links)
         parts = [sources.file.name, [*self.version], self.machine, kind, links, sources.index]
@@ -182,12 +186,13 @@ class Kind:
 
 # -- wheels ----------------------------------------------------------------------------------------
 
-LONGEST_SECONDS = 3600.0  # for a download
+# The time limit of a download.
+LONGEST_SECONDS = 3600.0
 LAST_LINES = 8
 
 
 def run(words: Sequence[str], what: str) -> None:
-    """Run a program to its end; its last lines say why it failed."""
+    """Run a program; raise CheckFailed with its last lines if it fails."""
     try:
         done = subprocess.run(
             words,
@@ -213,7 +218,7 @@ def download(sources: Requirements, into: Path, what: str, *words: str) -> None:
 
 
 def wheels_for(kind: Kind, sources: Requirements) -> Path:
-    """Download the wheels for one kind of node, unless they are here from an earlier call."""
+    """Return the directory of the wheels for a kind of node; download them if it is missing."""
     name = f"{kind.key(sources)}-{kind.libc.replace(' ', '-')}"
     directory = cache() / "wheels" / name
     if directory.is_dir():
@@ -238,7 +243,7 @@ def wheels_for(kind: Kind, sources: Requirements) -> Path:
 
 
 def pins(kind: Kind, sources: Requirements, new: Path, what: str) -> list[str]:
-    """Return the file of requirements as pip's options; uv writes it where pip cannot read them."""
+    """Return pip's options for the requirements; uv pins them first if pip cannot read them."""
     file, uv = sources.file, shutil.which("uv")
     hashed = b"--hash" in sources.text or file.name == LOCK
     if hashed and not kind.is_like_here:
@@ -268,7 +273,10 @@ def pins(kind: Kind, sources: Requirements, new: Path, what: str) -> list[str]:
 
 
 def add_uv(kind: Kind, sources: Requirements, directory: Path) -> None:
-    """Add uv's program, which installs faster and needs no ensurepip; without it, pip does it."""
+    """Add the uv binary, which installs faster than pip and needs no ensurepip.
+
+    If uv cannot be downloaded, the nodes install with pip.
+    """
     place = directory / "of uv"
     try:
         words = ("--no-deps", *kind.pip_options, "uv")

@@ -1,1 +1,1 @@
-"""Slurm's queue, and jobs whose head is a batch script."""
+"""Backends of jobs (SSH, Slurm, run-node) and Slurm's commands."""

@@ -1,9 +1,8 @@
-"""The backend of a job: Slurm, the machine where run-node was typed, or the supervisors alone.
+"""The backends of a job: SSH, Slurm, a Slurm batch job, or one machine with run-node.
 
-A command asks the backend how the nodes are reached, whether the job is over, or to stop it; it
-never asks which backend it is. Of a job whose head is the batch script of a Slurm job, that head
-writes the record and the logs on the disk that all share: elsewhere they are only read, and Slurm's
-queue is asked.
+A backend knows how the nodes are reached, whether the job is over, and how it is stopped. Commands
+never check which backend they have. The head of a batch job runs in the batch script, and writes
+the record and the logs on the shared disk. Other processes only read them, and query Slurm's queue.
 """
 
 from __future__ import annotations
@@ -36,29 +35,37 @@ from orchestrator.head.screen.output import pass_on, say
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.outcome import Receipt
 
-OUTPUT = "slurm.out"  # what the head prints, of all attempts
-LOOK_SECONDS = 0.2  # between two looks at the files
-ASK_SECONDS = 5.0  # between two questions to Slurm's controller, which has many to answer
-REQUEUE_SECONDS = 60.0  # for Slurm to end what is queued again
-MARGIN_SECONDS = 90  # seconds beyond the ranks' grace: the last step, and the checkpoint after it
-KILL_LIMIT_SECONDS = 60.0  # scancel takes KillWait, 30 s where nobody changed it
-SEEN_WITHIN_SECONDS = 10.0  # until a file of another machine shows up on a shared disk
+# The output of the head in a batch job, for all attempts.
+OUTPUT = "slurm.out"
+# The interval at which the files are read.
+LOOK_SECONDS = 0.2
+# The interval of queries to Slurm's controller, which serves many users.
+ASK_SECONDS = 5.0
+# The time that Slurm gets to end a job that it requeues.
+REQUEUE_SECONDS = 60.0
+# The time beyond the ranks' grace, for the last step and the checkpoint after it.
+MARGIN_SECONDS = 90
+# scancel takes up to KillWait, which is 30 s by default.
+KILL_LIMIT_SECONDS = 60.0
+# The delay until a file of another machine is visible on a shared disk.
+SEEN_WITHIN_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class Scheduled:
-    """A job as its scheduler knows it: a text to show, and further keys of the JSON."""
+    """The scheduler's state of a job: a text to show, and further keys of the JSON output."""
 
     text: str = ""
     data: Mapping[str, Any] = field(default_factory=dict)
 
 
 UNSCHEDULED = Scheduled()
-Conclude = Callable[[Experiment, JobRecord], int]  # prints the end, returns the exit code
+# Prints the result of the job and returns the exit code.
+Conclude = Callable[[Experiment, JobRecord], int]
 
 
 class SshBackend:
-    """Nodes that are reached by SSH: only the supervisors there know of the job."""
+    """A job on nodes that are reached by SSH, where only their supervisors know of it."""
 
     signals: Sequence[int] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     has_other_heads = False
@@ -66,7 +73,7 @@ class SshBackend:
     def transport(
         self, record: JobRecord, ssh_config: Path | None, seconds: float | None = None
     ) -> Transport:
-        """Return the way to its nodes; who launched on slow ones waits for them later, too."""
+        """Return the transport to the nodes; its timeout is at least that of the launch."""
         recorded = Path(record.ssh_config) if record.ssh_config else None
         launch = record.launch
         return SshTransport(
@@ -76,40 +83,40 @@ class SshBackend:
         )
 
     def settle(self, experiment: Experiment, record: JobRecord) -> JobRecord:
-        """Conclude the record of a job that ended without its head being able to say so."""
+        """Return the record, concluded if the job ended before its head could write that."""
         return record
 
     def scheduled(self, record: JobRecord) -> Scheduled:
-        """Ask the scheduler of the job, if it has one."""
+        """Return the state of the job in its scheduler, or UNSCHEDULED without one."""
         return UNSCHEDULED
 
     def begun(self, experiment: Experiment, record: JobRecord, *, wait: bool) -> JobRecord:
-        """Say so if the job is still queued, and with `wait` wait for its start."""
+        """Print a line if the job is queued, wait for its start if `wait`; return the record."""
         return record
 
     def stop(self, experiment: Experiment, record: JobRecord, grace: float) -> list[Receipt] | None:
-        """End a job that has to be ended through its scheduler; None: the nodes are asked."""
+        """Stop a job through its scheduler; return None if it has to be stopped on its nodes."""
         return None
 
     def watch(self, experiment: Experiment, record: JobRecord, conclude: Conclude) -> int | None:
-        """Show a job whose head is elsewhere until it is over; None if its head can be here."""
+        """Show a job until it ends, if its head runs elsewhere; return None if it can run here."""
         return None
 
     def is_taken_back(self, record: JobRecord) -> bool:
-        """Return True if the scheduler ends the job in order to start it again."""
+        """Return True if the scheduler ends the job in order to restart it."""
         return False
 
     def why_terminated(self, record: JobRecord) -> str:
-        """Say why the scheduler ends the job, if it does so by itself."""
+        """Return the reason why the scheduler ends the job; "" if it does not."""
         return ""
 
     def start_again(self, experiment: Experiment, record: JobRecord) -> bool:
-        """Queue a job again that had to give its nodes back, if there is a queue."""
+        """Requeue a preempted job; return False if there is no queue or it fails."""
         return False
 
 
 class LocalBackend(SshBackend):
-    """One machine's part of a job that was typed on each of its machines (run-node)."""
+    """One machine's part of a job that was started on each machine by run-node."""
 
     has_other_heads = True
 
@@ -125,7 +132,8 @@ class SlurmBackend(SshBackend):
     def transport(
         self, record: JobRecord, ssh_config: Path | None, seconds: float | None = None
     ) -> Transport:
-        if record.slurm_job is None:  # it is being submitted
+        # The job is being submitted.
+        if record.slurm_job is None:
             return super().transport(record, ssh_config, seconds)
         return queue.SrunTransport(record.slurm_job)
 
@@ -137,8 +145,8 @@ class SlurmBackend(SshBackend):
             return record
         entry = queue.find(record.slurm_job)
         deadline = time.monotonic() + patience
-        # Its last record may be on its way; and a job on its way back into the queue counts as
-        # failed in Slurm for a few seconds.
+        # The last record may not be visible on this machine yet. A job that is being requeued
+        # counts as failed in Slurm for a few seconds.
         while entry.over and record.batch and not record.over and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)
             record = experiment.read_record()
@@ -175,7 +183,7 @@ class SlurmBackend(SshBackend):
         return Scheduled(f"{text}: {entry}", {"slurm": {**data, **asdict(entry)}})
 
     def why_terminated(self, record: JobRecord) -> str:
-        """Return why Slurm ends the job, where no user asked for it."""
+        """Return the reason if the time limit ended the job; "" otherwise."""
         with contextlib.suppress(OrchestratorError):
             if queue.is_out_of_time(job_of(record)):
                 return f"the time limit of Slurm's job {job_of(record)} is over"
@@ -185,17 +193,18 @@ class SlurmBackend(SshBackend):
 class BatchBackend(SlurmBackend):
     """A job whose head is the batch script of a Slurm job."""
 
-    signals = (*SshBackend.signals, signal.SIGUSR1)  # by which Slurm announces the time limit
+    # Slurm sends SIGUSR1 before the time limit.
+    signals = (*SshBackend.signals, signal.SIGUSR1)
 
     def is_taken_back(self, record: JobRecord) -> bool:
-        """Return True, from inside it, if Slurm ends the job to start it again."""
+        """Return True if Slurm ends this process's job in order to restart it."""
         try:
             return queue.restarts(job_of(record)) > int(os.environ.get("SLURM_RESTART_COUNT", "0"))
         except (OrchestratorError, ValueError):
             return False
 
     def start_again(self, experiment: Experiment, record: JobRecord) -> bool:
-        """Queue the job again, from inside it, unless Slurm has done so by itself."""
+        """Requeue this process's job, unless Slurm has done so; return False on failure."""
         taken_back = self.is_taken_back(record)
         nodes = [replace(node, state="queued", ranks={}) for node in record.nodes]
         later = replace(
@@ -205,7 +214,8 @@ class BatchBackend(SlurmBackend):
         say(f"saved; Slurm's job {record.slurm_job} goes back into the queue")
         if taken_back:
             return True
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which Slurm ends this process
+        # Slurm ends this process by SIGTERM.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         try:
             queue.requeue(job_of(record))
         except OrchestratorError as error:
@@ -225,7 +235,7 @@ class BatchBackend(SlurmBackend):
         return record
 
     def stop(self, experiment: Experiment, record: JobRecord, grace: float) -> list[Receipt] | None:
-        """Ask the job to end, then cancel it; return when it has left Slurm's queue."""
+        """Request the end of the job, then cancel it; return when it has left Slurm's queue."""
         if record.over:
             return None
         job, began = job_of(record), time.monotonic()
@@ -256,32 +266,37 @@ def backend_of(record: JobRecord) -> SshBackend:
 def watch_batch(
     experiment: Experiment, record: JobRecord, conclude: Conclude, *, anew: bool
 ) -> int:
-    """Show what the head prints in the Slurm job, until the job is over or the user leaves it."""
+    """Show the head's output in the Slurm job until the job ends or the user detaches.
+
+    Return the exit code of the job, or EXIT_DONE after a detach.
+    """
     view = SlurmJobView(experiment, record, anew=anew)
     say(f"{experiment.name} is Slurm's job {record.slurm_job}; d leaves it, Ctrl-C stops it")
     if not view.go():
         say(f"left running; follow it again: orchestrator attach {experiment.name}")
         return EXIT_DONE
-    if view.settled:  # its head could not say how it ended
+    # The head could not write the result of the job.
+    if view.settled:
         return conclude(experiment, view.record)
     assert view.record.exit_code is not None
     return view.record.exit_code
 
 
 class SlurmJobView:
-    """Shows what the head prints until the job is over, or the user leaves it."""
+    """Shows the output of a batch job's head until the job ends or the user detaches."""
 
     def __init__(self, experiment: Experiment, record: JobRecord, *, anew: bool) -> None:
         self.experiment, self.record = experiment, record
         self.interrupts: list[int] = []
         self.answered = 0
         self.shown = 0 if anew else self.size()
-        self.settled = False  # Slurm ended it, and its record had to be concluded here
+        # True if Slurm ended the job, and its record had to be concluded here.
+        self.settled = False
         self.before = ""
         self.next_ask = 0.0
 
     def go(self) -> bool:
-        """Show the job until it is over; return False if the user left it."""
+        """Show the job until it ends; return False if the user detached."""
         signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         before = {number: signal.getsignal(number) for number in signals}
         for number in signals:
@@ -322,18 +337,19 @@ class SlurmJobView:
         return 0
 
     def pump(self) -> None:
-        """Show what is new in the head's output."""
+        """Print the new part of the head's output."""
         try:
             with (self.experiment.path / OUTPUT).open("rb") as file:
                 file.seek(self.shown)
                 data = file.read()
         except OSError:
-            return  # the job still waits
+            # The job has not started yet.
+            return
         self.shown += len(data)
         pass_on(data.decode("utf-8", "replace"))
 
 
-# -- what is asked of Slurm ---------------------------------------------------------------------
+# -- requests to Slurm --------------------------------------------------------------------------
 
 
 def job_of(record: JobRecord) -> str:
@@ -342,7 +358,7 @@ def job_of(record: JobRecord) -> str:
 
 
 def end(record: JobRecord, *, now: bool) -> str:
-    """Ask for the end of the job, and return a sentence about it."""
+    """Request the end of the job, or cancel it; return a sentence that says which."""
     job = job_of(record)
     if now or record.state == "queued":
         queue.cancel(job)
@@ -353,7 +369,7 @@ def end(record: JobRecord, *, now: bool) -> str:
 
 
 def gone(job: str, patience: float) -> bool:
-    """Wait for the job to leave the queue with all its processes; return True if it has."""
+    """Wait until the job has left the queue; return False after `patience` seconds."""
     deadline = time.monotonic() + patience
     while not queue.find(job).over:
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Slurm's own commands: squeue, sbatch, scancel, scontrol, and srun as the way to the nodes."""
+"""Runs Slurm's commands: squeue, sbatch, scancel, scontrol, and srun to reach the nodes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from orchestrator.records.experiment import Experiment, JobRecord
 
 log = logging.getLogger(__name__)
 
-PATIENCE_SECONDS = 30.0  # Slurm's controller may be busy; its commands retry by themselves
+# Slurm's controller may be busy, and its commands retry by themselves.
+PATIENCE_SECONDS = 30.0
 OVER = (
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
     *("PREEMPTED", "REVOKED", "TIMEOUT"),
@@ -34,7 +35,7 @@ UNKNOWN = "Invalid job id"
 
 @dataclass(frozen=True)
 class QueueEntry:
-    """A job in the queue: its state and why it has it. Without a state it has left the queue."""
+    """A job in the queue: its state and the reason. Without a state it has left the queue."""
 
     state: str = ""
     reason: str = ""
@@ -49,7 +50,7 @@ class QueueEntry:
 
 
 def run(*command: str, stdin: str | None = None, env: Mapping[str, str] | None = None) -> str:
-    """Run a command of Slurm and return its output; its complaint becomes an error."""
+    """Run a command of Slurm and return its output; raise NodeError if it fails."""
     if shutil.which(command[0]) is None:
         raise CheckFailed(
             f"there is no {command[0]} here",
@@ -88,7 +89,7 @@ def find(job: str) -> QueueEntry:
 
 
 def ask_to_stop(job: str) -> None:
-    """Signal only the batch script, which ends the ranks in order."""
+    """Send SIGTERM to the batch script only, which then stops the ranks."""
     run("scancel", "--batch", "--signal=TERM", job)
 
 
@@ -101,7 +102,7 @@ def requeue(job: str) -> None:
 
 
 def restarts(job: str) -> int:
-    """Return how often Slurm has taken a job back into the queue, by which it is not over."""
+    """Return how often Slurm has requeued a job."""
     found = re.search(r"\bRestarts=(\d+)", run("scontrol", "--oneliner", "show", "job", job))
     return int(found[1]) if found else 0
 
@@ -113,16 +114,17 @@ def is_out_of_time(job: str) -> bool:
 
 
 def submit(file: str, env: Mapping[str, str]) -> str:
-    """Submit a batch file with more variables, and return the number of its job."""
+    """Submit a batch file with these variables added, and return the number of its job."""
     output = run("sbatch", "--parsable", file, env={**os.environ, **env}).strip()
-    return output.partition(";")[0]  # behind it the cluster's name, where there are several
+    # With several clusters, the cluster's name follows the number.
+    return output.partition(";")[0]
 
 
 # -- nodes ------------------------------------------------------------------------------------
 
 
 def hostnames(text: str) -> list[str] | None:
-    """Let Slurm expand a list of hosts, if it can be asked here."""
+    """Return a host list as expanded by scontrol, or None without scontrol."""
     if shutil.which("scontrol") is None:
         return None
     return run("scontrol", "show", "hostnames", text).split()
@@ -141,7 +143,7 @@ def addresses(names: Sequence[str]) -> dict[str, str]:
 
 
 def resolved(name: str) -> str:
-    """Return the IP address that a name has on this machine, or nothing."""
+    """Return the IP address of a name on this machine, or "" if it does not resolve."""
     try:
         return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError:
@@ -154,19 +156,22 @@ def resolved(name: str) -> str:
 
 @dataclass(frozen=True)
 class SlurmNodes:
-    """The nodes of an allocation, the first the master; srun leads to them."""
+    """The nodes of an allocation, which srun reaches; the first is the master."""
 
     job: str
     nodes: tuple[Node, ...]
-    addresses: Mapping[str, str] = field(default_factory=dict)  # node name -> its IP address
-    batch: bool = False  # this process is the batch script: Slurm warns it of the time limit
-    directory: Path | None = None  # the experiment that was submitted
+    # Node name -> IP address.
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    # True if this process is the batch script, which Slurm warns of the time limit.
+    batch: bool = False
+    # The directory of the submitted experiment.
+    directory: Path | None = None
 
     def transport(self, timeout: float) -> SrunTransport:
         return SrunTransport(self.job, self.addresses, timeout=timeout)
 
     def experiment(self, root: Path, name: str) -> Experiment:
-        """Make a new directory; a batch job that Slurm starts again continues in its own."""
+        """Return a new experiment, or the existing one of a batch job that Slurm restarted."""
         if not self.batch:
             return experiments.create(root, name)
         mine = experiments.of_slurm_job(root, self.job)
@@ -181,11 +186,15 @@ class SlurmNodes:
 
 
 def allocated(*, asked: bool) -> SlurmNodes | None:
-    """Return Slurm's nodes if we are inside an allocation; if not, that is an error if `asked`."""
+    """Return the nodes of the allocation, or None outside one.
+
+    Raise CheckFailed outside an allocation if `asked`, or if the nodes are ambiguous.
+    """
     allocation = slurm_environment.allocation(os.environ)
     if allocation is None:
         if not asked:
-            return None  # the reader of node lists says what is missing
+            # The node list reader reports the missing list.
+            return None
         raise CheckFailed(
             "--nodes-from slurm, but this is not inside an allocation of Slurm",
             "run it inside `salloc --nodes=2`; or: orchestrator submit slurm --nnodes 2 ...",
@@ -203,7 +212,8 @@ def allocated(*, asked: bool) -> SlurmNodes | None:
     nodes = tuple(Node(name, slots=slots) for name in allocation.nodes)
     batch = in_batch()
     if batch:
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the time limit: too early to save anything
+        # A warning of the time limit before the start: there is nothing to save yet.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     directory = os.environ.get("ORCHESTRATOR_SUBMITTED") if batch else None
     return SlurmNodes(
         allocation.job,
@@ -215,7 +225,7 @@ def allocated(*, asked: bool) -> SlurmNodes | None:
 
 
 def in_batch() -> bool:
-    """Tell whether this process is the batch script of a Slurm job."""
+    """Return True if this process is the batch script of a Slurm job."""
     return os.environ.get("ENVIRONMENT") == "BATCH" and "SLURM_STEP_ID" not in os.environ
 
 
@@ -231,20 +241,22 @@ def check_called_once() -> None:
 
 
 # -- srun ------------------------------------------------------------------------------------------
-# Reaches the nodes of a Slurm job; every connection is a step of its own.
+# Reaches the nodes of a Slurm job; every command is a step of its own.
 
 STEP = (
     *("--overlap", "--nodes=1", "--ntasks=1", "--mpi=none"),
-    *("--cpu-bind=none",),  # all ranks of the node live in this one task
-    *("--unbuffered",),  # else Slurm holds bytes back until a line ends
+    # All ranks of the node run in this one task.
+    *("--cpu-bind=none",),
+    # Otherwise Slurm buffers the output until a line ends.
+    *("--unbuffered",),
     *("--export=ALL", "--quiet", "--job-name=orchestrator"),
 )
-# Every srun prints this where no plugin could bind anything.
+# Every srun prints this on clusters without a plugin for CPU binding.
 NO_BINDING = b"cluster configuration lacks support for cpu binding\n"
 
 
 class SrunTransport:
-    """Reach the nodes of a Slurm job with srun; every connection is a step of its own."""
+    """Reaches the nodes of a Slurm job with srun; every command is a step of its own."""
 
     def __init__(
         self, job: str, addresses: Mapping[str, str] | None = None, *, timeout: float = 10.0
@@ -269,7 +281,7 @@ class SrunTransport:
 
 
 class SrunConnection(ProcessConnection):
-    """A node where every command is a step of the Slurm job."""
+    """A connection on which every command is a step of the Slurm job."""
 
     def environment(self) -> dict[str, str]:
         return step_environment(os.environ)
@@ -287,7 +299,7 @@ class SrunChannel(ProcessChannel):
 
 
 def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Drop the variables of the srun or sbatch around us: srun would take them for options."""
+    """Return the variables without those of an outer srun or sbatch, which would be options."""
     own = ("SLURM_CONF", "SLURM_CONF_SERVER")
     return {
         name: value
