@@ -369,7 +369,7 @@ def disk_full(one: Job) -> str:
 
 
 def out_of_memory(one: Job) -> str:
-    """Make the kernel kill the rank in its cgroup for its memory."""
+    """Put a rank into a cgroup with little memory, so that the kernel kills it."""
     node = one.node()
     group = MEMORY_GROUPS / f"recovery-{os.getpid()}"
     group.mkdir(exist_ok=True)
