@@ -1,4 +1,4 @@
-"""Names every node that failed, with its error and what to type, each alike error once."""
+"""Formats the errors of failed nodes with their fixes, equal errors once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from orchestrator.common.hosts import folded
 from orchestrator.common.text import table
 from orchestrator.head.nodes.facts import by_value
 
-MANY = 16  # nodes of which each has no line of its own
+# More nodes than this with one error share a line.
+MANY = 16
 
 N = TypeVar("N")
 R = TypeVar("R")
@@ -18,7 +19,7 @@ V = TypeVar("V")
 
 
 class Named(Protocol):
-    """A node, by whatever is known of it."""
+    """Any object of a node that has its name."""
 
     @property
     def name(self) -> str: ...
@@ -41,7 +42,7 @@ def all_or_table(
     then: str,
     total: int | None = None,
 ) -> list[R]:
-    """Return the results, or raise one error that names every node that failed, of how many."""
+    """Return the results, or raise one NodeError that names every failed node."""
     failed = failures(nodes, results)
     if failed:
         raise NodeError(failure_table(failed, total or len(nodes), then))
@@ -49,7 +50,7 @@ def all_or_table(
 
 
 def failure_table(failed: Sequence[tuple[M, OrchestratorError]], total: int, then: str) -> str:
-    """Name every node that failed, its error and, once for those that fail alike, the fix."""
+    """Return a table of the failed nodes and their errors, with each fix once."""
     rows = []
     for what, fix, names in alike((node.name, error.what, error.fix) for node, error in failed):
         rows += [(name, what) for name in names]
@@ -61,7 +62,7 @@ def failure_table(failed: Sequence[tuple[M, OrchestratorError]], total: int, the
 
 
 def reasons(failed: Iterable[tuple[str, str, str]]) -> list[str]:
-    """Name why each node failed, and what to type; unwrapped, as fixes are to be copied."""
+    """Return a line for each failed node and each fix; unwrapped, so fixes can be copied."""
     lines = []
     for what, fix, names in alike(failed):
         lines += [*(f"{name}: {what}" for name in names), *[f"  -> {fix}"] * bool(fix)]
@@ -69,15 +70,15 @@ def reasons(failed: Iterable[tuple[str, str, str]]) -> list[str]:
 
 
 def alike(failed: Iterable[tuple[str, str, str]]) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield each error once: what and fix, and the nodes that have it; many of them folded."""
+    """Yield (error, fix, names) for each distinct error; many names are folded into one."""
     for what, fix, names in kinds(failed):
         yield what, fix, few(names)
 
 
 def kinds(failed: Iterable[tuple[N, V, str]]) -> Iterator[tuple[V, str, list[N]]]:
-    """Yield what went wrong, its fix, and the nodes of it.
+    """Yield (error, fix, nodes) for each distinct error.
 
-    Many fixes that name their own node have one example; those of a few are all there to copy.
+    For many nodes with a fix each, the first fix is an example; for a few, all are listed.
     """
     for what, nodes in by_value(((node, fix), what) for node, what, fix in failed).items():
         if len(nodes) > MANY:
@@ -88,10 +89,10 @@ def kinds(failed: Iterable[tuple[N, V, str]]) -> Iterator[tuple[V, str, list[N]]
 
 
 def for_all(fixes: Sequence[str]) -> str:
-    """Return the fix of nodes that fail alike: where each has its own, the first, as an example."""
+    """Return the common fix of nodes; if fixes differ, the first as an example."""
     return fixes[0] if len(set(fixes)) == 1 else f"{fixes[0]}  # for each of them, with its name"
 
 
 def few(names: list[str]) -> list[str]:
-    """Return names to show: many of them as one, folded."""
+    """Return the names to show; more than MANY are folded into one, as gpu[01-32]."""
     return [folded(names)] if len(names) > MANY else names

@@ -1,4 +1,4 @@
-"""Single keys typed while a job runs in the foreground of a terminal."""
+"""Reads single keys while a job runs in the foreground of a terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KEYS = "d leaves the job running, Ctrl-C asks it to save and stop, Ctrl-C twice 
 
 
 class Keyboard:
-    """`with Keys() as keys: keys.pressed()`; always "" without a terminal or in the background."""
+    """`with Keyboard() as keys: keys.pressed()`; "" without a terminal or in the background."""
 
     def __init__(self) -> None:
         self._saved: list[object] | None = None
@@ -21,9 +21,12 @@ class Keyboard:
     def __enter__(self) -> Keyboard:
         if in_foreground():
             self._saved = termios.tcgetattr(0)
-            tty.setcbreak(0, termios.TCSADRAIN)  # keys at once; Ctrl-C stays a signal
-            early = self.pressed()  # while the job was being started
-            self._early = early if early and not early.strip("d") else ""  # else it is for a shell
+            # Keys arrive without Enter; Ctrl-C remains a signal.
+            tty.setcbreak(0, termios.TCSADRAIN)
+            # Keys that were pressed while the job was being started.
+            early = self.pressed()
+            # Other text was typed ahead for the shell.
+            self._early = early if early and not early.strip("d") else ""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -40,7 +43,10 @@ class Keyboard:
 
 
 def in_foreground() -> bool:
-    """Tell whether the terminal is ours: using it in the background stops us (SIGTTIN, SIGTTOU)."""
+    """Return True if this process is in the foreground of the terminal.
+
+    In the background, using the terminal would stop it (SIGTTIN, SIGTTOU).
+    """
     try:
         return sys.stdin is not None and os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
     except OSError:

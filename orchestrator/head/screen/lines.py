@@ -1,4 +1,4 @@
-"""Turns bytes that a program wrote into finished lines that are safe to print."""
+"""Splits the output of a program into lines that are safe to print."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import codecs
 import re
 import unicodedata
 
-LONGEST_CHARACTERS = 64 * 1024 - 1  # of a line before it is cut; with the mark, 64 Ki
+# The longest piece of a line; with the mark it has 64 Ki characters.
+LONGEST_CHARACTERS = 64 * 1024 - 1
 CONTINUED = "…"
 
 
 class LineSplitter:
-    """Turns the bytes of one stream into finished lines, and the line that still changes.
+    """Splits the bytes of one stream into finished lines, and keeps the unfinished one.
 
     The lines do not depend on where the bytes were split. Between two calls at most LONGEST
     characters are kept: an endless line comes out in pieces, all but the last marked as continued.
@@ -20,14 +21,15 @@ class LineSplitter:
     def __init__(self, color: bool = False) -> None:
         self._color = color
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        self._partial = ""  # the unfinished line, without what a \r has overwritten
+        # The unfinished line, without text that a \r has overwritten.
+        self._partial = ""
 
     def feed(self, data: bytes) -> list[str]:
         text = self._partial + self._decode(data)
         lines = text.split("\n")
         self._partial = lines.pop()
         if lines:
-            # Nearly all text is clean, and then these two loops in C are all there is to do.
+            # Nearly all text is clean, and needs only these two fast checks in C.
             short = len(text) <= LONGEST_CHARACTERS or max(map(len, lines)) <= LONGEST_CHARACTERS
             if not short or not all(map(str.isprintable, lines)):
                 lines = [shown for line in lines for shown in self._finish(line)]
@@ -38,11 +40,11 @@ class LineSplitter:
 
     @property
     def live(self) -> str:
-        """Return the line that a terminal would show now: a progress bar, dots, a prompt."""
+        """Return the unfinished line as a terminal shows it: a progress bar, dots, a prompt."""
         return clean(self._partial.rstrip("\r")).rstrip()
 
     def flush(self) -> list[str]:
-        """Return the unfinished line, if it holds anything."""
+        """Return the unfinished line unless it is blank, and reset it."""
         lines = self._finish(self._partial + self._decode(b"", True))
         self._partial = ""
         return lines if clean(lines[-1]).strip() else lines[:-1]
@@ -54,9 +56,9 @@ class LineSplitter:
         return [*pieces, clean(rest.rstrip("\r"), self._color)]
 
     def _settle(self, text: str) -> tuple[list[str], str]:
-        """Return (full pieces, what remains): only the text after the last \\r remains.
+        """Return (full pieces, rest); the rest is the text after the last \\r.
 
-        A bare \\r at the end stays with the text before it: that is overwritten by what comes next.
+        A \\r at the end stays with the text before it, which the next text overwrites.
         """
         kept = text.rstrip("\r")
         if len(text) <= LONGEST_CHARACTERS:
@@ -77,7 +79,7 @@ _PLAIN = bytes(range(0x20, 0x7F)) + b"\n"
 
 
 def plain(lines: bytes) -> str:
-    """Return whole lines if all can be shown unchanged, else nothing: 5 times faster."""
+    """Return whole lines if all can be shown unchanged, else ""; it is 5 times faster."""
     if lines.translate(None, _PLAIN):
         return ""
     at = 0
@@ -96,12 +98,12 @@ _ESCAPE = r"""
 """
 _ESCAPES = re.compile(_ESCAPE, re.VERBOSE)
 _ESCAPES_BUT_COLOURS = re.compile(f"(?!{_COLOUR}) {_ESCAPE}", re.VERBOSE)
-# Tabs and ESC are dealt with apart. The last two break lines and turn the direction of text around.
+# Without tabs and ESC. The last two ranges break lines and change the direction of text.
 _CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1a\x1c-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 def clean(text: str, color: bool = False) -> str:
-    """Return a line that a terminal only shows; with `color` its colours stay, and end with it."""
+    """Return a line without control characters; with `color` it keeps colours, reset at its end."""
     if text.isprintable():
         return text
     text = (_ESCAPES_BUT_COLOURS if color else _ESCAPES).sub("", text)
@@ -111,7 +113,7 @@ def clean(text: str, color: bool = False) -> str:
 
 
 def _picture(control: re.Match[str]) -> str:
-    """Return one visible character, such as ␀ for NUL."""
+    """Return a visible character for a control character, such as ␀ for NUL."""
     code = ord(control[0])
     if code < 0x20:
         return chr(0x2400 + code)
@@ -119,7 +121,7 @@ def _picture(control: re.Match[str]) -> str:
 
 
 def fit(text: str, columns: int) -> str:
-    """Return as much of the beginning of `text` as fits into so many columns of a terminal."""
+    """Return the beginning of `text` that fits into a number of terminal columns."""
     if text.isascii():
         return text[: max(0, columns)]
     used = 0

@@ -1,7 +1,7 @@
-"""Reads the nodes' log files: which rank wrote which bytes.
+"""Reads the nodes' log files, with the rank that wrote each part.
 
-The file is the queue: followers append a node's bytes to `node_<i>_<ip>.txt`, and whoever shows
-them reads that file at its own pace, so a slow terminal costs no memory and loses nothing.
+The file is the queue: followers append a node's bytes to `node_<i>_<ip>.txt`, and the screen reads
+that file at its own pace. A slow terminal therefore costs no memory and loses nothing.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from typing import NamedTuple
 from orchestrator.common import files
 from orchestrator.head.screen.lines import LONGEST_CHARACTERS, LineSplitter
 
-NO_RANK = "-"  # the stream of torchrun's own output and the supervisor's
-GOODBYE = "~"  # the same, after all ranks of the node have ended well
+# The stream of torchrun's and the supervisor's own output.
+NO_RANK = "-"
+# The same stream, after all ranks of the node have ended without error.
+GOODBYE = "~"
 _BLOCK_BYTES = 64 * 1024
 _RECORD = re.compile(r"^([0-9]{1,18}) ([0-9]{1,9}|[-~])$", re.MULTILINE)
 
@@ -27,23 +29,25 @@ class LogFile:
     """One node's log here on the head, and the record of which rank wrote which bytes."""
 
     node: int
-    label: str  # the node as the user wrote it, such as 10.0.0.2
+    # The node as the user wrote it, such as 10.0.0.2.
+    label: str
     text: Path
-    ranks: Path  # lines "<offset> <stream>": from that byte of the log on, it is that stream
+    # Lines "<offset> <stream>": the log is of that stream from that byte on.
+    ranks: Path
 
     def size(self) -> int:
         return _size(self.text)
 
 
 class Piece(NamedTuple):
-    """Bytes that one stream (a global rank, or `-`) wrote in one go."""
+    """Consecutive bytes of one stream (a global rank, or `-`)."""
 
     stream: str
     data: bytes
 
 
 class LogReader:
-    """Read what was appended to one log since the last look, stream by stream."""
+    """Reads the bytes that were appended to one log since the last read, by stream."""
 
     def __init__(self, log: LogFile, *, start: int = 0) -> None:
         self.log = log
@@ -56,7 +60,7 @@ class LogReader:
 
     @property
     def line_start(self) -> int:
-        """Return where the line begins whose end is not read yet; else the position."""
+        """Return the offset of the unfinished line at the position, or else the position."""
         begin = max(0, self._position - LONGEST_CHARACTERS)
         _, newline, rest = _read(self.log.text, begin, self._position - begin).rpartition(b"\n")
         return self._position - len(rest) if newline or not begin else self._position
@@ -66,7 +70,7 @@ class LogReader:
         return max(0, (size if self._end is None else min(size, self._end)) - self._position)
 
     def end_here(self) -> None:
-        """Read no more than the log has now."""
+        """Limit reading to the current size of the log."""
         self._end = self.log.size()
 
     def skip_to(self, offset: int) -> None:
@@ -75,7 +79,7 @@ class LogReader:
         self._records = _Records(self.log.ranks, offset)
 
     def skip_near_end(self, keep: int) -> int:
-        """Go to the first line within the last `keep` bytes; return how many were left out."""
+        """Skip to the first line within the last `keep` bytes; return the skipped bytes."""
         offset = self.log.size() - keep
         if offset <= self._position:
             return 0
@@ -88,8 +92,8 @@ class LogReader:
         limit = min(limit, self.behind())
         if not limit:
             return []
-        # The bytes first: records are written before the bytes they describe, so whatever was
-        # just read, its records are complete by the time they are read.
+        # Records are written before the bytes that they describe. If the bytes are read first, the
+        # records of these bytes are complete when they are read.
         data = _read(self.log.text, self._position, limit)
         begin, end = self._position, self._position + len(data)
         pieces = []
@@ -106,15 +110,16 @@ class LogReader:
 
 
 class _Records:
-    """The records of a `.ranks` file in the order of the log, never many at a time in memory."""
+    """Reads the records of a `.ranks` file in order, a block at a time."""
 
     def __init__(self, path: Path, offset: int) -> None:
         self._path = path
         self._position = _last_record_before(path, offset) if offset else 0
-        self._ahead: list[tuple[int, str]] = []  # the next one last
+        # Records that are read ahead, in reverse order.
+        self._ahead: list[tuple[int, str]] = []
 
     def before(self, end: int) -> Iterator[tuple[int, str]]:
-        """Take the records whose offset is under `end`."""
+        """Yield and remove the next records whose offset is below `end`."""
         while True:
             while self._ahead and self._ahead[-1][0] < end:
                 yield self._ahead.pop()
@@ -123,7 +128,8 @@ class _Records:
 
     def _load(self) -> bool:
         block = _read(self._path, self._position, _BLOCK_BYTES)
-        whole = block[: block.rfind(b"\n") + 1]  # the last record may be half written yet
+        # The last record may be incomplete.
+        whole = block[: block.rfind(b"\n") + 1]
         self._position += len(whole)
         records = _RECORD.findall(whole.decode("ascii", "replace"))
         self._ahead = [(int(offset), stream) for offset, stream in reversed(records)]
@@ -131,9 +137,9 @@ class _Records:
 
 
 def _last_record_before(path: Path, offset: int) -> int:
-    """Find where to begin in a `.ranks` file to know the stream at `offset`.
+    """Return a position in a `.ranks` file from which reading yields the stream at `offset`.
 
-    By bisection, as the file is sorted: a log of 1 GB can have 100 MB of records.
+    It bisects the sorted file, as a log of 1 GB can have 100 MB of records.
     """
     low, high = 0, _size(path)
     while high - low > _BLOCK_BYTES:
@@ -151,7 +157,8 @@ def _last_record_before(path: Path, offset: int) -> int:
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
-    except FileNotFoundError:  # nothing was written yet
+    except FileNotFoundError:
+        # No bytes were written yet.
         return 0
 
 
@@ -165,22 +172,28 @@ def _read(path: Path, offset: int, limit: int) -> bytes:
 
 
 # -- log tail -----------------------------------------------------------------------------------
-# Finds the last lines of a node or a rank from the end of its log, however long that is.
+# Finds the last lines of a node or a rank from the end of its log, without reading all of it.
 
-_WINDOW_BYTES = 64 * 1024  # of the first look
-_LOOKS_BACK_BYTES = 16 << 20  # the last words of a rank are not further away than that
-_CRASH_LINES = 200  # a crash dump lists every thread and every frame down to torchrun's
-_LAST_LINES = 20  # of a rank that left no traceback
-_DUMPS = ("Fatal Python error", "Timeout (")  # of a crash, and of faulthandler's timer
+# The part of the log that is searched first.
+_WINDOW_BYTES = 64 * 1024
+# The last lines of a rank are searched within this part of the log.
+_LOOKS_BACK_BYTES = 16 << 20
+# A crash dump lists every thread with all its frames, torchrun's included.
+_CRASH_LINES = 200
+# The lines to show of a rank without a crash dump.
+_LAST_LINES = 20
+# The first line of a crash dump and of a dump by faulthandler's timer.
+_DUMPS = ("Fatal Python error", "Timeout (")
 _THREAD = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+")
 
-Placed = Iterator[tuple[int, Piece]]  # pieces, each with its place in the log
+# Pieces, each with its offset in the log.
+Placed = Iterator[tuple[int, Piece]]
 
 
 def tail(log: LogFile, lines: int, rank: int | None) -> list[str]:
     """Return the last lines of a node, or of one rank there, found from the end of the file.
 
-    A rank that has said nothing within the last 16 MiB of the log has no last lines here.
+    A rank without output in the last 16 MiB of the log has no last lines here.
     """
     splitters: dict[str, LineSplitter] = {}
     last: deque[str] = deque(maxlen=lines)
@@ -192,16 +205,17 @@ def tail(log: LogFile, lines: int, rank: int | None) -> list[str]:
 
 
 def last_begin(log: LogFile, lines: int, rank: int | None) -> int:
-    """Return where the last lines of a node begin, or of one rank there, to be read on from there.
+    """Return the offset at which the last lines of a node, or of one rank there, begin.
 
-    Of a rank that has said less within the last 16 MiB it is where these begin.
+    If the last 16 MiB have fewer lines, it is the offset where these 16 MiB begin.
     """
     end, window, longest = log.size(), _WINDOW_BYTES, False
     begins = deque([0])
     while not longest:
         start = max(0, end - window)
         longest = start == 0 or window >= _LOOKS_BACK_BYTES
-        begins = deque([start], maxlen=lines + 1)  # of lines; the last one has no end
+        # Offsets of lines, the last of which is unfinished.
+        begins = deque([start], maxlen=lines + 1)
         for at, (_, data) in _placed(log, start, end, rank):
             begins.extend(at + match.end() for match in re.finditer(rb"\n", data))
         if begins[0] > start:
@@ -211,11 +225,12 @@ def last_begin(log: LogFile, lines: int, rank: int | None) -> int:
 
 
 def _placed(log: LogFile, start: int, end: int, rank: int | None) -> Placed:
-    """Yield the pieces of log[start:end] that are shown, or one rank's, each with its place."""
+    """Yield (offset, piece) for the visible pieces of log[start:end], or for those of one rank."""
     reader = LogReader(log, start=start)
     while (at := reader.position) < end:
         pieces = reader.read(min(1 << 20, end - at))
-        if not pieces:  # the file shrank: nobody does that, but it must not hang us
+        # The file was truncated, which must not cause an endless loop.
+        if not pieces:
             return
         for piece in pieces:
             if piece.stream == str(rank) or (rank is None and piece.stream != GOODBYE):
@@ -224,7 +239,7 @@ def _placed(log: LogFile, start: int, end: int, rank: int | None) -> Placed:
 
 
 def last_words(log: LogFile, rank: int | None) -> list[str]:
-    """Return the end of a rank's log, or of a crash dump its message and the user's own frames."""
+    """Return the last lines of a rank; of a crash dump, its message and the user's frames."""
     lines = tail(log, _CRASH_LINES, rank)
     starts = [i for i, line in enumerate(lines) if line.startswith(_DUMPS)]
     if not starts:
@@ -235,11 +250,12 @@ def last_words(log: LogFile, rank: int | None) -> list[str]:
             threads.append([])
         threads[-1].append(line)
     heading, *others = [users_frames(thread) for thread in threads]
-    shown = [thread for thread in others if len(thread) > 1]  # not those that are all ours
+    # Threads without a frame of the user are left out.
+    shown = [thread for thread in others if len(thread) > 1]
     return [line for thread in (heading, *shown) for line in thread if line.strip()]
 
 
 def users_frames(thread: list[str]) -> list[str]:
-    """Return a thread's stack above our own frames, from which the program was called."""
+    """Return the frames of a thread without our own frames that called the program."""
     ours = (i for i, line in enumerate(thread) if "orchestrator/node/job/ranks/rank.py" in line)
     return thread[: min(next(ours, len(thread)), _LAST_LINES)]

@@ -1,8 +1,8 @@
-"""The one way to the terminal: plain text for pipes, tables and colours for who looks on.
+"""All output to the terminal: plain text for pipes, tables and colours for terminals.
 
-Whatever is printed may quote a node, a file or a machine that nobody has authenticated, so nothing
-but line breaks, tabs and colours gets through. Rich draws what a terminal gets. It is imported only
-then, and never sees text as its markup.
+Printed text may quote a node, a file or a machine that was not authenticated. Of control characters
+only line breaks, tabs and colours are therefore passed on. Rich draws tables on a terminal. It is
+imported only then, and never parses text as markup.
 """
 
 from __future__ import annotations
@@ -28,27 +28,32 @@ from orchestrator.common import text
 from orchestrator.head.screen import styles
 from orchestrator.head.screen.lines import clean
 
-Cell = str | tuple[str, str]  # a text, or a text and its style, such as "bold red"
+# A text, or a text and its style, such as "bold red".
+Cell = str | tuple[str, str]
 UNLIMITED_COLUMNS = 1 << 20
-asked = {"json": False}  # what this command was called with
-GONE = (errno.EPIPE, errno.EIO)  # nobody reads any more: a pipe, a terminal that was closed
+# The global options of this command.
+asked = {"json": False}
+# Errors of a pipe or a terminal whose reader has closed it.
+GONE = (errno.EPIPE, errno.EIO)
 FULL = (errno.ENOSPC, errno.EDQUOT)
-# Of bars and small curves, where the terminal's encoding has no such letters.
+# ASCII replacements for bars and sparklines, if the encoding of the terminal lacks them.
 DRAWN = {
     **dict(zip("▏▎▍▌▋▊▉█", "   -==##", strict=True)),
     **dict(zip("▁▂▃▄▅▆▇", "__..--=", strict=True)),
 }
-# No mouse, no pasted text in brackets, no second screen, and a cursor.
+# Turns off the mouse, bracketed paste and the alternate screen, and shows the cursor.
 LEAVES_SCREEN = (
     b"\x1b[?1000l\x1b[?1003l\x1b[?1015l\x1b[?1006l\x1b[?2004l\x1b[<u\x1b[?1049l\x1b[?25h"
 )
-OURS = "orchestrator:"  # begins each line that is none of the program
-SHORT_COLUMNS = 20  # of a table that are no wider are never wrapped
+# The prefix of our own lines among those of the program.
+OURS = "orchestrator:"
+# Columns of a table up to this width are never wrapped.
+SHORT_COLUMNS = 20
 
 
 @dataclass(frozen=True)
 class Terminal:
-    """The terminal that is written to, or a pipe, which has no width; with or without colours."""
+    """The width of the terminal (None for a pipe), and whether colours are shown."""
 
     width: int | None = None
     color: bool = False
@@ -58,28 +63,30 @@ PLAIN = Terminal()
 
 
 def terminal(out: TextIO | None = None) -> Terminal:
-    """Describe standard output, or `out`."""
+    """Return the Terminal of standard output, or of `out`."""
     terminal = (out or sys.stdout).isatty() and os.environ.get("TERM") != "dumb"
     width = shutil.get_terminal_size().columns if terminal else None
     return Terminal(width, styles.shown(out))
 
 
 def write_out(text: str) -> None:
-    """Print lines on standard output, even a Latin-1 one; a reader that has left is no error."""
+    """Print lines on standard output, in any encoding; a closed pipe is no error."""
     pass_on(text if text.endswith("\n") or not text else text + "\n")
 
 
 def pass_on(text: str, out: TextIO | None = None) -> bool:
-    """Print text that may end within a line; tell whether anybody reads it.
+    """Print text that may end within a line; return False if the output is closed or full.
 
-    A Latin-1 terminal gets what it lacks as escapes such as \\u6f22, and bars of #.
+    Characters that the encoding lacks become escapes such as \\u6f22, and bars become #.
     """
     out = out or sys.stdout
-    if out is None:  # closed when the program began: a daemon's
+    # Standard output was closed when the program began, as for a daemon.
+    if out is None:
         return False
     try:
         if isinstance(out, io.TextIOWrapper):
-            out.reconfigure(errors="drawn")  # it writes first what a reader has not taken
+            # reconfigure() flushes pending output first, which can fail as well.
+            out.reconfigure(errors="drawn")
         with above_the_line():
             out.write(safe(text))
             out.flush()
@@ -91,9 +98,9 @@ def pass_on(text: str, out: TextIO | None = None) -> bool:
 
 
 def is_full(error: OSError) -> bool:
-    """Tell whether there is no room for what is printed, and say so once.
+    """Return True if an error says that the disk of the output is full; report it once.
 
-    A job must not be left half started for that.
+    A full disk must not abort a job while it is being started.
     """
     if error.errno in FULL:
         complain_once(f"standard output cannot be written: {error.strerror}")
@@ -101,7 +108,10 @@ def is_full(error: OSError) -> bool:
 
 
 def in_ascii(error: UnicodeError) -> tuple[str, int]:
-    """Replace what an encoding lacks: bars and curves by letters as wide, all else by escapes."""
+    """Replace unencodable characters: bars by ASCII of equal width, others by escapes.
+
+    It is the handler of the error mode "drawn".
+    """
     assert isinstance(error, UnicodeEncodeError)
     lacking = error.object[error.start : error.end]
     letters = (
@@ -114,14 +124,15 @@ codecs.register_error("drawn", in_ascii)
 
 
 def restorer() -> Callable[[], None]:
-    """Return what brings back the terminal as it is now, where a whole screen is left at once."""
+    """Return a function that restores the current terminal state after a full-screen program."""
     try:
         before = termios.tcgetattr(0)
     except termios.error:
         return lambda: None
 
     def restore() -> None:
-        signal.signal(signal.SIGCONT, signal.SIG_IGN)  # at which textual draws its screen again
+        # On SIGCONT, textual would draw its screen again.
+        signal.signal(signal.SIGCONT, signal.SIG_IGN)
         with contextlib.suppress(OSError, termios.error):
             os.write(2, LEAVES_SCREEN)
             termios.tcsetattr(0, termios.TCSANOW, before)
@@ -135,25 +146,27 @@ def complain_once(text: str) -> None:
 
 
 def typed_line() -> str:
-    """Read a line from the terminal or the notebook; an empty text is the end of the input."""
+    """Read a line from the terminal or the notebook; return "" at the end of the input."""
     try:
         return input() + "\n"
     except EOFError:
         return ""
-    except (OSError, RuntimeError, ValueError) as error:  # pytest's, a service's, a program's input
+    except (OSError, RuntimeError, ValueError) as error:
+        # The input of pytest, a service or a pipe cannot be read.
         complain(f"no line can be typed here: {error}")
         return ""
 
 
 def agreed(question: str) -> bool:
-    """Ask on the terminal; what is not a yes is a no."""
+    """Ask a question on the terminal; return True only for y or yes."""
     complain(f"{question} [y/N] ", end="")
     return typed_line().strip().lower() in ("y", "yes")
 
 
 def complain(text: str, end: str = "\n") -> None:
     """Print an error, a note or a question on standard error."""
-    if sys.stderr is None:  # as above
+    # Standard error was closed when the program began.
+    if sys.stderr is None:
         return
     try:
         with above_the_line():
@@ -165,8 +178,9 @@ def complain(text: str, end: str = "\n") -> None:
 
 
 def safe(text: str) -> str:
-    """Return text that a terminal only shows: line breaks, tabs and colours stay."""
-    if text.replace("\n", "").isprintable():  # nearly always, and ten times faster
+    """Return text without control characters other than line breaks, tabs and colours."""
+    # This is the usual case, and ten times faster.
+    if text.replace("\n", "").isprintable():
         return text
     return "\n".join(
         "\t".join(clean(part, color=True) for part in line.split("\t")) for line in text.split("\n")
@@ -174,12 +188,12 @@ def safe(text: str) -> str:
 
 
 def say(text: str) -> None:
-    """Tell the user something: a line on the terminal, or whatever listens (`heard_by`)."""
+    """Pass a message for the user to the listener of heard_by(), else print it on a line."""
     (listeners[-1] if listeners else on_the_screen)(text)
 
 
 def on_the_screen(text: str) -> None:
-    """Print a line of our own, so that it is not taken for one of the program."""
+    """Print a line with the prefix that separates it from the program's output."""
     own(f"{styles.styled(OURS, styles.DIM)} {text}")
 
 
@@ -188,7 +202,7 @@ listeners: list[Callable[[str], None]] = []
 
 @contextlib.contextmanager
 def heard_by(listener: Callable[[str], None]) -> Iterator[None]:
-    """Pass all that is said within to a listener, in place of the terminal."""
+    """Pass the messages of say() within the block to a listener, in place of the terminal."""
     listeners.append(listener)
     try:
         yield
@@ -197,12 +211,12 @@ def heard_by(listener: Callable[[str], None]) -> Iterator[None]:
 
 
 def path(place: Path) -> str:
-    """Return a path as it is typed in this directory."""
+    """Return a path relative to this directory if it is below it, else unchanged."""
     return str(place.relative_to(Path.cwd())) if place.is_relative_to(Path.cwd()) else str(place)
 
 
 def own(text: str) -> None:
-    """Print a line that goes on with what was said, with colours if there are any."""
+    """Print a line of our own without the prefix; colours are removed if they are off."""
     write_out(text if styles.shown() else printable(text))
 
 
@@ -212,22 +226,24 @@ def as_json() -> bool:
 
 
 def result(data: object, words: Callable[[Terminal], str]) -> None:
-    """Print the result of a command: with --json as JSON, else in words."""
+    """Print the result of a command: with --json as JSON, else as text."""
     write_out(json.dumps(data, indent=1) if as_json() else words(terminal()))
 
 
 def clear() -> None:
-    """Let what follows replace all that a terminal shows; a pipe gets it after the rest."""
+    """Clear the screen of a terminal; for a pipe, do nothing."""
     if terminal().width is not None:
         sys.stdout.write("\x1b[H\x1b[J")
 
 
-_moving = threading.RLock()  # whoever holds it may write to the terminal
-_line = [""]  # that moves, below all that is printed
+# The lock that a thread holds while it writes to the terminal.
+_moving = threading.RLock()
+# The status line, which stays below all other output.
+_line = [""]
 
 
 def status(line: str) -> None:
-    """Replace the last line of a terminal on standard error; an empty one goes away."""
+    """Replace the status line of a terminal on standard error; "" removes it."""
     with _moving, contextlib.suppress(OSError):
         _line[0] = clean(line, color=True)
         sys.stderr.write(f"\r\x1b[K{_line[0]}")
@@ -236,7 +252,7 @@ def status(line: str) -> None:
 
 @contextlib.contextmanager
 def above_the_line() -> Iterator[None]:
-    """Take the moving line away while something else is printed."""
+    """Remove the status line while other output is printed in the block."""
     with _moving:
         line = _line[0]
         if line:
@@ -247,12 +263,12 @@ def above_the_line() -> Iterator[None]:
 
 
 def printable(text: str) -> str:
-    """Return text without anything that a terminal would act on, not even colours."""
+    """Return text without control characters and without colours."""
     return "\n".join(map(clean, text.split("\n")))
 
 
 def paint(text: str, style: str, terminal: Terminal) -> str:
-    """Return a text in a style, or unchanged where no colours show."""
+    """Return a text in a style, or without colours if the terminal shows none."""
     if not terminal.color:
         return printable(text)
     return "\n".join(table([[(line, style)]], Terminal(color=True)) for line in text.split("\n"))
@@ -266,9 +282,9 @@ def table(
     headed: bool = False,
     indent: int = 0,
 ) -> str:
-    """Align rows in columns, wrapped to a terminal's width; the first row may be headings.
+    """Return rows as aligned columns, wrapped to a terminal's width; the first may be headings.
 
-    A name with a line break, as anybody's process may have, makes no row of its own.
+    A line break in a cell, as in the name of a process, does not start a new row.
     """
     cells = [[_styled(cell) for cell in row] for row in rows]
     if not rows or (terminal.width is None and not terminal.color):
@@ -326,18 +342,19 @@ NOTHING = "-"
 
 @dataclass(frozen=True)
 class Column(Generic[R]):
-    """A heading and what stands below it; `absent` is shown of a row of which nothing is known."""
+    """A heading and its cells; `absent` is the cell of a row whose values are unknown."""
 
     heading: str
     cell: Callable[[R], Cell]
     absent: Callable[[R], Cell] = lambda _: NOTHING
     right: bool = False
-    drop: int = 0  # where there is no room: the highest goes first, and 0 never
+    # If there is no room, the column with the highest value is dropped first; 0: never.
+    drop: int = 0
 
 
 @dataclass(frozen=True)
 class Table(Generic[R]):
-    """Columns in their order."""
+    """A table with these columns, in order."""
 
     columns: Sequence[Column[R]]
     is_absent: Callable[[R], bool] = lambda _: False
@@ -356,7 +373,7 @@ class Table(Generic[R]):
         return [cell if isinstance(cell, str) else cell[0] for cell in self.cells(row)]
 
     def fitted(self, rows: Sequence[R], width: int | None) -> Table[R]:
-        """Return the table without columns for which a terminal has no room, empty ones first."""
+        """Return the table without the columns that do not fit; empty ones are dropped first."""
         body = [self.words(row) for row in rows if not self.is_absent(row)]
         names = [self.words(row)[0] for row in rows]
         wide = [
@@ -372,7 +389,7 @@ class Table(Generic[R]):
         return replace(self, columns=[self.columns[at] for at in kept])
 
     def text(self, rows: Iterable[R], terminal: Terminal = PLAIN) -> str:
-        """Lay the rows out below their headings."""
+        """Return the rows as text below their headings."""
         headed = any(self.headings)
         body = [self.headings] * headed + [self.cells(row) for row in rows]
         right = [at for at, column in enumerate(self.columns) if column.right]

@@ -1,6 +1,6 @@
-"""How far a piece of work is: one line of a terminal that moves, and goes away at the end.
+"""Shows the progress of work on a status line, which is removed at the end.
 
-A bar where the size is known, with the speed, the time that is left and the nodes that are done.
+If the size is known it has a bar, the speed, the time left and the number of finished nodes.
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ from orchestrator.head.screen.lines import fit
 
 T = TypeVar("T")
 R = TypeVar("R")
-FRAME_SECONDS = 0.2  # between two looks of the line; what is done before the first shows none
+# The update interval; work that ends sooner shows no line.
+FRAME_SECONDS = 0.2
 BAR_COLUMNS = 20
 SEPARATOR = " · "
 
 
 class ProgressBar:
-    """Shows how many bytes are done, and on how many nodes, from any thread."""
+    """Shows the number of bytes and nodes that are done; any thread may update it."""
 
     def __init__(self, what: str, size: int = 0, *, nodes: int = 0, quiet: bool = False) -> None:
         self.what, self.size, self.nodes = what, size, nodes
         self.done = self.nodes_done = 0
         self.began = time.monotonic()
-        self.lock = threading.Lock()  # transfers add from threads of their own
+        # Transfers call add() from threads of their own.
+        self.lock = threading.Lock()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         if sys.stderr is not None and sys.stderr.isatty() and not quiet:
@@ -66,7 +68,7 @@ class ProgressBar:
             output.status("")
 
     def line(self, columns: int) -> str:
-        """Return the line for so many columns."""
+        """Return the status line, cut to a number of columns."""
         nodes = f"{self.nodes_done}/{self.nodes} nodes" if self.nodes > 1 else ""
         seconds = time.monotonic() - self.began
         done = text.size(self.done) if self.done else ""
@@ -83,7 +85,7 @@ class ProgressBar:
 
 @contextmanager
 def counted(what: str, work: Callable[[T], R], nodes: Sequence[T]) -> Iterator[Callable[[T], R]]:
-    """Show on how many of the nodes some work is done; give the work that counts them."""
+    """Show on how many nodes some work is done; yield the work with a counter around it."""
     with ProgressBar(what, nodes=len(nodes)) as progress:
 
         def counting(node: T) -> R:
@@ -95,7 +97,7 @@ def counted(what: str, work: Callable[[T], R], nodes: Sequence[T]) -> Iterator[C
 
 
 def joined(parts: Sequence[tuple[str, str, int]], columns: int) -> str:
-    """Join texts with their styles, as many as there is room for: the heaviest go first."""
+    """Join (text, style, weight) parts; while there is no room, drop the one of most weight."""
     kept = [part for part in parts if part[0]]
     while len(kept) > 1 and len(SEPARATOR.join(part[0] for part in kept)) > columns:
         kept.remove(max(kept, key=lambda part: part[2]))

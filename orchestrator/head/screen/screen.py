@@ -1,7 +1,7 @@
-"""Shows log lines on a terminal or pipe: a prefix per node and rank, and progress bars that move.
+"""Shows log lines on a terminal or pipe: a prefix per node and rank, and live progress bars.
 
-Used by one thread only, as writing waits while a terminal is paused (Ctrl-S). That holds up nobody
-else: the followers write to files, and this reads those.
+Only one thread uses it, as a write blocks while a terminal is paused (Ctrl-S). Other threads are
+not blocked: the followers write to files, and this reads those.
 """
 
 from __future__ import annotations
@@ -23,19 +23,24 @@ from orchestrator.head.screen.output import OURS, is_full
 from orchestrator.head.screen.styles import DIM, OF_NODES, styled
 from orchestrator.head.screen.tracebacks import HeldStack
 
-FRAME_SECONDS = 0.05  # between two paintings of a terminal
-BARS = 8  # progress bars shown at a time
-FAR_BEHIND_BYTES = 8 << 20  # no one reads a terminal that runs through this, so skip ahead
+# The least interval between two updates of a terminal.
+FRAME_SECONDS = 0.05
+# The most progress bars that are shown at a time.
+BARS = 8
+# A terminal that is further behind skips ahead.
+FAR_BEHIND_BYTES = 8 << 20
 _SHOW_AFTER_SKIP = 64 << 10
 _BYTES_PER_PUMP = 1 << 20
-_STALE_SECONDS = 5.0  # seconds without a move after which a bar gives way to those that move
-# What torch says of itself, harmless and in each job; the log has it.
-# With torch 2.8 and 2.9 gloo counts who is connected already; the engine's groups connect later.
+# A bar without a change for so long is placed after those that change.
+_STALE_SECONDS = 5.0
+# Harmless remarks that torch prints in each job; they are in the log only.
+# In torch 2.8 and 2.9 gloo reports the peers connected so far; the engine's groups connect later.
 NOISE = (
     *(b"[c10d] The hostname of the client socket cannot be retrieved", b"USDT:"),
     *(b" peer ranks. Expected number of connected peer ranks is : ", b" is NOT connected to: ["),
 )
-TICK_SECONDS = 0.5  # between two looks at what is due without any news
+# The interval at which held lines and the status row are checked.
+TICK_SECONDS = 0.5
 
 
 @dataclass
@@ -58,11 +63,12 @@ class _Stream:
 class _Node:
     number: int
     reader: LogReader
-    streams: dict[str, _Stream] = field(default_factory=dict)  # by their names in the log
+    # Streams by their name in the log.
+    streams: dict[str, _Stream] = field(default_factory=dict)
 
 
 class Screen:
-    """Shows what grows in the logs. `pump` it whenever they grew, until it returns False."""
+    """Shows the new lines of logs. Call pump() after the logs grew, until it returns False."""
 
     def __init__(
         self,
@@ -74,10 +80,13 @@ class Screen:
         quiet: bool,
         node: int | None = None,
         rank: int | None = None,
-        ranks: int | None = None,  # how many the job has, if known: aligns from the first line on
-        folds: bool = False,  # stacks that may be a rank's last words are held back
+        # The number of ranks, if known: aligns the prefixes from the first line on.
+        ranks: int | None = None,
+        # Whether tracebacks that may end a rank are held back.
+        folds: bool = False,
     ) -> None:
-        self.broken = False  # nobody reads us any more, as in `| head`: nothing is written
+        # True if the reader has closed the output, as in `| head`: nothing is written then.
+        self.broken = False
         self._out = out
         self._tty = tty and os.environ.get("TERM") != "dumb"
         self._color = color
@@ -87,19 +96,23 @@ class Screen:
         self._nodes = [_Node(log.node, LogReader(log)) for log in shown]
         self._node_width = max((len(f"node{log.node}") for log in shown), default=0)
         self._rank_width = len(f" rank{ranks - 1}") if ranks else 0
-        self._rows: list[str] = []  # the live area as it is on the terminal now
+        # The rows of the live area on the terminal.
+        self._rows: list[str] = []
         self._painted = 0.0
         self._folds = folds
-        self.status: Callable[[int], str] | None = None  # the last row: a line for so many columns
+        # Returns the last row for a number of columns.
+        self.status: Callable[[int], str] | None = None
         self._status_row = ""
         if isinstance(out, io.TextIOWrapper):
-            with contextlib.suppress(OSError):  # it writes first what a reader has not taken
-                out.reconfigure(errors="replace")  # a bar of █ must not end us in Latin-1
+            # reconfigure() flushes pending output first, which may fail.
+            with contextlib.suppress(OSError):
+                # A bar of █ must not raise an error in Latin-1.
+                out.reconfigure(errors="replace")
 
     def pump(self) -> bool:
-        """Show what is new, about 1 MiB of it at most; False when there was nothing.
+        """Show new output, at most about 1 MiB; return False if there was none.
 
-        On a terminal it waits until 1/20 s after the last time, so that what moves can be read.
+        On a terminal it waits until 1/20 s after the last update, so that live rows can be read.
         """
         behind = 0 if self.quiet or self.broken else self._behind()
         if not behind:
@@ -120,7 +133,7 @@ class Screen:
         self._paint("".join(f"{line}\n" for line in lines))
 
     def catch_up(self) -> None:
-        """Leave out all but the last 64 KiB of each log, and say so."""
+        """Skip all but the last 64 KiB of each log, and print how much was skipped."""
         for node in self._nodes:
             skipped = node.reader.skip_near_end(_SHOW_AFTER_SKIP)
             if skipped:
@@ -131,29 +144,29 @@ class Screen:
                 )
 
     def skip_to(self, positions: Mapping[int, int]) -> None:
-        """Begin at these positions of the nodes' logs, or else with what comes from now on."""
+        """Begin at these positions of the nodes' logs; a log without one begins at its end."""
         for node in self._nodes:
             size = node.reader.log.size()
             node.reader.skip_to(min(positions.get(node.number, size), size))
 
     def end_here(self) -> None:
-        """Show no more than the logs have now."""
+        """Limit the output to the current contents of the logs."""
         for node in self._nodes:
             node.reader.end_here()
 
     def begin_near_end(self, lines: int) -> None:
-        """Begin with the last lines of each node, or of the one rank that is shown."""
+        """Begin with the last `lines` lines of each node, or of the one rank that is shown."""
         rank = None if self._only is None else int(self._only)
         for node in self._nodes:
             node.reader.skip_to(last_begin(node.reader.log, lines, rank))
 
     @property
     def waits(self) -> bool:
-        """Tell whether something is to be shown though nothing comes."""
+        """Return True if tick() has work without new output: a status row or held lines."""
         return bool(self._tty and self.status) or any(each.held.lines for each in self._streams())
 
     def tick(self) -> None:
-        """Show what was held back for long enough, and how far the job is."""
+        """Show held lines whose time is over, and update the status row."""
         now = time.monotonic()
         if self._tty and self.status is not None:
             row = self.status(_terminal_size(self._out)[0] - 1)
@@ -163,13 +176,13 @@ class Screen:
 
     @property
     def positions(self) -> dict[int, int]:
-        """Return how much of each node's log is on the screen, in whole lines."""
+        """Return how many bytes of each node's log were shown, in whole lines."""
         return {node.number: node.reader.line_start for node in self._nodes}
 
     def close(self, *, fold: bool = False) -> int:
-        """Show unfinished lines as they are and take the live area away. The logs stay readable.
+        """Show unfinished lines and remove the live area. The logs stay readable.
 
-        With `fold`, what is held back is not shown: return how many ranks it is of.
+        With `fold`, held tracebacks are not shown. Return the number of ranks that had one.
         """
         streams = sorted(self._streams(), key=lambda stream: stream.order)
         folded = [stream for stream in streams if fold and stream.held.lines]
@@ -186,22 +199,23 @@ class Screen:
         return (stream for node in self._nodes for stream in node.streams.values())
 
     def _news(self, node: _Node, limit: int) -> Iterator[str]:
-        """Return the finished lines of one node as printed, and update its progress bars."""
+        """Yield the finished lines of one node with prefixes, and update its progress bars."""
         now = time.monotonic()
         for name, data in node.reader.read(limit):
             if self._only not in (None, name) or name == GOODBYE:
-                continue  # torchrun's farewells (a store that is gone) are no news of the job
+                # torchrun's final messages (a lost store) are not about the job.
+                continue
             stream = node.streams.get(name) or self._new_stream(node, name)
             stream.moved = now
             yield from self._shown(stream, data)
 
     def _shown(self, stream: _Stream, data: bytes) -> Iterator[str]:
-        """Return lines of a stream with its prefix: many plain ones at once, the usual case."""
+        """Yield lines of a stream with its prefix; plain lines, the usual case, as one block."""
         if any(noise in data for noise in NOISE):
             lines = stream.splitter.feed(data)
             yield self._lines(stream, [line for line in lines if not of_torch_alone(line)])
             return
-        # The first line may have begun before, so it is looked at whole.
+        # The first line may have begun in earlier data, so it goes through the splitter.
         first = data.find(b"\n") + 1
         yield self._lines(stream, self._wanted(stream, stream.splitter.feed(data[:first])))
         data = data[first:]
@@ -217,10 +231,11 @@ class Screen:
         yield self._lines(stream, stream.splitter.feed(data))
 
     def _wanted(self, stream: _Stream, lines: list[str]) -> list[str]:
-        """Return the lines that are shown now, without what may be last words."""
+        """Return the lines to show now, without a traceback that may be the last output."""
         if not self._folds:
             return lines
-        own = f"[rank{stream.rank}]: "  # torch's, before each line of a traceback
+        # torch puts this before each line of a traceback.
+        own = f"[rank{stream.rank}]: "
         return [line.removeprefix(own) for line in stream.held.shown(lines, stream.moved)]
 
     def _new_stream(self, node: _Node, name: str) -> _Stream:
@@ -229,7 +244,8 @@ class Screen:
         node.streams[name] = stream
         if rank is not None:
             self._rank_width = max(self._rank_width, len(f" rank{rank}"))
-        for each in self._streams():  # all of them, as this one may be the widest
+        # All prefixes change, as the new one may be the widest.
+        for each in self._streams():
             by_node = f"node{each.node}".ljust(self._node_width)
             by_rank = "" if each.rank is None else f" rank{each.rank}"
             each.prefix = f"{by_node}{by_rank.ljust(self._rank_width)} | "
@@ -265,13 +281,13 @@ class Screen:
         return rows + below
 
     def _bars(self) -> list[_Stream]:
-        """Return the bars, moving ones first, else by node and rank: each stays in place."""
+        """Return the progress bars: active ones first, then by node and rank."""
         now = time.monotonic()
         bars = (stream for stream in self._streams() if stream.splitter.live)
         return sorted(bars, key=lambda bar: (now - bar.moved > _STALE_SECONDS, bar.order))
 
     def _paint(self, text: str) -> None:
-        """Print `text` above the live area, in one write so that nothing flickers."""
+        """Print `text` above the live area, in one write to avoid flicker."""
         rows = self._live_rows()
         if not self.broken and (text or rows != self._rows):
             erase = ""
@@ -281,7 +297,8 @@ class Screen:
             try:
                 self._out.write(erase + text + "\n".join(rows))
                 self._out.flush()
-            except OSError as error:  # EPIPE, or EIO from a terminal that was closed: it goes on
+            except OSError as error:
+                # EPIPE, or EIO from a closed terminal: the job continues.
                 self.broken = True
                 is_full(error)
         self._rows = rows
@@ -289,7 +306,7 @@ class Screen:
 
 
 def of_torch_alone(line: str) -> bool:
-    """Tell whether a line is one of torch's remarks that are left out here."""
+    """Return True if a line is one of torch's remarks in NOISE, which are not shown."""
     begins = line.startswith(("[W", "USDT:", "[Gloo] Rank "))
     return begins and any(noise.decode() in line for noise in NOISE)
 
@@ -298,13 +315,14 @@ def _terminal_size(out: TextIO) -> tuple[int, int]:
     """Return the terminal's size now: no signal is needed, and no stale $COLUMNS is used."""
     try:
         columns, height = os.get_terminal_size(out.fileno())
-    except (OSError, ValueError):  # not a terminal after all
+    except (OSError, ValueError):
+        # The output is not a terminal.
         columns, height = 0, 0
     return columns or 80, height or 24
 
 
 # -- display ------------------------------------------------------------------------------------
-# The screen in a thread of its own: a paused terminal or a slow pipe never delays the run.
+# Runs the screen in a thread: a paused terminal or a slow pipe never delays the job.
 
 
 class Display(threading.Thread):
@@ -314,7 +332,8 @@ class Display(threading.Thread):
         self.messages: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self.news = threading.Event()
         self.muted = threading.Event()
-        self.fold = False  # what is held back at the end
+        # True if tracebacks that are held at the end are not shown.
+        self.fold = False
 
     def say(self, text: str) -> None:
         self.messages.put(text)
@@ -324,14 +343,14 @@ class Display(threading.Thread):
         self.news.set()
 
     def mute(self) -> None:
-        """Show what the logs have now, and no more: what follows a failure only echoes it."""
+        """Show only the current contents of the logs: output after a failure repeats it."""
         if not self.muted.is_set():
             self.screen.end_here()
             self.muted.set()
             self.news.set()
 
     def finish(self, *, fold: bool = False) -> None:
-        """Show what is left, then end; with `fold`, no stacks that were held back."""
+        """Show the rest and end the thread; with `fold`, held tracebacks are not shown."""
         self.fold = fold
         self.messages.put(None)
         self.news.set()

@@ -1,4 +1,4 @@
-"""Defines what a colour means on every screen, and tells whether there are any."""
+"""Defines the meaning of colours on every screen, and decides if colours are shown."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import os
 import sys
 from typing import TextIO
 
-# The styles, as Rich spells them.
+# The styles in the syntax of Rich.
 FAILED, WARNING, DONE, UNKNOWN = "bold red", "yellow", "green", "cyan"
 DIM, STRONG = "dim", "bold"
 CODES = {FAILED: "1;31", WARNING: "33", DONE: "32", UNKNOWN: "36", DIM: "2", STRONG: "1"}
-OF_NODES = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)  # whose lines stand beside each other
-# What becomes of jobs, nodes and ranks.
+# Colours that tell the lines of different nodes apart.
+OF_NODES = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
+# The styles of states of jobs, nodes and ranks.
 STATES = {
     **dict.fromkeys(("running", "done", "open"), DONE),
     **dict.fromkeys(("failed", "lost", "unreachable", "unknown there"), FAILED),
@@ -22,14 +23,15 @@ _chosen: list[bool | None] = [None]
 
 
 def choose(color: bool | None) -> None:
-    """Take what the user says with --color or --no-color; None leaves it to the surroundings."""
+    """Set --color or --no-color; with None, the environment and the terminal decide."""
     _chosen[0] = color
 
 
 def shown(out: TextIO | None = None) -> bool:
-    """Tell whether standard output, or `out`, gets colours: --color, the environment, a terminal.
+    """Return True if standard output, or `out`, gets colours.
 
-    NO_COLOR, FORCE_COLOR, CLICOLOR and CLICOLOR_FORCE are those of other programs.
+    --color decides, then NO_COLOR, FORCE_COLOR, CLICOLOR_FORCE and CLICOLOR as in other programs,
+    then whether it is a terminal.
     """
     if _chosen[0] is not None:
         return _chosen[0]
@@ -45,5 +47,5 @@ def shown(out: TextIO | None = None) -> bool:
 
 
 def styled(text: str, style: str) -> str:
-    """Return a text in a style, for what is printed: where no colours show, they are taken out."""
+    """Return a text with the codes of a style; printing removes them if colours are off."""
     return f"\x1b[{CODES[style]}m{text}\x1b[0m" if style and text else text

@@ -1,7 +1,7 @@
-"""Holds back the stacks that ranks end with, and shows paths as the user knows them.
+"""Holds back the final tracebacks of ranks, and replaces snapshot paths by the user's paths.
 
-One rank's failure is met by all others within a second, and each prints a traceback of its own:
-those are held back until the cause is known. The logs keep every byte.
+After one rank fails, all others fail within a second, each with a traceback of its own. These are
+held back until the cause is known. The logs keep every byte.
 """
 
 from __future__ import annotations
@@ -12,31 +12,35 @@ from dataclasses import replace
 from orchestrator.common.program import tree_title
 from orchestrator.records.outcome import JobVerdict
 
-# How a stack begins that may be a program's last word; torch begins lines of a traceback so.
+# The first line of a traceback that may end a program; torch adds the prefix "[rank0]: ".
 LAST_WORDS = re.compile(
     r"(\[rank\d+\]: ?)?(Traceback \(most recent call last\):| *\+ Exception Group Traceback"
     r"|Fatal Python error: )"
 )
 BEGINNINGS = (b"Traceback (most recent", b"Fatal Python error", b"Group Traceback", b"[rank")
-HELD_SECONDS = 10.0  # a process that failed has ended by then, and its node has said so
-BURST_SECONDS = 0.3  # within which one stack is printed
-TALK_SECONDS = 1.0  # who goes on talking for so long has only told of an exception
-MOST_HELD = 5000  # lines of one rank
+# Within this time a failed process has ended, and its node has reported it.
+HELD_SECONDS = 10.0
+# One traceback is printed within this time.
+BURST_SECONDS = 0.3
+# A stream that prints for so long after a traceback has survived the exception.
+TALK_SECONDS = 1.0
+# The most lines that are held back for one rank.
+MOST_HELD = 5000
 
 
 class HeldStack:
-    """Holds back the stack that a stream ends with, for as long as it may be its last word."""
+    """Holds back the traceback at the end of a stream while it may be the stream's last output."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.until = self.last = 0.0
 
     def concerns(self, data: bytes) -> bool:
-        """Tell whether these bytes need shown(): nearly all do not."""
+        """Return True if these bytes have to go through shown(), which is rare."""
         return bool(self.lines) or any(each in data for each in BEGINNINGS)
 
     def shown(self, lines: list[str], now: float) -> list[str]:
-        """Return the lines that are to be shown now."""
+        """Return the lines to print now; hold back the rest."""
         begin = 0
         if not self.lines:
             begins = (number for number, line in enumerate(lines) if LAST_WORDS.match(line))
@@ -49,7 +53,7 @@ class HeldStack:
         return lines[:begin] + (self.rest() if len(self.lines) > MOST_HELD else [])
 
     def due(self, now: float) -> list[str]:
-        """Return what has been held back for long enough."""
+        """Return the held lines if their time is over, else []."""
         return self.rest() if self.lines and now > self.until else []
 
     def rest(self) -> list[str]:
@@ -58,13 +62,14 @@ class HeldStack:
 
 
 # -- own paths ----------------------------------------------------------------------------------
-# Shows files of a snapshot by the paths that the user knows: those of the working tree. Pure.
+# Replaces paths of a snapshot by the paths of the working tree, which the user knows. Pure.
 
-SNAPSHOT = r"(?<![^\s\"'(:=,])/[^\s\"':]*?/code/snapshots/[0-9a-f]{8}-[0-9]{1,6}/"  # on a node
+# The directory of a snapshot on a node.
+SNAPSHOT = r"(?<![^\s\"'(:=,])/[^\s\"':]*?/code/snapshots/[0-9a-f]{8}-[0-9]{1,6}/"
 
 
 def in_text(text: str, tree: str) -> str:
-    """Replace each path of a snapshot of this directory by that of the directory itself."""
+    """Return the text with paths of snapshots of `tree` replaced by paths of `tree`."""
     if not tree or "/code/snapshots/" not in text:
         return text
     title = re.escape(tree_title(tree))
@@ -72,7 +77,7 @@ def in_text(text: str, tree: str) -> str:
 
 
 def in_verdict(verdict: JobVerdict, tree: str) -> JobVerdict:
-    """Return the verdict as it is shown; the record keeps what the nodes said."""
+    """Return the verdict with the user's paths, to be shown; the record keeps the original."""
     return replace(
         verdict,
         message=in_text(verdict.message, tree),
