@@ -1,4 +1,4 @@
-"""`orchestrator help`: the topics of docs/troubleshooting.md, and which topic a message has.
+"""`orchestrator help`: the topics of docs/troubleshooting.md, and the topic of a message.
 
 The page is the only table: a topic is a heading of the third level, and the words of the messages
 that it explains stand first in its paragraphs, as code before a colon.

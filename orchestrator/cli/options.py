@@ -327,7 +327,7 @@ def click_option(kind: type[Any], name: str, hint: Any, option: Option) -> Group
 
 
 def arguments_from(params: Mapping[str, Any]) -> LaunchArguments:
-    """Gather what click parsed: options that were not given are left to the definitions."""
+    """Return the options that click parsed; options not given keep their defined defaults."""
     typed = {name: value for name, value in params.items() if value not in (None, ())}
 
     def part(kind: type[Any]) -> dict[str, Any]:

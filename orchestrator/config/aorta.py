@@ -73,7 +73,7 @@ WHY = {
 
 @dataclass
 class Translation:
-    """The same config in our keys, with what was understood, and what could not be."""
+    """The config in our keys, with the renamed keys, the ignored keys, and the errors."""
 
     data: Data
     renamed: list[str] = field(default_factory=list)

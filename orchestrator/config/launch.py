@@ -612,7 +612,7 @@ LONGEST_NOTE, LONGEST_TAG, MOST_TAGS = 2000, 60, 20
 
 
 def check_label(launch: Launch) -> None:
-    """Refuse a note or tags that no table could show."""
+    """Raise UsageError for a note or tag that a table could not show."""
     note = launch.note or ""
     if len(note) > LONGEST_NOTE:
         raise UsageError(f"the note has {len(note)} letters; at most {LONGEST_NOTE} are allowed")
@@ -632,5 +632,5 @@ def check_label(launch: Launch) -> None:
 
 
 def in_one_line(text: str) -> str:
-    """Write a text in one line, without what a terminal would obey."""
+    """Return a text in one line, without control characters for a terminal."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())

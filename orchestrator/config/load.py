@@ -43,7 +43,7 @@ def load(file: Path | None, overrides: Sequence[str] = ()) -> Config:
 
 
 def load_and_note(file: Path | None, overrides: Sequence[str] = ()) -> tuple[Config, list[str]]:
-    """Load a config; say which keys of another program were understood."""
+    """Load a config; return also notes on the keys of another program that it uses."""
     data: dict[str, Any] = {}
     if file is not None:
         try:
@@ -93,7 +93,7 @@ def _checked(data: dict[str, Any], problems: list[UsageError]) -> Config:
 
 
 def dump(config: Config, shown: Callable[[Any], Any] = lambda data: data) -> str:
-    """Write the config as YAML, as far as it is to be shown."""
+    """Return the config as YAML, after `shown` has filtered its data."""
     return resolved.yaml_of(shown(as_data(config)))
 
 

@@ -12,7 +12,7 @@ from orchestrator.config.schema import COPIED, Config
 
 
 def check_layout(config: Config, counts: Sequence[int]) -> None:
-    """Refuse what the engine could not shard on nodes with these numbers of ranks."""
+    """Raise an error if the sharding does not fit nodes with these numbers of ranks."""
     nodes = [node for node, count in enumerate(counts) for _ in range(count)]
     if config.fsdp.sharding_strategy == "hybrid_shard" and len(nodes) > 1:
         group_size(nodes, config.fsdp.shard_size)

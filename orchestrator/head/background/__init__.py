@@ -1,1 +1,1 @@
-"""A process that goes on when the program that started it has ended, and the pipe to it."""
+"""A background process that outlives the program that started it, and the pipe to it."""

@@ -38,7 +38,7 @@ log = logging.getLogger("orchestrator")
 
 
 class Background:
-    """The end of the pipe in the asking program; `do` is called at the other one."""
+    """The parent's end of the pipe; the background process calls `do`."""
 
     def __init__(self, do: Callable[..., None], **arguments: Any) -> None:
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115  as long as we
@@ -75,7 +75,7 @@ class Background:
             self.keys.flush()
 
     def gone(self, seconds: float = 0.0) -> bool:
-        """Wait at most so long for its end; return True if it has ended. Later output is unread."""
+        """Return True if the process has ended, after waiting up to `seconds`, reading nothing."""
         if self.answers.closed:
             return True
         poll = select.poll()
@@ -114,7 +114,7 @@ ours: weakref.WeakSet[Background] = weakref.WeakSet()
 
 
 def forked() -> None:
-    """Close the pipes in a process that the asking program forked: they are not for it.
+    """Close the pipes in a forked child of the parent program, which must not use them.
 
     It would keep them open when that program has hung up, and two would read the same answers.
     """
@@ -158,13 +158,13 @@ class Pipe(Keyboard):
 
 
 class Hears(Protocol):
-    """Hears how far something in the background is."""
+    """Receives progress messages of a background process."""
 
     def send(self, **message: Any) -> None: ...
 
 
 class Answers:
-    """Answers to the calling program, as long as it is there."""
+    """Sends answers to the parent program; they are dropped once it has ended."""
 
     def __init__(self) -> None:
         self.out = os.fdopen(os.dup(1), "w", encoding="ascii")
@@ -178,7 +178,7 @@ class Answers:
 
 
 def serve(do: Callable[..., None], arguments: dict[str, Any]) -> NoReturn:
-    """Call the function in a process that outlives the asking program."""
+    """Call the function in a process that outlives the parent program."""
     if os.fork():
         os._exit(0)
     from orchestrator.common import interrupt

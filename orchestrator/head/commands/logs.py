@@ -88,7 +88,7 @@ class LogFetcher:
             follower.start()
 
     def over(self, wait: float) -> bool:
-        """Wait for the next event; return True once all nodes' logs are complete."""
+        """Wait for the next event; return True once no further lines will come."""
         if self.followers and self.experiment.successor() is not None:
             # A new head is about to take the lock and fetch the logs.
             self.end()

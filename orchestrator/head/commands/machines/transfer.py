@@ -55,7 +55,7 @@ def to_text(
 ) -> tuple[str, list[str]]:
     """Return the table of each node's transfer, and notes on missing files.
 
-    `later` follows the sizes of a dry run.
+    In a dry run, `later` is appended to the number of files.
     """
     columns: Table[Moved] = Table(
         (
