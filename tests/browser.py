@@ -90,7 +90,7 @@ class Browser:
         return message
 
     def look(self, width: int, height: int, *, dark: bool = False) -> None:
-        """Be a screen of this size, in the light or in the dark."""
+        """Set the viewport's size and the light or dark color scheme."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.ask("Emulation.setDeviceMetricsOverride", **size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}

@@ -1,6 +1,6 @@
 """Clusters for tests: `loopback_cluster(2)`, `netns_cluster(2)`, `two_nodes` of the better kind.
 
-What a fault verb did to `two_nodes` has to be undone by the test that did it: a module shares them.
+A test undoes its own fault in `two_nodes`, because the tests of a module share them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ gc.disable()
 os.environ["OMP_NUM_THREADS"] = "1"  # several ranks on few cores: more threads only fight
 for name in ("CONFIG_FILE", "MASTER_PORT", "NPROC_PER_NODE"):
     os.environ.pop(name, None)  # a developer's own setting is not the test's
-# What a head keeps for its login (machines, keys, connections) is not that of whoever runs this.
+# A head's files for its login (machines, keys, connections) are not the developer's own.
 os.environ["ORCHESTRATOR_HOME"] = tempfile.mkdtemp(prefix="orch-tests-")
 atexit.register(shutil.rmtree, os.environ["ORCHESTRATOR_HOME"], ignore_errors=True)
 # How long an example takes says nothing on a busy machine, and every run tries the same examples.

@@ -20,7 +20,8 @@ from orchestrator.records.experiment import Experiment
 from tests.clusters.faults import Faults
 
 BIN = Path(sys.executable).parent
-PATIENCE = 150.0  # for anything that must come; a test that waits so long has failed
+# A test fails if any expected event takes longer.
+PATIENCE = 150.0
 
 
 class Command:
@@ -65,7 +66,7 @@ class Command:
                 return found
 
     def wait_for_all(self, *patterns: str) -> None:
-        """A line for each pattern, in whatever order they come."""
+        """Wait for a line for each pattern, in any order."""
         missing = list(patterns)
         while missing:
             line = self.wait_for("|".join(missing)).string
@@ -172,7 +173,8 @@ class Head:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(holder["pid"], signal.SIGKILL)
                 elif holder:
-                    break  # somebody in a terminal
+                    # A user in a terminal holds it.
+                    break
                 time.sleep(0.02)
 
     def left(self, node: int) -> list[int]:

@@ -164,7 +164,8 @@ USERS = [
     *sorted(ROOT.glob("docs/reference/*.md")),
     *sorted(ROOT.glob("docs/coming-from/*.md")),
 ]
-USERS = sorted({*USERS} - {ROOT / "docs/protocol.md"})  # for those who change the program
+# That page is for contributors.
+USERS = sorted({*USERS} - {ROOT / "docs/protocol.md"})
 
 
 DECISIONS = sorted(ROOT.glob("docs/decisions/*.md"))
@@ -214,7 +215,8 @@ def test_the_pages_for_users_are_short() -> None:
 
 
 def test_a_guide_is_one_screen() -> None:
-    """What to type, the cases, links to the reference: few words, few lines, no long line of code.
+    """A guide has commands, cases and links to the reference: few words, few lines, short code
+    lines.
 
     The source is measured and not the page: its height depends on the fonts of a machine.
     """
@@ -241,7 +243,7 @@ def test_the_pages_for_maintainers_are_short() -> None:
 
 
 def test_pages_have_none_of_the_habits() -> None:
-    """Who does what is said first; nothing says how it was before."""
+    """Sentences name the actor first, and pages do not describe earlier versions."""
     habits = r"\banew\b|\bis said\b|\bare (said|told)\b|\bso many\b|\bused to be\b|\bsince then\b"
     wrong = [
         f"{page.relative_to(ROOT)}: {found[0]}"

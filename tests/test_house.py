@@ -79,8 +79,10 @@ OTHERS = {
     "launchers": {"click"},
     "api": {"click"},
     "api/cluster.py": {"fabric", "cloudpickle"},
-    "protocol/message.py": {"typing_extensions"},  # for the type checker alone
-    "node/job/ranks/run_function.py": {"cloudpickle"},  # which travels with the function
+    # Only the type checker needs it.
+    "protocol/message.py": {"typing_extensions"},
+    # It travels with the function.
+    "node/job/ranks/run_function.py": {"cloudpickle"},
     "node/pickled_functions.py": {"cloudpickle"},
     "node/job/ranks/fast_torchrun.py": {"torch"},  # it is torchrun
 }
@@ -148,7 +150,7 @@ def wing(here: str) -> str:
 
 
 def forbidden_imports(path: Path) -> Iterator[str]:
-    """What a file imports from above, from another wing, or of others' packages."""
+    """Yield the imports that come from above, from another wing, or from third-party packages."""
     here = room(path)
     others = OTHERS.get(here, set()) | OTHERS.get(show(path), set())
     for line, name in imports(path):
@@ -196,7 +198,8 @@ def imported_files(path: Path) -> set[Path]:
 def test_no_files_import_each_other_in_a_circle() -> None:
     """Each file can be read after those that it imports."""
     needs = {path: imported_files(path) - {path} for path in FILES}
-    needs[HOUSE / "__init__.py"] = set()  # which gives names when somebody asks for them
+    # It imports a name only on its first use.
+    needs[HOUSE / "__init__.py"] = set()
     while sizes := sum(map(len, needs.values())):
         for path, known in needs.items():
             needs[path] = known.union(*(needs[other] for other in known))
@@ -323,7 +326,7 @@ def writes_to_the_terminal(path: Path) -> Iterator[int]:
 
 
 def test_one_module_writes_to_the_terminal() -> None:
-    """What a node, a file or a stranger says is cleaned there, so that no escape gets through."""
+    """That module cleans text from nodes, files and strangers, so that no escape gets through."""
     shown = {
         f"{show(path)}:{line}"
         for path in FILES
@@ -339,7 +342,7 @@ def test_whoever_writes_to_the_terminal_is_seen(tmp_path: Path) -> None:
         assert list(writes_to_the_terminal(tmp_path / "bad.py"))
 
 
-# -- nobody else's parts are replaced -----------------------------------------------------------
+# -- third-party attributes are not replaced ----------------------------------------------------
 
 # Settings that their owners mean to be set.
 SETTINGS = ("sys.", "os.environ", "torch.backends.")
@@ -493,7 +496,7 @@ def test_a_private_name_is_seen(tmp_path: Path, text: str) -> None:
 
 # -- budgets ----------------------------------------------------------------------------------
 
-# Statements of a room. What comes in above it names what leaves.
+# Statements of a room. An addition above the budget names the removal that pays for it.
 BUDGETS = {
     "common": 1067,
     "config": 1018,

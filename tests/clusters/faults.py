@@ -1,4 +1,4 @@
-"""What can go wrong with one host of a cluster, and how it is put right again.
+"""The faults of one host of a cluster, and their repair.
 
 Both kinds of cluster share these verbs; hosts are counted from 0. A host has a directory with the
 files of its sshd, and a way to start a program inside of it; all else follows from that.
@@ -71,14 +71,14 @@ class Faults:
         return self.directory / f"node{i}"
 
     def exec(self, i: int, argv: Sequence[str], timeout: float = 30) -> str:
-        """What a program prints inside host `i`, run without SSH; it has to succeed."""
+        """Return the output of a program that runs inside host `i` without SSH; it must succeed."""
         process = self.popen(i, argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         out, err = process.communicate(timeout=timeout)
         assert process.returncode == 0, f"{argv} on host {i}: {process.returncode}: {err or out}"
         return out
 
     def ssh_words(self, i: int, command: str) -> list[str]:
-        """What to type for `command` on host `i`."""
+        """Return the ssh command line that runs `command` on host `i`."""
         options = ["-F", str(self.ssh_config), "-o", "ConnectTimeout=2"]
         return ["ssh", *options, self.addresses[i], command]
 
@@ -130,7 +130,7 @@ class Faults:
         self._restart(i)
 
     def deny_keys(self, i: int) -> None:
-        """Host `i` lets nobody in any more; sessions go on."""
+        """Host `i` refuses new logins; existing sessions go on."""
         keys = self.node(i) / "authorized_keys"
         keys.rename(self.node(i) / "denied_keys")
 

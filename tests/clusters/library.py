@@ -1,9 +1,9 @@
 """Our program as a node keeps it, unpacked and compiled once for all hosts of a worker's clusters.
 
 A node that sees a version for the first time compiles what it runs, 0.4 s of a core, and each rank
-of the engine as much again: where hundreds of hosts are made, that is minutes. What a first launch
-does is seen where a node is real and has nothing of ours: tests/node/test_install.py, the clusters
-on loopback addresses, and the demo.
+of the engine as much again: with hundreds of hosts that takes minutes. A first launch on a node
+without our files is tested in tests/node/test_install.py, the clusters on loopback addresses, and
+the demo.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def compiled() -> Path:
 
 
 def give_to(home: Path) -> None:
-    """Let what is ORCHESTRATOR_HOME there have it, as after a launch."""
+    """Copy the compiled library into ORCHESTRATOR_HOME, as after a launch."""
     home.mkdir(mode=0o700)
     (home / "lib").mkdir(mode=0o700)
     subprocess.run(["cp", "-a", str(compiled()), str(home / "lib")], check=True)

@@ -151,7 +151,7 @@ class NetnsCluster(Faults):
         return subprocess.Popen(self.words(i, argv), text=True, **options)
 
     def words(self, i: int, argv: Sequence[str]) -> list[str]:
-        """What starts a program inside host `i`, with a clean environment."""
+        """Return the command line that runs a program inside host `i` with a clean environment."""
         home = self.home_path
         setting = [f"{name}={value}" for name, value in self.environment.items()]
         clean = ["env", "-i", f"--chdir={home}", f"HOME={home}", *setting]
@@ -159,7 +159,7 @@ class NetnsCluster(Faults):
         return [*enter, *argv]
 
     def path(self, i: int, path: str | Path) -> Path:
-        """What host `i` calls `path`, as a path that this process can open."""
+        """Return the path by which this process can open host `i`'s `path`."""
         return Path(f"/proc/{self._inits[i]}/root{path}")
 
     def home(self, i: int) -> Path:
@@ -191,7 +191,7 @@ class NetnsCluster(Faults):
     # Faults that need a network or a disk of one's own
 
     def cut(self, i: int, nic: int | None = None) -> None:
-        """What goes to or from host `i` vanishes; nothing is reset. nic 1 is the second network."""
+        """Drop all traffic of host `i` without a reset. nic 1 is the second network."""
         for port in self._ports(i, nic):
             self._on_switch(["ip", "link", "set", port, "down"])
 
@@ -241,18 +241,18 @@ class NetnsCluster(Faults):
         self._filler(i, path).unlink()
 
     def vanish(self, i: int | None, address: str) -> None:
-        """What host `i` sends to an address vanishes: it goes to a machine that nobody has.
+        """Drop the packets of host `i` to an address: they go to a MAC address without a machine.
 
         None is the head. Other ways, and the way back, stay as they are.
         """
         self._neighbour(i, ["replace", address, "lladdr", NOBODY, "nud", "permanent"])
 
     def arrive(self, i: int | None, address: str) -> None:
-        """What host `i` sends to an address arrives again."""
+        """Deliver the packets of host `i` to an address again."""
         self._neighbour(i, ["delete", address])
 
     def power_off(self, i: int, *, disk_lost: bool = False) -> None:
-        """All processes of host `i` end at once and nobody hears it; its memory is empty then.
+        """Kill all processes of host `i` at once, unseen by others; its memory is empty then.
 
         Its private disks (`tmpfs`) are too, if they are lost with it.
         """

@@ -1,4 +1,4 @@
-"""What a test needs from the machine: without it the test is skipped, or fails where CI says so."""
+"""Requirements of a test on the machine: without them it is skipped, or fails under CI."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class Killed(BaseException):
 
 
 def fail_from(patch: pytest.MonkeyPatch, number: int, failure: BaseException) -> None:
-    """Let every call to the file system fail from this one on."""
+    """Patch the file system so that every call from this number on fails."""
     count = itertools.count(1)
 
     def counted(real: Callable[..., object]) -> Callable[..., object]:

@@ -30,7 +30,7 @@ def test_what_a_full_disk_takes_a_part_of_is_not_whole(tmp_path: Path) -> None:
 
 
 def test_directories_of_a_folder_have_its_own_umask(tmp_path: Path) -> None:
-    """Whatever that of the process is: several threads have folders, and it is the login's."""
+    """The process's umask does not count: several threads have folders; the login's umask holds."""
     before = os.umask(0o077)
     try:
         folder = Folder(tmp_path / "a/b", private=False, umask=0o022)

@@ -1,6 +1,6 @@
 """Harm that is done to a running job of several nodes, and what has to be put right afterwards.
 
-Each node has one rank, with its number. What is harmed, where and when, a seed repeats.
+Each node has one rank, with its number. A seed repeats the target, place and time of the harm.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any
 from tests.clusters.netns import NetnsCluster
 from tests.launching import Command, Head
 
-PATIENCE = 180.0  # for the next good step, on a machine that does much else
+# Waiting for the next good step takes long on a busy machine.
+PATIENCE = 180.0
 MOMENTS = 3.0  # the longest cut of a link that is no loss of a node
 
 
@@ -78,7 +79,7 @@ class Harm:
         return self.kill(node, ["kill", "-KILL", str(self.started(node)[what])])
 
     def started(self, node: int) -> dict[str, Any]:
-        """What the supervisor of a node said when it had started torchrun."""
+        """Return the event of a node's supervisor after it had started torchrun."""
         events = self.cluster.run_home(self.host(node)) / "runs" / self.head.record["job"]
         for line in (events / str(node) / "events.jsonl").read_text().splitlines():
             with contextlib.suppress(ValueError):

@@ -70,12 +70,13 @@ class Noted:
     kind: str
     where: str
     seconds: float
-    attempts: int  # that the job had begun by then
+    # The job had begun this many attempts by then.
+    attempts: int
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training left: all that has to be the same."""
+    """The results of a training that have to be the same in every run."""
 
     losses: Mapping[int, float]
     samples: Mapping[tuple[int, int], tuple[int, ...]]  # (step, rank) -> their numbers
@@ -131,7 +132,7 @@ class NoSeam(Harm):
     # -- one fault ---------------------------------------------------------------------------
 
     def suffer(self, kind: str) -> None:
-        """Let a fault come, wait until the training has passed it, and put right what it broke."""
+        """Inject a fault, wait until the training has passed it, and repair the damage."""
         self.until(lambda: self.head.record["state"] == "running", "a job that runs")
         before, began, attempts = self.step, time.monotonic(), self.attempts
         self.victims.clear()
@@ -168,7 +169,8 @@ def trained(experiment: Path) -> Trained:
     """Read what a training wrote. Of a step that was taken again, the last time counts."""
     outputs = experiment / "outputs"
     metrics = (outputs / "rank_00_metrics.jsonl").read_text().splitlines()
-    lines = [line for line in map(json.loads, metrics) if "loss" in line]  # and one for the epoch
+    # The epoch writes a line of its own.
+    lines = [line for line in map(json.loads, metrics) if "loss" in line]
     losses = {line["step"]: line["loss"] for line in lines}
     samples: dict[tuple[int, int], tuple[int, ...]] = {}
     for number in range(NODES):

@@ -53,7 +53,7 @@ def gone(pid: int) -> bool:
 
 
 def lines_of(node: int, *commands: Command) -> list[str]:
-    """What the commands have shown of a node's rank, in order."""
+    """Return the lines of a node's rank that the commands have shown, in order."""
     start = f"node{node} rank{node} | "
     shown = [line for command in commands for line in command.lines]
     return [line.removeprefix(start) for line in shown if line.startswith(start)]
@@ -121,7 +121,8 @@ def test_one_that_is_ended_leaves_the_job_and_stop_ends_both(head: Head) -> None
     first = background(launch)
     until(lambda: len(in_file(head, 0)) > 5, "its log grows")
     until((head.experiment / "head.txt").read_text, "it says who it is")
-    os.kill(first, signal.SIGTERM)  # as at a shutdown of this machine
+    # A shutdown of this machine sends this signal.
+    os.kill(first, signal.SIGTERM)
     until(lambda: gone(first), "it leaves")
     assert head.record["state"] == "running" and head.left(0)
     attached = head.command("orchestrator", "attach")

@@ -26,7 +26,8 @@ def losses(experiment: Path) -> dict[int, float]:
 
 
 def test_a_disk_and_a_node_may_be_lost(netns_cluster: Any, tmp_path: Path) -> None:
-    here = tmp_path / "here"  # and nowhere else: the engine needs no directory of the head's
+    # The engine needs no directory of the head's, so nothing exists elsewhere.
+    here = tmp_path / "here"
     here.mkdir()
     head = Head(netns_cluster(3, tmpfs=[str(tmp_path)]), here)
     cluster = head.cluster

@@ -64,7 +64,7 @@ def test_one_that_is_down_is_a_row_and_the_others_run(head: Head) -> None:
 
 @pytest.mark.parametrize("how", ["Ctrl-C", "kill -9", "time-out"])
 def test_what_it_started_ends_with_it(head: Head, how: str) -> None:
-    """Whoever holds the lock lives: the program, and a child that does not listen to SIGTERM."""
+    """The lock is held while the program or a child that ignores SIGTERM lives."""
     lock = head.directory / "lock"
     child = "trap '' TERM; sleep 600 & echo up; wait; sleep 600"
     limit = ["--timeout", "0.5"] if how == "time-out" else []

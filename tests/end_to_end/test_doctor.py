@@ -73,7 +73,7 @@ def test_a_healthy_cluster_gives_no_alarm(ward: Head) -> None:
 
 
 def test_another_torch_on_one_node(ward: Head, tmp_path: Path) -> None:
-    """A second environment: the real torch, of another version. A launch refuses it, too."""
+    """A second environment has the real torch of another version. A launch also refuses it."""
     python = other_torch(tmp_path / "other", "2.12.1")
     one, two, three = ward.cluster.addresses
     ward.node_list = ward.cluster.write_list([one, f"{two} python={python}", three])
@@ -209,7 +209,7 @@ def test_memlock_and_rdma(ward: Head, cluster: NetnsCluster, tmp_path: Path) -> 
             subprocess.run(["cp", "-a", "/sys/class", str(own)], check=False, capture_output=True)
             hca(own, "mlx5_0", top="infiniband")
             cluster.exec(i, ["mount", "--bind", str(own), "/sys/class"])
-        # Not this machine's own limit, which may be low enough for a finding, too.
+        # This machine's own limit may also be low enough for a finding.
         findings = [f for f in examine(ward, "--quick", code=0) if "64 KiB" in f["what"]]
         only(findings, "limits", "warn", cluster.addresses[1])
     finally:
@@ -247,7 +247,7 @@ def test_hosts_that_cannot_be_asked(ward: Head, cluster: NetnsCluster) -> None:
 
 
 def test_other_code_on_one_node(netns_cluster: Callable[..., NetnsCluster], tmp_path: Path) -> None:
-    """Each node has its own copy; one was edited, and nobody remembers."""
+    """Each node has its own copy, and one was edited by mistake."""
     place = tmp_path / "own"
     place.mkdir()
     cluster = netns_cluster(2, tmpfs=[place], tmpfs_size="4g")

@@ -60,7 +60,8 @@ if rank == "3":
     raise ValueError("of rank 3")
 time.sleep(1000)
 """
-LONG = str(10**6 + os.getpid())  # seconds that nobody else on this machine sleeps
+# No other process on this machine sleeps for this number of seconds.
+LONG = str(10**6 + os.getpid())
 # Saves when asked to, and starts a child that leaves its session and its environment.
 SAVE = f"""
 import os, signal, subprocess, sys, time
@@ -155,7 +156,8 @@ def test_ctrl_c_until_the_command_is_gone(head: Head) -> None:
         command.interrupt()
         time.sleep(0.002)
     assert command.finish() == 130, command.text
-    ours = [line for line in command.lines if not line.startswith("node")]  # but not the program's
+    # The program's own lines begin with the node.
+    ours = [line for line in command.lines if not line.startswith("node")]
     assert "Traceback" not in "\n".join(ours)
     assert (head.record["state"], head.record["exit_code"]) == ("stopped", 130)
     assert head.nothing_left()
@@ -208,7 +210,7 @@ exec -a "$0" {python} "$@"
 
 
 def slow_python(directory: Path, reached: Path) -> Path:
-    """Make an environment like this one, whose Python never gets to start a supervisor."""
+    """Return an environment like this one whose Python never starts a supervisor."""
     go, python = directory / "go", directory / "slow" / "bin" / "python"
     os.mkfifo(go)
     python.parent.mkdir(parents=True)

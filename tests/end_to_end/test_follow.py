@@ -152,8 +152,9 @@ def test_detached_from_the_start_and_looked_at_from_anywhere(head: Head) -> None
 
 
 def test_the_key_that_leaves_it_running(head: Head) -> None:
-    """On a real terminal: progress bars move in place, d detaches. Who leaves so is no loss, also
-    where the loss of the head ends the job."""
+    """On a real terminal progress bars move in place, and d detaches. A detached head is not lost,
+    even if the loss of the head would end the job.
+    """
     bar = (
         "import os, sys, time\n"
         "for i in range(20_000):\n"

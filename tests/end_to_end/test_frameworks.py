@@ -1,8 +1,8 @@
-"""Programs that nobody here wrote: under us they do what they do when torchrun is typed by hand.
+"""Third-party programs behave under us as they do under torchrun typed by hand.
 
 Their packages are installed for these tests alone, beside the torch that is here. DeepSpeed is not
-among them: on two cores without a GPU its 0.19 gave no result within 400 s, under torchrun alone
-too.
+among them: on two cores without a GPU its 0.19 gave no result within 400 s, not even under torchrun
+alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ PACKAGES = [
     "tqdm",
     "transformers[torch]",
 ]
-SECONDS = 400.0  # for one program, importing included, on a busy machine
+# One program, importing included, may take this long on a busy machine.
+SECONDS = 400.0
 
 TRAINER = """
 import sys, torch
@@ -144,7 +145,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def results(text: str) -> list[str]:
-    """What ranks printed; two of them may write into one line when torchrun is typed by hand."""
+    """Return the ranks' results; two ranks may share a line under torchrun typed by hand."""
     return sorted(found.rstrip() for found in re.findall(r"RESULT (?:(?!RESULT).)*", text))
 
 

@@ -158,7 +158,7 @@ def test_the_record_of_a_job_and_a_secret_that_is_in_none_of_it(head: Head) -> N
 
 
 def test_an_environment_and_a_container_around_a_node(head: Head) -> None:
-    """Its ranks have what was activated, and whoever asks for the job later looks inside, too."""
+    """The ranks have the activated environment; later commands on the job also look inside it."""
     inside = head.directory / "inside"
     inside.mkdir(mode=0o700)
     (head.directory / "s.sh").write_text("echo noise; export SET_BY=$HOME\n")
@@ -181,7 +181,8 @@ def test_an_environment_and_a_container_around_a_node(head: Head) -> None:
     assert (command.finish(), command.lines[-1]) == (0, f"{inside}|")
     signature = head.experiment / ".launched"
     signature.rename(head.directory / "signature")
-    command = head.command(*shell, "true")  # its prefix would be somebody else's word
+    # The prefix in an unsigned record could come from another user.
+    command = head.command(*shell, "true")
     assert command.finish() == 2 and "not launched by this login" in command.text
     (head.directory / "signature").rename(signature)
     missing = head.launch("--activate", "conda:no-such", program)

@@ -35,7 +35,7 @@ while not os.path.exists(place + "/end"):
 
 @pytest.fixture
 def lonely(netns_cluster: Callable[..., NetnsCluster], tmp_path: Path) -> Head:
-    """A head whose cluster nobody else uses: its links may be cut."""
+    """A head with a cluster of its own, whose links may be cut."""
     return Head(netns_cluster(2), tmp_path)
 
 

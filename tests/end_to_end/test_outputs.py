@@ -100,10 +100,12 @@ def test_any_program_may_leave_files(apart: Head) -> None:
     command = apart.run("leaves.py")
     place = apart.experiment / "outputs"
     found = {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()}
-    found -= {"node_00_metrics.jsonl", "node_01_metrics.jsonl"}  # of a job that took longer
+    # Only a longer job has these.
+    found -= {"node_00_metrics.jsonl", "node_01_metrics.jsonl"}
     left = {"lightning_logs/version_0/0.ckpt", "lightning_logs/version_0/1.ckpt", "same.txt"}
     (aside,) = (f"node{rank}/same.txt" for rank in (0, 1) if f"node{rank}/same.txt" in found)
-    found.remove(aside)  # that of the node that was later
+    # The node that came second has its file of the same name here.
+    found.remove(aside)
     assert (place / aside).read_text() + (place / "same.txt").read_text() in ("01", "10")
     assert found == {"a b/c/it's 0.bin", "a b/c/it's 1.bin", "empty 0", "empty 1", *left}
     told = "the program wrote lightning_logs, same.txt beside its code on 2 nodes (4 files, 4 B)"
@@ -112,7 +114,8 @@ def test_any_program_may_leave_files(apart: Head) -> None:
     assert command.text.count(stays) == 1
     assert (place / "a b/c/it's 1.bin").read_bytes() == bytes(range(256)) * 5000
     assert "node 1: large 1 (67.1 MB) stay on the node, in /" in command.text
-    assert apart.command("orchestrator", "pull", "--node", "1").finish() == 0  # of any size
+    # A pull takes files of any size.
+    assert apart.command("orchestrator", "pull", "--node", "1").finish() == 0
     assert (place / "large 1").stat().st_size == (64 << 20) + 1
     path = f"{apart.directory}/leaves.py"
     pull = apart.command("orchestrator", "pull", path, "copies")
@@ -191,7 +194,7 @@ def test_metrics_grow_here_while_the_job_runs(apart: Head) -> None:
 
 
 def test_the_steps_that_a_program_prints_are_in_its_report(head: Head) -> None:
-    """A line that is printed at the very end is read, too."""
+    """A line that is printed at the very end is also read."""
     script = head.script(
         "prints.py", "for step in range(1, 6): print(f'step {step}/5 loss {1 / step:.3f}')"
     )

@@ -94,7 +94,7 @@ def test_a_job_from_start_to_end(
 
 
 def test_the_verdict_of_a_failing_job(cluster: Cluster, head: Head) -> None:
-    """It is of the head in the background, and whoever attaches later is told it."""
+    """The background head determines it, and a later attach reports it."""
     head.script("fail.py", FAILS)
     job = cluster.launch("fail.py", nnodes=1, nproc=2)
     assert job.wait() == 1
@@ -187,7 +187,8 @@ def test_ctrl_c_between_the_start_and_the_answer_stops_what_has_started(
     head.script("sleeps.py", SLEEPS)
     with pytest.raises(KeyboardInterrupt), cluster:
         interrupt_when(lambda: any(head.left(node) for node in (0, 1)))
-        cluster.launch("sleeps.py").wait()  # where it has answered already
+        # The launch may have returned before the interrupt.
+        cluster.launch("sleeps.py").wait()
     assert [job.status for job in cluster.jobs()] == ["stopped"]
     assert head.nothing_left()
 

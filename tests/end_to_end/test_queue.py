@@ -29,7 +29,7 @@ QUICK = ("--no-torchrun", "--check", "none")
 
 
 class Line:
-    """Somebody whose launches all want the whole of both hosts."""
+    """A user whose launches all request every GPU of both hosts."""
 
     def __init__(self, head: Head) -> None:
         self.head = head
@@ -159,9 +159,11 @@ def test_two_jobs_share_the_gpus_of_both_hosts(line: Line, gpus: None) -> None:
     first = line.launch("first", "--gpus", "1")
     first.wait_for_all(r"orchestrator: GPU 0 of 4 on ", "is not known: nvidia-smi is not installed")
     first.wait_for_all("node0 .*sees GPU-0$", "node1 .*sees GPU-0$")
-    second = line.launch("second", "--gpus", "2")  # for one program, which may use both
+    # One program requests both.
+    second = line.launch("second", "--gpus", "2")
     second.wait_for_all(*(f"node{node} .*sees GPU-1,GPU-2$" for node in (0, 1)))
-    refused = line.launch("refused")  # which wants all
+    # This launch requests all GPUs.
+    refused = line.launch("refused")
     assert refused.finish() == 3
     assert re.search(r"GPU 0: \S+ job first_\S+; GPU 1-2: \S+ job second_", refused.text)
     by_name = line.launch("by_name", "--env", "CUDA_VISIBLE_DEVICES=3")

@@ -19,7 +19,8 @@ from tests.launching import Head
 
 pytestmark = pytest.mark.cluster
 
-STEPS, BATCH = 40, 12  # of all ranks
+# The batch is that of all ranks.
+STEPS, BATCH = 40, 12
 
 # Each rank writes down what it reads; some attempts are slow, so that there is time to change.
 DATA = """
@@ -106,7 +107,8 @@ def undisturbed(directory: Path, setting: str) -> Path:
 
 
 def train_beside(place: Path) -> None:
-    sys.path.insert(0, str(place.parent))  # where own_data.py is
+    # This directory holds own_data.py.
+    sys.path.insert(0, str(place.parent))
     train.main()
 
 

@@ -32,7 +32,7 @@ QUICK = ("--no-torchrun", "--check", "none", "--max-restarts", "0")
 
 
 class Sweeps:
-    """Somebody who sweeps over a program that notes how often each member begins."""
+    """A user who sweeps over a program that records each member's start."""
 
     def __init__(self, head: Head) -> None:
         self.head = head

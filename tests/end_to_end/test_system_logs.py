@@ -1,4 +1,4 @@
-"""What can be looked into when a job hangs: the head's log, and those of its nodes."""
+"""Logs for a job that hangs: the head's, and those of its nodes."""
 
 from __future__ import annotations
 

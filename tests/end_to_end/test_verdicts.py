@@ -236,7 +236,7 @@ dist.all_reduce(torch.ones(1))
 
 @contextlib.contextmanager
 def control_group() -> Iterator[Path | None]:
-    """One whose members may have 32 MB, or None where nobody may make one."""
+    """Yield a control group limited to 32 MB, or None without the right to make one."""
     root = Path("/sys/fs/cgroup")
     old = (root / "memory").is_dir()
     path = root / ("memory" if old else ".") / f"orchestrator-test-{os.getpid()}"
@@ -281,7 +281,7 @@ def test_the_kernels_out_of_memory_killer(head: Head) -> None:
 
 
 def test_a_home_that_is_full(netns_cluster: Callable[..., NetnsCluster], tmp_path: Path) -> None:
-    """What cannot be written down there is told all the same; nothing can be started then."""
+    """Failures to write there are reported, and no new job can be started."""
     home = Path.home()
     cluster = netns_cluster(1, tmpfs=[home], tmpfs_size="16m")
     head = Head(cluster, tmp_path)

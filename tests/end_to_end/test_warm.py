@@ -39,7 +39,7 @@ def spent(head: Head, node: int) -> int:
 
 
 def wait_until_ready(head: Head) -> list[dict[str, Any]]:
-    """Ask when they seem to rest: each question is a login on every node."""
+    """Return the standbys once both are idle; each question is a login on every node."""
     deadline = time.monotonic() + PATIENCE
     while True:
         before = None

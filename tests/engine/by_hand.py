@@ -65,12 +65,12 @@ def by_hand(
 
 
 def switch(optimizer: Optimizer, mode: str) -> None:
-    """Say it to an optimizer that tells training from evaluation."""
+    """Call the optimizer's train() or eval() if it has one."""
     getattr(optimizer, mode, lambda: None)()
 
 
 def made(make: Make, *, frozen: bool = False, later: bool = False, **more: Any) -> Trainer:
-    """Make a Trainer, which makes the optimizer later, from the parameters as it spreads them."""
+    """Return a Trainer; with `later`, it creates the optimizer itself after sharding the model."""
     model = net(frozen=frozen)
     optimizer = make if later else make(model.parameters())
     return Trainer(model, optimizer, **{"loss": functional.mse_loss, **more})
@@ -154,7 +154,7 @@ def falling(make: Make) -> Make:
 
 
 def thaw(model: nn.Module, step: int) -> None:
-    """Have the second layer trained from the third step on."""
+    """Train the second layer from the third step on."""
     model.get_submodule("2").requires_grad_(step >= 2)
 
 

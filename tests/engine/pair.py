@@ -14,7 +14,9 @@ WORLD = 2
 
 
 def run(function: Callable[[int, Path], None], directory: Path) -> str:
-    """What both ranks printed. The function is one of a module, so that the ranks can find it."""
+    """Return the output of both ranks. The function must be a module's, so that ranks can import
+    it.
+    """
     env = {"PAIR": f"{function.__module__}:{function.__name__}", "PLACE": str(directory)}
     place = str(directory / f"ranks of {function.__name__}")
     job = worlds.Job(place, [WORLD], {}, env=env, call="tests.engine.pair:rank")

@@ -1,4 +1,4 @@
-"""What a rank asks of torch. worlds.py installs it in the ranks of a job whose SPY names a file.
+"""Recorder of a rank's calls to torch, which worlds.py installs if a job's SPY names a file.
 
 For what shows on a CPU neither in losses nor in lines nor in files: how far ahead something is
 fetched, how often it is gathered, how long a group waits. Rank 0 writes it down when it ends.

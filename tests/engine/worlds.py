@@ -42,7 +42,8 @@ class Job:
     memory: str = ""  # a directory: each node has memory of its own in it, which outlives the ranks
     signal: int | None = None  # sent to the last rank, or to all if it is SIGKILL
     after: tuple[str, int] = ('"loss"', 3)  # a word, and how often rank 0's metrics have it by then
-    after_seconds: float = 0.0  # and so long after that
+    # The signal is sent this long after that moment.
+    after_seconds: float = 0.0
     timeout: float = 300.0  # ends what hangs; nothing is meant to
     call: str = ""  # module:function of the job's directory, instead of the engine's run
 
@@ -187,7 +188,8 @@ def rank(job: Job, output: Path, env: dict[str, str]) -> NoReturn:
 
 
 def main() -> None:
-    gc.disable()  # as torchrun has it that forks the ranks of a job (fast_torchrun.py)
+    # Torchrun disables it before it forks a job's ranks (fast_torchrun.py).
+    gc.disable()
     # All that a rank would import, some of it late: the optimizer takes dynamo, 0.4 s per rank.
     for name in ("_dynamo", "distributed.checkpoint", "distributed.fsdp", "utils.data"):
         importlib.import_module(f"torch.{name}")

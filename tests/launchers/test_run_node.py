@@ -35,7 +35,7 @@ print("sum", total.item(), os.environ["NODE_RANK"], place, sys.argv[1:])
 
 
 class Machines:
-    """Two machines on which somebody types; here they are one."""
+    """Two machines with a user at each terminal; here they are one machine."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

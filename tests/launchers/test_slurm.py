@@ -99,8 +99,9 @@ def test_a_job_left_alone_is_taken_up_and_stopped(login: Login) -> None:
 
 @pytest.mark.cluster
 def test_a_submitted_job_is_queued_again_at_its_time_limit_and_resumes(login: Login) -> None:
-    """What Slurm sends before the limit: the ranks save, the next attempt goes on from there;
-    `status`, `logs` and `stop` work from the login node."""
+    """Slurm's signal before the limit makes the ranks save, and the next attempt resumes; `status`,
+    `logs` and `stop` work from the login node.
+    """
     secret = [
         "--env",
         "PIN=hunter2",

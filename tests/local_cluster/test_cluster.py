@@ -45,7 +45,8 @@ def test_a_killed_cluster_does_not_break_the_next(tmp_path: Path) -> None:
         "print(cluster._listeners[0].pid)"
     )
     left = subprocess.check_output([sys.executable, "-c", script, tmp_path])
-    ended = os.pidfd_open(int(left))  # nobody was left to tidy up
+    # The cluster's owner did not live to clean up.
+    ended = os.pidfd_open(int(left))
     with LoopbackCluster(1, tmp_path) as cluster:
         assert select.select([ended], [], [], 0)[0]
         assert run(cluster, 0, "echo here") == "here\n"

@@ -99,7 +99,8 @@ def test_ctrl_c_stops_the_run_and_takes_everything_away(place: Path, start: Star
     (place / "waits.py").write_text("import time\nprint('ready')\ntime.sleep(1000)\n")
     command = start("--size", "1", "waits.py")
     command.wait_for("ready")
-    os.killpg(command.process.pid, signal.SIGINT)  # as a terminal does
+    # A terminal sends the signal to the whole group.
+    os.killpg(command.process.pid, signal.SIGINT)
     assert command.finish() == 130
     assert "asking all ranks to save and stop" in command.text
     assert "killing" not in command.text  # one Ctrl-C is not passed on twice
@@ -150,7 +151,7 @@ def test_without_torch_it_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_default_config_of_a_launch_is_what_the_engine_has_by_default() -> None:
-    """It shows every section; nobody needs to guess what a key that is left out would be."""
+    """The file shows every section, so a reader sees the default of each key."""
     shown = load.load(REPOSITORY / "config/multi_node/distributed_two_nodes.yaml")
     assert shown.launch == Launch()
     assert shown.optimizer == OptimizerConfig()

@@ -24,7 +24,8 @@ ROOT = Path(__file__).parents[2]
 STAND_IN = Path(__file__).with_name("job") / "torchrun.py"
 # The node's Python: NODE_PYTHON=/path/to/python3.9 pytest tests/node
 PYTHON = os.environ.get("NODE_PYTHON", sys.executable)
-PATIENCE = 30.0  # for what must come; a test that waits so long has failed
+# A test fails if any expected event takes longer.
+PATIENCE = 30.0
 SUPERVISE = (
     f"import sys; sys.path.insert(0, {str(ROOT)!r}); from orchestrator.node.job import supervisor;"
     " supervisor.main(*sys.argv[-2:])"
@@ -34,7 +35,7 @@ T = TypeVar("T")
 
 
 def wait_until(condition: Callable[[], T], what: str = "it", patience: float = PATIENCE) -> T:
-    """What the condition says as soon as it is true."""
+    """Return the condition's value as soon as it is true."""
     deadline = time.monotonic() + patience
     while True:
         found = condition()
@@ -157,7 +158,7 @@ class Job:
 
     @property
     def output(self) -> dict[str, str]:
-        """What each stream said."""
+        """Return the output of each stream."""
         log, ranks = Path(self.run.log).read_bytes(), Path(self.run.ranks).read_bytes()
         return {name: data.decode() for name, data in streams(log, ranks).items()}
 
@@ -171,7 +172,7 @@ class Job:
         return [process.pid for process in job_processes.of_job(self.run.job, self.run.node)]
 
     def clear(self) -> None:
-        """Whatever a failed test left."""
+        """Remove the leftovers of a failed test."""
         if self.supervisor is not None:
             self.supervisor.kill()
             self.supervisor.wait()

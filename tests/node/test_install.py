@@ -22,7 +22,8 @@ from orchestrator.protocol.timing import HEAD_PATIENCE_SECONDS
 pytestmark = pytest.mark.slow
 
 SECONDS = 60.0  # more than it ever takes
-OTHER = 12345  # nobody's user and group
+# No account has this user and group number.
+OTHER = 12345
 
 
 class Pipes:

@@ -107,7 +107,8 @@ def test_no_links_that_stay_inside_lead_out_together(links: list[tuple[str, str]
                 if str(above / Path(path).name) == path and link_is_inside(path, target):
                     (root / path).symlink_to(target)
         for path in root.rglob("*"):
-            end = Path(os.path.realpath(path))  # of links in a circle, a path as it is written
+            # For a circle of links this is the path as it is written.
+            end = Path(os.path.realpath(path))
             assert root in (end, *end.parents), path
 
 

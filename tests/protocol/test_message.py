@@ -157,7 +157,8 @@ def test_each_field_of_a_wrong_type_is_nonsense() -> None:
             assert hints[name] not in SIMPLE or type(getattr(found, name)) is hints[name], place
             right = json.loads(json.dumps(encode(found))).get(name)
             if isinstance(wrong, dict) and isinstance(right, dict):
-                # A message in a message: what it lacks has its default, what nobody knows is left.
+                # Missing fields of a nested message have their defaults, and unknown fields are
+                # dropped.
                 right = {key: right[key] for key in right if key in wrong}
                 wrong = {key: wrong[key] for key in wrong if key in right}
             assert canonical(right) == canonical(wrong), place  # it was of the right type after all

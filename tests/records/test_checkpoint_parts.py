@@ -60,7 +60,7 @@ def test_every_node_gets_what_it_lacks_and_needs_from_who_has_least_to_give() ->
 
 
 def test_what_was_saved_last_comes_first() -> None:
-    """Whatever its step is: a training may have gone back."""
+    """The order does not follow the step, because a training may have gone back."""
     early = holding(1, "abc", step=9)
     late = [replace(holding(node, "abc"), created=20.0) for node in (0, 1)]
     assert [each.step for each in candidates([early, *late])] == [8, 9]

@@ -28,7 +28,7 @@ FILES = {".metadata": b"about", "__0_0.distcp": b"a" * 1000, "__1_0.distcp": b"b
 def write(
     directory: Path, step: int, files: Mapping[str, bytes] = FILES, token: str = "run"
 ) -> dict[str, FileRecord]:
-    """What the ranks do before it is published."""
+    """Write a checkpoint's files as the ranks do before it is published."""
     place = checkpoint_store.partial(directory, step, token)
     place.mkdir(parents=True)
     for name, content in files.items():
@@ -466,7 +466,7 @@ def test_odd_names(tmp_path: Path, name: str) -> None:
 def test_an_unreadable_directory_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """Never "no checkpoints": a run that starts anew would cost what was trained."""
+    """It is never "no checkpoints": a run from step 0 would lose the training so far."""
 
     def refuse(path: Path) -> None:
         raise OSError(number, os.strerror(number))
@@ -566,7 +566,8 @@ def make(directory: Path, kinds: str) -> None:
         ("tccc", 1, [4, 3]),
         ("ctcc", 2, [4, 3, 2]),
         ("ctt", 1, [3]),
-        ("cn", 1, [2, 1]),  # may be somebody else's
+        # A directory without a manifest may be another program's.
+        ("cn", 1, [2, 1]),
         ("ttt", 1, [3, 2, 1]),
         ("", 1, []),
     ],

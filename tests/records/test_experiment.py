@@ -59,7 +59,8 @@ def test_a_new_experiment(tmp_path: Path) -> None:
     assert sorted(path.name for path in place.path.iterdir()) == ["logs", "outputs"]
     ignored = (place.path.parent / ".gitignore").read_text()
     assert ignored.splitlines()[-1] == "*"  # git sees none of them
-    create(tmp_path, "run")  # a directory of somebody else
+    # This directory is another user's.
+    create(tmp_path, "run")
     assert not (tmp_path / ".gitignore").exists()
 
 
@@ -291,7 +292,8 @@ def test_one_that_is_not_there_is_looked_for_where_it_may_be(
     assert "did you mean 'run_2" in error("run").what  # what a name begins with is enough
     assert error("other").fix.startswith("the newest is run_2")
     with pytest.raises(UsageError, match="name of the experiment is empty"):
-        find(Path("experiments"), "")  # as of "$EXP" where none is set: not the newest
+        # This is "$EXP" with EXP unset; it does not mean the newest.
+        find(Path("experiments"), "")
 
 
 # -- choosing a part of it --------------------------------------------------------------------

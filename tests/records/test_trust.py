@@ -17,7 +17,8 @@ from orchestrator.records.experiment import Experiment, Untrusted
 from orchestrator.records.experiments import create, every, find
 from tests.records.test_experiment import NODE, record
 
-OTHER = 12345  # nobody's user and group
+# No account has this user and group number.
+OTHER = 12345
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 
 
@@ -105,7 +106,8 @@ def test_where_the_disk_keeps_no_modes(tmp_path: Path) -> None:
     made = create(tmp_path / "experiments", "run")
     made.path.chmod(0o777)
     made.write_record(record())
-    made.sign(record())  # at its launch, when nobody else knew of it
+    # At its launch no other user knew of the directory.
+    made.sign(record())
     assert made.read_record() == record()
     assert [found.path for found in every(made.path.parent)] == [made.path]
     made.write_record(record(ssh_config="/tmp/theirs"))

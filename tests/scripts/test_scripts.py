@@ -48,7 +48,7 @@ class Clone:
         return self.run("bash", "-c", f'set -eu; . "{self.root}/scripts/setup.sh"; {words}', **env)
 
     def calls(self, start: str) -> list[str]:
-        """What was called, each with its arguments on a line, without the looking for modules."""
+        """Return the recorded calls, one a line, without those that look for modules."""
         text = self.log.read_text() if self.log.exists() else ""
         calls = text.replace("\n", " ").replace(start, "\n" + start).split("\n")[1:]
         return [call.strip() for call in calls if "find_spec" not in call]
@@ -80,7 +80,8 @@ def test_the_venv_gets_torch_and_the_package_at_once_and_nothing_twice(clone: Cl
 
 def test_extras_and_new_dependencies_are_installed_once(clone: Clone) -> None:
     clone.venv()
-    (clone.root / "has-torch").touch()  # for GPUs, by whoever set this machine up
+    # The file marks a torch that the machine's owner installed for GPUs.
+    (clone.root / "has-torch").touch()
     again = "need_venv test; need_venv test"
     assert clone.setup(again).returncode == 0
     (clone.root / "pyproject.toml").write_text("[project]\ndependencies = []\n")
@@ -157,7 +158,8 @@ def test_test_sh_passes_markers_and_arguments_to_pytest(
         clone.stand_in(clone.bin / name)
     for name in ("pytest", "ruff", "mypy"):
         clone.stand_in(clone.root / ".venv/bin" / name)
-    clone.stand_in(clone.bin / "nproc", "echo ${OMP_NUM_THREADS:-2}")  # as the real one does
+    # The real nproc does the same.
+    clone.stand_in(clone.bin / "nproc", "echo ${OMP_NUM_THREADS:-2}")
     clone.stand_in(clone.bin / "id", "echo 0")
     done = clone.run(str(clone.root / "scripts/test.sh"), *typed, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr

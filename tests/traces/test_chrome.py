@@ -81,7 +81,8 @@ def test_an_error_of_the_reader_is_not_the_traces() -> None:
 def test_a_trace_of_a_gpu() -> None:
     number, found = read(CUDA)
     assert (number, found.steps) == (3, 2)
-    assert found.window_ms == 20  # from the first kernel to the last
+    # The window spans the first to the last kernel.
+    assert found.window_ms == 20
     assert (found.compute_ms, found.communication_ms) == (13, 5)
     assert (found.overlapped_ms, found.exposed_ms) == (1, 4)
     # The host waited for data 2.5 ms; the GPU was idle in 2 of them. Its first 0.9 ms lie before.

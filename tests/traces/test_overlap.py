@@ -119,13 +119,15 @@ def test_a_gpu(tmp_path: Path) -> None:
         event("ProfilerStep#8", 5100, 9100, "gpu_user_annotation"),
         event("aten::mm", 0, 9000, "cpu_op", tid=1),
         event("sm90_xmma_gemm_bf16", 1000, 3000),
-        event(ADAM, 2500, 4000, tid=8),  # on another stream
+        # This kernel is on another stream.
+        event(ADAM, 2500, 4000, tid=8),
         event(GATHER, 3500, 6000, tid=20),  # 0.5 ms hidden, 2 ms exposed
         event("Memcpy HtoD (Pinned -> Device)", 5500, 7000, "gpu_memcpy", tid=21),
         event("Memset (Device)", 7000, 7500, "gpu_memset"),
         event("void at::native::vectorized_elementwise_kernel<4>()", 8000, 11000),
     )
-    assert (found.steps, found.window_ms) == (2, 10)  # from the first to the last kernel
+    # The window spans the first to the last kernel.
+    assert (found.steps, found.window_ms) == (2, 10)
     assert (found.compute_ms, found.communication_ms) == (6, 2.5)
     assert (found.overlapped_ms, found.exposed_ms) == (0.5, 2)
     assert (found.data_ms, found.idle_ms) == (0, 2)  # a GPU that only copies is idle

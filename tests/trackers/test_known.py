@@ -66,7 +66,8 @@ def test_tensorboard_keeps_the_attempt_that_went_on(tmp_path: Path) -> None:
 
 @given(st.text("ab./_ \u00e9<", max_size=8))
 def test_mlflow_takes_any_name(name: str) -> None:
-    own = accepted(name)  # by MLflow's own rule
+    # MLflow's own rule decides.
+    own = accepted(name)
     assert re.fullmatch(r"[\w./ -]+", own)
     assert posixpath.normpath(own) == own != "."
     assert not own.startswith(("..", "/"))
@@ -189,7 +190,7 @@ def lines_of(directory: Path, run: str) -> list[dict[str, Any]]:
 
 
 def records(data: bytes) -> list[bytes]:
-    """Take a log of LevelDB apart, which has blocks of 32 KiB; a header of W&B's comes first."""
+    """Return the records of a LevelDB log with blocks of 32 KiB, behind W&B's header."""
     found, at, part = list[bytes](), 7, b""
     while at + 7 <= len(data):
         if (left := -at % 32768) and left < 7:  # no room for a header: the block ends here

@@ -43,7 +43,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 def by_torch(make: Any, model: nn.Module, poisoned: slice = NONE) -> nn.Module:
-    """What torch's own average is after a loop by hand."""
+    """Return torch's own average after a loop by hand."""
     optimizer = make(model.parameters())
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(DECAY))
     for x, y in DataLoader(data(poisoned), BATCH):
@@ -57,7 +57,7 @@ def by_torch(make: Any, model: nn.Module, poisoned: slice = NONE) -> nn.Module:
 
 
 def averaged(trainer: Trainer) -> dict[str, Tensor]:
-    """Give all of the average, on every rank."""
+    """Return the whole averaged weights on every rank."""
     with trainer.parts.steppers.evaluating():
         return {name: weight.detach().clone() for name, weight in whole(trainer).items()}
 

@@ -48,7 +48,8 @@ def every_field() -> Iterator[str]:
         if dataclasses.is_dataclass(kind):
             yield from (f"{section}.{field.name}" for field in dataclasses.fields(kind))
         else:
-            yield section  # of variables, whose names are the user's
+            # The keys are variables that the user names.
+            yield section
 
 
 def test_no_field_is_forgotten() -> None:
@@ -266,7 +267,7 @@ TIMELY = r"^step +\d+/|\.cpp:\d+\]"  # the lines of progress, and those of torch
 
 @pytest.fixture(scope="module")
 def observed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
-    """What is seen of every base, of every base once more, and of every change."""
+    """The observations of every base, of every base once more, and of every change."""
     directory = tmp_path_factory.mktemp("fields")
     for name, step in (("one", 1), ("other", 3)):
         token_file(directory / f"{name}.bin", step)
@@ -321,7 +322,7 @@ def look(job: Job, codes: list[int]) -> Seen:
 
 
 def words(line: str, job: Job) -> str:
-    """Without what somebody measured."""
+    """Return the line without measured values."""
     line = re.sub(r"\d+\.\d+|\d+(?=%| ms\b| s\b)", "#", line.replace(job.directory, "JOB"))
     return " ".join(line.split())
 

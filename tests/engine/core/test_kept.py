@@ -36,7 +36,7 @@ def kept(job: Job, rank: int = 0) -> tuple[list[Any], dict[str, Any]]:
 
 
 def test_it_goes_on_as_it_was(tmp_path: Path) -> None:
-    """Averages of sharded weights, too: with the values of a run that was never interrupted."""
+    """Averages of sharded weights also keep the values of a run that was never interrupted."""
     whole = job(tmp_path / "apart", "whole", [2], STEPS)
     begun, later = [whole], {}
     for where, nodes in itertools.product(("disk", "memory"), ([2], [1])):

@@ -71,7 +71,8 @@ def step_on_shards(rank: int, directory: Path) -> None:
         ]:
             wholes = [nn.Parameter(value.to(dtype)) for value in first]
             shards = [nn.Parameter(distribute_tensor(w.detach(), mesh, places)) for w in wholes]
-            some = nn.Parameter(wholes[0].detach().clone())  # which sharding leaves whole
+            # Sharding leaves this parameter whole.
+            some = nn.Parameter(wholes[0].detach().clone())
             more = {"lr": 1e-2, "nesterov": nesterov, "adjust_lr_fn": "match_rms_adamw"}
             plain = torch.optim.Muon(wholes, **more)
             spread = torch.optim.Muon([some, *shards[1:]], **more)

@@ -137,7 +137,8 @@ def test_two_ranks_train_as_a_loop_by_hand(tmp_path: Path) -> None:
 def train_on_two_ranks(rank: int, directory: Path) -> None:
     layouts = [{"strategy": name, "accumulate": 2} for name in ("ddp", "full_shard")]
     apart = {name: distance for name, distance in every(layouts) if distance > 2e-6}
-    torch.set_default_dtype(torch.float64)  # in which sums are not rounded to less
+    # Sums in float64 are not rounded to fewer bits.
+    torch.set_default_dtype(torch.float64)
     for more in layouts:
         distance = far(trained(made(adamw, **more)), by_hand(adamw))
         apart |= {("fp64", *more.values()): distance} if distance > 1e-14 else {}
@@ -266,7 +267,7 @@ def live(directory: Path) -> None:
 
 
 def test_a_state_moves_between_layouts(tmp_path: Path) -> None:
-    """What one process saved, two ranks go on from in shards, and one from theirs."""
+    """Two sharded ranks resume from one process's state, and one process from theirs."""
     whole = trained(made(adamw))
     trained(made(adamw), max_period="4 steps", save_to=tmp_path / "a", save_every="4 steps")
     said = pair.run(move_to_two_ranks, tmp_path)
@@ -303,7 +304,8 @@ def test_a_save_asks_for_each_state_once(tmp_path: Path) -> None:
     before = holder.asked
     more = {"save_to": tmp_path, "save_every": "2 steps"}
     trained(trainer, **more)
-    assert holder.asked - before == len(asked) - 1 == STEPS // 2  # the first step asks, too
+    # The first step also asks.
+    assert holder.asked - before == len(asked) - 1 == STEPS // 2
 
 
 def test_what_no_checkpoint_can_hold_is_refused_in_the_first_step(tmp_path: Path) -> None:
@@ -348,7 +350,8 @@ def test_what_needs_a_closure_is_refused(make: Any) -> None:
 def test_one_that_shows_other_weights_for_evaluation_is_refused() -> None:
     def make(parameters: Any) -> torch.optim.Optimizer:
         free = adamw(parameters)
-        free.eval = free.train = lambda: None  # as a schedule-free one has
+        # A schedule-free optimizer has these methods.
+        free.eval = free.train = lambda: None
         return free
 
     with pytest.raises(UsageError, match="AdamW has train"):

@@ -20,7 +20,8 @@ from tests.engine.worlds import CONFIGURED, Job, run
 pytestmark = pytest.mark.slow
 
 STEPS = 10
-BATCH = 24  # of all ranks and micro-batches together
+# This counts all ranks and micro-batches together.
+BATCH = 24
 CLIP = 0.19
 
 BASE: dict[str, Any] = {
@@ -38,7 +39,7 @@ BASE: dict[str, Any] = {
 
 
 def config(*changes: dict[str, Any], world: int = 1, batch: int = BATCH) -> dict[str, Any]:
-    """BASE with changes; the batch of all ranks stays the same, whatever the world."""
+    """Return BASE with changes; the batch of all ranks is the same for every world size."""
     merged = copy.deepcopy(BASE)
     for section, values in itertools.chain.from_iterable(change.items() for change in changes):
         merged.setdefault(section, {}).update(values)
@@ -76,7 +77,7 @@ def weights(job: Job) -> dict[str, torch.Tensor]:
 
 
 def plain_loop() -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
-    """What the config means, in the fewest lines: nothing of the engine but the order of data."""
+    """Train by the config in a minimal plain loop, with the engine's order of data alone."""
     made: Config = parse.build(Config, config())
     torch.manual_seed(0)
     model = own.model()

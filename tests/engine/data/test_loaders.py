@@ -25,7 +25,7 @@ LIKE_TUPLES = ("namedtuples", "dataclasses", "graphs", "encodings", "sums of gra
 
 @pytest.mark.parametrize("nodes", [[1], [2]])
 def test_loaders_that_people_write(tmp_path: Path, nodes: list[int]) -> None:
-    """What is not right is refused, on all ranks, before anything is trained."""
+    """Invalid loaders are refused on all ranks before training begins."""
     job = Job(str(tmp_path / "job"), nodes, {}, call="tests.engine.programs.habits:loaders")
     (codes,) = run(job)
     assert codes == [0] * sum(nodes), job.output()
@@ -68,7 +68,7 @@ def ranks(world: int) -> list[Ranks]:
 def test_other_ranks_go_on_after_any_sample(
     size: int, world: int, position: int, shuffle: bool, drops: bool
 ) -> None:
-    """Whatever was dealt out before, the rest is: each sample once, and none that was seen."""
+    """The rest of an epoch has each remaining sample once, from any position and world size."""
     many = 29
     loader = DataLoader(range(many), batch_size=size, shuffle=shuffle, drop_last=drops)  # type: ignore[arg-type, var-annotated]
     whole = MapShard(DataLoader(range(many), batch_size=1, shuffle=shuffle), ranks(1)[0], 3)  # type: ignore[arg-type]

@@ -198,7 +198,7 @@ def test_nothing_to_guess_is_no_loss() -> None:
 
 
 def rows_of(wanted: Config, rank: int, shape: tuple[int, ...], file: Path) -> None:
-    """What this process has as one rank of a mesh whose other ranks do not exist."""
+    """Write this rank's shards in a mesh whose other ranks do not exist."""
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=math.prod(shape))
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
     own = build.build(wanted)

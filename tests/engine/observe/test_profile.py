@@ -67,7 +67,7 @@ def test_one_rank(tmp_path: Path) -> None:
 
 
 def test_half_a_trace_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has come on a node goes home while the job runs, but for such names."""
+    """Files of a node are fetched while the job runs, but not under temporary names."""
     export = torch.profiler.profile.export_chrome_trace
     written: list[str] = []
 

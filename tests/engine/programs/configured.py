@@ -100,7 +100,7 @@ def without_memory(dim: int = 8) -> Bag:
 
 
 def differs(dim: int = 8) -> Bag:
-    """What nobody should write: other weights on every rank."""
+    """A user's mistake: weights that differ between ranks."""
     torch.manual_seed(int(os.environ["RANK"]))
     return Bag(dim)
 

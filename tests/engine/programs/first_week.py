@@ -63,7 +63,7 @@ def another_group() -> None:
 
 
 def stranger() -> None:
-    """Parameters of a loss, which nobody would sum over the ranks."""
+    """Train parameters of a loss, whose gradients would not be reduced over the ranks."""
     own = nn.Linear(2, 2)
     Trainer(
         Net(), lambda own_parameters: torch.optim.SGD([*own_parameters, *own.parameters()], 0.1),

@@ -71,7 +71,7 @@ def memory() -> dict[str, int]:
 
 
 def sharded_from_files(directory: Path) -> None:
-    """What each rank took at most while the model was made, and what it got."""
+    """Record each rank's peak memory while the model is made, and its weights."""
     distributed.setup_distributed()
     weights = directory / "weights"
     if RANK == 0:

@@ -90,7 +90,7 @@ class TiedToHead(Base):
 
 
 class Mixed(Base):
-    """Matrices in double precision, the rest in fp32; in a block, too."""
+    """Matrices in double precision, the rest in fp32, also inside a block."""
 
     def __init__(self) -> None:
         super().__init__()

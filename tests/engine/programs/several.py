@@ -68,14 +68,14 @@ def step(models: Any, batch: Any) -> dict[str, Tensor]:
     fake = generator(noise)
     told_apart = functional.softplus(-discriminator(real)).mean()
     told_apart = told_apart + functional.softplus(discriminator(fake.detach())).mean()
-    # With a method beside forward: the middle of the real ones is to be met, too.
+    # A method beside forward is used: the generator has to match the mean of real features.
     away = discriminator.features(fake).mean(1) - discriminator.features(real).mean(1).detach()
     fooled = functional.softplus(-discriminator(fake)).mean() + away.square().mean()
     return {"G": fooled, "D": told_apart}
 
 
 def poisoned(models: Any, batch: Any) -> dict[str, Tensor]:
-    """Have the first step of the generator be no number."""
+    """Return losses of which the generator's is NaN or infinite in its first step."""
     losses = step(models, batch)
     real, _ = batch
     # The first sample of all has this value alone.
@@ -104,8 +104,7 @@ def lazily(models: Any, batch: Any) -> dict[str, Any]:
 
 
 def by_hand(call: Any = step, *, marked: bool = False, every: int = 1) -> dict[str, Tensor]:
-    """Take each loss's gradient by its optimizer's parameters, clip, and step; the generator in
-    every so many steps."""
+    """Train in a plain loop, each optimizer on its own loss, the generator's every few steps."""
     of = models()
     made = optimizers(of)
     rates = {name: schedule(optimizer) for name, optimizer in made.items()}

@@ -98,7 +98,7 @@ def resumes(directory: Path) -> None:
 
 
 def goes_on_elsewhere(directory: Path) -> None:
-    """What $UNTIL says of a training that is saved in $KEPT; its weights at the end."""
+    """Report the result of $UNTIL for a training that is saved in $KEPT, and its final weights."""
     model = net()
     made = Trainer(model, optimizer(model), nn.CrossEntropyLoss())
     saved = {"save_every": "1 epoch", "save_to": os.environ["KEPT"], "resume": True}
@@ -154,7 +154,7 @@ def launched_again(directory: Path) -> None:
 
 
 class Islands(nn.Module):
-    """What bf16 cannot hold: times of a day, a table of angles, running statistics."""
+    """Values that bf16 cannot hold: times of a day, a table of angles, running statistics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -394,7 +394,7 @@ def refuses(directory: Path) -> None:
 
 
 class Book:
-    """A tracker of one's own: whatever it is told, with its words."""
+    """A user's tracker that records every call with its arguments."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []

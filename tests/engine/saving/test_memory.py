@@ -128,7 +128,7 @@ def test_the_newest_state_that_is_whole_is_taken(tmp_path: Path) -> None:
 
 
 def test_what_is_not_this_programs_is_passed_over(tmp_path: Path) -> None:
-    """Another model: said, and begun anew; a later step on disk is gone on from, too."""
+    """Another model's memory is reported and ignored; a later step on disk is preferred."""
     first = job(tmp_path, "first", TWO_NODES, SHARDED, until(8), on_disk(tmp_path),
                 {"checkpoint": {"memory_every": 5}})  # fmt: skip
     other = job(tmp_path, "other", TWO_NODES, SHARDED, {"model": {"args": {"dim": 4}}}, until(1))
@@ -178,7 +178,7 @@ def test_other_ranks_put_the_state_together_from_memory(tmp_path: Path, name: st
 
 
 def test_where_memory_is_short_it_is_refused_in_words(tmp_path: Path, small_disk: Path) -> None:
-    """And so is what somebody else may write to; the training goes on without."""
+    """Memory that other users may write to is also refused; the training goes on without."""
     large = {"model": {"args": {"dim": 2000}}, "checkpoint": {"memory_every": 1}}
     tight = job(tmp_path, "tight", [1], large, until(2), memory=str(small_disk))
     open_to_all = job(tmp_path, "open", [1], until(2), memory=str(tmp_path / "open memory"))

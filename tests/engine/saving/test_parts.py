@@ -41,7 +41,7 @@ def on_disk(job: Job, node: int, step: int = 8) -> list[str]:
 
 
 def disks(of: Job, onto: Job, nodes: list[int]) -> None:
-    """Let nodes of another job have the disks of an earlier one, in this order."""
+    """Copy the disks of an earlier job's nodes to the nodes of another job, in this order."""
     for node, before in enumerate(nodes):
         if before >= 0:
             place = Path("outputs/checkpoints")
@@ -99,7 +99,8 @@ def test_a_copy_stands_in_for_a_disk_that_is_gone(
     for gone in (0, 2):
         again = spread(tmp_path, f"without{gone}", NODES, resumed(copies=2))
         disks(first, again, [node if node != gone else -1 for node in range(3)])
-        if gone == 0:  # and another node's own part is damaged
+        # Another node's own part is damaged as well.
+        if gone == 0:
             shard = again.experiment(1) / "outputs/checkpoints/step_00000008/__2_0.distcp"
             shard.write_bytes(bytes(shard.stat().st_size))
         assert run(again) == [[0] * 4], again.output()

@@ -10,7 +10,7 @@ from orchestrator.head.screen import output
 
 @contextmanager
 def json_wanted(wanted: bool = True) -> Iterator[None]:
-    """Have commands print JSON within."""
+    """Switch the commands' output to JSON inside the block."""
     before = output.asked["json"]
     output.asked["json"] = wanted
     try:

@@ -87,7 +87,8 @@ def test_ls_in_json(root: Path, typed: Typed) -> None:
         ["experiments/run_20260101_000000"],
         ["--experiments", "experiments", "run_20260101_000000"],
         ["--experiments", "none", "experiments/run_20260101_000000/outputs/checkpoints"],
-        ["--nodes", "none", "--ssh-config", "none", "run_20260101_000000"],  # as everywhere
+        # Other commands accept the same options.
+        ["--nodes", "none", "--ssh-config", "none", "run_20260101_000000"],
     ],
 )
 def test_the_ways_to_name_them(typed: Typed, words: list[str]) -> None:
@@ -142,7 +143,8 @@ def test_completion(root: Path) -> None:
         env = {**place, "_ORCHESTRATOR_COMPLETE": "bash_complete"}
         return typed_in([], root, **env)[1].split()
 
-    theirs = root / "experiments/run_$(id)_20260104_000000"  # which a shell would run
+    # A shell would run the command in this name.
+    theirs = root / "experiments/run_$(id)_20260104_000000"
     theirs.mkdir()
     (theirs / "job.json").touch()
     assert complete("orchestrator checkpoint ") == ["plain,ls", "plain,verify", "plain,export"]

@@ -48,7 +48,8 @@ def test_each_job_has_a_line_the_newest_first(
     (runs.path / "outputs" / file_name(0)).write_text(json.dumps(step) + "\n")
     damaged = experiment(tmp_path, NAMES[2], "done", **ended)
     (damaged.path / "job.json").write_text("{")
-    assert runs.lock() is None  # as whoever follows it does
+    # A head that follows the job holds this lock.
+    assert runs.lock() is None
     heading, third, second, first = listed(tmp_path, capsys)
     assert heading.split()[:6] == ["JOB", "STATE", "STEP", "LOSS", "LEFT", "NODES"]
     assert third.startswith(f"{NAMES[2]}  damaged")

@@ -69,7 +69,7 @@ def typed(root: Path) -> Typed:
 
 
 def without_rights(root: Path, *words: str) -> tuple[int, str]:
-    """Type it as somebody who may not change what is another's."""
+    """Run the command as a user without rights to other users' files."""
     done = subprocess.run(
         ["setpriv", f"--bounding-set={OTHERS_FILES}", ORCHESTRATOR, "prune", *words],
         cwd=root.parent,
@@ -522,7 +522,7 @@ def test_odd_names(root: Path, typed: Typed) -> None:
 
 # -- interrupted ------------------------------------------------------------------------------
 
-# Forks a prune for each line: starting Python anew at each moment takes twenty times as long.
+# Forks a prune for each line: a new Python at each moment takes twenty times as long.
 PRUNES = """
 import json, os, sys
 import orchestrator.cli.run, orchestrator.entry

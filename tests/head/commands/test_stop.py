@@ -157,7 +157,7 @@ def test_an_emergency_stop_shows_what_it_will_end(
 def test_a_job_is_of_this_directory_where_its_experiment_is(
     tmp_path: Path, experiment: str, *, elsewhere: bool
 ) -> None:
-    """Nodes that share no disk with the head know its name alone, or nothing."""
+    """Nodes that share no disk with the head know only the experiment's name, or not even that."""
     (tmp_path / "lm").mkdir()
     lives = replace(LIVES, experiment=experiment.replace("HERE", str(tmp_path)))
     unknown = replace(lives, experiment="", left=(9,))
@@ -183,7 +183,8 @@ def test_a_job_is_shown_once_whatever_its_machine_is_called(
     answer = StopReceipts(receipts=(proof, proof.replace(node=1, left=(9,))))
     monkeypatch.setattr(stop.stopping, "ask_once", lambda *_: answer)
     nodes = parse_nodes("127.0.0.[2-3]\n", "list")
-    nobody = cast(Transport, None)  # each is asked by the line above
+    # The patched ask_once answers for each node.
+    nobody = cast(Transport, None)
     alive = stop.stopping.stop_everything(nobody, nodes, all_users=False, only_show=True)
     assert stop.stopping.preview(alive, tmp_path).splitlines() == [
         "lm-1: 3 processes on 127.0.0.2",

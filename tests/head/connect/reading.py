@@ -1,4 +1,4 @@
-"""Lets a test read an ssh_config anew, as each command does."""
+"""Helper that makes a test read an ssh_config again, as each command does."""
 
 from __future__ import annotations
 

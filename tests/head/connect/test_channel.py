@@ -112,7 +112,8 @@ def test_a_login_without_a_fitting_python(
         f"#!/bin/sh\nexec '{sys.executable}'"
         f" -c 'import sys; sys.old = (2, 7); old = \"2.7.18 (default)\"; {first}'\n"
     )
-    broken = tmp_path / "broken"  # as with a PYTHONHOME that is not there
+    # A PYTHONHOME that does not exist has this effect.
+    broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\necho Error: no encodings >&2; echo '<no frame>' >&2; exit 1\n")
     for program in (old, broken):
         program.chmod(0o755)

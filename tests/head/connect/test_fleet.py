@@ -118,7 +118,7 @@ def channels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[N
 
 
 def answer_together(listener: socket.socket, count: int) -> None:
-    """Say the word to callers once all have called."""
+    """Answer the callers once all of them have connected."""
     callers = [listener.accept()[0] for _ in range(count)]
     for caller in callers:
         with caller:
@@ -144,7 +144,7 @@ def test_all_nodes_are_at_work_on_their_answers_at_once(channels: list[NodeChann
 def test_nodes_that_are_silent_take_no_answer_from_those_after_them(
     channels: list[NodeChannel],
 ) -> None:
-    """All have the same time, whoever is waited for first."""
+    """All channels share one deadline, in any order of waiting."""
     silent, quick, closed = channels
     process = cast("ProcessChannel", silent.channel).process
     assert process is not None

@@ -51,9 +51,8 @@ def environment(
 ) -> dict[str, str]:
     """The environment of a server that was started so."""
     monkeypatch.setenv("HOME", str(home))
-    monkeypatch.delenv(
-        "ORCHESTRATOR_HOME", raising=False
-    )  # as on a node: what is ours lies in its home
+    # A node has our files in its home.
+    monkeypatch.delenv("ORCHESTRATOR_HOME", raising=False)
     connection = ProcessConnection(shell, "")
     try:
         channel = open_channel(connection, node, SECONDS)
@@ -239,7 +238,7 @@ def test_what_a_login_says_before_it_hangs_is_shown(
 def test_a_home_that_went_read_only_can_be_looked_at(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What our last visit left there is enough to see what runs, and to end it."""
+    """The files of our last session are enough to see the running processes and to end them."""
     environment(Node("n"), home, monkeypatch)
     own = r'mount --bind "$HOME" "$HOME" && mount -o remount,bind,ro "$HOME" && touch "$HOME/x"'
     around = f"unshare -m sh -c '{own} 2>/dev/null || exec \"$@\"' sh"

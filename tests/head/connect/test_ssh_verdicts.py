@@ -50,7 +50,7 @@ class Site:
         return " ".join((self.directory / f"{name}.pub").read_text().split()[:2])
 
     def values(self) -> dict[str, str]:
-        """What the text of a case may name in braces."""
+        """Return the names that the text of a case may use in braces."""
         node = self.cluster.nodes[0]
         keys = {name: self.public(name) for name in (*KINDS, "authority", "wrong")}
         return {
@@ -112,7 +112,8 @@ def write_lists(directory: Path) -> None:
 class Case:
     config: str
     known: str  # the known_hosts file before
-    words: str = ""  # of our refusal; nothing: the host is trusted
+    # This is the text of our refusal; if empty, the host is trusted.
+    words: str = ""
 
     def __str__(self) -> str:
         return self.config.partition("\n")[0][:40] or self.known[:40]
@@ -229,7 +230,7 @@ def by_us(config: Path) -> tuple[bool, str]:
 
 
 def kinds_and_names(known: Path) -> list[list[str]]:
-    """What a known_hosts file lists, but for the salt of hashed names."""
+    """Return the entries of a known_hosts file without the salt of hashed names."""
     lines = [line.split() for line in known.read_text().splitlines()]
     return sorted([line[0] if line[0][0] != "|" else "|", *line[1:]] for line in lines)
 
@@ -288,7 +289,7 @@ def test_the_verdict_is_that_of_ssh_where_many_names_are_hashed(
 
 
 def test_a_dead_jump_host_holds_up_nobody_else(site: Site, tmp_path: Path) -> None:
-    """One accepts and stays silent; meanwhile another node is reached through another."""
+    """One jump host accepts and stays silent; at that time another one leads to its node."""
     with socket.create_server(("127.0.0.1", 0)) as dead:
         place = f"127.0.0.1:{dead.getsockname()[1]}"
         config = write_case(site, tmp_path / "case", Case("ProxyJump {jump1}", ""))

@@ -1,4 +1,4 @@
-"""Which hosts fabric reaches, and which only ssh: a table of configurations as `ssh -G` reads them.
+"""Hosts that fabric reaches, and those only ssh does: a table of configs as `ssh -G` reads them.
 
 test_ssh_verdicts.py tries many of them against a real sshd.
 """

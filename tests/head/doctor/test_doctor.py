@@ -250,7 +250,7 @@ def test_one_fact_is_one_finding() -> None:
 
 
 def test_the_engine_runs_where_its_directory_is_not() -> None:
-    """It is sent; a directory that somebody has named is missed all the same."""
+    """Its directory is sent; a directory that the user named is still reported as missing."""
     anywhere = case({"workdir_exists": False}, needs=Needs(workdir=False))
     assert findings(anywhere) == []
     placed = Case((*anywhere.nodes[:-1], replace(anywhere.nodes[-1], placed=True)), full=True,
@@ -321,7 +321,7 @@ def test_a_link_that_is_slow_for_all(fields: dict[str, Any], words: str) -> None
 
 
 def slow_links(profile: str, fields: dict[str, Any], *theirs: str) -> list[Finding]:
-    """What is said of four nodes with these facts, for the network that the plan chooses."""
+    """Return the findings for four nodes with these facts, on the network that the plan chooses."""
     changed = [{**fields, "checkup": None}] * 4
     nodes = [
         ProbedNode(Node(node.name), known, node.reached) for node, known in case(*changed).seen

@@ -150,6 +150,7 @@ def test_what_was_given_up_does_not_run_later(tmp_path: Path) -> None:
         outcomes = threads.submit(execution.go)
         wait_until(lambda: execution.visits[0].given_up, "the limit")
         (tmp_path / "gate").write_text("\n")
-        (outcome,) = outcomes.result(timeout=60)  # of a process, its end is waited for
+        # The outcome of a local process comes after its end.
+        (outcome,) = outcomes.result(timeout=60)
     assert outcome.problem == server_command.WAITS
     assert not (tmp_path / "ran").exists()

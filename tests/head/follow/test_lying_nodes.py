@@ -56,7 +56,7 @@ def in_json(data: Any) -> bytes:
 
 
 class Liar(ProcessConnection):
-    """At the other end is nobody but these bytes, and then the end."""
+    """A connection whose other end sends these bytes and then closes."""
 
     def __init__(self, says: bytes) -> None:
         super().__init__((), "")
@@ -80,14 +80,14 @@ class Liar(ProcessConnection):
 
 
 class Impatient(threading.Event):
-    """Is set by nobody, and waits for nobody."""
+    """An event that is never set and never waits."""
 
     def wait(self, timeout: float | None = None) -> bool:
         return False
 
 
 def follow(directory: Path, says: bytes, refusal: str = "") -> list[News]:
-    """What the run hears of a node that says this once it has been followed."""
+    """Return the head's news of a node that sends these bytes after it has been followed."""
     answers: list[dict[str, Any]] = [{"id": i, "ok": {"time": 1e9}} for i in (1, 2)]
     if refusal:
         answers[-1:] = [{"id": 2, "error": refusal, "kind": ""}]

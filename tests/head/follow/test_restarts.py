@@ -138,7 +138,7 @@ LOST = {**KILLED, "kind": "link"}
         # They waited for a node, and came to nothing.
         ([KILLED] * 3, [500, 700, 400], [0, 0, 20], False),
         ([KILLED] * 3, [500, 700, 400], [0, 130, 20], True),
-        # Somebody kills it each hour, and it goes on from what it keeps itself.
+        # It is killed each hour, and resumes from its own saves.
         ([KILLED] * 4, [3700] * 4, [3600] * 4, True),
     ],
 )
@@ -246,7 +246,7 @@ def test_the_step_that_lines_told_is_noted(tmp_path: Path) -> None:
 
 
 def test_an_attempt_that_never_began_is_no_failure_of_the_program() -> None:
-    """The same disk may be full a moment later, and nobody has run the program there."""
+    """The program has not run there, and the same disk may have space a moment later."""
     full = {"kind": "disk_full", "message": "b: No space left on device", "rank": None}
     one, two = attempts((full, None), (full, None), ran=0.0)
     assert because(two) == "it could not be started: b: No space left on device"

@@ -48,7 +48,7 @@ def job(directory: experiment.Experiment, *, batch: bool = False) -> JobRecord:
 def test_a_job_that_may_be_queued_again_is_not_said_to_be_over(
     out_of_time: bool, written: str, tmp_path: Path
 ) -> None:
-    """Whoever follows the record from another machine leaves a job that is over."""
+    """A head on another machine that follows the record leaves a finished job."""
     directory = experiments.create(tmp_path, "run")
     run = run_of(directory, job(directory, batch=True))
     run.end.outcome, run.out_of_time = Outcome.STOPPED, out_of_time
@@ -232,7 +232,8 @@ def test_a_record_that_cannot_be_written_is_said_with_the_reason(
     ("away", "left", "outcome"),
     [
         ((30.0, 30.0), False, Outcome.OPEN),  # it is this machine that is cut off
-        ((3600.0, 3600.0), True, Outcome.OPEN),  # for too long: `attach` will see
+        # The head was cut off for too long; a later `attach` determines the outcome.
+        ((3600.0, 3600.0), True, Outcome.OPEN),
         ((30.0, 0.0), False, Outcome.LOST),  # it is that node
     ],
 )

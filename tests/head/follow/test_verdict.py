@@ -577,7 +577,7 @@ NEVER = "Gloo connectFullMesh failed with [...] Connection refused, remote=[127.
 def test_the_cause(failures: list[Failure], wanted: int | None) -> None:
     expected = None if wanted is None else failures[wanted]
     assert cause(failures) is expected
-    # In whatever order they were heard of.
+    # The order of their arrival does not count.
     for _ in range(5):
         shuffled = random.sample(failures, len(failures))
         assert cause(shuffled) == expected
@@ -654,7 +654,7 @@ def test_an_end_that_is_of_no_node() -> None:
 
 
 def test_a_node_that_tells_of_silence_is_not_the_one_that_is_lost() -> None:
-    """Nodes 1 and 2 say that they hear nothing from node 0; it is node 0 that nobody reaches."""
+    """Nodes 1 and 2 report silence of node 0; node 0 is the unreachable one."""
     told = Failure(1, "b", None, 10.0, "lost", "no word between node 1 and node 0 for 6 s")
     other = Failure(2, "c", 2, 11.0, "signal", "killed by signal 9 (SIGKILL)")
     named = verdict.of_silent([told, other], [(0, "a")])

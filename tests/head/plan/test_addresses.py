@@ -68,7 +68,7 @@ def test_no_way_to_the_master() -> None:
 
 
 def test_a_cluster_of_loopback_addresses() -> None:
-    """The demo: several sshd on one machine, which has other addresses, too."""
+    """The demo: several sshd on one machine that also has other addresses."""
     nodes = [facts("eth0 10.0.0.1/24")] * 3
     reached = ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
     assert places(nodes, reached) == [NodeAddress(address, "lo") for address in reached]
@@ -109,7 +109,7 @@ def test_nat_without_a_network_in_common_is_taken_as_the_list_says() -> None:
 
 @pytest.mark.parametrize("reached", ["54.0.0.1", ""])
 def test_one_machine_behind_nat_or_a_jump_host_needs_no_way_out(reached: str) -> None:
-    """Its public address is not to be had from inside, and nobody else has to reach it."""
+    """Its public address is not reachable from inside, and no other machine has to reach it."""
     assert places([facts("ens5 172.31.0.1/20")], [reached]) == [NodeAddress("127.0.0.1", "lo")]
 
 

@@ -77,7 +77,8 @@ class Cluster:
     sockets: Sequence[str] = ("eth0",)
     notes: Sequence[str] = ()  # a part of each
     profile: str = "auto"
-    why: dict[str, str] = field(default_factory=dict)  # on the first node: part of the reason
+    # This maps a variable to a part of its reason on the first node.
+    why: dict[str, str] = field(default_factory=dict)
 
 
 EIGHT = [infiniband(f"mlx5_{n}") for n in range(8)]

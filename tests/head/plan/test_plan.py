@@ -298,7 +298,7 @@ def test_the_engine_needs_no_workdir() -> None:
 
 
 def test_who_wins_in_the_environment() -> None:
-    """Computed, config, --env; and who a rank is, nobody changes."""
+    """Order: computed, config, --env. The variables of a rank's identity cannot be changed."""
     config = Config(
         nccl=NcclConfig(variables={"NCCL_DEBUG": "INFO", "NCCL_SOCKET_IFNAME": "config"}),
         env={"A": "config", "B": "config", "NODE_RANK": "7"},
@@ -369,7 +369,7 @@ def test_a_word_is_quoted_for_zsh_too(word: str) -> None:
 
 
 def test_what_is_pasted_leaves_no_variable_in_the_shell(echo: str, tmp_path: Path) -> None:
-    """What is started in that shell later would pass for the job's."""
+    """Programs started later in that shell would otherwise pass for the job's."""
     machines = found("a\nb", python=echo, workdir=str(tmp_path), target=program("script"))
     made = make(machines, AUTO)
     lines = "\n".join([*shell_lines(made, made.nodes[0]), "printf MARK; env -0"])

@@ -52,7 +52,8 @@ def test_what_is_none_stays(name: str) -> None:
         ("Basic rules", "Basic rules"),
         ("http://host:8080/a@b", "http://host:8080/a@b"),
         ("ssh://git@host/repo", "ssh://git@host/repo"),
-        ("user:pw@host", "user:pw@host"),  # no URL: scp's host:path looks like this, too
+        # This is no URL: scp's host:path also looks like this.
+        ("user:pw@host", "user:pw@host"),
     ],
 )
 def test_a_login_in_a_url(value: str, shown: str) -> None:

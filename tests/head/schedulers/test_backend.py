@@ -18,6 +18,7 @@ def test_who_launched_on_slow_nodes_waits_for_them_later_too(waits: float, later
     transport = backend_of(job).transport(job, None)
     assert isinstance(transport, SshTransport)
     assert transport.timeout == later
-    transport = backend_of(job).transport(job, None, 5.0)  # as typed
+    # A typed timeout is used as it is.
+    transport = backend_of(job).transport(job, None, 5.0)
     assert isinstance(transport, SshTransport)
     assert transport.timeout == 5.0

@@ -492,10 +492,11 @@ Current thread 0x00007f02 (most recent call first):
 
 @pytest.mark.cluster
 def test_a_reader_that_left_ends_nothing(two_nodes: list[LogFile]) -> None:
-    """What it has not taken is written again with all that follows, and fails again."""
+    """Text that the reader has not taken is written again with the next text, and fails again."""
     reading, writing = os.pipe()
     os.close(reading)
-    out = os.fdopen(writing, "w", encoding="utf-8")  # as buffered as standard output
+    # Standard output is buffered in the same way.
+    out = os.fdopen(writing, "w", encoding="utf-8")
     try:
         assert not output.pass_on("one\n", out)
         assert not output.pass_on("two\n", out)

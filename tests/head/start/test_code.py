@@ -48,7 +48,7 @@ def test_a_function_does_not_take_a_home_along(
 def test_files_of_secrets_never_travel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, include: tuple[str, ...]
 ) -> None:
-    """Neither by their own name nor by that of a link, whatever the user includes."""
+    """Secret files are not sent by their own name or a link's name, under any include patterns."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ".cache"))
     (tmp_path / "conf").mkdir()

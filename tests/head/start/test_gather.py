@@ -200,7 +200,7 @@ def test_a_node_on_which_an_attempt_could_not_begin_makes_way_at_once(tmp_path: 
 
 
 def never_began(job: JobRecord, errors: str) -> JobRecord:
-    """Let an attempt come to nothing, by these of its nodes."""
+    """Return the job after an attempt that these nodes kept from starting."""
     at = dict.fromkeys(errors, "its disk is full")
     error = NodeError("; ".join(f"{name}: {what}" for name, what in at.items()), names=[*at])
     failed = not_started(replace(job, attempts=[]), error)

@@ -53,7 +53,7 @@ def place(tmp_path: Path) -> Experiment:
 
 
 def after(place: Experiment, job: JobRecord, gathered: Gathered, error: NodeError) -> JobRecord:
-    """What follows an attempt that could not be started on these nodes."""
+    """Return the job after an attempt that could not be started on these nodes."""
     failed = failed_to_start(job, gathered.nodes, gathered.spares, error)
     return after_attempt(place, failed)
 
@@ -89,7 +89,7 @@ class Unwilling(Asking):
 def test_its_record_is_still_that_of_this_login(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else nobody could stop, attach or fetch it any more without --trust-record."""
+    """Otherwise stop, attach and fetch would need --trust-record."""
     monkeypatch.setattr(launch, "Gathering", Unwilling)
     job = record("ac", lost="c", spares="b")
     place = experiments.create(tmp_path / "experiments", "other")

@@ -27,14 +27,16 @@ Answer = tuple[str, ...]  # the states of those who have what was asked for; not
 @dataclass(frozen=True)
 class User:
     heard: tuple[tuple[Answer | None, ...], ...] = ()  # each time that it asked; None: to let go
-    now: tuple[Answer | str | None, ...] = ()  # of what it asks now; ASKS: not answered yet
+    # These are answers to its current question; ASKS means not answered yet.
+    now: tuple[Answer | str | None, ...] = ()
     state: str = ASKS
 
 
 @dataclass(frozen=True)
 class World:
     users: tuple[User, ...]
-    held: tuple[tuple[str, ...], ...]  # of each node, by user: nothing, STARTING or RUNNING
+    # Each node's state by user: nothing, STARTING or RUNNING.
+    held: tuple[tuple[str, ...], ...]
     kills: int
 
 

@@ -42,7 +42,8 @@ def test_it_comes_back_as_it_was(tree: Tree, tmp_path: Path) -> None:
 
 def test_an_edit_since_is_not_kept(tree: Tree, tmp_path: Path) -> None:
     (tmp_path / "work/empty").write_text("no more")
-    assert archive.write(tree, tmp_path / "code.tar.gz")  # of what was read: it was empty
+    # The file was empty when it was read.
+    assert archive.write(tree, tmp_path / "code.tar.gz")
     (tmp_path / "work/pkg/run.sh").write_text("y" * 5000)
     assert not archive.write(tree, tmp_path / "other.tar.gz")
     assert not (tmp_path / "other.tar.gz").exists()

@@ -172,7 +172,7 @@ def test_in_the_resume_directory_a_node_keeps_what_its_ranks_put_there(place: Pa
 
 
 def shared(job: Job, place: Path) -> Path:
-    """Let all nodes run on one disk, below which the head has its experiment."""
+    """Put all nodes on one disk that also holds the head's experiment."""
     work, experiment = place / "all", place / "all/experiments/run"
     (experiment / "outputs").mkdir(parents=True)
     (experiment / "config.yaml").touch()
@@ -198,7 +198,7 @@ def test_the_resume_directory_is_each_nodes_own_below_a_shared_one(place: Path) 
 def test_a_network_disk_that_lags_behind_is_waited_for(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank that does not see a checkpoint would begin anew beside those that go on."""
+    """A rank that misses a checkpoint would start from step 0 beside ranks that resume."""
     job = Job("ab", place)
     (shared(job, place) / "ckpt.pt").write_text("40")
     unseen = [Lacking(ranges=(), failed={0: LATE})] * 3

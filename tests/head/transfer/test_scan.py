@@ -268,7 +268,8 @@ def test_what_did_not_change_is_not_read_again(work: Path, monkeypatch: pytest.M
     assert seen == []
     for name in ("a.py", "b.py"):
         os.utime(work / name, (OLD, OLD))
-    (work / "b.py").write_text("B.PY")  # as long as before, and with the same time
+    # The length and the time are the same as before.
+    (work / "b.py").write_text("B.PY")
     os.utime(work / "b.py", (OLD, OLD))
     second = scan(work)
     assert set(seen) == {b"a.py", b"b.py"}

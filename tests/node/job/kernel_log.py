@@ -14,7 +14,7 @@ def say(line: str) -> None:
 
 
 def refuse_to_alarm() -> None:
-    """Skip where only root may write there, or where somebody may watch over real GPUs."""
+    """Skip the test if only root may write there, or if a monitor may watch real GPUs."""
     if os.geteuid():
         pytest.skip("only root may write to the kernel's log")
     if Path("/proc/driver/nvidia").exists():

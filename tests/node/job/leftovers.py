@@ -1,6 +1,6 @@
 """A rank that leaves something behind: leftovers.py KIND MARK.
 
-What it leaves has MARK in its command line, and goes by itself once the file MARK is not there.
+Each leftover has MARK in its command line, and ends by itself once the file MARK is gone.
 """
 
 from __future__ import annotations

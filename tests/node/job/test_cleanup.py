@@ -85,7 +85,8 @@ def test_who_could_be_anybody(home: Path, who: tuple[Any, Any]) -> None:
     try:
         asked = decode(Remove, {"runs": [list(who)]})
     except Nonsense:
-        return  # nobody is asked to do anything
+        # The request is invalid, so no node receives it.
+        return
     (found,) = removed(*asked.runs)
     assert "not a job" in found
     assert (home / "precious").is_dir() and (home / "runs/precious/1").is_dir()

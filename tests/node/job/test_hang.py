@@ -119,7 +119,7 @@ def test_a_step_that_is_told_breaks_the_silence(
 
 @pytest.mark.slow
 def test_an_earlier_answer_is_not_the_answer(new_job: Callable[..., Job], tmp_path: Path) -> None:
-    """Else whoever is slow would be taken for one that entered nothing since."""
+    """Otherwise a slow rank would pass for one that has entered no collective since."""
     os.mkfifo(tmp_path / "never")
     job = new_job()
     spec = job.spec(script(tmp_path, SUMS), workdir=tmp_path, start="fork")

@@ -32,7 +32,8 @@ XID = (
 def test_what_the_driver_reports_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the kernel's real log, in the words of driver 580 on an H200."""
     refuse_to_alarm()
-    monkeypatch.setattr(oom_evidence, "NVIDIA", "/dev/null")  # in place of a driver's device
+    # This path stands in for a driver's device.
+    monkeypatch.setattr(oom_evidence, "NVIDIA", "/dev/null")
     mine, other = 4_000_001, 4_000_002  # PIDs that no machine gives
 
     def reported(pid: int) -> set[int]:
@@ -41,7 +42,8 @@ def test_what_the_driver_reports_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> N
 
     say(XID.format(43, mine))
     evidence = Evidence()
-    assert reported(mine) == set()  # that was before
+    # The report is older than the Evidence object.
+    assert reported(mine) == set()
     say(XID.format(31, mine))
     say(XID.format(13, other))
     say("NVRM: Xid (PCI:0000:00:07): 79, pid='<unknown>', name=<unknown>, GPU has fallen off")

@@ -363,7 +363,7 @@ exit 7
     assert ranks.end() == 7
 
     def without_libc(said: str) -> str:
-        """libc's own signals, 32 and 33, are as they were left by whoever started it."""
+        """Mask libc's own signals, 32 and 33, which depend on the parent process."""
         return re.sub("[0-9a-f]{16}", lambda bits: hex(int(bits[0], 16) & 0x7FFFFFFF), said)
 
     assert without_libc(ranks.output) == without_libc(alone.stdout)

@@ -97,7 +97,7 @@ def test_what_another_process_still_maps_is_named(
 
 
 def killed(path: Path, mode: str, segments: Segments) -> None:
-    """Have a process map a file, and be killed."""
+    """Start a process that maps the file, and kill it."""
     words = [sys.executable, "-c", MAPS, str(path), mode]
     with subprocess.Popen(words, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None and child.stdout.readline() == b"ready\n"
@@ -108,7 +108,7 @@ def killed(path: Path, mode: str, segments: Segments) -> None:
 
 
 def written_by_a_job(name: str, mode: int) -> tuple[Path, Segments]:
-    """Make a file that a process of a job had open for writing when it was killed."""
+    """Return a file that a job's process had open for writing when it was killed."""
     path, segments = SHM / f"{name}set", Segments()
     path.write_bytes(bytes(4096))
     path.chmod(mode)

@@ -91,7 +91,7 @@ def test_a_job_from_start_to_end(
 
 
 def test_the_ranks_have_the_umask_of_the_login(new_job: NewJob, tmp_path: Path) -> None:
-    """The supervisor's own is 077: what it writes is for nobody else."""
+    """The supervisor's own umask is 077, because its files are private."""
     job = new_job()
     spec = job.spec(script(tmp_path, "import os; print(os.umask(0))"))
     job.start({**spec, "umask": 0o027}).wait()
@@ -234,7 +234,8 @@ def test_a_secret_in_an_error_leaves_the_node_by_no_file(
     """Libraries put a URL with its key into their exceptions; a key has many lines."""
     text = "import os\nprint(os.environ['THE_KEY'])\n"
     text += "raise OSError('401 ' + os.environ.pop('A') + ' ' + os.environ['B'])"
-    monkeypatch.setenv("THE_KEY", "l0gin-of-the-node")  # what looks like one is hidden, too
+    # A variable whose name looks like a secret is also hidden.
+    monkeypatch.setenv("THE_KEY", "l0gin-of-the-node")
     secrets = {"A": "t0ken-of-hub", "B": "-----BEGIN\nMIIEvQIBADANBgkqhkiG9w0\n-----END"}
     job = new_job()
     spec = job.spec(script(tmp_path, text), workdir=tmp_path, env=secrets)
@@ -271,7 +272,8 @@ def test_a_gpu_that_breaks_is_told_of_at_once(home: Path, monkeypatch: pytest.Mo
     """A rank that waits for it may hang, and never fail."""
     refuse_to_alarm()
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(home))
-    monkeypatch.setattr(oom_evidence, "NVIDIA", "/dev/null")  # in place of a driver's device
+    # This path stands in for a driver's device.
+    monkeypatch.setattr(oom_evidence, "NVIDIA", "/dev/null")
     run = RunDir("job", 0)
     run.create()
     run.write_spec(bare_spec())
@@ -284,7 +286,8 @@ def test_a_gpu_that_breaks_is_told_of_at_once(home: Path, monkeypatch: pytest.Mo
         "Xid (PCI:0000:4f:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus",
         "Xid (PCI:0000:4f:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus",
         "Xid (PCI:0000:4f:00): 31, pid='<unknown>', name=<unknown>, MMU Fault",  # a program's
-        "Xid (PCI:0000:5f:00): 94, pid=4000003, name=other, Contained memory error",  # of another's
+        # This report is about another user's process.
+        "Xid (PCI:0000:5f:00): 94, pid=4000003, name=other, Contained memory error",
     ):
         say(f"NVRM: {line}")
     assert select.select([log], [], [], 0)[0]  # the kernel's log wakes who waits for it
@@ -387,7 +390,7 @@ def test_a_rank_that_had_left_before_it_was_asked_has_left_by_itself(
 
 
 def test_an_end_before_there_are_ranks(new_job: NewJob, tmp_path: Path) -> None:
-    """Torchrun imports torch for a second or more; it can be told to stop then, too."""
+    """Torchrun imports torch for a second or more; a stop must also work in that time."""
     job = new_job()
     slow = [PYTHON, "-c", "import time; print('importing', flush=True); time.sleep(1000)"]
     job.start(job.spec(script(tmp_path, "print('never')"), agent=slow))
@@ -536,14 +539,16 @@ def test_torchrun_is_not_waited_for_once_all_ranks_have_ended(
 ) -> None:
     """It takes its time to say what is known already, and a restart waits for it."""
     job = new_job()
-    stays = ["sh", "-c", '"$@"; sleep 1000', "sh"]  # as long as it takes
+    # The shell waits without a limit.
+    stays = ["sh", "-c", '"$@"; sleep 1000', "sh"]
     spec = job.spec(script(tmp_path, "import time; print('ready'); time.sleep(1000)"), nproc=2)
     job.start({**spec, "agent": [*stays, *spec["agent"]]})
     wait_until(lambda: job.said("ready", "0") and job.said("ready", "1"))
     job.end("enough", 1000.0)
     ended = job.wait()
     assert ended["agent"] == -9
-    assert "sh" not in ended["killed"].values()  # as it would be once its grace is over
+    # It would be listed if its grace period had passed first.
+    assert "sh" not in ended["killed"].values()
     assert job.ended() == {0: -15, 1: -15}
     assert not job.living()
 

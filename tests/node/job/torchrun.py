@@ -2,7 +2,7 @@
 
 As torchrun does: ranks are forked by multiprocessing, are interrupted when it dies, and hand a
 return value back; or are started afresh, in a session of their own. SIGTERM is passed on; one rank
-that fails ends the others. A forked rank has ended once nobody holds its pipe.
+that fails ends the others. A forked rank has ended once no process holds its pipe.
 """
 
 from __future__ import annotations

@@ -69,7 +69,8 @@ def test_gpus_and_who_holds_them(tools: Path, machine: Path) -> None:
     assert (second.pcie_width, second.ecc_errors) == (16, 2)
     (holder,) = found.holders
     assert (holder.name, holder.used) == ("python3", 512 << 20)
-    assert holder.user  # of a process that is here
+    # The process exists, so its user is known.
+    assert holder.user
     assert [(xid.pci, xid.xid) for xid in found.xids] == [("0000:43:00", 48)]
     assert found.problems == {}
     assert (found.torch, found.names) == (None, None)
@@ -192,7 +193,8 @@ def test_a_job_that_computes_and_one_that_waits_are_named() -> None:
     assert by_job["spins-1"].pid == busy and by_job["waits-1"].pid == idle
     assert by_job["waits-1"].cores < by_job["spins-1"].cores <= found.cores
     assert by_job["waits-1"].memory > 1 << 20
-    assert begun - 1.0 < by_job["spins-1"].since < time.time()  # in ticks since the boot
+    # Start times are counted in ticks since the boot.
+    assert begun - 1.0 < by_job["spins-1"].since < time.time()
     assert list(found.users) == sorted(found.users, key=lambda user: -user.cores)
 
 

@@ -133,7 +133,7 @@ Nov 03 01:02:03 gpu07 kernel: NVRM: Xid (PCI:0000:4F:00): 79, GPU has fallen off
 
 
 def test_a_program_that_is_called_like_a_report_breaks_no_gpu() -> None:
-    """Linux 6 wrote these when somebody's programs with such names crashed."""
+    """Linux 6 wrote these lines when a user's programs with such names crashed."""
     name = "NVRM: Xid (PCI:0000:4f:00): 79, GPU has fallen off the bus"
     crashed = "segfault at 0 ip 0000560bb3fca132 sp 00007ffe321a2a80 error 6 in"
     told = [
@@ -187,7 +187,8 @@ def test_fields_that_a_driver_does_not_know_are_left_out(smi: Path) -> None:
     }
     assert sampling.sample() == known
     assert sampling.models == [H100, H100] and not sampling.problem
-    assert sampling.places == ["0000:19:00", "0000:4f:00"]  # as the facts write them
+    # The facts use the same spelling.
+    assert sampling.places == ["0000:19:00", "0000:4f:00"]
     smi.write_text(SMI.replace("echo 'Field", "exit 9; echo 'Field"))
     assert sampling.sample() == known, "the unknown field was asked for again"
 

@@ -92,7 +92,8 @@ def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("empty", "script", "empty"),
         ("odd.py", "script", "odd.py"),
         ("package", "script", "package"),
-        ("~/mine.py", "missing", "{here}/~/mine.py"),  # as python says to a quoted ~
+        # Python treats a quoted ~ in this way.
+        ("~/mine.py", "missing", "{here}/~/mine.py"),
         ("run.sh", "program", "./run.sh"),
         ("./run.sh", "program", "./run.sh"),
         ("elf", "program", "./elf"),

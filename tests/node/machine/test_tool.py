@@ -52,5 +52,5 @@ def _state(pid: int) -> str:
 
 
 def test_what_a_tool_leaves_behind_holds_nothing_up() -> None:
-    """A daemon that a tool starts keeps its output open; nobody waits for that."""
+    """A daemon that a tool starts keeps its output open; run() does not wait for it."""
     assert run("sh", "-c", "sleep 15 & echo done") == ("done\n", "")

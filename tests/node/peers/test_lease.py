@@ -105,7 +105,8 @@ def test_others_may_speak_first_unless_the_cause_is_certain(certain: bool, waits
         supervisor = Supervisor()
         terms = LeaseTerms(address="127.0.0.1", port=1, token="00")
         lease = Lease(supervisor, bare_spec().replace(node=1, lease=terms))
-        lease.next_beat = math.inf  # there is nobody to call
+        # No peer is there to call.
+        lease.next_beat = math.inf
         lease.hear(0, PeerWord(node=0, followed=True, end=order))
         if waits:
             now += waits - 0.001
@@ -170,7 +171,7 @@ class Two:
         self.hub, self.spoke = self.leases[0].peers, self.leases[1].peers
 
     def pass_time(self, seconds: float) -> None:
-        """Let both do whatever is due, and read what comes."""
+        """Run the due actions of both leases, and read the messages."""
         until = self.now + seconds
         while self.now < until:
             self.now += PEER_BEAT
@@ -287,7 +288,7 @@ def test_a_supervisor_that_did_not_run_counts_no_silence_and_knows_for_how_long(
 
 @contextmanager
 def cut(two: Two, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let no byte go from one to the other; who calls hears nothing."""
+    """Drop all bytes between the two; a caller gets no answer."""
     quiet, other = socket.create_server(("127.0.0.1", 0)), two.spoke
     assert isinstance(other, Spoke)
     with monkeypatch.context() as patch, quiet:

@@ -25,7 +25,8 @@ def ports() -> Iterator[Any]:
         holder.close()
 
 
-BASE = 42000 + os.getpid() % 5000  # where nobody else listens, most likely
+# Other processes are unlikely to listen on these ports.
+BASE = 42000 + os.getpid() % 5000
 
 
 def test_ports_are_held_until_their_holder_is_gone(ports: Any) -> None:

@@ -58,7 +58,7 @@ NewJob = Callable[..., Job]
 
 
 class Pipes:
-    """What the head uses of an SSH connection and its channel, on a process of this machine."""
+    """The interface of an SSH connection and its channel, with a local process behind it."""
 
     def __init__(self, before: str, env: dict[str, str]) -> None:
         self.before, self.env = before, env
@@ -107,7 +107,7 @@ class Pipes:
         return self.process.stderr.read(size)
 
     def close(self) -> None:
-        """As when SSH goes away: end of file, and nobody to read."""
+        """Close both pipes, as a lost SSH connection does: end of file, and no reader."""
         for file in (self.stdin, self.stdout):
             with contextlib.suppress(OSError):
                 file.close()
@@ -167,7 +167,7 @@ NewLink = Callable[..., NodeLink]
 
 
 class Copy:
-    """What a head holds of a run, from its frames alone; offsets must fit exactly."""
+    """A head's copy of a run, built from its frames alone; offsets must fit exactly."""
 
     def __init__(self) -> None:
         self.files = {b"L": b"", b"R": b"", b"E": b""}
@@ -321,7 +321,8 @@ def test_a_job_starts_once_and_outlives_its_link(
     with pytest.raises(NodeError, match="already has node 0 here"):
         link.ask(Start(spec=spec_of(spec)), PATIENCE)
     wait_until(lambda: job.said("ready"))
-    os.killpg(link.process.pid, signal.SIGKILL)  # as sshd does when the connection is gone
+    # Sshd does this when the connection is gone.
+    os.killpg(link.process.pid, signal.SIGKILL)
     link.process.wait()
     (tmp_path / "go").write_text("")
     wait_until(lambda: job.of_kind("ended"))
@@ -397,7 +398,7 @@ for number in range(30_000):
 def test_every_byte_is_sent_once_and_a_new_link_goes_on_at_the_offsets(
     new_link: NewLink, new_job: NewJob, tmp_path: Path
 ) -> None:
-    """Cut again and again, in the middle of whatever is being sent."""
+    """The link is cut repeatedly in the middle of a transfer."""
     job = new_job()
     job.start(job.spec(script(tmp_path, LINES), nproc=2))
     copy = Copy()
@@ -571,7 +572,8 @@ def test_jobs_of_all_users_end_when_root_wants_it(
     mine = ServerSession().answer(StopAll(why="emergency", grace=0.0, wait=5.0)).receipts
     assert mine == ()
     words = StopAll(why="emergency", grace=0.0, wait=5.0, all_users=True)
-    threading.Thread(target=processes["alone"].wait).start()  # or it stays as a zombie
+    # Without a wait the process stays as a zombie.
+    threading.Thread(target=processes["alone"].wait).start()
     found = ServerSession().answer(words).receipts
     theirs = {one.job.rpartition("-")[2]: one for one in found if one.user}
     assert {name: one.user for name, one in theirs.items()} == {

@@ -27,7 +27,7 @@ STRANGE = {"protocol": PROTOCOL + 8, "oldest": PROTOCOL + 1, "package": "9.0"}
 
 
 class StandIn:
-    """What a supervisor of another version leaves on the disk, and its socket."""
+    """The files on the disk, and the socket, of a supervisor of another version."""
 
     def __init__(self, job: str, spec: dict[str, Any], events: list[dict[str, Any]]) -> None:
         self.run = RunDir(job, 0)
@@ -44,7 +44,7 @@ class StandIn:
         threading.Thread(target=self.serve, daemon=True).start()
 
     def serve(self) -> None:
-        """Take down every line that is said; leave each connection as soon as one asks to end."""
+        """Record every line received; close each connection as soon as its peer asks to end."""
         while True:
             try:
                 client = self.server.accept()[0]

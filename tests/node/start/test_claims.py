@@ -55,7 +55,7 @@ def visits() -> Iterator[list[ServerSession]]:
 
 @pytest.fixture
 def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Device]:
-    """Eight GPUs, as the driver's files tell of them; nobody computes there."""
+    """Eight idle GPUs, as the driver's files list them."""
     for index in range(8):
         top = tmp_path / f"proc/driver/nvidia/gpus/0000:{index + 1:02x}:00.0"
         top.mkdir(parents=True)
@@ -76,7 +76,7 @@ def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Device]:
 
 
 def used_by(tools: Path, lines: str) -> None:
-    """Let nvidia-smi say that these processes compute: PID, GPU, MiB, name."""
+    """Install an nvidia-smi that lists these processes: PID, GPU, MiB, name."""
     (tools / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<END\n{lines}END\n")
     (tools / "nvidia-smi").chmod(0o755)
 
@@ -147,7 +147,8 @@ def test_the_kernel_frees_what_a_killed_holder_had(
     holder.kill()
     holder.wait()
     assert visits[1].answer(Claim(wish=wish(1, 1))).held
-    assert len(list(place.glob("*.json"))) == 1  # and its entry is gone
+    # Its entry is gone.
+    assert len(list(place.glob("*.json"))) == 1
 
 
 def test_a_supervisor_that_inherits_the_file_holds_what_its_visit_held(
@@ -294,7 +295,7 @@ sys.stdin.read()
 def test_users_of_one_machine_share_its_book(
     visits: list[ServerSession], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first makes it, whatever the umask; the others lock there, and change nobody's entry."""
+    """The first creates it under any umask; the others lock it and change their own entries."""
     with tempfile.TemporaryDirectory() as open_to_all:
         Path(open_to_all).chmod(0o777)
         monkeypatch.setenv("ORCHESTRATOR_CLAIMS", f"{open_to_all}/claims")
@@ -384,7 +385,8 @@ def test_a_gpu_on_which_somebody_computes_is_taken(
         f"{os.getpid()}, GPU-3, 60000, /usr/bin/python3\x1b[2J\n"
         "77, GPU-0, 20, nvidia-cuda-mps-server\n",
     )
-    assert visits[0].answer(ReadBook()).free == 8  # to look costs a command
+    # Each look costs a command.
+    assert visits[0].answer(ReadBook()).free == 8
     assert visits[0].answer(ReadBook(programs=True)).free == 7
     answer = visits[0].answer(Claim(wish=wish()))
     (taken,) = answer.taken

@@ -34,7 +34,8 @@ pytestmark = pytest.mark.usefixtures("shell")
         ("export A=1 B='x y'\n", {"A": "1", "B": "x y"}),
         ("not_exported=1\n", {}),
         ("export GIVEN=$GIVEN,more\n", {"GIVEN": "given,more"}),
-        ("export GIVEN=given\n", {}),  # as it was
+        # The value is unchanged.
+        ("export GIVEN=given\n", {}),
         ("export A='two\nlines=with equals\n'\n", {"A": "two\nlines=with equals\n"}),
         ("export A='é 漢 $x `y` \"'\n", {"A": 'é 漢 $x `y` "'}),
         ("export A=$(printf '\\377')\n", {"A": "\udcff"}),
@@ -53,7 +54,8 @@ def test_what_it_exports(text: str, changed: dict[str, str]) -> None:
 
 
 def test_what_it_unsets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PS1", "(venv) ")  # bash forgets it where nobody types
+    # A non-interactive bash drops this variable.
+    monkeypatch.setenv("PS1", "(venv) ")
     assert run_hook("unset GIVEN OTHER; export A=1", {"GIVEN": "1"}, "/") == ({"A": "1"}, ["GIVEN"])
 
 

@@ -170,7 +170,7 @@ def test_a_store_that_others_may_change_is_refused(store: Store) -> None:
 def test_inputs_that_only_the_node_has_are_linked_and_nothing_else(
     store: Store, tmp_path: Path
 ) -> None:
-    """What a program writes beside them is the snapshot's, whatever the node has of that name."""
+    """The program's own files stay in the snapshot, even under names in the node's directory."""
     beside = tmp_path / "proj"
     own = ("data/x", "old.py", "oldpkg/__init__.py", ".git/x", "pkg/stale.py", "a.py")
     for name in (*own, "state.pt", "ck/old.pt", "pkg/corpus/x", ".venv/x"):

@@ -82,7 +82,7 @@ class WarmNode:
         return job, answer
 
     def leave_standby(self, job: Job) -> None:
-        """Do what the server does that has streamed this job to its end."""
+        """Run the server's steps after it has streamed this job to its end."""
         visit = ServerSession(umask=0o022).of(WarmVisit)
         visit.follow(job.run)
         visit.job_over()

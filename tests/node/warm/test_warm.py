@@ -145,7 +145,7 @@ def test_another_environment_is_cold_and_says_why(node: WarmNode) -> None:
 
 
 def test_only_who_asks_starts_from_what_others_left(node: WarmNode) -> None:
-    """A launch without --warm does not, whatever waits there; nor does a job's first attempt."""
+    """A launch without --warm ignores a standby, and so does a job's first attempt."""
     standby = node.keep_warm(node.run(HELLO)[0])
     for fields in ({}, {"start": "plain"}, {"attempt": attempt_of("a", 1)}):
         job, answer = node.run(HELLO, warm=0.0, **fields)
@@ -182,7 +182,7 @@ def test_a_package_that_changed_is_imported_anew(node: WarmNode) -> None:
 def test_what_a_package_imports_and_where_it_is_found_is_imported_anew(
     node: WarmNode, changed: str
 ) -> None:
-    """What is installed to be edited lies among no packages: a file there says where it is."""
+    """An editable install is outside of the package directories; a .pth file names its path."""
     source = node.directory / "src"
     source.mkdir()
     (source / "edited.py").write_text("version = 1\n")
@@ -230,7 +230,7 @@ def no_library(node: WarmNode) -> None:
 
 @pytest.mark.parametrize("happens", [new_package, no_library])
 def test_it_leaves_by_itself(node: WarmNode, happens: Callable[[WarmNode], None]) -> None:
-    """It looks when somebody calls, and every 15 s; until something happens it stays."""
+    """It checks on each request and every 15 s; it stays until something changes."""
     node.edit(STANDBY, "TICK_SECONDS = 15.0", "TICK_SECONDS = 0.1")
     standby = node.keep_warm(node.run(HELLO)[0])
     time.sleep(0.5)
@@ -281,14 +281,14 @@ def test_two_that_want_it_do_not_both_get_it(node: WarmNode) -> None:
     assert standbys.end_claimed(claimed) and not alive(standby.pid)
 
 
-# -- a stop meanwhile -------------------------------------------------------------------------
+# -- a stop during a start --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_stop_during_the_hand_over(
     node: WarmNode, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """Whatever comes first: nothing is left, and nothing starts afterwards."""
+    """In either order no process is left, and none starts afterwards."""
     standby = node.keep_warm(node.run(HELLO)[0])
     receipts, send = [], standbys.send
 

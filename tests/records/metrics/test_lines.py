@@ -20,7 +20,8 @@ def test_a_file_that_grows_gives_whole_lines(tmp_path: Path) -> None:
     with path.open("ab") as file:
         file.write(b": 3}\n")
     assert added.read() == [{"a": 3}]
-    path.write_text(json.dumps({"a": 4}) + "\n")  # written anew
+    # The file is replaced.
+    path.write_text(json.dumps({"a": 4}) + "\n")
     assert added.read() == [{"a": 4}]
 
 

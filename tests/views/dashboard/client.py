@@ -21,7 +21,7 @@ class Got:
 
 @dataclass
 class Site:
-    """A board over a directory, and somebody who has its token."""
+    """A dashboard over a directory, and a client that has its token."""
 
     root: Path
     stopped: list[str] = field(default_factory=list)

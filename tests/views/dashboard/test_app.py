@@ -80,7 +80,8 @@ def test_the_token_becomes_a_cookie(site: Site) -> None:
     assert site.guard.token not in cookie + got.text and 'content="0;url=/"' in got.text
     assert site.ask("/", headers={"cookie": cookie.partition(";")[0]}).code == 200
     got = site.ask(f"//evil.example/x?token={site.guard.token}")
-    assert "url=/evil.example/x" in got.text  # of this server
+    # The path is on this server.
+    assert "url=/evil.example/x" in got.text
 
 
 def test_every_answer_has_the_policy(site: Site) -> None:

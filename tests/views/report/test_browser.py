@@ -64,7 +64,7 @@ def pixels(png: Path) -> Counter[bytes]:
 
 
 def near(color: bytes, wanted: tuple[int, int, int]) -> bool:
-    """Tell whether a color is that of a line, or of the smoothed edge of one."""
+    """Return True if a color is close to that of a line, as at its smoothed edges."""
     return sum(abs(one - other) for one, other in zip(color, wanted, strict=True)) < 90
 
 

@@ -113,12 +113,13 @@ def test_a_loss_that_is_no_number_is_not_the_one_before(
     made = experiment(tmp_path / "run", steps=3)
     with (made.path / "outputs" / "rank_00_metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 4, "loss": last, "step_ms": 9.0}) + "\n")
-        file.write(json.dumps({"step": 4, "val_loss": 1.0}) + "\n")  # of the epoch
+        # The epoch writes this line.
+        file.write(json.dumps({"step": 4, "val_loss": 1.0}) + "\n")
     assert said in parts_of(made).words
 
 
 def test_a_line_without_end_is_cut(tmp_path: Path) -> None:
-    """Forty of 64 KiB of each of 64 nodes would be a page that nobody can send."""
+    """Forty lines of 64 KiB from each of 64 nodes would make the page too large to send."""
     made = experiment(tmp_path / "run", steps=3)
     made.log(made.read_record().nodes[0]).write_text(f"first{'x' * 60_000}last\n" * 40)
     text = page.page([story.read_story(made)], {})
@@ -199,7 +200,8 @@ def test_of_a_copy_that_ended_half_way_the_rest_is_shown(tmp_path: Path) -> None
     made.write_record(dataclasses.replace(made.read_record(), started=STARTED + 1e9))
     for parts in (parts_of(made), parts_of(made, whole)):
         assert "manifest.json cannot be read" in parts.words and "Loss" in parts.words
-        assert "after 0" in parts.words  # and not before it began, whatever the clocks say
+        # The time is not negative, even if the clocks differ.
+        assert "after 0" in parts.words
     section = compared([made, whole])["code"]
     assert "cannot be read" in section["not read"][0] and section["not read"][1] is None
 
@@ -210,7 +212,8 @@ def test_metrics_that_may_not_be_read_are_named(
     outputs = experiment(tmp_path / "run", steps=5).path / "outputs"
     (outputs / "rank_00_metrics.jsonl").chmod(0)
     outputs.chmod(0o755)
-    monkeypatch.chdir(outputs)  # what is above it is closed to nobody, too
+    # The directories above it are open to all users.
+    monkeypatch.chdir(outputs)
     me = os.geteuid()
     if me == 0:
         os.seteuid(65534)
@@ -276,7 +279,8 @@ def test_the_command_writes_it_where_it_says(
     with pytest.raises(UsageError, match="at most 8"):
         report.report(where, ["x"] * 9, out=None, opened=False)
     written.unlink()
-    written.mkdir()  # as a disk that may only be read, nothing can be put there
+    # Like a read-only disk, it accepts no files.
+    written.mkdir()
     with pytest.raises(UsageError, match="--out FILE") as refused:
         report.report(where, [], out=None, opened=False)
     assert str(written) in str(refused.value)

@@ -32,7 +32,8 @@ class NoTransport(Transport):
 
 def test_rates_are_between_two_looks() -> None:
     before = load()
-    now = before.replace(received=3000, sent=1000, at=12.0)  # sent: the counter began anew
+    # The counter of sent bytes was reset.
+    now = before.replace(received=3000, sent=1000, at=12.0)
     assert sampled.rates_between(before, now) == (1000.0, 0.0)
     assert sampled.rates_between(None, now) == (None, None)
     assert sampled.rates_between(now, now) == (None, None)
@@ -95,7 +96,7 @@ def test_what_the_ranks_reckon_is_how_long_is_left(tmp_path: Path) -> None:
 
 
 class Refusing(Transport):
-    """Connects to nobody; one host keeps it waiting for that."""
+    """A transport that refuses all connections; one host blocks it until `over` is set."""
 
     def __init__(self) -> None:
         self.over = Event()

@@ -35,7 +35,8 @@ def program(command: list[str], where: Path, **more: Any) -> Iterator[subprocess
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Path:
-    (tmp_path / "nodes.txt").write_text("127.0.0.1:1\n")  # where nobody listens
+    # No server listens on this port.
+    (tmp_path / "nodes.txt").write_text("127.0.0.1:1\n")
     return tmp_path
 
 
@@ -56,7 +57,8 @@ def test_the_terminal_is_as_it_was(nodes: Path, how: str) -> None:
         assert b"\x1b[?1049h" in shown and termios.tcgetattr(theirs) != before
         if how == "a kill":
             top.send_signal(signal.SIGTERM)
-            top.send_signal(signal.SIGCONT)  # as `timeout` does
+            # The `timeout` command also sends this signal.
+            top.send_signal(signal.SIGCONT)
         else:
             os.write(ours, b"q" if how == "q" else b"\x03")
         while (more := read()) or top.poll() is None:

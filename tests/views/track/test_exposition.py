@@ -53,7 +53,8 @@ def test_what_ranks_and_nodes_say(tmp_path: Path) -> None:
     assert found["step"] == [(rank, 8)]
     assert found["step_seconds"] == [(rank, 0.5)]
     assert found["metric"] == [({**rank, "name": "acc"}, 0.9)]
-    assert "step_part_seconds" not in found  # of the last line only
+    # The parts are read from the last line only.
+    assert "step_part_seconds" not in found
     node = {**own, "node": "a"}
     assert found["node_cpu_ratio"] == [(node, 0.5)]
     tell(made, "rank_00_metrics_2.jsonl", {"time": NOW, "rank": 0, "step": 3})
@@ -75,7 +76,7 @@ def test_a_node_is_told_of_while_its_file_grows_whatever_its_clock(
 
 
 def test_what_is_not_known_is_not_told_as_nothing(tmp_path: Path) -> None:
-    """Of a program that says nothing of its steps, nobody knows how much was training."""
+    """The training time of a program that reports no steps is unknown."""
     job(tmp_path, "foreign", goodput={"training": 0.0, "start": 10.0, "unknown": 90.0})
     assert "job_goodput_ratio" not in points(tmp_path)
 

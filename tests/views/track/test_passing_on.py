@@ -45,7 +45,8 @@ def typed(root: Path, made: Experiment) -> str:
 def test_each_line_once_also_when_called_again(tmp_path: Path) -> None:
     made = job(tmp_path, "one", state="done", ended=NOW)
     steps = [{"time": NOW + step, "rank": 0, "step": step, "loss": 1 / step} for step in (1, 2, 3)]
-    again = {"time": NOW + 9, "rank": 0, "step": 2, "loss": 0.5}  # by a second attempt
+    # A second attempt wrote this step.
+    again = {"time": NOW + 9, "rank": 0, "step": 2, "loss": 0.5}
     tell(made, "rank_00_metrics.jsonl", *steps, again)
     node = {"node": 0, "cpu": 0.5, "net": {"eth0": [1.0, 2.0]}, "disks": {"/": [1.0, 4.0]}}
     tell(

@@ -161,7 +161,8 @@ def test_two_slow_nodes_are_held_to_their_word(
         ([790e12] * 8, "H200", []),
         ([790e12] * 7 + [610e12], "H200", [7]),
         ([790e12, 782e12, 775e12, 801e12, 760e12, 790e12, 785e12, 770e12], "H200", []),
-        ([790e12, 300e12], "H200", []),  # of two the faster may be the odd one, unless it is far
+        # Of two GPUs the faster may be the odd one, unless the difference is large.
+        ([790e12, 300e12], "H200", []),
         ([790e12, 200e12], "H200", [1]),
         ([50e9, 47e9, 31e9, 52e9, 44e9, 38e9], "CPU", []),
         ([50e9, 49e9, 51e9, 50e9, 12e9, 50e9], "CPU", [4]),

@@ -86,7 +86,8 @@ def test_a_port_that_is_closed_twice_is_the_cause_within_thirty_seconds(
     ("rounds", "nodes", "blamed"),
     [
         ([{0: REFUSED, 1: REFUSED, 2: REFUSED}], 3, ""),  # torch is still being imported
-        ([{0: REFUSED, 1: SILENCE, 2: SILENCE}], 3, ""),  # as long as that is so, nothing is known
+        # Nothing is known while this lasts.
+        ([{0: REFUSED, 1: SILENCE, 2: SILENCE}], 3, ""),
         ([{0: "", 1: REFUSED, 2: REFUSED}], 3, "node 1 (n1): connection refused; node 2"),
         ([{0: REFUSED, 1: REFUSED}, {0: "", 1: REFUSED}], 2, "node 1"),  # a firewall's reset
         ([{0: "", 1: SILENCE, 2: ""}, {0: "", 1: "", 2: ""}], 3, ""),  # a moment's loss

@@ -30,7 +30,8 @@ def lines(experiment: Path, rank: int) -> list[dict[str, Any]]:
 def test_each_rank_that_tells_its_steps_has_a_file(tmp_path: Path) -> None:
     log = LogFile(0, "10.0.0.1", tmp_path / "log", tmp_path / "ranks")
     append(log, "0", "step 1 loss 9\n")
-    reading = Printed(log, tmp_path, range(2))  # from here on: a head before has read that
+    # A previous head has read the log up to here.
+    reading = Printed(log, tmp_path, range(2))
     append(log, "0", "step 2 loss 0.5\nste")
     append(log, "1", "  5%|# | 4/8 [00:00<00:01]\r")
     append(log, "-", "step 7 loss 7\n")
