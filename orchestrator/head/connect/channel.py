@@ -135,7 +135,7 @@ class NodeChannel:
             try:
                 data = self._receive(deadline - time.monotonic(), "")
             except Silent:
-                # The ssh program writes what a server says during the login on standard error.
+                # The ssh program writes the server's login messages on standard error.
                 said = noise.decode(errors="replace") or self._errors()
                 raise Silent(*server_command.never_begins(said)) from None
             if not data or len(noise) > NOISE_LIMIT_BYTES:

@@ -1,4 +1,4 @@
-"""Logs in by fabric and paramiko, as they are shipped; each error says what to do.
+"""Logs in by unmodified fabric and paramiko; each error has a fix.
 
 This module adds the order of keys, the check of known_hosts, and the text of errors.
 """
@@ -41,7 +41,7 @@ from orchestrator.head.connect.transport import (
 from orchestrator.head.connect.way import Way
 
 log = logging.getLogger(__name__)
-# Without a handler, Python prints what paramiko logs about each connection that fails.
+# Without a handler, Python prints paramiko's log of each connection that fails.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 KEEPALIVE_SECONDS = 15
@@ -323,7 +323,7 @@ class SshKeys(AuthStrategy):
         wanted = {public_blob(path) for path in there.keys}
         keys = [key for key in agent_keys() if key.asbytes() not in offered]
         # Servers hang up after a few keys. Those of the config come first; a security key comes
-        # last, as it asks to be touched before a server has said whether it knows the key.
+        # last, as it has to be touched before the server has accepted the key.
         keys.sort(key=lambda key: (key.asbytes() not in wanted, key.get_name().startswith("sk-")))
         for key in keys:
             if key.asbytes() in wanted or not there.only_these_keys:

@@ -1,4 +1,4 @@
-"""Checks of each machine: reach, Python and torch, GPUs and who holds them, disks, limits. Pure."""
+"""Checks of each machine: reach, Python and torch, GPUs and their users, disks, limits. Pure."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ BAD, WARN, UNKNOWN = "bad", "warn", "unknown"
 
 @dataclass(frozen=True)
 class Finding:
-    """One problem with all nodes that have it. BAD: a launch would fail or mislead."""
+    """One problem, with all nodes that have it. BAD: a launch would fail or mislead."""
 
     level: str
     nodes: tuple[str, ...]

@@ -79,7 +79,7 @@ class LogReader:
         self._records = _Records(self.log.ranks, offset)
 
     def skip_near_end(self, keep: int) -> int:
-        """Skip to the first line within the last `keep` bytes; return the skipped bytes."""
+        """Skip to the first line within the last `keep` bytes; return the count skipped."""
         offset = self.log.size() - keep
         if offset <= self._position:
             return 0

@@ -158,7 +158,7 @@ def typed_line() -> str:
 
 
 def agreed(question: str) -> bool:
-    """Ask a question on the terminal; return True only for y or yes."""
+    """Return True if the user answers y or yes to a question on the terminal."""
     complain(f"{question} [y/N] ", end="")
     return typed_line().strip().lower() in ("y", "yes")
 
