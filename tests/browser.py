@@ -15,7 +15,8 @@ from typing import Any
 from tests.clusters.require import lacking
 
 PATIENCE = 120.0
-NAVIGATED = "Inspected target navigated or closed"  # while it was asked
+# The page may navigate during a request.
+NAVIGATED = "Inspected target navigated or closed"
 
 
 class Browser:
@@ -43,7 +44,8 @@ class Browser:
         os.close(theirs_in)
         os.close(theirs_out)
         self.number, self.rest, self.session = 0, b"", ""
-        self.console: list[str] = []  # errors and warnings of the page
+        # These are the page's errors and warnings.
+        self.console: list[str] = []
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
         self.session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
@@ -108,7 +110,8 @@ class Browser:
         """Wait until a script says something that is true, and return that."""
         deadline = time.monotonic() + PATIENCE
         guarded = f"(() => {{ try {{ return {script} }} catch {{ return null }} }})()"
-        while not (value := self.eval(guarded)):  # a page may just be loading
+        # The page may be loading.
+        while not (value := self.eval(guarded)):
             assert time.monotonic() < deadline, f"{script}: not within {PATIENCE} s"
             time.sleep(0.05)
         return value

@@ -29,9 +29,11 @@ Cluster = FaultyLoopback | NetnsCluster
 # Modules and tests stay to the end: looks for garbage pass them by, and are rare. It saves a tenth.
 gc.disable()
 
-os.environ["OMP_NUM_THREADS"] = "1"  # several ranks on few cores: more threads only fight
+# With several ranks on few cores, more threads only compete.
+os.environ["OMP_NUM_THREADS"] = "1"
 for name in ("CONFIG_FILE", "MASTER_PORT", "NPROC_PER_NODE"):
-    os.environ.pop(name, None)  # a developer's own setting is not the test's
+    # A developer's own settings must not reach the tests.
+    os.environ.pop(name, None)
 # A head's files for its login (machines, keys, connections) are not the developer's own.
 os.environ["ORCHESTRATOR_HOME"] = tempfile.mkdtemp(prefix="orch-tests-")
 atexit.register(shutil.rmtree, os.environ["ORCHESTRATOR_HOME"], ignore_errors=True)

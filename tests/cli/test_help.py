@@ -14,13 +14,15 @@ from orchestrator.cli.help import OPEN, topic_of, topics
 from orchestrator.cli.main import cli
 
 ROOT = Path(__file__).parents[2]
-ELSEWHERE = {  # said by torch, Python or a shell, and not by us
+# Torch, Python or a shell prints these messages.
+ELSEWHERE = {
     "No module named",
     "ModuleNotFoundError",
     "FileNotFoundError",
     "CheckpointException",
     "Can't find a valid checkpoint at",
-    "it does not answer (start.start) within ...",  # the name of the request is filled in
+    # The message has the request's name in place of the example.
+    "it does not answer (start.start) within ...",
 }
 
 

@@ -154,4 +154,5 @@ class Faults:
     def _end_hung(self, i: int) -> None:
         listener = self.hung.pop(i, None)
         if listener is not None:
-            listener.communicate()  # the end of its standard input ends it
+            # The listener ends at the end of its standard input.
+            listener.communicate()

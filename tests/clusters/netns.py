@@ -46,10 +46,14 @@ from tests.clusters.namespace import (
     shell,
 )
 
-CLONE = Path(__file__).parents[2]  # what is installed in our Python points into it
-HEAD = 254  # the last number of the head's own address
-NOBODY = "02:00:00:00:00:99"  # a MAC address
-GROUP = "77"  # every port of the bridge is in it: one command deletes them all
+# Editable packages in our Python point into it.
+CLONE = Path(__file__).parents[2]
+# This is the last number of the head's own address.
+HEAD = 254
+# No machine has this MAC address.
+NOBODY = "02:00:00:00:00:99"
+# Every port of the bridge is in this group, so one command deletes them all.
+GROUP = "77"
 
 
 class NetnsCluster(Faults):
@@ -258,7 +262,8 @@ class NetnsCluster(Faults):
         """
         self.cut(i)
         answers([self._shells[i]], ["kill -KILL -1; true"])
-        while len(self._pids(i)) > 1:  # its process 1 is the shell that does this
+        # Process 1 is the shell that runs this command.
+        while len(self._pids(i)) > 1:
             answers([self._shells[i]], ["true"])
         for place in ["/dev/shm", *(self.tmpfs if disk_lost else [])]:
             everything = ["find", place, "-xdev", "-mindepth", "1", "-delete"]

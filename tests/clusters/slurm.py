@@ -148,7 +148,8 @@ class Slurm:
                 one.wait()
         for pid in of_directory(self.directory):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)  # a slurmstepd whose slurmd is gone
+                # This is a slurmstepd whose slurmd is gone.
+                os.kill(pid, signal.SIGKILL)
 
     # -- what a user types --------------------------------------------------------------------
 

@@ -51,7 +51,8 @@ def test_what_is_typed_wins_over_the_variable(verbosity: int, variable: str, lev
 def test_the_terminal_has_what_was_asked_for(level: int) -> None:
     shown: list[str] = []
     logs.to_terminal(level, shown.append)
-    logs.hold()  # a launch keeps all of it in a file
+    # A launch keeps all of the log in a file.
+    logs.hold()
     LOG.debug("%s: is asked %s", "n1", "machine.probe")
     LOG.info("checks %d nodes", 2)
     transport = logging.getLogger("paramiko.transport")

@@ -52,8 +52,10 @@ def test_a_command_of_the_jobs_python_is_found_before_another_of_its_name(
         (("venv", "usr"), "{usr}", "{venv}:{usr}"),
         (("venv", "usr"), "{usr}:{venv}", "{venv}:{usr}:{venv}"),
         (("venv", "usr"), "{venv}:{usr}", "{venv}:{usr}"),
-        (("venv",), "{usr}:{venv}", "{usr}:{venv}"),  # nothing stands before it
-        ((), "{usr}", "{usr}"),  # a Python of another name, alone in its directory
+        # No other directory precedes it.
+        (("venv",), "{usr}:{venv}", "{usr}:{venv}"),
+        # This Python has another name and is alone in its directory.
+        ((), "{usr}", "{usr}"),
     ],
 )
 def test_the_jobs_python_comes_first_on_the_path(

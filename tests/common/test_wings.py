@@ -15,7 +15,8 @@ from orchestrator.common.errors import UsageError
 
 HOUSE = Path(orchestrator.__file__).parent
 OF_WINGS = ("jinja2", "textual", "starlette", "uvicorn", "torch")
-ALONE = ("__main__", "fast_torchrun")  # run, never imported
+# These are run and never imported.
+ALONE = ("__main__", "fast_torchrun")
 # What Python runs first: as if these packages were not installed.
 WITHOUT = f"""
 import sys

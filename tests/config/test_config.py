@@ -333,7 +333,8 @@ def test_contradictions_name_both(overrides: list[str], names: list[str]) -> Non
     [
         (ProfilingConfig(active=3), 100, (5, 2)),
         (ProfilingConfig(active=2), 9, (5, 2)),
-        (ProfilingConfig(active=2), 6, (2, 2)),  # a short run is traced from its beginning
+        # A short run is traced from its beginning.
+        (ProfilingConfig(active=2), 6, (2, 2)),
         (ProfilingConfig(active=2), 2, (0, 0)),
         (ProfilingConfig(active=2, wait=4), 7, (4, 1)),
         (ProfilingConfig(active=2, wait=0, warmup=0), 100, (0, 0)),
@@ -381,7 +382,8 @@ def test_the_reference_in_the_docs_is_up_to_date() -> None:
     ("written", "counts"),
     [
         ("nnodes: 4", (4, 4)),
-        ("nnodes: 2:4", (2, 4)),  # 124 in YAML 1.1, which counts in minutes there
+        # YAML 1.1 reads this as 124, a number in base 60.
+        ("nnodes: 2:4", (2, 4)),
         ("nnodes: '02:04'", (2, 4)),
         ("nnodes: null", None),
     ],

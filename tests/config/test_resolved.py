@@ -16,7 +16,8 @@ def test_its_text_and_its_keys(tmp_path: Path) -> None:
     path.write_text("a: {b: é}\n", encoding="utf-8")
     assert resolved.text(tmp_path) == "a: {b: é}\n"
     assert resolved.read(tmp_path) == {"a": {"b": "é"}}
-    for text in ("", "- 1", "words"):  # none of ours
+    # None of these is a config of ours.
+    for text in ("", "- 1", "words"):
         path.write_text(text)
         assert resolved.read(tmp_path) == {}
 

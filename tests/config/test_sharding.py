@@ -13,8 +13,10 @@ from orchestrator.config.sharding import group_size
         ([0, 0, 0, 0], None, 4),
         ([0, 1], None, 1),
         ([0, 0, 0, 0, 1, 1, 1, 1], 2, 2),
-        ([0, 0, 1, 1, 2, 2, 3, 3], 4, 4),  # whole nodes together
-        ([0, 0, 0, 0, 1, 1], 2, 2),  # unequal nodes, but every group has one home
+        # Whole nodes form a group.
+        ([0, 0, 1, 1, 2, 2, 3, 3], 4, 4),
+        # The nodes are unequal, but every group is on one node.
+        ([0, 0, 0, 0, 1, 1], 2, 2),
         ([0, 0, 1, 1], 1, 1),
     ],
 )

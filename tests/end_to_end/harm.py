@@ -18,7 +18,8 @@ from tests.launching import Command, Head
 
 # Waiting for the next good step takes long on a busy machine.
 PATIENCE = 180.0
-MOMENTS = 3.0  # the longest cut of a link that is no loss of a node
+# A longer cut of a link is the loss of a node.
+MOMENTS = 3.0
 
 
 class Seam(AssertionError):
@@ -91,7 +92,8 @@ class Harm:
     def kill(self, node: int, words: list[str]) -> bool:
         try:
             self.cluster.exec(self.host(node), words)
-        except AssertionError:  # it has just ended by itself
+        except AssertionError:
+            # The process has just ended by itself.
             return False
         self.victims.append(node)
         return True

@@ -79,8 +79,10 @@ class Trained:
     """The results of a training that have to be the same in every run."""
 
     losses: Mapping[int, float]
-    samples: Mapping[tuple[int, int], tuple[int, ...]]  # (step, rank) -> their numbers
-    weights: tuple[str, ...]  # a digest for each rank
+    # This maps (step, rank) to the samples' numbers.
+    samples: Mapping[tuple[int, int], tuple[int, ...]]
+    # Each rank has one digest.
+    weights: tuple[str, ...]
 
 
 class NoSeam(Harm):
@@ -90,8 +92,10 @@ class NoSeam(Harm):
         self, cluster: NetnsCluster, directory: Path, seed: int, faults: int, pace: float = 0.1
     ) -> None:
         super().__init__(cluster, directory, seed, NODES)
-        self.faults, self.pace = faults, pace  # seconds of a step
-        self.minutes = float("inf")  # no further fault comes after so long
+        # The pace is the length of a step in seconds.
+        self.faults, self.pace = faults, pace
+        # No further fault starts after this time.
+        self.minutes = float("inf")
         self.say: Callable[[str], object] = print
         self.noted: list[Noted] = []
         *nodes, spare = self.cluster.addresses

@@ -84,7 +84,8 @@ def test_detached_it_goes_on_and_attach_takes_over(head: Head) -> None:
     attached = head.command("orchestrator", "attach")
     attached.wait_for(r"node1 rank1 \| line 50$")
     until(lambda: gone(first), "the head that was left behind leaves")
-    attached.interrupt(signal.SIGHUP)  # a closed terminal
+    # A closed terminal sends this signal.
+    attached.interrupt(signal.SIGHUP)
     assert attached.finish() == 0, attached.text
     second = background(attached)
     seen = len(in_file(head, 1))
@@ -126,7 +127,8 @@ def test_one_that_is_ended_leaves_the_job_and_stop_ends_both(head: Head) -> None
     until(lambda: gone(first), "it leaves")
     assert head.record["state"] == "running" and head.left(0)
     attached = head.command("orchestrator", "attach")
-    attached.wait_for(r"node0 rank0 \| line 1$")  # nothing of it had been shown
+    # No earlier command has shown the line.
+    attached.wait_for(r"node0 rank0 \| line 1$")
     attached.interrupt(signal.SIGHUP)
     assert attached.finish() == 0
     second = background(attached)

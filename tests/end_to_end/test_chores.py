@@ -94,7 +94,8 @@ def test_files_to_all_nodes(head: Head) -> None:
     (head.directory / "set").mkdir()
     (head.directory / "set" / "a").write_bytes(b"x" * 1000)
     copy = f"{head.directory}/copy"
-    only = ["--node", "1"]  # the hosts of this test share the directory
+    # The hosts of this test share the directory.
+    only = ["--node", "1"]
     command = head.command("orchestrator", "push", "set", copy, *only, "--json")
     assert command.finish() == 0, command.text
     (node,) = json.loads(command.text)["nodes"]

@@ -76,7 +76,8 @@ def test_code_travels_as_far_as_it_is_lacking(apart: Apart, two_nodes: NetnsClus
     first = head.launch("--name", "first", *hold, "train.py")
     first.wait_for(r"code [0-9a-f]{12} \(3 files, .*\) on .*; 3 files sent")
     first.wait_for_all("it says one in my project data 0", "it says one in my project data 1")
-    assert names(head, 0) == names(head, 1)  # ranks may send each other absolute paths
+    # Ranks may send each other absolute paths.
+    assert names(head, 0) == names(head, 1)
     head.script("helper.py", "WORD = 'two'")
     head.script("later.py", "WORD = 'two, too'")
     planned = head.launch("--dry-run", "train.py")
@@ -160,7 +161,8 @@ def test_an_experiment_runs_again_when_its_code_has_moved_on(
     head.script("dice.py", "raise SystemExit('the new code')")
     again = head.command("orchestrator", "rerun", "--set", "launch.nproc=2")
     assert again.finish() == 0, again.text
-    for rank in range(4):  # the first two where the directory is shared
+    # The first two are enough if the directory is shared.
+    for rank in range(4):
         assert f"rank{rank} | it says one a b" in again.text
     old, new = (json.loads((path / "manifest.json").read_text()) for path in head.experiments)
     assert (old["tree"], old["directory"], old["command"]) == (

@@ -125,13 +125,15 @@ def test_through_a_jump_host(netns_cluster: Callable[..., NetnsCluster], tmp_pat
     both = head.run("--ssh-config", str(own), "--dry-run", head.script("hi.py", "print('hello')"))
     command = head.run("--ssh-config", str(own), "--nnodes", "1", "--no-torchrun", "hi.py")
     assert "# 2 nodes, 2 ranks" in both.text and "node0 rank0 | hello" in command.lines
-    assert f"master {first}:" in both.text  # its own address, though the head cannot see it
+    # The head cannot see this address, which is the node's own.
+    assert f"master {first}:" in both.text
 
 
 def test_by_a_connection_that_is_open_by_hand(two_nodes: Cluster, tmp_path: Path) -> None:
     """As where each login needs a second factor: no key is enough for any other."""
     head = Head(two_nodes, tmp_path)
-    with tempfile.TemporaryDirectory() as sockets:  # whose names have 107 bytes
+    # Names of sockets are limited to 107 bytes.
+    with tempfile.TemporaryDirectory() as sockets:
         own = tmp_path / "ssh_config"
         own.write_text(f"ControlPath {sockets}/%C\n{two_nodes.ssh_config.read_text()}")
         null = subprocess.DEVNULL

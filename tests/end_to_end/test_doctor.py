@@ -195,7 +195,8 @@ def test_a_clock_of_its_own(ward: Head, tmp_path: Path) -> None:
     ward.node_list = ward.cluster.write_list([one, two, f"{three} python={wrapper}"])
     found = only(examine(ward, "--quick", code=0), "clock", "warn", three)
     behind = re.search(r"is ([0-9.]+) s behind this machine's", found["what"])
-    assert behind and 85 < float(behind[1]) < 95, found  # it is asked over a connection
+    # The clock is read over a connection.
+    assert behind and 85 < float(behind[1]) < 95, found
 
 
 def test_memlock_and_rdma(ward: Head, cluster: NetnsCluster, tmp_path: Path) -> None:

@@ -182,7 +182,8 @@ def test_the_key_that_leaves_it_running(head: Head) -> None:
             try:
                 seen += os.read(terminal, 65536)
             except OSError:
-                break  # it has left, and with it the other side of the terminal
+                # The command has left and closed the other side of the terminal.
+                break
     assert process.wait(timeout=10) == 0
     os.close(terminal)
     time.sleep(4)

@@ -102,7 +102,8 @@ def test_a_program_is_given_its_arguments_and_environment(head: Head, start: str
     )
     options = ["--nnodes", "1", "--set", f"launch.start={start}", "--config", str(config)]
     options += ["--env", "C=typed", "--env", "HERE"]
-    arguments = [*AWKWARD, "\udcff\udc80a"]  # the last is not UTF-8
+    # The last argument is not UTF-8.
+    arguments = [*AWKWARD, "\udcff\udc80a"]
     name = head.script("an odd 'name\".py", TELL)
     head.run(*options, name, *arguments, HERE="from here")
     assert told(head)["args"] == arguments

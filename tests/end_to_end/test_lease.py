@@ -75,7 +75,8 @@ def test_a_failure_ends_the_job_everywhere_without_a_head(head: Head) -> None:
     killed(launch(head))
     assert head.left(0) and head.left(1)
     (head.directory / "fail").touch()
-    wait_until(lambda: not head.left(0) and not head.left(1), 20)  # not only with the lease
+    # This must not take as long as the lease.
+    wait_until(lambda: not head.left(0) and not head.left(1), 20)
     (ending,) = events(head, 0, "ending")
     assert ending["why"] == "rank 1 on node 1 failed"
     attached = head.command("orchestrator", "attach")
@@ -87,7 +88,8 @@ def test_a_failure_ends_the_job_everywhere_without_a_head(head: Head) -> None:
 def test_a_supervisor_that_is_killed_ends_the_job_everywhere_without_a_head(head: Head) -> None:
     killed(launch(head))
     head.cluster.kill(1, events(head, 1, "started")[0]["supervisor"])
-    wait_until(lambda: not head.left(0), 30)  # not only with the lease of 60 s
+    # This must not take as long as the lease of 60 s.
+    wait_until(lambda: not head.left(0), 30)
     (ending,) = events(head, 0, "ending")
     assert ending["lost"] == 1 and "node 1's supervisor has ended" in ending["why"]
     attached = head.command("orchestrator", "attach")

@@ -81,7 +81,8 @@ def test_here_and_on_the_nodes(head: Head, over: Path) -> None:
                 os.utime(library / name, (1, 1))
     before = prune(head, "--keep", "2", "--yes")
     assert before[0] == 0 and "--on-nodes removes that too" in before[1]
-    assert one in runs(head, 0)  # its record is gone, so nothing of ours finds it any more
+    # Its record is gone, so no command of ours can find it.
+    assert one in runs(head, 0)
     code, text = prune(head, "--keep", "1", "--yes", "--on-nodes")
     assert code == 0, text
     assert [name[0] for name in names(head)] == ["c"]
@@ -119,7 +120,8 @@ def test_what_runs_is_never_removed(head: Head) -> None:
         head.cluster.kill_sshd(1)
         code, text = prune(head, "--keep", "1", "--keep-failed", "--yes")
         assert code == 0 and experiment.name in names(head)
-        assert copies[0].name not in names(head)  # its record said it was done
+        # Its record said that it was done.
+        assert copies[0].name not in names(head)
     finally:
         for node in (0, 1):
             head.cluster.start_sshd(node)

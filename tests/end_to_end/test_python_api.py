@@ -214,7 +214,8 @@ def test_a_killed_program_and_a_killed_head_are_no_end(cluster: Cluster, head: H
     done = subprocess.run([sys.executable, "-c", KILLED, *words], cwd=head.directory, check=False)
     assert done.returncode == -signal.SIGKILL
     job = cluster.attach()
-    begun(job)  # its head lives on, and brings the logs home
+    # Its head lives on and fetches the logs.
+    begun(job)
     assert job.status == "running"
     os.kill(head.record["head"]["pid"], signal.SIGKILL)
     while_followed(job)
@@ -307,7 +308,8 @@ def test_it_is_typed(tmp_path: Path) -> None:
     """mypy --strict, as pyproject.toml has it, on what a user writes."""
     mine = tmp_path / "mine.py"
     mine.write_text(TYPED + "\n".join(WRONG) + "\n")
-    command = [sys.executable, "-m", "mypy", str(mine)]  # shares the cache of the house's own
+    # It shares the cache of the repository's own mypy run.
+    command = [sys.executable, "-m", "mypy", str(mine)]
     done = subprocess.run(command, cwd=PAGE.parents[1], capture_output=True, text=True, check=False)
     found = re.findall(r"mine\.py:(\d+): error: .*\[([a-z-]+)\]$", done.stdout, re.M)
     first = TYPED.count("\n") + 1

@@ -155,7 +155,8 @@ def test_all_nodes_find_what_rank_0_alone_has_saved(apart: Head) -> None:
     for attempt, names in {1: "{}", 2: "{'latest': 'of 1', 'step-1': 'of 1'}"}.items():
         assert said.count(f"attempt {attempt} finds {names}") == 2, said
     assert b"attempt 3 finds {'latest': 'of 2', 'step-2': 'of 2'}" in apart.log(0)
-    kept = b"{'latest': 'of 2', 'step-1': 'of 1', 'step-2': 'of 2'}"  # nothing is deleted
+    # No file is deleted.
+    kept = b"{'latest': 'of 2', 'step-1': 'of 1', 'step-2': 'of 2'}"
     assert b"attempt 3 finds " + kept in apart.log(1), said
     for attempt, above in {1: "nothing", 2: "that of 1", 3: "that of 2"}.items():
         assert said.count(f"attempt {attempt} finds above {above}") == 2, said

@@ -114,7 +114,8 @@ def test_values_of_any_kind_reach_the_program_and_the_result_is_json(sweeps: Swe
 def test_members_that_run_go_on_without_their_head_and_stop_ends_them(sweeps: Sweeps) -> None:
     first = sweeps.sweep("--as", "env", "--grid", "INDEX=0..5", "--", "notes.py", "x")
     sweeps.until(lambda: len(sweeps.starts()) == 2)
-    sweeps.until(lambda: len(sweeps.journal()) == 4)  # Two more wait in the queue.
+    # Two more wait in the queue.
+    sweeps.until(lambda: len(sweeps.journal()) == 4)
     first.interrupt(signal.SIGKILL)
     first.finish()
     stopped = sweeps.head.command("orchestrator", "stop", sweeps.directory.name)

@@ -68,7 +68,8 @@ def test_a_job_keeps_what_its_head_did_and_its_nodes_did(head: Head) -> None:
     for file in head.experiment.rglob("*"):
         assert not file.is_file() or SECRET.encode() not in file.read_bytes(), file
     stopped = head.command("orchestrator", "stop")
-    assert stopped.finish() == 0  # it is over, and that changes nothing
+    # The job is over, and a stop does not change that.
+    assert stopped.finish() == 0
     assert path.read_text() == text
 
 

@@ -44,10 +44,13 @@ dist.all_reduce(torch.ones(1))
 class Planted(NamedTuple):
     text: str
     kind: str
-    words: str  # a pattern, found in the message
-    fix: str  # a pattern, found in what to do
+    # The message matches this pattern.
+    words: str
+    # The fix matches this pattern.
+    fix: str
     nodes: int = 1
-    named: bool = True  # it is always the same rank
+    # It is True if the same rank fails each time.
+    named: bool = True
 
 
 def together(text: str) -> str:
@@ -163,7 +166,8 @@ def assert_it_ends_with_the_verdict(command: Command, verdict: dict[str, Any]) -
     (start,) = (n for n, line in enumerate(command.lines) if "the cause: " in line)
     end = command.lines[start:]
     who = f"rank {verdict['rank']} on node {verdict['node']} ({verdict['node_name']}), "
-    says_all = verdict["message"].startswith("ended with exit code")  # no title is needed
+    # The verdict needs no title then.
+    says_all = verdict["message"].startswith("ended with exit code")
     says_all = says_all or verdict["kind"] == "exception"
     assert who in end[0] and (says_all or verdict["title"] in end[0])
     assert end[0].endswith(verdict["message"].splitlines()[0])
@@ -271,7 +275,8 @@ def is_out_of_memory(head: Head, command: Command) -> None:
 def test_the_kernels_out_of_memory_killer(head: Head) -> None:
     with control_group() as group:
         if group is None:
-            return  # the next test says the same with a counter of our own
+            # The next test covers this with a counter of our own.
+            return
         script = head.script("greedy.py", BEGIN + GREEDY)
         command = head.launch("--nnodes", "1", "--nproc", "2", script)
         pid = int(command.wait_for(r"PID (\d+)")[1])
@@ -296,7 +301,8 @@ if rank == 1:
 dist.all_reduce(torch.ones(1))
 """
     script = head.script("train.py", BEGIN + "import contextlib\n" + text)
-    anyway = ("--check", "none", "--nproc", "2", script)  # 16 MiB are too few for a check
+    # A disk of 16 MiB is too small for the check before the start.
+    anyway = ("--check", "none", "--nproc", "2", script)
     filled = head.launch(*anyway)
     assert filled.finish() == 1, filled.text
     verdict = head.record["verdict"]
@@ -304,7 +310,8 @@ dist.all_reduce(torch.ones(1))
     assert verdict["message"] == "OSError: [Errno 28] No space left on device"
     assert "train.py:" in verdict["where"]
     assert head.nothing_left()
-    cluster.fill_disk(0, home)  # what the job itself had kept
+    # The job itself had written files there.
+    cluster.fill_disk(0, home)
     refused = head.launch(*anyway[2:])
     assert refused.finish() == 3 and f"BAD   disk: {home} on" in refused.text, refused.text
     again = head.launch(*anyway)

@@ -38,7 +38,8 @@ def test_two_healthy_nodes(head: Head) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    told = json.loads(done.stdout)  # nothing but JSON there: the job's words went to stderr
+    # Standard output has only JSON, because the job's output went to stderr.
+    told = json.loads(done.stdout)
     assert told == kept(head)
     assert "4 ranks" in done.stderr
     assert told["complete"]
@@ -54,7 +55,8 @@ def test_two_healthy_nodes(head: Head) -> None:
 
 def test_a_slow_node_is_named_and_healthy_ones_are_not(netns_cluster: Any, tmp_path: Path) -> None:
     head = Head(netns_cluster(4), tmp_path)
-    for _ in range(3):  # what else this machine does may make one of four nodes slow, once
+    # Other load on this machine may slow one of four nodes once.
+    for _ in range(3):
         command = verify(head, "--strict", "--seconds", "3", "--max-size", "1M")
         if command.finish() == 0:
             break

@@ -59,7 +59,8 @@ def test_from_cold_to_warm_and_off(head: Head, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(head.directory / "home"))
     script = head.script("program.py", PROGRAM)
     cold = head.launch(*INSIDE, "--nproc", "2", "--warm", "--env", "JOBS_OWN=1", script)
-    waiting = wait_until_ready(head)  # while the job runs
+    # The job is still running.
+    waiting = wait_until_ready(head)
     assert cold.process.poll() is None
     (head.directory / "go on").touch()
     assert cold.finish() == 0 and "warm start" not in cold.text

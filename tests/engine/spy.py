@@ -86,7 +86,8 @@ def leave_a_note(path: Path) -> None:
     own, leave, destroy = os.getpid(), os._exit, dist.destroy_process_group
 
     def exiting(code: int) -> None:
-        if os.getpid() == own and os.environ["RANK"] == "0":  # a DataLoader's workers leave so too
+        # A DataLoader's workers also run this at their exit.
+        if os.getpid() == own and os.environ["RANK"] == "0":
             path.write_text(json.dumps(seen))
         leave(code)
 

@@ -26,8 +26,10 @@ from tests.free_ports import free_ports
 ROOT = Path(__file__).parents[2]
 NAME = "run_20260101_000000"
 PROGRAMS = "tests.engine.programs"
-CONFIGURED = f"{PROGRAMS}.configured"  # what the configs of tests name
-PATIENCE = 10.0  # after the first failure; who then waits for that rank is killed
+# The tests' configs name this module.
+CONFIGURED = f"{PROGRAMS}.configured"
+# Ranks that still wait after the first failure are killed after this time.
+PATIENCE = 10.0
 
 
 @dataclass
@@ -38,14 +40,20 @@ class Job:
     nodes: list[int]
     config: dict[str, Any]
     env: dict[str, str] = field(default_factory=dict)
-    own_disks: bool = False  # every node has outputs of its own
-    memory: str = ""  # a directory: each node has memory of its own in it, which outlives the ranks
-    signal: int | None = None  # sent to the last rank, or to all if it is SIGKILL
-    after: tuple[str, int] = ('"loss"', 3)  # a word, and how often rank 0's metrics have it by then
+    # Each node has its own outputs.
+    own_disks: bool = False
+    # Each node has its own memory in this directory, which outlives the ranks.
+    memory: str = ""
+    # The last rank gets it, or all ranks if it is SIGKILL.
+    signal: int | None = None
+    # The signal waits until rank 0's metrics have this word so many times.
+    after: tuple[str, int] = ('"loss"', 3)
     # The signal is sent this long after that moment.
     after_seconds: float = 0.0
-    timeout: float = 300.0  # ends what hangs; nothing is meant to
-    call: str = ""  # module:function of the job's directory, instead of the engine's run
+    # A job that hangs is ended after this time.
+    timeout: float = 300.0
+    # This is module:function in the job's directory, called instead of the engine's run.
+    call: str = ""
 
     @property
     def path(self) -> Path:
@@ -60,7 +68,8 @@ class Job:
     def metrics(self, rank: int = 0, node: int = 0) -> list[dict[str, Any]]:
         path = self.experiment(node) / "outputs" / f"rank_{rank:02d}_metrics.jsonl"
         lines = [json.loads(line) for line in path.read_text().splitlines()]
-        return [line for line in lines if "saved_bytes" not in line]  # those of checkpoints
+        # The skipped lines are those of checkpoints.
+        return [line for line in lines if "saved_bytes" not in line]
 
     def output(self, rank: int = 0) -> str:
         """Return what a rank said, without what gloo of torch 2.8 and 2.9 says of each group."""
@@ -134,7 +143,8 @@ def disturb(job: Job, pids: list[int]) -> None:
         time.sleep(0.005)
         if any(ended(pid) for pid in pids):
             return
-    time.sleep(job.after_seconds)  # the moment itself is what is tested
+    # The test is about this very moment.
+    time.sleep(job.after_seconds)
     for pid in pids if job.signal == signal.SIGKILL else pids[-1:]:
         os.kill(pid, job.signal or 0)
 

@@ -57,7 +57,8 @@ def test_no_field_is_forgotten() -> None:
     assert sorted([*ENGINE, *planned, *BY_ITSELF]) == sorted(every_field())
 
 
-BY_ITSELF = ["checkpoint.copies"]  # tests/engine/saving/test_parts.py, on two nodes
+# This field is tested in tests/engine/saving/test_parts.py, on two nodes.
+BY_ITSELF = ["checkpoint.copies"]
 
 
 def shows(name: str) -> Callable[[Any], Any]:
@@ -211,7 +212,8 @@ ENGINE: dict[str, Change] = {
     "fsdp.param_dtype": Change("two in bf16", "bf16"),
     "fsdp.reduce_dtype": Change("two", "bf16"),
     "fsdp.accumulate": Change("in two", "whole", "scattered"),
-    "fsdp.cpu_offload": Change("two", True, "told"),  # refused, in words, where there is no GPU
+    # It is refused with a message on a machine without a GPU.
+    "fsdp.cpu_offload": Change("two", True, "told"),
     "fsdp.wrap": Change("own on two", ["Linear"], "gathered"),
     "distributed.backend": Change("alone", "nccl", "told"),  # refused
     "distributed.timeout": Change("two by two", 77.0, "timeouts"),
@@ -262,7 +264,8 @@ def other_data(split: str) -> own.Uneven:
 
 
 Seen = dict[str, Any]
-TIMELY = r"^step +\d+/|\.cpp:\d+\]"  # the lines of progress, and those of torch's own log
+# These are the lines of progress, and those of torch's own log.
+TIMELY = r"^step +\d+/|\.cpp:\d+\]"
 
 
 @pytest.fixture(scope="module")

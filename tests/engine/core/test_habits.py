@@ -18,7 +18,8 @@ def test_what_people_do_with_a_trainer(tmp_path: Path) -> None:
     assert codes == [0, 0], job.output()
     for rank in range(2):
         results = json.loads((job.path / f"results_{rank}").read_text())
-        assert results["two trainers"] == [3 * 2 + 3, 2 + 1]  # two steps an epoch, and its own line
+        # Each epoch has two steps and a line of its own.
+        assert results["two trainers"] == [3 * 2 + 3, 2 + 1]
         *stay, moves = results["frozen"]
         assert stay == [0.0, 0.0]
         assert moves > 0.0

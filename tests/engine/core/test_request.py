@@ -61,7 +61,8 @@ def test_what_does_nothing_in_train_is_refused(
         ({}, {}, False, False),
         ({}, {"resume": True}, False, False),
         ({"resume": "auto"}, {}, False, False),
-        ({"copies": 2}, {}, False, False),  # also of save_checkpoint()
+        # This also holds for save_checkpoint().
+        ({"copies": 2}, {}, False, False),
         ({}, DIR, True, True),
         ({"directory": "here"}, {}, True, True),
         ({}, {"save_every": "1 epoch"}, True, True),

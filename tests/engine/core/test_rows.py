@@ -11,7 +11,8 @@ from tests.engine.worlds import Job, run
 
 pytestmark = pytest.mark.slow
 
-CASES = 4 + 2  # ways to collate, and two containers
+# These are the ways to collate, and two containers.
+CASES = 4 + 2
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

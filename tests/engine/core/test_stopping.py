@@ -33,7 +33,8 @@ def limit(amount: float, unit: str) -> Limit:
         (None, [], 100, None),
         (None, [limit(60, "seconds")], 100, None),
         (None, [limit(30, "steps")], None, 18),
-        (None, [limit(10, "steps")], None, 0),  # others may still agree on it
+        # The other ranks may still agree on it.
+        (None, [limit(10, "steps")], None, 0),
         # The length of an epoch is unknown.
         (3, [], None, None),
         # Of 100 samples a step takes 16: 7 steps; in this epoch 5 are done.
@@ -51,7 +52,8 @@ def test_steps_left(
 
 
 def test_an_epoch_that_is_over_and_the_next_one_that_begins_are_one_moment() -> None:
-    state = TrainState(epoch=0, position=112, step=7)  # the last step took what there was
+    # The last step took the remaining samples.
+    state = TrainState(epoch=0, position=112, step=7)
     policy = StopPolicy(state, TrainingRequest(epochs=2))
     assert policy.steps_left(100, 16) == 7
     state.epoch, state.position = 1, 0

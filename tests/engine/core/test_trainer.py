@@ -168,7 +168,8 @@ def test_a_sample_with_nan_is_named_and_its_step_left_out(tmp_path: Path) -> Non
     named = re.findall(
         r"is skipped on all ranks: NaN or inf in samples \[(.*)\]", job.output(0) + job.output(1)
     )
-    assert len(named) == 2  # once by each of the two trainings, by the rank that had it
+    # Each of the two trainings named it once, on the rank that had it.
+    assert len(named) == 2
     assert all("7" in samples.split(", ") for samples in named)
 
 
@@ -307,7 +308,8 @@ def test_hooks_are_called_and_the_users_random_numbers_are_left_alone(tmp_path: 
 def test_an_epoch_that_was_interrupted_has_one_line() -> None:
     state = TrainState()
     seen = []
-    for epoch in (0, 0, 1, 2, 2, 3):  # complete ones: twice interrupted in the first, once later
+    # Two runs were interrupted in the first epoch, and one later.
+    for epoch in (0, 0, 1, 2, 2, 3):
         state.add_to_history({"epoch": epoch})
         seen.append([int(line["epoch"]) for line in state.history])
     assert seen == [[0], [0], [1], [1, 2], [1, 2, 2], [1, 2, 3]]

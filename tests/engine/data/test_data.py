@@ -136,7 +136,8 @@ def test_a_file_of_tokens_gives_what_was_written(tmp_path: Path, vocab_size: int
         batch = source.batch([1, 99], 0)
         assert batch["inputs"].tolist() == [values[9:18], values[891:900]]
         assert batch["targets"].tolist() == [values[10:19], values[892:901]]
-    assert len(pickle.dumps(train)) < 2000  # a worker maps the file, it is not sent to it
+    # A worker maps the file and does not receive a copy.
+    assert len(pickle.dumps(train)) < 2000
     assert (
         path.read_bytes().splitlines()[0].strip()
         == json.dumps(
@@ -418,8 +419,10 @@ def test_workers_end_with_a_rank_that_is_killed() -> None:
         assert rank.stdout is not None
         workers = [int(word) for word in rank.stdout.readline().split()]
         assert len(workers) == 2
-        wait_until(lambda: all(map(ignores_interrupts, workers)))  # one may still be starting
-        os.kill(workers[0], signal.SIGINT)  # a Ctrl-C in the terminal, which the rank may ignore
+        # A worker may still be starting.
+        wait_until(lambda: all(map(ignores_interrupts, workers)))
+        # A Ctrl-C in the terminal sends this signal, which the rank may ignore.
+        os.kill(workers[0], signal.SIGINT)
         time.sleep(0.2)
         assert all(map(alive, workers))
         rank.kill()

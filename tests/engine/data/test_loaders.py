@@ -19,7 +19,8 @@ from tests.engine.worlds import Job, run
 
 pytestmark = pytest.mark.slow
 
-TWELVE = [*map(float, range(12)), 5.5]  # each number once, and their mean
+# These are each number once, and their mean.
+TWELVE = [*map(float, range(12)), 5.5]
 LIKE_TUPLES = ("namedtuples", "dataclasses", "graphs", "encodings", "sums of graphs")
 
 
@@ -83,7 +84,8 @@ def test_other_ranks_go_on_after_any_sample(
     if drops:
         left = left[: len(left) // (size * world) * size * world]
     assert sorted(dealt) == sorted(left)
-    for index in range(len(parts[0])):  # a round of all ranks is the next piece of the order
+    # One round of all ranks is the next piece of the order.
+    for index in range(len(parts[0])):
         together = {int(x) for part in parts if part[index].real for x in part[index].data}
         first = index * size * world
         assert together == set(left[first : first + size * world])

@@ -34,7 +34,8 @@ def decoder(seed: int = 0, **model: Any) -> Decoder:
     made = build.build(config(**model))
     assert isinstance(made, Decoder)
     build.initialise(made, seed, CPU)
-    with torch.no_grad():  # norms that do something
+    # Norms with a weight of one would hide errors.
+    with torch.no_grad():
         for name, weight in made.named_parameters():
             if "norm" in name:
                 weight.add_(0.3 * torch.randn(weight.shape, generator=torch.Generator()))
@@ -220,7 +221,8 @@ def test_a_mesh_of_any_shape_begins_with_the_same_values(
     data = {"dataset": {"kind": "synthetic"}, "model": {"kind": kind, **words, **more}}
     wanted = parse.build(Config, data)
     for rank in range(math.prod(shape)):
-        pid = os.fork()  # torch remembers the rank of a mesh as long as a process lives
+        # Torch remembers the rank of a mesh as long as a process lives.
+        pid = os.fork()
         if pid == 0:
             try:
                 rows_of(wanted, rank, shape, tmp_path / str(rank))
@@ -235,7 +237,8 @@ def test_a_mesh_of_any_shape_begins_with_the_same_values(
         for first in range(0, len(pieces), shape[-1]):
             copy = [piece.pop(name) for piece in pieces[first : first + shape[-1]]]
             assert torch.equal(torch.cat(copy), weight), (name, first)
-    assert pieces == [{}] * len(pieces)  # tied stays tied
+    # Tied weights stay tied.
+    assert pieces == [{}] * len(pieces)
 
 
 def test_first_values_know_compiled_blocks_and_leave_the_random_state_alone() -> None:
@@ -257,7 +260,8 @@ def test_a_llama_has_the_flops_that_the_field_counts() -> None:
     more = {"num_kv_heads": 8, "mlp_hidden_dim": 8192, "tie_embeddings": True}
     made = config({"dataset": {"kind": "synthetic", "sequence_length": 4096}}, **shape, **more)
     model = build.build(made)
-    assert sum(w.numel() for w in model.parameters()) == 1_235_814_400  # Llama 3.2 1B
+    # This is the size of Llama 3.2 1B.
+    assert sum(w.numel() for w in model.parameters()) == 1_235_814_400
     assert (build.flops_per_sample(made, model) or 0) / 4096 == pytest.approx(9.03e9, rel=0.002)
 
 

@@ -38,7 +38,8 @@ def ranking(**model: Any) -> Ranking:
     assert isinstance(made, Ranking)
     build.initialise(made, 0, CPU)
     own = torch.Generator().manual_seed(2)
-    with torch.no_grad():  # norms and biases that do something
+    # Default norms and biases would hide errors.
+    with torch.no_grad():
         for weight in made.parameters():
             weight.add_(0.2 * torch.randn(weight.shape, generator=own))
     return made

@@ -69,7 +69,8 @@ def test_a_model_is_built_from_the_working_directory_with_the_seed() -> None:
     made = build.build(config(size=3, bias=False))
     assert isinstance(made, nn.Linear) and made.bias is None
     assert torch.equal(made.weight, expected.weight)
-    assert not build.is_built_in(made)  # its own values stay
+    # The model keeps its own values.
+    assert not build.is_built_in(made)
     assert build.flops_per_sample(config(size=3), made) is None
 
 

@@ -27,7 +27,8 @@ from tests.engine import pair
 pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
-NAP = 1.0  # seconds: far more than all else that a step of these models does
+# These seconds are far longer than any other part of a step.
+NAP = 1.0
 
 # -- phases ---------------------------------------------------------------------------------------
 
@@ -52,7 +53,8 @@ def measure(model: nn.Module, steps: int = 2) -> dict[str, float | None]:
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(steps + 1):
         if step == 1:
-            phases.flush(1)  # without the set-up of the first step
+            # The set-up of the first step is excluded.
+            phases.flush(1)
         with phases("data"):
             time.sleep(0.02)
             inputs = torch.randn(4, 8)
@@ -161,7 +163,8 @@ def test_on_a_gpu_phases_are_timed_by_events(monkeypatch: pytest.MonkeyPatch) ->
     found = phases.flush(1)
     assert found == {
         "data_ms": 0,
-        "forward_backward_ms": 102,  # 100, and the records of two events
+        # This is 100 ms and the records of two events.
+        "forward_backward_ms": 102,
         "exposed_comm_ms": 11,
         "optimizer_ms": 11,
     }
@@ -209,7 +212,8 @@ def test_a_new_run_begins_a_new_file_and_a_resumed_one_goes_on(outputs: Path) ->
 
     assert run(range(1, 8)) == [1, 2, 3, 4, 5, 6, 7]
     with file.open("a") as end:
-        end.write('{"step": 8, "lo')  # the rank was killed here
+        # The rank was killed here.
+        end.write('{"step": 8, "lo')
     assert run(range(6, 9), after=5) == [1, 2, 3, 4, 5, 6, 7, 8]
     assert run(range(21, 22), after=20) == [*range(1, 9), 21]
     assert run(range(1, 3)) == [1, 2]
@@ -272,7 +276,8 @@ def test_a_full_disk_costs_lines_and_no_half_ones(
         with closing(MetricsFile(0)) as metrics:
             resource.setrlimit(resource.RLIMIT_FSIZE, (210, kept[1]))
             for step in range(1, 20):
-                metrics.write({"step": step, "loss": 1.0})  # about 60 bytes
+                # Each line has about 60 bytes.
+                metrics.write({"step": step, "loss": 1.0})
             assert steps_of(outputs / "rank_00_metrics.jsonl") == [1, 2, 3]
             resource.setrlimit(resource.RLIMIT_FSIZE, kept)
             metrics.write({"step": 20})
@@ -297,10 +302,12 @@ def test_the_estimate_leaves_out_the_first_step_and_pauses_have_their_share() ->
         assert estimate.step() == pytest.approx(2)
         with estimate.pause():
             now += 4
-            with estimate.pause():  # a checkpoint within what an epoch's end takes
+            # The end of an epoch includes a checkpoint.
+            with estimate.pause():
                 now += 2
     assert estimate.seconds(100) == pytest.approx(100 * (2 + 6))
-    for _ in range(11, 61):  # it became faster: of steps only the last 50 count
+    # Steps became faster, and only the last 50 count.
+    for _ in range(11, 61):
         now += 1
         assert estimate.step() == pytest.approx(1)
     assert estimate.seconds(50) == pytest.approx(50 * (18 + 54 + 50) / (18 + 50))

@@ -156,7 +156,8 @@ def test_it_is_imported_only_when_it_is_enabled() -> None:
     code = (
         "import orchestrator.engine.observe.profile as p, sys; from pathlib import Path;"
         "from orchestrator.config.schema import ProfilingConfig\n"
-        "sys.modules['torch.profiler'] = None\n"  # an import of it fails from here on
+        # An import of it fails from here on.
+        "sys.modules['torch.profiler'] = None\n"
         "from types import SimpleNamespace as S\n"
         "with p.Profile(ProfilingConfig(), Path('.'), S(rank=0), print) as profile: profile.step()"
     )

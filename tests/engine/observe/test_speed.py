@@ -66,7 +66,8 @@ def test_what_the_vendor_says(name: str, dtype: str, tera: float | None) -> None
         "NVIDIA H2000",
         "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
         "NVIDIA A100-SXM4-40GB MIG 3g.20gb",
-        "NVIDIA A100-SXM-64GB",  # Leonardo's: more of the chip is enabled
+        # Leonardo has this variant, with more of the chip enabled.
+        "NVIDIA A100-SXM-64GB",
         "NVIDIA A1000",
         "NVIDIA RTX A1000 Laptop GPU",
         "NVIDIA A2",
@@ -75,7 +76,8 @@ def test_what_the_vendor_says(name: str, dtype: str, tera: float | None) -> None
         "NVIDIA GeForce RTX 4090 D",
         "NVIDIA GeForce RTX 4090 Laptop GPU",
         "NVIDIA GeForce RTX 3090 Ti",
-        "AMD Instinct MI300X VF",  # a part of one, or all of it
+        # This is a part of a GPU, or all of it.
+        "AMD Instinct MI300X VF",
         "AMD Instinct MI300",
         "AMD Radeon RX 7900 XTX",
         "GRID A100X-40C",

@@ -17,9 +17,11 @@ from orchestrator import Trainer, distributed
 RANK = int(os.environ.get("RANK", "0"))
 # This is the global batch.
 BATCH = 8
-SAMPLES = 41  # the last batch of all ranks has one
+# The last batch of all ranks has one sample.
+SAMPLES = 41
 EPOCHS = 2
-ACCUMULATE = 2  # the last step of an epoch has micro-batches of eight and of one
+# The last step of an epoch has micro-batches of eight and of one.
+ACCUMULATE = 2
 CLIP = 0.2
 MORE = ("hybrid_shard", "full_shard", "shard_grad_op", "ddp")
 
@@ -46,7 +48,8 @@ def net(dropout: float = 0.0, seed: int = 0) -> Net:
 def samples(size: int = SAMPLES) -> TensorDataset:
     own = torch.Generator().manual_seed(5)
     targets = torch.randint(0, 3, (size,), generator=own)
-    targets[::5] = -100  # counts as none, so that a batch has fewer than it seems to
+    # These targets are ignored, so a batch has fewer than its size.
+    targets[::5] = -100
     return TensorDataset(torch.randn(size, 6, generator=own), targets)
 
 
@@ -145,5 +148,6 @@ def attempt(case: Callable[[], Any]) -> Any:
 def tell(directory: Path, results: Any) -> None:
     """Write this rank's results, once no rank needs the others: one may hold their store."""
     distributed.barrier()
-    distributed.barrier()  # the first one may have met through the store
+    # The first barrier may have met through the store.
+    distributed.barrier()
     (directory / f"results_{RANK}").write_text(json.dumps(results))

@@ -48,7 +48,8 @@ def values(directory: Path) -> None:
     assert all_reduce_tensor(truth, "max").tolist() == [True, True, False]
     assert all_reduce_tensor(torch.ones(3, 2).t()[1:], "sum").tolist() == [[world] * 3]
 
-    results = gather_tensors(torch.full((rank, 2), rank))  # rank 0 has nothing
+    # Rank 0 has no rows.
+    results = gather_tensors(torch.full((rank, 2), rank))
     assert [one.tolist() for one in results] == [[[r, r]] * r for r in range(world)]
     assert [one.item() for one in gather_tensors(torch.tensor(rank))] == list(range(world))
     assert broadcast_object({"from": rank}, src=world - 1) == {"from": world - 1}

@@ -140,7 +140,8 @@ def _count() -> None:
                 (arg for arg in args if isinstance(arg, dist.ProcessGroup)), None
             )
             size = max(arg.numel() for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor))
-            if size > 8:  # what the engine itself agrees on is smaller
+            # The engine's own agreements are smaller.
+            if size > 8:
                 _counted[f"{name} among {dist.get_world_size(group)}"] += 1
             return call(*args, **kwargs)
 

@@ -22,7 +22,8 @@ from tests.engine.programs.basics import (
     world,
 )
 
-WIDTH, BLOCKS = 1024, 32  # 4 MiB each
+# Each block has 4 MiB.
+WIDTH, BLOCKS = 1024, 32
 
 
 class Block(nn.Module):
@@ -79,7 +80,8 @@ def sharded_from_files(directory: Path) -> None:
         write(weights)
     distributed.barrier()
     before = memory()["VmRSS"]
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts from the beginning
+    # This resets the peak.
+    Path("/proc/self/clear_refs").write_text("5")
     with torch.device("meta"):
         model = Large()
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)

@@ -17,7 +17,8 @@ from tests.engine.programs.basics import BATCH, data, message, tell, whole, worl
 
 SHARDED = "hybrid_shard"
 SAMPLES = 21
-CLIP = 0.1  # below the norm of the first steps
+# This is below the norm of the first steps.
+CLIP = 0.1
 
 
 class Base(nn.Module):

@@ -51,7 +51,8 @@ def every_strategy(directory: Path) -> None:
     """Parameters and history of each, for the test to compare with a plain loop."""
     found = {}
     for strategy in (*MORE, *(("dp", "none") if world() == 1 else ())):
-        model = net(seed=int(os.environ["RANK"]) * (strategy != "none"))  # rank 0's counts
+        # The weights of rank 0 count.
+        model = net(seed=int(os.environ["RANK"]) * (strategy != "none"))
         made = Trainer(
             model,
             warmed(model),
@@ -94,7 +95,8 @@ def resumes(directory: Path) -> None:
         if strategy == "ddp" and dist.get_rank() == 0:
             torch.save(whole(model), directory / "ddp")
         assert made.load_checkpoint(own).name == f"step_{made.state.step:08d}"
-        made.train(loader(), epochs=1)  # says that nothing is left
+        # The trainer reports that no epoch is left.
+        made.train(loader(), epochs=1)
 
 
 def goes_on_elsewhere(directory: Path) -> None:

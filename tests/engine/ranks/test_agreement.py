@@ -25,7 +25,8 @@ class Model(nn.Module):
 
 def takes_weights(rank: int, directory: Path) -> None:
     model = Model()
-    agreement.refuse_differences(model)  # NaN or not, the bits are the same
+    # The bits are compared, so equal NaNs pass.
+    agreement.refuse_differences(model)
     with torch.no_grad():
         model.layers[2].bias[1] += rank
     with pytest.raises(CheckFailed, match=r"layers\.2\.bias has other values on some"):

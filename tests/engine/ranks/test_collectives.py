@@ -96,7 +96,8 @@ def test_half_an_environment_is_refused(
 
 
 def test_launch_gives_results_by_rank() -> None:
-    here = 10.0  # a function in a function travels with what it knows
+    # A nested function travels with its closure.
+    here = 10.0
 
     def inner(rank: int, world_size: int) -> tuple[int, float]:
         return collected.add_up(rank, world_size, here)

@@ -23,5 +23,6 @@ def test_each_part_goes_to_the_next_node_and_what_is_alike_to_all() -> None:
     assert sent(names, 1) == []
     ring = ["__0_0.distcp 0>2", "__1_0.distcp 1>2", "__2_0.distcp 2>3", "__3_0.distcp 3>0"]
     assert sent(names, 2) == ring
-    assert len(sent(names, 3)) == len(sent(names, 9)) == 8  # no node keeps a file twice
+    # No node stores a file twice.
+    assert len(sent(names, 3)) == len(sent(names, 9)) == 8
     assert sent(["__0_alike_0.distcp"], 1) == ["__0_alike_0.distcp 0>2", "__0_alike_0.distcp 0>3"]

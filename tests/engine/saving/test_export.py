@@ -54,9 +54,11 @@ sys.stdout.flush()
 os._exit(0)
 """
 WHOLE = {
-    "rows": torch.arange(40.0).reshape(10, 4) / 3,  # 4, 4 and 2 rows
+    # The ranks have 4, 4 and 2 rows.
+    "rows": torch.arange(40.0).reshape(10, 4) / 3,
     "columns": torch.arange(28.0, dtype=torch.float64).reshape(4, 7) / 7,
-    "few": torch.tensor([1.5, -2.5]),  # the third rank has none of it
+    # The third rank has no rows of it.
+    "few": torch.tensor([1.5, -2.5]),
     "copied.weight": torch.randn(3, 5, generator=torch.Generator().manual_seed(0)),
     "half": torch.tensor([1.0, 2.0, 3.0], dtype=torch.bfloat16),
     "scale": torch.tensor(0.1),

@@ -51,7 +51,8 @@ def test_it_goes_on_from_memory_to_the_bit(tmp_path: Path, strategy: str) -> Non
     first = job(tmp_path, "first", [2, 2], fsdp(strategy), until(7))
     assert run(whole, first) == [[0] * 4] * 2, first.output()
     sent = "with a copy of the node before it" in first.output()
-    assert sent == (strategy == "full_shard")  # else each node has all shards by itself
+    # Otherwise each node has all shards by itself.
+    assert sent == (strategy == "full_shard")
     shutil.rmtree(first.memory_of(0))
     again = job(tmp_path, "again", [2, 2], fsdp(strategy))
     assert run(again) == [[0] * 4], again.output()

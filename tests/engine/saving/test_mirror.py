@@ -121,7 +121,8 @@ def test_the_newest_wins_and_a_failure_is_said_once(
     first, *others = [save(tmp_path / "here", step) for step in (1, 2, 3)]
     slow.copy(first, [], whole=True)
     assert slow.begun.wait(60)
-    for place in others:  # it returns at once
+    # The call returns at once.
+    for place in others:
         slow.copy(place, [], whole=True)
     slow.goes_on.set()
     slow.close()

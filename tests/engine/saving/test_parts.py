@@ -176,7 +176,8 @@ def test_a_node_without_room_is_named_at_once_and_at_the_end(
         last = "the last checkpoint, of step 6, could not be saved"
         assert f"{last}: {why}" in second
         assert f"ended because of another rank: {last} by rank 1" in first
-    else:  # the other node has it all
+    else:
+        # The other node has all of it.
         assert on_disk(tight, 0, 6) == [".metadata", "__0_0.distcp", "manifest.json"]
     event = from_report(parse((tight.path / "reports").read_bytes().splitlines()[0]))
     assert isinstance(event, RankSlow) and why in event.text

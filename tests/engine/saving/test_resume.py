@@ -126,7 +126,8 @@ def test_killed_at_any_moment_it_resumes_and_ends_the_same(tmp_path: Path, lives
             found = losses(one, rank)
             assert found == {step: expected[step] for step in found}
     begun = [min(losses(one)) for one in jobs]
-    assert begun == sorted(begun)  # never back before what was saved
+    # A run never starts before the last save.
+    assert begun == sorted(begun)
     assert begun[-1] > begun[0]
     left = [p.name for p in (tmp_path / "checkpoints").iterdir() if p.name.startswith("step_")]
     assert 1 <= len(left) <= 3
@@ -180,7 +181,8 @@ def test_a_full_disk_costs_a_checkpoint_and_nothing_else(tmp_path: Path, small_d
     (small_disk / "ballast").write_bytes(b"x" * (free(small_disk) - one // 2))
     tight = job(tmp_path, "t", [2], saving(4, resume="auto", **room),
                 {"scheduler": {"total_steps": 4}})  # fmt: skip
-    assert run(tight) == [[0, 0]], tight.output()  # the oldest makes room for the last
+    # The oldest checkpoint is removed for the last one.
+    assert run(tight) == [[0, 0]], tight.output()
     left = sorted(p.name for p in (small_disk / "room").iterdir())
     assert left == ["step_00000008", "step_00000012"]
     (small_disk / "ballast").unlink()
@@ -202,7 +204,8 @@ def test_without_a_shared_disk_every_node_keeps_its_own(tmp_path: Path) -> None:
               own_disks=True)  # fmt: skip
     shutil.rmtree(one.experiment(1) / "outputs/checkpoints/step_00000012")
     assert run(two) == [[0] * 4]
-    assert "resuming after step 12" in two.output()  # the other node has given it its own
+    # The other node has sent its own part.
+    assert "resuming after step 12" in two.output()
 
 
 def test_auto_takes_the_newest_run_of_the_same_name(tmp_path: Path) -> None:
@@ -213,7 +216,8 @@ def test_auto_takes_the_newest_run_of_the_same_name(tmp_path: Path) -> None:
     again = job(tmp_path, "b", [1], resumed(), {"training": {"max_steps": 14}})
     assert run(again) == [[0]]
     assert f"resuming after step 12, from {elsewhere}" in again.output()
-    assert checkpoints(again) == []  # it wrote none: step 14 is no multiple of four
+    # It wrote none, because step 14 is no multiple of four.
+    assert checkpoints(again) == []
     new = job(tmp_path, "c", [1], resumed())
     assert run(new) == [[0]]
     directory = new.experiment() / "outputs/checkpoints"

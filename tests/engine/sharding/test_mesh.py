@@ -18,7 +18,8 @@ def test_what_fsdp_replaces_is_left_where_it_was() -> None:
             # FSDP moves it to the device in the same way.
             parameter.data = parameter.data.clone()
         moved = bias.data_ptr()
-        module.weight = nn.Parameter(weight.data[:1])  # its shard; the bias is kept whole
+        # This is its shard; the bias is kept whole.
+        module.weight = nn.Parameter(weight.data[:1])
     assert weight.data_ptr() == before
     assert bias.data_ptr() == moved
     assert module.weight.shape == (1, 2)

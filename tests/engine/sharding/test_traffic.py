@@ -16,7 +16,8 @@ from tests.launching import Head
 pytestmark = pytest.mark.cluster
 
 STEPS = 4
-GROUPS = 3  # two layers, and what is around them
+# These are the two layers, and the rest of the model.
+GROUPS = 3
 
 
 @pytest.mark.parametrize(

@@ -230,7 +230,8 @@ def test_a_terminal_sees_how_far_it_is(root: Path) -> None:
         out, _ = running.communicate(timeout=20)
     os.close(follower)
     seen = ""
-    with contextlib.suppress(OSError):  # the other side is closed: that was all
+    # The other side has closed the socket.
+    with contextlib.suppress(OSError):
         while piece := os.read(leader, 10_000):
             seen += piece.decode()
     os.close(leader)

@@ -259,7 +259,8 @@ def test_symlinks_in_every_place(tmp_path: Path, root: Path, typed: Typed) -> No
     (four / "logs").rmdir()
     (four / "logs").symlink_to(outside)
     (root / ".x_20250101_000000.gone-01234567").symlink_to(outside)
-    (root.parent / "root").symlink_to(root)  # the directory itself may be one: the user named it
+    # The directory itself may be a link, because the user named it.
+    (root.parent / "root").symlink_to(root)
     code, out, _ = typed("--keep", "1", "--yes", "--experiments", "root")
     assert snapshot(outside) == before
     assert names(root) == [
@@ -389,7 +390,8 @@ def test_machines_of_a_record_that_nobody_here_wrote_are_not_asked(
         reason = "this login did not launch it: its nodes are not asked"
         assert f"kept: cloned_20250101_000000: {reason}" in out
         assert ("kept: over" in out) == ("--on-nodes" in words)
-    assert names(root)[0] == "cloned_20250101_000000"  # the other has gone
+    # The other experiment is gone.
+    assert names(root)[0] == "cloned_20250101_000000"
     typed("--keep", "3", "--dry-run", "--trust-record")
     assert seen.exists()
 

@@ -62,10 +62,12 @@ def test_an_emergency_stop_looks_into_containers_first(
         (replace(NODE, state="lost", runs="here"), True),
         # Its head was killed since.
         (replace(NODE, state="starting", runs="here"), True),
-        (replace(NODE, state="lost", runs="elsewhere"), False),  # another machine's by now
+        # By now it belongs to another machine.
+        (replace(NODE, state="lost", runs="elsewhere"), False),
         (replace(NODE, state="lost"), False),
         (replace(NODE, state="lost", runs="here", times={"supervisor": 1.0}), False),
-        (replace(NODE, state="running", runs="here"), False),  # who has removed its files?
+        # Its files were removed by another process.
+        (replace(NODE, state="running", runs="here"), False),
         (replace(NODE, state=NOT_STARTED), True),
     ],
 )

@@ -104,7 +104,8 @@ def test_a_program_may_come_in_pieces_and_what_follows_it_is_left() -> None:
 def test_a_login_without_a_fitting_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pythons: list[str], words: str
 ) -> None:
-    old = tmp_path / "old"  # does with our program what Python 2 does, which is nowhere any more
+    # This stand-in handles our program as Python 2 does, which is no longer installed anywhere.
+    old = tmp_path / "old"
     first = (
         READ_PROGRAM.split(";")[1].replace("version_info", "old").replace("sys.version)", "old)")
     )
@@ -165,9 +166,11 @@ def test_a_job_can_be_looked_after_where_its_environment_has_gone(
     node = Node("here", activate=f"script:{tmp_path}/gone", wrap="env INSIDE=1")
     assert ask_once(LocalTransport(), node, Jobs(part=("job", 0)), 30).jobs == ()
     probe = Probe(cwd="/", workdir=None, peers=(), target=ProbeTarget(kind="program", name="sh"))
-    with pytest.raises(NodeError, match="there is no file"):  # nothing starts without it
+    # The node starts no process without it.
+    with pytest.raises(NodeError, match="there is no file"):
         reach(LocalTransport(), node, probe)
-    with pytest.raises(NodeError, match="there is no file"):  # the reason is the first one
+    # The first reason is reported.
+    with pytest.raises(NodeError, match="there is no file"):
         missing = replace(node, python="/no/such/python")
         ask_once(LocalTransport(), missing, Jobs(part=("job", 0)), 30)
 
@@ -265,7 +268,8 @@ def test_our_program_is_read_once_for_all_nodes(monkeypatch: pytest.MonkeyPatch)
     ("theirs", "ahead"),
     [
         (104.9, 0.0),
-        (100.1, 0.0),  # it was read early, or the answer late: of an answer of 5 s nothing follows
+        # The answer came late or was read early, so an answer of 5 s proves no offset.
+        (100.1, 0.0),
         (99.0, -5.999),
         (108.0, 3.001),
     ],

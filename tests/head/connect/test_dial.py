@@ -111,7 +111,8 @@ def test_a_link_that_is_cut_while_much_is_sent(
     monkeypatch.setattr(fabric_login, "LINK_SECONDS", 2.0)
     config = SshConfig(cluster.ssh_config)
     node = Node(cluster.addresses[0])
-    first = SshTransport(config).connect(node)  # ssh writes the new host down
+    # Ssh adds the new host to known_hosts.
+    first = SshTransport(config).connect(node)
     assert first.run("true", 10.0).recv_exit_status() == 0
     connection = SshTransport(config).connect(node)
     assert isinstance(connection, fabric_login.FabricConnection)

@@ -92,7 +92,8 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             key = tmp_path / name
             keygen("-t", "ed25519", "-N", "", "-C", name, "-f", key)
             add(path, key)
-            key.unlink()  # its public half stays
+            # The public half of the key stays.
+            key.unlink()
         monkeypatch.setenv("SSH_AUTH_SOCK", str(path))
         yield path
         running.terminate()

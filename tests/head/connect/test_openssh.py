@@ -78,7 +78,8 @@ class Desk:
         read_again()
 
     def ssh(self, *words: str) -> None:
-        null = subprocess.DEVNULL  # a master that goes on keeps what it was given
+        # A master that stays keeps its inherited files.
+        null = subprocess.DEVNULL
         command = ["ssh", "-F", str(self.file), *words]
         subprocess.run(command, stdin=null, stdout=null, stderr=null, check=True)
 
@@ -285,7 +286,8 @@ def test_a_key_that_its_agent_refuses_keeps_no_other_out(
     ) as agent:
         assert agent.stdout is not None and agent.stdout.readline()
         add = ["ssh-add", "-q"]
-        subprocess.run([*add, "-c", str(cluster.key)], check=True)  # nothing can confirm it
+        # No program is there to confirm its use.
+        subprocess.run([*add, "-c", str(cluster.key)], check=True)
         with pytest.raises(NodeError, match=r"it hung up on the key agent: .*Permission denied"):
             desk.connect("one")
         other = sockets / "other"

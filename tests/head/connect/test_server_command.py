@@ -179,7 +179,8 @@ def test_any_login_shell(shell: str, home: Path, monkeypatch: pytest.MonkeyPatch
     ("rc", "what"),
     [
         ("read x", "reads standard input"),
-        ("head -n1", "reads standard input"),  # a block of it, in which all we send could be
+        # It reads a block, which could hold everything that we send.
+        ("head -n1", "reads standard input"),
         ("python3 -c 'input()'", "reads standard input"),
         # A shell of another kind may say what it did not understand, with the words that are in it.
         ("echo 'print(\"input-was-taken\") ^ bad' >&2; exit 1", "ends before our program starts"),
@@ -194,7 +195,8 @@ def test_an_rc_file_that_takes_our_place(
 ) -> None:
     """It is said in a sentence, and no shell takes our Python for commands."""
     tools = home / "tools"
-    program(tools / "import", f"#!/bin/sh\ntouch '{home}/ran'\n")  # ImageMagick has one
+    # ImageMagick has a program of this name.
+    program(tools / "import", f"#!/bin/sh\ntouch '{home}/ran'\n")
     login = home / "login"
     program(login, f"#!/bin/sh\nPATH='{tools}':$PATH\n{rc}\neval \"$3\"\n")
     with pytest.raises(NodeError) as refused:
@@ -254,7 +256,8 @@ def test_a_new_edition_removes_those_that_nobody_used_for_a_week(
         path.mkdir(parents=True)
     os.utime(old, (1, 1))
     environment(Node("n"), home, monkeypatch)
-    wait_until(lambda: not old.exists(), "its removal")  # when the head has left
+    # The removal follows once the head has left.
+    wait_until(lambda: not old.exists(), "its removal")
     assert recent.exists()
 
 

@@ -36,8 +36,10 @@ def test_a_sender_that_is_the_first_to_see_it_leaves_it_to_the_reader(
     assert isinstance(channel, FabricChannel)
     under = connection.transport.sock
     assert isinstance(under, socket.socket)
-    under.shutdown(socket.SHUT_WR)  # the next thing that is sent gets EPIPE
-    with contextlib.suppress(OSError):  # the reader was faster: the channel is closed
+    # The next write gets EPIPE.
+    under.shutdown(socket.SHUT_WR)
+    # The channel is closed already if the reader was faster.
+    with contextlib.suppress(OSError):
         SENDS[what](channel)
     assert channel.recv(1) == b""
     wait_until(lambda: not connection.alive)

@@ -19,7 +19,8 @@ from tests.head.connect.reading import read_again
 pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh to ask")
 
 HOME = Path.home()
-SSH_HOME = Path(pwd.getpwuid(os.getuid()).pw_dir)  # ssh does not ask $HOME
+# Ssh does not read $HOME.
+SSH_HOME = Path(pwd.getpwuid(os.getuid()).pw_dir)
 ME = getpass.getuser()
 counter = itertools.count()
 

@@ -111,7 +111,8 @@ def write_lists(directory: Path) -> None:
 @dataclass(frozen=True)
 class Case:
     config: str
-    known: str  # the known_hosts file before
+    # This is the known_hosts file before the connection.
+    known: str
     # This is the text of our refusal; if empty, the host is trusted.
     words: str = ""
 
@@ -293,7 +294,8 @@ def test_a_dead_jump_host_holds_up_nobody_else(site: Site, tmp_path: Path) -> No
     with socket.create_server(("127.0.0.1", 0)) as dead:
         place = f"127.0.0.1:{dead.getsockname()[1]}"
         config = write_case(site, tmp_path / "case", Case("ProxyJump {jump1}", ""))
-        assert by_ssh(config)[0]  # fabric knows the hosts from then on
+        # Fabric knows the hosts from then on.
+        assert by_ssh(config)[0]
         with config.with_name("known_hosts").open("a") as known:
             for name in (
                 f"[127.0.0.1]:{dead.getsockname()[1]}",
@@ -326,7 +328,8 @@ def test_a_dead_jump_host_holds_up_nobody_else(site: Site, tmp_path: Path) -> No
 
 def test_one_connection_to_a_jump_host_for_all_nodes(site: Site, tmp_path: Path) -> None:
     own = SshConfig(write_case(site, tmp_path / "case", Case("ProxyJump {jump1}", "")))
-    assert own.file is not None and by_ssh(own.file)[0]  # fabric knows the hosts from then on
+    # Fabric knows the hosts from then on.
+    assert own.file is not None and by_ssh(own.file)[0]
     transport = SshTransport(own, timeout=60)
     nodes = [own.destination("127.0.0.2", port=site.cluster.nodes[0].port) for _ in range(4)]
     connections = [

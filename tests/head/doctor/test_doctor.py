@@ -124,7 +124,8 @@ def test_a_torch_for_cpus_is_refused_at_each_launch_of_a_python() -> None:
     assert (found.level, found.nodes) == (BAD, ("gpu1", "gpu2", "gpu3", "gpu4"))
     assert "on gpu1: " in found.fix and "pip install" in found.fix
     assert findings(case(*changed, full=False, needs=Needs(torch=False))) == []
-    shell = {"target": ProbeTarget(kind="program", name="run.sh")}  # may have a torch of its own
+    # The script may use a torch of its own.
+    shell = {"target": ProbeTarget(kind="program", name="run.sh")}
     assert findings(case(*[{**one, **shell} for one in changed], full=False)) == []
     assert findings(case(*[{**one, "gpus": 0, "cards": ()} for one in changed], full=False)) == []
 
@@ -272,7 +273,8 @@ def test_what_to_type_can_be_typed_with_a_space_in_it() -> None:
     [
         ([], None, {}),
         ([("a", 1)], 1, {}),
-        ([("a", 1), ("b", 2)], 1, {2: ["b"]}),  # the master's, when as many have the one
+        # In a tie the master's version is the expected one.
+        ([("a", 1), ("b", 2)], 1, {2: ["b"]}),
         ([("a", 1), ("b", 2), ("c", 2)], 2, {1: ["a"]}),
         ([("a", 1), ("b", 2), ("c", 3), ("d", 1)], 1, {2: ["b"], 3: ["c"]}),
     ],
@@ -292,12 +294,14 @@ def blocked(*pairs: tuple[int, int]) -> dict[tuple[str, str, int], str]:
             {"interfaces": (interface("eth0", speed=1000),), "rdma": ()},
             "over 1 Gb/s (on gpu1, gpu2",
         ),
-        ({"interfaces": (interface("eth0", speed=1000),)}, ""),  # NCCL uses InfiniBand
+        # NCCL uses InfiniBand.
+        ({"interfaces": (interface("eth0", speed=1000),)}, ""),
         *(
             ({"interfaces": (interface("eth0", speed=1000),), "rdma": (card,)}, words)
             for card, words in (
                 (roce("mlx5_0", "eth1", "10.1.0.1"), ""),
-                (roce("mlx5_0", "eth1"), "over 1 Gb/s (on gpu1"),  # no address: not to be used
+                # A card without an address cannot be used.
+                (roce("mlx5_0", "eth1"), "over 1 Gb/s (on gpu1"),
                 (roce("cxgb4_0", "eth1", "10.1.0.1", node_type="RNIC"), "over 1 Gb/s"),  # iWARP
             )
         ),
@@ -334,8 +338,10 @@ def slow_links(profile: str, fields: dict[str, Any], *theirs: str) -> list[Findi
 
 def test_cards_that_the_plan_does_not_use_make_no_link_fast() -> None:
     slow = {"interfaces": (interface("eth0", speed=1000),)}
-    assert slow_links("ethernet", slow)  # nccl.profile=ethernet: InfiniBand stays unused
-    assert not slow_links("auto", slow, "NCCL_IB_HCA")  # cards that the user has chosen
+    # With nccl.profile=ethernet InfiniBand stays unused.
+    assert slow_links("ethernet", slow)
+    # The user has chosen the cards.
+    assert not slow_links("auto", slow, "NCCL_IB_HCA")
     assert slow_links("auto", {**slow, "rdma": ()}, "NCCL_IB_HCA")
 
 

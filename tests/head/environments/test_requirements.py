@@ -74,7 +74,8 @@ def test_packages_that_are_typed_are_told_from_files(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "torch").mkdir()  # a directory of that name is not a file of requirements
+    # A directory of that name is not a requirements file.
+    (tmp_path / "torch").mkdir()
 
     def read(*words: str) -> Requirements:
         return wheels.read(words, (), index=True)
@@ -83,7 +84,8 @@ def test_packages_that_are_typed_are_told_from_files(
     assert typed.file.read_text() == "numpy\nray[train]>=2\ntorch==2.13.0\n"
     assert typed.title == "torch==2.13.0, ray[train]>=2, numpy"
     assert read("torch").file.read_text() == "torch\n"
-    again = read("numpy", "torch==2.13.0", "ray[train]>=2")  # the order makes no other environment
+    # The order does not make another environment.
+    again = read("numpy", "torch==2.13.0", "ray[train]>=2")
     assert LINUX.key(again) == LINUX.key(typed)
     Path("requirements.txt").write_text("einops\n")
     both = read("requirements.txt", "timm")
@@ -139,7 +141,8 @@ def test_wheels_are_downloaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (links / "mine-1.0-py3-none-any.whl").unlink()
     with output.heard_by(said.append):
         assert wheels.wheels_for(HERE, sources) == directory
-    assert len(said) == 2  # one of them is of uv, which no index had
+    # One of the messages is about uv, which no index had.
+    assert len(said) == 2
     with pytest.raises(CheckFailed, match=r"cannot be met for Python 3") as failed:
         wheels.wheels_for(replace(HERE, libc="glibc 2.37"), sources)
     assert "No matching distribution found for mine" in failed.value.what

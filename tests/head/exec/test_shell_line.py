@@ -45,7 +45,8 @@ def run(line: str, shell: str = "sh", **env: str) -> tuple[int, bytes, bytes]:
     assert process.stdin and process.stdout and process.stderr
     process.stdin.write(FIRST)
     process.stdin.flush()
-    code = process.wait(timeout=60)  # its input is open until then
+    # Its input is open until then.
+    code = process.wait(timeout=60)
     said = [stream.read().partition(BEGINS)[2] for stream in (process.stdout, process.stderr)]
     for stream in (process.stdin, process.stdout, process.stderr):
         stream.close()

@@ -35,7 +35,8 @@ def job(tmp_path: Path, log: str = "", metrics: list[dict[str, Any]] | None = No
 def test_what_a_program_prints(tmp_path: Path) -> None:
     experiment = job(tmp_path, LOG)
     assert last_value(experiment, DONE, "val_bpb") == (1.0, "")
-    experiment.log(NODE).write_text(f"acc{' ' * 60_000}\nacc: 4\n")  # not looked at for minutes
+    # A slow pattern would need minutes for this line.
+    experiment.log(NODE).write_text(f"acc{' ' * 60_000}\nacc: 4\n")
     assert last_value(experiment, DONE, "acc") == (4.0, "")
 
 

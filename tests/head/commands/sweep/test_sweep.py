@@ -186,7 +186,8 @@ def test_a_ctrl_c_and_a_stop_reach_each_member_once(world: World, by: str) -> No
             time.sleep(0.01)
         time.sleep(0.1)
         world.done(world.processes[0], "stopped")
-        world.processes[1].answers.put(LAST_WORDS)  # It was still waiting in the queue.
+        # It was still waiting in the queue.
+        world.processes[1].answers.put(LAST_WORDS)
 
     threading.Thread(target=play, daemon=True).start()
     assert world.sweep.run() == 130
