@@ -123,7 +123,8 @@ class Head:
         if name == "orchestrator":
             first.append(words[0])
             words = words[1:]
-        env.setdefault("XDG_CACHE_HOME", str(self.directory.parent / ".cache"))  # not the user's
+        # Tests must not use the developer's cache.
+        env.setdefault("XDG_CACHE_HOME", str(self.directory.parent / ".cache"))
         return Command([*first, *self.reach, *words], self.directory, env)
 
     def launch(self, *words: str, **env: str) -> Command:

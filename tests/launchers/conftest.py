@@ -65,5 +65,6 @@ def slurm() -> Iterator[Slurm]:
 @pytest.fixture
 def login(slurm: Slurm, tmp_path: Path) -> Iterator[Login]:
     yield Login(slurm, tmp_path)
-    print(slurm.controller_log())  # pytest shows it where the test failed
+    # Pytest shows it for a failed test.
+    print(slurm.controller_log())
     slurm.run("scancel", "--user", str(slurm.user))

@@ -103,7 +103,8 @@ def test_ctrl_c_stops_the_run_and_takes_everything_away(place: Path, start: Star
     os.killpg(command.process.pid, signal.SIGINT)
     assert command.finish() == 130
     assert "asking all ranks to save and stop" in command.text
-    assert "killing" not in command.text  # one Ctrl-C is not passed on twice
+    # One Ctrl-C is not passed on twice.
+    assert "killing" not in command.text
     assert "job.json" in command.text
     assert nothing_left(place)
 
@@ -113,7 +114,8 @@ def test_a_job_that_was_left_running_ends_with_its_cluster(place: Path, start: S
     command = start("--size", "1", "--detach", "waits.py")
     assert command.finish() == 0, command.text
     assert re.search(r"ended \d+ process.*nothing left", command.text)
-    wait_until(lambda: nothing_left(place))  # its head in the background, most of all
+    # The background head in particular must be gone.
+    wait_until(lambda: nothing_left(place))
 
 
 def test_keep_holds_the_nodes_up_for_the_commands_that_it_prints(

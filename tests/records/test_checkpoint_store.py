@@ -286,7 +286,8 @@ def test_any_flipped_bit_is_found(data: st.DataObject) -> None:
         content[bit // 8] ^= 1 << bit % 8
         (place / file).write_bytes(content)
         (found,) = checkpoint_store.every(Path(name))
-        assert found.complete  # the sizes are right: only reading it all can tell
+        # The sizes are right, so only a full read finds the damage.
+        assert found.complete
         assert checkpoint_store.verify(found) == [
             f"{file} is damaged: its sha256 is not the manifest's"
         ]
@@ -415,7 +416,8 @@ def test_a_manifest_that_is_no_file(tmp_path: Path, kind: str) -> None:
     [
         "step_5",
         "step_000000005",
-        "step_\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0665",  # digits, but not ours
+        # These are digits but not ASCII digits.
+        "step_\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0665",
         "step_" + "9" * 19,
         "step_00000005\n",
         "step_00000005.bak",
@@ -561,8 +563,10 @@ def make(directory: Path, kinds: str) -> None:
         ("ccc", 3, [3, 2, 1]),
         ("cccc", 3, [4, 3, 2]),
         ("ccc", 1, [3]),
-        ("ccc", 0, [3]),  # never the last one
-        ("ttc", 1, [3, 2, 1]),  # the only whole one, and what is newer
+        # The last checkpoint is never pruned.
+        ("ccc", 0, [3]),
+        # The only whole one is kept, and newer ones are.
+        ("ttc", 1, [3, 2, 1]),
         ("tccc", 1, [4, 3]),
         ("ctcc", 2, [4, 3, 2]),
         ("ctt", 1, [3]),

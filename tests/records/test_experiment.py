@@ -58,7 +58,8 @@ def test_a_new_experiment(tmp_path: Path) -> None:
     assert abs(stamp - time.time()) < 5
     assert sorted(path.name for path in place.path.iterdir()) == ["logs", "outputs"]
     ignored = (place.path.parent / ".gitignore").read_text()
-    assert ignored.splitlines()[-1] == "*"  # git sees none of them
+    # Git ignores all of them.
+    assert ignored.splitlines()[-1] == "*"
     # This directory is another user's.
     create(tmp_path, "run")
     assert not (tmp_path / ".gitignore").exists()
@@ -289,7 +290,8 @@ def test_one_that_is_not_there_is_looked_for_where_it_may_be(
         assert "name one by its path" in error(wanted).fix
     monkeypatch.chdir(tmp_path / "project")
     assert "did you mean 'run_20260101_000000'?" in error("run_20260101_00000").what
-    assert "did you mean 'run_2" in error("run").what  # what a name begins with is enough
+    # A prefix of a name is enough for a suggestion.
+    assert "did you mean 'run_2" in error("run").what
     assert error("other").fix.startswith("the newest is run_2")
     with pytest.raises(UsageError, match="name of the experiment is empty"):
         # This is "$EXP" with EXP unset; it does not mean the newest.
@@ -307,7 +309,8 @@ def test_one_that_is_not_there_is_looked_for_where_it_may_be(
         ([NODE], None, 2, "--rank 2: this job has ranks 0 to 1"),
         ([dataclasses.replace(NODE, index=1, first_rank=2)], 1, 3, ""),  # one machine's part
         ([dataclasses.replace(NODE, index=1, first_rank=2)], None, 0, "this job has ranks 2 to 3"),
-        ([], 0, None, "--node 0: this job has no nodes yet"),  # it waits in Slurm's queue
+        # The job waits in Slurm's queue.
+        ([], 0, None, "--node 0: this job has no nodes yet"),
     ],
 )
 def test_a_node_and_a_rank_of_the_job(

@@ -130,7 +130,8 @@ def test_a_gpu(tmp_path: Path) -> None:
     assert (found.steps, found.window_ms) == (2, 10)
     assert (found.compute_ms, found.communication_ms) == (6, 2.5)
     assert (found.overlapped_ms, found.exposed_ms) == (0.5, 2)
-    assert (found.data_ms, found.idle_ms) == (0, 2)  # a GPU that only copies is idle
+    # A GPU that only copies counts as idle.
+    assert (found.data_ms, found.idle_ms) == (0, 2)
     assert found.collectives == {"AllGather": ((3.5, 6.0),)}
 
 

@@ -193,13 +193,15 @@ def records(data: bytes) -> list[bytes]:
     """Return the records of a LevelDB log with blocks of 32 KiB, behind W&B's header."""
     found, at, part = list[bytes](), 7, b""
     while at + 7 <= len(data):
-        if (left := -at % 32768) and left < 7:  # no room for a header: the block ends here
+        # The block ends here if it has no room for a header.
+        if (left := -at % 32768) and left < 7:
             at += left
             continue
         _, length, kind = struct.unpack_from("<IHB", data, at)
         part += data[at + 7 : at + 7 + length]
         at += 7 + length
-        if kind in (1, 4):  # whole, or the last part
+        # This is a whole record or its last part.
+        if kind in (1, 4):
             found.append(part)
             part = b""
     return found

@@ -38,7 +38,8 @@ def test_values_wait_for_a_slow_one_and_no_more_than_there_is_room(
     slow, said = Slow(), list[str]()
     to = Sending("slow", lambda: slow, said.append)
     to.log({"loss": 0.0}, 0, 10.0)
-    assert slow.took.acquire(timeout=60)  # the first is out of the queue
+    # The first entry is out of the queue.
+    assert slow.took.acquire(timeout=60)
     for step in range(1, 7):
         to.log({"loss": float(step)}, step, 10.0 + step)
     assert said == ["WARNING: slow is too slow: some values are left out there"]

@@ -75,7 +75,8 @@ class Cluster:
     kind: str
     told: Sequence[dict[str, str]]  # per node, beside the interface; one dict: the same on all
     sockets: Sequence[str] = ("eth0",)
-    notes: Sequence[str] = ()  # a part of each
+    # Each text is a part of one note.
+    notes: Sequence[str] = ()
     profile: str = "auto"
     # This maps a variable to a part of its reason on the first node.
     why: dict[str, str] = field(default_factory=dict)

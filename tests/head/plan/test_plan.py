@@ -150,9 +150,11 @@ ENGINE = ProgramTarget("engine", plan.ENGINE, ())
             {"fsdp": FsdpConfig(shard_size=3)},
             "does not divide the 4 ranks",
         ),
-        ("a", 1, {"fsdp": FsdpConfig(shard_size=3)}, ""),  # one rank shards nothing
+        # A single rank has no shards.
+        ("a", 1, {"fsdp": FsdpConfig(shard_size=3)}, ""),
         ("a slots=2", 0, {"fsdp": FsdpConfig(cpu_offload=True)}, "no GPU to offload from on a"),
-        ("a slots=1", 0, {"fsdp": FsdpConfig(cpu_offload=True)}, ""),  # the engine ignores it there
+        # The engine ignores the option there.
+        ("a slots=1", 0, {"fsdp": FsdpConfig(cpu_offload=True)}, ""),
         ("a slots=2", 2, {"fsdp": FsdpConfig(cpu_offload=True)}, ""),
         ("a", 0, {"distributed": DistributedConfig(backend="nccl")}, "is nccl, but a has no GPU"),
     ],
@@ -161,7 +163,8 @@ def test_what_the_engine_could_not_do_is_refused_in_the_plan(
     listed: str, gpus: int, settings: dict[str, Any], words: str
 ) -> None:
     machines = found(listed, gpus=gpus)
-    make(machines, config=Config(**settings))  # a program of the user's reads no such key
+    # A user's own program reads no such key.
+    make(machines, config=Config(**settings))
     if not words:
         make(machines, ENGINE, config=Config(**settings))
         return

@@ -32,7 +32,8 @@ def lines_of(data: bytes, color: bool = False) -> list[str]:
         (b"\r  0%|\r 50%|\r100%|done\nnext\n", ["100%|done", "next"]),
         (b"  0%\r 50%\r100%\r\nnext\n", ["100%", "next"]),
         (b"  0%\r 50%\r", [" 50%"]),
-        (b"\rbar\r   \r", []),  # a bar that wiped itself away leaves nothing
+        # A bar that erased itself leaves no line.
+        (b"\rbar\r   \r", []),
         (b"\rbar\r   \rnext\n", ["next"]),
         ("grün 漢字 █▌ 😀\n".encode(), ["grün 漢字 █▌ 😀"]),
         (b"cut \xe6\xbc\nbad \xff\xfe\n", ["cut �", "bad ��"]),
@@ -57,7 +58,8 @@ def test_bytes_to_lines(data: bytes, lines: list[str]) -> None:
         (b"plain\n", "plain"),
         (b"\x1b[1;31mred\n", f"\x1b[1;31mred{RESET}"),
         (b"\x1b[38;2;1;2;3mtrue\x1b[m\n", f"\x1b[38;2;1;2;3mtrue\x1b[m{RESET}"),
-        (b"\x1b[>4;1mkeyboard mode\x1b[2K\n", "keyboard mode"),  # ends in m, yet is no colour
+        # The sequence ends in m but is no colour.
+        (b"\x1b[>4;1mkeyboard mode\x1b[2K\n", "keyboard mode"),
     ],
 )
 def test_colours_are_kept_and_reset_where_colour_is_on(data: bytes, line: str) -> None:
@@ -98,7 +100,8 @@ def test_lines_do_not_depend_on_where_the_bytes_were_split(
         lines = []
         for begin, end in pairwise(edges):
             lines += splitter.feed(data[begin:end])
-            assert len(splitter._partial) <= 7 + 1  # what is kept is bounded: a line and its \r
+            # The kept part is bounded by a line and its \r.
+            assert len(splitter._partial) <= 7 + 1
         assert lines + splitter.flush() == lines_of(data, color)
 
 

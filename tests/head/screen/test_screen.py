@@ -233,7 +233,8 @@ def test_a_user_sees_two_bars_move_below_the_lines(tmp_path: Path, terminal: Ter
     screen.say("done")
     assert terminal.lines()[3:] == [
         "node1 rank1 | 100%|████|",
-        "node0 rank0 |  50%|███ |",  # no longer a bar but its last state
+        # The bar's last state is shown as a line.
+        "node0 rank0 |  50%|███ |",
         "done",
     ]
 

@@ -254,7 +254,8 @@ def named(node: Candidate) -> Candidate:
 @pytest.mark.parametrize(
     ("candidates", "least", "most", "nodes", "words"),
     [
-        ([A, B, C, S], 3, 3, "abc", []),  # most failures need new processes only
+        # Most failures need only new processes.
+        ([A, B, C, S], 3, 3, "abc", []),
         ([A, lost(B), C, S, T], 3, 3, "asc", [f"b {GONE}: s takes its place"]),
         ([lost(A), B, C, S], 3, 3, "sbc", [f"a {GONE}: s takes its place"]),
         ([A, lost(B), C, lost(S), T], 3, 3, "atc", [f"b {GONE}: t takes its place"]),

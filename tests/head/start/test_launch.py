@@ -167,7 +167,8 @@ def test_a_line_between_attempts_and_bytes_as_they_were(tmp_path: Path) -> None:
     ("started", "ended", "state"),
     [
         (NodeError("silent"), NodeError("silent"), "lost"),
-        (NodeError("silent"), Nothing(), NOT_STARTED),  # it has ended what it had, or has none
+        # The node has ended its processes or has none.
+        (NodeError("silent"), Nothing(), NOT_STARTED),
         (Declined("full"), NodeError("silent"), NOT_STARTED),
         (StartedHere(supervisor=1, shared=True, run="/r"), NodeError("silent"), "lost"),
         (StartedHere(supervisor=1, shared=True, run="/r"), Nothing(), NOT_STARTED),

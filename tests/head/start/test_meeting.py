@@ -87,7 +87,8 @@ class Model:
 
     def __init__(self, slots: int, wants: Sequence[int]) -> None:
         self.slots, self.wants = slots, wants
-        listed = [(0, 1), (1, 0), (0, 1)]  # everybody has a list of their own
+        # Each head has its own list.
+        listed = [(0, 1), (1, 0), (0, 1)]
         played = [Played(order) for order in listed]
         self.after = cache(lambda user, heard: played[user].after(heard))
 
@@ -99,7 +100,8 @@ class Model:
                     held = tuple(put(node, at, "") for node in world.held)
                     gone = put(world.users, at, User(state=DEAD))
                     yield World(gone, held, world.kills - 1)
-            elif user.state == RUNS:  # the supervisors start, one after the other
+            elif user.state == RUNS:
+                # The supervisors start one after the other.
                 for node, held in enumerate(world.held):
                     if held[at] == STARTING:
                         yield replace(world, held=put(world.held, node, put(held, at, RUNNING)))
@@ -163,7 +165,8 @@ def test_somebody_has_all_nodes_and_nobody_waits_for_ever(
     assert worlds > 200 and found
     for world in found:
         states = [user.state for user in world.users]
-        assert ASKS not in states, world  # each would wait for the other, up to its patience
+        # Each would wait for the other until its timeout.
+        assert ASKS not in states, world
         assert RUNS in states, world
         for at, state in enumerate(states):
             has = {held[at] for held in world.held}

@@ -96,7 +96,8 @@ NO_TORCH: dict[str, Any] = {"torch": ""}
         ("b", 3, 3, "adc", "e"),
         ("bd", 3, 3, "ace", ""),
         ("bc", 3, 3, "ade", ""),
-        ("c", 3, 3, "abd", "e"),  # a spare that is not fit is none
+        # An unfit spare is not used.
+        ("c", 3, 3, "abd", "e"),
         ("bcd", 3, 3, "abd", "e"),  # too few are fit: the check before the start says which
         ("bcde", 1, 5, "a", ""),
         ("", 1, 5, "abdce", ""),

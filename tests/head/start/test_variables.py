@@ -123,7 +123,8 @@ def test_a_secret_is_asked_for_without_echo() -> None:
     os.write(terminal, b"hunter2\n")
     _, status = os.waitpid(child, 0)
     assert status == 0
-    with contextlib.suppress(OSError):  # a closed terminal is an error, not an end
+    # A closed terminal raises an error and no end of file.
+    with contextlib.suppress(OSError):
         while more := os.read(terminal, 1000):
             shown += more
     os.close(terminal)

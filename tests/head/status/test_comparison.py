@@ -123,7 +123,8 @@ def test_a_record_of_an_earlier_version_lacks_what_it_lacks(tmp_path: Path) -> N
 def test_the_manifest_names_the_files_of_a_dirty_tree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listing, "STATE_SECONDS", 120.0)  # a busy machine
+    # A busy machine needs more time.
+    monkeypatch.setattr(listing, "STATE_SECONDS", 120.0)
 
     def git(*words: str) -> None:
         own = ("-c", "user.name=n", "-c", "user.email=e")

@@ -52,7 +52,8 @@ def test_a_job_that_failed_says_why() -> None:
     assert said[0].endswith(": ValueError: bad")
     full = "    full log: orchestrator logs x --rank 2"
     assert said[1:] == ["    at train.py:3 in main", full, "  what to do: mend it"]
-    for state in ("stopped", "running"):  # its attempt before failed
+    # The previous attempt failed.
+    for state in ("stopped", "running"):
         assert "cause" not in to_text(dataclasses.replace(failed, state=state), from_record(failed))
 
 

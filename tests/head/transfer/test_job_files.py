@@ -26,7 +26,8 @@ from tests.head.transfer.nodes import Channel
 from tests.node.start.test_next_spec import FIRST
 
 JOB = "run-1"
-BEFORE = 1_000_000_000  # a time before any job
+# This time is before any job.
+BEFORE = 1_000_000_000
 
 
 class Machine(Channel):

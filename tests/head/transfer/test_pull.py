@@ -37,7 +37,8 @@ def test_a_place_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="file/node_0 cannot be made here: not a dir") as raised:
         pull.make_place(Folder(tmp_path / "file/node_0", private=False))
     refused = Moved(0, "a", "file/node_0", error=raised.value)
-    assert exit_code([refused]) == EXIT_FAILED  # all nodes were reached
+    # All nodes were reached.
+    assert exit_code([refused]) == EXIT_FAILED
     assert exit_code([refused, Moved(1, "b", "", error=NodeError("lost"))]) == EXIT_NODE
     pull.make_place(Folder(tmp_path / "new/node_0", private=False))
     assert (tmp_path / "new/node_0").is_dir()

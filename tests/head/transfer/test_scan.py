@@ -131,7 +131,8 @@ def test_keys_and_tokens_stay_here_and_are_said(work: Path, *, with_git: bool) -
     assert "not sent" in tree.notes[0] and f"and {len(PERSONAL) - 10} more" in tree.notes[0]
     assert ".env.local" in tree.notes[0]
     (note,) = scan(work, include=("keys",), exclude=("*",)).notes
-    assert "keys/id_rsa" in note  # a folder that is named brings no key with it
+    # A named folder is sent without its keys.
+    assert "keys/id_rsa" in note
 
 
 def test_submodules_and_other_clones_travel(work: Path, tmp_path: Path) -> None:
@@ -223,7 +224,8 @@ def test_kinds_and_modes(work: Path, tmp_path: Path) -> None:
     os.mkfifo(work / "pipe")
     with socket.socket(socket.AF_UNIX) as server:
         here = os.open(work, os.O_RDONLY)
-        server.bind(f"/proc/self/fd/{here}/sock")  # the path itself may be too long
+        # The path itself may be too long for a socket.
+        server.bind(f"/proc/self/fd/{here}/sock")
         os.close(here)
         tree = scan(work)
     known = {os.fsdecode(entry.path): (entry.kind, entry.mode) for entry in tree.entries}

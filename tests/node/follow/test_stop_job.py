@@ -77,7 +77,8 @@ def test_what_was_stopped_first_never_starts(new_job: NewJob, tmp_path: Path) ->
     spec = job.spec(script(tmp_path, WAITS))
     order = Stop(job=job.run.job, node=0, why="enough", grace=0.0, wait=5.0)
     receipt = stop_job.stop(job.run, order)
-    assert not receipt.known and not receipt.left  # nothing was there, so nothing is proved
+    # Without any files no end is proved.
+    assert not receipt.known and not receipt.left
     assert refused(ServerSession(), spec)
     with pytest.raises(Refusal) as refusal:  # a large one, on its way
         visit = ServerSession()
@@ -172,7 +173,8 @@ def test_what_would_be_ended_is_only_shown(
     assert not any(job.living() for job in jobs)
 
 
-DEAD = 2**22 - 7  # no PID of any process
+# No process has this PID.
+DEAD = 2**22 - 7
 
 
 def app(pid: int, used: object) -> str:
@@ -205,7 +207,8 @@ def nvidia(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
     ("said", "found"),
     [
         (app(DEAD, 40518), {DEAD: "40518 MiB"}),
-        (app(DEAD, "[N/A]"), {DEAD: "some memory"}),  # under MIG, and on Windows' driver model
+        # MIG and Windows' driver model report this.
+        (app(DEAD, "[N/A]"), {DEAD: "some memory"}),
         (f"{app(7, 12)}\n{app(DEAD, 3)}\n{app(DEAD + 1, 5)}", {DEAD: "3 MiB"}),
         ("", {}),
         ("No running processes found", {}),
@@ -248,7 +251,8 @@ def test_the_masters_port(home: Path) -> None:
         assert stop_job.port_of(run) == PortState(number=number, free=False)
     assert stop_job.port_of(run) == PortState(number=number, free=True)
     Path(run.spec).unlink()
-    run.write_spec(bare_spec())  # not the master
+    # This node is not the master.
+    run.write_spec(bare_spec())
     assert stop_job.port_of(run) is None
     assert stop_job.port_of(RunDir("no-such-job", 0)) is None
 

@@ -47,7 +47,8 @@ def test_a_run_that_is_over(home: Path) -> None:
     assert [run.problem for run in found.runs] == ["", ""]
     assert found.freed > 10_000
     assert sorted(path.name for path in (home / "runs").iterdir()) == ["one", "two"]
-    assert [path.name for path in (home / "runs/one").iterdir()] == ["1"]  # a home that is shared
+    # Nodes may share the home.
+    assert [path.name for path in (home / "runs/one").iterdir()] == ["1"]
     assert removed(("one", 1)) == [""]
     assert [path.name for path in (home / "runs").iterdir()] == ["two"]
 

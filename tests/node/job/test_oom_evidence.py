@@ -34,7 +34,8 @@ def test_what_the_driver_reports_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> N
     refuse_to_alarm()
     # This path stands in for a driver's device.
     monkeypatch.setattr(oom_evidence, "NVIDIA", "/dev/null")
-    mine, other = 4_000_001, 4_000_002  # PIDs that no machine gives
+    # No machine assigns these PIDs.
+    mine, other = 4_000_001, 4_000_002
 
     def reported(pid: int) -> set[int]:
         found = nvidia.xids("\n".join(evidence.of_driver(pid)))
@@ -48,7 +49,8 @@ def test_what_the_driver_reports_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> N
     say(XID.format(13, other))
     say("NVRM: Xid (PCI:0000:00:07): 79, pid='<unknown>', name=<unknown>, GPU has fallen off")
     assert reported(mine) == {31, 79}
-    assert reported(other) == {13, 79}  # what the log has said already is kept
+    # Earlier messages of the log are kept.
+    assert reported(other) == {13, 79}
 
 
 def test_without_a_driver_or_a_journal_nothing_is_reported(
@@ -66,7 +68,8 @@ def test_without_a_driver_or_a_journal_nothing_is_reported(
     evidence = Evidence()
     assert evidence.of_driver(1) == (line,)
     journal.unlink()
-    assert evidence.of_driver(1) == (line,)  # eight ranks that fail together ask once
+    # Eight ranks that fail together read the log once.
+    assert evidence.of_driver(1) == (line,)
 
 
 def test_a_full_place(tmp_path: Path) -> None:

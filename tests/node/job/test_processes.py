@@ -45,7 +45,8 @@ def start() -> Iterator[Start]:
     yield begin
     for process in running:
         for found in processes.descendants(processes.everyone(), {process.pid}):
-            with contextlib.suppress(ProcessLookupError):  # it went with its parent
+            # The child ended with its parent.
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(found, signal.SIGKILL)
         process.kill()
         process.wait()
@@ -63,9 +64,11 @@ def process(pid: int) -> Process:
 
 def test_only_the_exact_tags_count(job: str, start: Start) -> None:
     ours = {start(job, 0), start(job, 0)}
-    start(job + "1", 0)  # another job of the same user, its name begins with ours
+    # This is another job of the same user whose name begins with ours.
+    start(job + "1", 0)
     start(job[:-1], 0)
-    start(job, 1)  # the same job, on a node that shares this machine
+    # This is the same job on a node that shares this machine.
+    start(job, 1)
     start(job, 10)
     start("x", 0, MY_ORCHESTRATOR_JOB=job, OTHER=f"ORCHESTRATOR_JOB={job}")
     words = f"import time; time.sleep(1000)  # torchrun ORCHESTRATOR_JOB={job} NODE_RANK=0"

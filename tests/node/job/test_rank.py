@@ -35,7 +35,8 @@ class Ranks:
     reports_fd: int
     output: str = ""
     _reports: bytes = b""
-    others: str = ""  # what the other ranks said
+    # This is the output of the other ranks.
+    others: str = ""
 
     def read(self) -> Ranks:
         self.output += read(self.outputs[0]).decode()
@@ -246,7 +247,8 @@ def test_a_program_ends_as_under_python(begin: Begin, tmp_path: Path, start: str
     code = ranks.end()
     said = ranks.output
     wanted = python.stdout
-    if how == "abort":  # ours shows the Python stack too
+    # Our handler also shows the Python stack.
+    if how == "abort":
         said = said.partition("Fatal Python error")[0]
     said, wanted = (re.sub(" at 0x[0-9a-f]+", "", text) for text in (said, wanted))
     assert (code, said) == (python.returncode, wanted)

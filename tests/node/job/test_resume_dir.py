@@ -96,7 +96,8 @@ def test_what_nobody_takes_up_again_is_forgotten(memory: Path) -> None:
     ]
     run_of("goes-on-1.2", None)
     old = resume_dir.make(run_of("old-1", now - 9000))
-    lost = run_of("lost-1", None)  # its machine went away, and came back
+    # Its machine was lost and came back.
+    lost = run_of("lost-1", None)
     no_last_word = resume_dir.make(lost)
     os.utime(lost.path, (now - 9000, now - 9000))
     resume_dir.remove_forgotten(now)

@@ -19,7 +19,8 @@ from tests.node.follow.test_stop_job import WAITS, spare_others
 from tests.node.running import Job, bare_spec, script, wait_until
 
 NewJob = Callable[..., Job]
-ALL = StopAll(why="emergency", grace=0.0, wait=1.0)  # no supervisor is there to say a word
+# No supervisor is there to answer.
+ALL = StopAll(why="emergency", grace=0.0, wait=1.0)
 
 
 def started_on(machine: str, job: str, node: int = 0) -> RunDir:

@@ -31,7 +31,8 @@ from tests.node.running import PYTHON, Job, alive, bare_spec, script, wait_until
 pytestmark = pytest.mark.slow
 
 NewJob = Callable[..., Job]
-PROMPT = 8.0  # seconds that an end may take beyond its grace, on a busy machine
+# On a busy machine an end may take so many seconds beyond its grace period.
+PROMPT = 8.0
 
 both = pytest.mark.parametrize("start", ["fork", "plain"])
 
@@ -265,7 +266,8 @@ def test_the_last_words_of_a_rank_are_in_the_log_before_its_end_is_told(
     monkeypatch.setattr(job.ranks, "event", note)
     monkeypatch.setattr(job, "reap", lambda: None)  # children of this process: other tests' own
     job.reported(RankEnded(rank=0, local=0, time=time.time(), pid=2**22 + 1, code=-9))
-    assert told[:2] == [b"", b"nearly there\n"]  # the first output, and the end
+    # These are the first output and the end.
+    assert told[:2] == [b"", b"nearly there\n"]
 
 
 def test_a_gpu_that_breaks_is_told_of_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

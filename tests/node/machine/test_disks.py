@@ -19,7 +19,8 @@ def test_a_directory_here(tmp_path: Path) -> None:
 
 
 def test_what_may_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disks.os, "access", lambda *_: False)  # root may write everything
+    # Root may write everywhere.
+    monkeypatch.setattr(disks.os, "access", lambda *_: False)
     assert disks.disk(str(tmp_path)).writable is False
 
 

@@ -162,7 +162,8 @@ def test_none() -> None:
 
 def test_those_that_have_not_ended() -> None:
     run("over-1", "started", "ended")
-    run("never-1", spec=False)  # it was never given anything to run
+    # It never received a spec.
+    run("never-1", spec=False)
     run("lost-1", "started")
     alive = run("alive-1", "started")
     with socket.socket(socket.AF_UNIX) as supervisor:

@@ -244,7 +244,8 @@ def test_what_is_shipped_needs_nothing_of_ours_that_is_not() -> None:
         tree = ast.parse(text)
         for node in ast.walk(tree):
             if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
-                node.body.clear()  # no node reads it
+                # No node reads it.
+                node.body.clear()
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("orchestrator"):
                 wanted = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -432,7 +433,8 @@ def test_a_slow_head_does_not_fill_the_nodes_memory(
     link.ask(Beat(), PATIENCE)
     before = peak_kb()
     link.follow(job)
-    time.sleep(0.5)  # it could have read all 20 MB by now
+    # By now it could have read all 20 MB.
+    time.sleep(0.5)
     copy = Copy()
     copy.take_all(link)
     assert len(copy.files[b"L"]) == 20_000_000
@@ -614,7 +616,8 @@ def test_the_state_of_a_job(new_link: NewLink, new_job: NewJob, tmp_path: Path) 
     job.wait()
     ended = state()
     assert (ended.state, ended.why) == ("ended", "rank 4 failed")
-    assert ended.agent in (1, -signal.SIGKILL)  # torchrun is not waited for after its last rank
+    # Torchrun is not awaited after its last rank.
+    assert ended.agent in (1, -signal.SIGKILL)
     rank = ended.ranks[4]
     assert (rank.state, rank.pid, rank.code, rank.words) == ("ended", pid, 3, "3")
     assert ended.processes is None

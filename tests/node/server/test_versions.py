@@ -22,7 +22,8 @@ from tests.node.server.test_server import Copy, NewLink, new_link
 
 __all__ = ["new_link"]  # the fixture
 
-NEWER = {"protocol": PROTOCOL + 8, "oldest": PROTOCOL, "package": "9.0"}  # one that we understand
+# This version is one that we understand.
+NEWER = {"protocol": PROTOCOL + 8, "oldest": PROTOCOL, "package": "9.0"}
 STRANGE = {"protocol": PROTOCOL + 8, "oldest": PROTOCOL + 1, "package": "9.0"}
 
 
@@ -119,7 +120,8 @@ def test_a_supervisor_that_is_understood(
             break
     assert copy.files[b"L"] == b"hello\n"  # before the events, which may tell of the end
     assert copy.events() == [event["event"] for event in events]
-    link.close()  # the stand-in has one listener at a time
+    # The stand-in has one listener at a time.
+    link.close()
     other = new_link()
     other.ask(End(job="job-1", node=0, why="enough", grace=2.0), PATIENCE)
     stop = Stop(job="job-1", node=0, why="now", grace=0.0, wait=PATIENCE)

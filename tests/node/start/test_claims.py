@@ -188,9 +188,11 @@ def test_a_job_that_may_be_started_again_keeps_what_it_has_between_attempts(
     [
         (False, 1, "", 0, False, True),
         (False, 2, "", 1, False, True),
-        (False, 1, "", 0, True, False),  # it may still compute there
+        # It may still compute there.
+        (False, 1, "", 0, True, False),
         (True, 1, "", 0, False, True),
-        (True, 2, "", 0, False, False),  # another node may fail
+        # Another node may fail.
+        (True, 2, "", 0, False, False),
         (True, 1, "", 1, False, False),
         (True, 1, "more nodes can join", 0, False, False),
     ],

@@ -30,7 +30,8 @@ pytestmark = pytest.mark.usefixtures("shell")
     [
         ("", {}),
         ("# nothing\n", {}),
-        ("export A=1", {"A": "1"}),  # no end of line
+        # The last line has no line end.
+        ("export A=1", {"A": "1"}),
         ("export A=1 B='x y'\n", {"A": "1", "B": "x y"}),
         ("not_exported=1\n", {}),
         ("export GIVEN=$GIVEN,more\n", {"GIVEN": "given,more"}),

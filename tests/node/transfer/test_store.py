@@ -103,7 +103,8 @@ def test_a_tree_comes_and_is_checked_out(store: Store, way: str) -> None:
     visit = ServerSession().of(CodeVisit)
     with pytest.raises(ValueError, match="was not offered"):
         check_out(visit)
-    assert send(visit) == 4  # two have one content
+    # Two files have the same content.
+    assert send(visit) == 4
     checked = check_out(visit)
     assert checked.own == ()
     assert checked.target == ProbeTarget(kind="script", name="a.py")

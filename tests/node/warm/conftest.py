@@ -110,7 +110,8 @@ def node(
     made.package("torch.distributed.run", RUN)
     monkeypatch.setattr(standbys, "LIBRARY", str(made.library))
     monkeypatch.setattr(node_start, "LIBRARY", str(made.library))
-    monkeypatch.setattr(standbys, "ANSWER_SECONDS", PATIENCE)  # a busy machine is no failure
+    # A busy machine is no failure.
+    monkeypatch.setattr(standbys, "ANSWER_SECONDS", PATIENCE)
     monkeypatch.setattr(node_start, "TOLD_SECONDS", -PATIENCE)
     monkeypatch.setattr(sys, "executable", PYTHON)
     yield made

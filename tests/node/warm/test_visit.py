@@ -40,7 +40,8 @@ def test_once_the_ranks_have_begun_even_in_silence(
     ahead = following(job, bare_spec(warm=600.0))
     ahead.check(100.0)
     ahead.check(100.0 + 10 * SILENT_SECONDS)
-    assert not begun  # no rank has started
+    # No rank has started.
+    assert not begun
     job.run.append_event(event)
     now = 1000.0
     while not begun:

@@ -30,7 +30,8 @@ def test_few_lines_are_points_as_they_are(tmp_path: Path) -> None:
 
 def test_of_many_lines_every_point_keeps_its_range(tmp_path: Path) -> None:
     losses = [1.0] * 10_000
-    losses[4_321] = 99.0  # a spike of one step must not get lost
+    # A spike of one step must not get lost.
+    losses[4_321] = 99.0
     told = [{"step": step, "loss": loss} for step, loss in enumerate(losses)]
     curve = curves.curves(write(tmp_path / "m", told), 100)["loss"]
     assert 50 < len(curve.steps) <= 100
@@ -112,7 +113,8 @@ def test_a_run_that_goes_back_is_read_again(tmp_path: Path) -> None:
     assert read(grown) == read(FileSums(path, 16))
     assert grown.replaced == 1
     path.unlink()
-    append(path, range(5000, 9000))  # another run, longer than the one before
+    # Another run, longer than the one before.
+    append(path, range(5000, 9000))
     assert read(grown).steps[0] > 5000 and grown.replaced == 2
 
 

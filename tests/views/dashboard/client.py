@@ -66,7 +66,8 @@ async def ask(
 
     async def receive() -> dict[str, Any]:
         if not requests:
-            await asyncio.sleep(3600)  # the client stays
+            # The client stays connected.
+            await asyncio.sleep(3600)
         return requests.pop()
 
     async def send(message: Mapping[str, Any]) -> None:

@@ -16,7 +16,8 @@ from tests.views.report.stories import experiment, sample_machines, train_again
 
 def test_a_run_has_one_color_in_all_charts_and_a_metric_one_dash(tmp_path: Path) -> None:
     both = [experiment(tmp_path / name, steps=20) for name in ("one", "two")]
-    train_again(both[0])  # a second Trainer is a run of its own
+    # A second Trainer is a run of its own.
+    train_again(both[0])
     for made in both:
         sample_machines(made)
     add(both[1], step=20, eval_loss=0.5)

@@ -27,7 +27,8 @@ def test_a_foreign_script_has_the_curves_of_its_machines(tmp_path: Path) -> None
     use = known[0]["lines"]
     assert [line["name"] for line in use] == ["alpha", "beta"]
     assert (use[0]["means"][-1], use[1]["means"][-1]) == (0.9, 0.7)
-    assert use[0]["steps"][:2] == [7, 12]  # seconds since the start
+    # These are seconds since the start.
+    assert use[0]["steps"][:2] == [7, 12]
     assert 42 in [mark.get("seconds") for mark in drawn(parts)["marks"] if mark.get("bad")]
 
 

@@ -163,7 +163,8 @@ def test_nothing_that_a_job_says_becomes_a_part_of_the_page(tmp_path: Path) -> N
     parts = Parts(text)
     assert parts.tags.count("script") == 2 and "img" not in parts.tags
     assert not any(name.startswith("on") for name, _ in parts.attributes)
-    assert parts.words.count("alert(1)") >= 6  # shown as what it is
+    # The page shows it as text.
+    assert parts.words.count("alert(1)") >= 6
     policy = re.search(r'Content-Security-Policy" content="([^"]+)"', text)
     assert policy and f"script-src {page.digest(parts.scripts[1])};" in policy[1]
 
@@ -186,7 +187,8 @@ def test_attempts_are_told_and_marked(tmp_path: Path) -> None:
     assert "attempt 1 ended: node lost; started again: a spare takes its place" in parts.words
     text = page.page([story.read_story(made)], {})
     (cause,) = re.findall('<pre class="cause">(.*?)</pre>', text, re.DOTALL)
-    assert "KeyError" in cause and "KeyError: 'labels'" not in cause  # it is escaped
+    # The page escapes it.
+    assert "KeyError" in cause and "KeyError: 'labels'" not in cause
     assert "train.py:7" in cause and "Traceback (most" in parts.words
     assert "attempt 2" not in parts.words
     data = drawn(parts)

@@ -18,7 +18,8 @@ from tests.views.top.samples import NOW, job, rank, sample
 
 pytestmark = pytest.mark.slow
 
-PATIENCE = 120  # seconds, on a machine that is busy
+# A busy machine needs so many seconds.
+PATIENCE = 120
 EVERY = 0.2  # a walk waits until nothing is to be drawn
 FIRST = TopSample(NOW, (NodeSample("one", problem="connecting ..."),), ())
 ACTIONS = Actions(
@@ -223,7 +224,8 @@ def test_a_colour_says_what_is_in_use() -> None:
         first = dict(zip(app.nodes.headings, app.nodes.drawn[0], strict=True))
         looks = {name: str(cell.style) for name, cell in first.items()}
         assert (looks["GPU MEMORY"], looks["GPU"], looks["NODE"]) == ("green", "green", "")
-        assert str(app.nodes.drawn[2][-1].style) == "yellow"  # it does not answer
+        # The node does not answer.
+        assert str(app.nodes.drawn[2][-1].style) == "yellow"
         assert ("NaN", "bold red") in {(str(c), str(c.style)) for c in app.jobs.drawn[0]}
 
     drive(walk, sample(job("gpt", lost=True)))
@@ -237,7 +239,8 @@ def test_a_node_leads_to_its_processes_and_to_a_stack() -> None:
         assert isinstance(node, Closer)
         await until(pilot, lambda: node.rows.row_count == 5)
         assert [row[0] for row in cells(node.rows)] == ["GPU 0", "  71", "GPU 1", "  72", "9"]
-        await pilot.press("down", "down", "enter")  # a GPU has no stack
+        # A GPU has no stack to show.
+        await pilot.press("down", "down", "enter")
         assert app.screen is node
         await pilot.press("down")
         app.show(sample(job("train")))  # it is live, and stays where it is

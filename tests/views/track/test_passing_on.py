@@ -58,7 +58,8 @@ def test_each_line_once_also_when_called_again(tmp_path: Path) -> None:
     assert "4 lines" in typed(tmp_path, made)
     found = curves(made)
     assert found["loss"] == [(1, 1.0), (2, 0.5), (3, round(1 / 3, 6))]
-    assert found["node/a b/cpu"] == [(65, 0.5)]  # seconds since the start
+    # These are seconds since the start.
+    assert found["node/a b/cpu"] == [(65, 0.5)]
     assert found["node/a b/disk/used"] == [(65, 0.75)]
     assert found["node/a b/gpu/0/use"] == [(65, 0.5)]
     assert "node/a b/gpu/1/use" not in found

@@ -135,7 +135,8 @@ def test_neighbours_on_one_host_make_no_others_slow() -> None:
 
 def test_no_pairs_no_words() -> None:
     assert command.slow_links({}, []) == []
-    assert told({(0, 1): FAST, (1, 0): FAST, (0, 2): SLOW}) == []  # the other way is not known
+    # The speed of the other direction is unknown.
+    assert told({(0, 1): FAST, (1, 0): FAST, (0, 2): SLOW}) == []
 
 
 @pytest.mark.parametrize(
@@ -144,7 +145,8 @@ def test_no_pairs_no_words() -> None:
         (20e6 / 8, [1.25e9, 1.25e9], ["node 0 (host0) and node 1 (host1) reach each other at"
                                       " 20 Mb/s; their interfaces say 10 Gb/s"]),
         (20e6 / 8, [1.25e9, None], []),
-        (12 * GBIT, [400 * GBIT, 400 * GBIT], []),  # one socket does not fill such a link
+        # One socket cannot fill such a link.
+        (12 * GBIT, [400 * GBIT, 400 * GBIT], []),
         (0.94 * GBIT, [GBIT, GBIT], []),
     ],
 )  # fmt: skip
