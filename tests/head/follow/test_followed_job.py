@@ -58,9 +58,11 @@ def test_who_left_by_itself_is_the_cause_of_what_others_missed(
 @pytest.mark.parametrize(
     ("still", "reached", "named"),
     [
-        ((40.0, 0.2), True, 0),  # node 1 has missed it, and ended its part
+        # Node 1 has missed the heartbeat and ended its part.
+        ((40.0, 0.2), True, 0),
         ((0.2, 40.0), True, 1),
-        ((20.0, 0.2), True, 1),  # too short for a loss: node_loss_timeout is 60 s
+        # This is too short for a loss, as node_loss_timeout is 60 s.
+        ((20.0, 0.2), True, 1),
         ((40.0, 30.0), True, 0),
         # Node 1 is unreachable from every other node.
         ((40.0, 0.2), False, 1),

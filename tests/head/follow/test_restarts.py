@@ -65,7 +65,8 @@ def attempts(*ends: tuple[dict[str, Any], int | None], **more: Any) -> list[Atte
         ([(of_node(0), None), (of_node(1), None)], 3, False),
         ([(BUG, 10), (KILLED, 12), (BUG, 10)], 9, False),
         ([(BUG, 10), (OTHER_BUG, 10)], 3, True),
-        ([(BUG, 10), (BUG, 20)], 3, True),  # bad data now and then
+        # Bad data appears now and then.
+        ([(BUG, 10), (BUG, 20)], 3, True),
         ([({**BUG, "kind": "environment"}, None)] * 2, 3, False),
         ([(KILLED, 0)] * 2, 9, True),
         ([(KILLED, 0)] * 3, 9, False),
@@ -93,7 +94,8 @@ def full(node: str) -> tuple[dict[str, Any], None]:
         ("ab", False, True),
         ("aba", False, False),
         ("aa", True, True),
-        ("aba", True, False),  # three in a row got nowhere
+        # Three attempts in a row made no progress.
+        ("aba", True, False),
     ],
 )
 def test_a_full_disk_ends_no_job_that_another_node_can_go_on_with(

@@ -126,7 +126,8 @@ def test_what_did_not_end_by_itself_is_named(tmp_path: Path) -> None:
         run.job.nodes[0], ended.replace(killed={51: "python", 8: "worker"})
     )
     run.reports.say_what_was_killed(run.job.nodes[0], ended)
-    run.job.nodes[0].grace = 30.0  # not over: Ctrl-C a second time
+    # The job is not over, so Ctrl-C is pressed a second time.
+    run.job.nodes[0].grace = 30.0
     run.reports.say_what_was_killed(
         run.job.nodes[0], ended.replace(time=1001.23, killed={50: "python"})
     )
@@ -231,10 +232,12 @@ def test_a_record_that_cannot_be_written_is_said_with_the_reason(
 @pytest.mark.parametrize(
     ("away", "left", "outcome"),
     [
-        ((30.0, 30.0), False, Outcome.OPEN),  # it is this machine that is cut off
+        # This machine is the one that is cut off.
+        ((30.0, 30.0), False, Outcome.OPEN),
         # The head was cut off for too long; a later `attach` determines the outcome.
         ((3600.0, 3600.0), True, Outcome.OPEN),
-        ((30.0, 0.0), False, Outcome.LOST),  # it is that node
+        # Only that node is cut off.
+        ((30.0, 0.0), False, Outcome.LOST),
     ],
 )
 def test_a_head_that_was_left_behind_does_not_take_itself_for_the_world(
@@ -255,8 +258,10 @@ def test_a_head_that_was_left_behind_does_not_take_itself_for_the_world(
     ("silent", "over", "given_up"),
     [
         (8.0, True, True),  # it has said nothing for longer than the others waited for it
-        (0.0, True, False),  # its connection broke a moment ago
-        (8.0, False, False),  # the job goes on: it may come back
+        # Its connection broke a moment ago.
+        (0.0, True, False),
+        # The job goes on, and the node may come back.
+        (8.0, False, False),
     ],
 )
 def test_a_lost_node_is_not_waited_for_longer_than_it_was_silent(

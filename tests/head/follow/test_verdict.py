@@ -197,7 +197,8 @@ def test_a_module_that_no_node_has() -> None:
     assert (
         everywhere is not None and "`orchestrator bootstrap torch numpy einops`" in everywhere.fix
     )
-    assert everywhere.kind == "exception"  # it is no machine's fault
+    # No machine is at fault.
+    assert everywhere.kind == "exception"
     assert alone is not None and alone.fix.startswith("einops is missing there, if nowhere else: `")
     assert "like the others" not in alone.fix and alone.kind == "environment"
 

@@ -15,11 +15,13 @@ NODES = parse_nodes("gpu1\ngpu2 spare\nbob@gpu3\ngpu3:2222\n7\n", "list")
     [
         ([], [0, 1, 2, 3, 4]),
         (["0"], [0]),
-        (["gpu2"], [4]),  # a spare, after all others, as in a job
+        # A spare is numbered after all other nodes, as in a job.
+        (["gpu2"], [4]),
         (["bob@gpu3"], [1]),
         (["gpu3"], [1, 2]),
         (["2", "gpu1"], [0, 2]),
-        (["7"], [3]),  # a name goes before a number
+        # A name takes precedence over a number.
+        (["7"], [3]),
     ],
 )
 def test_names_and_numbers(wanted: list[str], chosen: list[int]) -> None:

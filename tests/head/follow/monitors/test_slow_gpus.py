@@ -104,7 +104,8 @@ def test_a_gpu_is_named_once_after_two_looks_at_samples_that_go_on(tmp_path: Pat
         (tmp_path / f"node_0{node}_metrics.jsonl").write_text(json.dumps(line) + "\n")
     sampled(range(5, 60, 5))
     monitor.check()
-    assert not monitor.last  # the beginning of a job is left alone
+    # The monitor ignores the beginning of a job.
+    assert not monitor.last
     assert look() == 0
     sampled(range(60, 120, 5))
     assert look() == 1

@@ -85,15 +85,20 @@ def test_a_port_that_is_closed_twice_is_the_cause_within_thirty_seconds(
 @pytest.mark.parametrize(
     ("rounds", "nodes", "blamed"),
     [
-        ([{0: REFUSED, 1: REFUSED, 2: REFUSED}], 3, ""),  # torch is still being imported
+        # Torch is still being imported.
+        ([{0: REFUSED, 1: REFUSED, 2: REFUSED}], 3, ""),
         # Nothing is known while this lasts.
         ([{0: REFUSED, 1: SILENCE, 2: SILENCE}], 3, ""),
         ([{0: "", 1: REFUSED, 2: REFUSED}], 3, "node 1 (n1): connection refused; node 2"),
-        ([{0: REFUSED, 1: REFUSED}, {0: "", 1: REFUSED}], 2, "node 1"),  # a firewall's reset
-        ([{0: "", 1: SILENCE, 2: ""}, {0: "", 1: "", 2: ""}], 3, ""),  # a moment's loss
+        # A firewall resets the connection.
+        ([{0: REFUSED, 1: REFUSED}, {0: "", 1: REFUSED}], 2, "node 1"),
+        # The loss lasted a moment.
+        ([{0: "", 1: SILENCE, 2: ""}, {0: "", 1: "", 2: ""}], 3, ""),
         ([{0: "", 1: SILENCE, 2: ""}, {0: "", 1: "", 2: SILENCE}, {0: "", 1: "", 2: ""}], 3, ""),
-        ([{0: SILENCE, 1: SILENCE, 2: SILENCE}], 3, "node 0"),  # its firewall drops its own calls
-        ([{1: SILENCE, 2: SILENCE}], 3, ""),  # the master says nothing: it may be lost
+        # Its firewall drops its own calls.
+        ([{0: SILENCE, 1: SILENCE, 2: SILENCE}], 3, "node 0"),
+        # The master is silent and may be lost.
+        ([{1: SILENCE, 2: SILENCE}], 3, ""),
         ([{0: "", 1: "", 2: ""}], 3, ""),
     ],
 )

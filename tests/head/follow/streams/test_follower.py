@@ -28,7 +28,7 @@ NODES = [NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1) 
 def test_logs_that_cannot_be_kept_open_are_refused_in_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The limit allows a few more open files, too few for the logs of three nodes."""
+    """The limit of open files does not suffice for the logs of three nodes."""
     now = sum(1 for _ in os.scandir("/dev/fd"))
     monkeypatch.setattr(
         fleet.resource, "getrlimit", lambda _: (now + fleet.SPARE + 5, now + fleet.SPARE + 5)
