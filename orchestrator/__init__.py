@@ -9,7 +9,7 @@ from orchestrator.common.version import __version__
 
 if TYPE_CHECKING:
     from orchestrator.api.cluster import Cluster
-    from orchestrator.api.job import Job, LogLine, Verdict
+    from orchestrator.api.job import Job, Line, Verdict
     from orchestrator.common.errors import JobFailed, NoRestart, OrchestratorError
     from orchestrator.engine.trainer import Trainer
     from orchestrator.records.outcome import Receipt
@@ -18,7 +18,7 @@ __all__ = [
     "Cluster",
     "Job",
     "JobFailed",
-    "LogLine",
+    "Line",
     "NoRestart",
     "OrchestratorError",
     "Receipt",
@@ -32,7 +32,7 @@ LATER = {
     "Cluster": "orchestrator.api.cluster",
     "Job": "orchestrator.api.job",
     "JobFailed": "orchestrator.common.errors",
-    "LogLine": "orchestrator.api.job",
+    "Line": "orchestrator.api.job",
     "NoRestart": "orchestrator.common.errors",
     "OrchestratorError": "orchestrator.common.errors",
     "Receipt": "orchestrator.records.outcome",

@@ -514,7 +514,7 @@ BUDGETS = {
     "engine/data": 679,
     "engine/models": 580,
     "engine/observe": 769,
-    "engine/ranks": 521,
+    "engine/ranks": 540,
     "engine/verify": 361,
     "engine/saving": 1663,
     "engine/sharding": 462,

@@ -62,7 +62,7 @@ class Verdict(outcome.JobVerdict):
 
 
 @dataclass(frozen=True)
-class LogLine:
+class Line:
     """A line of a job's logs. As text: with its node and rank in front."""
 
     text: str
@@ -258,7 +258,7 @@ class Job:
 
     def logs(
         self, *, rank: int | None = None, node: int | None = None, follow: bool = False
-    ) -> Iterator[LogLine]:
+    ) -> Iterator[Line]:
         """Return the log lines so far, or with `follow` all until the job is over.
 
         str(line) begins with the node and the rank; line.text is the line alone.
@@ -270,7 +270,7 @@ class Job:
     def _log_files(self) -> list[LogFile]:
         return log_files(self._experiment, self._record().nodes)
 
-    def _lines(self, rank: int | None, node: int | None, *, follow: bool) -> Iterator[LogLine]:
+    def _lines(self, rank: int | None, node: int | None, *, follow: bool) -> Iterator[Line]:
         files = [file for file in self._log_files() if node in (None, file.node)]
         readers = [LogReader(file) for file in files]
         streams: dict[tuple[int, str], LineSplitter] = {}
@@ -367,7 +367,7 @@ def unreadable(rank: int, error: Exception) -> JobFailed:
     )
 
 
-def lines(at: tuple[int, str], texts: list[str]) -> Iterator[LogLine]:
+def lines(at: tuple[int, str], texts: list[str]) -> Iterator[Line]:
     node, stream = at
     rank = None if stream in (NO_RANK, GOODBYE) else int(stream)
-    return (LogLine(text, node, rank) for text in texts)
+    return (Line(text, node, rank) for text in texts)

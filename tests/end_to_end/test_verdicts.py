@@ -313,7 +313,8 @@ dist.all_reduce(torch.ones(1))
     # The job itself had written files there.
     cluster.fill_disk(0, home)
     refused = head.launch(*anyway[2:])
-    assert refused.finish() == 3 and f"BAD   disk: {home} on" in refused.text, refused.text
+    assert refused.finish() == 3, refused.text
+    assert re.search(rf"^BAD   disk: \S+: {home}: 0 B free", refused.text, re.M), refused.text
     again = head.launch(*anyway)
     assert again.finish() == 4, again.text
     assert f"{home}/.orchestrator/runs/" in again.text and "No space left on device" in again.text

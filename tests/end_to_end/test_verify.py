@@ -92,7 +92,7 @@ def spoil(module):
             call.run()
             if world.rank == 1 and count == 256:  # the smallest size, for which there is time
                 call.result[200] = 99
-        return module.Call(run, call.result, call.factors)
+        return module.Call(run, call.result, call.expected)
     module.COLLECTIVES["all_gather"] = spoiled, busbw
 
 sys.meta_path.insert(0, Spoiler())
@@ -106,6 +106,7 @@ def test_a_wrong_result_is_told_and_fails(head: Head) -> None:
     command = verify(head, "--nproc", "1", "--env", f"PYTHONPATH={place}", *SHORT)
     assert command.finish() == 1, command.text
     what = "wrong result: element 200 is 99, not "
+
     (told,) = [line for line in command.lines if line.startswith("WRONG: ")]
     assert told.startswith("WRONG: all_gather of 1 KiB gave rank 1 on node 1 (")
     assert what in told

@@ -7,7 +7,11 @@ import contextlib
 import datetime
 import functools
 import os
+import re
 import resource
+import shutil
+import socket
+import subprocess
 import sys
 import threading
 import time
@@ -257,10 +261,31 @@ def take_place() -> None:
             say_once(f"this process runs alone; to start all {tasks} tasks, put srun before python")
         return
     variables = slurm_environment.variables(task, os.environ)
+    if task.world > 1:
+        variables["MASTER_ADDR"] = address_of(variables["MASTER_ADDR"])
     os.environ.update(variables)
     if task.rank == 0:
         master = f"{variables['MASTER_ADDR']}:{variables['MASTER_PORT']}"
         say_once(f"ranks from Slurm: {task.world} tasks of srun, master {master}")
+
+
+def address_of(host: str) -> str:
+    """Return the host's name, or its address in Slurm if only Slurm knows the name."""
+    try:
+        socket.getaddrinfo(host, None)
+        return host
+    except OSError:
+        pass
+    if shutil.which("scontrol") is not None:
+        asked = ["scontrol", "--oneliner", "show", "node", host]
+        answer = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=60)
+        match = re.search(r"\bNodeAddr=(\S+)", answer.stdout)
+        if match is not None:
+            return match[1]
+    raise CheckFailed(
+        f"the name of the first node, {host}, has no address here",
+        "export MASTER_ADDR=ADDRESS before srun",
+    )
 
 
 def say_once(text: str) -> None:

@@ -222,7 +222,7 @@ def pictures(stories: Sequence[Story]) -> dict[str, Any]:
     began = stories[0].record.started
     return {
         "charts": [
-            *(chart_data(chart, "TrainingStory") for chart in charts(stories)),
+            *(chart_data(chart, "Training") for chart in charts(stories)),
             *(chart_data(chart, "Machines") for chart in of_machines(stories)),
         ],
         "marks": [

@@ -59,7 +59,7 @@ def page(stories: Sequence[Story], differences: Differences, **live: Any) -> str
 def page_of_members(members: Members) -> str:
     """Return the page that compares the members of a sweep."""
     chart = members.best_so_far()
-    drawn = [charts.chart_data(chart, "TrainingStory")] if chart else []
+    drawn = [charts.chart_data(chart, "Training")] if chart else []
     return filled("sweep.html", members=members, pictures={**NOTHING, "charts": drawn})
 
 
