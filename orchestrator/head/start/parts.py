@@ -15,7 +15,6 @@ from pathlib import Path
 from orchestrator.common import hiding
 from orchestrator.common.errors import CheckFailed, NodeError
 from orchestrator.common.text import parse_seconds
-from orchestrator.config import load
 from orchestrator.config.launch import Launch
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
@@ -164,7 +163,7 @@ def part(request: LaunchRequest, plan: Plan, node: NodePlan) -> Spec:
         secrets=tuple(setting.name for setting in node.settings if setting.secret),
         workdir=node.workdir,
         target=Target(kind=node.target.kind, name=node.target.name, args=node.target.args),
-        config=load.as_data(request.config),
+        config=request.config_data,
         wish=node.wish,
         lease=LeaseTerms(
             seconds=launch.node_loss_timeout,

@@ -8,7 +8,9 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from orchestrator.common import hiding
 from orchestrator.common.errors import UsageError, nearest_file
@@ -73,6 +75,11 @@ class LaunchRequest:
         of_config = [value for name, value in env if hiding.is_secret(name, value)]
         of_options = [setting.value for setting in self.env if setting.secret]
         return hiding.parts([*of_options, *of_config, *notifying.secrets(self.notify)])
+
+    @cached_property
+    def config_data(self) -> dict[str, Any]:
+        """Return the config as JSON has it, made once for all nodes."""
+        return load.as_data(self.config)
 
 
 def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) -> LaunchRequest:
