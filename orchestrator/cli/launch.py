@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import click
@@ -14,9 +15,10 @@ from orchestrator.cli.options import (
     GroupedCommand,
     arguments_from,
     color_option,
+    json_option,
     launch_options,
 )
-from orchestrator.config.launch import LaunchArguments
+from orchestrator.config.launch import OUTPUT, LaunchArguments
 
 TAKES_PROGRAM = {"ignore_unknown_options": False, "allow_interspersed_args": False}
 HELP = {"help_option_names": ["-h", "--help"]}
@@ -31,6 +33,7 @@ PROGRAM = click.Argument(
     params=[*launch_options("launch"), PROGRAM],
     context_settings={**TAKES_PROGRAM, **HELP},
 )
+@partial(json_option, group=OUTPUT, help="With --dry-run, print JSON.")
 @color_option
 def launch_command(**params: Any) -> int:
     """Run SCRIPT, or the built-in engine, on all nodes.

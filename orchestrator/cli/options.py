@@ -121,18 +121,6 @@ def metavar(option: click.Option) -> str | None:
 command = functools.partial(click.command, cls=Command)
 
 
-def print_json(ctx: click.Context, parameter: click.Parameter, wanted: bool) -> None:
-    """Store that this command prints its result as JSON."""
-    from orchestrator.head.screen import output
-
-    output.asked["json"] = wanted
-
-
-json_option = click.option(
-    "--json", is_flag=True, expose_value=False, callback=print_json, help="Print JSON."
-)
-
-
 # Commands of the version before, and what is typed in their place.
 GONE_COMMANDS = {
     "diff": "orchestrator report EXP1 EXP2 shows what differs",
@@ -279,6 +267,27 @@ def color_option(function: Any) -> Any:
         expose_value=False,
         callback=choose_color,
         help="Colour the output. [default: on a terminal]",
+    )(function)
+
+
+def print_json(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    """Leave standard output to the result of this command."""
+    from orchestrator.head.screen import output
+
+    if wanted:
+        ctx.with_resource(output.json_alone())
+
+
+def json_option(function: Any, group: str = "Options", help: str = "Print JSON.") -> Any:
+    """Add --json to a command, which prints its result by output.result()."""
+    return click.option(
+        "--json",
+        cls=GroupedOption,
+        group=group,
+        is_flag=True,
+        expose_value=False,
+        callback=print_json,
+        help=help,
     )(function)
 
 

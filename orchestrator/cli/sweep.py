@@ -14,6 +14,7 @@ from orchestrator.cli.options import (
     GroupedCommand,
     arguments_from,
     color_option,
+    json_option,
     launch_options,
     warm_with_its_time,
 )
@@ -75,6 +76,7 @@ def spread(command: click.Command, args: Sequence[str]) -> list[str]:
 )
 @click.option("--minimize", "best", flag_value="least", default="", help="The least is the best.")
 @click.option("--maximize", "best", flag_value="most", help="The most is the best.")
+@json_option
 @color_option
 def sweep_command(**params: Any) -> int:
     """Run SCRIPT many times with other values, where there is room.

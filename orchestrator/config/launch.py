@@ -545,9 +545,6 @@ class LaunchArguments:
         metavar="FILE",
         file=True,
     )
-    as_json: bool = option(
-        False, "With --dry-run, print JSON.", OUTPUT, commands=START, flags=("--json",)
-    )
     program: tuple[str, ...] = ()
     where: Where = field(default_factory=Where)
     view: View = field(default_factory=View)

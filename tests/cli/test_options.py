@@ -49,7 +49,7 @@ RECORD = JobRecord("job-1", "/e", "done", ["master_launch"], [], 1000.0)
 def test_each_command_has_the_options_that_are_defined_for_it(name: str) -> None:
     taken = {one.name for one in COMMANDS[name].params if hasattr(one, "group")}
     defined = {key for key, option in DEFINED.items() if name in option.commands}
-    assert taken == {*defined, "color", "verbosity"}
+    assert taken == {*defined, "color", "json", "verbosity"}
 
 
 def test_every_key_of_a_launch_is_an_option_a_keyword_and_recorded() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import shlex
 import subprocess
 import sys
@@ -83,8 +82,7 @@ def about(checkpoint: Checkpoint) -> dict[str, Any]:
 def verify(where: Where, experiment: str | None) -> int:
     """Read every byte; the exit code is 1 if any differs from what was saved."""
     checkpoints = checkpoint_store.resolve(experiment, where.experiments)
-    if not output.as_json():
-        output.write_out(shown(checkpoints[0].path.parent))
+    output.write_out(shown(checkpoints[0].path.parent))
     results, newest, damaged = [], None, False
     for checkpoint in checkpoints:
         began = time.monotonic()
@@ -95,23 +93,20 @@ def verify(where: Where, experiment: str | None) -> int:
         damaged = damaged or bool(problems)
         newest = newest if problems or newest else checkpoint
         results.append({**about(checkpoint), "problems": problems})
-        if output.as_json():
-            continue
         took = f"{text.size(checkpoint.size)} in {time.monotonic() - began:.1f} s"
         output.write_out(
             f"step {checkpoint.step}: " + ("DAMAGED" if problems else f"good ({took})")
         )
         for problem in problems:
             output.write_out(f"  {problem}")
-    if output.as_json():
-        data = in_directory(checkpoints, results, newest_good=newest.step if newest else None)
-        output.write_out(json.dumps(data, indent=1))
-    elif newest is None:
+    if newest is None:
         output.write_out("no training can resume from any of them")
     elif damaged:
         setting = shlex.quote(f"checkpoint.resume={newest.path}")
         message = f"the newest good one is step {newest.step}; to resume from it: --set {setting}"
         output.write_out(message)
+    good = newest.step if newest else None
+    output.result(in_directory(checkpoints, results, newest_good=good))
     return EXIT_FAILED if damaged else EXIT_DONE
 
 

@@ -14,7 +14,7 @@ from orchestrator.head.commands import launching
 from orchestrator.head.plan import dry_run
 from orchestrator.head.screen import output
 from orchestrator.head.screen.keyboard import KEYS, in_foreground
-from orchestrator.head.screen.output import say, write_out
+from orchestrator.head.screen.output import say
 from orchestrator.head.start import launch as starting
 from orchestrator.head.start.record import Running
 from orchestrator.head.start.request import resolve
@@ -22,13 +22,11 @@ from orchestrator.head.start.request import resolve
 
 def launch(arguments: LaunchArguments) -> int:
     """Start a job and follow it, unless it is only to be shown, or to be left running."""
-    if arguments.as_json and not arguments.dry_run:
+    if arguments.dry_run:
+        return plan(arguments, explained=False)
+    if output.as_json():
         raise UsageError("--json goes with --dry-run", "the running job is described in job.json")
     request = resolve(arguments)
-    if arguments.dry_run:
-        show = dry_run.to_json if arguments.as_json else dry_run.to_text
-        write_out(show(starting.rehearse(request)))
-        return EXIT_DONE
     if (request.config.launch.queue or request.config.launch.after) and arguments.detach:
         return wait_in_background(arguments)
     return follow_up(starting.launch(request), arguments)
@@ -82,8 +80,7 @@ def detach(running: Running, where: Where) -> int:
 
 def plan(arguments: LaunchArguments, *, explained: bool) -> int:
     """Print what a launch would run, or where each of its settings comes from; start nothing."""
-    request = resolve(arguments)
-    planned = starting.rehearse(request)
+    planned = starting.rehearse(resolve(arguments))
     show = dry_run.explained if explained else dry_run.to_text
-    write_out(dry_run.to_json(planned) if output.as_json() else show(planned))
+    output.result(dry_run.to_json(planned), lambda _: show(planned))
     return EXIT_DONE

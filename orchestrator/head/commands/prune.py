@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -25,6 +24,7 @@ from orchestrator.head.prune.removal import (
     scan,
 )
 from orchestrator.head.screen import output, styles
+from orchestrator.head.screen.output import write_out
 from orchestrator.head.screen.progress import ProgressBar
 from orchestrator.records.checkpoint_store import shown
 
@@ -48,7 +48,7 @@ def prune(
     age = parse_seconds("--older-than", older_than) if older_than else 0.0
     directory = where.experiments.absolute()
     if not directory.exists():
-        say(f"nothing to remove: there is no directory {where.experiments}")
+        write_out(f"nothing to remove: there is no directory {where.experiments}")
         return EXIT_DONE
     # O_NOFOLLOW is not used: the user named this path, and it may be a symbolic link.
     try:
@@ -62,9 +62,7 @@ def prune(
         code = remove(removal, entries, leftovers, dry_run=dry_run, yes=yes)
     finally:
         os.close(root)
-    if output.as_json():
-        data = to_json(entries, leftovers, foreign, removal)
-        output.write_out(json.dumps({**data, "dry_run": dry_run}, indent=1))
+    output.result({**to_json(entries, leftovers, foreign, removal), "dry_run": dry_run})
     return code
 
 
@@ -87,7 +85,7 @@ def remove(
     if dry_run or not going:
         return EXIT_DONE
     if not (yes or agreed(on_nodes=removal.on_nodes)):
-        say("nothing was removed")
+        write_out("nothing was removed")
         return EXIT_STOPPED
     with ProgressBar("removing", sum(one.size for one in going)) as progress:
         removal.seen = progress.add
@@ -111,11 +109,6 @@ def agreed(*, on_nodes: bool) -> bool:
 # -- words ------------------------------------------------------------------------------------
 
 
-def say(message: str) -> None:
-    if not output.as_json():
-        output.write_out(message)
-
-
 def show(entries: Sequence[PruneEntry], leftovers: Sequence[Removable], removal: Removal) -> None:
     """Print what would be removed, and what stays although the rules select it."""
     going = [entry for entry in entries if entry.action != KEPT]
@@ -125,18 +118,18 @@ def show(entries: Sequence[PruneEntry], leftovers: Sequence[Removable], removal:
             state = shown(entry.record.state)
             cell = state, styles.STATES.get(state, "")
             rows.append([shown(entry.name), cell, clock(entry)[:16], size(entry.size)])
-        say(output.table(rows, output.terminal(), right={3}, headed=True))
+        write_out(output.table(rows, output.terminal(), right={3}, headed=True))
     for one in leftovers:
-        say(f"{shown(one.name)}: left by a prune that was interrupted, {size(one.size)}")
+        write_out(f"{shown(one.name)}: left by a prune that was interrupted, {size(one.size)}")
     for entry in entries:
         if entry.action == FAILED or entry.busy:
             word = "cannot be removed" if entry.action == FAILED else "kept"
-            say(f"{word}: {shown(entry.name)}: {entry.reason}")
+            write_out(f"{word}: {shown(entry.name)}: {entry.reason}")
     for node, reason in removal.unreached.items():
-        say(f"not reached: {shown(node)}: {reason}")
+        write_out(f"not reached: {shown(node)}: {reason}")
     total = size(sum(one.size for one in (*going, *leftovers)))
     none = f"nothing to remove: {plural(len(entries), 'experiment')} in {shown(removal.directory)}"
-    say(f"{plural(len(going), 'experiment')}, {total}" if going or leftovers else none)
+    write_out(f"{plural(len(going), 'experiment')}, {total}" if going or leftovers else none)
 
 
 def clock(entry: PruneEntry) -> str:
@@ -148,14 +141,14 @@ def conclude(going: Sequence[Removable], removal: Removal) -> None:
     for one in going:
         if one.action in (KEPT, FAILED):
             word = "kept" if one.action == KEPT else "NOT REMOVED"
-            say(f"{word}: {shown(one.name)}: {one.reason}")
+            write_out(f"{word}: {shown(one.name)}: {one.reason}")
     gone = sum(isinstance(one, PruneEntry) and one.action == REMOVED for one in going)
     summary = f"removed {plural(gone, 'experiment')}, {size(freed(going))} freed"
     if removal.on_nodes:
         summary += f" here and {size(removal.freed_on_nodes)} on their nodes"
     elif gone:
         summary += "; what they left on their nodes stays there (--on-nodes removes that too)"
-    say(summary)
+    write_out(summary)
 
 
 def freed(going: Sequence[Removable]) -> int:

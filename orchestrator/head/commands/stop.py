@@ -82,7 +82,7 @@ def stop(where: Where, wanted: str | None, *, grace: float | None) -> int:
     ended = end_job(where, wanted, grace)
     if ended.receipts is None:
         over = f"orchestrator: {ended.record.job} has ended already ({ended.record.state})"
-        output.write_out("[]" if output.as_json() else over)
+        output.result([], lambda _: over)
         return EXIT_DONE
     code = show_receipts(ended.receipts)
     if ended.problem:

@@ -5,7 +5,6 @@ A complete environment stays as it is; the other nodes get the wheels for their 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -30,7 +29,7 @@ from orchestrator.head.nodes import environment
 from orchestrator.head.nodes.facts import by_value
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.screen import output
-from orchestrator.head.screen.output import complain, say, write_out
+from orchestrator.head.screen.output import complain, say
 from orchestrator.head.screen.progress import ProgressBar, counted
 from orchestrator.head.start.nodes import Nodes, settled, try_all
 from orchestrator.head.start.request import resolve
@@ -79,15 +78,12 @@ def bootstrap(
     """Build the environment on all reachable nodes, report the others; return the exit code."""
     sources = wheels.read(words, find_links, index=index)
     nodes = try_all(resolve(arguments), without_environment)
-    with output.heard_by(complain if output.as_json() else output.on_the_screen):
-        made = make(nodes.reached, sources, name)
-        remember(nodes, made)
+    made = make(nodes.reached, sources, name)
+    remember(nodes, made)
     lost = [BuildOutcome(node.name, problem=str(error), lost=True) for node, error in nodes.lost]
     outcomes = [*made, *lost]
-    if output.as_json():
-        write_out(json.dumps({"nodes": [asdict(outcome) for outcome in outcomes]}, indent=1))
-    else:
-        show(outcomes, name)
+    show(outcomes, name)
+    output.result({"nodes": [asdict(outcome) for outcome in outcomes]})
     if any(outcome.lost for outcome in outcomes):
         return EXIT_NODE
     return EXIT_CHECK if any(outcome.problem for outcome in outcomes) else EXIT_DONE

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import posixpath
 import shlex
 from collections.abc import Sequence
+from typing import Any
 
 from orchestrator.common.hosts import ranges
 from orchestrator.common.text import plural, table
@@ -76,7 +76,7 @@ def comment(text: str) -> str:
     return " ".join(["#", *text.split()])
 
 
-def to_json(plan: Plan) -> str:
+def to_json(plan: Plan) -> dict[str, Any]:
     plan = redact.shown(plan)
     data = dataclasses.asdict(plan)
     for entry, node in zip(data["nodes"], plan.nodes, strict=True):
@@ -86,7 +86,7 @@ def to_json(plan: Plan) -> str:
         entry["ranks"] = list(range(node.first_rank, node.first_rank + node.nproc))
         entry["wish"] = encode(node.wish)
         del entry["paste"]
-    return json.dumps(data, indent=1)
+    return data
 
 
 # -- explain ------------------------------------------------------------------------------------

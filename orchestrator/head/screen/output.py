@@ -31,8 +31,8 @@ from orchestrator.head.screen.lines import clean
 # A text, or a text and its style, such as "bold red".
 Cell = str | tuple[str, str]
 UNLIMITED_COLUMNS = 1 << 20
-# The global options of this command.
-asked = {"json": False}
+# Where a command called with --json prints its result; empty without --json.
+json_to: list[TextIO] = []
 # Errors of a pipe or a terminal whose reader has closed it.
 GONE = (errno.EPIPE, errno.EIO)
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -222,12 +222,30 @@ def own(text: str) -> None:
 
 def as_json() -> bool:
     """Return True if this command was called with --json."""
-    return asked["json"]
+    return bool(json_to)
 
 
-def result(data: object, words: Callable[[Terminal], str]) -> None:
-    """Print the result of a command: with --json as JSON, else as text."""
-    write_out(json.dumps(data, indent=1) if as_json() else words(terminal()))
+@contextlib.contextmanager
+def json_alone() -> Iterator[None]:
+    """Print results as JSON within the block; everything else goes to standard error."""
+    json_to.append(sys.stdout)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        json_to.pop()
+
+
+def result(
+    data: object, words: Callable[[Terminal], str] = lambda _: "", *, indent: int | None = 1
+) -> bool:
+    """Print the result of a command, with --json as JSON, else as text.
+
+    Return False if the output is closed or full.
+    """
+    text = json.dumps(data, indent=indent) if as_json() else words(terminal())
+    line = text if text.endswith("\n") or not text else f"{text}\n"
+    return pass_on(line, json_to[-1] if as_json() else None)
 
 
 def clear() -> None:

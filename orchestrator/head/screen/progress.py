@@ -28,7 +28,7 @@ SEPARATOR = " · "
 class ProgressBar:
     """Shows the number of bytes and nodes that are done; any thread may update it."""
 
-    def __init__(self, what: str, size: int = 0, *, nodes: int = 0, quiet: bool = False) -> None:
+    def __init__(self, what: str, size: int = 0, *, nodes: int = 0) -> None:
         self.what, self.size, self.nodes = what, size, nodes
         self.done = self.nodes_done = 0
         self.began = time.monotonic()
@@ -36,7 +36,7 @@ class ProgressBar:
         self.lock = threading.Lock()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
-        if sys.stderr is not None and sys.stderr.isatty() and not quiet:
+        if sys.stderr is not None and sys.stderr.isatty():
             self._thread = threading.Thread(target=self._run, daemon=True, name="progress")
             self._thread.start()
 
@@ -48,16 +48,13 @@ class ProgressBar:
         with self.lock:
             self.nodes_done += 1
 
-    def clear(self) -> None:
-        self._over.set()
-        if self._thread is not None:
-            self._thread.join()
-
     def __enter__(self) -> ProgressBar:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.clear()
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
 
     def _run(self) -> None:
         shown = False

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from orchestrator.common.errors import EXIT_DONE, EXIT_NODE, OrchestratorError, UsageError
 from orchestrator.common.text import duration, parse_seconds, plural
@@ -27,7 +28,7 @@ from orchestrator.head.nodes.node_list import Node, in_words
 from orchestrator.head.schedulers.backend import UNSCHEDULED, Scheduled, SshBackend, backend_of
 from orchestrator.head.screen import output, styles
 from orchestrator.head.screen import tracebacks as crash_dump
-from orchestrator.head.screen.output import Column, Table, clear, complain, write_out
+from orchestrator.head.screen.output import PLAIN, Column, Table, Terminal, clear, complain
 from orchestrator.head.screen.progress import SEPARATOR
 from orchestrator.protocol.events import RankState
 from orchestrator.protocol.message import encode
@@ -103,23 +104,27 @@ STATES_THERE: Table[StatusLine] = Table(
 
 
 def to_text(
-    record: JobRecord, states: Sequence[JobState], scheduled: Scheduled = UNSCHEDULED
+    record: JobRecord,
+    states: Sequence[JobState],
+    scheduled: Scheduled = UNSCHEDULED,
+    terminal: Terminal = PLAIN,
 ) -> str:
-    """Return a line for the job and a table of its nodes and ranks, as standard output wants it."""
+    """Return a line for the job and a table of its nodes and ranks."""
     state = job_now(record, states)
-    painted = output.paint(state, styles.STATES.get(state, ""), output.terminal())
+    painted = output.paint(state, styles.STATES.get(state, ""), terminal)
     heading = f"{record.job}: {painted}, {plural(len(record.nodes), 'node')}"
     heading += attempt_now(record)
     heading += f", {scheduled.text}" if scheduled.text else ""
     lines = [heading, *how_far(record)]
-    lines.append(STATES_THERE.text(rows_of(record, states), output.terminal()).rstrip())
+    lines.append(STATES_THERE.text(rows_of(record, states), terminal).rstrip())
     if words := start_in_words(start_times(record)):
         lines.append(f"  start: {words}")
     if words := goodput.in_words(time_of(record)):
         lines.append(f"  time spent: {words}")
     lines += [f"  {output.printable(slow.text)}" for slow in record.slow]
-    color = output.terminal().color
-    lines += [f"  {line if color else output.printable(line)}" for line in cause_of(record)]
+    lines += [
+        f"  {line if terminal.color else output.printable(line)}" for line in cause_of(record)
+    ]
     return "\n".join(line for line in lines if line).rstrip()
 
 
@@ -217,9 +222,7 @@ def time_of(record: JobRecord) -> dict[str, float]:
     return goodput.of(record, Path(record.experiment), time.time())
 
 
-def to_json(
-    record: JobRecord, states: Sequence[JobState], scheduled: Scheduled = UNSCHEDULED
-) -> str:
+def to_json(record: JobRecord, states: Sequence[JobState], scheduled: Scheduled) -> dict[str, Any]:
     cordoned = cordons.read()
     nodes = [
         {
@@ -229,7 +232,7 @@ def to_json(
         }
         for node, state in zip(record.nodes, states, strict=True)
     ]
-    shown = {
+    return {
         "job": record.job,
         "experiment": record.experiment,
         "state": job_now(record, states),
@@ -246,7 +249,6 @@ def to_json(
         "nodes": nodes,
         **scheduled.data,
     }
-    return json.dumps(shown, indent=1)
 
 
 def lives(state: JobState) -> bool:
@@ -403,8 +405,9 @@ def status_command(where: Where, wanted: str | None, *, watch: bool) -> int:
         if watch:
             clear()
         scheduled = job.backend.scheduled(record)
-        show = to_json if output.as_json() else to_text
-        write_out(show(record, states, scheduled))
+        output.result(
+            to_json(record, states, scheduled), partial(to_text, record, states, scheduled)
+        )
         over = record.over or (
             record.state != "queued" and all(state.state == "ended" for state in states)
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 import time
@@ -28,6 +27,7 @@ from orchestrator.head.connect.transport import Transport
 from orchestrator.head.schedulers.backend import backend_of
 from orchestrator.head.screen import output
 from orchestrator.head.screen.lines import clean
+from orchestrator.head.screen.output import say
 from orchestrator.head.screen.progress import ProgressBar
 from orchestrator.head.status.status import find_experiment
 from orchestrator.head.transfer.fetch import Fetch, plain
@@ -54,24 +54,13 @@ def profile(where: Where, wanted: str | None, steps: int, timeout: float) -> int
     paths = paths_in(directory)
     if not paths:
         raise UsageError(f"no trace came to {directory}")
-    progress = showing("reading traces", sum(path.stat().st_size for path in paths))
-    try:
+    with ProgressBar("reading traces", sum(path.stat().st_size for path in paths)) as progress:
         traces = read(paths, progress.add)
-    finally:
-        progress.clear()
     together = timeline.compare({trace.number: trace.rank for trace in traces})
-    if output.as_json():
-        data = {"directory": str(directory), **timeline.as_data(together)}
-        output.write_out(json.dumps(data, indent=1))
-        return EXIT_DONE
-    output.write_out(timeline.to_text(together, {trace.number: trace.host for trace in traces}))
-    output.write_out(f"each rank, for ui.perfetto.dev: {directory}")
+    data = {"directory": str(directory), **timeline.as_data(together)}
+    words = timeline.to_text(together, {trace.number: trace.host for trace in traces})
+    output.result(data, lambda _: f"{words}\neach rank, for ui.perfetto.dev: {directory}")
     return EXIT_DONE
-
-
-def say(text: str) -> None:
-    if not output.as_json():
-        output.say(text)
 
 
 def of_experiment(experiment: Experiment, where: Where, steps: int, timeout: float) -> Path:
@@ -105,10 +94,6 @@ def of_running(
     for reason in lacking:
         output.complain(f"WARNING: no trace: {output.printable(reason)}")
     return experiment.path / "outputs" / news.directory
-
-
-def showing(what: str, size: int = 0) -> ProgressBar:
-    return ProgressBar(what, size, quiet=output.as_json())
 
 
 # -- ask ----------------------------------------------------------------------------------------
@@ -188,7 +173,6 @@ def fetch(transport: Transport, record: JobRecord, news: ProfileNews, outputs: P
     if not plain(news.directory) or PurePosixPath(news.directory).parts[0] != "profile":
         raise NodeError(f"the node broke the protocol: traces in {news.directory!r}")
     folder = Folder(outputs, private=True)
-    progress = showing("fetching traces")
 
     def of_node(node: NodeRecord) -> dict[str, str]:
         with for_now(transport, node) as channel:
@@ -206,8 +190,8 @@ def fetch(transport: Transport, record: JobRecord, news: ProfileNews, outputs: P
             )
             return fetch.go(wanted).failed
 
-    answers = fleet.everywhere(record.nodes, of_node)
-    progress.clear()
+    with ProgressBar("fetching traces") as progress:
+        answers = fleet.everywhere(record.nodes, of_node)
     lacking = [news.text] if news.text else []
     for node, answer in zip(record.nodes, answers, strict=True):
         name = f"node {node.index} ({node.name})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -25,6 +24,7 @@ from orchestrator.head.screen import output
 from orchestrator.head.screen import tracebacks as crash_dump
 from orchestrator.head.screen.failures import reasons
 from orchestrator.head.screen.log_reader import tail, users_frames
+from orchestrator.head.screen.output import Terminal
 from orchestrator.head.status.status import FoundJob, without_record
 from orchestrator.protocol.requests.follow import AskStuck
 from orchestrator.records import experiments, manifest
@@ -73,12 +73,9 @@ def show(watch: Watch, *, every: float | None) -> int:
     watch.patience = None if every is None else PATIENCE_SECONDS
     while True:
         sample = watch.observe()
-        if output.as_json():
-            data = table.to_json(sample)
-            text = json.dumps(data, indent=1 if every is None else None)
-        else:
-            text = to_text(sample)
-        if not output.pass_on(f"{text}\n") and every is not None:
+        indent = 1 if every is None else None
+        written = output.result(table.to_json(sample), partial(to_text, sample), indent=indent)
+        if not written and every is not None:
             # The reader has closed the pipe, such as `| head -1`.
             return NOBODY_READS
         if every is None:
@@ -87,8 +84,7 @@ def show(watch: Watch, *, every: float | None) -> int:
         time.sleep(every)
 
 
-def to_text(sample: TopSample) -> str:
-    terminal = output.terminal()
+def to_text(sample: TopSample, terminal: Terminal) -> str:
     width = terminal.width
     nodes = table.NODES.fitted(sample.nodes, width).text(sample.nodes, terminal)
     jobs = table.job_table(sample.time).fitted(sample.jobs, width).text(sample.jobs, terminal)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import statistics
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -39,15 +37,12 @@ class Measurement:
 
 def verify(arguments: LaunchArguments, measurement: Measurement, *, strict: bool) -> int:
     request = request_of(arguments, measurement)
-    # With --json, messages on the way go to standard error.
-    with contextlib.redirect_stdout(sys.stderr) if output.as_json() else contextlib.nullcontext():
-        launched = starting.launch(request)
-        experiment = launched.experiment
-        code = follow.follow_launched(launched, arguments.view)
+    launched = starting.launch(request)
+    experiment = launched.experiment
+    code = follow.follow_launched(launched, arguments.view)
     measured = read(experiment)
     if measured is None:
-        if output.as_json():
-            output.write_out(json.dumps({"experiment": str(experiment.path), "exit_code": code}))
+        output.result({"experiment": str(experiment.path), "exit_code": code})
         return code or EXIT_FAILED
     return conclude(experiment, measured, code, strict=strict)
 
@@ -92,13 +87,10 @@ def conclude(experiment: Experiment, measured: dict[str, Any], code: int, *, str
         code = EXIT_CHECK
     findings = [asdict(each) for each in bottlenecks]
     about = {"exit_code": code, "experiment": str(experiment.path), "findings": findings}
-    whole = json.dumps({**about, **measured}, indent=1)
+    whole = {**about, **measured}
     path = experiment.path / "outputs" / "verify.json"
-    files.replace(path, f"{whole}\n")
-    if output.as_json():
-        output.write_out(whole)
-        return code
-    output.write_out("\n" + to_text(measured, bottlenecks, output.terminal()))
+    files.replace(path, f"{json.dumps(whole, indent=1)}\n")
+    output.result(whole, lambda terminal: f"\n{to_text(measured, bottlenecks, terminal)}")
     say(f"kept in {path}")
     return code
 

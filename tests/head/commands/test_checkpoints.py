@@ -16,8 +16,8 @@ import pytest
 
 from orchestrator.config.launch import Where
 from orchestrator.head.commands import checkpoints
+from orchestrator.head.screen import output
 from orchestrator.records import checkpoint_store
-from tests.head.commands.printing import json_wanted
 from tests.records.test_checkpoint_store import change, experiment, save
 from tests.typed import typed as typed_in
 
@@ -204,7 +204,7 @@ def test_what_is_pruned_meanwhile_is_not_damaged(
     found = checkpoint_store.resolve(None, root / "experiments")
     checkpoint_store.prune(saved(root, 30).parent, 2)
     monkeypatch.setattr(checkpoint_store, "resolve", lambda *places: found)
-    with json_wanted():
+    with output.json_alone():
         assert checkpoints.verify(Where(experiments=root / "experiments"), None) == 0
     told = json.loads(capsys.readouterr().out)
     assert [one["step"] for one in told["checkpoints"]] == [32, 31]

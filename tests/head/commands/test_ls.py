@@ -11,10 +11,10 @@ import pytest
 
 from orchestrator.config.launch import Launch, Where
 from orchestrator.head.commands.ls import ls
+from orchestrator.head.screen import output
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.metrics.trainers import file_name
 from orchestrator.records.outcome import JobVerdict
-from tests.head.commands.printing import json_wanted
 
 NODES = [NodeRecord(0, "gpu1", "gpu1", None, None, "10.0.0.1", "python3", 0, 8)]
 NAMES = [f"run_20260101_00000{number}" for number in range(3)]
@@ -56,7 +56,7 @@ def test_each_job_has_a_line_the_newest_first(
     assert second.split()[:5] == [NAMES[1], "running", "214/1740", "0.016", "7"]
     assert first.split()[:6] == [NAMES[0], "failed", "-", "-", "-", "1"]
     assert first.endswith("KeyError: 'labels'")
-    with json_wanted():
+    with output.json_alone():
         (row,) = json.loads("\n".join(listed(tmp_path, capsys, running=True)))
     assert (row["name"], row["ranks"], row["progress"]["step"]) == (NAMES[1], 8, 214)
     runs.unlock()

@@ -123,7 +123,7 @@ def test_whoever_is_not_let_in_reads_what_to_type() -> None:
         reasons([machine.lost(lost, error)], 1),
         stop.to_text(receipts),
         stop.preview(receipts, Path("/experiments")),
-        top.to_text(TopSample(0.0, (shown,), ())),
+        top.to_text(TopSample(0.0, (shown,), ()), PLAIN),
         warm_text([(lost, error)], PLAIN),
     ):
         assert re.search(r"^ *gone: .*there is no key\n +-> once: ssh-keygen$", text, re.M), text

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 from collections.abc import Sequence
@@ -15,10 +16,10 @@ from orchestrator.head.commands import stop
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.stop import Receipt, to_text
 from orchestrator.head.nodes.node_list import Node, parse_nodes
+from orchestrator.head.screen import output
 from orchestrator.head.status import status
 from orchestrator.protocol.requests.follow import StopReceipt, StopReceipts
 from orchestrator.records.experiment import NOT_STARTED, NodeRecord
-from tests.head.commands.printing import json_wanted
 from tests.records.one_node import NODE
 
 
@@ -143,7 +144,8 @@ def test_an_emergency_stop_shows_what_it_will_end(
     monkeypatch.setattr("builtins.input", lambda: answer or "")
     where = Where(nodes=node_list, experiments=Path("/home/me/experiments"))
     given = {"all_users": False, **options}
-    with json_wanted(given.pop("as_json", False)):
+    wanted = output.json_alone() if given.pop("as_json", False) else contextlib.nullcontext()
+    with wanted:
         assert stop.emergency_stop(where, **given) == code
     assert (True in done, False in done) == (shows, ends)
     said = capsys.readouterr()

@@ -57,7 +57,7 @@ def test_any_facts_are_a_plan_or_an_error_in_words(
     target = ProgramTarget("auto" if name else "engine", name, ())
     try:
         made_plan = plan.make("job", "/x", target, nodes, [], Config(launch=Launch()), {})
-        assert to_text(made_plan) and json.loads(to_json(made_plan))
+        assert to_text(made_plan) and json.dumps(to_json(made_plan))
     except OrchestratorError as error:
         assert error.what
     addresses, problem = examination.find_addresses(nodes)

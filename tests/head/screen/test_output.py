@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 import subprocess
@@ -163,3 +164,19 @@ def test_every_way_out_is_cleaned(capsys: pytest.CaptureFixture[str]) -> None:
         assert "red" in out + err
         shown = re.sub(r"\x1b\[[0-9;:]*m", "", (out + err).removeprefix("\r\x1b[K"))
         assert all(c.isprintable() or c == "\n" for c in shown), write
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_json_has_standard_output_for_itself(
+    capsys: pytest.CaptureFixture[str], *, wanted: bool
+) -> None:
+    output.status("")
+    capsys.readouterr()
+    with output.json_alone() if wanted else contextlib.nullcontext():
+        output.say("on the way")
+        output.write_out("a table")
+        output.result({"a": 1}, lambda _: "words")
+    out, err = capsys.readouterr()
+    said = "orchestrator: on the way\na table\n"
+    assert (out, err) == (('{\n "a": 1\n}\n', said) if wanted else (f"{said}words\n", ""))
+    assert not output.as_json()

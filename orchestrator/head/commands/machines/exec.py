@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -10,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 from orchestrator.common import interrupt
 from orchestrator.common.errors import (
@@ -38,9 +37,6 @@ from orchestrator.head.exec.execution import (
 from orchestrator.head.nodes.node_list import NumberedNode, choose, in_words, read_nodes
 from orchestrator.head.screen import failures, output, styles
 from orchestrator.head.screen.lines import LineSplitter
-
-if TYPE_CHECKING:
-    pass
 
 # A shell reports a process that SIGPIPE ended by this exit code.
 NOBODY_READS = 128 + signal.SIGPIPE
@@ -118,7 +114,7 @@ def execute(
     code = EXIT_STOPPED if stopped else NOBODY_READS if shown.broken else exit_code(outcomes)
     if output.as_json():
         data = [as_json(outcome, kept) for outcome in outcomes]
-        output.write_out(json.dumps({"nodes": data, "exit_code": code}))
+        output.result({"nodes": data, "exit_code": code}, indent=None)
         return code
     for heading, text in folded(nodes, kept):
         output.write_out(output.paint(heading, styles.STRONG, output.terminal()))

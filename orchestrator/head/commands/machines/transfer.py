@@ -127,7 +127,7 @@ def pull(
         raise experiments.missing(where.experiments, wanted)
     else:
         transport, sources = chosen.transport(), of_path(chosen, str(wanted), destination)
-    with ProgressBar("fetching", quiet=output.as_json()) as progress:
+    with ProgressBar("fetching") as progress:
         parts = pulling.pull(transport, sources, progress, dry_run=dry_run)
     code = exit_code(parts)
 
@@ -215,7 +215,7 @@ def push(chosen: Chosen, source: Path, destination: str | None, *, dry_run: bool
     transport = chosen.transport()
     said: list[str] = []
     with (
-        ProgressBar("sending", nodes=len(targets), quiet=output.as_json()) as progress,
+        ProgressBar("sending", nodes=len(targets)) as progress,
         output.heard_by(said.append),
     ):
         parts = pushing.push(transport, targets, cargo, progress, dry_run=dry_run)

@@ -8,14 +8,12 @@ them starts as soon as another ends.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import queue
 import re
 import shlex
 import signal
-import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -366,12 +364,10 @@ def lead(
         metric=terms.metric,
         show=report_end,
     )
-    with contextlib.redirect_stdout(sys.stderr) if base.as_json else contextlib.nullcontext():
-        code = sweep.run()
-        write_out(to_text(sweep, terms.best, output.terminal()))
-        say(f"compare: orchestrator report {journal.name}; ls --all --tag {journal.name}")
-    if base.as_json:
-        write_out(json.dumps(to_json(sweep, terms.best, code), indent=1))
+    code = sweep.run()
+    write_out(to_text(sweep, terms.best, output.terminal()))
+    say(f"compare: orchestrator report {journal.name}; ls --all --tag {journal.name}")
+    output.result(to_json(sweep, terms.best, code))
     return code
 
 
@@ -419,7 +415,6 @@ def launch_of(
     launch["tag"] = (*launch.get("tag", ()), sweep)
     arguments = replace(
         base,
-        as_json=False,
         dry_run=False,
         program=() if engine else program,
         # The words of the built-in engine's members are overrides of its config.
@@ -456,7 +451,7 @@ def show(base: LaunchArguments, terms: Terms, members: Sequence[Member]) -> int:
     commands = [launch_of(base, terms, "SWEEP", member)[1] for member in members]
     words = "\n".join(map(shlex.join, commands))
     chosen = f"{terms.optuna} members, whose values Optuna chooses"
-    write_out(json.dumps(commands, indent=1) if base.as_json else words or chosen)
+    output.result(commands, lambda _: words or chosen)
     return EXIT_DONE
 
 
