@@ -264,7 +264,7 @@ def bootstrap_command(
 
 
 @click.command("nodes", cls=GroupedCommand, params=[*launch_options("nodes")])
-@click.option("--queue", is_flag=True, help="Show who holds GPUs, who waits, and why.")
+@click.option("--queue", is_flag=True, help="Show who holds GPUs, and who waits.")
 @click.option(
     "--cordon",
     multiple=True,
@@ -293,7 +293,7 @@ def nodes_command(
     warm: str | None,
     **params: Any,
 ) -> int:
-    """List what each machine is: CPUs, GPUs, networks, torch, disk.
+    """List what each machine is: CPUs, GPUs, network, torch, disk.
 
     `orchestrator top` shows who uses them. Exit code 4 if one cannot be reached.
     """

@@ -66,7 +66,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "nodes": (
         ("orchestrator nodes", "what each machine of the list is"),
-        ("orchestrator nodes --queue", "who holds GPUs, who waits, and why"),
+        ("orchestrator nodes --queue", "who holds GPUs, and who waits"),
         ("orchestrator nodes --cordon gpu3 --reason 'ECC errors'", "keep jobs away from gpu3"),
     ),
     "plan": (

@@ -88,7 +88,7 @@ def experiment_argument(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--steal", is_flag=True, help="Take the job over from the process that follows it.")
 @color_option
 def attach(where: Where, experiment: str | None, quiet: bool, steal: bool) -> int:
-    """Follow a running job again: its logs, its end, its exit code."""
+    """Follow a running job again: its logs, its end and exit code."""
     from orchestrator.head.commands import follow
 
     return follow.attach(where, experiment, View(quiet=quiet), steal=steal)
@@ -251,7 +251,7 @@ def help_command(context: click.Context, topic: str | None) -> int:
 
     command = cli.get_command(context, topic) if topic else None
     if command is not None:
-        inner = command.context_class(command, info_name=f"orchestrator {topic}")
+        inner = command.make_context(f"orchestrator {topic}", [], resilient_parsing=True)
         return pages.show(command.get_help(inner))
     return pages.show(pages.explained(topic) if topic else pages.listed())
 

@@ -6,7 +6,6 @@ import functools
 import os
 import re
 import shlex
-import shutil
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -53,33 +52,16 @@ class FilePath(click.Path):
 
 
 FILE = FilePath(path_type=Path)
-
-
-# The help is wrapped to the width of the terminal within these limits.
-NARROWEST, WIDEST = 80, 100
-
-
-class HelpFormatter(click.HelpFormatter):
-    """Writes help as wide as the terminal, within limits: long lines are read badly."""
-
-    def __init__(self, **_: Any) -> None:
-        columns = shutil.get_terminal_size().columns
-        super().__init__(width=min(max(columns, NARROWEST), WIDEST) - 1)
-
-
-class Context(click.Context):
-    """Makes the helps of commands with our formatter."""
-
-    formatter_class = HelpFormatter
+# The help is wrapped to the width of the terminal, and to no more columns.
+WIDEST = 100
 
 
 class Command(click.Command):
     """A command whose help ends with examples, and names values by what they are."""
 
-    context_class = Context
-
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
+        self.context_settings.setdefault("max_content_width", WIDEST)
         taken = {flag for option in self.params for flag in option.opts}
         # A command may define -v itself.
         if "-v" not in taken:

@@ -79,7 +79,7 @@ def spread(command: click.Command, args: Sequence[str]) -> list[str]:
 @json_option
 @color_option
 def sweep_command(**params: Any) -> int:
-    """Run SCRIPT many times with other values, where there is room.
+    """Run SCRIPT many times with other values, as there is room.
 
     --grid lr=1e-4,3e-4 seed=0..3 is a grid; ranges such as 'lr=log(1e-5,1e-2)' and
     'p=uniform(0,0.5)' are for --optuna. {NAME} in the command is replaced by a value. A file has a

@@ -7,7 +7,6 @@ imported only then, and never parses text as markup.
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import errno
 import functools
@@ -36,11 +35,6 @@ json_to: list[TextIO] = []
 # Errors of a pipe or a terminal whose reader has closed it.
 GONE = (errno.EPIPE, errno.EIO)
 FULL = (errno.ENOSPC, errno.EDQUOT)
-# ASCII replacements for bars and sparklines, if the encoding of the terminal lacks them.
-DRAWN = {
-    **dict(zip("▏▎▍▌▋▊▉█", "   -==##", strict=True)),
-    **dict(zip("▁▂▃▄▅▆▇", "__..--=", strict=True)),
-}
 # Turns off the mouse, bracketed paste and the alternate screen, and shows the cursor.
 LEAVES_SCREEN = (
     b"\x1b[?1000l\x1b[?1003l\x1b[?1015l\x1b[?1006l\x1b[?2004l\x1b[<u\x1b[?1049l\x1b[?25h"
@@ -77,7 +71,7 @@ def write_out(text: str) -> None:
 def pass_on(text: str, out: TextIO | None = None) -> bool:
     """Print text that may end within a line; return False if the output is closed or full.
 
-    Characters that the encoding lacks become escapes such as \\u6f22, and bars become #.
+    Characters that the encoding lacks become escapes such as \\u6f22.
     """
     out = out or sys.stdout
     # Standard output was closed when the program began, as for a daemon.
@@ -86,7 +80,7 @@ def pass_on(text: str, out: TextIO | None = None) -> bool:
     try:
         if isinstance(out, io.TextIOWrapper):
             # reconfigure() flushes pending output first, which can fail as well.
-            out.reconfigure(errors="drawn")
+            out.reconfigure(errors="backslashreplace")
         with above_the_line():
             out.write(safe(text))
             out.flush()
@@ -105,22 +99,6 @@ def is_full(error: OSError) -> bool:
     if error.errno in FULL:
         complain_once(f"standard output cannot be written: {error.strerror}")
     return error.errno in FULL
-
-
-def in_ascii(error: UnicodeError) -> tuple[str, int]:
-    """Replace unencodable characters: bars by ASCII of equal width, others by escapes.
-
-    It is the handler of the error mode "drawn".
-    """
-    assert isinstance(error, UnicodeEncodeError)
-    lacking = error.object[error.start : error.end]
-    letters = (
-        DRAWN.get(each) or each.encode("ascii", "backslashreplace").decode() for each in lacking
-    )
-    return "".join(letters), error.end
-
-
-codecs.register_error("drawn", in_ascii)
 
 
 def restorer() -> Callable[[], None]:

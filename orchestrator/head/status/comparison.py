@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,10 @@ def describe(experiment: Experiment) -> dict[str, Section]:
     own = {"orchestrator": data.get("orchestrator"), "python of the head": data.get("python")}
     return {
         "code": {**code(mapping(data.get("code")), data), UNREAD: data.get(UNREAD)},
-        "command": command(record),
+        "command": {
+            "command": shlex.join(record.command[1:]),
+            "start": record.launch.start,
+        },
         "config": flat(known(lambda: resolved.read(experiment.path))),
         "versions": {**own, **of_nodes(names, [only(fact, VERSIONS) for fact in facts])},
         "nodes": {
@@ -68,14 +71,6 @@ def describe(experiment: Experiment) -> dict[str, Section]:
         "environment": environment(names, settings, mapping(data.get("head_environment"))),
         "results": results(record),
     }
-
-
-def command(record: JobRecord) -> Section:
-    """Return the command that was typed, and each option of the program by name."""
-    # The config section has the overrides of the built-in engine.
-    typed = () if record.engine else arguments_of(record.command)
-    options = {f"option {name}": value for name, value in options_of(typed)}
-    return {"command": shlex.join(record.command[1:]), "start": record.launch.start, **options}
 
 
 def code(known: Mapping[str, Any], data: Mapping[str, Any]) -> Section:
@@ -215,15 +210,6 @@ def everywhere(facts: Mapping[str, Any]) -> dict[str, Any]:
     return {**facts, "workdir": workdir} if "workdir" in facts else dict(facts)
 
 
-# -- what was typed --------------------------------------------------------------------------------
-
-OPTION = re.compile(r"--?([A-Za-z][\w.-]{0,80})(?:=(.*))?", re.DOTALL)
-# Hydra's overrides may begin with + or ++.
-ASSIGNED = re.compile(r"\+{0,2}([A-Za-z][\w./-]{0,80})=(.*)", re.DOTALL)
-PROGRAM = re.compile(r"\.(py|sh|ipynb)$")
-NUMBER = re.compile(r"-[0-9.]")
-
-
 def mapping(data: Any) -> dict[str, Any]:
     """Return unchecked data as a mapping; anything else becomes an empty one."""
     return {str(key): value for key, value in data.items()} if isinstance(data, dict) else {}
@@ -239,31 +225,3 @@ def flat(data: Mapping[str, Any], before: str = "") -> Section:
         else:
             section[name] = value
     return section
-
-
-def arguments_of(command: Sequence[str]) -> Sequence[str]:
-    """Return what follows the program in a launch; without one, the overrides of the config."""
-    for at, word in enumerate(command[1:], 2):
-        if PROGRAM.search(word) or command[at - 2] in ("-m", "--module"):
-            return command[at:]
-    return [word for word in command if ASSIGNED.fullmatch(word)]
-
-
-def options_of(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield --name value, --name=value, a flag alone, and name=value."""
-    words = list(words)
-    while words:
-        word = words.pop(0)
-        if match := OPTION.fullmatch(word):
-            if match[2] is not None:
-                yield match[1], match[2]
-            elif words and is_value(words[0]):
-                yield match[1], words.pop(0)
-            else:
-                yield match[1], "yes"
-        elif match := ASSIGNED.fullmatch(word):
-            yield match[1], match[2]
-
-
-def is_value(word: str) -> bool:
-    return not word.startswith("-") or NUMBER.match(word) is not None

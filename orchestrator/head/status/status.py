@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -117,8 +116,6 @@ def to_text(
     heading += f", {scheduled.text}" if scheduled.text else ""
     lines = [heading, *how_far(record)]
     lines.append(STATES_THERE.text(rows_of(record, states), terminal).rstrip())
-    if words := start_in_words(start_times(record)):
-        lines.append(f"  start: {words}")
     if words := goodput.in_words(time_of(record)):
         lines.append(f"  time spent: {words}")
     lines += [f"  {output.printable(slow.text)}" for slow in record.slow]
@@ -244,7 +241,6 @@ def to_json(record: JobRecord, states: Sequence[JobState], scheduled: Scheduled)
         "verdict": encode(record.verdict),
         "slow": encode(record.slow),
         "attempts": encode(record.attempts),
-        "start": start_times(record),
         "goodput": time_of(record),
         "nodes": nodes,
         **scheduled.data,
@@ -253,33 +249,6 @@ def to_json(record: JobRecord, states: Sequence[JobState], scheduled: Scheduled)
 
 def lives(state: JobState) -> bool:
     return state.state == "running" or bool(state.processes)
-
-
-# -- how long each step of the first start took ----------------------------------------------------
-
-# A step -> the moment of the manifest's timeline at which it ends.
-ENDS = {"connect": "reached", "code": "synced", "plan": "planned", "check": "checked"}
-
-
-def start_times(record: JobRecord) -> dict[str, float]:
-    """Return the seconds of each step; empty for later attempts, and where they are not known."""
-    if record.attempt > 1 or not record.experiment:
-        return {}
-    try:
-        timeline = manifest.read(Experiment(Path(record.experiment)))["timeline"]
-        moments = [float(timeline[name]) for name in ("begin", *ENDS.values())]
-    except (UsageError, LookupError, TypeError, ValueError):
-        return {}
-    ranks = [node.times.get("ranks", 0.0) for node in record.nodes]
-    if all(ranks):
-        moments.append(max(ranks, default=0.0))
-    # The clocks of two machines may differ.
-    seconds = [max(0.0, end - begin) for begin, end in pairwise(moments)]
-    return dict(zip((*ENDS, "ranks"), seconds))  # noqa: B905  the ranks may not run yet
-
-
-def start_in_words(seconds: dict[str, float]) -> str:
-    return ", ".join(f"{step} {took:.2f} s" for step, took in seconds.items())
 
 
 # -- which job is meant ----------------------------------------------------------------------------

@@ -29,7 +29,6 @@ from orchestrator.head.nodes.machine import Machine
 from orchestrator.head.nodes.node_list import Node, choose, read_nodes
 from orchestrator.head.screen import failures, output, styles
 from orchestrator.head.screen.output import Cell, Column, Table, Terminal
-from orchestrator.head.start.claims import obstacles
 from orchestrator.head.start.code import expect_code
 from orchestrator.head.start.nodes import try_all
 from orchestrator.head.start.request import LaunchRequest, resolve
@@ -168,7 +167,7 @@ def doctor(arguments: LaunchArguments, *, full: bool, hints: bool) -> int:
     return EXIT_CHECK if diagnosis.bad else EXIT_DONE
 
 
-# -- --queue: who holds what of the nodes, who waits for it, and why -------------------------------
+# -- --queue: who holds what of the nodes, and who waits for it ------------------------------------
 
 
 @dataclass(frozen=True)
@@ -180,8 +179,6 @@ class NodeLine:
     on: Mapping[str, ClaimEntry]
     # The position in the queue; 0: the request is granted.
     place: int = 0
-    # The reason why the request waits.
-    why: str = ""
     now: float = 0.0
 
     @property
@@ -204,10 +201,6 @@ def what(line: NodeLine) -> str:
     return "; ".join(said_of(each.items()))
 
 
-def why(line: NodeLine) -> str:
-    return (line.why or "about to start") if line.waits else "-"
-
-
 LINES: Table[NodeLine] = Table(
     (
         Column("STATE", state),
@@ -215,7 +208,6 @@ LINES: Table[NodeLine] = Table(
         Column("JOB", lambda line: line.entry.job),
         Column("ON", what),
         Column("SINCE", lambda line: text.duration(round(max(0.0, line.now - line.entry.since)))),
-        Column("WHY IT WAITS", why),
     )
 )
 
@@ -244,10 +236,8 @@ def queue(arguments: LaunchArguments) -> int:
 
 def lines_of(read: Iterable[tuple[Reached, Page]], now: float) -> Iterator[NodeLine]:
     """Yield the jobs that hold something, and then who waits, the first in the queue first."""
-    books: dict[str, Page] = {}
     found: dict[tuple[str, ...], dict[str, ClaimEntry]] = {}
     for node, book in read:
-        books[node.node.name] = book
         for entry in book.entries:
             found.setdefault(whole(entry), {})[node.node.name] = entry
     firsts = {key: next(iter(on.values())) for key, on in found.items()}
@@ -258,26 +248,12 @@ def lines_of(read: Iterable[tuple[Reached, Page]], now: float) -> Iterator[NodeL
         (one for one in firsts.values() if one.state == WAITING), key=lambda one: one.rank
     )
     for at, one in enumerate(waiting, 1):
-        there = {name: seen_by(entry, books[name]) for name, entry in found[whole(one)].items()}
-        reasons = obstacles(one, there, len(there))
-        yield NodeLine(
-            one,
-            found[whole(one)],
-            place=at,
-            why="; ".join(said_of(reasons.items())),
-            now=now,
-        )
+        yield NodeLine(one, found[whole(one)], place=at, now=now)
 
 
 def whole(entry: ClaimEntry) -> tuple[str, ...]:
     """Return what the entries of one job, or of one launch that waits, have in common."""
     return (entry.id,) if entry.state == WAITING else (entry.user, entry.job)
-
-
-def seen_by(entry: ClaimEntry, book: Page) -> Page:
-    """Return a node's book as a launch that waits there sees it: what others have is not free."""
-    free = entry.of - sum(len(one.keys) for one in book.entries)
-    return book.replace(free=max(0, free), total=entry.of, wants=entry.wants)
 
 
 def queue_line(line: NodeLine) -> dict[str, Any]:
@@ -290,7 +266,6 @@ def queue_line(line: NodeLine) -> dict[str, Any]:
         "head": entry.head,
         "since": entry.since,
         "place": line.place or None,
-        "why": line.why,
         "nodes": {
             name: {"holds": list(one.names), "wants": one.wants} for name, one in line.on.items()
         },
