@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Optional
 
-from orchestrator.protocol.message import Message, Moment, Nonsense, decode, encode
+from orchestrator.protocol.message import Message, NodeTime, Nonsense, decode, encode
 from orchestrator.protocol.version import Version
 
 # A cause of RankSlow that does not delay a rank.
@@ -18,11 +18,11 @@ EVENTS: dict[str, type[Event]] = {}
 
 
 class Event(Message):
-    """Something that happened, at a time of the node's clock; the base class is an unknown kind."""
+    """Something that happened; the base class is an unknown kind."""
 
     event: ClassVar[str] = ""
 
-    time: Moment
+    time: NodeTime
 
     def __init_subclass__(cls, event: str = "") -> None:
         super().__init_subclass__()
@@ -123,7 +123,7 @@ class RankError(Message):
     type: str
     message: str
     traceback: str
-    time: Moment
+    time: NodeTime
     pid: int = 0
     # The innermost line that is the user's own.
     file: str = ""
@@ -225,13 +225,13 @@ def to_data(event: Event) -> dict[str, Any]:
     return {"event": event.event, **encode(event)}
 
 
-def from_data(data: dict[str, Any]) -> Event:
-    """Return the event on a line of events.jsonl."""
+def from_data(data: dict[str, Any], ahead: float = 0.0) -> Event:
+    """Return the event on a line of events.jsonl of a node whose clock is `ahead` of this one."""
     fields = dict(data)
     name = fields.pop("event", None)
     if not isinstance(name, str):
         raise Nonsense("an event without a name")
-    return decode(EVENTS.get(name, Event), fields, newer=True)
+    return decode(EVENTS.get(name, Event), fields, newer=True, ahead=ahead)
 
 
 def from_report(data: dict[str, Any]) -> RankEvent:

@@ -6,7 +6,7 @@ import functools
 import re
 from typing import TYPE_CHECKING, Optional, Union
 
-from orchestrator.protocol.message import Count, IpAddress, Message
+from orchestrator.protocol.message import Count, IpAddress, Message, NodeTime
 
 if TYPE_CHECKING:
     import ipaddress
@@ -212,7 +212,7 @@ class Holder(Message, kw_only=False):
     user: str = ""
     # The job of this program that it belongs to, or empty.
     job: str = ""
-    since: Optional[float] = None  # Unix time
+    since: Optional[NodeTime] = None  # Unix time
 
 
 class User(Message, kw_only=False):
@@ -228,7 +228,7 @@ class User(Message, kw_only=False):
     name: str
     pid: int
     # The Unix time at which this process, or the first of the job, began.
-    since: float
+    since: NodeTime
 
 
 class Load(Message, kw_only=False):

@@ -67,7 +67,11 @@ def is_address(text: str) -> bool:
 
 
 # A time by any clock: before the year 5138, so that every calendar function accepts it.
-Moment = typing.Annotated[float, Check("a time", lambda value: 0 <= value < 1e11)]
+A_TIME = Check("a time", lambda value: 0 <= value < 1e11)
+Moment = typing.Annotated[float, A_TIME]
+# A time by the clock of the node that sends it; decode() converts it into the receiver's time.
+NODE_TIME = Check(A_TIME.what, A_TIME.fits)
+NodeTime = typing.Annotated[float, NODE_TIME]
 IpAddress = typing.Annotated[str, Check("an IP address", is_address)]
 NoAddress = typing.Annotated[str, Check("an address or nothing", lambda v: not v or is_address(v))]
 Count = typing.Annotated[int, Check("a count", lambda value: 0 <= value < 1 << 63)]
@@ -171,13 +175,25 @@ def parse(data: bytes | str) -> dict[str, Any]:
     return value
 
 
-def decode(kind: type[T], data: Any, *, newer: bool = False, where: str = "") -> T:
+class Reading(typing.NamedTuple):
+    """How data is read."""
+
+    # True ignores unknown keys.
+    newer: bool
+    # Seconds by which the clock of the node that sent the data is ahead.
+    ahead: float
+
+
+def decode(
+    kind: type[T], data: Any, *, newer: bool = False, where: str = "", ahead: float = 0.0
+) -> T:
     """Return `data` as a message, a dataclass or another value of this type, or raise Nonsense.
 
     Every key must be a field and every value of its field's type. `newer` ignores unknown keys:
-    it is used for data that a process of another version may have written.
+    it is used for data that a process of another version may have written. `ahead` is how far the
+    clock of the node is ahead of the reader's, in seconds: times of the node are moved by it.
     """
-    value: T = _read(kind, data, newer, where or kind.__name__)
+    value: T = _read(kind, data, Reading(newer, ahead), where or kind.__name__)
     return value
 
 
@@ -186,30 +202,31 @@ def _form(kind: Any) -> tuple[Any, tuple[Any, ...]]:
     return typing.get_origin(kind), typing.get_args(kind)
 
 
-def _read(kind: Any, data: Any, newer: bool, where: str) -> Any:
+def _read(kind: Any, data: Any, how: Reading, where: str) -> Any:
     if kind in PLAIN:
         return _plain(kind, data, where)
     if kind is Any:
         return data
     origin, inner = _form(kind)
     if origin is typing.Annotated:
-        value = _read(inner[0], data, newer, where)
+        value = _read(inner[0], data, how, where)
         if not inner[1].fits(value):
             raise Nonsense(f"{where} must be {inner[1].what}, not {shown(data)}")
-        return value
+        # No time at all is 0.
+        return value - how.ahead if value and inner[1] is NODE_TIME else value
     if origin in UNIONS:
-        return _one_of(inner, data, newer, where)
+        return _one_of(inner, data, how, where)
     if origin in (tuple, list):
         many = origin is list or inner[-1] is Ellipsis
         if not isinstance(data, (list, tuple)) or not (many or len(data) == len(inner)):
             size = "" if many else f" of {len(inner)}"
             raise Nonsense(f"{where} must be a list{size}, not {shown(data)}")
         kinds = [inner[0]] * len(data) if many else inner
-        values = (_read(kinds[i], item, newer, f"{where}[{i}]") for i, item in enumerate(data))
+        values = (_read(kinds[i], item, how, f"{where}[{i}]") for i, item in enumerate(data))
         return origin(values)
     if origin in MAPPINGS:
-        return _mapping(inner, data, newer, where)
-    return _record(kind, data, newer, where)
+        return _mapping(inner, data, how, where)
+    return _record(kind, data, how, where)
 
 
 def _plain(kind: Any, data: Any, where: str) -> Any:
@@ -229,16 +246,16 @@ def _plain(kind: Any, data: Any, where: str) -> Any:
     return data
 
 
-def _one_of(kinds: tuple[Any, ...], data: Any, newer: bool, where: str) -> Any:
+def _one_of(kinds: tuple[Any, ...], data: Any, how: Reading, where: str) -> Any:
     if data is None and NONE in kinds:
         return None
     *others, last = (kind for kind in kinds if kind is not NONE)
     # A field may be text or a number, as --nnodes is.
     for other in others:
         with contextlib.suppress(Nonsense):
-            return _read(other, data, newer, where)
+            return _read(other, data, how, where)
     try:
-        return _read(last, data, newer, where)
+        return _read(last, data, how, where)
     except Nonsense:
         if not others:
             raise
@@ -246,7 +263,7 @@ def _one_of(kinds: tuple[Any, ...], data: Any, newer: bool, where: str) -> Any:
     raise Nonsense(f"{where} must be {wanted}, not {shown(data)}")
 
 
-def _mapping(kinds: tuple[Any, ...], data: Any, newer: bool, where: str) -> dict[Any, Any]:
+def _mapping(kinds: tuple[Any, ...], data: Any, how: Reading, where: str) -> dict[Any, Any]:
     if not isinstance(data, dict):
         raise Nonsense(f"{where} must hold keys, not {shown(data)}")
     items = {}
@@ -256,19 +273,19 @@ def _mapping(kinds: tuple[Any, ...], data: Any, newer: bool, where: str) -> dict
             if not (key.isascii() and key.lstrip("-").isdigit() and len(key) < 40):
                 raise Nonsense(f"{where} has a key that is not a number: {shown(key)}")
             key = int(key)  # noqa: PLW2901
-        items[key] = _read(kinds[1], item, newer, f"{where}.{key}")
+        items[key] = _read(kinds[1], item, how, f"{where}.{key}")
     return items
 
 
-def _record(kind: Any, data: Any, newer: bool, where: str) -> Any:
+def _record(kind: Any, data: Any, how: Reading, where: str) -> Any:
     hints = hints_of(kind)
     if not isinstance(data, dict):
         raise Nonsense(f"{where} must hold keys, not {shown(data)}")
     values = {}
     for key, value in data.items():
         if key in hints:
-            values[key] = _read(hints[key], value, newer, f"{where}.{key}")
-        elif not newer:
+            values[key] = _read(hints[key], value, how, f"{where}.{key}")
+        elif not how.newer:
             raise Nonsense(f"{where} has an unknown key {shown(key)}")
     try:
         return kind(**values)

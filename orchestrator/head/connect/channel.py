@@ -14,6 +14,7 @@ from orchestrator.common.errors import NodeError
 from orchestrator.head.connect.beats import beats
 from orchestrator.head.connect.transport import Channel, Connection
 from orchestrator.head.nodes import server_command
+from orchestrator.head.nodes.clock import NodeClock, clock_offset
 from orchestrator.head.nodes.environment import Environment
 from orchestrator.head.nodes.library import installer, library, parcel
 from orchestrator.protocol import frames
@@ -23,6 +24,7 @@ from orchestrator.protocol.requests.request import (
     ROUTINE,
     Answered,
     Beat,
+    Clock,
     Greeting,
     Incoming,
     Refused,
@@ -89,8 +91,9 @@ class NodeChannel:
         self.rest = memoryview(b"")
         self.sending = threading.Lock()
         self.count, self.posted_at = 0, 0.0
-        # Unanswered requests by their number.
-        self.pending: dict[int, Request[Any]] = {}
+        # Unanswered requests by their number, and the monotonic times at which they were sent.
+        self.pending: dict[int, tuple[Request[Any], float]] = {}
+        self.begun, self.clock = time.time(), NodeClock()
         self.channel: Channel = connection.run(
             server_command.command(environment, self.nonce), timeout
         )
@@ -123,6 +126,7 @@ class NodeChannel:
                 " which was sent",
                 "delete ~/.orchestrator/lib there",
             )
+        self.clock.offset = clock_offset(greeting.time, self.begun, time.time())
         log.debug("%s: its server greets", self.name)
         beats.keep(self)
 
@@ -180,7 +184,7 @@ class NodeChannel:
     def _post(self, request: Request[Any]) -> int:
         self.posted_at = time.monotonic()
         self.count += 1
-        self.pending[self.count] = request
+        self.pending[self.count] = request, self.posted_at
         if request.do not in ROUTINE:
             log.debug("%s: is asked %s (%d)", self.name, request.do, self.count)
         text = json.dumps(frame_of_request(self.count, request)).encode("ascii")
@@ -204,21 +208,25 @@ class NodeChannel:
             self.beat()
 
     def answer_of(self, answer: Answered) -> tuple[Request[Any], Message]:
-        """Return the request that an answer belongs to, and the decoded answer."""
-        request = self.pending.pop(answer.id, None)
+        """Return the request that an answer belongs to, and the answer with times of our clock."""
+        request, sent = self.pending.pop(answer.id, (None, 0.0))
         if request is None:
             raise nonsense(Nonsense(f"an answer to request {answer.id}, which was not asked"))
         if request.do not in ROUTINE:
             log.debug("%s: answers %s (%d)", self.name, request.do, answer.id)
         try:
-            return request, decode(request.answer, answer.ok)
+            known = decode(request.answer, answer.ok, ahead=self.clock.offset)
         except Nonsense as error:
             raise nonsense(error) from error
+        if isinstance(known, Clock):
+            # Clocks drift, so a recent exchange is preferred over one of an hour ago.
+            self.clock.heard(sent, known.time)
+        return request, known
 
     def refused(self, answer: Refused) -> Request[Any] | None:
         """Remove the refused request from the pending ones, and return it."""
         log.debug("%s: refuses request %d: %s", self.name, answer.id, answer.error)
-        return self.pending.pop(answer.id, None)
+        return self.pending.pop(answer.id, (None, 0.0))[0]
 
     def put(self, data: bytes, timeout: float) -> None:
         """Send the data that the next request refers to."""

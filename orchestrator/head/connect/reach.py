@@ -13,7 +13,6 @@ from orchestrator.common.errors import NodeError
 from orchestrator.head.connect.channel import NodeChannel, NotActive
 from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.connect.transport import Connection, Transport
-from orchestrator.head.nodes.clock import clock_offset
 from orchestrator.head.nodes.environment import Environment, chosen
 from orchestrator.head.nodes.facts import Facts, ProbedNode
 from orchestrator.head.nodes.node_list import Node
@@ -116,6 +115,6 @@ def reach(ssh: Transport, node: Node, request: Probe) -> Reached:
     with kept_if_well(channel):
         probed = channel.ask(request.replace(workdir=node.workdir or request.workdir), ssh.timeout)
     answered = time.time()
-    facts = Facts(**vars(probed), clock_offset=clock_offset(probed.time, asked, answered))
+    facts = Facts(**vars(probed), clock_offset=channel.clock.offset)
     times = {"begin": begun, "connect": connected, "server": asked, "probe": answered}
     return Reached(node, facts, channel, times)

@@ -30,9 +30,8 @@ from orchestrator.head.plan import addresses as node_addresses
 from orchestrator.head.plan.model import NodeAddress
 from orchestrator.head.screen import output, styles
 from orchestrator.head.screen.output import PLAIN, Cell, Terminal
-from orchestrator.protocol.facts import Disk
+from orchestrator.protocol.facts import Checkup, Disk
 from orchestrator.protocol.requests.machine import (
-    CheckedUp,
     Dial,
     Dialed,
     Examine,
@@ -103,7 +102,7 @@ def diagnose(
     """
     began = time.monotonic()
     addresses, error = find_addresses(nodes)
-    answers: Sequence[CheckedUp | OrchestratorError | None] = [None] * len(nodes)
+    answers: Sequence[Checkup | OrchestratorError | None] = [None] * len(nodes)
     silent: dict[Call, str] = {}
     failed: dict[str, str] = {}
     if ask:
@@ -145,7 +144,7 @@ def find_addresses(
 
 
 def examined(
-    node: ProbedNode, answer: CheckedUp | OrchestratorError | None, error: str = ""
+    node: ProbedNode, answer: Checkup | OrchestratorError | None, error: str = ""
 ) -> Examined:
     """Return the Examined of a node that was reached."""
     return Examined(
@@ -153,7 +152,7 @@ def examined(
         facts=node.facts,
         reached=node.reached,
         error=answer.what if isinstance(answer, OrchestratorError) else error,
-        checkup=answer.checkup if isinstance(answer, CheckedUp) else None,
+        checkup=answer if isinstance(answer, Checkup) else None,
         slots=node.node.slots,
         placed=node.node.workdir is not None,
     )

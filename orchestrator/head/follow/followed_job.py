@@ -50,7 +50,7 @@ class NodeState:
     over: bool = False
     # The seconds that the ranks have to save, once the end has begun.
     grace: float = 0.0
-    # The start of that end by the node's clock.
+    # The time at which that end began.
     asked_at: float = 0.0
     # The last event of the supervisor.
     ended: Ended | None = None
@@ -60,8 +60,6 @@ class NodeState:
     # The seconds of silence before the connection was lost.
     silent: float = 0.0
     given_up: bool = False
-    # The node's clock minus this machine's.
-    clock: float = 0.0
     # The states of the ranks, as in job.json.
     ranks: dict[int, RankState] = field(default_factory=dict)
     # The times of the steps of the start, as in job.json.
@@ -98,12 +96,11 @@ class NodeState:
         return True
 
     def note_time(self, event: Event) -> None:
-        """Store the time of a step of the start, by this machine's clock; of ranks, the latest."""
-        when = event.time - self.clock
+        """Store the time of a step of the start; of ranks, the latest."""
         if isinstance(event, RankStarted):
-            self.times["ranks"] = max(when, self.times.get("ranks", when))
+            self.times["ranks"] = max(event.time, self.times.get("ranks", event.time))
         elif type(event) in START:
-            self.times.setdefault(START[type(event)], when)
+            self.times.setdefault(START[type(event)], event.time)
 
     def close(self) -> None:
         """Mark the node as over: no more events will come from it."""
@@ -179,7 +176,7 @@ class FollowedJob:
 
     def held_up(self, slow: SlowRank) -> None:
         """Add a slow rank to the record; a new head receives the same events again."""
-        if slow not in self.record.slow:
+        if slow.replace(time=None) not in [one.replace(time=None) for one in self.record.slow]:
             self.record = replace(self.record, slow=[*self.record.slow, slow])
             self.changed = True
 

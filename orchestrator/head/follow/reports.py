@@ -127,19 +127,19 @@ class Reports:
         self.job.changed = True
         node.note_time(event)
         if node.notes(event):
-            self.take_event(event, node, event.time - node.clock)
+            self.take_event(event, node)
 
     @singledispatchmethod
-    def take_event(self, event: Event, node: NodeState, when: float) -> None:
-        """Handle an event at `when` by this machine's clock; most events need only note_time()."""
+    def take_event(self, event: Event, node: NodeState) -> None:
+        """Handle an event; most events need only note_time()."""
 
     @take_event.register(events.Started)
-    def _(self, event: events.Started, node: NodeState, when: float) -> None:
+    def _(self, event: events.Started, node: NodeState) -> None:
         log.info("%s: its supervisor has started torchrun", node.who)
         node.record = replace(node.record, state="running")
 
     @take_event.register(events.GpuReport)
-    def _(self, event: events.GpuReport, node: NodeState, when: float) -> None:
+    def _(self, event: events.GpuReport, node: NodeState) -> None:
         """Warn of a broken GPU once per node; a later hang or lost connection is blamed on it."""
         for xid in nvidia.xids(event.line):
             if node.broken_gpu is None:
@@ -147,7 +147,7 @@ class Reports:
                 self.job.warn(f"{node.who}: {xid}; what uses that GPU will fail, or wait for ever")
 
     @take_event.register(events.LeaseFormed)
-    def _(self, event: events.LeaseFormed, node: NodeState, when: float) -> None:
+    def _(self, event: events.LeaseFormed, node: NodeState) -> None:
         if not event.active:
             self.job.warn(
                 f"{node.who} cannot reach node 0's supervisor ({event.why}): without a head,"
@@ -156,15 +156,15 @@ class Reports:
             )
 
     @take_event.register(events.Ending)
-    def _(self, event: events.Ending, node: NodeState, when: float) -> None:
+    def _(self, event: events.Ending, node: NodeState) -> None:
         node.grace, node.asked_at = event.grace, event.time
         if self.job.end.open:
-            self.ending(node, event, when)
+            self.ending(node, event)
         elif self.job.end.outcome is Outcome.FAILED:
-            self.lost_before(node, event, when)
+            self.lost_before(node, event)
 
     @take_event.register(events.Ended)
-    def _(self, event: events.Ended, node: NodeState, when: float) -> None:
+    def _(self, event: events.Ended, node: NodeState) -> None:
         node.ended = event
         # Output that the disk refused earlier is mentioned in the log itself.
         if event.lost:
@@ -174,9 +174,9 @@ class Reports:
             )
         self.say_what_was_killed(node, event)
         if event.swept and self.job.end.open:
-            self.job.failed(node.failure(when, "supervisor", event.why))
+            self.job.failed(node.failure(event.time, "supervisor", event.why))
         elif event.agent != 0 and not event.why and not event.swept:
-            failure = verdict.of_torchrun(node.record.index, node.record.name, event, when)
+            failure = verdict.of_torchrun(node.record.index, node.record.name, event)
             if self.job.end.open:
                 self.job.failed(failure)
             elif event.agent == -signal.SIGKILL:
@@ -184,16 +184,16 @@ class Reports:
                 self.job.failures.append(failure)
 
     @take_event.register(events.RankEnded)
-    def _(self, event: events.RankEnded, node: NodeState, when: float) -> None:
+    def _(self, event: events.RankEnded, node: NodeState) -> None:
         if event.code == 0:
-            self.rank_done(event, node, when)
+            self.rank_done(event, node)
         elif not event.asked:
             message = node.ranks[event.rank].words or ""
             index, name = node.record.index, node.record.name
-            self.job.failed(verdict.of_rank(index, name, event, when, message))
+            self.job.failed(verdict.of_rank(index, name, event, message))
 
     @take_event.register(events.RankSlow)
-    def _(self, event: events.RankSlow, node: NodeState, when: float) -> None:
+    def _(self, event: events.RankSlow, node: NodeState) -> None:
         """Record a checkpoint that is not being saved, or GPUs that are idle.
 
         If several nodes share a disk, one of them reports for all, and no machine is blamed.
@@ -208,49 +208,48 @@ class Reports:
             node=event.node,
             step=event.step or None,
             text=event.text,
-            # The time is the node's own, so that a new head recognizes the event as the same.
             time=None if event.step else event.time,
         )
         self.job.held_up(slow)
 
     # -- consequences -----------------------------------------------------------------------------
 
-    def ending(self, node: NodeState, event: events.Ending, when: float) -> None:
+    def ending(self, node: NodeState, event: events.Ending) -> None:
         """Handle an end that a supervisor began without an order of this head."""
         if event.headless:
             self.job.warn(f"{node.who} ended its part: {event.why}")
         elif self.has_other_heads:
-            self.ended_elsewhere(node, event, when)
-        elif (loss := self.loss_of(event, when)) is None:
+            self.ended_elsewhere(node, event)
+        elif (loss := self.loss_of(event)) is None:
             return
         elif event.gone:
             self.job.failed(loss)
         else:
             self.job.give_up_on(loss)
 
-    def loss_of(self, event: events.Ending, when: float) -> Failure | None:
+    def loss_of(self, event: events.Ending) -> Failure | None:
         """Return the loss that a supervisor reports, dated back to the start of the silence."""
         if event.lost is None or not 0 <= event.lost < len(self.job.nodes):
             return None
         kind = "supervisor" if event.gone else "lost"
-        return self.job.nodes[event.lost].failure(when - event.silent, kind, event.why)
+        return self.job.nodes[event.lost].failure(event.time - event.silent, kind, event.why)
 
-    def lost_before(self, node: NodeState, event: events.Ending, when: float) -> None:
+    def lost_before(self, node: NodeState, event: events.Ending) -> None:
         """Add the loss of a node that is reported after the failure of a rank which it caused."""
-        loss = self.loss_of(event, when)
+        loss = self.loss_of(event)
         if loss is None or self.has_other_heads:
             return
         self.job.failures.append(loss)
         if not event.gone and verdict.cause(self.job.failures) is loss:
             self.job.end.outcome = Outcome.LOST
 
-    def ended_elsewhere(self, node: NodeState, event: events.Ending, when: float) -> None:
+    def ended_elsewhere(self, node: NodeState, event: events.Ending) -> None:
         """Handle a failure on a node that another head follows (run-node)."""
         if event.failed or event.lost is not None:
             self.job.end.outcome = Outcome.FAILED if event.lost is None else Outcome.LOST
             self.job.display.mute()
             self.job.warn(f"{event.why}; this node ends its part")
-            self.job.failures.append(node.failure(when, "elsewhere", event.why))
+            self.job.failures.append(node.failure(event.time, "elsewhere", event.why))
 
     def say_what_was_killed(self, node: NodeState, event: events.Ended) -> None:
         """Warn of killed ranks, whose unsaved state is lost, and of shared memory that is left."""
@@ -265,13 +264,11 @@ class Reports:
             self.job.warn(f"{node.who}: killed {who}: still there {waited:g} s after it was asked")
 
     @take_event.register(events.RankFinished)
-    def rank_done(
-        self, event: events.RankFinished | events.RankEnded, node: NodeState, when: float
-    ) -> None:
+    def rank_done(self, event: events.RankFinished | events.RankEnded, node: NodeState) -> None:
         # A rank closes its connections before it ends, so others may fail before its end is seen.
         if not event.asked:
             reason = "ended with exit code 0 while others waited for it"
-            self.job.failures.append(node.failure(when, "ended_early", reason, event.rank))
+            self.job.failures.append(node.failure(event.time, "ended_early", reason, event.rank))
 
     def not_ended(self, receipt: Receipt) -> None:
         """Record that a node did not prove its end, so that `stop` asks it again."""
@@ -280,13 +277,13 @@ class Reports:
             self.job.record = replace(self.job.record, receipts=receipts)
 
     def set_clock(self, node: NodeState, offset: float) -> None:
-        if abs(offset) > CLOCK_IS_OFF_SECONDS and abs(offset - node.clock) > CLOCK_IS_OFF_SECONDS:
+        noted = offset if abs(offset) > CLOCK_IS_OFF_SECONDS else 0.0
+        if abs(noted - node.record.clock) <= CLOCK_IS_OFF_SECONDS:
+            return
+        if noted:
             what = f"{abs(offset):.0f} s {'ahead' if offset > 0 else 'behind'}"
             self.job.warn(
                 f"the clock of node {node.record.index} is {what}; its times are corrected"
             )
-        node.clock = offset
-        noted = offset if abs(offset) > CLOCK_IS_OFF_SECONDS else 0.0
-        if abs(noted - node.record.clock) > CLOCK_IS_OFF_SECONDS:
-            node.record = replace(node.record, clock=noted)
-            self.job.changed = True
+        node.record = replace(node.record, clock=noted)
+        self.job.changed = True

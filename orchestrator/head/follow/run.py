@@ -11,7 +11,7 @@ import queue
 import signal
 import time
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, singledispatchmethod
 from typing import TYPE_CHECKING, Protocol
 
 from orchestrator.common import interrupt
@@ -154,13 +154,19 @@ class Run:
         else:
             self.inbox.put(news)
 
+    @singledispatchmethod
     def take(self, message: News | int) -> None:
-        if isinstance(message, int):
-            self.signalled(message)
-        elif isinstance(message, Answer):
-            self.monitors.answer(message)
-        else:
-            self.reports.handle(message)
+        """Handle the news of a node, the answer to a monitor, or the number of a signal."""
+        assert isinstance(message, News)
+        self.reports.handle(message)
+
+    @take.register(Answer)
+    def _(self, message: Answer) -> None:
+        self.monitors.answer(message)
+
+    @take.register(int)
+    def _(self, message: int) -> None:
+        self.signalled(message)
 
     # -- signals -----------------------------------------------------------------------------
 

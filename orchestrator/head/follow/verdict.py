@@ -101,10 +101,10 @@ class Failure(Cause):
 # -- one failure ------------------------------------------------------------------------------
 
 
-def of_rank(node: int, name: str, event: RankEnded, time: float, exit_text: str = "") -> Failure:
+def of_rank(node: int, name: str, event: RankEnded, exit_text: str = "") -> Failure:
     """Return the failure of a rank; `exit_text` is the argument that it gave to sys.exit."""
     code, error = event.code, event.error
-    begun = Failure(node, name, event.rank, time, "exit", "")
+    begun = Failure(node, name, event.rank, event.time, "exit", "")
     # An exception that a forked child of the rank left does not explain a signal to the rank.
     if error and (code >= 0 or error.pid == event.pid):
         failure = _of_exception(begun, event, error)
@@ -149,7 +149,6 @@ def _of_exception(begun: Failure, event: RankEnded, error: RankError) -> Failure
     if kind == "gpu_error":
         false = ON_GPU.search(event.said)
         message = first_line(message) + (f": {false[2]} is false in {false[1]}" if false else "")
-    when = begun.time - event.time + error.time
     fix = ""
     if kind == "exception" and OF_OURS.search(trace):
         # Our own errors have the fix on the lines below the message.
@@ -157,7 +156,9 @@ def _of_exception(begun: Failure, event: RankEnded, error: RankError) -> Failure
         fix = printable(" ".join(fix.split()))[:LONGEST_MESSAGE]
     if kind == "exception" and re.search(failure_kinds.HELPER_DIED, evidence):
         fix = failure_kinds.HELPER_FIX
-    failure = replace(begun, time=when, kind=kind, message=message, evidence=evidence, fix=fix)
+    failure = replace(
+        begun, time=error.time, kind=kind, message=message, evidence=evidence, fix=fix
+    )
     return replace(failure, traceback=trace, where=where)
 
 
@@ -227,7 +228,7 @@ def _of_exit(begun: Failure, event: RankEnded, exit_text: str) -> Failure:
     return replace(failure, traceback=trace, where=users_line(trace))
 
 
-def of_torchrun(node: int, name: str, event: Ended, time: float) -> Failure:
+def of_torchrun(node: int, name: str, event: Ended) -> Failure:
     """Return the failure of torchrun on a node where no rank had failed."""
     output, code = event.said, event.agent
     trace = TRACEBACK + output.rpartition(TRACEBACK)[2] if TRACEBACK in output else output
@@ -235,7 +236,7 @@ def of_torchrun(node: int, name: str, event: Ended, time: float) -> Failure:
     how = f"ended with exit code {code}"
     if code is not None and code < 0:
         how = f"was killed by signal {-code} ({signal_name(-code)})"
-    begun = Failure(node, name, None, time, "torchrun", f"torchrun {how}")
+    begun = Failure(node, name, None, event.time, "torchrun", f"torchrun {how}")
     if code == -signal.SIGKILL and event.oom_kills:
         reason = ": the kernel's out-of-memory killer was at work on this node"
         return replace(begun, kind="out_of_memory", message=begun.message + reason)

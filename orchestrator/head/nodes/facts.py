@@ -34,12 +34,12 @@ class Facts(Probed):
 
     def to_json(self) -> dict[str, Any]:
         data = encode(self, nones=True)
-        del data["target"], data["time"]
+        del data["target"]
         return {**data, "target_kind": self.target_kind, "target_name": self.target_name}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Facts:
-        """Return the facts that to_json() wrote, with `time` 0."""
+        """Return the facts that to_json() wrote."""
         target = {"kind": data.get("target_kind"), "name": data.get("target_name")}
         return decode(cls, {**data, "target": target, "time": 0.0}, newer=True)
 

@@ -21,7 +21,6 @@ from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
-from orchestrator.head.nodes import clock
 from orchestrator.head.nodes.environment import chosen
 from orchestrator.head.nodes.node_list import Node, in_words
 from orchestrator.head.schedulers.backend import UNSCHEDULED, Scheduled, SshBackend, backend_of
@@ -45,8 +44,7 @@ def ask_nodes(ssh: Transport, record: JobRecord) -> list[JobState]:
 
     def ask(node: NodeRecord) -> JobState:
         answer = ask_once(ssh, node, Jobs(part=(record.job, node.index)), ssh.timeout)
-        states = clock.jobs_now(answer).jobs
-        return states[0] if states else state_of(record, node, "unknown there")
+        return answer.jobs[0] if answer.jobs else state_of(record, node, "unknown there")
 
     return [
         state_of(record, node, "unreachable", answer.what)

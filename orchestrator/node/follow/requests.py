@@ -25,7 +25,6 @@ from orchestrator.protocol.requests.follow import (
     AskSystem,
     End,
     Follow,
-    Following,
     Jobs,
     JobState,
     JobStates,
@@ -50,7 +49,7 @@ M = TypeVar("M", bound=Message)
 
 
 @answers(Follow)
-def follow(visit: ServerSession, request: Follow) -> Following:
+def follow(visit: ServerSession, request: Follow) -> Nothing:
     run = RunDir(request.job, request.node)
     if not os.path.isdir(run.path):
         raise Refusal(f"this machine knows nothing of job {run.job}", UNKNOWN_JOB)
@@ -64,7 +63,7 @@ def follow(visit: ServerSession, request: Follow) -> Following:
     visit.of(WarmVisit).follow(run)
     if request.head:
         visit.streamer.tell_of_head()
-    return Following(time=time.time())
+    return Nothing()
 
 
 # -- its state --------------------------------------------------------------------------------
@@ -73,7 +72,7 @@ def follow(visit: ServerSession, request: Follow) -> Following:
 @answers(Jobs)
 def jobs(visit: ServerSession, request: Jobs) -> JobStates:
     runs = [run for run in (RunDir(*request.part),) if os.path.isdir(run.path)]
-    return JobStates(jobs=tuple(map(job_state, runs)), time=time.time())
+    return JobStates(jobs=tuple(map(job_state, runs)))
 
 
 @answers(AskSystem)

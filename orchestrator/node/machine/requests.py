@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 from orchestrator.node.machine import reachability
 from orchestrator.node.machine.probe import probe
 from orchestrator.node.server.ports import Ports
 from orchestrator.node.server.visit import LIBRARY, ServerSession, answers
+from orchestrator.protocol.facts import Checkup
 from orchestrator.protocol.requests.machine import (
-    CheckedUp,
     Dial,
     Dialed,
     Examine,
@@ -29,15 +27,15 @@ def probed(visit: ServerSession, request: Probe) -> Probed:
         facts["port"] = ports.number
         if request.port.peers:
             facts["peers_port"] = ports.peers_number
-    return Probed(**facts, library=LIBRARY, time=time.time())
+    return Probed(**facts, library=LIBRARY)
 
 
 @answers(Examine)
-def examine(visit: ServerSession, request: Examine) -> CheckedUp:
+def examine(visit: ServerSession, request: Examine) -> Checkup:
     # A launch does not need this import.
     from orchestrator.node.machine.checkup import checkup
 
-    return CheckedUp(checkup=checkup(request), time=time.time())
+    return checkup(request)
 
 
 @answers(Listen)

@@ -162,7 +162,7 @@ def main(nonce: str, umask: int, *, fresh: bool) -> None:
     os.write(1, f"\n{nonce}\n".encode())
     visit = ServerSession(umask)
     server = ChannelServer(visit)
-    server.send_message(Greeting(version=OWN))
+    server.send_message(Greeting(version=OWN, time=time.time()))
     server.system.line("serves a head, from library %s", os.path.basename(LIBRARY))
     step = "SLURM_STEP_ID" in os.environ
     # Slurm signals all processes of a step, but the server must still report the job's end.

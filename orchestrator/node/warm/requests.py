@@ -32,7 +32,7 @@ def warm(visit: ServerSession, request: Warm) -> StandbyStates:
         )
         for each in standbys.find_all()
     ]
-    return StandbyStates(standbys=tuple(states), time=time.time())
+    return StandbyStates(standbys=tuple(states))
 
 
 @answers(WarmOff)

@@ -5,20 +5,14 @@ from __future__ import annotations
 from typing import Any, Optional
 
 from orchestrator.protocol.events import RankState
-from orchestrator.protocol.message import Count, Few, Message, Moment
+from orchestrator.protocol.message import Count, Few, Message, Moment, NodeTime
 from orchestrator.protocol.requests.request import Nothing, Request
 
 NONE: dict[int, str] = {}
 
 
-class Following(Message):
-    """The answer before the stream begins."""
-
-    time: Moment
-
-
-class Follow(Request[Following], do="follow"):
-    """Stream a job's files from these offsets on."""
+class Follow(Request[Nothing], do="follow"):
+    """Stream a job's files from these offsets on; the answer comes before the stream."""
 
     job: str
     node: int
@@ -114,8 +108,8 @@ class JobState(Message):
     # One of running, ended, lost.
     state: str
     ranks: dict[int, RankState]
-    started: Optional[float] = None
-    ended: Optional[float] = None
+    started: Optional[NodeTime] = None
+    ended: Optional[NodeTime] = None
     agent: Optional[int] = None
     why: Optional[str] = None
     nproc: Optional[int] = None
@@ -123,7 +117,7 @@ class JobState(Message):
     nnodes: Optional[int] = None
     experiment: Optional[str] = None
     log_bytes: Optional[int] = None
-    log_time: Optional[float] = None
+    log_time: Optional[NodeTime] = None
     processes: Optional[tuple[int, ...]] = None
 
 
@@ -131,8 +125,6 @@ class JobStates(Message):
     """The parts of a job that have a directory here: one, or none."""
 
     jobs: tuple[JobState, ...]
-    # The clock of this node, to compare the times with.
-    time: Moment
 
 
 class Jobs(Request[JobStates], do="jobs"):
@@ -181,6 +173,7 @@ class Stuck(Message):
     """The present positions of the node's ranks."""
 
     stuck: dict[int, RankStacks]
+    # The node's clock, by which the flight recorders have their times.
     time: Moment
 
 

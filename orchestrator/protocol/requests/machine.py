@@ -15,7 +15,7 @@ from orchestrator.protocol.facts import (
     RdmaPort,
     Software,
 )
-from orchestrator.protocol.message import Count, Few, Message, Moment, NoAddress, Port
+from orchestrator.protocol.message import Count, Few, Message, NoAddress, Port
 from orchestrator.protocol.requests.request import Request
 
 
@@ -74,7 +74,6 @@ class Probed(Message):
     cards: tuple[Card, ...]
     interfaces: tuple[Interface, ...]
     rdma: tuple[RdmaPort, ...]
-    time: Moment
     # The directory of this program on the node.
     library: str = ""
     # The disk of this program's home: code, logs, checkpoints of nodes.
@@ -107,14 +106,7 @@ class Probe(Request[Probed], do="probe"):
     marker: str = ""
 
 
-class CheckedUp(Message):
-    """The results of an Examine."""
-
-    checkup: Checkup
-    time: Moment
-
-
-class Examine(Request[CheckedUp], do="examine"):
+class Examine(Request[Checkup], do="examine"):
     """Examine the machine with commands, for the doctor. Takes seconds."""
 
     workdir: str

@@ -69,6 +69,8 @@ class Greeting(Message):
     """The server's first frame."""
 
     version: Version
+    # The node's clock.
+    time: Moment
 
 
 class Heartbeat(Message):

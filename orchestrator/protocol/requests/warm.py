@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.protocol.message import Count, Message, Moment
+from orchestrator.protocol.message import Count, Message, NodeTime
 from orchestrator.protocol.requests.request import Request
 
 
@@ -10,7 +10,7 @@ class StandbyState(Message):
     """A standby process: it has imported torch and waits for a job."""
 
     key: str
-    since: Moment
+    since: NodeTime
     # Seconds until it exits by itself.
     seconds_left: float
     # True once torch is imported.
@@ -25,8 +25,6 @@ class StandbyStates(Message):
     """All standbys of this user on this node."""
 
     standbys: tuple[StandbyState, ...]
-    # The clock of this node, to compare the times with.
-    time: Moment
 
 
 class Warm(Request[StandbyStates], do="warm"):

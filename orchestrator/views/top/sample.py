@@ -14,7 +14,6 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import serving
 from orchestrator.head.connect.transport import Transport
-from orchestrator.head.nodes import clock
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.protocol.facts import Checkup, Gpu, Load
 from orchestrator.protocol.requests.machine import Examine
@@ -230,7 +229,7 @@ class WatchedNode:
         parts: tuple[str, ...] = ("load",)
         if time.monotonic() - self.gpus_at > GPU_SECONDS:
             parts = ("gpus", "load")
-        checkup = clock.checkup_now(channel.ask(Examine(workdir="/", parts=parts), ANSWER_SECONDS))
+        checkup = channel.ask(Examine(workdir="/", parts=parts), ANSWER_SECONDS)
         if len(parts) == 1:
             return self.gpus.replace(load=checkup.load)
         self.gpus, self.gpus_at = checkup, time.monotonic()

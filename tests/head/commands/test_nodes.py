@@ -134,8 +134,8 @@ def test_processes_that_wait_and_nodes_without_one_share_a_table() -> None:
         key="k", since=1.0, seconds_left=120.0, ready=True, pid=7, memory=1 << 20, python="/p"
     )
     answers: list[tuple[Node, Answer]] = [
-        (node("a"), StandbyStates(standbys=(state,), time=1.0)),
-        (node("b"), StandbyStates(standbys=(), time=1.0)),
+        (node("a"), StandbyStates(standbys=(state,))),
+        (node("b"), StandbyStates(standbys=())),
         (node("c"), StandbyEnds(ended=(7,), left=(8,))),
     ]
     lines = [" ".join(line.split()) for line in warm_text(answers, PLAIN).splitlines()]

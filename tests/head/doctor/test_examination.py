@@ -14,7 +14,6 @@ from orchestrator.head.nodes.facts import ProbedNode
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.protocol.facts import Checkup
 from orchestrator.protocol.requests.machine import (
-    CheckedUp,
     Dial,
     Dialed,
     Examine,
@@ -37,7 +36,7 @@ def nodes(count: int) -> list[ProbedNode]:
 
 def sound(index: int, request: Any) -> Any:
     if isinstance(request, Examine):
-        return CheckedUp(time=0.0, checkup=Checkup())
+        return Checkup()
     if isinstance(request, Listen):
         return Listening(ports=tuple(port or 4000 + index for port in request.ports))
     return Dialed(answers=("",) * len(request.places))

@@ -20,7 +20,7 @@ from orchestrator.head.plan import plan
 from orchestrator.head.plan.dry_run import to_json, to_text
 from orchestrator.head.plan.model import ProgramTarget
 from orchestrator.protocol.facts import Checkup
-from orchestrator.protocol.requests.machine import CheckedUp, Probed
+from orchestrator.protocol.requests.machine import Probed
 from tests.head.plan.probed import facts
 from tests.protocol.test_message import made, of_type
 
@@ -61,7 +61,7 @@ def test_any_facts_are_a_plan_or_an_error_in_words(
     except OrchestratorError as error:
         assert error.what
     addresses, problem = examination.find_addresses(nodes)
-    answer = CheckedUp(checkup=checkup, time=0.0) if checkup else None
+    answer = checkup or None
     case = Case(
         nodes=tuple(examination.examined(node, answer) for node in nodes),
         full=checkup is not None,

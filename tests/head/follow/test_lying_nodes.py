@@ -8,9 +8,11 @@ import json
 import socket
 import subprocess
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -79,6 +81,10 @@ class Liar(ProcessConnection):
         return self.open[-1]
 
 
+# The time that the clock of the node shows.
+CLOCK = 1e9
+
+
 class Impatient(threading.Event):
     """An event that is never set and never waits."""
 
@@ -88,7 +94,7 @@ class Impatient(threading.Event):
 
 def follow(directory: Path, says: bytes, refusal: str = "") -> list[News]:
     """Return the head's news of a node that sends these bytes after it has been followed."""
-    answers: list[dict[str, Any]] = [{"id": i, "ok": {"time": 1e9}} for i in (1, 2)]
+    answers: list[dict[str, Any]] = [{"id": 1, "ok": {"time": CLOCK}}, {"id": 2, "ok": {}}]
     if refusal:
         answers[-1:] = [{"id": 2, "error": refusal, "kind": ""}]
     connection = Liar(b"".join(map(in_json, answers)) + says)
@@ -137,7 +143,9 @@ def test_what_a_crash_left_in_the_events_is_passed_over(tmp_path: Path) -> None:
     lines = b'{"event": "rank_sta\n' + json.dumps(ending).encode() + b"\n\0\0\0\0\n"
     heard = follow(tmp_path, frame(EVENTS, OFFSET.pack(0) + lines))
     (happened,) = (news for news in heard if isinstance(news, Happened))
-    assert happened.event == events.Ending(time=5.0, why="swept", grace=0.0)
+    assert happened.event.replace(time=5.0) == events.Ending(time=5.0, why="swept", grace=0.0)
+    ahead = CLOCK - time.time()
+    assert happened.event.time == pytest.approx(5.0 - ahead, abs=60.0), "by the head's clock"
     assert isinstance(heard[-1], Lost) and "hung up" in heard[-1].why
 
 

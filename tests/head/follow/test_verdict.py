@@ -20,15 +20,18 @@ from orchestrator.records.outcome import OtherFailure
 
 
 def of_rank(node: int, name: str, event: dict[str, Any], time: float) -> Failure:
-    """Judge an event as the supervisor writes it; "words" are what the rank gave to sys.exit."""
+    """Judge an event as the supervisor writes it; "words" are what the rank gave to sys.exit.
+
+    `time` is that of the event by the head's clock.
+    """
     fields = dict(event)
-    words = fields.pop("words", "")
-    return verdict.of_rank(node, name, decode(RankEnded, fields), time, words)
+    words, ahead = fields.pop("words", ""), fields["time"] - time
+    return verdict.of_rank(node, name, decode(RankEnded, fields, ahead=ahead), words)
 
 
 def of_torchrun(node: int, name: str, event: dict[str, Any], time: float) -> Failure:
-    fields = {"time": 0.0, "why": "", "ranks": {}, "killed": {}, "left": [], **event}
-    return verdict.of_torchrun(node, name, decode(Ended, fields), time)
+    fields = {"time": time, "why": "", "ranks": {}, "killed": {}, "left": [], **event}
+    return verdict.of_torchrun(node, name, decode(Ended, fields))
 
 
 def ended(code: int, error: dict[str, Any] | None = None, rank: int = 3) -> dict[str, Any]:

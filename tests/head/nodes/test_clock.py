@@ -2,45 +2,57 @@
 
 from __future__ import annotations
 
-import time
+from typing import TypeVar
 
 import pytest
 
-from orchestrator.head.nodes import clock
+from orchestrator.protocol import events
 from orchestrator.protocol.facts import Checkup, Holder, Load, User
+from orchestrator.protocol.message import Message, decode, encode
 from orchestrator.protocol.requests.follow import JobState, JobStates
-from orchestrator.protocol.requests.machine import CheckedUp
+from orchestrator.protocol.requests.request import Clock
 
 HOURS = 3600.0
+NOW = 1.7e9
+M = TypeVar("M", bound=Message)
+
+
+def received(message: M, ahead: float) -> M:
+    """Return a message as the head reads it from a node whose clock is `ahead` of the head's."""
+    return decode(type(message), encode(message), ahead=ahead)
 
 
 @pytest.mark.parametrize("off", [0.0, -2 * HOURS, 3 * HOURS])
 def test_times_of_a_node_are_by_our_clock(off: float) -> None:
-    now = time.time()
-    theirs = now + off
+    theirs = NOW + off
     job = JobState(
         job="a", node=0, state="running", ranks={}, started=theirs - 60, log_time=theirs - 5
     )
-    (moved,) = clock.jobs_now(JobStates(jobs=(job,), time=theirs)).jobs
-    assert (moved.started, moved.log_time, moved.ended) == (near(now - 60), near(now - 5), None)
+    (moved,) = received(JobStates(jobs=(job,)), off).jobs
+    assert (moved.started, moved.log_time, moved.ended) == (NOW - 60, NOW - 5, None)
     user = User(user="u", job="a", cores=1.0, memory=1, processes=1, name="p", pid=1,
                 since=theirs - 60)  # fmt: skip
     holders = (Holder(1, "", "p", since=theirs - 60), Holder(2, "", "p"))
     checkup = Checkup(holders=holders, load=Load(cores=1.0, users=(user,)))
-    seen = clock.checkup_now(CheckedUp(checkup=checkup, time=theirs))
+    seen = received(checkup, off)
     assert seen.load is not None and seen.holders is not None
-    assert [each.since for each in (*seen.load.users, *seen.holders)] == [
-        *(near(now - 60), near(now - 60), None)
-    ]
-    assert clock.checkup_now(CheckedUp(checkup=Checkup(), time=theirs)) == Checkup()
+    assert [each.since for each in (*seen.load.users, *seen.holders)] == [NOW - 60, NOW - 60, None]
+    assert received(Checkup(), off) == Checkup()
 
 
-def test_a_clock_that_is_right_changes_nothing() -> None:
-    """Else what began at one moment would change places from look to look."""
-    user = User(user="u", job="a", cores=1.0, memory=1, processes=1, name="p", pid=1, since=5.0)
-    answer = CheckedUp(checkup=Checkup(load=Load(1.0, (user,))), time=time.time() - 1)
-    assert clock.checkup_now(answer) == answer.checkup
+def test_an_event_and_the_error_in_it_have_our_times() -> None:
+    error = {"type": "E", "message": "m", "traceback": "t", "time": NOW + HOURS - 1}
+    line = {"event": "rank_ended", "time": NOW + HOURS, "rank": 0, "local": 0, "pid": 1, "code": 1}
+    event = events.from_data({**line, "error": error}, HOURS)
+    assert isinstance(event, events.RankEnded) and event.error is not None
+    assert (event.time, event.error.time) == (NOW, NOW - 1)
 
 
-def near(moment: float) -> object:
-    return pytest.approx(moment, abs=30.0)
+def test_what_tells_the_clock_itself_is_not_moved() -> None:
+    assert received(Clock(time=NOW), HOURS).time == NOW
+
+
+def test_no_time_stays_none() -> None:
+    assert (
+        received(JobState(job="a", node=0, state="lost", ranks={}, started=0.0), HOURS).started == 0
+    )

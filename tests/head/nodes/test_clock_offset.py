@@ -23,8 +23,10 @@ class Times:
         return self.now + self.ours
 
     def exchange(self, there: float, back: float) -> bool:
-        sent, self.now = self.now, self.now + there + back
-        return self.clock.heard(sent, sent + there + self.theirs)
+        """Return True if the answer changed what is known."""
+        sent, self.now, before = self.now, self.now + there + back, self.clock.measured
+        self.clock.heard(sent, sent + there + self.theirs)
+        return self.clock.measured != before
 
 
 @pytest.fixture

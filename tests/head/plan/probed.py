@@ -47,7 +47,6 @@ def facts(*addresses: str, **fields: Any) -> Facts:
         cards=(),
         interfaces=(),
         rdma=(),
-        time=0.0,
     )
     return machine.replace(**fields)
 

@@ -29,7 +29,7 @@ REQUEST = Probe(
 
 def test_what_it_finds_is_what_the_plan_wants() -> None:
     """Through JSON, as over the link; the head adds what it alone knows."""
-    found = Probed(**probe.probe(REQUEST), library="/lib", time=0.0)
+    found = Probed(**probe.probe(REQUEST), library="/lib")
     sent = decode(Probed, json.loads(json.dumps(encode(found))))
     facts = Facts(**vars(sent), clock_offset=0.25)
     assert facts.hostname == socket.gethostname()

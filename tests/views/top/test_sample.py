@@ -17,7 +17,7 @@ from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.connect.transport import Connection, Transport
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.protocol.facts import Checkup
-from orchestrator.protocol.requests.machine import CheckedUp, Examine
+from orchestrator.protocol.requests.machine import Examine
 from orchestrator.records.experiment import Attempt
 from orchestrator.records.metrics import progress, trainers
 from orchestrator.views.top import sample as sampled
@@ -147,10 +147,10 @@ class Asked:
     def __init__(self) -> None:
         self.parts: list[tuple[str, ...]] = []
 
-    def ask(self, question: Examine, _: float) -> CheckedUp:
+    def ask(self, question: Examine, _: float) -> Checkup:
         self.parts.append(question.parts)
         gpus = (gpu(0, 1), gpu(1, 1)) if "gpus" in question.parts else None
-        return CheckedUp(checkup=Checkup(gpus=gpus, load=load()), time=0.0)
+        return Checkup(gpus=gpus, load=load())
 
 
 def test_gpus_are_asked_for_now_and_then(refusing: Refusing) -> None:

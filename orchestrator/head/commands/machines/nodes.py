@@ -38,7 +38,7 @@ from orchestrator.head.status.status import without_record
 from orchestrator.protocol.facts import Checkup
 from orchestrator.protocol.message import encode
 from orchestrator.protocol.requests.claims import WAITING, ClaimEntry, in_words
-from orchestrator.protocol.requests.machine import CheckedUp, Examine
+from orchestrator.protocol.requests.machine import Examine
 from orchestrator.protocol.requests.start import Page, ReadBook
 from orchestrator.protocol.requests.warm import StandbyEnds, StandbyStates, Warm, WarmOff
 from orchestrator.protocol.timing import ANSWER_SECONDS, QUICK_ANSWER_SECONDS
@@ -104,8 +104,7 @@ def find_machines(request: LaunchRequest) -> list[Machine]:
 def examine(nodes: Sequence[Reached], *parts: str) -> list[Checkup | OrchestratorError]:
     """Return each node's checkup of the named parts, or the error of that node."""
     questions = [Examine(workdir="/", parts=parts)] * len(nodes)
-    answers = fleet.ask(nodes, questions, ANSWER_SECONDS)
-    return [a.checkup if isinstance(a, CheckedUp) else a for a in answers]
+    return fleet.ask(nodes, questions, ANSWER_SECONDS)
 
 
 def to_text(machines: Sequence[Machine], terminal: Terminal) -> str:

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import singledispatchmethod
 from typing import Any
 
 from orchestrator.common.errors import NodeError, OrchestratorError
@@ -39,14 +40,12 @@ from orchestrator.head.follow.streams.news import (
 )
 from orchestrator.head.follow.streams.node_logs import AppendOnly, NodeLogs, log_files
 from orchestrator.head.follow.streams.printed import Printed
-from orchestrator.head.nodes.clock import NodeClock
 from orchestrator.head.transfer import home
 from orchestrator.head.transfer.growing import GrowingFiles
 from orchestrator.protocol import events
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.frames import EVENTS, LOG, OFFSET, RANKS
-from orchestrator.protocol.message import Message, Nonsense, parse
-from orchestrator.protocol.requests import request
+from orchestrator.protocol.message import Nonsense, parse
 from orchestrator.protocol.requests.follow import (
     End,
     Follow,
@@ -59,6 +58,7 @@ from orchestrator.protocol.requests.request import (
     UNKNOWN_JOB,
     Answered,
     Beat,
+    Clock,
     Heartbeat,
     Refused,
     Request,
@@ -130,10 +130,9 @@ class NodeFollower:
         self.heard_at = time.monotonic()
         # The seconds since the node last printed, and since its ranks last made progress.
         self.silent = self.idle = 0.0
-        self.clock = NodeClock()
-        self.growing.began = lambda: self.former_end + self.clock.offset
-        # The monotonic time at which each heartbeat was sent, by request number.
-        self.beats: dict[int, float] = {}
+        # The node's clock minus this machine's.
+        self.ahead = 0.0
+        self.growing.began = lambda: self.former_end + self.ahead
 
     def start(self) -> None:
         self.thread = fleet.start(self.run)
@@ -198,7 +197,7 @@ class NodeFollower:
             self._stream(self.channel)
             if not self.ended:
                 self._sweep(self.channel)
-            self.printed.check(self.clock.offset, last=True)
+            self.printed.check(self.ahead, last=True)
             self._bring_outputs(self.channel)
             self.over = True
             log.info("%s: its part is over, and all files are here", self.node.name)
@@ -228,7 +227,7 @@ class NodeFollower:
 
     def _bring_outputs(self, channel: NodeChannel) -> None:
         try:
-            since = (self.former_end, self.former_end + self.clock.offset)
+            since = (self.former_end, self.former_end + self.ahead)
             said, with_code, own_disk = home.bring(channel, self.growing, since)
             self.post(Wrote(self.node.index, with_code, own_disk))
         except OSError as error:
@@ -261,11 +260,8 @@ class NodeFollower:
     def _begin(self, channel: NodeChannel) -> None:
         self.event_rest = b""
         self.growing.begin()
-        sent = time.monotonic()
-        # This is a first estimate of the clock, which later heartbeats improve.
-        answer = channel.ask(Beat(), HEAD_PATIENCE_SECONDS)
-        self.clock.heard(sent, answer.time)
-        self.beats.clear()
+        # This tells the clock's time, which later heartbeats tell more precisely.
+        channel.ask(Beat(), HEAD_PATIENCE_SECONDS)
         request = Follow(
             job=self.job,
             node=self.node.index,
@@ -276,13 +272,14 @@ class NodeFollower:
             gather=self.gather,
         )
         channel.ask(request, HEAD_PATIENCE_SECONDS)
-        log.debug("%s: is followed; its clock is %.3f s ahead", self.node.name, self.clock.offset)
-        self.post(Connected(self.node.index, self.clock.offset))
+        self.ahead = channel.clock.offset
+        log.debug("%s: is followed; its clock is %.3f s ahead", self.node.name, self.ahead)
+        self.post(Connected(self.node.index, self.ahead))
 
     def _stream(self, channel: NodeChannel) -> None:
         self.heard_at = time.monotonic()
         while True:
-            self.printed.check(self.clock.offset)
+            self.printed.check(self.ahead)
             self._ask_what_is_due(channel)
             try:
                 kind, size = channel.header(self._due(), SILENCE)
@@ -302,14 +299,7 @@ class NodeFollower:
             message = read_message(data)
             if isinstance(message, SupervisorGone):
                 return
-            if isinstance(message, Heartbeat):
-                self.silent, self.idle = message.silent or 0.0, message.idle or 0.0
-            elif isinstance(message, Answered):
-                request, answer = channel.answer_of(message)
-                self._answered(message.id, answer)
-                self.growing.answered(request, answer)
-            elif isinstance(message, Refused):
-                self.growing.refused(channel.refused(message))
+            self._take(message, channel)
 
     def _due(self) -> float:
         """Return the time of the next scheduled action."""
@@ -321,18 +311,39 @@ class NodeFollower:
         now = time.monotonic()
         if now >= self.next_beat:
             self.next_beat = now + HEAD_BEAT_SECONDS
-            self.beats[channel.post(Beat())] = now
+            channel.post(Beat())
         if news and (question := self.growing.question()) is not None:
             channel.post(question)
 
-    def _answered(self, number: int, answer: Message) -> None:
-        if isinstance(answer, (Stuck, Dialed)):
-            self.post(Answer(self.node.index, answer))
-        elif isinstance(answer, request.Clock):
-            # Clocks drift, so a recent exchange is preferred over one of an hour ago.
-            sent = self.beats.pop(number, 0.0)
-            if sent and self.clock.heard(sent, answer.time):
-                self.post(ClockRead(self.node.index, self.clock.offset))
+    # -- messages between the pieces of the stream, by type ---------------------------------------
+
+    @singledispatchmethod
+    def _take(self, message: object, channel: NodeChannel) -> None:
+        """Handle a message; one that no method below is for needs nothing."""
+
+    @_take.register(Heartbeat)
+    def _(self, message: Heartbeat, channel: NodeChannel) -> None:
+        self.silent, self.idle = message.silent or 0.0, message.idle or 0.0
+
+    @_take.register(Answered)
+    def _(self, message: Answered, channel: NodeChannel) -> None:
+        request, answer = channel.answer_of(message)
+        self._take(answer, channel)
+        self.growing.answered(request, answer)
+
+    @_take.register(Refused)
+    def _(self, message: Refused, channel: NodeChannel) -> None:
+        self.growing.refused(channel.refused(message))
+
+    @_take.register(Stuck)
+    @_take.register(Dialed)
+    def _(self, message: Stuck | Dialed, channel: NodeChannel) -> None:
+        self.post(Answer(self.node.index, message))
+
+    @_take.register(Clock)
+    def _(self, message: Clock, channel: NodeChannel) -> None:
+        self.ahead = channel.clock.offset
+        self.post(ClockRead(self.node.index, self.ahead))
 
     def _append(self, channel: NodeChannel, file: AppendOnly, size: int) -> None:
         head = channel.exactly(OFFSET.size, time.monotonic() + HEAD_PATIENCE_SECONDS, SILENCE)
@@ -370,7 +381,7 @@ class NodeFollower:
                 except Nonsense:
                     # A crash or a full disk left the line incomplete.
                     continue
-                event = events.from_data(known)
+                event = events.from_data(known, self.ahead)
                 self.ended = self.ended or isinstance(event, Ended)
                 log.debug("%s: event %s", self.node.name, type(event).__name__)
                 self.post(Happened(self.node.index, event))

@@ -40,7 +40,7 @@ class Connected(News, kw_only=False):
 
 
 class ClockRead(News, kw_only=False):
-    """The clock's offset is known more precisely."""
+    """The clock was read again, as it may be set at any time."""
 
     clock: float
 
