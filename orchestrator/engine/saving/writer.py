@@ -30,6 +30,9 @@ CHANGING = ""
 ALIKE = "alike_"
 # The size of the pieces that are copied for the hashing thread.
 PIECE_BYTES = 4 << 20
+# Shorter pieces are hashed by the writing thread. torch writes some 40 of a few bytes for each
+# tensor, and a switch to another thread takes longer than to hash one.
+SHORT_BYTES = 64 << 10
 # torch 2.8 and 2.9 emit this warning at each rank's first checkpoint. The filter is permanent,
 # because catch_warnings() in the writing thread would affect the warnings of other threads.
 warnings.filterwarnings(
@@ -64,7 +67,10 @@ class SummedFile(io.FileIO):
         for start in range(0, len(whole), PIECE_BYTES):
             piece = bytes(whole[start : start + PIECE_BYTES])
             self.summed.result()
-            self.summed = self.pool.submit(self.sum.update, piece)
+            if len(piece) < SHORT_BYTES:
+                self.sum.update(piece)
+            else:
+                self.summed = self.pool.submit(self.sum.update, piece)
             self._write_all(memoryview(piece))
         self.size += len(whole)
         return len(whole)
@@ -115,12 +121,13 @@ class Writer(FileSystemWriter):
         self.fs: SummingFileSystem = SummingFileSystem()
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[Any]]:
-        parts: dict[str, list[WriteItem]] = {CHANGING: [], ALIKE: []}
-        for item in plan.items:
-            alike = self.apart and item.type != WriteItemType.SHARD
-            parts[ALIKE if alike else CHANGING].append(item)
         results: list[Any] = []
-        for word, items in parts.items():
+        for word, alike in ((CHANGING, False), (ALIKE, True)):
+            items = [
+                item
+                for item in plan.items
+                if alike == (self.apart and item.type != WriteItemType.SHARD)
+            ]
             prefix = type(plan.storage_data)(plan.storage_data.prefix + word)
             part = dataclasses.replace(plan, items=items, storage_data=prefix)
             results += super().write_data(part, planner).wait() if items else []
