@@ -58,10 +58,8 @@ class Interface(Message, kw_only=False):
     master: str = ""
     # The interfaces that it consists of.
     members: tuple[str, ...] = ()
-    driver: str = ""
     # The vendor of its PCI card, such as 0x15b3.
     vendor: str = ""
-    pci: str = ""
 
 
 class Gid(Message, kw_only=False):
@@ -107,7 +105,6 @@ class RdmaPort(Message, kw_only=False):
     node_type: str = "CA"
     # True for a software driver without a card.
     software: bool = False
-    pci: str = ""
 
     @property
     def name(self) -> str:
@@ -157,15 +154,12 @@ class Limits(Message, kw_only=False):
 
     nofile: tuple[int, int]
     memlock: tuple[int, int]
-    nproc: tuple[int, int]
-    core: tuple[int, int]
 
 
 class Leftover(Message, kw_only=False):
     """A job of this user that has not ended on the machine."""
 
     job: str
-    node: int
     # True if its supervisor answers.
     alive: bool
 
@@ -175,16 +169,10 @@ class Leftover(Message, kw_only=False):
 NO_PROBLEMS: dict[str, str] = {}
 
 
-class Gpu(Message, kw_only=False):
-    """One GPU, as its own tool reports it; sizes in bytes. None if the value is not available."""
+class Gpu(Card):
+    """One GPU, as its own tool reports it. None if the value is not available."""
 
-    vendor: str  # nvidia, amd
     index: Optional[int]
-    model: str
-    uuid: str = ""
-    pci: str = ""
-    memory: Optional[int] = None
-    used: Optional[int] = None
     busy: Optional[int] = None  # percent
     temperature: Optional[int] = None
     driver: str = ""
@@ -292,12 +280,10 @@ class Torch(Message, kw_only=False):
     """The outcome of importing torch on a node."""
 
     python: str
-    torch: str = ""
     cuda: str = ""
     hip: str = ""
     nccl: str = ""
     available: bool = False  # torch.cuda.is_available()
-    gpus: int = 0
     error: str = ""
 
 

@@ -23,27 +23,6 @@ class Target(Message):
     args: tuple[str, ...] = ()
 
 
-class LeaseTerms(Message):
-    """The terms by which supervisors of a job find each other and end the job without a head."""
-
-    # A node ends its part after this time without a message of node 0.
-    seconds: float = PEER_BEAT * BEATS_IN_A_LEASE
-    # The address of node 0's supervisor.
-    address: str = ""
-    # The port of node 0's supervisor; 0 if there are no others, or it cannot listen.
-    port: int = 0
-    # A secret that only the supervisors know.
-    token: str = ""
-    # True if a head follows from the start.
-    attached: bool = True
-    # Seconds for the ranks to save if there is no head.
-    grace: float = 0.0
-    # Seconds from the start until the whole job must be over; 0 for no limit.
-    limit: float = 0.0
-    # On node 0, the listening socket that the supervisor inherits.
-    fd: Optional[int] = None
-
-
 class AttemptNumber(Message):
     """The number of an attempt, for a job that may be restarted."""
 
@@ -67,9 +46,10 @@ class Placement(Message):
     node: int
     nnodes: int
     first_rank: int
-    # The address and the port of the ranks' rendezvous.
-    master: str
-    port: int
+    # The address of the ranks' rendezvous.
+    master: str = ""
+    # The port of the rendezvous; on node 0 it is free again when the job is over.
+    port: int = 0
     # The address of node 0's supervisor.
     supervisors: str = ""
     # The port of node 0's supervisor; 0 if there are no others, or it cannot listen.
@@ -83,15 +63,11 @@ class Placement(Message):
     limit: float = 0.0
 
 
-class Spec(Message):
+class Spec(Placement):
     """One node's part of a job."""
 
-    job: str
-    node: int
-    nnodes: int
     experiment: str  # its name
     nproc: int
-    first_rank: int
     # How torchrun starts the ranks: fork or plain.
     start: str
     # torchrun's command line, without the options that `placed` names.
@@ -102,13 +78,16 @@ class Spec(Message):
     target: Target
     # The user's own config, which the engine reads.
     config: Optional[dict[str, Any]] = None
-    lease: Optional[LeaseTerms] = None
+    # The node ends its part after this time without a message of node 0.
+    lease_seconds: float = PEER_BEAT * BEATS_IN_A_LEASE
+    # Seconds for the ranks to save if there is no head.
+    grace: float = 10.0
+    # True if a head follows from the start.
+    attached: bool = False
+    # On node 0, the socket that the supervisor inherits to listen to the others.
+    listener: Optional[int] = None
     # Fields of this spec with torchrun's options for them.
     placed: tuple[tuple[str, str], ...] = ()
-    # The address of the ranks' rendezvous.
-    master: str = ""
-    # The port of the rendezvous; on node 0 it is free again when the job is over.
-    port: int = 0
     # Name and text of files for torchrun's directory.
     files: tuple[tuple[str, str], ...] = ()
     # The directory of the supervisor's program on the node.
@@ -119,13 +98,10 @@ class Spec(Message):
     secrets: tuple[str, ...] = ()
     # The login's umask, for the ranks; -1 keeps that of the supervisor.
     umask: int = -1
-    attempt: Optional[AttemptNumber] = None
     # The version of the supervisor.
     version: Version = Version()
     # Changes to torchrun's variables for the ranks: slurm adds, own removes.
     rank_env: tuple[str, ...] = ()
-    # Addresses of all nodes in order, if the ranks receive them.
-    hosts: tuple[str, ...] = ()
     # The machine that it was started on: others may share its home.
     machine: str = ""
     # The GPUs or slots to reserve; None if the job requests none.
@@ -148,23 +124,9 @@ class Spec(Message):
             "NNODES": str(place.nnodes),
         }
         later = place.attempt is not None and place.attempt.number > 1
-        lease = self.lease and self.lease.replace(
-            address=place.supervisors,
-            port=place.supervisors_port,
-            token=place.token,
-            attached=later or self.lease.attached,
-            limit=place.limit,
-            fd=None,
-        )
         return self.replace(
-            job=place.job,
-            node=place.node,
-            nnodes=place.nnodes,
-            first_rank=place.first_rank,
-            master=place.master,
-            port=place.port,
-            attempt=place.attempt,
-            hosts=place.hosts,
+            **vars(place),
             env={**self.env, **names},
-            lease=lease,
+            attached=later or self.attached,
+            listener=None,
         )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from orchestrator.protocol.events import UNSAVED
 from orchestrator.protocol.message import Message, Nonsense, decode, parse
-from orchestrator.protocol.requests.follow import PortState
+from orchestrator.protocol.requests.follow import PartReceipt
 
 
 @dataclass(frozen=True)
@@ -62,36 +62,13 @@ class SlowRank(Message):
         return self.cause != UNSAVED
 
 
-@dataclass(frozen=True)
-class Receipt:
-    """How one job ended on one node: the processes that were ended, and what remains."""
+class Receipt(PartReceipt):
+    """How one job ended on one node, or why that is not known."""
 
     node: str
-    job: str
-    took: float = 0.0
-    # The owner, if the job belongs to another user.
-    user: str = ""
-    # The processes that were alive before, by PID.
-    ended: dict[int, str] = field(default_factory=dict)
-    # Those of them that ignored the request to end and were killed.
-    killed: dict[int, str] = field(default_factory=dict)
-    left: tuple[int, ...] = ()
-    # GPU memory that dead processes still hold.
-    gpu_memory: dict[int, str] = field(default_factory=dict)
-    gpu_unknown: str = ""
-    # The state of the master port.
-    port: PortState | None = None
-    # Files of the job in /dev/shm that were not removed.
-    shared_memory: tuple[str, ...] = ()
     error: str = ""
     # What to do about the error.
     fix: str = ""
-    # The directory of its experiment, if the job was only listed and not ended.
-    experiment: str = ""
-    # False if the node has neither files nor processes of the job for this login.
-    known: bool = True
-    # Identifies the directory for jobs of this login on this machine.
-    runs: str = ""
     # False if its part never began there, and never will.
     began: bool = True
 

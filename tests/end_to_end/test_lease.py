@@ -184,8 +184,8 @@ def test_a_firewall_between_the_supervisors(lonely: Head) -> None:
 
 
 def port(head: Head) -> tuple[str, int]:
-    words = json.loads(head.node_file(0, "spec.json").read_text())["lease"]
-    return words["address"], words["port"]
+    spec = json.loads(head.node_file(0, "spec.json").read_text())
+    return spec["supervisors"], spec["supervisors_port"]
 
 
 def all_of(stranger: socket.socket) -> bytes:

@@ -111,7 +111,7 @@ class Reports:
         elif node.ended is None:
             self.job.failed(node.failure(time.time(), "supervisor", news.why))
         elif left := node.ended.left:
-            self.not_ended(Receipt(node.record.name, self.job.record.job, left=left))
+            self.not_ended(Receipt(node=node.record.name, job=self.job.record.job, left=left))
             what = f"processes {list(left)} do not end (stuck in the kernel?)"
             self.job.warn(f"node {node.record.index}: {what}")
 

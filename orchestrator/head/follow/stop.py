@@ -49,7 +49,7 @@ def stop_job(
     proofs = receipts_of([node.name for node in nodes], results, started, record.job)
     then = "then `orchestrator stop` again proves it"
     return [
-        replace(receipt, error=f"{receipt.error}; {until_reached(record, node)}; {then}")
+        receipt.replace(error=f"{receipt.error}; {until_reached(record, node)}; {then}")
         if receipt.error
         else receipt
         for receipt, node in zip(proofs, nodes, strict=True)
@@ -94,7 +94,7 @@ def receipts_of(
     listed = []
     for name, result in zip(names, results, strict=True):
         if isinstance(result, OrchestratorError):
-            listed.append(Receipt(name, job, took, error=result.what, fix=result.fix))
+            listed.append(Receipt(node=name, job=job, took=took, error=result.what, fix=result.fix))
         else:
             listed += [Receipt(**{**vars(proof), "node": name}) for proof in result]
     return listed
@@ -110,7 +110,7 @@ def to_text(receipts: Sequence[Receipt]) -> str:
     """Return a line per node; many nodes with the same outcome share one, with the longest time."""
     if len(receipts) > failures.MANY:
         longest = max(receipt.took for receipt in receipts)
-        receipts = [replace(receipt, took=longest) for receipt in receipts]
+        receipts = [receipt.replace(took=longest) for receipt in receipts]
     lines = failures.reasons((each.node, described(each), each.fix) for each in receipts)
     return "\n".join(lines or ["no job runs on these nodes"])
 
@@ -208,7 +208,7 @@ def conclude(experiment: Experiment, receipts: list[Receipt]) -> tuple[list[Rece
         time.sleep(0.05)
     record = experiment.read_record()
     places = {node.name: node for node in record.nodes}
-    receipts = [replace(r, began=not never_began(r, places.get(r.node))) for r in receipts]
+    receipts = [r.replace(began=not never_began(r, places.get(r.node))) for r in receipts]
     over = {receipt.node for receipt in receipts if receipt.proved}
     nodes = [replace(node, state="ended") if node.name in over else node for node in record.nodes]
     kept = {**record.receipts, **{receipt.node: receipt for receipt in receipts}}

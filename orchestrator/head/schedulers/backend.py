@@ -249,7 +249,9 @@ class BatchBackend(SlurmBackend):
         if not left:
             self.settle(experiment, experiment.read_record(), patience=1.0)
         took = time.monotonic() - began
-        return [Receipt(f"Slurm's job {job}", record.job, took, killed=killed, left=left)]
+        return [
+            Receipt(node=f"Slurm's job {job}", job=record.job, took=took, killed=killed, left=left)
+        ]
 
     def watch(self, experiment: Experiment, record: JobRecord, conclude: Conclude) -> int | None:
         return watch_batch(experiment, record, conclude, anew=False)

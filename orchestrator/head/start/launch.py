@@ -439,10 +439,10 @@ def start_all(
 def say_how_warm(nodes: Sequence[NodeRecord], started: Sequence[StartedHere]) -> None:
     """Print which nodes started from warm processes, and why others that should have did not."""
     pairs = list(zip(nodes, started, strict=True))
-    warm = [node.name for node, answer in pairs if answer.warm.warm]
+    warm = [node.name for node, answer in pairs if answer.warm]
     if warm:
         say(f"warm start on {'all nodes' if len(warm) == len(nodes) else ', '.join(warm)}")
-    for line in said_of([(node.name, answer.warm.why) for node, answer in pairs]):
+    for line in said_of([(node.name, answer.why_cold) for node, answer in pairs]):
         say(line)
 
 

@@ -26,7 +26,7 @@ from orchestrator.head.start.nodes import Nodes
 from orchestrator.head.start.request import LaunchRequest
 from orchestrator.head.start.variables import named_by_hook
 from orchestrator.protocol.requests.start import Hook, Hooked, TakenPorts
-from orchestrator.protocol.spec import AttemptNumber, LeaseTerms, Placement, Spec, Target
+from orchestrator.protocol.spec import AttemptNumber, Placement, Spec, Target
 from orchestrator.protocol.timing import HOOK_ANSWER_SECONDS, START_PATIENCE_SECONDS
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
@@ -165,11 +165,9 @@ def part(request: LaunchRequest, plan: Plan, node: NodePlan) -> Spec:
         target=Target(kind=node.target.kind, name=node.target.name, args=node.target.args),
         config=request.config_data,
         wish=node.wish,
-        lease=LeaseTerms(
-            seconds=launch.node_loss_timeout,
-            attached=not request.detached,
-            grace=launch.grace,
-        ),
+        lease_seconds=launch.node_loss_timeout,
+        attached=not request.detached,
+        grace=launch.grace,
         patience=patience(launch),
         attempt=first if launch.max_restarts else None,
     )

@@ -30,7 +30,7 @@ from orchestrator.head.screen.output import PLAIN, Column, Table, Terminal, clea
 from orchestrator.head.screen.progress import SEPARATOR
 from orchestrator.protocol.events import RankState
 from orchestrator.protocol.message import encode
-from orchestrator.protocol.requests.follow import Jobs, JobState
+from orchestrator.protocol.requests.follow import AskJobState, JobState
 from orchestrator.records import cordons, experiments, goodput, manifest
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.metrics import progress
@@ -43,8 +43,8 @@ def ask_nodes(ssh: Transport, record: JobRecord) -> list[JobState]:
     """Return the job's state on each of its nodes, with times by our clock."""
 
     def ask(node: NodeRecord) -> JobState:
-        answer = ask_once(ssh, node, Jobs(part=(record.job, node.index)), ssh.timeout)
-        return answer.jobs[0] if answer.jobs else state_of(record, node, "unknown there")
+        request = AskJobState(job=record.job, node=node.index)
+        return ask_once(ssh, node, request, ssh.timeout)
 
     return [
         state_of(record, node, "unreachable", answer.what)

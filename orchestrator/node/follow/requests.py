@@ -20,14 +20,13 @@ from orchestrator.protocol.events import Ended, EndOrder, RankEvent, RankState, 
 from orchestrator.protocol.message import Message, Nonsense, decode, encode, parse
 from orchestrator.protocol.requests import follow as profiling
 from orchestrator.protocol.requests.follow import (
+    AskJobState,
     AskProfile,
     AskStuck,
     AskSystem,
     End,
     Follow,
-    Jobs,
     JobState,
-    JobStates,
     Living,
     LivingRuns,
     ProfileNews,
@@ -69,10 +68,12 @@ def follow(visit: ServerSession, request: Follow) -> Nothing:
 # -- its state --------------------------------------------------------------------------------
 
 
-@answers(Jobs)
-def jobs(visit: ServerSession, request: Jobs) -> JobStates:
-    runs = [run for run in (RunDir(*request.part),) if os.path.isdir(run.path)]
-    return JobStates(jobs=tuple(map(job_state, runs)))
+@answers(AskJobState)
+def state(visit: ServerSession, request: AskJobState) -> JobState:
+    run = RunDir(request.job, request.node)
+    if not os.path.isdir(run.path):
+        return JobState(job=run.job, node=run.node, state="unknown there", ranks={})
+    return job_state(run)
 
 
 @answers(AskSystem)
@@ -154,15 +155,9 @@ def job_state(run: RunDir) -> JobState:
             known.update(ended=event.time, agent=event.agent, why=event.why)
         elif isinstance(event, RankEvent):
             ranks[event.rank] = ranks.get(event.rank, RankState()).after(event)
-    try:
-        spec = run.read_spec()
-        known.update(nproc=spec.nproc, first_rank=spec.first_rank, nnodes=spec.nnodes)
-        known.update(experiment=spec.experiment)
+    with contextlib.suppress(OSError):
         status = os.stat(run.log)
         known.update(log_bytes=status.st_size, log_time=status.st_mtime)
-    except (OSError, ValueError):
-        # The spec was only partly written when the disk was full.
-        pass
     with contextlib.suppress(OSError):
         connect(run).close()
         known["state"] = "running"

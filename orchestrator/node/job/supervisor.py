@@ -58,8 +58,6 @@ PR_SET_CHILD_SUBREAPER = 36
 # The streams of torchrun: while the job runs, and after all ranks of this node have ended well.
 AGENT, GOODBYE = NO_RANK, "~"
 RANK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ranks", "rank.py")
-# Used for a part whose spec names no grace.
-GRACE_SECONDS = 10.0
 SWEEPING_TURN_SECONDS = 0.02
 
 
@@ -79,7 +77,7 @@ class Supervisor:
         self.lease = Lease(self, self.spec)
         self.listeners = Listeners(self, self.system, self.hear)
         self.outputs = RankOutputs(self, self.log, self.stream_of, self.listeners.ring)
-        self.grace = self.spec.lease.grace if self.spec.lease else GRACE_SECONDS
+        self.grace = self.spec.grace
         self.end = PartEnd(self.grace)
         self.ranks = LocalRanks(run, self.end, self.outputs, self.evidence, self.event)
         self.agent: subprocess.Popen[bytes] | None = None

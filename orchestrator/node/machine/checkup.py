@@ -37,10 +37,8 @@ import json, sys
 out = {"python": sys.executable}
 try:
     import torch
-    out["torch"] = torch.__version__
     out["cuda"], out["hip"] = torch.version.cuda or "", torch.version.hip or ""
     out["available"] = torch.cuda.is_available()
-    out["gpus"] = torch.cuda.device_count()
     if out["cuda"] or out["hip"]:
         out["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
 except Exception as error:

@@ -42,7 +42,6 @@ def interface(path: str, name: str) -> Interface:
     if state in ("", "unknown"):
         state = "up" if (sysfs.number(f"{path}/flags") or 0) & IFF_UP else "down"
     speed = sysfs.number(f"{path}/speed") if state == "up" else None
-    card = f"{path}/device" if "device" in inside else ""
     return Interface(
         name=name,
         kind=kind_of(path, inside),
@@ -52,9 +51,7 @@ def interface(path: str, name: str) -> Interface:
         mtu=sysfs.number(f"{path}/mtu") or 0,
         master=sysfs.target(f"{path}/master") if "master" in inside else "",
         members=tuple(entry[6:] for entry in inside if entry.startswith("lower_")),
-        driver=sysfs.target(f"{card}/driver") if card else "",
-        vendor=sysfs.text(f"{card}/vendor") if card else "",
-        pci=sysfs.target(card) if card else "",
+        vendor=sysfs.text(f"{path}/device/vendor") if "device" in inside else "",
     )
 
 
@@ -156,7 +153,6 @@ def port(path: str, device: str, number: int) -> RdmaPort:
         node_type=word(sysfs.text(f"{path}/node_type")),
         # The drivers rxe and siw work without a card.
         software="/virtual/" in os.path.realpath(path),
-        pci=sysfs.target(f"{path}/device"),
     )
 
 

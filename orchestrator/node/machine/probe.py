@@ -156,8 +156,6 @@ def gpu_count(root: str = "") -> int:
 KINDS = {
     "nofile": resource.RLIMIT_NOFILE,
     "memlock": resource.RLIMIT_MEMLOCK,
-    "nproc": resource.RLIMIT_NPROC,
-    "core": resource.RLIMIT_CORE,
 }
 
 
@@ -181,8 +179,7 @@ def leftovers() -> tuple[Leftover, ...]:
     runs = sorted(all_runs(), key=changed, reverse=True)[:NEWEST]
     unfinished = [run for run in runs if os.path.exists(run.spec) and run.last(Ended) is None]
     return tuple(
-        Leftover(job=run.job, node=run.node, alive=answers_still(run))
-        for run in job_processes.here(unfinished)
+        Leftover(job=run.job, alive=answers_still(run)) for run in job_processes.here(unfinished)
     )
 
 

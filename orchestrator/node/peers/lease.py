@@ -14,7 +14,7 @@ from orchestrator.node.peers.peers import EventLoop as PeersLoop
 from orchestrator.node.peers.peers import Hub, Peers, Spoke
 from orchestrator.protocol.control import PeerWord
 from orchestrator.protocol.events import EndOrder, Event, LeaseFormed
-from orchestrator.protocol.spec import LeaseTerms, Spec
+from orchestrator.protocol.spec import Spec
 from orchestrator.protocol.timing import (
     BEATS_IN_A_LEASE,
     GONE_SECONDS,
@@ -37,19 +37,18 @@ class Lease:
     """One supervisor's view of the other nodes and of the heads."""
 
     def __init__(self, job: LeasedJob, spec: Spec) -> None:
-        terms = spec.lease or LeaseTerms(attached=False)
         self.job, self.node = job, spec.node
-        self.seconds = max(terms.seconds, SHORTEST_LEASE)
+        self.seconds = max(spec.lease_seconds, SHORTEST_LEASE)
         self.beat = min(PEER_BEAT, self.seconds / BEATS_IN_A_LEASE)
-        self.grace = terms.grace
+        self.grace = spec.grace
         self.unfollowed_seconds = spec.patience + UNFOLLOWED_SECONDS
-        self.limit, self.over_at = terms.limit, float("inf")
+        self.limit, self.over_at = spec.limit, float("inf")
         # The grace of the ranks is part of the time limit.
-        if terms.limit:
-            ahead = min(terms.grace, terms.limit / 2)
-            self.over_at = time.monotonic() + terms.limit - ahead
+        if spec.limit:
+            ahead = min(spec.grace, spec.limit / 2)
+            self.over_at = time.monotonic() + spec.limit - ahead
         # True once a head has followed the job, here or on another node.
-        self.followed = not terms.attached
+        self.followed = not spec.attached
         self.began = self.turned = time.monotonic()
         # The longest time for which this process itself did not run.
         self.stood_still = 0.0
@@ -59,16 +58,17 @@ class Lease:
         self.due = float("inf")
         self.next_beat = 0.0
         self.formed = False
-        self.peers = self.find_peers(spec, terms) if terms.port else None
+        self.peers = self.find_peers(spec) if spec.supervisors_port else None
 
-    def find_peers(self, spec: Spec, terms: LeaseTerms) -> Peers | None:
+    def find_peers(self, spec: Spec) -> Peers | None:
         if self.node:
-            return Spoke(self.job, terms.token, self.hear, (terms.address, terms.port))
-        if terms.fd is None:
+            place = (spec.supervisors, spec.supervisors_port)
+            return Spoke(self.job, spec.token, self.hear, place)
+        if spec.listener is None:
             return None
-        server = socket.socket(fileno=terms.fd)
+        server = socket.socket(fileno=spec.listener)
         server.set_inheritable(False)
-        return Hub(self.job, terms.token, self.hear, server, spec.nnodes)
+        return Hub(self.job, spec.token, self.hear, server, spec.nnodes)
 
     # -- time --------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from orchestrator.node.start.claims import Claims
 from orchestrator.node.transfer import checkout, receive
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.requests.request import NO_PART
-from orchestrator.protocol.requests.start import Start, StartedHere, WarmStart
+from orchestrator.protocol.requests.start import Start, StartedHere
 from orchestrator.protocol.spec import Spec
 from orchestrator.protocol.version import OWN
 
@@ -50,17 +50,17 @@ def start(visit: ServerSession, spec: Spec) -> StartedHere:
     env = {**there.env, **attempt, **claims.environment(spec)}
     there = there.replace(env=env, claim=claims.place)
     ports = visit.of(Ports)
-    if ports.peers and there.lease:
-        there = there.replace(lease=there.lease.replace(fd=ports.peers.fileno()))
+    if ports.peers:
+        there = there.replace(listener=ports.peers.fileno())
     for name, text in spec.files:
         run.write(name, text)
     # The spec names the library, which stays as long as this run may need it.
     there = at_home(visit, there)
     run.write_spec(there)
-    pid, warm = start_supervisor(visit, run, there)
+    pid, warm, why_cold = start_supervisor(visit, run, there)
     visit.job_started(run, spec)
     ports.hand_over()
-    return StartedHere(supervisor=pid, shared=shared, run=run.path, warm=warm)
+    return StartedHere(supervisor=pid, shared=shared, run=run.path, warm=warm, why_cold=why_cold)
 
 
 def make_run_directory(visit: ServerSession, run: RunDir, first: RunDir) -> None:
@@ -109,8 +109,11 @@ def at_home(visit: ServerSession, spec: Spec) -> Spec:
     return spec.replace(library=LIBRARY, version=OWN, umask=visit.umask, machine=machine())
 
 
-def start_supervisor(visit: ServerSession, run: RunDir, spec: Spec) -> tuple[int, WarmStart]:
-    """Start the supervisor and wait until it has started torchrun; raise a Refusal otherwise."""
+def start_supervisor(visit: ServerSession, run: RunDir, spec: Spec) -> tuple[int, bool, str]:
+    """Start the supervisor and wait until it has started torchrun; raise a Refusal otherwise.
+
+    Return its PID, True if it comes from a standby, and the reason if it should have.
+    """
     ports = visit.of(Ports)
     inherited = [*visit.of(Claims).files, *ports.files]
     supervisor: subprocess.Popen[bytes] | WarmSupervisor
@@ -138,7 +141,7 @@ def start_supervisor(visit: ServerSession, run: RunDir, spec: Spec) -> tuple[int
         with open(os.path.join(run.path, "supervisor.err"), "rb") as file:
             words = word + file.read()[-2000:]
         raise Refusal(words.decode("utf-8", "replace").strip() or "its supervisor did not start")
-    return supervisor.pid, WarmStart(warm=warm is not None, why=reason)
+    return supervisor.pid, warm is not None, reason
 
 
 def take_warm(

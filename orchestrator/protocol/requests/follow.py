@@ -6,16 +6,14 @@ from typing import Any, Optional
 
 from orchestrator.protocol.events import RankState
 from orchestrator.protocol.message import Count, Few, Message, Moment, NodeTime
-from orchestrator.protocol.requests.request import Nothing, Request
+from orchestrator.protocol.requests.request import Nothing, PartRequest, Request
 
 NONE: dict[int, str] = {}
 
 
-class Follow(Request[Nothing], do="follow"):
+class Follow(PartRequest[Nothing], do="follow"):
     """Stream a job's files from these offsets on; the answer comes before the stream."""
 
-    job: str
-    node: int
     log: int
     ranks: int
     events: int
@@ -32,12 +30,11 @@ class PortState(Message):
     free: bool
 
 
-class StopReceipt(Message):
-    """The proof that a job is over on this node."""
+class PartReceipt(Message):
+    """How a job's part ended: the processes that were ended, and what remains."""
 
     job: str
-    node: int
-    left: tuple[int, ...]
+    left: tuple[int, ...] = ()
     # Name by PID of the processes that lived before.
     ended: dict[int, str] = NONE
     # Name by PID of those that did not end when asked.
@@ -59,22 +56,24 @@ class StopReceipt(Message):
     runs: str = ""
 
 
-class End(Request[Nothing], do="end"):
+class StopReceipt(PartReceipt):
+    """The proof that a job is over on this node."""
+
+    node: int
+
+
+class End(PartRequest[Nothing], do="end"):
     """Order the supervisor to end this node's part, without waiting for the end."""
 
-    job: str
-    node: int
     why: str
     grace: float
     # After a failure, only ranks that handle SIGTERM get the grace.
     failed: bool = False
 
 
-class Stop(Request[StopReceipt], do="stop"):
+class Stop(PartRequest[StopReceipt], do="stop"):
     """End this node's part, wait until no process is left, and prove it."""
 
-    job: str
-    node: int
     why: str
     grace: float
     # Seconds after which the remaining processes are killed.
@@ -105,32 +104,20 @@ class JobState(Message):
 
     job: str
     node: int
-    # One of running, ended, lost.
+    # One of running, ended, lost, unknown there.
     state: str
     ranks: dict[int, RankState]
     started: Optional[NodeTime] = None
     ended: Optional[NodeTime] = None
     agent: Optional[int] = None
     why: Optional[str] = None
-    nproc: Optional[int] = None
-    first_rank: Optional[int] = None
-    nnodes: Optional[int] = None
-    experiment: Optional[str] = None
     log_bytes: Optional[int] = None
     log_time: Optional[NodeTime] = None
     processes: Optional[tuple[int, ...]] = None
 
 
-class JobStates(Message):
-    """The parts of a job that have a directory here: one, or none."""
-
-    jobs: tuple[JobState, ...]
-
-
-class Jobs(Request[JobStates], do="jobs"):
+class AskJobState(PartRequest[JobState], do="job_state"):
     """Return the state of one part of a job here."""
-
-    part: tuple[str, int]  # (job, node)
 
 
 class SystemLines(Message):
@@ -177,11 +164,8 @@ class Stuck(Message):
     time: Moment
 
 
-class AskStuck(Request[Stuck], do="stuck"):
+class AskStuck(PartRequest[Stuck], do="stuck"):
     """Return the present position of every rank."""
-
-    job: str
-    node: int
 
 
 # -- a profile: two small files in the run directory, which rank 0 looks for once per step -----
@@ -234,11 +218,9 @@ class ProfileState(Message):
     over: bool = False
 
 
-class AskProfile(Request[ProfileState], do="profile"):
+class AskProfile(PartRequest[ProfileState], do="profile"):
     """Request a trace of the same steps of all ranks, and its progress, on the node of rank 0."""
 
-    job: str
-    node: int
     wish: ProfileWish
 
 

@@ -37,8 +37,10 @@ class Request(Message, Generic[A]):
     room: ClassVar[str]
     answer: ClassVar[type[Message]]
 
-    def __init_subclass__(cls, do: str) -> None:
+    def __init_subclass__(cls, do: str = "") -> None:
         super().__init_subclass__()
+        if not do:
+            return
         cls.room = cls.__module__.rpartition(".")[2]
         cls.do = f"{cls.room}.{do}"
         (cls.answer,) = typing.get_args(cls.__orig_bases__[0])  # type: ignore[attr-defined]
@@ -46,6 +48,13 @@ class Request(Message, Generic[A]):
 
 
 REQUESTS: dict[str, type[Request[Any]]] = {}
+
+
+class PartRequest(Request[A]):
+    """A request about one node's part of a job."""
+
+    job: str
+    node: int
 
 
 class Nothing(Message):

@@ -7,7 +7,7 @@ from typing import Optional
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.claims import NO_ENTRIES, ClaimEntry, Taken, Wish
 from orchestrator.protocol.requests.machine import PortWish
-from orchestrator.protocol.requests.request import Nothing, Request
+from orchestrator.protocol.requests.request import Nothing, PartRequest, Request
 from orchestrator.protocol.spec import Placement, Spec
 
 
@@ -26,13 +26,6 @@ class Hook(Request[Hooked], do="hook"):
     workdir: str
 
 
-class WarmStart(Message):
-    """The kind of a start: from a standby, or the reason for a cold one."""
-
-    warm: bool
-    why: str = ""
-
-
 class StartedHere(Message):
     """The answer once the supervisor has started torchrun."""
 
@@ -41,7 +34,9 @@ class StartedHere(Message):
     shared: bool
     # The path of the run directory.
     run: str
-    warm: WarmStart = WarmStart(warm=False)
+    # True for a start from a standby; else the reason why none was used, if it was asked for.
+    warm: bool = False
+    why_cold: str = ""
 
 
 class Start(Request[StartedHere], do="start"):
@@ -70,12 +65,8 @@ class TakePorts(Request[TakenPorts], do="take_ports"):
     port: PortWish
 
 
-class Release(Request[Nothing], do="release"):
+class Release(PartRequest[Nothing], do="release"):
     """Remove the files that a job's attempts share on this node, as it is not restarted."""
-
-    # The job name of any of its attempts.
-    job: str
-    node: int
 
 
 # -- claims ---------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import NamedTuple, Optional
 from orchestrator.protocol.facts import Disk
 from orchestrator.protocol.message import Count, Few, Message, Nonsense
 from orchestrator.protocol.requests.machine import ProbeTarget
-from orchestrator.protocol.requests.request import Request
+from orchestrator.protocol.requests.request import PartRequest, Request
 
 # The limit of unpacked contents in one request.
 LARGEST_BATCH_BYTES = 1 << 24
@@ -183,11 +183,9 @@ class OutputFiles(Message):
     own_disk: bool = False
 
 
-class Outputs(Request[OutputFiles], do="outputs"):
+class Outputs(PartRequest[OutputFiles], do="outputs"):
     """List the files of the ranks, if the node does not share the head's disk."""
 
-    job: str
-    node: int
     checkpoints: bool = False
     # The longest search for files beside the code that was sent, in seconds.
     beside: float = 0.0
@@ -235,9 +233,7 @@ class JobFiles(Message):
     whole: bool = True
 
 
-class AskJobFiles(Request[JobFiles], do="job_files"):
+class AskJobFiles(PartRequest[JobFiles], do="job_files"):
     """List the ranks' files for the next attempt; refused with NO_PART if the part is lost."""
 
-    job: str
-    node: int
     outputs: tuple[str, ...] = ()  # sync.outputs

@@ -43,7 +43,7 @@ def test_an_emergency_stop_looks_into_containers_first(
     ) -> list[Receipt]:
         assert all_users and not only_show
         order.append([node.place for node in nodes])
-        return [Receipt(nodes[0].name, "job", 0.1, error="nobody is there")]
+        return [Receipt(node=nodes[0].name, job="job", took=0.1, error="nobody is there")]
 
     def inside(nodes: Sequence[Node], _: Where, matters: object) -> list[Node]:
         assert matters is status.is_open
@@ -73,19 +73,19 @@ def test_an_emergency_stop_looks_into_containers_first(
     ],
 )
 def test_what_never_began_leaves_nothing_to_be_known(node: NodeRecord, *, proved: bool) -> None:
-    receipt = Receipt("a", "lm", known=False, runs="here")
+    receipt = Receipt(node="a", job="lm", known=False, runs="here")
     began = not stop.stopping.never_began(receipt, node)
-    assert replace(receipt, began=began).proved is proved
-    away = replace(receipt, error="it does not answer")
+    assert receipt.replace(began=began).proved is proved
+    away = receipt.replace(error="it does not answer")
     assert not stop.stopping.never_began(away, node)
 
 
 def test_many_nodes_that_ended_alike_share_a_receipt() -> None:
     receipts = [
-        Receipt(f"gpu{number}", "lm", took=number / 10, ended={"7": "python"})
+        Receipt(node=f"gpu{number}", job="lm", took=number / 10, ended={"7": "python"})
         for number in range(1, 41)
     ]
-    receipts[6] = Receipt("gpu7", "lm", 2.0, left=(7, 8))
+    receipts[6] = Receipt(node="gpu7", job="lm", took=2.0, left=(7, 8))
     assert to_text(receipts).splitlines() == [
         "gpu[1-6,8-40]: lm: ended 1 process in 4.0 s, nothing left",
         "gpu7: lm: STILL ALIVE: 7, 8",
@@ -93,14 +93,16 @@ def test_many_nodes_that_ended_alike_share_a_receipt() -> None:
 
 
 def test_shared_memory_that_stays_is_named() -> None:
-    receipt = Receipt("a", "lm", took=1.0, ended={7: "python"}, shared_memory=("/dev/shm/x",))
+    receipt = Receipt(
+        node="a", job="lm", took=1.0, ended={7: "python"}, shared_memory=("/dev/shm/x",)
+    )
     assert receipt.proved
     said = "a: lm: ended 1 process in 1.0 s, nothing left; shared memory stays there: /dev/shm/x"
     assert to_text([receipt]) == said
 
 
-LIVES = Receipt("a", "lm-1", left=(7, 8), experiment="/home/me/experiments/lm")
-OTHER = Receipt("b", "lm-2", left=(9,), experiment="/data/experiments/lm")
+LIVES = Receipt(node="a", job="lm-1", left=(7, 8), experiment="/home/me/experiments/lm")
+OTHER = Receipt(node="b", job="lm-2", left=(9,), experiment="/data/experiments/lm")
 
 
 @pytest.mark.parametrize(
@@ -136,7 +138,7 @@ def test_an_emergency_stop_shows_what_it_will_end(
         done.append(only_show)
         if not places:
             return []
-        return [LIVES, OTHER] if only_show else [replace(LIVES, left=(), ended={7: "python"})]
+        return [LIVES, OTHER] if only_show else [LIVES.replace(left=(), ended={7: "python"})]
 
     monkeypatch.setattr(stop.stopping, "stop_everything", everything)
     monkeypatch.setattr(stop.status, "containers_of", lambda *_: [])
@@ -163,8 +165,8 @@ def test_a_job_is_of_this_directory_where_its_experiment_is(
 ) -> None:
     """Nodes that share no disk with the head know only the experiment's name, or not even that."""
     (tmp_path / "lm").mkdir()
-    lives = replace(LIVES, experiment=experiment.replace("HERE", str(tmp_path)))
-    unknown = replace(lives, experiment="", left=(9,))
+    lives = LIVES.replace(experiment=experiment.replace("HERE", str(tmp_path)))
+    unknown = lives.replace(experiment="", left=(9,))
     shown = stop.stopping.preview([lives, unknown], tmp_path)
     assert shown.count("lm-1: 3 processes on a") == 1
     assert ("1 of these not of" in shown) is elsewhere

@@ -28,7 +28,7 @@ from orchestrator.head.nodes.clock import clock_offset
 from orchestrator.head.nodes.environment import Environment
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.nodes.server_command import FIRST_LINE, READ_PROGRAM, quote, sized
-from orchestrator.protocol.requests.follow import Jobs
+from orchestrator.protocol.requests.follow import AskJobState
 from orchestrator.protocol.requests.machine import Probe, ProbeTarget
 from orchestrator.protocol.requests.request import Answered, Beat
 
@@ -164,7 +164,8 @@ def test_a_job_can_be_looked_after_where_its_environment_has_gone(
     """It was renamed, or its disk is away: the job that runs in it must be ended all the same."""
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
     node = Node("here", activate=f"script:{tmp_path}/gone", wrap="env INSIDE=1")
-    assert ask_once(LocalTransport(), node, Jobs(part=("job", 0)), 30).jobs == ()
+    question = AskJobState(job="job", node=0)
+    assert ask_once(LocalTransport(), node, question, 30).state == "unknown there"
     probe = Probe(cwd="/", workdir=None, peers=(), target=ProbeTarget(kind="program", name="sh"))
     # The node starts no process without it.
     with pytest.raises(NodeError, match="there is no file"):
@@ -172,7 +173,7 @@ def test_a_job_can_be_looked_after_where_its_environment_has_gone(
     # The first reason is reported.
     with pytest.raises(NodeError, match="there is no file"):
         missing = replace(node, python="/no/such/python")
-        ask_once(LocalTransport(), missing, Jobs(part=("job", 0)), 30)
+        ask_once(LocalTransport(), missing, AskJobState(job="job", node=0), 30)
 
 
 def test_a_node_hears_from_a_head_that_is_busy_elsewhere(

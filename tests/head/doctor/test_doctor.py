@@ -42,7 +42,7 @@ from tests.head.plan.probed import facts, infiniband, interface, roce, software
 GIB = 1 << 30
 ROOM = Disk("/job", 100 * GIB, 50 * GIB, 10**6, 10**6, "/", writable=True)
 SHM = Disk("/dev/shm", 64 * GIB, 64 * GIB, 10**6, 10**6, "/dev/shm", writable=True)
-FREE = Limits((1 << 20, 1 << 20), (-1, -1), (-1, -1), (0, -1))
+FREE = Limits((1 << 20, 1 << 20), (-1, -1))
 H100 = Card("nvidia", "NVIDIA H100 80GB HBM3", memory=80 * GIB, used=0)
 
 
@@ -64,9 +64,9 @@ def machine(n: int, **fields: Any) -> Facts:
 
 
 def look(**fields: Any) -> Checkup:
-    told = Torch("/usr/bin/python3", "2.13.0+cu130", "13.0", "", "2.27.5", True, 8)
+    told = Torch("/usr/bin/python3", "13.0", "", "2.27.5", True)
     sound = {
-        "gpus": tuple(Gpu("nvidia", i, "NVIDIA H100 80GB HBM3", ecc_errors=0) for i in range(8)),
+        "gpus": tuple(Gpu(vendor="nvidia", index=i, model="H100", ecc_errors=0) for i in range(8)),
         "holders": (),
         "xids": (),
         "script": "abcd",
@@ -131,7 +131,7 @@ def test_a_torch_for_cpus_is_refused_at_each_launch_of_a_python() -> None:
 
 
 def gpu(**fields: Any) -> Checkup:
-    return look(gpus=(Gpu("nvidia", 3, "NVIDIA H100 80GB HBM3", **fields),))
+    return look(gpus=(Gpu(vendor="nvidia", index=3, model="H100", **fields),))
 
 
 DISK_FULL = Disk("/job", 100 * GIB, 1 << 20, 10**6, 10**6, "/", writable=True)
@@ -150,15 +150,15 @@ PLANTED: list[tuple[dict[str, Any], str, str, str]] = [
      "gpu4: it has 8 GPUs, and its torch 2.13.0+cpu is built for CPUs"),
     ({"software": software().replace(cuda="")}, "torch", BAD,
      "gpu4: it has 8 GPUs, and its torch 2.13.0+cu130 is built for CPUs"),
-    ({"checkup": look(torch=Torch("/p", "2.13.0", hip="7.0", available=False))}, "torch", BAD,
+    ({"checkup": look(torch=Torch("/p", hip="7.0", available=False))}, "torch", BAD,
      "its torch can use none: it is built for ROCm 7.0"),
     ({"checkup": look(torch=Torch("/p", error="ImportError: libcudart"))}, "torch", BAD,
      "gpu4: importing torch fails: ImportError: libcudart"),
-    ({"checkup": look(torch=Torch("/p", "2.13.0", "13.0", nccl="2.27.5", available=False))},
+    ({"checkup": look(torch=Torch("/p", "13.0", nccl="2.27.5", available=False))},
      "torch", BAD, "gpu4: it has 8 GPUs, and its torch can use none"),
     ({"checkup": look(torch=None, problems={"torch": "it did not end"})}, "torch", UNKNOWN,
      "torch was not tried: it did not end"),
-    ({"checkup": look(torch=Torch("/p", "2.13.0", "13.0", nccl="2.21.5", available=True))},
+    ({"checkup": look(torch=Torch("/p", "13.0", nccl="2.21.5", available=True))},
      "nccl", BAD, "NCCL: 2.21.5 on gpu4, 2.27.5 on the others"),
     ({"gpus": 7}, "gpus", WARN, "GPUs: 7 on gpu4, 8 on the others"),
     ({"cards": (Card("nvidia", "A100"),)}, "gpus", WARN, "GPU models: A100 on gpu4"),
@@ -174,9 +174,9 @@ PLANTED: list[tuple[dict[str, Any], str, str, str]] = [
      "did not end within 20 s"),
     ({"checkup": look(holders=(Holder(7, "u", "python", 4 * GIB, "alice"),))}, "busy", WARN,
      "gpu4: alice holds 4 GiB on its GPUs (PID 7)"),
-    ({"leftovers": (Leftover("run_20260101_000000-abc123", 0, alive=True),)}, "ours", WARN,
+    ({"leftovers": (Leftover("run_20260101_000000-abc123", alive=True),)}, "ours", WARN,
      "the job run_20260101_000000-abc123 runs there"),
-    ({"leftovers": (Leftover("run_20260101_000000-abc123", 0, alive=False),)}, "ours", WARN,
+    ({"leftovers": (Leftover("run_20260101_000000-abc123", alive=False),)}, "ours", WARN,
      "was left without its supervisor"),
     ({"checkup": look(script="9999")}, "code", BAD, "sha256 of the program: 9999 on gpu4"),
     ({"workdir_exists": False}, "workdir", BAD, "gpu4: there is no directory /job"),
@@ -191,9 +191,9 @@ PLANTED: list[tuple[dict[str, Any], str, str, str]] = [
     ({"shm": SHM.replace(writable=False)}, "shm", BAD, "/dev/shm cannot be written"),
     ({"shm": None, "problems": {"shm": "no answer"}}, "shm", UNKNOWN, "/dev/shm: no answer"),
     ({"shm": FULL}, "shm", BAD, "/dev/shm is full: 4 KiB free of 64 GiB"),
-    ({"limits": Limits((1 << 20, 1 << 20), (65536, 65536), (-1, -1), (0, -1))}, "limits", BAD,
+    ({"limits": Limits((1 << 20, 1 << 20), (65536, 65536))}, "limits", BAD,
      "gpu4: memlock is 64 KiB"),
-    ({"limits": Limits((256, 4096), (-1, -1), (-1, -1), (0, -1))}, "limits", WARN,
+    ({"limits": Limits((256, 4096), (-1, -1))}, "limits", WARN,
      "256 open files at most"),
     ({"clock_offset": 2.5}, "clock", WARN, "gpu4: its clock is 2.5 s ahead of"),
     ({"clock_offset": -3600.0}, "clock", WARN, "3600.0 s behind"),

@@ -9,7 +9,7 @@ import pytest
 from orchestrator.protocol import events
 from orchestrator.protocol.facts import Checkup, Holder, Load, User
 from orchestrator.protocol.message import Message, decode, encode
-from orchestrator.protocol.requests.follow import JobState, JobStates
+from orchestrator.protocol.requests.follow import JobState
 from orchestrator.protocol.requests.request import Clock
 
 HOURS = 3600.0
@@ -28,7 +28,7 @@ def test_times_of_a_node_are_by_our_clock(off: float) -> None:
     job = JobState(
         job="a", node=0, state="running", ranks={}, started=theirs - 60, log_time=theirs - 5
     )
-    (moved,) = received(JobStates(jobs=(job,)), off).jobs
+    moved = received(job, off)
     assert (moved.started, moved.log_time, moved.ended) == (NOW - 60, NOW - 5, None)
     user = User(user="u", job="a", cores=1.0, memory=1, processes=1, name="p", pid=1,
                 since=theirs - 60)  # fmt: skip

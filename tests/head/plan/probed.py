@@ -38,7 +38,7 @@ def facts(*addresses: str, **fields: Any) -> Facts:
         boot="",
         network=0,
         software=Software(),
-        limits=Limits((-1, -1), (-1, -1), (-1, -1), (-1, -1)),
+        limits=Limits((-1, -1), (-1, -1)),
         environment={},
         problems={},
         disk=None,

@@ -27,7 +27,6 @@ from orchestrator.protocol.requests.start import (
     StartedHere,
     TakenPorts,
     TakePorts,
-    WarmStart,
 )
 from orchestrator.records import experiments
 from orchestrator.records.experiment import NOT_STARTED, Experiment, JobRecord, NodeRecord
@@ -131,7 +130,7 @@ def test_only_ranks_that_are_told_all_nodes_cost_a_line_for_each(
 def test_how_the_ranks_start_is_said_once(starts: list[tuple[bool, str]], said: list[str]) -> None:
     nodes = [NodeRecord(n, f"n{n}", "n", None, None, "", "", n, 1) for n in range(3)]
     started = [
-        StartedHere(supervisor=1, shared=False, run="", warm=WarmStart(warm=warm, why=why))
+        StartedHere(supervisor=1, shared=False, run="", warm=warm, why_cold=why)
         for warm, why in starts
     ]
     heard: list[str] = []

@@ -37,10 +37,6 @@ raise ValueError("of rank 1")
 """
 
 
-def lease(grace: float, **more: Any) -> dict[str, Any]:
-    return {"lease": {"grace": grace, "attached": False, **more}}
-
-
 def seconds(job: Job, ended: dict[str, Any]) -> float:
     return float(ended["time"] - job.of_kind("ending")[0]["time"])
 
@@ -69,7 +65,7 @@ def test_a_rank_saves_after_another_one_failed(
     job = new_job()
     target = {**script(tmp_path, PROGRAM), "args": [kind]}
     spec = job.spec(target, start=start, nproc=2, workdir=tmp_path)
-    job.start({**spec, **lease(grace)})
+    job.start({**spec, "grace": grace})
     wait_until(lambda: job.said("ready", "0") and job.said("ready", "1"))
     (tmp_path / "go").touch()
     ended = job.wait()
@@ -98,7 +94,7 @@ time.sleep(1000)
 def test_a_rank_that_fails_as_it_saves_hurries_no_other(new_job: NewJob, tmp_path: Path) -> None:
     """`stop --grace` may give more than the launch did."""
     job = new_job()
-    job.start({**job.spec(script(tmp_path, STOPPED), nproc=2), **lease(SHORT)})
+    job.start({**job.spec(script(tmp_path, STOPPED), nproc=2), "grace": SHORT})
     wait_until(lambda: job.said("ready", "0") and job.said("ready", "1"))
     job.end("the user said so", 20.0)
     job.wait()
@@ -114,11 +110,12 @@ def test_a_rank_saves_after_one_failed_on_another_host(
     jobs = [first, new_job(first.run.job, node=1)]
     target = {**script(tmp_path, PROGRAM), "args": ["handler"]}
     with socket.create_server(("127.0.0.1", 0)) as server:
-        terms = {"address": "127.0.0.1", "port": server.getsockname()[1], "token": "00" * 16}
+        port = server.getsockname()[1]
+        terms = {"supervisors": "127.0.0.1", "supervisors_port": port, "token": "00" * 16}
         for node, job in enumerate(jobs):
             fds = () if node else (server.fileno(),)
             spec = job.spec(target, first=node, workdir=tmp_path)
-            own = lease(grace, **terms, **({"fd": fds[0]} if fds else {}))
+            own = {"grace": grace, **terms, "listener": fds[0] if fds else None}
             job.start({**spec, "nnodes": 2, **own}, fds)
     wait_until(lambda: jobs[0].said("ready", "0") and jobs[1].said("ready", "1"))
     wait_until(lambda: jobs[1].of_kind("lease"))

@@ -13,7 +13,7 @@ from orchestrator.node.job.run_directory import RunDir, machine
 from orchestrator.node.machine import probe
 from orchestrator.node.server.visit import ServerSession
 from orchestrator.protocol.events import Ended, Started
-from orchestrator.protocol.requests.follow import Jobs, StopAll
+from orchestrator.protocol.requests.follow import AskJobState, StopAll
 from orchestrator.protocol.requests.start import Start
 from tests.node.follow.test_stop_job import WAITS, spare_others
 from tests.node.running import Job, bare_spec, script, wait_until
@@ -40,8 +40,8 @@ def test_a_job_of_another_machine_is_left_alone(
     assert [left.job for left in probe.leftovers()] == ["ours"]
     assert job_processes.here([theirs, ours]) == [ours]
     started_on("gpu03 f00d", "theirs", node=1)
-    named = ServerSession().answer(Jobs(part=("theirs", 0))).jobs
-    assert [(state.job, state.node) for state in named] == [("theirs", 0)], (
+    named = ServerSession().answer(AskJobState(job="theirs", node=0))
+    assert (named.job, named.state) == ("theirs", "lost"), (
         "who names a part knows its machine, and has no use for the parts of a thousand others"
     )
     assert [receipt.job for receipt in stop_job.stop_all(ALL)] == ["ours"]

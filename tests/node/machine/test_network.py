@@ -66,8 +66,7 @@ def test_one_interface(machine: Path) -> None:
     found = {one.name: one for one in network.interfaces(str(machine))}
     assert found["eth0"] == Interface(
         name="eth0", kind="ethernet", state="up", speed=100000, mtu=9000,
-        master="bond0", members=(), driver="mlx5_core",
-        vendor="0x15b3", pci="0000:4b:00.0",
+        master="bond0", members=(), vendor="0x15b3",
     )  # fmt: skip
     assert found["bond0"].members == (
         "eth0",
@@ -124,7 +123,7 @@ def test_an_infiniband_card(tmp_path: Path) -> None:
     hca(tmp_path, "mlx5_0")
     (port,) = found(tmp_path)
     assert (port.name, port.link_layer, port.state) == ("mlx5_0:1", "InfiniBand", "ACTIVE")
-    assert (port.rate, port.pci, port.node_type) == (400.0, "0000:1a:00.0", "CA")
+    assert (port.rate, port.node_type) == (400.0, "CA")
     assert [gid.gid for gid in port.gids] == ["fe80:0000:0000:0000:b8ce:f603:0012:0001"]
     assert port.active and not port.software
 

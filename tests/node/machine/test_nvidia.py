@@ -46,8 +46,8 @@ def gpus(text: str) -> list[Gpu]:
 def test_healthy_gpus() -> None:
     first, second = gpus(HEALTHY)
     assert first == Gpu(
-        "nvidia", 0, "NVIDIA H100 80GB HBM3", UUID, "0000:1b:00", memory=81559 << 20,
-        used=4 << 20, busy=0, temperature=31, driver="550.127.05", ecc_errors=0,
+        vendor="nvidia", index=0, model="NVIDIA H100 80GB HBM3", uuid=UUID, pci="0000:1b:00",
+        memory=81559 << 20, used=4 << 20, busy=0, temperature=31, driver="550.127.05", ecc_errors=0,
         pages_pending=False, rows_pending=False, rows_failed=False,
         pcie_width=8, pcie_width_most=16,
     )  # fmt: skip

@@ -171,8 +171,8 @@ def test_those_that_have_not_ended() -> None:
         supervisor.listen()
         found = probe.leftovers()
     assert sorted(found, key=lambda leftover: leftover.job) == [
-        Leftover(job="alive-1", node=0, alive=True),
-        Leftover(job="lost-1", node=0, alive=False),
+        Leftover(job="alive-1", alive=True),
+        Leftover(job="lost-1", alive=False),
     ]
 
 

@@ -18,7 +18,6 @@ from orchestrator.node.peers.lease import Lease
 from orchestrator.node.peers.peers import Hub, Spoke
 from orchestrator.protocol.control import PeerWord
 from orchestrator.protocol.events import EndOrder, Event, LeaseFormed
-from orchestrator.protocol.spec import LeaseTerms
 from orchestrator.protocol.timing import (
     GONE_SECONDS,
     HEARSAY_SECONDS,
@@ -56,8 +55,8 @@ def test_a_time_limit_leaves_the_ranks_their_grace(
 ) -> None:
     now = 1000.0
     monkeypatch.setattr(leases.time, "monotonic", lambda: now)
-    supervisor, terms = Supervisor(), LeaseTerms(limit=200.0, grace=grace)
-    lease = Lease(supervisor, bare_spec().replace(lease=terms))
+    supervisor = Supervisor()
+    lease = Lease(supervisor, bare_spec(limit=200.0, grace=grace, attached=True))
     lease.followed = True
     while now < 1200.0 - ahead:
         assert not supervisor.orders
@@ -78,9 +77,9 @@ def test_a_part_that_no_head_has_followed_and_no_other_was_heard_of_ends(
     now = 1000.0
     monkeypatch.setattr(leases.time, "monotonic", lambda: now)
     supervisor = Supervisor()
-    nowhere = {"address": "127.0.0.1", "port": 1} if node else {}
-    terms = LeaseTerms(token="00", seconds=3600.0, attached=what != "detached", **nowhere)  # type: ignore[arg-type]
-    lease = Lease(supervisor, bare_spec().replace(node=node, lease=terms))
+    nowhere = {"supervisors": "127.0.0.1", "supervisors_port": 1} if node else {}
+    terms = {"token": "00", "lease_seconds": 3600.0, "attached": what != "detached", **nowhere}
+    lease = Lease(supervisor, bare_spec(node=node, **terms))
     if what == "followed":
         lease.followed = True
     until = now + START_PATIENCE_SECONDS + UNFOLLOWED_SECONDS
@@ -103,8 +102,8 @@ def test_others_may_speak_first_unless_the_cause_is_certain(certain: bool, waits
         now = 1000.0
         patch.setattr(leases.time, "monotonic", lambda: now)
         supervisor = Supervisor()
-        terms = LeaseTerms(address="127.0.0.1", port=1, token="00")
-        lease = Lease(supervisor, bare_spec().replace(node=1, lease=terms))
+        master = {"supervisors": "127.0.0.1", "supervisors_port": 1, "token": "00"}
+        lease = Lease(supervisor, bare_spec(node=1, attached=True, **master))
         # No peer is there to call.
         lease.next_beat = math.inf
         lease.hear(0, PeerWord(node=0, followed=True, end=order))
@@ -141,8 +140,9 @@ def test_a_supervisor_that_begins_late_is_behind_no_firewall(
     for module in (leases, peers):
         monkeypatch.setattr(module.time, "monotonic", lambda: now)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        terms = LeaseTerms(address="127.0.0.1", port=listener.getsockname()[1], token="00" * 16)
-        lease = Lease(loop, bare_spec().replace(node=1, nnodes=2, lease=terms))
+        port = listener.getsockname()[1]
+        master = {"supervisors": "127.0.0.1", "supervisors_port": port, "token": "00" * 16}
+        lease = Lease(loop, bare_spec(node=1, nnodes=2, attached=True, **master))
         for _ in range(round(3 * peers.LATE_SECONDS / lease.beat)):
             lease.turn()
             now += lease.beat
@@ -161,12 +161,13 @@ class Two:
         self.now = time.monotonic()
         listener = socket.create_server(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-        terms = LeaseTerms(address="127.0.0.1", port=port, token="00" * 16, seconds=60.0)
+        spec = bare_spec(nnodes=2, attached=True, lease_seconds=60.0).replace(
+            supervisors="127.0.0.1", supervisors_port=port, token="00" * 16
+        )
         self.jobs = [Supervisor(), Supervisor()]
-        own = terms.replace(fd=listener.detach())
         self.leases = [
-            Lease(self.jobs[0], bare_spec().replace(lease=own, nnodes=2)),
-            Lease(self.jobs[1], bare_spec().replace(lease=terms, nnodes=2, node=1)),
+            Lease(self.jobs[0], spec.replace(listener=listener.detach())),
+            Lease(self.jobs[1], spec.replace(node=1)),
         ]
         self.hub, self.spoke = self.leases[0].peers, self.leases[1].peers
 

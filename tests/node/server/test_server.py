@@ -29,8 +29,8 @@ from orchestrator.node.job.run_directory import RunDir, connect, note_stop_of_al
 from orchestrator.node.server.visit import Refusal, ServerSession
 from orchestrator.node.start import start as node_start
 from orchestrator.protocol.requests.follow import (
+    AskJobState,
     Follow,
-    Jobs,
     JobState,
     RankState,
     Stop,
@@ -302,7 +302,7 @@ def test_a_job_that_is_not_known_is_refused(new_link: NewLink) -> None:
             link.ask(Follow(job=name, node=0, log=0, ranks=0, events=0), PATIENCE)
     with pytest.raises(NodeError, match="this machine knows nothing of job nothing"):
         link.ask(Follow(job="nothing", node=0, log=0, ranks=0, events=0), PATIENCE)
-    assert link.ask(Jobs(part=("nothing", 0)), PATIENCE).jobs == ()
+    assert link.ask(AskJobState(job="nothing", node=0), PATIENCE).state == "unknown there"
 
 
 @pytest.mark.slow
@@ -489,7 +489,7 @@ def test_a_job_whose_supervisor_was_killed_is_swept(
     job.supervisor.kill()
     job.supervisor.wait()
     link, who = new_link(), {"job": job.run.job, "node": 0}
-    (state,) = link.ask(Jobs(part=(job.run.job, 0)), PATIENCE).jobs
+    state = link.ask(AskJobState(job=job.run.job, node=0), PATIENCE)
     assert state.state == "lost"
     assert set(state.processes or ()) == set(living)
     receipt = link.ask(Stop(**who, why="enough", grace=0.0, wait=5.0), PATIENCE)
@@ -602,12 +602,10 @@ def test_the_state_of_a_job(new_link: NewLink, new_job: NewJob, tmp_path: Path) 
     link = new_link()
 
     def state() -> JobState:
-        (found,) = link.ask(Jobs(part=(job.run.job, job.run.node)), PATIENCE).jobs
-        return found
+        return link.ask(AskJobState(job=job.run.job, node=job.run.node), PATIENCE)
 
     running = state()
     assert (running.state, running.node) == ("running", 2)
-    assert (running.nproc, running.first_rank, running.nnodes) == (1, 4, 1)
     pid = job.of_kind("rank_started")[0]["pid"]
     assert running.ranks == {4: RankState(state="started", pid=pid)}
     assert running.log_bytes == len("ready\n")
@@ -621,7 +619,7 @@ def test_the_state_of_a_job(new_link: NewLink, new_job: NewJob, tmp_path: Path) 
     rank = ended.ranks[4]
     assert (rank.state, rank.pid, rank.code, rank.words) == ("ended", pid, 3, "3")
     assert ended.processes is None
-    assert link.ask(Jobs(part=("another", 0)), PATIENCE).jobs == ()
+    assert link.ask(AskJobState(job="another", node=0), PATIENCE).state == "unknown there"
 
 
 @pytest.mark.slow
@@ -636,7 +634,7 @@ def test_a_job_whose_home_has_a_long_path(
     job.start(job.spec(script(tmp_path, WAITS)))
     with connect(RunDir(job.run.job, 0)):
         pass
-    assert new_link().ask(Jobs(part=(job.run.job, 0)), PATIENCE).jobs[0].state == "running"
+    assert new_link().ask(AskJobState(job=job.run.job, node=0), PATIENCE).state == "running"
 
 
 def test_a_server_that_waited_for_its_head_knows_of_no_stop_before_it(
@@ -646,7 +644,7 @@ def test_a_server_that_waited_for_its_head_knows_of_no_stop_before_it(
     waiting, there = ServerSession(), ServerSession()
     waiting.waits = True
     note_stop_of_all()
-    waiting.answer(Jobs(part=("job", 0)))
+    waiting.answer(AskJobState(job="job", node=0))
     run = RunDir("job", 0)
     waiting.refuse_if_stopped(run)
     with pytest.raises(Refusal, match="was stopped"):

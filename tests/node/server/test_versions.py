@@ -14,7 +14,7 @@ import pytest
 from orchestrator.head.connect.channel import Declined
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol.message import encode
-from orchestrator.protocol.requests.follow import End, Follow, Jobs, RankState, Stop
+from orchestrator.protocol.requests.follow import AskJobState, End, Follow, RankState, Stop
 from orchestrator.protocol.requests.request import OTHER_VERSION
 from orchestrator.protocol.version import PROTOCOL
 from tests.node.running import PATIENCE, bare_spec
@@ -108,8 +108,8 @@ def test_a_supervisor_that_is_understood(
 ) -> None:
     there = stand_in("job-1", spec, events)
     link = new_link()
-    (state,) = link.ask(Jobs(part=("job-1", 0)), PATIENCE).jobs
-    assert (state.state, state.nproc) == ("running", 1)
+    state = link.ask(AskJobState(job="job-1", node=0), PATIENCE)
+    assert state.state == "running"
     assert state.ranks == {0: RankState(state="started", pid=99999999)}
     request = Follow(job="job-1", node=0, log=0, ranks=0, events=0, head=True)
     link.ask(request, PATIENCE)
@@ -146,7 +146,7 @@ def test_a_supervisor_that_is_not_understood(
         link.ask(request, PATIENCE)
     assert refused.value.kind == OTHER_VERSION
     assert f"speaks protocol {PROTOCOL + 8}; this is " in refused.value.what
-    (state,) = link.ask(Jobs(part=("job-1", 0)), PATIENCE).jobs
+    state = link.ask(AskJobState(job="job-1", node=0), PATIENCE)
     assert state.state == "running"
     stop = Stop(job="job-1", node=0, why="now", grace=0.0, wait=PATIENCE)
     assert link.ask(stop, PATIENCE).left == ()

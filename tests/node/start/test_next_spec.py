@@ -12,7 +12,7 @@ from orchestrator.node.server.visit import Refusal
 from orchestrator.node.start.start import part_of
 from orchestrator.protocol.requests.request import NO_PART
 from orchestrator.protocol.requests.start import Start
-from orchestrator.protocol.spec import AttemptNumber, LeaseTerms, Placement, Spec, Target
+from orchestrator.protocol.spec import AttemptNumber, Placement, Spec, Target
 
 FIRST = Spec(
     job="run-1",
@@ -30,7 +30,9 @@ FIRST = Spec(
     unset=(),
     workdir="/job",
     target=Target(kind="script", name="train.py"),
-    lease=LeaseTerms(address="10.0.0.1", port=1, token="old"),
+    supervisors="10.0.0.1",
+    supervisors_port=1,
+    token="old",
 )
 PLACE = Placement(
     job="run-1.2",
@@ -67,11 +69,8 @@ def test_a_spare_becomes_the_master_of_fewer_nodes() -> None:
         "SECRET": "x",
     }
     assert (spec.node, spec.nnodes, spec.first_rank, spec.port) == (0, 2, 0, 29501)
-    assert spec.lease and (spec.lease.address, spec.lease.port, spec.lease.token) == (
-        *("10.0.0.4", 2),
-        "new",
-    )
-    assert spec.lease.attached
+    assert (spec.supervisors, spec.supervisors_port, spec.token) == ("10.0.0.4", 2, "new")
+    assert spec.attached
 
 
 def test_accelerate_starts_again_on_its_own_nodes(kept: RunDir) -> None:

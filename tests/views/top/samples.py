@@ -15,7 +15,7 @@ GIB = 1 << 30
 
 def gpu(index: int, busy: int, problem: str = "") -> Gpu:
     return Gpu(
-        "nvidia", index, "H100", f"GPU-{index}", f"0000:0{index}:00", memory=80 * GIB,
+        vendor="nvidia", index=index, model="H100", uuid=f"GPU-{index}", memory=80 * GIB,
         used=40 * GIB, busy=busy, temperature=60 + index, problem=problem,
     )  # fmt: skip
 
