@@ -61,9 +61,8 @@ def follow_launched(
         running.experiment,
         running.transport,
         backend_of,
-        notifier_of(running.experiment, running.record, say),
+        notifier_of(running.experiment, running.record),
         view,
-        say,
         keys=keys,
     )
     screen = make_screen(running.experiment, running.record, view, folds=True)
@@ -88,9 +87,8 @@ def follow_again(
         job.experiment,
         job.transport,
         backend_of,
-        notifier_of(job.experiment, record, say),
+        notifier_of(job.experiment, record),
         view,
-        say,
         keys=keys,
         left_behind=left_behind,
         looks_on=looks_on,

@@ -12,9 +12,9 @@ from orchestrator.head.follow import verdict
 from orchestrator.head.follow.job_end import JobEnd, Outcome
 from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.verdict import Failure
-from orchestrator.head.screen.output import OURS
+from orchestrator.head.screen.output import say, warn
 from orchestrator.head.screen.screen import Display
-from orchestrator.head.screen.styles import FAILED, WARNING, styled
+from orchestrator.head.screen.styles import FAILED, styled
 from orchestrator.protocol.events import (
     Ended,
     Event,
@@ -130,14 +130,6 @@ class FollowedJob:
         self.save_next_at = 0.0  # monotonic
         self.disk_is_full = False
 
-    def say(self, text: str) -> None:
-        log.debug("says: %s", text)
-        self.display.say(f"{OURS} {text}")
-
-    def warn(self, text: str) -> None:
-        """Print a message on which the user may have to act."""
-        self.say(styled(text, WARNING))
-
     @property
     def at_work(self) -> list[NodeFollower]:
         """Return the followers of the nodes that are not over."""
@@ -163,7 +155,7 @@ class FollowedJob:
 
     def announce_end(self, why: str) -> None:
         self.display.mute()
-        self.say(f"{styled(why, FAILED)}; ending the job everywhere")
+        say(f"{styled(why, FAILED)}; ending the job everywhere")
 
     def end_all(self, reason: str, grace: float) -> None:
         log.info("all nodes are to end: %s; grace %g s", reason, grace)
@@ -209,6 +201,6 @@ class FollowedJob:
         self.disk_is_full = True
         log.info("the record cannot be written: %s", error)
         if error is not None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            self.warn(f"{self.experiment.path} cannot be written: {error.strerror}")
+            warn(f"{self.experiment.path} cannot be written: {error.strerror}")
         else:
-            self.warn(f"no space left for {self.experiment.path}: the logs wait on the nodes")
+            warn(f"no space left for {self.experiment.path}: the logs wait on the nodes")

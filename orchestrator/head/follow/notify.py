@@ -23,11 +23,12 @@ from typing import Any
 from orchestrator.common import files
 from orchestrator.common.errors import UsageError
 from orchestrator.common.hiding import REDACTED
-from orchestrator.common.text import Say, duration, plural
+from orchestrator.common.text import duration, plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.follow import verdict
 from orchestrator.head.screen import tracebacks
 from orchestrator.head.screen.lines import clean
+from orchestrator.head.screen.output import say
 from orchestrator.protocol.message import encode
 from orchestrator.records import manifest
 from orchestrator.records.experiment import NOTIFY, Experiment, JobRecord
@@ -96,7 +97,7 @@ def kept(experiment: Experiment) -> tuple[str, ...]:
         raise UsageError(f"{path} is damaged", f"rm {path}; no command is run then") from error
 
 
-def notifier_of(experiment: Experiment, record: JobRecord, say: Say) -> Notifier:
+def notifier_of(experiment: Experiment, record: JobRecord) -> Notifier:
     """Return the notifier of a job; with run-node only the first node's head runs commands."""
     commands: tuple[str, ...] = ()
     if record.launch.notify and not any(node.index for node in record.nodes[:1]):
@@ -104,14 +105,14 @@ def notifier_of(experiment: Experiment, record: JobRecord, say: Say) -> Notifier
             commands = kept(experiment)
         except UsageError as error:
             say(f"no command is notified: {error.what}")
-    return Notifier(commands, say, manifest.working_tree(experiment) if commands else "")
+    return Notifier(commands, manifest.working_tree(experiment) if commands else "")
 
 
 class Notifier:
     """Runs the notify commands for each event of a job, one after the other, in its own thread."""
 
-    def __init__(self, commands: Sequence[str], say: Say, tree: str = "") -> None:
-        self.commands, self.say = commands, say
+    def __init__(self, commands: Sequence[str], tree: str = "") -> None:
+        self.commands = commands
         # The user's own working tree, which replaces snapshots in the paths of a verdict.
         self.tree = tree
         self.notices: queue.SimpleQueue[Notice | None] = queue.SimpleQueue()
@@ -139,7 +140,7 @@ class Notifier:
         for words, problem in list(self.problems.items()):
             if problem:
                 self.problems[words] = ""
-                self.say(f"--notify {shown(words)}: {problem}; this is said once")
+                say(f"--notify {shown(words)}: {problem}; this is said once")
 
     def close(self, seconds: float = LAST_SECONDS) -> None:
         """Wait up to `seconds` for running commands, then report problems."""
@@ -147,7 +148,7 @@ class Notifier:
         if self.thread is not None:
             self.thread.join(seconds)
             if self.thread.is_alive():
-                self.say(f"--notify: not all was passed on within {seconds:g} s")
+                say(f"--notify: not all was passed on within {seconds:g} s")
         self.report()
 
 

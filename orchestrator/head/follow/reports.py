@@ -26,6 +26,7 @@ from orchestrator.head.follow.streams.news import (
     Wrote,
 )
 from orchestrator.head.follow.verdict import Failure
+from orchestrator.head.screen.output import say, warn
 from orchestrator.head.screen.styles import DONE, styled
 from orchestrator.head.transfer.home import CodeOutputs
 from orchestrator.node.machine import nvidia
@@ -69,7 +70,7 @@ class Reports:
         self.set_clock(node, news.clock)
         if node.lost_since:
             log.info("%s is back after %.1f s", node.who, node.away)
-            self.job.say(styled(f"{node.who} is back after {node.away:.0f} s", DONE))
+            say(styled(f"{node.who} is back after {node.away:.0f} s", DONE))
         node.lost_since = 0.0
 
     @take.register(ClockRead)
@@ -80,12 +81,12 @@ class Reports:
     def _(self, news: Lost, node: NodeState) -> None:
         if not node.lost_since:
             node.lost_since, node.silent = time.monotonic(), news.silent
-            self.job.warn(f"{node.who}: {news.why}; trying to come back")
+            warn(f"{node.who}: {news.why}; trying to come back")
         node.lost_why = news.why
 
     @take.register(Warned)
     def _(self, news: Warned, node: NodeState) -> None:
-        self.job.warn(f"node {news.node}: {news.what}")
+        warn(f"node {news.node}: {news.what}")
         if news.receipt is not None:
             of = {"node": node.record.name, "job": self.job.record.job}
             self.not_ended(Receipt(**{**vars(news.receipt), **of}))
@@ -113,7 +114,7 @@ class Reports:
         elif left := node.ended.left:
             self.not_ended(Receipt(node=node.record.name, job=self.job.record.job, left=left))
             what = f"processes {list(left)} do not end (stuck in the kernel?)"
-            self.job.warn(f"node {node.record.index}: {what}")
+            warn(f"node {node.record.index}: {what}")
 
     @take.register(Failed)
     def _(self, news: Failed, node: NodeState) -> None:
@@ -144,12 +145,12 @@ class Reports:
         for xid in nvidia.xids(event.line):
             if node.broken_gpu is None:
                 node.broken_gpu = xid
-                self.job.warn(f"{node.who}: {xid}; what uses that GPU will fail, or wait for ever")
+                warn(f"{node.who}: {xid}; what uses that GPU will fail, or wait for ever")
 
     @take_event.register(events.LeaseFormed)
     def _(self, event: events.LeaseFormed, node: NodeState) -> None:
         if not event.active:
-            self.job.warn(
+            warn(
                 f"{node.who} cannot reach node 0's supervisor ({event.why}): without a head,"
                 " an end on one will not be an end on the other. If that is a firewall, ranks"
                 f" that connect to each other hang, too: {OPEN_ALL}",
@@ -168,7 +169,7 @@ class Reports:
         node.ended = event
         # Output that the disk refused earlier is mentioned in the log itself.
         if event.lost:
-            self.job.warn(
+            warn(
                 f"{node.who}: the last {size(event.lost)} of output are in no log: there was no"
                 " room for them on the disk of ~/.orchestrator there (`df -h ~`, `quota`)"
             )
@@ -217,7 +218,7 @@ class Reports:
     def ending(self, node: NodeState, event: events.Ending) -> None:
         """Handle an end that a supervisor began without an order of this head."""
         if event.headless:
-            self.job.warn(f"{node.who} ended its part: {event.why}")
+            warn(f"{node.who} ended its part: {event.why}")
         elif self.has_other_heads:
             self.ended_elsewhere(node, event)
         elif (loss := self.loss_of(event)) is None:
@@ -248,20 +249,20 @@ class Reports:
         if event.failed or event.lost is not None:
             self.job.end.outcome = Outcome.FAILED if event.lost is None else Outcome.LOST
             self.job.display.mute()
-            self.job.warn(f"{event.why}; this node ends its part")
+            warn(f"{event.why}; this node ends its part")
             self.job.failures.append(node.failure(event.time, "elsewhere", event.why))
 
     def say_what_was_killed(self, node: NodeState, event: events.Ended) -> None:
         """Warn of killed ranks, whose unsaved state is lost, and of shared memory that is left."""
         if event.shared_memory:
             names = ", ".join(event.shared_memory)
-            self.job.warn(f"{node.who}: shared memory of the job stays there: {names}")
+            warn(f"{node.who}: shared memory of the job stays there: {names}")
         ranks = {rank.pid: f"rank {number}" for number, rank in event.ranks.items() if rank.pid}
         unsaved = {pid: ranks[pid] for pid in event.killed if pid in ranks}
         if unsaved and self.job.end.outcome is Outcome.STOPPED and node.grace:
             who = ", ".join(unsaved.values())
             waited = min(node.grace, round(max(0.0, event.time - node.asked_at), 1))
-            self.job.warn(f"{node.who}: killed {who}: still there {waited:g} s after it was asked")
+            warn(f"{node.who}: killed {who}: still there {waited:g} s after it was asked")
 
     @take_event.register(events.RankFinished)
     def rank_done(self, event: events.RankFinished | events.RankEnded, node: NodeState) -> None:
@@ -282,8 +283,6 @@ class Reports:
             return
         if noted:
             what = f"{abs(offset):.0f} s {'ahead' if offset > 0 else 'behind'}"
-            self.job.warn(
-                f"the clock of node {node.record.index} is {what}; its times are corrected"
-            )
+            warn(f"the clock of node {node.record.index} is {what}; its times are corrected")
         node.record = replace(node.record, clock=noted)
         self.job.changed = True

@@ -25,6 +25,7 @@ from orchestrator.head.follow.reports import Reports
 from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.streams.news import Answer, Grew, News
 from orchestrator.head.screen.keyboard import KEYS, Keyboard
+from orchestrator.head.screen.output import say, warn
 from orchestrator.head.screen.screen import Display
 from orchestrator.head.transfer import home
 from orchestrator.protocol.requests.follow import Stuck
@@ -125,7 +126,7 @@ class Run:
         if not self.end.left:
             outputs = self.experiment.path / "outputs"
             for line in home.where_it_is(self.reports.code_outputs, outputs):
-                self.job.say(line)
+                say(line)
             self.conclude()
 
     def turn(self, keys: Keyboard) -> None:
@@ -139,7 +140,7 @@ class Run:
             log.info("leaves the job running, as the user wants")
             self.end.left = self.left_on_purpose = True
         elif "h" in pressed or "?" in pressed:
-            self.job.say(KEYS)
+            say(KEYS)
         self.check_successor()
         if self.end.order_is_due(time.monotonic()):
             self.job.end_all(self.end.order_why, self.record.launch.grace)
@@ -180,22 +181,22 @@ class Run:
         self.terminated = self.terminated or number == signal.SIGTERM
         if number == signal.SIGTERM and self.ranks_were_terminated():
             self.end.outcome = Outcome.STOPPED
-            self.job.say("the same signal has reached this head: the job is stopped")
+            say("the same signal has reached this head: the job is stopped")
             self.job.end_all(verdict.STOPPED_BY_USER, self.record.launch.grace)
             return
         self.out_of_time = number == signal.SIGUSR1 and self.end.open
         if self.out_of_time:
-            self.job.warn("the time limit of Slurm's job is near")
+            warn("the time limit of Slurm's job is near")
         if self.interrupts == 1 and self.end.open:
             self.end.outcome = Outcome.STOPPED
             grace = self.record.launch.grace
-            self.job.warn(f"asking all ranks to save and stop ({grace:g} s); Ctrl-C again to kill")
+            warn(f"asking all ranks to save and stop ({grace:g} s); Ctrl-C again to kill")
             self.job.end_all(verdict.STOPPED_BY_USER, grace)
         else:
             # Without this outcome a job with restarts would be started again.
             if self.end.open or self.record.launch.max_restarts:
                 self.end.outcome = Outcome.STOPPED
-            self.job.say("killing all ranks")
+            say("killing all ranks")
             self.job.end_all(verdict.KILLED_BY_USER, 0.0)
 
     def ranks_were_terminated(self) -> bool:
@@ -250,7 +251,7 @@ class Run:
         if not all(away) or not self.end.open:
             return False
         if min(away, default=0.0) > max(CUT_OFF_SECONDS, self.record.launch.node_loss_timeout):
-            self.job.warn(f"no node was reached for {min(away):.0f} s")
+            warn(f"no node was reached for {min(away):.0f} s")
             self.end.left = True
         return True
 
@@ -290,7 +291,7 @@ class Run:
         if self.terminated and self.record.state == "stopped":
             self.taken_back = self.backend.is_taken_back(self.record)
         if self.reports.own_disks and not (self.record.engine or goes_on):
-            self.job.say(home.STAYS)
+            say(home.STAYS)
         # A job that can be requeued is not recorded as ended: readers would stop following it.
         if not self.stopped_in_time:
             self.job.save()
@@ -302,7 +303,7 @@ class Monitors:
     def __init__(self, job: FollowedJob) -> None:
         self.job, record = job, job.record
         limit = record.launch.hang_timeout
-        self.hang = HangMonitor(limit, job.experiment, record.job, job.say)
+        self.hang = HangMonitor(limit, job.experiment, record.job)
         # With a short limit the hang monitor finds the problem first, as the user requested.
         self.start = StartMonitor("" if 0 < limit < DIALS_WITHIN_SECONDS else record.master)
 
@@ -316,7 +317,7 @@ class Monitors:
 
     def held_up(self, slow: SlowRank) -> None:
         self.job.held_up(slow.replace(time=time.time()))
-        self.job.warn(slow.text)
+        warn(slow.text)
 
     def answer(self, news: Answer) -> None:
         """Pass an answer to the monitor that sent the request."""

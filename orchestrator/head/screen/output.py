@@ -12,6 +12,7 @@ import errno
 import functools
 import io
 import json
+import logging
 import os
 import shutil
 import signal
@@ -26,6 +27,8 @@ from typing import Generic, TextIO, TypeVar
 from orchestrator.common import text
 from orchestrator.head.screen import styles
 from orchestrator.head.screen.lines import clean
+
+log = logging.getLogger(__name__)
 
 # A text, or a text and its style, such as "bold red".
 Cell = str | tuple[str, str]
@@ -166,8 +169,14 @@ def safe(text: str) -> str:
 
 
 def say(text: str) -> None:
-    """Pass a message for the user to the listener of heard_by(), else print it on a line."""
+    """Log a message for the user, and pass it to the listener of heard_by(), else print it."""
+    log.debug("says: %s", printable(text))
     (listeners[-1] if listeners else on_the_screen)(text)
+
+
+def warn(text: str) -> None:
+    """Say a message on which the user may have to act."""
+    say(styles.styled(text, styles.WARNING))
 
 
 def on_the_screen(text: str) -> None:

@@ -335,8 +335,9 @@ class Display(threading.Thread):
         # True if tracebacks that are held at the end are not shown.
         self.fold = False
 
-    def say(self, text: str) -> None:
-        self.messages.put(text)
+    def hear(self, text: str) -> None:
+        """Show a message of say() above the status line, in its turn."""
+        self.messages.put(f"{OURS} {text}")
         self.news.set()
 
     def grew(self) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from orchestrator.common.errors import OrchestratorError
-from orchestrator.common.text import Say
 from orchestrator.config.launch import View
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
@@ -23,7 +22,7 @@ from orchestrator.head.follow.notify import Notifier
 from orchestrator.head.follow.run import Backend, Run
 from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.streams.node_logs import log_files, open_logs
-from orchestrator.head.screen import styles
+from orchestrator.head.screen import output, styles
 from orchestrator.head.screen.keyboard import Keyboard
 from orchestrator.head.screen.screen import Display, Screen
 from orchestrator.head.start.record import Running
@@ -58,7 +57,6 @@ class Stay:
     backend: Callable[[JobRecord], Backend]
     notifier: Notifier
     view: View
-    say: Say
     keys: Keyboard | None = None
     # True in a background process that a head started when it left.
     left_behind: bool = False
@@ -122,7 +120,8 @@ class Stay:
         display.screen.status = JobLine(run.job)
         display.start()
         try:
-            run.go(followers, self.keys)
+            with output.heard_by(display.hear):
+                run.go(followers, self.keys)
         except BaseException:
             self.experiment.unlock()
             raise

@@ -35,7 +35,6 @@ from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.head.screen import failures, output
 from orchestrator.head.screen.output import say
 from orchestrator.head.screen.progress import counted
-from orchestrator.head.screen.styles import WARNING, styled
 from orchestrator.head.start import claims, record, selection
 from orchestrator.head.start.code import expect_code, reach_with_code
 from orchestrator.head.start.gather import Gathered, Gathering, NotBack, refuse_if_stopped
@@ -349,7 +348,7 @@ def start_again(
     """Record the next attempt, and start it on every node or on none."""
     number, most = len(ended.attempts) + 1, 1 + ended.launch.max_restarts
     line = f"attempt {number} of at most {most} ({ended.attempts[-1].why})"
-    say(styled(line, WARNING))
+    output.warn(line)
     ports = take_ports(ended, gathered)
     nodes, spares = gathered.nodes, gathered.spares
     starting = record.record_again(experiment, ended, nodes, spares, ports.port, line)

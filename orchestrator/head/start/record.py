@@ -25,7 +25,6 @@ from orchestrator.head.plan import redact
 from orchestrator.head.plan.model import NodePlan
 from orchestrator.head.plan.plan import ENGINE
 from orchestrator.head.screen.log_reader import NO_RANK
-from orchestrator.head.screen.output import say
 from orchestrator.head.start.code import experiments as experiments_below
 from orchestrator.head.start.parts import Prepared
 from orchestrator.head.start.request import LaunchRequest
@@ -132,7 +131,7 @@ def record_failure(place: Experiment, record: JobRecord, error: OrchestratorErro
     # A full disk must not hide why the job did not start.
     with contextlib.suppress(OSError):
         place.write_record(failed)
-    notifier = notifier_of(place, failed, say)
+    notifier = notifier_of(place, failed)
     notifier.over(failed)
     notifier.close()
 

@@ -13,7 +13,6 @@ from orchestrator.head.follow.followed_job import FollowedJob
 from orchestrator.head.follow.reports import Reports
 from orchestrator.head.follow.streams.news import Happened
 from orchestrator.head.follow.verdict import Failure
-from orchestrator.head.screen.lines import clean
 from orchestrator.head.screen.screen import Display, Screen
 from orchestrator.protocol.events import Ended, from_data
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
@@ -29,12 +28,6 @@ RECORD = JobRecord("run-1", "run", "failed", ["master_launch"], NODES, 1000.0)
 def followed(path: Path) -> FollowedJob:
     screen = Screen([], io.StringIO(), tty=False, color=False, quiet=True)
     return FollowedJob(Experiment(path / "run_1"), RECORD, Display(screen))
-
-
-def said_by(job: FollowedJob) -> list[str]:
-    return [
-        clean(job.display.messages.get_nowait() or "") for _ in range(job.display.messages.qsize())
-    ]
 
 
 @pytest.mark.parametrize("asked", ["", "rank 0 failed"])

@@ -103,9 +103,8 @@ def record(state: str = "failed", **more: Any) -> JobRecord:
     return JobRecord(**{**fields, **more})  # type: ignore[arg-type]
 
 
-def test_a_failure_has_the_verdict(tmp_path: Path) -> None:
-    said: list[str] = []
-    notifier = Notifier([f"cat > {tmp_path}/told"], said.append)
+def test_a_failure_has_the_verdict(tmp_path: Path, said: list[str]) -> None:
+    notifier = Notifier([f"cat > {tmp_path}/told"])
     notifier.over(record())
     notifier.close()
     assert not said
@@ -118,19 +117,19 @@ def test_a_failure_has_the_verdict(tmp_path: Path) -> None:
     assert told["verdict"]["rank"] == 3 and len(told["verdict"]["traceback"]) == 8000
 
 
-def test_a_failing_command_is_named_once_without_its_arguments() -> None:
-    said: list[str] = []
-    notifier = Notifier(["sh -c 'exit 3' hidden"], said.append)
+def test_a_failing_command_is_named_once_without_its_arguments(said: list[str]) -> None:
+    notifier = Notifier(["sh -c 'exit 3' hidden"])
     for _ in range(3):
         notifier.over(record())
     notifier.close()
     assert said == ["--notify sh (redacted): exit code 3; this is said once"]
 
 
-def test_a_slow_command_holds_up_neither_the_head_nor_the_others(tmp_path: Path) -> None:
-    said: list[str] = []
+def test_a_slow_command_holds_up_neither_the_head_nor_the_others(
+    tmp_path: Path, said: list[str]
+) -> None:
     slow = f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done"
-    notifier = Notifier([slow, f"echo >> {tmp_path}/told"], said.append)
+    notifier = Notifier([slow, f"echo >> {tmp_path}/told"])
     for _ in range(3):
         notifier.over(record())
     began = time.monotonic()
@@ -142,10 +141,9 @@ def test_a_slow_command_holds_up_neither_the_head_nor_the_others(tmp_path: Path)
     (tmp_path / "go").touch()
 
 
-def test_a_command_gets_the_event(tmp_path: Path) -> None:
-    said: list[str] = []
+def test_a_command_gets_the_event(tmp_path: Path, said: list[str]) -> None:
     command = f'cat > "{tmp_path}/$NOTIFY_EVENT"; env > {tmp_path}/env; echo done'
-    notifier = Notifier([command], said.append)
+    notifier = Notifier([command])
     attempt = Attempt(1, "j", 100.0, 130.0, "failed", 1, CAUSE, ["a", "b"], step=7, restarted=True)
     notifier.over(record("restarting", attempts=[attempt], ended=None, verdict=None))
     notifier.over(record("done", verdict=None))
@@ -193,15 +191,14 @@ def lives(process: int) -> bool:
     return state != "Z"
 
 
-def test_who_tells(tmp_path: Path) -> None:
+def test_who_tells(tmp_path: Path, said: list[str]) -> None:
     """Only the head of the first node's part notifies, unless other users may write the file."""
-    said: list[str] = []
     experiment, some = Experiment(tmp_path), record()
     experiment.write(NOTIFY, json.dumps(["x"]))
-    assert len(notifier_of(experiment, some, said.append).commands) == 1
+    assert len(notifier_of(experiment, some).commands) == 1
     second = record(nodes=[NodeRecord(1, "b", "b", None, None, "b", "python3", 2, 2)])
-    assert not notifier_of(experiment, second, said.append).commands
-    assert not notifier_of(experiment, record(launch=Launch()), said.append).commands
+    assert not notifier_of(experiment, second).commands
+    assert not notifier_of(experiment, record(launch=Launch())).commands
     (tmp_path / ".notify").chmod(0o606)
-    assert not said and not notifier_of(experiment, some, said.append).commands
+    assert not said and not notifier_of(experiment, some).commands
     assert "no command is notified" in said[0]

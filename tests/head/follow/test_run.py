@@ -17,7 +17,6 @@ from orchestrator.head.follow.run import Run
 from orchestrator.head.follow.streams.news import Happened, Lost, Over
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.schedulers.backend import backend_of
-from orchestrator.head.screen.lines import clean
 from orchestrator.head.screen.screen import Display, Screen
 from orchestrator.protocol.events import Ended, Ending, GpuReport, RankState
 from orchestrator.protocol.timing import HEARSAY_SECONDS
@@ -32,11 +31,6 @@ def run_of(
     screen = Screen([], io.StringIO(), tty=False, color=False, quiet=True)
     backend = backend_of(record)
     return Run(directory, record, Display(screen), backend, left_behind=left_behind)
-
-
-def said_by(run: Run) -> list[str]:
-    messages = run.job.display.messages
-    return [clean(messages.get_nowait() or "") for _ in range(messages.qsize())]
 
 
 def job(directory: experiment.Experiment, *, batch: bool = False) -> JobRecord:
@@ -91,7 +85,7 @@ GONE = "NVRM: Xid (PCI:0000:4f:00): 79, pid='<unknown>', name=<unknown>, GPU has
     ],
 )
 def test_a_gpu_that_broke_explains_a_hang_and_those_that_lost_it(
-    kind: str, message: str, blamed: bool, tmp_path: Path
+    kind: str, message: str, blamed: bool, tmp_path: Path, said: list[str]
 ) -> None:
     directory = experiments.create(tmp_path, "run")
     nodes = [
@@ -104,7 +98,7 @@ def test_a_gpu_that_broke_explains_a_hang_and_those_that_lost_it(
     for node in run.job.nodes:
         node.close()
     run.conclude()
-    warnings = [line for line in said_by(run) if "Xid 79 at 0000:4f:00: GPU has fallen off" in line]
+    warnings = [line for line in said if "Xid 79 at 0000:4f:00: GPU has fallen off" in line]
     assert [line.count("node 1 (n1)") for line in warnings[:1]] == [1]
     verdict = run.record.verdict
     assert verdict is not None
@@ -114,7 +108,7 @@ def test_a_gpu_that_broke_explains_a_hang_and_those_that_lost_it(
         assert verdict.message.endswith(f"rank 0 on node 0 (n0): {message}")
 
 
-def test_what_did_not_end_by_itself_is_named(tmp_path: Path) -> None:
+def test_what_did_not_end_by_itself_is_named(tmp_path: Path, said: list[str]) -> None:
     directory = experiments.create(tmp_path, "run")
     node = NodeRecord(0, "n1", "n1", None, None, "10.0.0.1", "python3", 0, 2)
     run = run_of(directory, replace(job(directory), nodes=[node]))
@@ -131,14 +125,13 @@ def test_what_did_not_end_by_itself_is_named(tmp_path: Path) -> None:
     run.reports.say_what_was_killed(
         run.job.nodes[0], ended.replace(time=1001.23, killed={50: "python"})
     )
-    said = said_by(run)
     assert said == [
-        "orchestrator: node 0 (n1): killed rank 1: still there 5 s after it was asked",
-        "orchestrator: node 0 (n1): killed rank 0: still there 1.2 s after it was asked",
+        "node 0 (n1): killed rank 1: still there 5 s after it was asked",
+        "node 0 (n1): killed rank 0: still there 1.2 s after it was asked",
     ]
 
 
-def test_a_log_that_lacks_its_end_is_named(tmp_path: Path) -> None:
+def test_a_log_that_lacks_its_end_is_named(tmp_path: Path, said: list[str]) -> None:
     """The job itself goes on when its node's disk is full, and may end well."""
     directory = experiments.create(tmp_path, "run")
     node = NodeRecord(0, "n1", "n1", None, None, "10.0.0.1", "python3", 0, 1)
@@ -146,8 +139,8 @@ def test_a_log_that_lacks_its_end_is_named(tmp_path: Path) -> None:
     ended = Ended(time=1005.0, agent=0, why="", killed={}, left=(), ranks={})
     for event in (ended, ended.replace(lost=90_000_000)):
         run.reports.handle(Happened(0, event))
-    (said,) = said_by(run)
-    assert said.startswith("orchestrator: node 0 (n1): the last 90 MB of output are in no log")
+    (line,) = said
+    assert line.startswith("node 0 (n1): the last 90 MB of output are in no log")
 
 
 @pytest.mark.parametrize("failure_first", [True, False])
@@ -216,13 +209,11 @@ def test_a_part_that_never_began_is_no_supervisor_that_was_killed(
 
 
 def test_a_record_that_cannot_be_written_is_said_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, said: list[str]
 ) -> None:
     """Its directory was removed: no disk is full."""
     directory = experiments.create(tmp_path, "run")
     run = run_of(directory, job(directory))
-    said: list[str] = []
-    monkeypatch.setattr(run.job, "warn", said.append)
     shutil.rmtree(directory.path)
     run.job.save()
     run.job.save()

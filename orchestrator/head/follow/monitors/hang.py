@@ -13,10 +13,10 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.common import files
-from orchestrator.common.text import Say
 from orchestrator.head.follow.monitors.watchers import Watcher
 from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.verdict import FRAME, PACKAGES, Failure
+from orchestrator.head.screen.output import say
 from orchestrator.protocol.requests.follow import AskStuck, RankStacks, has_ended
 from orchestrator.records.experiment import Experiment
 
@@ -198,9 +198,9 @@ class HangMonitor(Watcher[Failure]):
     such a silence its ranks are queried as well, and the age of a collective decides.
     """
 
-    def __init__(self, timeout: float, experiment: Experiment, job: str, say: Say) -> None:
+    def __init__(self, timeout: float, experiment: Experiment, job: str) -> None:
         super().__init__()
-        self.timeout, self.experiment, self.job, self.say = timeout, experiment, job, say
+        self.timeout, self.experiment, self.job = timeout, experiment, job
         self.over = not timeout
         self.settled_at = self.checked_at = time.monotonic()
 
@@ -260,6 +260,6 @@ class HangMonitor(Watcher[Failure]):
                 if stacks.collectives:
                     path = path.with_name(f"node_{rank.node}_rank_{rank.rank}_collectives.json")
                     files.replace(path, stacks.collectives.encode("utf-8", "replace"))
-            self.say(f"the stacks and collectives of all ranks are in {directory}")
+            say(f"the stacks and collectives of all ranks are in {directory}")
         except OSError as error:
-            self.say(f"{directory} cannot be written: {error.strerror}")
+            say(f"{directory} cannot be written: {error.strerror}")

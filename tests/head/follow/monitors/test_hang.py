@@ -73,7 +73,7 @@ def follower(monkeypatch: pytest.MonkeyPatch) -> SilentFollower:
 
 def watch(follower: SilentFollower, moments: list[float]) -> list[float]:
     """Look at these moments; return those at which the ranks were asked."""
-    monitor = HangMonitor(2.0, Experiment(Path()), "job", print)
+    monitor = HangMonitor(2.0, Experiment(Path()), "job")
     asked = []
     for moment in moments:
         follower.clock.now, before = 100.0 + moment, len(follower.requests)
@@ -99,7 +99,7 @@ def test_a_node_tells_nothing_of_the_clocks_and_ranks_of_others(
     follower.idle_at_most = 0.0
     liar = SilentFollower(follower.clock, idle_at_most=0.0)
     follower.numbers, liar.index, liar.numbers = range(1), 1, range(1, 2)  # type: ignore[misc]
-    monitor = HangMonitor(600.0, Experiment(tmp_path), "job", print)
+    monitor = HangMonitor(600.0, Experiment(tmp_path), "job")
     followers: Any = [follower, liar]
 
     def ask(of_liar: dict[int, RankStacks], since: int) -> Any:
