@@ -22,7 +22,7 @@ from ground import require_root
 
 from tests.clusters.netns import NetnsCluster
 from tests.end_to_end.harm import Seam
-from tests.end_to_end.no_seam import NODES, NoSeam, Noted
+from tests.end_to_end.no_seam import NoSeam, Noted, order
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 900, 380, 62, 20, 56, 46
 COLOURS = {"rank": "#d9480f", "node": "#5f3dc4", "head": "#087f5b", "": "#495057"}
@@ -39,10 +39,11 @@ def main() -> None:
     require_root()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="orchestrator-no-seam-") as name:
-        cluster, work = NetnsCluster(NODES + 1, Path(name) / "cluster"), Path(name) / "work"
+        cluster, work = NetnsCluster(5, Path(name) / "cluster"), Path(name) / "work"
         work.mkdir()
         with cluster:
-            one = NoSeam(cluster, work, options.seed, options.faults, options.pace)
+            kinds = order(random.Random(options.seed), options.faults)
+            one = NoSeam(cluster, work, options.seed, kinds, options.pace)
             one.minutes, one.say = options.minutes, say
             try:
                 broken, whole = one.run()

@@ -31,7 +31,10 @@ def compiled() -> Path:
 
 
 def give_to(home: Path) -> None:
-    """Copy the compiled library into ORCHESTRATOR_HOME, as after a launch."""
+    """Put the compiled library into ORCHESTRATOR_HOME, as after a launch.
+
+    Its files are hard links: no host writes into them, and a copy costs 0.2 s of a core.
+    """
     home.mkdir(mode=0o700)
     (home / "lib").mkdir(mode=0o700)
-    subprocess.run(["cp", "-a", str(compiled()), str(home / "lib")], check=True)
+    subprocess.run(["cp", "-al", str(compiled()), str(home / "lib")], check=True)

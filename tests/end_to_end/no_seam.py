@@ -1,6 +1,6 @@
 """One training with random faults, and the same without: nothing of the faults may be seen in it.
 
-Four nodes train and one stands by. The faults come at random steps in a random order, which a seed
+All nodes train but the last, which stands by. The faults come at random steps, which a seed
 repeats. Then the losses of all steps, the samples of all steps and the weights at the end are
 those of the training without faults, to the bit, and each sample was seen once.
 """
@@ -11,7 +11,7 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from orchestrator.records.metrics import trainers
 from tests.clusters.netns import NetnsCluster
 from tests.end_to_end.harm import FAULTS, PATIENCE, Harm, Seam
 
-NODES, STEPS_BETWEEN, BATCH = 4, 8, 2
+STEPS_BETWEEN, BATCH = 8, 2
 LEASE = 8.0  # --node-loss-timeout
 PROGRAM = """
 import hashlib, os, sys, time, torch
@@ -86,14 +86,19 @@ class Trained:
 
 
 class NoSeam(Harm):
-    """The two trainings on a cluster of NODES + 1 hosts."""
+    """The two trainings, the first with these faults; the last host of the cluster stands by."""
 
     def __init__(
-        self, cluster: NetnsCluster, directory: Path, seed: int, faults: int, pace: float = 0.1
+        self,
+        cluster: NetnsCluster,
+        directory: Path,
+        seed: int,
+        kinds: Sequence[str],
+        pace: float = 0.1,
     ) -> None:
-        super().__init__(cluster, directory, seed, NODES)
+        super().__init__(cluster, directory, seed, cluster.size - 1)
         # The pace is the length of a step in seconds.
-        self.faults, self.pace = faults, pace
+        self.kinds, self.pace = kinds, pace
         # No further fault starts after this time.
         self.minutes = float("inf")
         self.say: Callable[[str], object] = print
@@ -101,14 +106,14 @@ class NoSeam(Harm):
         *nodes, spare = self.cluster.addresses
         self.head.node_list = self.cluster.write_list([*nodes, f"{spare} spare"], "spare.txt")
         self.head.script("train.py", PROGRAM)
-        self.steps = (self.faults + 1) * STEPS_BETWEEN
+        self.steps = (len(kinds) + 1) * STEPS_BETWEEN
 
     def run(self) -> tuple[Trained, Trained]:
         """Train with the faults and without; Seam if they differ."""
-        self.launch(self.pace)
+        self.launch(self.pace, 5 * len(self.kinds) + 5)
         end = time.monotonic() + 60 * self.minutes
         try:
-            for number, kind in enumerate(order(self.chance, self.faults), 1):
+            for number, kind in enumerate(self.kinds, 1):
                 self.await_step(number * STEPS_BETWEEN - self.chance.randrange(STEPS_BETWEEN // 2))
                 if time.monotonic() > end:
                     break
@@ -116,15 +121,15 @@ class NoSeam(Harm):
             self.finish()
         finally:
             self.repair()
-        broken = trained(self.head.experiment)
-        self.launch(0.0)
+        broken = trained(self.head.experiment, self.nodes)
+        self.launch(0.0, 0)
         self.finish()
-        whole = trained(self.head.experiment)
+        whole = trained(self.head.experiment, self.nodes)
         compare(broken, whole, self.steps)
         return broken, whole
 
-    def launch(self, pace: float) -> None:
-        options = ["--nproc", "1", "--max-restarts", str(5 * self.faults + 5), "--quiet"]
+    def launch(self, pace: float, restarts: int) -> None:
+        options = ["--nproc", "1", "--max-restarts", str(restarts), "--quiet"]
         options += ["--node-loss-timeout", f"{LEASE:g}", "--connect-timeout", "5"]
         self.command = self.head.launch(*options, "train.py", str(self.steps), str(pace))
 
@@ -169,7 +174,7 @@ def order(chance: random.Random, faults: int) -> list[str]:
 # -- what is left ---------------------------------------------------------------------------------
 
 
-def trained(experiment: Path) -> Trained:
+def trained(experiment: Path, ranks: int) -> Trained:
     """Read what a training wrote. Of a step that was taken again, the last time counts."""
     outputs = experiment / "outputs"
     metrics = (outputs / "rank_00_metrics.jsonl").read_text().splitlines()
@@ -177,22 +182,23 @@ def trained(experiment: Path) -> Trained:
     lines = [line for line in map(json.loads, metrics) if "loss" in line]
     losses = {line["step"]: line["loss"] for line in lines}
     samples: dict[tuple[int, int], tuple[int, ...]] = {}
-    for number in range(NODES):
+    for number in range(ranks):
         for line in (outputs / f"seen_{number}.txt").read_text().splitlines():
             step, *seen = map(int, line.split())
             samples[step, number] = tuple(seen)
-    weights = (outputs / f"weights_{number}.txt" for number in range(NODES))
+    weights = (outputs / f"weights_{number}.txt" for number in range(ranks))
     return Trained(losses, samples, tuple(path.read_text() for path in weights))
 
 
 def compare(broken: Trained, whole: Trained, steps: int) -> None:
     """Seam if the training with faults is not the other one, to the bit."""
+    samples = steps * len(whole.weights) * BATCH
     for name, one in (("with faults", broken), ("without", whole)):
         if sorted(one.losses) != list(range(1, steps + 1)):
             raise Seam(f"{name}: {len(one.losses)} of {steps} steps have a loss")
         counts = Counter(number for seen in one.samples.values() for number in seen)
-        if dict(counts) != dict.fromkeys(range(steps * NODES * BATCH), 1):
-            raise Seam(f"{name}: samples that were not seen once: {odd(counts, steps)}")
+        if dict(counts) != dict.fromkeys(range(samples), 1):
+            raise Seam(f"{name}: samples that were not seen once: {odd(counts, samples)}")
     for step, loss in whole.losses.items():
         if broken.losses[step] != loss:
             raise Seam(f"from step {step} on: loss {broken.losses[step]!r}, and {loss!r} without")
@@ -200,6 +206,6 @@ def compare(broken: Trained, whole: Trained, steps: int) -> None:
         raise Seam("the losses are the same, and samples or weights are not")
 
 
-def odd(counts: Counter[int], steps: int) -> dict[str, Any]:
-    missing = sorted(set(range(steps * NODES * BATCH)) - set(counts))[:20]
+def odd(counts: Counter[int], samples: int) -> dict[str, Any]:
+    missing = sorted(set(range(samples)) - set(counts))[:20]
     return {"left out": missing, "twice": [n for n, count in counts.items() if count > 1][:20]}

@@ -1,7 +1,9 @@
-"""A few faults in one training; scripts/bench/no_seam.py takes as many as one likes."""
+"""Two faults in one training; scripts/bench/no_seam.py takes as many as one likes."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,31 +13,45 @@ import pytest
 
 from tests.clusters.netns import NetnsCluster
 from tests.end_to_end.harm import FAULTS, Seam
-from tests.end_to_end.no_seam import BATCH, NODES, NoSeam, Trained, compare, order
+from tests.end_to_end.no_seam import BATCH, NoSeam, Trained, compare, order
 
 pytestmark = pytest.mark.cluster
 
-FEW, STEPS = 3, 3
+RANKS, STEPS = 4, 3
 WHOLE = Trained(
     {step: 1.0 / step for step in range(1, STEPS + 1)},
     {
-        (step, rank): tuple(BATCH * (NODES * (step - 1) + rank) + number for number in range(BATCH))
+        (step, rank): tuple(BATCH * (RANKS * (step - 1) + rank) + number for number in range(BATCH))
         for step in range(1, STEPS + 1)
-        for rank in range(NODES)
+        for rank in range(RANKS)
     },
     ("a", "b", "c", "d"),
 )
 
 
-def test_faults_leave_no_trace(
-    netns_cluster: Callable[..., NetnsCluster],
-    tmp_path: Path,
-    record_property: Callable[[str, object], None],
+def test_a_killed_rank_a_killed_head_and_a_node_cut_off_leave_no_trace(
+    netns_cluster: Callable[..., NetnsCluster], tmp_path: Path
 ) -> None:
-    one = NoSeam(netns_cluster(NODES + 1), tmp_path, seed=6, faults=FEW)
+    """A spare takes the place of the master's node, and ranks and supervisors meet there."""
+    kinds = ["head killed in the recovery", "master's node cut off"]
+    one = NoSeam(netns_cluster(3), tmp_path, 1, kinds)
     one.run()
-    record_property("faults", [vars(fault) for fault in one.noted])
-    assert len(one.noted) == FEW
+    first, second, spare = one.cluster.addresses
+    broken, _ = one.head.experiments
+    record = json.loads((broken / "job.json").read_text())
+    attempts = record["attempts"]
+    # A head that is killed while it starts an attempt may cost one more.
+    states = [attempt["state"] for attempt in attempts]
+    assert (states[0], states[-1]) == ("failed", "done") and states.count("lost") == 1
+    assert attempts[0]["verdict"]["kind"] == "signal" and attempts[0]["step"] > 0
+    assert record["master"].startswith(f"{spare}:")
+    assert [node["name"] for node in record["nodes"]] == [spare, second]
+    assert [node["name"] for node in record["spares"]] == [first]
+    said = "".join(path.read_text() for path in (broken / "logs").glob("node_0_*.txt"))
+    assert len(re.findall(r"resuming after step \d+, from memory", said)) >= 2, said
+    resume_dirs = ["sh", "-c", "ls -d /dev/shm/orchestrator-*/* 2>/dev/null || true"]
+    assert one.head.nothing_left() and not one.cluster.exec(1, resume_dirs)
+    assert not any(one.cluster.processes(host, "ORCHESTRATOR_ROOM=") for host in (1, 2))
 
 
 @pytest.mark.parametrize(
