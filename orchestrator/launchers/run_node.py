@@ -48,7 +48,7 @@ from orchestrator.protocol.control import (
     to_line,
 )
 from orchestrator.protocol.message import Nonsense
-from orchestrator.protocol.requests.machine import PortWish, Probe, ProbeTarget
+from orchestrator.protocol.requests.machine import PortWish, Probe
 from orchestrator.protocol.requests.start import TakenPorts
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord
@@ -195,7 +195,7 @@ def reach(request: LaunchRequest, mine: MachinePart, patience: float) -> Reached
         cwd=os.getcwd(),  # noqa: PTH109  (as the shell has it, links included)
         workdir=request.config.launch.workdir,
         peers=(address,),
-        target=ProbeTarget(kind=request.target.kind, name=request.target.name),
+        target=request.target,
         accelerate=request.accelerate is not None,
         port=port if mine.rank == 0 else None,
     )

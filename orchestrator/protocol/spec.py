@@ -14,13 +14,16 @@ from orchestrator.protocol.timing import BEATS_IN_A_LEASE, PEER_BEAT, START_PATI
 from orchestrator.protocol.version import Version
 
 
-class Target(Message):
+class Target(Message, kw_only=False):
     """The user's program."""
 
-    # One of script, module, program, engine.
+    # One of script, module, program, engine; auto for a file or command that no node has looked at;
+    # in the answer to a probe also missing, unreadable and so on.
     kind: str
     name: str
     args: tuple[str, ...] = ()
+    # A question with a similar file name, if there is no file of this name.
+    near: str = ""
 
 
 class AttemptNumber(Message):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import posixpath
 import shlex
 from collections.abc import Sequence
@@ -78,13 +77,12 @@ def comment(text: str) -> str:
 
 def to_json(plan: Plan) -> dict[str, Any]:
     plan = redact.shown(plan)
-    data = dataclasses.asdict(plan)
+    data: dict[str, Any] = encode(plan)
     for entry, node in zip(data["nodes"], plan.nodes, strict=True):
         entry["env"] = node.env
         entry["command"] = list(node.paste)
         entry["shell"] = "\n".join(shell_lines(plan, node))
         entry["ranks"] = list(range(node.first_rank, node.first_rank + node.nproc))
-        entry["wish"] = encode(node.wish)
         del entry["paste"]
     return data
 

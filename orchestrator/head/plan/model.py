@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from orchestrator.common.hosts import in_url
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.protocol.requests.claims import Wish
+from orchestrator.protocol.spec import Target
 
 
 @dataclass(frozen=True)
@@ -31,17 +32,6 @@ class NodeAddress:
 
 
 @dataclass(frozen=True)
-class ProgramTarget:
-    """The requested program; kind is "engine", "module", or "auto" for a file or command."""
-
-    kind: str
-    name: str
-    args: tuple[str, ...]
-    # A question with a similar file name, if there is no file of this name.
-    near: str = ""
-
-
-@dataclass(frozen=True)
 class NodePlan:
     """One node's part of a job."""
 
@@ -53,8 +43,7 @@ class NodePlan:
     nproc_why: str
     python: str
     workdir: str
-    # Its kind is "engine", "script", "module" or "program".
-    target: ProgramTarget
+    target: Target
     # Later settings override earlier ones.
     settings: tuple[EnvSetting, ...]
     # Torchrun's command line for the supervisor, without the options of `placed`.

@@ -27,8 +27,9 @@ from orchestrator.head.nodes.facts import (
 )
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.plan import nccl_env
-from orchestrator.head.plan.model import EnvSetting, NodeAddress, NodePlan, Plan, ProgramTarget
+from orchestrator.head.plan.model import EnvSetting, NodeAddress, NodePlan, Plan
 from orchestrator.protocol.requests.claims import VISIBLE, Wish
+from orchestrator.protocol.spec import Target
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ class Layout:
 def make(
     job: str,
     experiment: str,
-    target: ProgramTarget,
+    target: Target,
     nodes: Sequence[ProbedNode],
     spares: Sequence[Node],
     config: Config,
@@ -151,7 +152,7 @@ def lay_out(nodes: Sequence[ProbedNode], config: Config) -> Layout:
 # -- decisions --------------------------------------------------------------------------------
 
 
-def check_targets(target: ProgramTarget, nodes: Sequence[ProbedNode]) -> str:
+def check_targets(target: Target, nodes: Sequence[ProbedNode]) -> str:
     """Return the target's kind, the same on all nodes; raise if nodes lack it or disagree."""
     if target.kind == "engine":
         return "engine"
@@ -199,7 +200,7 @@ def check_engine(config: Config, counts: Sequence[int], nodes: Sequence[ProbedNo
 
 
 def choose_start(
-    launch: Launch, kind: str, target: ProgramTarget, nodes: Sequence[ProbedNode]
+    launch: Launch, kind: str, target: Target, nodes: Sequence[ProbedNode]
 ) -> tuple[str, list[str]]:
     """Return the start method with notes: fork if it is safe, else plain with the reason."""
     if launch.start == "plain" or launch.no_torchrun:
@@ -272,7 +273,7 @@ def uneven_notes(
     return notes
 
 
-def resolve_name(kind: str, target: ProgramTarget, facts: Facts) -> str:
+def resolve_name(kind: str, target: Target, facts: Facts) -> str:
     if kind == "engine":
         # The name may also be another module of this package.
         return target.name or ENGINE
@@ -308,7 +309,7 @@ class Draft:
     experiment: str
     start: str
     kind: str
-    target: ProgramTarget
+    target: Target
     layout: Layout
     config: Config
     user_env: Sequence[EnvSetting]
@@ -317,9 +318,7 @@ class Draft:
         self, index: int, probed: ProbedNode, address: NodeAddress, computed: Sequence[EnvSetting]
     ) -> NodePlan:
         facts, layout = probed.facts, self.layout
-        target = ProgramTarget(
-            self.kind, resolve_name(self.kind, self.target, facts), self.target.args
-        )
+        target = Target(self.kind, resolve_name(self.kind, self.target, facts), self.target.args)
         workdir = facts.workdir if facts.workdir_exists else "/"
         count = layout.counts[index]
         options = (f"--nproc-per-node={count}", f"--local-addr={address.address}")
@@ -391,13 +390,13 @@ class Draft:
             yield EnvSetting(name, value, "identifies the node")
 
 
-def script_path(target: ProgramTarget, workdir: str, library: str) -> str:
+def script_path(target: Target, workdir: str, library: str) -> str:
     if target.kind == "engine":
         return posixpath.join(library, *target.name.split(".")) + ".py"
     return posixpath.join(workdir, target.name)
 
 
-def own_words(target: ProgramTarget, workdir: str, library: str) -> tuple[str, ...]:
+def own_words(target: Target, workdir: str, library: str) -> tuple[str, ...]:
     """Return the words of the program and its arguments for a shell or Python."""
     if target.kind == "module":
         return ("-m", target.name, *target.args)
@@ -405,7 +404,7 @@ def own_words(target: ProgramTarget, workdir: str, library: str) -> tuple[str, .
     return (name, *target.args)
 
 
-def program_words(target: ProgramTarget, workdir: str, library: str) -> tuple[str, ...]:
+def program_words(target: Target, workdir: str, library: str) -> tuple[str, ...]:
     """Return the words of the program and its arguments for torchrun."""
     words = own_words(target, workdir, library)
     # Torchrun's parser removes the first "--", so a program's own "--" needs one before it.

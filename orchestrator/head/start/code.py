@@ -31,8 +31,8 @@ from orchestrator.head.transfer.listing import Rules
 from orchestrator.head.transfer.scan import Scan, ScanLimits, was_changed
 from orchestrator.head.transfer.send import Sent, first_failed, send_to_all
 from orchestrator.head.transfer.tree import Tree
-from orchestrator.protocol.requests.machine import ProbeTarget
 from orchestrator.protocol.requests.transfer import STORE, CheckedOut, CheckOut, RemoteDir
+from orchestrator.protocol.spec import Target
 from orchestrator.protocol.timing import FILES_ANSWER_SECONDS
 from orchestrator.records import experiments as experiments_on_disk
 
@@ -87,15 +87,14 @@ def expect_code(request: LaunchRequest, nodes: Nodes) -> tuple[LaunchRequest, No
 
 def expected(request: LaunchRequest, node: Reached) -> CheckedOut:
     """Return the answer that a node would give to a checkout, with NAME as the snapshot's name."""
-    target, here = request.target, ProbeTarget(kind=request.target.kind, name=request.target.name)
+    target = request.target
     if target.kind == "auto" and not (request.directory / target.name).exists():
         # The target is a command that the node has installed.
-        here = node.facts.target
+        target = node.facts.target
     elif target.kind == "auto":
-        kind, name = program_at(target.name, str(request.directory))
-        here = ProbeTarget(kind=kind, name=name)
+        target = Target(*program_at(target.name, str(request.directory)))
     workdir = f"{HOME}/NAME/{tree_title(str(request.directory))}"
-    return CheckedOut(workdir=workdir, own=(), target=here, disk=node.facts.disk)
+    return CheckedOut(workdir=workdir, own=(), target=target, disk=node.facts.disk)
 
 
 # -- the nodes that get a snapshot ------------------------------------------------------------
@@ -139,7 +138,7 @@ def relative(
             f"{target.name} is in a snapshot on some nodes, and elsewhere on those with workdir=",
             f"name it relative to both: {below}",
         )
-    return replace(request, target=replace(target, name=below))
+    return replace(request, target=target.replace(name=below))
 
 
 # -- the tree ---------------------------------------------------------------------------------
@@ -244,7 +243,7 @@ def deliver(
         beside=beside,
         outputs=tuple(outputs(request)),
         inputs=(*INPUTS, *request.config.sync.link),
-        target=ProbeTarget(kind=request.target.kind, name=request.target.name),
+        target=request.target,
     )
     channels = [node.channel for node in wanted]
     with ProgressBar("sending the code", tree.size * len(wanted)) as progress:

@@ -30,7 +30,7 @@ from orchestrator.head.start.request import LaunchRequest
 from orchestrator.head.transfer.listing import marker
 from orchestrator.head.transfer.scan import Scan
 from orchestrator.protocol.message import is_address
-from orchestrator.protocol.requests.machine import PortWish, Probe, ProbeTarget
+from orchestrator.protocol.requests.machine import PortWish, Probe
 from orchestrator.records import cordons, experiments
 from orchestrator.records.cordons import Cordon
 from orchestrator.records.experiment import Experiment, JobRecord
@@ -215,7 +215,7 @@ def probe_of(request: LaunchRequest, transport: Transport, active: Sequence[Node
         cwd=str(request.directory),
         workdir=request.config.launch.workdir,
         peers=tuple(peers(transport, active)),
-        target=ProbeTarget(kind=request.target.kind, name=request.target.name),
+        target=request.target,
         accelerate=request.accelerate is not None,
     )
 

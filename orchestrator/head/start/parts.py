@@ -26,7 +26,7 @@ from orchestrator.head.start.nodes import Nodes
 from orchestrator.head.start.request import LaunchRequest
 from orchestrator.head.start.variables import named_by_hook
 from orchestrator.protocol.requests.start import Hook, Hooked, TakenPorts
-from orchestrator.protocol.spec import AttemptNumber, Placement, Spec, Target
+from orchestrator.protocol.spec import AttemptNumber, Placement, Spec
 from orchestrator.protocol.timing import HOOK_ANSWER_SECONDS, START_PATIENCE_SECONDS
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
@@ -162,7 +162,7 @@ def part(request: LaunchRequest, plan: Plan, node: NodePlan) -> Spec:
         unset=tuple(node.unset),
         secrets=tuple(setting.name for setting in node.settings if setting.secret),
         workdir=node.workdir,
-        target=Target(kind=node.target.kind, name=node.target.name, args=node.target.args),
+        target=node.target,
         config=request.config_data,
         wish=node.wish,
         lease_seconds=launch.node_loss_timeout,

@@ -29,9 +29,10 @@ from orchestrator.head.follow import notify as notifying
 from orchestrator.head.nodes import environment
 from orchestrator.head.plan import accelerate, other_launchers
 from orchestrator.head.plan.accelerate import Accelerate
-from orchestrator.head.plan.model import EnvSetting, ProgramTarget
+from orchestrator.head.plan.model import EnvSetting
 from orchestrator.head.plan.plan import CALL, ENGINE
 from orchestrator.head.start import variables
+from orchestrator.protocol.spec import Target
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class LaunchRequest:
 
     where: Where
     config: Config
-    target: ProgramTarget
+    target: Target
     # Later settings override earlier ones.
     env: tuple[EnvSetting, ...]
     command: tuple[str, ...]
@@ -138,23 +139,23 @@ def without_claims(request: LaunchRequest) -> LaunchRequest:
     return replace(request, config=replace(request.config, launch=launch))
 
 
-def target_of(arguments: LaunchArguments) -> ProgramTarget:
+def target_of(arguments: LaunchArguments) -> Target:
     if arguments.payload is not None:
-        return ProgramTarget("engine", CALL, ())
+        return Target("engine", CALL, ())
     if arguments.module is not None:
         other_launchers.refuse(("python", "-m", arguments.module, *arguments.program))
-        return ProgramTarget("module", arguments.module, arguments.program)
+        return Target("module", arguments.module, arguments.program)
     if arguments.program:
         refuse_a_setting(arguments.program[0])
         if not arguments.launch.get("no_torchrun"):
             other_launchers.refuse(arguments.program)
             other_launchers.refuse_script(arguments.program)
         target = without_python(arguments.program)
-        return replace(target, near=nearest_file(target.name, (".py", ".sh")))
-    return ProgramTarget("engine", ENGINE, ())
+        return target.replace(near=nearest_file(target.name, (".py", ".sh")))
+    return Target("engine", ENGINE, ())
 
 
-def without_python(program: Sequence[str]) -> ProgramTarget:
+def without_python(program: Sequence[str]) -> Target:
     """Return the target of a program line; `python train.py` becomes train.py, as ranks run Python.
 
     A Python that is named by its path, or that has options other than -u, stays a program.
@@ -163,10 +164,10 @@ def without_python(program: Sequence[str]) -> ProgramTarget:
     if first in ("python", "python3") and rest and not Path(first).exists():
         rest = rest[1:] if rest[0] == "-u" and len(rest) > 1 else rest
         if rest[0] == "-m" and len(rest) > 1:
-            return ProgramTarget("module", rest[1], tuple(rest[2:]))
+            return Target("module", rest[1], tuple(rest[2:]))
         if rest[0].endswith(".py"):
-            return ProgramTarget("auto", rest[0], tuple(rest[1:]))
-    return ProgramTarget("auto", first, tuple(program[1:]))
+            return Target("auto", rest[0], tuple(rest[1:]))
+    return Target("auto", first, tuple(program[1:]))
 
 
 def refuse_a_setting(name: str) -> None:

@@ -24,7 +24,8 @@ from orchestrator.node.job.run_directory import RunDir, all_runs, connect, home,
 from orchestrator.node.machine import amd, disks, network, nvidia, sysfs
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.facts import Leftover, Limits, Software
-from orchestrator.protocol.requests.machine import Probe, ProbeTarget
+from orchestrator.protocol.requests.machine import Probe
+from orchestrator.protocol.spec import Target
 
 # The limit for each part: a network file system whose server is gone never answers.
 SECONDS = 3.0
@@ -136,12 +137,11 @@ def machine_settings(root: str = "") -> dict[str, str]:
     return settings
 
 
-def resolve_target(target: ProbeTarget, workdir: str) -> ProbeTarget:
+def resolve_target(target: Target, workdir: str) -> Target:
     """Return the kind of this program here: "script", "module", "program", or an error."""
     if target.kind != "auto":
         return target
-    kind, name = program_at(target.name, workdir)
-    return ProbeTarget(kind=kind, name=name)
+    return Target(*program_at(target.name, workdir))
 
 
 def gpu_count(root: str = "") -> int:

@@ -17,13 +17,7 @@ from orchestrator.protocol.facts import (
 )
 from orchestrator.protocol.message import Count, Few, Message, NoAddress, Port
 from orchestrator.protocol.requests.request import Request
-
-
-class ProbeTarget(Message):
-    """A program. In the answer, the kind may be "missing", "unreadable" and so on."""
-
-    kind: str
-    name: str
+from orchestrator.protocol.spec import Target
 
 
 class PortWish(Message):
@@ -57,7 +51,7 @@ class Probed(Message):
     routes: dict[str, tuple[str, NoAddress]]
     workdir: str
     workdir_exists: bool
-    target: ProbeTarget
+    target: Target
     limits: Limits
     kernel: str
     memory_kb: Count
@@ -99,7 +93,7 @@ class Probe(Request[Probed], do="probe"):
     workdir: Optional[str]
     # Addresses for which the route is reported.
     peers: tuple[str, ...]
-    target: ProbeTarget
+    target: Target
     accelerate: bool = False
     port: Optional[PortWish] = None
     # A new file of the head, which the node sees if they share its disk.

@@ -12,8 +12,8 @@ from typing import NamedTuple, Optional
 
 from orchestrator.protocol.facts import Disk
 from orchestrator.protocol.message import Count, Few, Message, Nonsense
-from orchestrator.protocol.requests.machine import ProbeTarget
 from orchestrator.protocol.requests.request import PartRequest, Request
+from orchestrator.protocol.spec import Target
 
 # The limit of unpacked contents in one request.
 LARGEST_BATCH_BYTES = 1 << 24
@@ -124,7 +124,7 @@ class CheckedOut(Message):
     workdir: str
     # The node's own names that are linked into the snapshot.
     own: tuple[str, ...]
-    target: ProbeTarget
+    target: Target
     # Directories from which the node's Python imports installed packages of the copy.
     installed: tuple[str, ...] = ()
     # Packages installed from the copy that the snapshot cannot provide.
@@ -142,7 +142,7 @@ class CheckOut(Request[CheckedOut], do="check_out"):
     title: str
     # The head's directory, where the node may have files of its own.
     beside: str
-    target: ProbeTarget
+    target: Target
     # Directories there that the program writes, which are created and linked.
     outputs: tuple[str, ...] = ()
     # Names there that are linked if they exist.

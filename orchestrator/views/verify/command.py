@@ -14,11 +14,11 @@ from orchestrator.common.errors import EXIT_CHECK, EXIT_DONE, EXIT_FAILED, EXIT_
 from orchestrator.common.text import duration
 from orchestrator.config.launch import LaunchArguments
 from orchestrator.head.commands import follow
-from orchestrator.head.plan.model import ProgramTarget
 from orchestrator.head.screen import output, styles
 from orchestrator.head.screen.output import PLAIN, Cell, Terminal, paint, say, table
 from orchestrator.head.start import launch as starting
 from orchestrator.head.start.request import LaunchRequest, resolve
+from orchestrator.protocol.spec import Target
 from orchestrator.records.experiment import Experiment
 
 # The module is part of the package that every node receives.
@@ -63,7 +63,7 @@ def request_of(arguments: LaunchArguments, measurement: Measurement) -> LaunchRe
     launch = replace(request.config.launch, name=arguments.launch.get("name", "verify"))
     return replace(
         request,
-        target=ProgramTarget("engine", PROGRAM, tuple(options)),
+        target=Target("engine", PROGRAM, tuple(options)),
         config=replace(request.config, launch=launch),
     )
 

@@ -29,8 +29,9 @@ from orchestrator.head.nodes.environment import Environment
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.nodes.server_command import FIRST_LINE, READ_PROGRAM, quote, sized
 from orchestrator.protocol.requests.follow import AskJobState
-from orchestrator.protocol.requests.machine import Probe, ProbeTarget
+from orchestrator.protocol.requests.machine import Probe
 from orchestrator.protocol.requests.request import Answered, Beat
+from orchestrator.protocol.spec import Target
 
 # The tests' own Python has the path of our sources, which a node does not have.
 ALONE = """
@@ -151,7 +152,7 @@ def test_a_node_that_cannot_be_asked_is_left(monkeypatch: pytest.MonkeyPatch) ->
         return channel
 
     monkeypatch.setattr(reaching, "open_channel", cut_off)
-    target = ProbeTarget(kind="program", name="sh")
+    target = Target(kind="program", name="sh")
     probe = Probe(cwd="/", workdir=None, peers=(), target=target)
     with pytest.raises(NodeError):
         reach(Transport(), Node("here", python=sys.executable), probe)
@@ -166,7 +167,7 @@ def test_a_job_can_be_looked_after_where_its_environment_has_gone(
     node = Node("here", activate=f"script:{tmp_path}/gone", wrap="env INSIDE=1")
     question = AskJobState(job="job", node=0)
     assert ask_once(LocalTransport(), node, question, 30).state == "unknown there"
-    probe = Probe(cwd="/", workdir=None, peers=(), target=ProbeTarget(kind="program", name="sh"))
+    probe = Probe(cwd="/", workdir=None, peers=(), target=Target(kind="program", name="sh"))
     # The node starts no process without it.
     with pytest.raises(NodeError, match="there is no file"):
         reach(LocalTransport(), node, probe)

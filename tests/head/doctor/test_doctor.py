@@ -36,7 +36,8 @@ from orchestrator.protocol.facts import (
     Torch,
     Xid,
 )
-from orchestrator.protocol.requests.machine import LARGE_LOST, ProbeTarget
+from orchestrator.protocol.requests.machine import LARGE_LOST
+from orchestrator.protocol.spec import Target
 from tests.head.plan.probed import facts, infiniband, interface, roce, software
 
 GIB = 1 << 30
@@ -125,7 +126,7 @@ def test_a_torch_for_cpus_is_refused_at_each_launch_of_a_python() -> None:
     assert "on gpu1: " in found.fix and "pip install" in found.fix
     assert findings(case(*changed, full=False, needs=Needs(torch=False))) == []
     # The script may use a torch of its own.
-    shell = {"target": ProbeTarget(kind="program", name="run.sh")}
+    shell = {"target": Target(kind="program", name="run.sh")}
     assert findings(case(*[{**one, **shell} for one in changed], full=False)) == []
     assert findings(case(*[{**one, "gpus": 0, "cards": ()} for one in changed], full=False)) == []
 

@@ -18,9 +18,9 @@ from orchestrator.head.nodes.facts import Facts, ProbedNode
 from orchestrator.head.nodes.node_list import parse_nodes
 from orchestrator.head.plan import plan
 from orchestrator.head.plan.dry_run import to_json, to_text
-from orchestrator.head.plan.model import ProgramTarget
 from orchestrator.protocol.facts import Checkup
 from orchestrator.protocol.requests.machine import Probed
+from orchestrator.protocol.spec import Target
 from tests.head.plan.probed import facts
 from tests.protocol.test_message import made, of_type
 
@@ -54,7 +54,7 @@ def test_any_facts_are_a_plan_or_an_error_in_words(
     listed = parse_nodes("a\nb", "list")
     other = facts("eth0 10.0.0.2/24", hostname="b")
     nodes = [ProbedNode(listed[0], said, "10.0.0.1"), ProbedNode(listed[1], other, "10.0.0.2")]
-    target = ProgramTarget("auto" if name else "engine", name, ())
+    target = Target("auto" if name else "engine", name, ())
     try:
         made_plan = plan.make("job", "/x", target, nodes, [], Config(launch=Launch()), {})
         assert to_text(made_plan) and json.dumps(to_json(made_plan))

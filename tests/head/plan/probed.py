@@ -6,7 +6,7 @@ from typing import Any
 
 from orchestrator.head.nodes.facts import Facts
 from orchestrator.protocol.facts import Address, Gid, Interface, Limits, RdmaPort, Software
-from orchestrator.protocol.requests.machine import ProbeTarget
+from orchestrator.protocol.spec import Target
 
 LOOPBACK = ("lo 127.0.0.1/8", "lo ::1/128")
 
@@ -29,7 +29,7 @@ def facts(*addresses: str, **fields: Any) -> Facts:
         routes={},
         workdir="/job",
         workdir_exists=True,
-        target=ProbeTarget(kind="script", name="train.py"),
+        target=Target(kind="script", name="train.py"),
         kernel="6.1.0",
         memory_kb=1 << 20,
         memory_available_kb=0,

@@ -15,7 +15,8 @@ from orchestrator.head.nodes.facts import ProbedNode
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.plan import accelerate, dry_run, plan
 from orchestrator.head.plan.accelerate import Accelerate
-from orchestrator.head.plan.model import Plan, ProgramTarget
+from orchestrator.head.plan.model import Plan
+from orchestrator.protocol.spec import Target
 from tests.head.plan.probed import facts as machine
 
 SEED = {
@@ -44,7 +45,7 @@ def planned(
         found.append(ProbedNode(Node(name), seen, name))
     settled = Config(launch=accelerate.settle(Launch(nproc=nproc), by))
     config = accelerate.counted(settled, by, found, len(found))
-    target = ProgramTarget("auto", "train.py", ("--lr", "1e-4"))
+    target = Target("auto", "train.py", ("--lr", "1e-4"))
     made = plan.make("job", "/e", target, found, [], config, [])
     return accelerate.planned(made, by, found)
 

@@ -20,15 +20,15 @@ from orchestrator.head.nodes.facts import ProbedNode
 from orchestrator.head.nodes.node_list import Node, parse_nodes
 from orchestrator.head.plan import plan
 from orchestrator.head.plan.dry_run import quoted, shell_lines, to_json, to_text
-from orchestrator.head.plan.model import EnvSetting, Plan, ProgramTarget
-from orchestrator.protocol.requests.machine import ProbeTarget
+from orchestrator.head.plan.model import EnvSetting, Plan
+from orchestrator.protocol.spec import Target
 from tests.head.plan.probed import facts
 
-AUTO = ProgramTarget("auto", "train.py", ())
+AUTO = Target("auto", "train.py", ())
 
 
-def program(kind: str, name: str = "train.py") -> ProbeTarget:
-    return ProbeTarget(kind=kind, name=name)
+def program(kind: str, name: str = "train.py") -> Target:
+    return Target(kind=kind, name=name)
 
 
 def found(list_text: str, **fields: Any) -> list[ProbedNode]:
@@ -53,7 +53,7 @@ def settings_of(env: dict[str, str]) -> list[EnvSetting]:
 
 def make(
     machines: Sequence[ProbedNode],
-    target: ProgramTarget = AUTO,
+    target: Target = AUTO,
     *,
     spares: Sequence[Node] = (),
     env: dict[str, str] | None = None,
@@ -119,9 +119,7 @@ def test_how_many_ranks_and_why(
 
 
 def test_without_torchrun_torch_is_imported_by_nobody_but_the_program() -> None:
-    made = make(
-        found("a\nb"), ProgramTarget("auto", "train.py", ("--", "x")), nproc=1, no_torchrun=True
-    )
+    made = make(found("a\nb"), Target("auto", "train.py", ("--", "x")), nproc=1, no_torchrun=True)
     assert made.start == "plain"
     (agent,) = {node.agent[2].rpartition("/")[2] for node in made.nodes}
     assert agent == "no_torchrun.py"
@@ -131,7 +129,7 @@ def test_without_torchrun_torch_is_imported_by_nobody_but_the_program() -> None:
     assert script.endswith("/train.py")
 
 
-ENGINE = ProgramTarget("engine", plan.ENGINE, ())
+ENGINE = Target("engine", plan.ENGINE, ())
 
 
 @pytest.mark.parametrize(
@@ -208,7 +206,7 @@ def test_no_port_is_an_error(wanted: int | None, words: str) -> None:
     ],
 )
 def test_fork_where_it_is_safe(kind: str, torch: str, start: str, note: str) -> None:
-    target = ProgramTarget("auto" if kind in ("script", "program") else kind, "train.py", ())
+    target = Target("auto" if kind in ("script", "program") else kind, "train.py", ())
     machines = found("a\nb", target=program(kind), torch=torch)
     made = make(machines, target)
     assert made.start == start
@@ -292,9 +290,9 @@ def test_a_program_that_no_node_has_is_misspelt_and_not_left_out() -> None:
 
 
 def test_the_engine_needs_no_workdir() -> None:
-    made = make(found("a", workdir="/gone", workdir_exists=False), ProgramTarget("engine", "", ()))
+    made = make(found("a", workdir="/gone", workdir_exists=False), Target("engine", "", ()))
     assert made.nodes[0].workdir == "/"
-    assert made.nodes[0].target == ProgramTarget("engine", "orchestrator.engine.train", ())
+    assert made.nodes[0].target == Target("engine", "orchestrator.engine.train", ())
 
 
 # -- the environment --------------------------------------------------------------------------
@@ -392,7 +390,7 @@ def test_a_dry_run_can_be_pasted(
     workdir.mkdir()
     name = {"script": "sub/train it.py", "program": "./run it"}.get(kind, "train")
     machines = found("a\nb", python=echo, workdir=str(workdir), target=program(kind, name))
-    target = ProgramTarget("auto" if kind in ("script", "program") else kind, name, NASTY)
+    target = Target("auto" if kind in ("script", "program") else kind, name, NASTY)
     env = {f"V{number}": word for number, word in enumerate(NASTY)}
     made = make(machines, target, env=env, start=start)
     node = replace(made.nodes[1], unset=("GONE",))
@@ -417,7 +415,7 @@ text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=2
 @settings(max_examples=8, deadline=None)
 def test_any_argument_can_be_pasted(echo: str, args: list[str], value: str) -> None:
     machines = found("a", python=echo, workdir="/")
-    made = make(machines, ProgramTarget("auto", "train.py", tuple(args)), env={"VALUE": value})
+    made = make(machines, Target("auto", "train.py", tuple(args)), env={"VALUE": value})
     words, _, environment = pasted(made, 0)
     assert words[len(words) - len(args) :] == args
     assert environment["VALUE"] == value
@@ -429,7 +427,7 @@ def test_torchrun_understands_what_is_pasted() -> None:
     made, wanted = [], []
     for args in (NASTY, NASTY[1:], ("--",), ("--", "--", "-m"), (), ("--help",)):
         for kind in ("script", "module", "program", "engine"):
-            target = ProgramTarget("auto" if kind in ("script", "program") else kind, "train", args)
+            target = Target("auto" if kind in ("script", "program") else kind, "train", args)
             machines = found("a\nb", target=program(kind, "train"))
             node = make(machines, target).nodes[1]
             made.append(node.paste[4:])
@@ -496,8 +494,8 @@ def test_what_a_node_says_stays_a_comment() -> None:
 
 
 def test_the_json_of_a_dry_run() -> None:
-    made = make(found("a slots=2\nb slots=1"), ProgramTarget("auto", "train.py", ("a b",)))
-    data = json.loads(to_json(made))
+    made = make(found("a slots=2\nb slots=1"), Target("auto", "train.py", ("a b",)))
+    data = json.loads(json.dumps(to_json(made)))
     first, second = data["nodes"]
     assert (first["ranks"], second["ranks"]) == ([0, 1], [2])
     assert first["command"] == list(made.nodes[0].paste)

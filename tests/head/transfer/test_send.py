@@ -22,8 +22,9 @@ from orchestrator.head.transfer.scan import Scan, ScanLimits
 from orchestrator.head.transfer.send import Batch, Outbox, Sent, SharedBatches, first_failed
 from orchestrator.head.transfer.tree import Tree
 from orchestrator.protocol.manifest import FILE, ManifestEntry
-from orchestrator.protocol.requests.machine import Probe, ProbeTarget
+from orchestrator.protocol.requests.machine import Probe
 from orchestrator.protocol.requests.transfer import STORE, CheckedOut, CheckOut, RemoteDir
+from orchestrator.protocol.spec import Target
 from tests.head.plan.probed import facts
 
 pytestmark = pytest.mark.slow
@@ -65,7 +66,7 @@ def scan(directory: Path) -> Tree:
 
 
 def check_out(channel: NodeChannel, tree: Tree, name: str = "x-0") -> CheckedOut:
-    target = ProbeTarget(kind="auto", name="a.py")
+    target = Target(kind="auto", name="a.py")
     request = CheckOut(
         tree=tree.digest, snapshot=name, title="work", beside="/nowhere", target=target
     )
@@ -192,9 +193,7 @@ def test_a_node_that_is_behind_gets_the_same(work: Path, monkeypatch: pytest.Mon
 
 
 def test_a_marker_is_on_shared_disks_alone(work: Path, nodes: list[Reached]) -> None:
-    question = Probe(
-        cwd=str(work), workdir=None, peers=(), target=ProbeTarget(kind="engine", name="x")
-    )
+    question = Probe(cwd=str(work), workdir=None, peers=(), target=Target(kind="engine", name="x"))
     with listing.marker(work) as path:
         assert nodes[0].channel.ask(question.replace(marker=path), 30.0).marker_seen
         other = str(work / "elsewhere" / Path(path).name)

@@ -16,14 +16,15 @@ from orchestrator.node.machine import nvidia, probe
 from orchestrator.node.machine.probe import gather, resolve_target
 from orchestrator.protocol.facts import Card, Leftover
 from orchestrator.protocol.message import decode, encode
-from orchestrator.protocol.requests.machine import Probe, Probed, ProbeTarget
+from orchestrator.protocol.requests.machine import Probe, Probed
+from orchestrator.protocol.spec import Target
 from tests.node.job.trees import plant
 
 REQUEST = Probe(
     cwd="/",
     workdir=None,
     peers=("127.0.0.1",),
-    target=ProbeTarget(kind="engine", name=""),
+    target=Target(kind="engine", name=""),
 )
 
 
@@ -107,21 +108,21 @@ def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_what_kind_of_program_it_is(workdir: Path, name: str, kind: str, resolved: str) -> None:
-    target = ProbeTarget(kind="auto", name=name.format(here=workdir))
+    target = Target(kind="auto", name=name.format(here=workdir))
     found = resolve_target(target, str(workdir))
-    assert found == ProbeTarget(kind=kind, name=resolved.format(here=workdir))
+    assert found == Target(kind=kind, name=resolved.format(here=workdir))
 
 
 @pytest.mark.parametrize("kind", ["engine", "module"])
 def test_what_is_no_file_is_taken_as_it_is(kind: str) -> None:
-    target = ProbeTarget(kind=kind, name="a.b")
+    target = Target(kind=kind, name="a.b")
     assert resolve_target(target, "/") == target
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may read everything")
 def test_a_program_that_may_not_be_read(workdir: Path) -> None:
     (workdir / "train.py").chmod(0)
-    found = resolve_target(ProbeTarget(kind="auto", name="train.py"), str(workdir))
+    found = resolve_target(Target(kind="auto", name="train.py"), str(workdir))
     assert found.kind == "unreadable"
 
 

@@ -37,9 +37,10 @@ from orchestrator.protocol.requests.follow import (
     StopAll,
     StopReceipt,
 )
-from orchestrator.protocol.requests.machine import PortWish, Probe, ProbeTarget
+from orchestrator.protocol.requests.machine import PortWish, Probe
 from orchestrator.protocol.requests.request import Beat
 from orchestrator.protocol.requests.start import Start
+from orchestrator.protocol.spec import Target
 from tests.node.running import (
     PATIENCE,
     PYTHON,
@@ -283,7 +284,7 @@ def test_a_probe_holds_a_port_for_the_job(new_link: NewLink, tmp_path: Path) -> 
         "cwd": str(tmp_path),
         "workdir": None,
         "peers": (),
-        "target": ProbeTarget(kind="engine", name=""),
+        "target": Target(kind="engine", name=""),
     }
     port = PortWish(wanted=41000, exact=False)
     first = new_link().ask(Probe(**request, port=port), PATIENCE)

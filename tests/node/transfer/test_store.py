@@ -22,7 +22,6 @@ from orchestrator.node.transfer.store import Store
 from orchestrator.protocol import manifest
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, ManifestEntry
-from orchestrator.protocol.requests.machine import ProbeTarget
 from orchestrator.protocol.requests.request import Request
 from orchestrator.protocol.requests.transfer import (
     STORE,
@@ -33,6 +32,7 @@ from orchestrator.protocol.requests.transfer import (
     Offer,
     RemoteDir,
 )
+from orchestrator.protocol.spec import Target
 from tests.node.running import bare_spec
 
 CONTENTS = {
@@ -85,7 +85,7 @@ def send(own: CodeVisit | None = None) -> int:
 
 
 def check_out(visit: CodeVisit, name: str = "x", beside: str = "/nowhere") -> CheckedOut:
-    target = ProbeTarget(kind="auto", name="a.py")
+    target = Target(kind="auto", name="a.py")
     return visit.check_out(
         CheckOut(tree=DIGEST, snapshot=name, title="u/w/my proj", beside=beside, target=target)
     )
@@ -107,7 +107,7 @@ def test_a_tree_comes_and_is_checked_out(store: Store, way: str) -> None:
     assert send(visit) == 4
     checked = check_out(visit)
     assert checked.own == ()
-    assert checked.target == ProbeTarget(kind="script", name="a.py")
+    assert checked.target == Target(kind="script", name="a.py")
     root = Path(checked.workdir)
     for path, content in CONTENTS.items():
         assert (root / os.fsdecode(path)).read_bytes() == content
@@ -180,7 +180,7 @@ def test_inputs_that_only_the_node_has_are_linked_and_nothing_else(
         path.write_text(name)
     visit = ServerSession().of(CodeVisit)
     send(visit)
-    target = ProbeTarget(kind="module", name="a")
+    target = Target(kind="module", name="a")
     request = CheckOut(
         tree=DIGEST, snapshot="x-0", title="t", beside=str(beside), target=target,
         outputs=("runs/mine", "data"), inputs=("data", ".venv", "pkg/corpus", "pkg", "none"),
@@ -345,7 +345,7 @@ def test_an_install_of_the_nodes_own_copy_is_answered_by_the_snapshot(
     monkeypatch.setattr(sys, "path", [*sys.path, str(beside / "flat"), str(packages)])
     visit = ServerSession().of(CodeVisit)
     send(visit)
-    target = ProbeTarget(kind="module", name="a")
+    target = Target(kind="module", name="a")
     request = CheckOut(tree=DIGEST, snapshot="x", title="t", beside=str(beside), target=target)
     checked = visit.check_out(request)
     assert (checked.installed, checked.strange) == (("flat", "src", "lib"), ())
