@@ -7,7 +7,6 @@ The bytes pass through this machine, from the master's channel to the others'.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import threading
@@ -28,7 +27,6 @@ from orchestrator.head.transfer.tree import Tree
 from orchestrator.protocol.manifest import ManifestEntry, link_is_inside
 from orchestrator.protocol.requests.request import NO_PART
 from orchestrator.protocol.requests.transfer import (
-    LATE,
     OF_JOB,
     PIECE_BYTES,
     AskJobFiles,
@@ -41,17 +39,10 @@ from orchestrator.protocol.timing import ANSWER_SECONDS
 
 log = logging.getLogger(__name__)
 
-# NFS caches attributes for at most 60 s by default.
-LAG_SECONDS = 70.0
-POLL_SECONDS = 1.0
 APART = "its ranks would start from the beginning, or from an older state, beside those that go on"
 MEND = (
     "mend that, and launch again; what is in a directory whose name begins with a dot is left out:"
     " no rank reads it again"
-)
-NAMED_DISK = (
-    "look at it there: orchestrator exec -- ls -l DIRECTORY; a network disk that is mounted with"
-    " actimeo=1 lags less"
 )
 
 
@@ -127,21 +118,13 @@ def bring(
             tree = Tree.of(os.fsencode(root), map(entry_of, inside))
             progress.size += tree.size * len(takers)
             places = [
-                RemoteDir(
-                    kind=OF_JOB, directory=name, job=peer.part[0], node=peer.part[1],
-                    outputs=outputs, shared=name in found.shared,
-                )
-                for peer in takers
-            ]  # fmt: skip
+                RemoteDir(kind=OF_JOB, directory=name, job=job, node=node, outputs=outputs)
+                for job, node in (peer.part for peer in takers)
+            ]
             channels, read = [taker.channel for taker in takers], reader_of(master, tree)
-            deadline = time.monotonic() + LAG_SECONDS
-            for number in itertools.count():
-                results = send_to_all(channels, places, tree, seen, read=read)
-                stopped()
-                sent = all_sent(master, takers, results, tree)
-                if not (late := {path for each in sent for path in each.failed}):
-                    break
-                wait_for_disk(min(late), deadline, first=number == 0)
+            results = send_to_all(channels, places, tree, seen, read=read)
+            stopped()
+            sent = all_sent(master, takers, results, tree)
             sizes = {entry.path: entry.size for entry in tree.entries}
             for taker, each in zip(takers, sent, strict=True):
                 came |= {path: sizes[path] for path in each.sent}
@@ -151,18 +134,6 @@ def bring(
         log.info("%s lacked %s of %s", listed([*names]), what, master.name)
         took = duration(time.monotonic() - began)
         say(f"{listed([*names])} lacked {what} of {master.name}: came in {took}")
-
-
-def wait_for_disk(unseen: bytes, deadline: float, *, first: bool) -> None:
-    """Wait a moment for a lagging shared disk; raise CheckFailed after the deadline."""
-    path = printable(os.fsdecode(unseen))
-    if time.monotonic() > deadline:
-        what = f"after {LAG_SECONDS:.0f} s not every node sees {path} on the disk that they share"
-        raise CheckFailed(f"{what}: {APART}", NAMED_DISK)
-    if first:
-        say(f"not every node sees {path} yet: a network disk lags behind; waiting for it,"
-            f" {LAG_SECONDS:.0f} s at most")  # fmt: skip
-    time.sleep(POLL_SECONDS)
 
 
 def is_inside(file: OutputFile) -> bool:
@@ -213,8 +184,8 @@ def all_sent(
     for taker, each in zip(takers, results, strict=True):
         if isinstance(each, OrchestratorError):
             reasons |= dict.fromkeys(each.names or (taker.name,), printable(each.what))
-        elif failed := {path: why for path, why in each.failed.items() if why != LATE}:
-            path, why = min(failed.items())
+        elif each.failed:
+            path, why = min(each.failed.items())
             reasons[taker.name] = f"{printable(os.fsdecode(path))}: {why}"
     if reasons:
         what = f"{named({e.path: e.size for e in tree.entries})}, which {master.name} has,"

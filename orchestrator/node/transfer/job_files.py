@@ -14,7 +14,6 @@ import stat
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from orchestrator.common import files
 from orchestrator.node.job import resume_dir
@@ -24,7 +23,6 @@ from orchestrator.node.transfer.receive import IncomingFiles, TargetDirectory
 from orchestrator.node.transfer.store import Store
 from orchestrator.protocol.manifest import DIRECTORY, LINK, ManifestEntry, is_inside, numbers_in
 from orchestrator.protocol.requests.transfer import (
-    LATE,
     AskJobFiles,
     JobFiles,
     Lacking,
@@ -56,14 +54,6 @@ CLOCK_SECONDS = 2.0
 Looks = tuple[int, int, str]
 
 
-class Root(NamedTuple):
-    """A directory of a job on this node."""
-
-    path: str
-    # True if it lies on the disk of the head's experiment.
-    shared: bool
-
-
 def written(run: RunDir, request: AskJobFiles) -> JobFiles:
     """Return the files written in the job's directories since the job began."""
     spec = run.read_spec()
@@ -74,16 +64,15 @@ def written(run: RunDir, request: AskJobFiles) -> JobFiles:
     for name, root in roots.items():
         after = max(since, whole_at(roots)) if name in (WORK, ABOVE) else since
         try:
-            for path in walk(name, os.path.realpath(root.path), apart, until):
+            for path in walk(name, root, apart, until):
                 # The file was removed during the search.
                 with contextlib.suppress(OSError):
-                    found += described(name, root.path, path, after)
+                    found += described(name, root, path, after)
         except TimeoutError:
             whole = False
     return JobFiles(
         files=(*found[:MOST_FILES], *directories(roots, found)),
-        roots={name: os.path.realpath(root.path) for name, root in roots.items()},
-        shared=tuple(name for name, root in roots.items() if root.shared),
+        roots=roots,
         whole=whole and len(found) <= MOST_FILES,
     )
 
@@ -95,22 +84,7 @@ def target(
     root = roots_of(run, run.read_spec(), place.outputs).get(place.directory)
     if root is None:
         return IncomingFiles(())
-    if root.shared and place.shared:
-        return SharedDirectory(root.path, entries)
-    return FromMaster(run, place.directory, Path(os.path.realpath(root.path)), entries, umask)
-
-
-class SharedDirectory(IncomingFiles):
-    """A directory on a disk shared with the master, where its files appear without a transfer."""
-
-    def __init__(self, root: str, entries: Sequence[ManifestEntry]) -> None:
-        super().__init__(entries)
-        self.root = os.fsencode(root)
-
-    def look(self, *, dry_run: bool) -> Lacking:
-        paths = [os.path.join(self.root, entry.path) for entry in self.entries]
-        unseen = {number: LATE for number, path in enumerate(paths) if not os.path.lexists(path)}
-        return Lacking(ranges=(), failed=unseen)
+    return FromMaster(run, place.directory, Path(root), entries, umask)
 
 
 class FromMaster(TargetDirectory):
@@ -158,38 +132,27 @@ class FromMaster(TargetDirectory):
 # -- where a job writes --------------------------------------------------------------------------
 
 
-def roots_of(run: RunDir, spec: Spec, outputs: Iterable[str]) -> dict[str, Root]:
+def roots_of(run: RunDir, spec: Spec, outputs: Iterable[str]) -> dict[str, str]:
     """Return the directories of a job by the names that are the same on all nodes."""
-    work, outside = spec.workdir, experiment(run, spec)
-    shared = outside != own_experiment(run)
+    work = spec.workdir
     found = {
-        WORK: Root(work, shared and is_on_one_disk(outside, work)),
-        OUTPUTS: Root(os.path.join(outside, "outputs"), shared),
-        RESUME: Root(resume_dir.make(resume_dir.first_of(run) or run), shared=False),
+        WORK: work,
+        OUTPUTS: os.path.join(experiment(run, spec), "outputs"),
+        RESUME: resume_dir.make(resume_dir.first_of(run) or run),
     }
     if whole := snapshot.snapshot_of(Store(), work):
-        found[ABOVE] = Root(os.fsdecode(whole), shared=False)
+        found[ABOVE] = os.fsdecode(whole)
     for name in outputs:
         path = os.path.normpath(os.path.join(work, name))
         if os.path.islink(path) and os.path.isdir(path):
-            found[GIVEN + name] = Root(os.path.realpath(path), shared=False)
-    return found
-
-
-def own_experiment(run: RunDir) -> str:
-    return os.path.join(run.path, "experiment")
+            found[GIVEN + name] = path
+    return {name: os.path.realpath(path) for name, path in found.items()}
 
 
 def experiment(run: RunDir, spec: Spec) -> str:
     """Return the experiment's directory: the head's if it is visible here, or the node's own."""
     named = spec.env.get("ORCHESTRATOR_EXPERIMENT", "")
-    return named if named and os.path.isdir(named) else own_experiment(run)
-
-
-def is_on_one_disk(experiment: str, workdir: str) -> bool:
-    """Return True if the experiment is below the workdir, and on the same disk."""
-    inside = os.path.realpath(experiment).startswith(os.path.join(os.path.realpath(workdir), ""))
-    return inside and os.stat(experiment).st_dev == os.stat(workdir).st_dev
+    return named if named and os.path.isdir(named) else os.path.join(run.path, "experiment")
 
 
 def began(run: RunDir, spec: Spec) -> float:
@@ -199,11 +162,11 @@ def began(run: RunDir, spec: Spec) -> float:
     return os.stat(noted if os.path.exists(noted) else run.spec).st_mtime - CLOCK_SECONDS
 
 
-def whole_at(roots: Mapping[str, Root]) -> float:
+def whole_at(roots: Mapping[str, str]) -> float:
     """Return the time when the snapshot was complete; 0 if the job runs elsewhere."""
     if ABOVE not in roots:
         return 0.0
-    return os.stat(os.path.join(roots[ABOVE].path, os.fsdecode(snapshot.WHOLE))).st_mtime
+    return os.stat(os.path.join(roots[ABOVE], os.fsdecode(snapshot.WHOLE))).st_mtime
 
 
 # -- what is in it -------------------------------------------------------------------------------
@@ -262,14 +225,14 @@ def inner_target(root: str, path: str) -> str:
     return target if is_inside(os.fsencode(inside)) else ""
 
 
-def directories(roots: Mapping[str, Root], found: Sequence[OutputFile]) -> Iterator[OutputFile]:
+def directories(roots: Mapping[str, str], found: Sequence[OutputFile]) -> Iterator[OutputFile]:
     """Yield the files' parent directories with their times: programs look for the newest."""
     seen = set[tuple[str, str]]()
     for file in found:
         path = os.path.dirname(file.path)
         while path and (file.place, path) not in seen:
             seen.add((file.place, path))
-            changed = max(0, os.lstat(os.path.join(roots[file.place].path, path)).st_mtime_ns)
+            changed = max(0, os.lstat(os.path.join(roots[file.place], path)).st_mtime_ns)
             yield OutputFile(path=path, kind="directory", changed=changed, place=file.place)
             path = os.path.dirname(path)
 

@@ -6,6 +6,7 @@ how a file is written.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from orchestrator.common.folder import Folder, PartialFile
+from orchestrator.common.folder import Folder, PartialFile, hidden
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol import manifest
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, ManifestEntry, ranges
@@ -196,13 +197,16 @@ class TargetDirectory(IncomingFiles):
         *,
         dry_run: bool,
     ) -> bool:
-        if status is not None and stat.S_ISLNK(status.st_mode):
+        if status is not None:
+            if not stat.S_ISLNK(status.st_mode):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
             if os.readlink(os.fsencode(name), dir_fd=directory) == entry.value:
                 return False
-            if not dry_run:
-                os.unlink(name, dir_fd=directory)
         if not dry_run:
-            os.symlink(entry.value, os.fsencode(name), dir_fd=directory)
+            # Nodes that share the disk may do this at the same time.
+            new = hidden(os.urandom(8).hex(), name)
+            os.symlink(entry.value, os.fsencode(new), dir_fd=directory)
+            os.rename(new, name, src_dir_fd=directory, dst_dir_fd=directory)
         return dry_run
 
     def begin(self, number: int) -> Arriving:

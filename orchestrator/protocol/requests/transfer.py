@@ -41,15 +41,9 @@ class RemoteDir(Message):
     job: str = ""
     node: Count = 0
     outputs: tuple[str, ...] = ()  # sync.outputs
-    # True if the master's directory lies on the disk of the head's experiment.
-    shared: bool = False
 
 
 # -- from the head to a node ------------------------------------------------------------------
-
-
-# The error of a file in Lacking.
-LATE = "a disk that it shares does not show it yet"
 
 
 class Lacking(Message):
@@ -227,8 +221,6 @@ class JobFiles(Message):
     files: tuple[OutputFile, ...]
     # The path of each directory here, by name.
     roots: dict[str, str]
-    # The names of directories on the disk of the head's experiment.
-    shared: tuple[str, ...] = ()
     # False if the list is incomplete.
     whole: bool = True
 

@@ -21,7 +21,7 @@ from orchestrator.head.transfer.job_files import JobPeer, bring_job_files
 from orchestrator.node.job import resume_dir
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol.requests.request import Request
-from orchestrator.protocol.requests.transfer import LATE, Lacking, ReadFile
+from orchestrator.protocol.requests.transfer import Offer, ReadFile
 from tests.head.transfer.nodes import Channel
 from tests.node.start.test_next_spec import FIRST
 
@@ -196,26 +196,32 @@ def test_the_resume_directory_is_each_nodes_own_below_a_shared_one(place: Path) 
     assert {path.name for path in job["b"].resume.iterdir()} == {"state_0.json", "state_1.json"}
 
 
-def test_a_network_disk_that_lags_behind_is_waited_for(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_that_does_not_see_a_file_on_a_network_disk_yet_gets_it(place: Path) -> None:
     """A rank that misses a checkpoint would start from step 0 beside ranks that resume."""
     job = Job("ab", place)
-    (shared(job, place) / "ckpt.pt").write_text("40")
-    unseen = [Lacking(ranges=(), failed={0: LATE})] * 3
+    work = shared(job, place)
+    (work / "ckpt.pt").write_text("40")
+    (work / "latest").symlink_to("ckpt.pt")
+    before = (work / "ckpt.pt").stat()
+    own = job["b"].ask
 
     def late(request: Request[Any], seconds: float) -> Any:
-        return unseen.pop() if unseen else own(request, seconds)
+        if not isinstance(request, Offer):
+            return own(request, seconds)
+        # The disk shows an older file and link to this node for as long as it compares.
+        for name, old in (("ckpt.pt", "30"), ("latest", "older.pt")):
+            (work / name).rename(work / f".{name}")
+            (work / name).symlink_to(old) if name == "latest" else (work / name).write_text(old)
+        answer = own(request, seconds)
+        (work / ".ckpt.pt").replace(work / "ckpt.pt")
+        return answer
 
-    own = job["b"].ask
     cast("Any", job["b"]).ask = late
-    monkeypatch.setattr(job_files, "POLL_SECONDS", 0.0)
-    said = job.again("ab")
-    assert said[0].startswith("not every node sees ckpt.pt yet") and not unseen
-    monkeypatch.setattr(job_files, "LAG_SECONDS", -1.0)
-    unseen += [Lacking(ranges=(), failed={0: LATE})] * 3
-    with pytest.raises(CheckFailed, match=r"not every node sees ckpt\.pt"):
-        job.again("ab")
+    (said,) = job.again("ab")
+    assert said.startswith("b lacked ckpt.pt (2 B) of a"), said
+    after = (work / "ckpt.pt").stat()
+    assert (work / "latest").read_text() == "40" and after.st_mtime_ns == before.st_mtime_ns
+    assert after.st_ino != before.st_ino, "it was written by b, whose kernel knows it from then on"
 
 
 def test_another_node_takes_the_place_of_one(place: Path) -> None:
