@@ -50,7 +50,7 @@ from orchestrator.head.start.parts import (
 )
 from orchestrator.head.start.record import Running
 from orchestrator.head.start.request import LaunchRequest, without_claims
-from orchestrator.head.transfer.job_files import JobPeer, bring_job_files
+from orchestrator.head.transfer.job_files import JobPeer, bring_job_files, bring_metrics
 from orchestrator.head.transfer.send import send_to_all
 from orchestrator.head.transfer.tree import of_files
 from orchestrator.protocol.message import Message
@@ -313,7 +313,14 @@ def launch_again(
 def bring_saved(
     experiment: Experiment, transport: Transport, ended: JobRecord, gathered: Gathered
 ) -> None:
-    """Send the nodes the files of the job's master that they lack."""
+    """Send the nodes the metrics of their ranks, and the files of the job's master they lack."""
+    peers = list(map(partial(peer_of, ended), gathered.nodes, gathered.channels))
+    last, nproc = (
+        ended.latest[0].nodes,
+        {one.name: one.nproc for one in (*ended.nodes, *ended.spares)},
+    )
+    before = [name for name in last for _ in range(nproc[name])]
+    bring_metrics(experiment.path / "outputs", before, gathered.nodes, peers)
     # The engine's ranks send each other their checkpoints.
     if ended.engine:
         return
@@ -329,8 +336,7 @@ def bring_saved(
             return opened[-1]
         return None
 
-    peers = list(map(partial(peer_of, ended), gathered.nodes, gathered.channels))
-    last, stopped = ended.latest[0].nodes, partial(refuse_if_stopped, experiment)
+    stopped = partial(refuse_if_stopped, experiment)
     try:
         bring_job_files(peers, last, reach, resolved.outputs(experiment.path), stopped)
     finally:

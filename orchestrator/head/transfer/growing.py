@@ -4,23 +4,18 @@ Requests go over the channel that streams the log, one at a time. The file's len
 state, as for logs. Each request overlaps the last bytes of the local file. If these bytes differ on
 the node, it is another file, and the local one is left alone.
 
-The metrics of a rank in a later attempt are a special case. Its node may have cut off the steps
-that are repeated, or it may be another node without the earlier lines. Once the rank has written a
-line of this attempt, the local file keeps its lines of earlier steps. The node's lines follow:
-those of this attempt, and earlier ones that were never fetched.
+The metrics of the node's own ranks are an exception. A rank that is started again cuts off the
+steps that it repeats, so its file is fetched from the beginning.
 """
 
 from __future__ import annotations
 
-import itertools
-import json
 import logging
 import math
 import os
 import re
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -45,8 +40,6 @@ log = logging.getLogger(__name__)
 
 # The overlap of a request is longer than a line of metrics, whose time makes it unique.
 SEAM_BYTES = 512
-# Larger metrics that an earlier attempt began are not joined while the job runs.
-MOST_BYTES = 64 << 20
 # Several nodes may have files of the same name.
 APPENDING = threading.Lock()
 READ_AND_APPEND = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -58,29 +51,23 @@ class GrowingFiles:
 
     def __init__(self, job: str, node: NodeRecord, outputs: Path) -> None:
         self.listing = Outputs(job=job, node=node.index)
-        # The ranks of this node that ran in an earlier attempt.
-        self.continued = node.numbers if node.first_job else ()
+        self.ranks = node.numbers
         self.outputs = outputs
         self.folder = Folder(outputs, private=True)
-        # By path, the bytes by which the local file is longer than the node's.
-        self.ahead: dict[str, int] = {}
+        # Paths whose local file has grown to a beginning of the node's.
+        self.grown: set[str] = set()
         # Paths whose local file is another one.
         self.foreign: set[str] = set()
-        # Metrics that an earlier attempt began: the bytes read so far, the node's listing at that
-        # time, and the offset at which this attempt begins in the local file.
-        self.read: dict[str, bytes] = {}
+        # The listing of each path that was last asked for.
         self.looked_at: dict[str, OutputFile] = {}
-        self.joined_at: dict[str, int] = {}
-        # Returns the start of the attempt by the node's clock.
-        self.began: Callable[[], float] = lambda: 0.0
         self.next_look = 0.0
         self.asked = False
         self.questions: list[Request[Any]] = []
 
-    def is_continued(self, path: str) -> bool:
-        """Return True for the metrics of a rank of this node since an earlier attempt."""
+    def is_own(self, path: str) -> bool:
+        """Return True for the metrics of a rank of this node."""
         known = trainers.of_name(path)
-        return known is not None and known[1] in self.continued
+        return known is not None and known[1] in self.ranks
 
     def finish(self, channel: NodeChannel, listing: OutputFiles, seconds: float) -> None:
         """Fetch all growth up to this listing of the job's outputs; block until it is here."""
@@ -96,6 +83,7 @@ class GrowingFiles:
     def begin(self) -> None:
         """Reset the requests after a reconnect, as the pending one was lost."""
         self.questions.clear()
+        self.looked_at.clear()
         self.asked, self.next_look = False, time.monotonic() + LOOK_SECONDS
 
     @property
@@ -139,96 +127,46 @@ class GrowingFiles:
             ours = file.kind == "file" and not file.place and plain(path) and GROWS.fullmatch(path)
             if not ours or path in self.foreign:
                 continue
-            request = ReadFile(place=listing.place, path=path, offset=0)
-            if self.is_continued(path) and path not in self.ahead:
-                if file != self.looked_at.get(path) and file.size <= MOST_BYTES:
-                    self.looked_at[path], self.read[path] = file, b""
-                    self.questions.append(request)
-            elif self._size(path) - self.ahead.get(path, 0) < file.size:
-                self._ask(request)
+            size = self._size(path)
+            if size < file.size or (self.is_own(path) and file != self.looked_at.get(path)):
+                self.looked_at[path] = file
+                request = ReadFile(place=listing.place, path=path, offset=0)
+                self._ask(request, min(size, file.size))
 
     def _size(self, path: str) -> int:
         try:
             return os.lstat(self.outputs / path).st_size
         except FileNotFoundError:
             # The file was never here, or was deleted.
-            self.ahead.pop(path, None)
+            return 0
         except NotADirectoryError:
             self.foreign.add(path)
-        return 0
+            return 0
 
-    def _ask(self, request: ReadFile) -> None:
-        """Queue a request for the bytes after the local ones, with an overlap."""
-        path = request.path
-        first = max(self.joined_at.get(path, 0), self._size(path) - SEAM_BYTES)
-        self.questions.append(request.replace(offset=first - self.ahead.get(path, 0)))
+    def _ask(self, request: ReadFile, size: int) -> None:
+        """Queue a request for the bytes after the first `size`, with an overlap."""
+        self.questions.append(request.replace(offset=max(0, size - SEAM_BYTES)))
 
     def _take(self, request: ReadFile, data: bytes) -> None:
         """Append new bytes if the overlap is the same as in the local file."""
         path = request.path
-        if self.is_continued(path) and path not in self.ahead:
-            self._read(request, data)
-            return
         self.folder.make()
-        parts, ahead = PurePosixPath(path).parts, self.ahead.get(path, 0)
+        parts = PurePosixPath(path).parts
         with self.folder.inside(parts[:-1]) as directory:
             descriptor = os.open(parts[-1], READ_AND_APPEND, 0o600, dir_fd=directory)
         with APPENDING, os.fdopen(descriptor, "rb+", buffering=0) as local:
             size = os.fstat(descriptor).st_size
-            seam = size - ahead - request.offset
+            seam = size - request.offset
             if not 0 <= seam <= len(data) or data[:seam] != os.pread(descriptor, seam, size - seam):
-                log.debug("%s of job %s is another here", path, self.listing.job)
-                self.foreign.add(path)
-                self.ahead.pop(path, None)
+                if not self.is_own(path):
+                    log.debug("%s of job %s is another here", path, self.listing.job)
+                    self.foreign.add(path)
+                    self.grown.discard(path)
+                    return
+                os.ftruncate(descriptor, 0)
+                self.questions.append(request.replace(offset=0))
                 return
-            self.ahead[path] = ahead
+            self.grown.add(path)
             local.write(data[seam:])
         if len(data) == PIECE_BYTES:
-            self._ask(request)
-
-    def _read(self, request: ReadFile, data: bytes) -> None:
-        """Collect metrics that an earlier attempt began, and join them once all are read."""
-        path = request.path
-        self.read[path] += data
-        if len(data) == PIECE_BYTES:
-            self.questions.append(request.replace(offset=len(self.read[path])))
-            return
-        try:
-            ours = (self.outputs / path).read_bytes().splitlines(keepends=True)
-        except FileNotFoundError:
-            ours = []
-        joined = join(ours, self.read[path].splitlines(keepends=True), self.began())
-        if joined is not None:
-            kept, passed = joined
-            if ours:
-                os.truncate(self.outputs / path, kept)
-            self.ahead[path], self.joined_at[path] = kept - passed, kept
-            self._ask(request)
-
-
-def join(ours: list[bytes], theirs: list[bytes], began: float) -> tuple[int, int] | None:
-    """Return the number of local bytes to keep and of the node's bytes to skip. Pure.
-
-    Returns None if the node has no line of the attempt that began at `began`.
-    """
-    whole = [line for line in theirs if line.endswith(b"\n")]
-    new = [at for at, line in enumerate(whole) if number_in(line, "time") >= began]
-    if not new:
-        return None
-    first, step = new[0], number_in(whole[new[0]], "step")
-    kept = list(
-        itertools.takewhile(
-            lambda line: line.endswith(b"\n") and number_in(line, "step") < step, ours
-        )
-    )
-    last = max((number_in(line, "step") for line in kept), default=-math.inf)
-    while first and number_in(whole[first - 1], "step") > last:
-        first -= 1
-    return sum(map(len, kept)), sum(map(len, whole[:first]))
-
-
-def number_in(line: bytes, name: str) -> float:
-    try:
-        return float(json.loads(line)[name])
-    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
-        return -math.inf
+            self._ask(request, request.offset + len(data))

@@ -50,9 +50,8 @@ def bring(
 ) -> Brought:
     """Fetch every output that is not here yet; return messages on files that stay on the node.
 
-    The node's version replaces files that have grown here while the job ran. Metrics that an
-    earlier attempt began keep their joined content. Files that were fetched after an earlier
-    attempt are replaced if this attempt has changed them (see Fetch).
+    The node's version replaces files that have grown here while the job ran. Files that were
+    fetched after an earlier attempt are replaced if this attempt has changed them (see Fetch).
     """
     listing = channel.ask(growing.listing.replace(beside=SEARCH_SECONDS), ANSWER_SECONDS)
     growing.finish(channel, listing, ANSWER_SECONDS)
@@ -62,7 +61,7 @@ def bring(
     stays: dict[str, list[str]] = defaultdict(list)
     taken: list[OutputFile] = []
     for file in listing.files:
-        if (file.place and much) or growing.is_continued(file.path) or has_grown(growing, file):
+        if (file.place and much) or has_grown(growing, file):
             continue
         whole = file.path.startswith(RESULTS) or GROWS.fullmatch(file.path)
         if file.size > LARGEST_BYTES and not whole:
@@ -74,7 +73,7 @@ def bring(
         listing.place,
         growing.folder,
         label=f"node{growing.listing.node}",
-        replace=growing.ahead.__contains__,
+        replace=growing.grown.__contains__,
         since=since,
     )
     log.debug("%s: fetches %d files of %d", fetch.label, len(taken), len(listing.files))
@@ -95,7 +94,7 @@ def bring(
 def has_grown(growing: GrowingFiles, file: OutputFile) -> bool:
     """Return True for a file that has grown here to its full size; set its time to the node's."""
     path = growing.outputs / file.path
-    if file.path not in growing.ahead or path.lstat().st_size != file.size:
+    if file.path not in growing.grown or path.lstat().st_size != file.size:
         return False
     os.utime(path, ns=(file.changed, file.changed), follow_symlinks=False)
     return True

@@ -13,10 +13,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError
 from orchestrator.common.hosts import listed
 from orchestrator.common.text import duration, size
+from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import Declined, NodeChannel
 from orchestrator.head.screen.output import printable, say
 from orchestrator.head.screen.progress import ProgressBar
@@ -24,6 +26,8 @@ from orchestrator.head.transfer.fetch import answers, plain
 from orchestrator.head.transfer.push import entry_of
 from orchestrator.head.transfer.send import Reader, Sent, send_to_all
 from orchestrator.head.transfer.tree import Tree
+from orchestrator.node.transfer.job_files import OUTPUTS
+from orchestrator.node.transfer.outputs import Listing
 from orchestrator.protocol.manifest import ManifestEntry, link_is_inside
 from orchestrator.protocol.requests.request import NO_PART
 from orchestrator.protocol.requests.transfer import (
@@ -36,6 +40,8 @@ from orchestrator.protocol.requests.transfer import (
     RemoteDir,
 )
 from orchestrator.protocol.timing import ANSWER_SECONDS
+from orchestrator.records.experiment import NodeRecord
+from orchestrator.records.metrics import trainers
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +130,7 @@ def bring(
             channels, read = [taker.channel for taker in takers], reader_of(master, tree)
             results = send_to_all(channels, places, tree, seen, read=read)
             stopped()
-            sent = all_sent(master, takers, results, tree)
+            sent = all_sent(master.name, takers, results, tree)
             sizes = {entry.path: entry.size for entry in tree.entries}
             for taker, each in zip(takers, sent, strict=True):
                 came |= {path: sizes[path] for path in each.sent}
@@ -134,6 +140,32 @@ def bring(
         log.info("%s lacked %s of %s", listed([*names]), what, master.name)
         took = duration(time.monotonic() - began)
         say(f"{listed([*names])} lacked {what} of {master.name}: came in {took}")
+
+
+def bring_metrics(
+    outputs: Path, before: Sequence[str], nodes: Sequence[NodeRecord], peers: Sequence[JobPeer]
+) -> None:
+    """Send each rank's metrics to its node in the next attempt, unless it ran there before.
+
+    `before` names the node of each rank in the last attempt. A rank that goes on from a checkpoint
+    keeps the lines up to it. Raises CheckFailed if a node does not get them.
+    """
+    known = trainers.measured(outputs).values()
+
+    def give(node: NodeRecord, peer: JobPeer) -> None:
+        moved = [rank for rank in node.numbers if before[rank : rank + 1] != [node.name]]
+        listing = Listing(str(outputs), hidden=False)
+        for path in (paths[rank] for paths in known for rank in moved if rank in paths):
+            listing.add(path.name, path.stat())
+        if listing.files:
+            tree = Tree.of(os.fsencode(outputs), map(entry_of, listing.files))
+            job, index = peer.part
+            place = RemoteDir(kind=OF_JOB, directory=OUTPUTS, job=job, node=index)
+            all_sent("this machine", [peer], send_to_all([peer.channel], [place], tree), tree)
+
+    for error in fleet.everywhere(list(zip(nodes, peers, strict=True)), lambda one: give(*one)):
+        if error is not None:
+            raise error
 
 
 def is_inside(file: OutputFile) -> bool:
@@ -174,7 +206,7 @@ def reader_of(master: JobPeer, tree: Tree) -> Reader:
 
 
 def all_sent(
-    master: JobPeer,
+    giver: str,
     takers: Sequence[JobPeer],
     results: Sequence[Sent | OrchestratorError],
     tree: Tree,
@@ -188,7 +220,7 @@ def all_sent(
             path, why = min(each.failed.items())
             reasons[taker.name] = f"{printable(os.fsdecode(path))}: {why}"
     if reasons:
-        what = f"{named({e.path: e.size for e in tree.entries})}, which {master.name} has,"
+        what = f"{named({e.path: e.size for e in tree.entries})}, which {giver} has,"
         why = "; ".join(f"{name} ({reason})" for name, reason in reasons.items())
         raise CheckFailed(f"{what} did not come to {why}: {APART}", MEND, names=[*reasons])
     return [each for each in results if isinstance(each, Sent)]

@@ -7,6 +7,7 @@ how a file is written.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import shutil
@@ -14,7 +15,6 @@ import stat
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 from orchestrator.common.folder import Folder, PartialFile, hidden
 from orchestrator.node.job.run_directory import RunDir
@@ -30,17 +30,31 @@ class OtherContent(ValueError):
         super().__init__(f"{os.fsdecode(path)} came with another content")
 
 
-class Writing(Protocol):
-    """A file that is being written."""
+class Arriving:
+    """A file that arrives under a hidden name until it is complete."""
+
+    def __init__(self, folder: Folder, entry: ManifestEntry, mode: int, label: str) -> None:
+        self.entry, self.mode = entry, mode
+        self.part = PartialFile(folder, parts_of_path(entry), label)
+        self.digest = hashlib.sha256() if entry.value else None
+        self.abandon = self.part.close
 
     def write(self, data: memoryview) -> None:
-        """Add the next bytes."""
+        if self.digest is not None:
+            self.digest.update(data)
+        self.part.put(data)
 
     def finish(self) -> None:
         """Publish the complete file under its name; raise OtherContent if its content is wrong."""
+        if self.digest is not None and self.digest.hexdigest().encode() != self.entry.value:
+            raise OtherContent(self.entry.path)
+        time = self.entry.time or os.fstat(self.part.file.fileno()).st_mtime_ns
+        self.part.publish(self.mode, time)
+        self.part.close()
 
-    def abandon(self) -> None:
-        """Remove the incomplete file."""
+
+def parts_of_path(entry: ManifestEntry) -> list[str]:
+    return os.fsdecode(entry.path).split("/")
 
 
 class IncomingFiles:
@@ -56,13 +70,13 @@ class IncomingFiles:
         self.failed: dict[int, str] = {}
         # The number of the file that is being written, and the offset in it.
         self.number, self.at = -1, 0
-        self.writing: Writing | None = None
+        self.writing: Arriving | None = None
 
     def look(self, *, dry_run: bool) -> Lacking:
         """Return the lacking files, after creating entries that need no contents."""
         return Lacking(ranges=(), failed={})
 
-    def begin(self, number: int) -> Writing:
+    def begin(self, number: int) -> Arriving:
         """Return a writer for a file."""
         raise NotImplementedError
 
@@ -210,25 +224,8 @@ class TargetDirectory(IncomingFiles):
         return dry_run
 
     def begin(self, number: int) -> Arriving:
-        return Arriving(self.folder, self.entries[number])
-
-
-class Arriving:
-    """A file that arrives under a hidden name until it is complete."""
-
-    def __init__(self, folder: Folder, entry: ManifestEntry) -> None:
-        self.folder, self.entry = folder, entry
-        self.part = PartialFile(folder, parts_of_path(entry), LABEL)
-        self.write, self.abandon = self.part.put, self.part.close
-
-    def finish(self) -> None:
-        time = self.entry.time or os.fstat(self.part.file.fileno()).st_mtime_ns
-        self.part.publish(self.folder.mode(self.entry.mode), time)
-        self.part.close()
-
-
-def parts_of_path(entry: ManifestEntry) -> list[str]:
-    return os.fsdecode(entry.path).split("/")
+        entry = self.entries[number]
+        return Arriving(self.folder, entry, self.folder.mode(entry.mode), LABEL)
 
 
 # -- private files for the ranks of a job, sent before it starts ------------------------------

@@ -10,18 +10,19 @@ another size or time was changed by hand, is discarded and sent again.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import stat
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from orchestrator.common import files
+from orchestrator.common.folder import Folder
 from orchestrator.common.permissions import others
 from orchestrator.node.job.run_directory import home
-from orchestrator.node.transfer.receive import IncomingFiles, OtherContent
+from orchestrator.node.transfer.receive import Arriving, IncomingFiles
 from orchestrator.protocol import manifest
 from orchestrator.protocol.manifest import FILE, ManifestEntry
-from orchestrator.protocol.requests.transfer import Lacking
+from orchestrator.protocol.requests.transfer import FilePart, Lacking
 
 # The time since a snapshot last used a content.
 OLD_SECONDS = 7 * 86400.0
@@ -61,9 +62,10 @@ class Store:
         try:
             yield
         except OSError as error:
-            root = os.fsdecode(self.root)
-            where = "" if self.root in os.fsencode(error.filename or b"") else error.filename
-            raise ValueError(f"{where or root} cannot be written: {files.reason(error)}") from error
+            path = os.fsencode(error.filename or b"")
+            elsewhere = path.startswith(b"/") and self.root not in path
+            where = os.fsdecode(path if elsewhere else self.root)
+            raise ValueError(f"{where} cannot be written: {files.reason(error)}") from error
 
     def path_of(self, entry: ManifestEntry) -> bytes:
         return b"%s/%s/%s-%o" % (self.objects, entry.value[:2], entry.value[2:], entry.mode)
@@ -119,51 +121,23 @@ class ToStore(IncomingFiles):
             raise ValueError("the store takes no file without its checksum")
         super().__init__(entries)
         self.store, self.listing = store, listing
+        self.folder = Folder(Path(os.fsdecode(store.objects)), private=True)
 
     def look(self, *, dry_run: bool) -> Lacking:
         """Record the manifest, and return the lacking contents."""
         self.store.trees[manifest.digest_of(self.listing)] = self.entries
         return Lacking(ranges=manifest.ranges(self.store.lacking(self.entries)), failed={})
 
-    def begin(self, number: int) -> Content:
+    def put(self, part: FilePart, data: memoryview) -> None:
         with self.store.writing():
-            return Content(self.store, self.entries[number])
+            super().put(part, data)
 
-
-class Content:
-    """A content that is being written; it is published only if complete and verified."""
-
-    def __init__(self, store: Store, entry: ManifestEntry) -> None:
-        self.store, self.entry = store, entry
-        self.new = os.path.join(store.objects, b".new-" + os.urandom(6).hex().encode())
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        self.file = os.open(self.new, flags, 0o600)
-        self.digest = hashlib.sha256()
-
-    def write(self, data: memoryview) -> None:
-        self.digest.update(data)
-        with self.store.writing():
-            while data:
-                data = data[os.write(self.file, data) :]
-
-    def finish(self) -> None:
-        if self.digest.hexdigest().encode() != self.entry.value:
-            raise OtherContent(self.entry.path)
-        with self.store.writing():
-            settle(self.file, self.entry)
-            os.close(self.file)
-            self.file = -1
-            path = self.store.path_of(self.entry)
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(os.path.dirname(path), 0o700)
-            os.rename(self.new, path)
-
-    def abandon(self) -> None:
-        """Remove an incomplete content."""
-        if self.file >= 0:
-            os.close(self.file)
-        with contextlib.suppress(OSError):
-            os.unlink(self.new)
+    def begin(self, number: int) -> Arriving:
+        entry = self.entries[number]
+        path = os.path.relpath(self.store.path_of(entry), self.store.objects)
+        stored = entry._replace(path=path, time=moment(entry.value) * 1_000_000_000)
+        # Other heads may send the same content at the same time.
+        return Arriving(self.folder, stored, entry.mode, os.urandom(8).hex())
 
 
 def settle(descriptor: int, entry: ManifestEntry) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -88,7 +87,7 @@ def test_a_new_head_continues_what_is_the_nodes_and_nothing_else(node: Node, her
         node.serve(files)
     assert (here / "own.jsonl").read_text() == "one\nthree\n"
     assert (here / "other.jsonl").read_text() == "two\n"
-    assert set(files.ahead) == {"own.jsonl"}
+    assert files.grown == {"own.jsonl"}
 
 
 def test_a_broken_connection_leaves_no_question_open(node: Node, here: Path) -> None:
@@ -153,10 +152,9 @@ def test_which_files_grow(name: str, grows: bool) -> None:
     assert bool(GROWS.fullmatch(name)) is grows
 
 
-# -- metrics that an earlier attempt began --------------------------------------------------------
+# -- metrics of the node's ranks -------------------------------------------------------------------
 
 METRICS = "rank_00_metrics.jsonl"
-LATER = replace(NODE, first_job=JOB)
 
 
 def steps(first: int, last: int, attempt: int) -> str:
@@ -165,64 +163,44 @@ def steps(first: int, last: int, attempt: int) -> str:
     )
 
 
-def joining(here: Path, attempt: int) -> GrowingFiles:
-    files = GrowingFiles(JOB, LATER, here)
-    files.began = lambda: attempt - 0.5
-    return files
-
-
 @pytest.mark.parametrize(
-    ("kept", "again", "expected"),
+    "kept",
     [
-        pytest.param(steps(1, 7, 1), steps(8, 12, 3), steps(1, 7, 1), id="it has cut its file"),
-        pytest.param(steps(1, 7, 1), "", steps(1, 10, 1), id="and has not done a step yet"),
-        pytest.param("", steps(8, 12, 3), steps(1, 7, 1), id="it never had the earlier steps"),
-        pytest.param("", steps(1, 3, 3), "", id="it began from the start"),
-        pytest.param(steps(1, 4, 1), steps(8, 30, 3), steps(1, 7, 1), id="it was away"),
-        pytest.param(steps(1, 12, 1), steps(13, 15, 3), steps(1, 12, 1), id="not all had come"),
+        pytest.param(steps(1, 7, 1), id="it has cut its file"),
+        pytest.param("", id="it began from the start"),
+        pytest.param(steps(1, 12, 1), id="not all had come"),
+        pytest.param(steps(1, 7, 1) + steps(8, 10, 3), id="it has the same length again"),
     ],
 )
-def test_lines_before_the_step_from_which_an_attempt_goes_on_stay(
-    node: Node, here: Path, kept: str, again: str, expected: str
+def test_a_rank_that_is_started_again_cuts_off_steps_here_as_there(
+    node: Node, here: Path, kept: str
 ) -> None:
     """Also for a head that comes later, and for one that was ended in the middle of a line."""
     here.mkdir()
-    (here / METRICS).write_text(steps(1, 10, 1) + '{"time": 0, "st' * bool(again))
-    node.write(METRICS, kept)
-    files = joining(here, 3)
-    node.serve(files)
-    for line in again.splitlines(keepends=True):
-        node.write(METRICS, line[:9])
-        node.serve(files)
-        node.write(METRICS, line[9:])
-        node.serve(files)
-    for _ in range(2):
-        assert (here / METRICS).read_text() == expected + again
-        node.serve(joining(here, 3))
-
-
-def test_a_rank_may_cut_its_file_after_it_was_looked_at(node: Node, here: Path) -> None:
-    """Its start takes seconds, and longer on a busy machine."""
-    here.mkdir()
     (here / METRICS).write_text(steps(1, 10, 1))
     node.write(METRICS, steps(1, 10, 1))
-    files = joining(here, 2)
+    files = GrowingFiles(JOB, NODE, here)
     node.serve(files)
-    (node.outputs / METRICS).write_text(steps(1, 7, 1) + steps(8, 10, 2))
-    for last in (10, 13):
-        node.serve(files)
-        assert (here / METRICS).read_text() == steps(1, 7, 1) + steps(8, last, 2)
-        node.write(METRICS, steps(11, 13, 2) * (last == 10))
+    (node.outputs / METRICS).write_text(kept)
+    node.serve(files)
+    assert (here / METRICS).read_text() == kept
+    for line in steps(8, 12, 3).splitlines(keepends=True):
+        for part in (line[:9], line[9:]):
+            node.write(METRICS, part)
+            node.serve(files)
+    assert (here / METRICS).read_text() == kept + steps(8, 12, 3)
+    node.serve(GrowingFiles(JOB, NODE, here))
+    assert (here / METRICS).read_text() == kept + steps(8, 12, 3)
 
 
-def test_the_end_of_a_job_leaves_joined_metrics_as_they_are(node: Node, here: Path) -> None:
+def test_the_end_of_a_job_brings_the_last_lines(node: Node, here: Path) -> None:
     here.mkdir()
     (here / METRICS).write_text(steps(1, 10, 1))
-    node.write(METRICS, steps(8, 12, 2))
+    node.write(METRICS, steps(1, 7, 1) + steps(8, 10, 2))
     channel = cast("Any", SimpleNamespace(ask=lambda request, _: node.visit.answer(request)))
-    said, *_ = home.bring(channel, joining(here, 2))
+    said, *_ = home.bring(channel, GrowingFiles(JOB, NODE, here))
     assert not said
-    assert (here / METRICS).read_text() == steps(1, 7, 1) + steps(8, 12, 2)
+    assert (here / METRICS).read_text() == steps(1, 7, 1) + steps(8, 10, 2)
 
 
 def test_metrics_of_another_nodes_rank_are_left_alone(node: Node, here: Path) -> None:
@@ -230,6 +208,6 @@ def test_metrics_of_another_nodes_rank_are_left_alone(node: Node, here: Path) ->
     name = "rank_07_metrics.jsonl"
     (here / name).write_text(steps(1, 10, 1))
     node.write(name, steps(8, 30, 2))
-    files = GrowingFiles(JOB, LATER, here)
+    files = GrowingFiles(JOB, NODE, here)
     node.serve(files)
-    assert not files.ahead and (here / name).read_text() == steps(1, 10, 1)
+    assert not files.grown and (here / name).read_text() == steps(1, 10, 1)

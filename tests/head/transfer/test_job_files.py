@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,13 +18,15 @@ import pytest
 from orchestrator.common.errors import CheckFailed, NodeError, StoppedEarly
 from orchestrator.head.screen import output
 from orchestrator.head.transfer import job_files
-from orchestrator.head.transfer.job_files import JobPeer, bring_job_files
+from orchestrator.head.transfer.job_files import JobPeer, bring_job_files, bring_metrics
 from orchestrator.node.job import resume_dir
 from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.transfer import outputs
 from orchestrator.protocol.requests.request import Request
 from orchestrator.protocol.requests.transfer import Offer, ReadFile
 from tests.head.transfer.nodes import Channel
 from tests.node.start.test_next_spec import FIRST
+from tests.records.one_node import NODE
 
 JOB = "run-1"
 # This time is before any job.
@@ -334,8 +337,6 @@ def test_a_file_of_many_pieces_is_the_same(place: Path, monkeypatch: pytest.Monk
 
 
 def test_what_came_from_the_master_does_not_come_home_at_the_end(place: Path) -> None:
-    from orchestrator.node.transfer import outputs
-
     job = Job("ab", place)
     place_of = [Path(one.run.path, "experiment/outputs") for one in job.machines.values()]
     (place_of[0] / "best.pt").write_text("best")
@@ -369,3 +370,22 @@ def test_no_node_names_a_file_outside_a_directory(place: Path, lie: dict[str, st
 
     cast("Any", job["a"]).ask = lies
     assert job.again("ab") == [] and job["b"].has() == {}
+
+
+def test_the_metrics_of_a_rank_go_with_it_to_another_node(place: Path) -> None:
+    """Else its curve would begin at the step from which it goes on."""
+    job = Job("abc", place)
+    here = place / "here"
+    here.mkdir()
+    for rank in range(2):
+        (here / f"rank_{rank:02d}_metrics.jsonl").write_text(f"rank {rank}")
+    there = [Path(one.run.path, "experiment/outputs") for one in job.machines.values()]
+    (there[0] / "rank_00_metrics.jsonl").write_text("rank 0, and lines that have not come home")
+    nodes = [replace(NODE, name=name, first_rank=rank) for rank, name in enumerate("ac")]
+    bring_metrics(here, ["a", "b"], nodes, [job.peer("a"), job.peer("c")])
+    assert [path.name for path in there[2].iterdir()] == ["rank_01_metrics.jsonl"]
+    assert "not come home" in (there[0] / "rank_00_metrics.jsonl").read_text()
+    assert outputs.of_job(job["c"].run, checkpoints=False).files == ()
+    shutil.rmtree(job["c"].run.path)
+    with pytest.raises(CheckFailed, match="which this machine has, did not come to c"):
+        bring_metrics(here, ["a", "b"], nodes, [job.peer("a"), job.peer("c")])

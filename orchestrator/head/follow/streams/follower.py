@@ -132,7 +132,6 @@ class NodeFollower:
         self.silent = self.idle = 0.0
         # The node's clock minus this machine's.
         self.ahead = 0.0
-        self.growing.began = lambda: self.former_end + self.ahead
 
     def start(self) -> None:
         self.thread = fleet.start(self.run)
