@@ -106,23 +106,43 @@ def first_failed(results: Sequence[Sent | OrchestratorError]) -> bytes:
 
 
 class Outbox:
-    """The files for several nodes; nodes that lack the same files share batches."""
+    """The files for several nodes; nodes that lack the same files share batches.
+
+    Each node takes them at its own pace.
+    """
 
     def __init__(self, tree: Tree, read: Reader) -> None:
         self.tree, self.read = tree, read
         self.packed = zlib.compress(tree.listing, 1)
-        # This lock guards `contents`.
         self.lock = threading.Lock()
-        self.contents: dict[tuple[int, ...], SharedBatches] = {}
         # Threads suffice for compression, as zlib releases the GIL.
         self.pool = ThreadPoolExecutor(os.cpu_count() or 1)
+        # The newest batches stay in memory as futures, as another thread may still prepare them.
+        self.begin = lru_cache(KEPT)(lambda parts: self.pool.submit(self.make, parts))
 
-    def batches(self, numbers: Sequence[int]) -> SharedBatches:
-        key = tuple(numbers)
-        with self.lock:
-            if key not in self.contents:
-                self.contents[key] = SharedBatches(self, numbers)
-            return self.contents[key]
+    def batches(self, numbers: Sequence[int]) -> Iterator[Batch]:
+        """Yield the batches of these files as they are ready; the next ones are prepared."""
+        cuts = list(cut(self.tree.entries, numbers, BATCH_BYTES))
+        for number in range(len(cuts)):
+            with self.lock:
+                batches = [self.begin(parts) for parts in cuts[number : number + 1 + AHEAD]]
+            yield batches[0].result()
+
+    def make(self, parts: Sequence[FilePart]) -> Batch:
+        """Read and compress one batch."""
+        pieces, failed, count = list[bytes](), dict[int, str](), 0
+        for part in parts:
+            try:
+                data = self.read(self.tree.entries[part.number], part.offset, part.size)
+            except OSError as error:
+                failed[part.number] = error.strerror or str(error)
+                continue
+            pieces += (part.packed(), data)
+            count += len(data)
+        raw = b"".join(pieces)
+        sample = raw[:SAMPLE_BYTES]
+        level = 1 if len(zlib.compress(sample, 1)) < WORTH_IT * len(sample) else 0
+        return Batch(zlib.compress(raw, level), len(raw), count, failed)
 
     def send(self, channel: NodeChannel, into: RemoteDir, seen: Seen, *, dry_run: bool) -> Sent:
         """Offer the files to one node, and send those it lacks, batch after batch."""
@@ -134,9 +154,10 @@ class Outbox:
                 if number in range(len(entries)):
                     sent.failed.setdefault(entries[number].path, reason)
 
-        def hear() -> None:
-            """Wait for the answer to the oldest batch."""
-            note_failed(channel.wait_for(*window.popleft(), FILES_ANSWER_SECONDS).failed)
+        def hear(most: int) -> None:
+            """Wait for the oldest answers until at most that many are pending."""
+            while len(window) > most:
+                note_failed(channel.wait_for(*window.popleft(), FILES_ANSWER_SECONDS).failed)
 
         channel.put(self.packed, FILE_ANSWER_SECONDS)
         lacking = channel.ask(Offer(into=into, dry_run=dry_run), WORK_ANSWER_SECONDS)
@@ -149,60 +170,22 @@ class Outbox:
         sent.lacked = [entries[number].path for number in numbers]
         log.debug("%s: lacks %d files", channel.name, len(numbers))
         seen(self.tree.size - sum(entries[number].size for number in numbers))
-        batches = self.batches(() if dry_run else numbers)
         window: deque[tuple[int, Contents]] = deque()
-        for number in range(len(batches.cuts)):
-            batch = batches.get(number)
+        for batch in self.batches(() if dry_run else numbers):
             note_failed(batch.failed)
             channel.put(batch.data, FILE_ANSWER_SECONDS)
-            request = Contents(size=batch.size, last=number + 1 == len(batches.cuts))
+            request = Contents(size=batch.size)
             window.append((channel.post(request), request))
-            if len(window) > ON_THE_WAY:
-                hear()
+            hear(ON_THE_WAY)
             sent.size += batch.contents
             seen(batch.contents)
-        while window:
-            hear()
+        hear(0)
         return sent
-
-
-class SharedBatches:
-    """The batches for nodes that lack the same files. Each node takes them at its own pace."""
-
-    def __init__(self, outbox: Outbox, numbers: Sequence[int]) -> None:
-        self.entries, self.read = outbox.tree.entries, outbox.read
-        self.cuts = list(cut(self.entries, numbers, BATCH_BYTES))
-        self.lock = threading.Lock()
-        # The newest batches stay in memory as futures, as another thread may still prepare them.
-        self.begin = lru_cache(KEPT)(lambda number: outbox.pool.submit(self.make, number))
-
-    def get(self, number: int) -> Batch:
-        """Return a batch, blocking until it is ready, and start to prepare the next ones."""
-        with self.lock:
-            numbers = range(number, min(number + 1 + AHEAD, len(self.cuts)))
-            batches = [self.begin(each) for each in numbers]
-        return batches[0].result()
-
-    def make(self, number: int) -> Batch:
-        """Read and compress one batch."""
-        pieces, failed, count = list[bytes](), dict[int, str](), 0
-        for part in self.cuts[number]:
-            try:
-                data = self.read(self.entries[part.number], part.offset, part.size)
-            except OSError as error:
-                failed[part.number] = error.strerror or str(error)
-                continue
-            pieces += (part.packed(), data)
-            count += len(data)
-        raw = b"".join(pieces)
-        sample = raw[:SAMPLE_BYTES]
-        level = 1 if len(zlib.compress(sample, 1)) < WORTH_IT * len(sample) else 0
-        return Batch(zlib.compress(raw, level), len(raw), count, failed)
 
 
 def cut(
     entries: Sequence[ManifestEntry], numbers: Sequence[int], limit: int
-) -> Iterator[list[FilePart]]:
+) -> Iterator[tuple[FilePart, ...]]:
     """Yield batches of file parts, each at most `limit` bytes; an empty file has one part."""
     parts: list[FilePart] = []
     room = limit
@@ -212,10 +195,10 @@ def cut(
             parts.append(FilePart(number, at, size))
             room -= size
             if not room:
-                yield parts
+                yield tuple(parts)
                 parts, room = [], limit
     if parts:
-        yield parts
+        yield tuple(parts)
 
 
 def _offsets(size: int, room: int, limit: int) -> Iterator[int]:

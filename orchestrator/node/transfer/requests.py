@@ -106,9 +106,6 @@ def contents(visit: ServerSession, request: Contents) -> FailedWrites:
     except Exception:
         offered.abandon()
         raise
-    if request.last:
-        # The last file is incomplete if more of it was expected.
-        offered.abandon()
     return FailedWrites(failed=dict(offered.failed))
 
 

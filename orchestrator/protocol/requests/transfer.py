@@ -77,8 +77,6 @@ class Contents(Request[FailedWrites], do="contents"):
     """Write parts of the files that were offered last, packed in the payload."""
 
     size: Count  # unpacked
-    # True waits until everything is on the disk.
-    last: bool = False
 
 
 PART = struct.Struct(">IQI")

@@ -19,7 +19,7 @@ from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.transfer import listing, send
 from orchestrator.head.transfer.listing import Rules
 from orchestrator.head.transfer.scan import Scan, ScanLimits
-from orchestrator.head.transfer.send import Batch, Outbox, Sent, SharedBatches, first_failed
+from orchestrator.head.transfer.send import Batch, Outbox, Sent, first_failed
 from orchestrator.head.transfer.tree import Tree
 from orchestrator.protocol.manifest import FILE, ManifestEntry
 from orchestrator.protocol.requests.machine import Probe
@@ -116,15 +116,16 @@ def test_what_arrived_before_a_cut_stays(
     work: Path, nodes: list[Reached], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     tree = scan(work)
-    real = SharedBatches.get
+    real = Outbox.batches
 
-    def cut(self: SharedBatches, number: int) -> Batch:
-        if number == 5:
-            nodes[0].channel.close()
-        return real(self, number)
+    def cut(self: Outbox, numbers: Sequence[int]) -> Iterator[Batch]:
+        for number, batch in enumerate(real(self, numbers)):
+            if number == 5:
+                nodes[0].channel.close()
+            yield batch
 
     with monkeypatch.context() as patch:
-        patch.setattr(SharedBatches, "get", cut)
+        patch.setattr(Outbox, "batches", cut)
         (broken,) = send_tree(nodes[:1], tree)
     assert isinstance(broken, NodeError)
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home0"))
@@ -180,12 +181,19 @@ def test_a_node_that_is_behind_gets_the_same(work: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(send, "KEPT", 2)
     tree = scan(work)
     outbox = Outbox(tree, tree.read)
-    own = outbox.batches(range(outbox.tree.files))
-    count = len(own.cuts)
-    assert count > 5
-    first = [own.get(number) for number in range(count)]
-    assert own.begin.cache_info().currsize <= 2
-    assert [own.get(number) for number in range(count)] == first
+    first = list(outbox.batches(range(tree.files)))
+    assert len(first) > 5
+    assert outbox.begin.cache_info().currsize <= 2
+    assert list(outbox.batches(range(tree.files))) == first
+    outbox.pool.shutdown()
+
+
+def test_nodes_that_lack_the_same_files_share_batches(work: Path) -> None:
+    tree = scan(work)
+    outbox = Outbox(tree, tree.read)
+    numbers = range(tree.files)
+    pairs = list(zip(outbox.batches(numbers), outbox.batches(numbers), strict=True))
+    assert all(one is other for one, other in pairs)
     outbox.pool.shutdown()
 
 

@@ -90,12 +90,12 @@ def test_a_file_that_cannot_be_written_is_named(
     packed = zlib.compress(manifest.packed(entries()))
     asked(Offer(into=RemoteDir(directory=str(tmp_path))), packed)
     data = FilePart(0, 0, 3).packed() + b"one"
-    written = asked(Contents(size=len(data), last=True), zlib.compress(data))
+    written = asked(Contents(size=len(data)), zlib.compress(data))
     assert written.failed == {0: "No space left on device"}
     with pytest.raises(Refusal, match="not an absolute path"):
         asked(Offer(into=RemoteDir(directory="relative")), packed)
     with pytest.raises(Refusal, match="damaged"):
-        asked(Contents(size=3, last=True), b"xxx")
+        asked(Contents(size=3), b"xxx")
 
 
 def test_a_directory_is_compared_and_left_as_it_is(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def send(own: CodeVisit | None = None) -> int:
     numbers = list(manifest.numbers_in(lacking.ranges, len(ENTRIES)))
     parts = [(at, CONTENTS[ENTRIES[at].path]) for at in numbers]
     data = b"".join(FilePart(at, 0, len(content)).packed() + content for at, content in parts)
-    written = asked(visit, Contents(size=len(data), last=True), data)
+    written = asked(visit, Contents(size=len(data)), data)
     assert written.failed == {}
     return len(numbers)
 
