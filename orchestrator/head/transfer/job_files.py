@@ -27,7 +27,7 @@ from orchestrator.head.transfer.push import entry_of
 from orchestrator.head.transfer.send import Reader, Sent, send_to_all
 from orchestrator.head.transfer.tree import Tree
 from orchestrator.node.transfer.job_files import OUTPUTS
-from orchestrator.node.transfer.outputs import Listing
+from orchestrator.node.transfer.listing import Listing
 from orchestrator.protocol.manifest import ManifestEntry, link_is_inside
 from orchestrator.protocol.requests.request import NO_PART
 from orchestrator.protocol.requests.transfer import (
@@ -154,7 +154,7 @@ def bring_metrics(
 
     def give(node: NodeRecord, peer: JobPeer) -> None:
         moved = [rank for rank in node.numbers if before[rank : rank + 1] != [node.name]]
-        listing = Listing(str(outputs), hidden=False)
+        listing = Listing(str(outputs))
         for path in (paths[rank] for paths in known for rank in moved if rank in paths):
             listing.add(path.name, path.stat())
         if listing.files:

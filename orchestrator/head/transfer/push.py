@@ -18,7 +18,7 @@ from orchestrator.head.nodes.node_list import NumberedNode
 from orchestrator.head.screen.progress import ProgressBar
 from orchestrator.head.transfer.send import Sent, send_to_all
 from orchestrator.head.transfer.tree import Moved, Tree
-from orchestrator.node.transfer.outputs import Listing
+from orchestrator.node.transfer.listing import Listing
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, MOST_ENTRIES, ManifestEntry
 from orchestrator.protocol.requests.transfer import OutputFile, RemoteDir
 
@@ -58,16 +58,16 @@ def load(source: Path, destination: str | None) -> Cargo:
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
         raise UsageError(f"{source} is neither a file nor a directory")
     if stat.S_ISREG(status.st_mode):
-        listing = Listing(str(source.parent), hidden=True)
+        listing = Listing(str(source.parent))
         listing.add(name, status)
         (file,) = map(entry_of, listing.files)
         there = file._replace(path=os.fsencode(Path(where).name))
         tree = Tree.of(os.fsencode(source.parent), [there], names={there.path: file.path})
         return Cargo(tree, str(Path(where).parent))
-    listing = Listing(str(source), hidden=True, most=MOST_ENTRIES)
+    listing = Listing(str(source), most=MOST_ENTRIES)
     try:
         os.listdir(source)
-        listing.walk("", ())
+        listing.walk()
     except OSError as error:
         raise UsageError(f"{source}: {error.strerror}") from None
     tree = Tree.of(os.fsencode(source), map(entry_of, listing.files))

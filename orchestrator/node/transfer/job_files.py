@@ -13,12 +13,14 @@ import re
 import stat
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from functools import partial
+from pathlib import Path, PurePath
 
 from orchestrator.common import files
 from orchestrator.node.job import resume_dir
 from orchestrator.node.job.run_directory import RunDir, home
 from orchestrator.node.transfer import snapshot
+from orchestrator.node.transfer.listing import Listing
 from orchestrator.node.transfer.receive import IncomingFiles, TargetDirectory
 from orchestrator.node.transfer.store import Store
 from orchestrator.protocol.manifest import DIRECTORY, LINK, ManifestEntry, is_inside, numbers_in
@@ -61,17 +63,23 @@ def written(run: RunDir, request: AskJobFiles) -> JobFiles:
     inner = home(), os.path.dirname(experiment(run, spec)), spec.workdir
     apart = set(map(os.path.realpath, inner))
     until, found, whole = time.monotonic() + SEARCH_SECONDS, list[OutputFile](), True
+    parents = list[OutputFile]()
     for name, root in roots.items():
         after = max(since, whole_at(roots)) if name in (WORK, ABOVE) else since
+        skip = partial(is_left, name, apart)
+        listing = Listing(root, skip, since=int(after * 1e9), until=until)
         try:
-            for path in walk(name, root, apart, until):
-                # The file was removed during the search.
-                with contextlib.suppress(OSError):
-                    found += described(name, root, path, after)
+            listing.walk()
         except TimeoutError:
             whole = False
+        saved = [file for each in listing.files for file in saved_as(name, root, each)]
+        found += saved
+        above = {str(path) for file in saved for path in PurePath(file.path).parents}
+        # Programs look for the newest directory by its time.
+        directories = (file for file in listing.files if file.kind == "directory")
+        parents += [file.replace(place=name) for file in directories if file.path in above]
     return JobFiles(
-        files=(*found[:MOST_FILES], *directories(roots, found)),
+        files=(*found[:MOST_FILES], *parents),
         roots=roots,
         whole=whole and len(found) <= MOST_FILES,
     )
@@ -172,69 +180,31 @@ def whole_at(roots: Mapping[str, str]) -> float:
 # -- what is in it -------------------------------------------------------------------------------
 
 
-def walk(name: str, root: str, apart: Collection[str], until: float) -> Iterator[str]:
-    """Yield the files and links below a directory; raise TimeoutError after `until`.
-
-    Skips hidden directories, hidden files beside the program, and files that are not saved.
-    """
-    ours, beside = OURS.get(name), name in (WORK, ABOVE)
-    for directory, names, others in os.walk(root):
-        if time.monotonic() > until:
-            raise TimeoutError
-        links = [each for each in names if os.path.islink(os.path.join(directory, each))]
-        below = os.path.relpath(directory, root) if directory != root else ""
-        names[:] = [
-            each
-            for each in sorted({*names} - {*links})
-            if not each.startswith(".")
-            and os.path.join(directory, each) not in apart
-            and is_saved(ours, os.path.join(below, each))
-        ]
-        for each in sorted([*others, *links]):
-            hidden = beside and not below and each.startswith(".")
-            if not hidden and is_saved(ours, os.path.join(below, each)):
-                yield os.path.join(below, each)
+def is_left(name: str, apart: Collection[str], path: str, entry: os.DirEntry[str]) -> bool:
+    """Return True for hidden directories, hidden files beside the program, and files not saved."""
+    is_directory, ours = entry.is_dir(follow_symlinks=False), OURS.get(name)
+    top = name in (WORK, ABOVE) and entry.name == path
+    if entry.name.startswith(".") and (is_directory or top):
+        return True
+    known = NOT_SAVED.fullmatch(entry.name) or (ours and ours.fullmatch(path))
+    is_text = path.encode("utf-8", "replace") == os.fsencode(path)
+    return bool(known) or not is_text or (is_directory and entry.path in apart)
 
 
-def is_saved(ours: re.Pattern[str] | None, path: str) -> bool:
-    known = NOT_SAVED.fullmatch(os.path.basename(path)) or (ours and ours.fullmatch(path))
-    return not known and path.encode("utf-8", "replace") == os.fsencode(path)
+def saved_as(name: str, root: str, file: OutputFile) -> Iterator[OutputFile]:
+    """Yield a listed file or link with the name of its directory; skip links that lead outside."""
+    target = inner_target(root, file) if file.kind == "link" else ""
+    if file.kind == "file" or target:
+        yield file.replace(place=name, target=target)
 
 
-def described(name: str, root: str, path: str, since: float) -> Iterator[OutputFile]:
-    """Yield a file or link if it changed since then; skip links that lead outside."""
-    status = os.lstat(os.path.join(root, path))
-    if not snapshot.is_since(status, int(since * 1e9)):
-        return
-    if stat.S_ISLNK(status.st_mode):
-        target = inner_target(root, path)
-        if target:
-            yield OutputFile(path=path, kind="link", target=target, place=name)
-    elif stat.S_ISREG(status.st_mode):
-        mode, changed = stat.S_IMODE(status.st_mode), max(0, status.st_mtime_ns)
-        yield OutputFile(path=path, size=status.st_size, mode=mode, changed=changed, place=name)
-
-
-def inner_target(root: str, path: str) -> str:
+def inner_target(root: str, link: OutputFile) -> str:
     """Return the relative target of a link, or an empty string if it leads outside."""
-    above = os.path.join(root, os.path.dirname(path))
-    target = os.readlink(os.path.join(root, path))
+    above, target = os.path.join(root, os.path.dirname(link.path)), link.target
     if os.path.isabs(target):
         target = os.path.relpath(target, above)
     inside = os.path.relpath(os.path.normpath(os.path.join(above, target)), root)
     return target if is_inside(os.fsencode(inside)) else ""
-
-
-def directories(roots: Mapping[str, str], found: Sequence[OutputFile]) -> Iterator[OutputFile]:
-    """Yield the files' parent directories with their times: programs look for the newest."""
-    seen = set[tuple[str, str]]()
-    for file in found:
-        path = os.path.dirname(file.path)
-        while path and (file.place, path) not in seen:
-            seen.add((file.place, path))
-            changed = max(0, os.lstat(os.path.join(roots[file.place], path)).st_mtime_ns)
-            yield OutputFile(path=path, kind="directory", changed=changed, place=file.place)
-            path = os.path.dirname(path)
 
 
 # -- what has come from the master ---------------------------------------------------------------

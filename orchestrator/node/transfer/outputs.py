@@ -8,19 +8,15 @@ import stat
 import time
 
 from orchestrator.common import files
-from orchestrator.common.folder import is_half
 from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.transfer.listing import Listing
 from orchestrator.protocol.requests.transfer import (
     PIECE_BYTES,
     FilePiece,
-    OutputFile,
     OutputFiles,
     ReadFile,
 )
 
-# The limit of files in one listing.
-MOST = 1_000_000
-MOST_LEFT_OUT = 100
 # Hidden files below it are results, such as torch's .metadata.
 PUBLISHED = "checkpoints/step_"
 # Hidden names that are no results: those of caches, environments, tools, and this program.
@@ -47,8 +43,14 @@ def of_job(run: RunDir, *, checkpoints: bool, beside: float = 0.0) -> OutputFile
     For at most `beside` seconds, files that they wrote beside their code are looked for as well.
     """
     root = directory(run)
-    listing = Listing(root, hidden=False)
-    listing.walk("", () if checkpoints else ("checkpoints",))
+    listing = Listing(
+        root,
+        lambda path, entry: (
+            (path == "checkpoints" and not checkpoints)
+            or (is_hidden(entry.name) and not path.startswith(PUBLISHED))
+        ),
+    )
+    listing.walk()
     if beside:
         add_outputs_beside_code(listing, run, time.monotonic() + beside)
     # On node 0 all files are results, even those from the master of an earlier attempt.
@@ -61,6 +63,11 @@ def of_job(run: RunDir, *, checkpoints: bool, beside: float = 0.0) -> OutputFile
     return answer.replace(own_disk=os.path.isdir(root))
 
 
+def is_hidden(name: str) -> bool:
+    """Return True for a hidden name that is no result."""
+    return STAY_HIDDEN.fullmatch(name) is not None
+
+
 def add_outputs_beside_code(whole: Listing, run: RunDir, until: float) -> None:
     """Add files that the ranks wrote into their snapshot, if they ran in one.
 
@@ -69,25 +76,23 @@ def add_outputs_beside_code(whole: Listing, run: RunDir, until: float) -> None:
     from orchestrator.node.transfer import snapshot
     from orchestrator.node.transfer.store import Store
 
-    beside, above = Listing("", hidden=False), Listing("", hidden=False)
     try:
-        beside.root = whole.workdir = run.read_spec().workdir
-        above.root = os.fsdecode(snapshot.snapshot_of(Store(), whole.workdir))
-        if above.root:
-            for path in map(os.fsdecode, snapshot.written(os.fsencode(above.root), until)):
-                inside = path.startswith(os.path.join(beside.root, ""))
-                listing = beside if inside else above
-                name = os.path.relpath(path, listing.root)
-                if not any(map(STAY_HIDDEN.fullmatch, name.split("/"))):
-                    listing.add(name, os.lstat(path))
+        whole.workdir = run.read_spec().workdir
+        above = snapshot.snapshot_of(Store(), whole.workdir)
+        found = snapshot.written(above, until) if above else []
     except TimeoutError:
         whole.left_out.append(f"{whole.workdir} (it takes too long to look through)")
         return
     # The run or the snapshot was pruned.
     except (OSError, ValueError):
-        pass
-    for listing in (beside, above):
-        whole.files += [file.replace(place=listing.root) for file in listing.files]
+        return
+    for file in found:
+        path = os.path.join(os.fsdecode(above), file.path)
+        inside = path.startswith(os.path.join(whole.workdir, ""))
+        place = whole.workdir if inside else os.fsdecode(above)
+        name = os.path.relpath(path, place)
+        if not any(map(is_hidden, name.split("/"))):
+            whole.files.append(file.replace(path=name, place=place))
 
 
 def of_path(path: str, base: str) -> OutputFiles:
@@ -99,7 +104,7 @@ def of_path(path: str, base: str) -> OutputFiles:
     base = os.path.expanduser(base)
     whole = os.path.join(base if os.path.isdir(base) else home, os.path.expanduser(path))
     root, name = os.path.split(os.path.normpath(whole))
-    listing = Listing(root, hidden=True)
+    listing = Listing(root)
     try:
         status = os.stat(whole)
         if stat.S_ISDIR(status.st_mode):
@@ -111,63 +116,6 @@ def of_path(path: str, base: str) -> OutputFiles:
         raise ValueError(f"{whole} is neither a file nor a directory")
     listing.add(name, status)
     return listing.answer()
-
-
-class Listing:
-    """A list of everything below a directory; links are not followed."""
-
-    def __init__(self, root: str, *, hidden: bool, most: int = MOST) -> None:
-        self.root, self.hidden, self.most = root, hidden, most
-        self.files: list[OutputFile] = []
-        self.left_out: list[str] = []
-        self.workdir = ""
-
-    def answer(self, *, checkpoints: bool = False) -> OutputFiles:
-        more = len(self.left_out) - MOST_LEFT_OUT
-        left_out = self.left_out[:MOST_LEFT_OUT] + ([f"and {more} more"] if more > 0 else [])
-        return OutputFiles(
-            files=tuple(self.files),
-            place=self.root,
-            workdir=self.workdir,
-            checkpoints=checkpoints,
-            left_out=tuple(left_out),
-        )
-
-    def walk(self, below: str, without: tuple[str, ...]) -> None:
-        """Add everything in a directory, in the order of names."""
-        try:
-            entries = sorted(os.scandir(os.path.join(self.root, below)), key=lambda e: e.name)
-        except OSError as error:
-            if below:
-                self.left_out.append(f"{below} ({error.strerror})")
-            return
-        for entry in entries:
-            hidden = STAY_HIDDEN.fullmatch(entry.name) and not below.startswith(PUBLISHED)
-            if entry.name in without or (hidden and not self.hidden) or is_half(entry.name):
-                continue
-            path = os.path.join(below, entry.name)
-            try:
-                self.add(path, entry.stat(follow_symlinks=False))
-            except OSError as error:
-                self.left_out.append(f"{path} ({error.strerror})")
-
-    def add(self, path: str, status: os.stat_result) -> None:
-        mode, changed = stat.S_IMODE(status.st_mode), max(0, status.st_mtime_ns)
-        if stat.S_ISREG(status.st_mode):
-            file = OutputFile(path=path, size=status.st_size, mode=mode, changed=changed)
-        elif stat.S_ISDIR(status.st_mode):
-            file = OutputFile(path=path, kind="directory", mode=mode)
-        elif stat.S_ISLNK(status.st_mode):
-            target = os.readlink(os.path.join(self.root, path))
-            file = OutputFile(path=path, kind="link", target=target)
-        else:
-            self.left_out.append(f"{path} (neither a file nor a directory)")
-            return
-        self.files.append(file)
-        if len(self.files) > self.most:
-            raise ValueError(f"{self.root} holds more than {self.most} files: name a part of it")
-        if file.kind == "directory":
-            self.walk(path, ())
 
 
 def read(request: ReadFile) -> FilePiece:

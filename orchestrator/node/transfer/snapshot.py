@@ -14,16 +14,16 @@ import math
 import os
 import re
 import shutil
-import stat
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from orchestrator.common import files
 from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.transfer.listing import Listing
 from orchestrator.node.transfer.store import Store, is_kept, settle
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, ManifestEntry, is_inside
+from orchestrator.protocol.requests.transfer import OutputFile
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 # Files in snapshots/NAME: its job, the time of its completion, and its ranks' first directories.
@@ -188,7 +188,7 @@ def tidy(store: Store, now: float) -> None:
                 is_over = now - changed > UNUSED_SECONDS
             else:
                 ended = run.last(Ended) is not None and of_run(store, run) == path
-                is_over = ended and path not in newest and next(written(path), None) is None
+                is_over = ended and path not in newest and not written(path)
             if is_over:
                 remove(path)
 
@@ -203,27 +203,18 @@ def owner(path: bytes) -> RunDir | None:
     return RunDir(job, int(node))
 
 
-def written(path: bytes, until: float = math.inf) -> Iterator[bytes]:
-    """Yield the files changed since a snapshot was complete, except Python's bytecode.
+def written(path: bytes, until: float = math.inf) -> list[OutputFile]:
+    """Return the files changed since a snapshot was complete, except Python's bytecode.
 
     Raises TimeoutError after `until`. Files that were sent have times of the past.
     """
     whole = os.stat(os.path.join(path, WHOLE)).st_mtime_ns
-    for directory, names, others in os.walk(path):
-        names[:] = sorted(name for name in names if name != b"__pycache__")
-        if time.monotonic() > until:
-            raise TimeoutError
-        for name in sorted(others):
-            status = os.lstat(os.path.join(directory, name))
-            own = directory == path and name in (OWNER, WHOLE, FIRST)
-            if not own and not stat.S_ISLNK(status.st_mode) and is_since(status, whole):
-                yield os.path.join(directory, name)
-
-
-def is_since(status: os.stat_result, nanoseconds: int) -> bool:
-    """Return True if a file was written, moved or changed since then.
-
-    A file with several names belongs to the store: each launch that links it changes its ctime.
-    """
-    moved = status.st_ctime_ns > nanoseconds and status.st_nlink == 1
-    return moved or status.st_mtime_ns >= nanoseconds
+    own = list(map(os.fsdecode, (OWNER, WHOLE, FIRST)))
+    listing = Listing(
+        os.fsdecode(path),
+        lambda path, entry: path in own or entry.name == "__pycache__",
+        since=whole,
+        until=until,
+    )
+    listing.walk()
+    return [file for file in listing.files if file.kind == "file"]
