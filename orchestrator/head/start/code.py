@@ -13,7 +13,6 @@ from typing import TypeVar
 from orchestrator.common.errors import (
     CheckFailed,
     OrchestratorError,
-    UsageError,
 )
 from orchestrator.common.hosts import listed
 from orchestrator.common.program import program_at, tree_title
@@ -58,7 +57,7 @@ def reach_with_code(request: LaunchRequest) -> tuple[LaunchRequest, Nodes]:
         if not wanted:
             named = all(is_placed(request, node) for node in nodes.reached)
             return request, replace(nodes, scan=None if named else scan)
-        request = relative(request, nodes.reached, wanted)
+        request = relative(request)
         log.info("brings the code to %s", [node.node.name for node in wanted])
         checked = bring(request, wanted, len(nodes.reached), scan)
         return request, replace(with_snapshots(nodes, wanted, checked), scan=scan)
@@ -72,7 +71,7 @@ def expect_code(request: LaunchRequest, nodes: Nodes) -> tuple[LaunchRequest, No
     wanted = [node for node in nodes.reached if gets_snapshot(request, node)]
     if not needs_code(request) or not wanted:
         return request, nodes
-    request = relative(request, nodes.reached, wanted)
+    request = relative(request)
     tree = begin_scan(request).tree()
     about = f"{plural(tree.files, 'file')}, {size(tree.size)}"
     names = listed([node.node.name for node in wanted])
@@ -124,20 +123,15 @@ def gets_snapshot(request: LaunchRequest, node: Reached) -> bool:
     return not is_placed(request, node) and not node.facts.marker_seen
 
 
-def relative(
-    request: LaunchRequest, reached: Sequence[Reached], wanted: Sequence[Reached]
-) -> LaunchRequest:
-    """Return the request with the program's path relative to this directory, as in a snapshot."""
-    target, here = request.target, request.directory
-    path = Path(target.name)
-    if target.kind != "auto" or not path.is_absolute() or not path.is_relative_to(here):
+def relative(request: LaunchRequest) -> LaunchRequest:
+    """Return the request with the program's path relative to this directory, as in a snapshot.
+
+    Nodes with workdir= then have the program at that path below it.
+    """
+    target, path = request.target, Path(request.target.name)
+    if target.kind != "auto" or not path.is_relative_to(request.directory):
         return request
-    below = str(path.relative_to(here))
-    if any(is_placed(request, node) for node in reached if node not in wanted):
-        raise UsageError(
-            f"{target.name} is in a snapshot on some nodes, and elsewhere on those with workdir=",
-            f"name it relative to both: {below}",
-        )
+    below = str(path.relative_to(request.directory))
     return replace(request, target=target.replace(name=below))
 
 
