@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from orchestrator.api import head_process
+from orchestrator.common import files
 from orchestrator.common.errors import (
     EXIT_DONE,
     EXIT_NODE,
@@ -334,8 +335,7 @@ class Job:
     def _result(self, rank: int) -> Any:
         path = self.directory / "outputs" / "results" / f"rank_{rank}.pkl"
         try:
-            with path.open("rb") as file:
-                return pickle.load(file)
+            return pickle.loads(files.read_plain(path))
         except FileNotFoundError:
             raise JobFailed(
                 f"rank {rank} ended well, but left no result: did it call sys.exit?",
@@ -350,8 +350,7 @@ class Job:
             raise self._failure(record)
         path = self.directory / "outputs" / "results" / f"rank_{verdict.rank}.error"
         try:
-            with path.open("rb") as file:
-                error = pickle.load(file)
+            error = pickle.loads(files.read_plain(path))
         except Exception as worse:  # noqa: BLE001  there is none, or its class is not known here
             raise self._failure(record) from worse if path.exists() else None
         who = f"rank {verdict.rank} on node {verdict.node} ({verdict.node_name})"

@@ -110,15 +110,19 @@ def open_plain(path: Name, dir_fd: int | None = None) -> BinaryIO:
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(path, flags, dir_fd=dir_fd)
     try:
-        if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode):
-            if stat.S_ISDIR(mode):
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EPERM, "not a plain file", os.fspath(path))
         return open(descriptor, "rb")
     except BaseException:
         # open() does not close the descriptor if it fails.
         os.close(descriptor)
         raise
+
+
+def read_plain(path: Name, dir_fd: int | None = None, largest: int = -1) -> bytes:
+    """Return the content of a plain file, its first bytes where it is larger: see `open_plain`."""
+    with open_plain(path, dir_fd) as file:
+        return file.read(largest)
 
 
 def digest(descriptor: int, offset: int = 0, size: int = 1 << 62) -> str:

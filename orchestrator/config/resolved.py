@@ -18,8 +18,7 @@ def text(experiment: Path) -> str:
     """Return what the file says, nothing where there is none; UsageError if it cannot be read."""
     path = experiment / "config.yaml"
     try:
-        with files.open_plain(path) as file:
-            return file.read(LARGEST_BYTES).decode("utf-8", "replace")
+        return files.read_plain(path, largest=LARGEST_BYTES).decode("utf-8", "replace")
     except FileNotFoundError:
         return ""
     except OSError as error:

@@ -387,7 +387,7 @@ class Experiment:
 
     def slurm_job(self) -> str | None:
         try:
-            return (self.path / SLURM_JOB).read_text(encoding="ascii").strip() or None
+            return files.read_plain(self.path / SLURM_JOB).decode("ascii").strip() or None
         except OSError:
             return None
 
@@ -457,7 +457,7 @@ class Experiment:
     def successor(self) -> Head | None:
         """Return the process that asks to replace this head, if there is one."""
         try:
-            return Head.read((self.path / STEAL).read_bytes())
+            return Head.read(files.read_plain(self.path / STEAL))
         except OSError:
             return None
 
@@ -488,7 +488,7 @@ class Experiment:
     def take_shown(self) -> dict[int, int] | None:
         """Return the positions that keep_shown() stored, and delete them."""
         try:
-            kept = json.loads((self.path / SHOWN).read_text(encoding="ascii"))
+            kept = json.loads(files.read_plain(self.path / SHOWN))
             positions = {int(node): int(position) for node, position in kept.items()}
         except (OSError, ValueError, TypeError, AttributeError):
             return None

@@ -22,8 +22,8 @@ SNAPSHOT = r".*/code/snapshots/[^/]+/"
 def read(experiment: Experiment) -> dict[str, Any]:
     """Return the manifest, or {} if there is none. Its values are not validated."""
     try:
-        with files.opened(experiment.path) as directory, files.open_plain(NAME, directory) as file:
-            return parse(file.read(LARGEST_BYTES))
+        with files.opened(experiment.path) as directory:
+            return parse(files.read_plain(NAME, directory, LARGEST_BYTES))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

@@ -91,8 +91,7 @@ def read(directory: int | Path) -> dict[str, Any]:
     if isinstance(directory, Path):
         with files.opened(directory) as descriptor:
             return read(descriptor)
-    with files.open_plain(SIGNATURE, directory) as file:
-        return dict(json.loads(file.read(4096)))
+    return dict(json.loads(files.read_plain(SIGNATURE, directory, 4096)))
 
 
 def signature(directory: int, orders: Orders) -> str | None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -185,27 +187,37 @@ def test_only_one_head(tmp_path: Path) -> None:
     again.unlock()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another login")
-def test_a_login_that_may_only_read_keeps_nobody_out(tmp_path: Path) -> None:
-    one = made(tmp_path, "run_20260101_000000")
-    (one / ".head").touch(0o644)
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another login")
+
+
+@contextlib.contextmanager
+def locked_by_a_reader(path: Path) -> Iterator[None]:
+    """Have a login that may only read a file hold its lock in the block."""
+    path.touch(0o644)
     code = "import fcntl, os, sys; os.setuid(65534)\n"
     code += "fcntl.flock(0, fcntl.LOCK_EX); print(flush=True); sys.stdout.close()\n"
     code += "import time; time.sleep(600)"
-    with (one / ".head").open() as file:
+    with path.open() as file:
         colleague = subprocess.Popen(
             [sys.executable, "-c", code], stdin=file, stdout=subprocess.PIPE
         )
     assert colleague.stdout is not None and colleague.stdout.readline() == b"\n"
     try:
+        yield
+    finally:
+        colleague.kill()
+        colleague.communicate()
+
+
+@as_root
+def test_a_login_that_may_only_read_keeps_nobody_out(tmp_path: Path) -> None:
+    one = made(tmp_path, "run_20260101_000000")
+    with locked_by_a_reader(one / ".head"):
         owner, second = Experiment(one), Experiment(one)
         assert not owner.followed
         assert owner.lock() is None
         assert owner.followed and second.lock() is not None
         assert stat.S_IMODE((one / ".head").stat().st_mode) == 0o600
-    finally:
-        colleague.kill()
-        colleague.communicate()
 
 
 def test_a_lock_is_not_left_to_children(tmp_path: Path) -> None:

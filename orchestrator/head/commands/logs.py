@@ -192,7 +192,7 @@ def show_files(title: str, paths: Sequence[Path], last: int | None) -> None:
     """Print some files as one below a title, or their last lines."""
     lines: list[str] = []
     for path in paths:
-        with contextlib.suppress(FileNotFoundError), files.open_plain(path) as file:
-            lines += file.read().decode("utf-8", "replace").splitlines()
+        with contextlib.suppress(FileNotFoundError):
+            lines += files.read_plain(path).decode("utf-8", "replace").splitlines()
     shown = lines if last is None else lines[len(lines) - min(last, len(lines)) :]
     output.write_out("\n".join([f"== {title}", *map(output.printable, shown or ["(no lines)"])]))

@@ -14,7 +14,6 @@ import contextlib
 import fcntl
 import os
 import re
-import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +27,14 @@ from orchestrator.protocol.requests.request import Request
 from orchestrator.protocol.timing import FILE_ANSWER_SECONDS, FILES_ANSWER_SECONDS
 from orchestrator.records import trust
 from orchestrator.records.checkpoint_store import shown
-from orchestrator.records.experiment import TRUST, JobRecord, NodeRecord, Untrusted, read_record
+from orchestrator.records.experiment import (
+    TRUST,
+    JobRecord,
+    NodeRecord,
+    Untrusted,
+    is_of_another_login,
+    read_record,
+)
 from orchestrator.records.experiments import stamped
 from orchestrator.records.outcome import Head
 
@@ -106,23 +112,17 @@ def scan(
 ) -> tuple[list[PruneEntry], dict[str, str], list[Removable]]:
     """Return the experiments, the newest first; why other names are none; interrupted removals."""
     entries, foreign, hidden = [], {}, []
-    for name in sorted(os.listdir(root)):
-        if GONE.fullmatch(name) and is_directory(root, name):
-            hidden.append(Removable(name))
+    for each in sorted(os.scandir(root), key=lambda each: each.name):
+        if GONE.fullmatch(each.name) and each.is_dir(follow_symlinks=False):
+            hidden.append(Removable(each.name))
             continue
-        entry = read(root, name, trusted=trusted)
+        entry = read(root, each.name, trusted=trusted)
         if isinstance(entry, PruneEntry):
             entries.append(entry)
         else:
-            foreign[name] = entry
+            foreign[each.name] = entry
     entries.sort(key=lambda entry: (entry.when, entry.name), reverse=True)
     return entries, foreign, hidden
-
-
-def is_directory(root: int, name: str) -> bool:
-    with contextlib.suppress(OSError):
-        return stat.S_ISDIR(os.stat(name, dir_fd=root, follow_symlinks=False).st_mode)
-    return False
 
 
 def read(root: int, name: str, *, trusted: bool) -> PruneEntry | str:
@@ -154,11 +154,7 @@ def read(root: int, name: str, *, trusted: bool) -> PruneEntry | str:
 
 def pinned(directory: int) -> bool:
     """Return True if this experiment must never be removed."""
-    try:
-        os.stat(PIN, dir_fd=directory, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
+    return PIN in os.listdir(directory)
 
 
 @contextlib.contextmanager
@@ -169,7 +165,8 @@ def lock_of_head(directory: int, create: int = 0) -> Iterator[BinaryIO]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise InTheWay(f"it is in use by {Head.read(file.read())}") from None
+            if not is_of_another_login(file.fileno()):
+                raise InTheWay(f"it is in use by {Head.read(file.read())}") from None
         yield file
 
 

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from orchestrator.common import files
 from orchestrator.common.errors import (
     EXIT_DONE,
     EXIT_FAILED,
@@ -341,7 +342,7 @@ class SlurmJobView:
     def pump(self) -> None:
         """Print the new part of the head's output."""
         try:
-            with (self.experiment.path / OUTPUT).open("rb") as file:
+            with files.open_plain(self.experiment.path / OUTPUT) as file:
                 file.seek(self.shown)
                 data = file.read()
         except OSError:

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from orchestrator.common import hiding, interrupt
+from orchestrator.common import files, hiding, interrupt
 from orchestrator.common.errors import OrchestratorError, StoppedEarly, UsageError
 from orchestrator.common.version import __version__
 from orchestrator.config import load
@@ -242,7 +242,7 @@ def with_line(place: Experiment, node: NodeRecord, line: str) -> NodeRecord:
 
 def ends_whole(path: Path) -> bool:
     """Return True if the file is empty or ends with a newline."""
-    with path.open("rb") as file:
+    with files.open_plain(path) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))
         return file.read(1) in (b"", b"\n")

@@ -69,7 +69,10 @@ def unpacked(path: Path, digest: str, title: str) -> Iterator[Path]:
 def restore(path: Path, digest: str, directory: Path) -> None:
     """Unpack an archive into a directory; raise CheckFailed if its tree has another digest."""
     try:
-        with tarfile.open(path, mode="r:gz") as archive:
+        with (
+            files.open_plain(path) as packed,
+            tarfile.open(fileobj=packed, mode="r:gz") as archive,
+        ):
             archive.extractall(directory, filter=inside)
     except (OSError, tarfile.TarError, EOFError) as error:
         raise CheckFailed(f"{path} cannot be read: {error}") from error

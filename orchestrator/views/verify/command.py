@@ -18,6 +18,7 @@ from orchestrator.head.screen import output, styles
 from orchestrator.head.screen.output import PLAIN, Cell, Terminal, paint, say, table
 from orchestrator.head.start import launch as starting
 from orchestrator.head.start.request import LaunchRequest, resolve
+from orchestrator.protocol.message import parse
 from orchestrator.protocol.spec import Target
 from orchestrator.records.experiment import Experiment
 
@@ -70,12 +71,10 @@ def request_of(arguments: LaunchArguments, measurement: Measurement) -> LaunchRe
 
 def read(experiment: Experiment) -> dict[str, Any] | None:
     try:
-        with files.open_plain(experiment.path / "outputs" / "verify.json") as file:
-            results: dict[str, Any] = json.load(file)
+        return parse(files.read_plain(experiment.path / "outputs" / "verify.json"))
     except (OSError, ValueError):
         # The job ended before it measured anything, and has printed why.
         return None
-    return results
 
 
 def conclude(experiment: Experiment, measured: dict[str, Any], code: int, *, strict: bool) -> int:

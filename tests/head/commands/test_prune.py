@@ -20,6 +20,7 @@ from orchestrator.common import files
 from orchestrator.head.prune import removal as removals
 from orchestrator.head.prune.removal import InTheWay, PruneEntry, Removal
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
+from tests.records.test_experiment import as_root, locked_by_a_reader
 from tests.typed import typed as typed_in
 
 ORCHESTRATOR = str(Path(sys.executable).parent / "orchestrator")
@@ -358,6 +359,14 @@ def test_one_that_is_taken_up_while_the_question_waits(root: Path, removal: Remo
     assert found[1].reason == "another prune is removing it" and "in use" in found[2].reason
 
 
+@as_root
+def test_a_login_that_may_only_read_keeps_none_from_removal(root: Path, typed: Typed) -> None:
+    with locked_by_a_reader(root / "m_20260101_000000/.head"):
+        code, out, _ = typed("--keep", "1", "--yes")
+    assert code == 0 and "in use" not in out
+    assert days(root) == "3"
+
+
 def test_a_record_that_says_running_and_a_node_that_does_not_answer(
     root: Path, typed: Typed
 ) -> None:
@@ -422,7 +431,6 @@ def test_nodes_that_cannot_be_cleaned_keep_their_record(root: Path, typed: Typed
 
 
 OTHERS_FILES = "-dac_override,-dac_read_search,-fowner"
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs files of somebody else")
 
 
 @as_root

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from unittest import mock
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -125,3 +127,16 @@ def test_skipping_near_the_end_lands_on_a_line(tmp_path: Path) -> None:
     # Without a line start there, a part of a line is shown.
     assert reader.skip_near_end(15) == 85
     assert reader.read() == [("1", b"x" * 15)]
+
+
+@pytest.mark.parametrize(("name", "what"), [("text", "link"), ("ranks", "link"), ("ranks", "pipe")])
+def test_a_log_that_is_no_plain_file_is_refused(tmp_path: Path, name: str, what: str) -> None:
+    """A pipe would wait for its writer, and a link may lead to any file of ours."""
+    log = LogFile(0, "a", tmp_path / "text", tmp_path / "ranks")
+    log.text.write_bytes(b"line\n")
+    place = tmp_path / name
+    place.unlink(missing_ok=True)
+    (tmp_path / "secret").write_text("secret\n")
+    os.mkfifo(place) if what == "pipe" else place.symlink_to(tmp_path / "secret")
+    with pytest.raises(OSError, match=r"not a plain file|symbolic links"):
+        log_reader.tail(log, 1, None) or LogReader(log).read(9)

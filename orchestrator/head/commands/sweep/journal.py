@@ -87,8 +87,7 @@ class Journal:
                     yield decoded(MemberState, line, self.path / JOURNAL)
 
     def describe(self) -> About:
-        with files.open_plain(self.path / SWEEP) as file:
-            return decoded(About, file.read(), self.path / SWEEP)
+        return decoded(About, files.read_plain(self.path / SWEEP), self.path / SWEEP)
 
     def ask_to_stop(self) -> None:
         """Create the file that makes the sweep's process stop, on any machine."""

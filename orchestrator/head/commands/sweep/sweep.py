@@ -8,6 +8,7 @@ them starts as soon as another ends.
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import os
 import queue
@@ -19,9 +20,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from orchestrator.common import interrupt
+from orchestrator.common import files, interrupt
 from orchestrator.common.errors import (
     EXIT_DONE,
     EXIT_FAILED,
@@ -75,14 +76,6 @@ STUDY = "optuna.log"
 
 
 # -- where members come from ------------------------------------------------------------------
-
-
-class Supply(Protocol):
-    """The members of a sweep: a list, or an optimizer that learns each result."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, number: int) -> Member: ...
 
 
 class OptunaStudy:
@@ -145,7 +138,7 @@ class Sweep:
     """A sweep that this process leads."""
 
     journal: Journal
-    supply: Supply
+    supply: Sequence[Member] | OptunaStudy
     arguments: Callable[[Member], tuple[LaunchArguments, list[str]]]
     jobs: int | None = None
     metric: str = ""
@@ -290,8 +283,8 @@ def printed(log: Path, metric: str) -> Iterator[float]:
     """Yield the values that lines of a log give a metric: val_bpb: 0.98, val_bpb=0.98."""
     name = re.escape(metric)
     wanted = re.compile(rf"(?<![\w./-]){name}[\"']?{GAP}[:=]?{GAP}{NUMBER}(?![\w.])", re.I)
-    with contextlib.suppress(FileNotFoundError), log.open(errors="replace") as lines:
-        for line in lines:
+    with contextlib.suppress(OSError), files.open_plain(log) as file:
+        for line in io.TextIOWrapper(file, "utf-8", "replace"):
             for match in wanted.finditer(line[:LONGEST_LINE]):
                 yield float(match[1])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -52,3 +53,11 @@ def test_what_a_trainer_measures_comes_first(tmp_path: Path) -> None:
 def test_a_number_that_is_not_finite_is_named(tmp_path: Path, last: str) -> None:
     experiment = job(tmp_path, f"loss 1\nloss {last}\n")
     assert last_value(experiment, DONE, "loss") == (None, f"the last loss is {last}")
+
+
+def test_a_log_that_is_no_plain_file_is_not_read(tmp_path: Path) -> None:
+    log = job(tmp_path).log(NODE)
+    log.unlink()
+    os.mkfifo(log)
+    nothing = (None, "nothing measured or printed loss")
+    assert last_value(Experiment(log.parents[1]), DONE, "loss") == nothing

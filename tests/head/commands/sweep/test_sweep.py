@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -194,6 +196,27 @@ def test_a_ctrl_c_and_a_stop_reach_each_member_once(world: World, by: str) -> No
     assert [world.processes[n].pressed for n in (0, 1)] == [[INTERRUPT]] * 2
     assert [end.state for end in world.sweep.ends.values()] == ["interrupted"] * 2
     assert list(world.sweep.left) == [2, 3]
+
+
+def test_stop_signals_no_process(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of a head in another container may be that of any process here."""
+    victim = subprocess.Popen(["sleep", "1000"])
+    leader = Experiment(world.journal.path)
+    assert leader.lock() is None
+    told = {"host": os.uname().nodename, "pid": victim.pid, "since": 1.0}
+    (world.journal.path / ".head").write_text(json.dumps(told))
+
+    def leave(_: float) -> None:
+        assert world.journal.stop_is_asked
+        leader.unlock()
+
+    monkeypatch.setattr("time.sleep", leave)
+    try:
+        assert leading.stop(Where(experiments=world.root), world.journal, None) == 0
+        assert victim.poll() is None
+    finally:
+        victim.kill()
+        victim.wait()
 
 
 def test_a_full_disk_costs_the_journal_a_line_and_the_sweep_nothing(
