@@ -105,6 +105,7 @@ command = functools.partial(click.command, cls=Command)
 
 # Commands of the version before, and what is typed in their place.
 GONE_COMMANDS = {
+    "connections": "leave it out: ControlPersist in your ssh_config keeps connections open",
     "diff": "orchestrator report EXP1 EXP2 shows what differs",
     "generate": "docs/containers.md has files for Compose and Kubernetes to copy; submit slurm"
     " --print prints a batch file; --accelerate-config takes accelerate's",
@@ -113,7 +114,9 @@ GONE_COMMANDS = {
     "node": "orchestrator nodes --cordon HOST, or --uncordon HOST",
     "queue": "orchestrator nodes --queue",
     "skill": "orchestrator help agents",
+    "start-report": "`timeline` in the manifest.json of an experiment",
     "try": "orchestrator help agents shows how a sweep of one line does it",
+    "usage": "orchestrator ls --all --json has the nodes and times of each job",
     "warm": "orchestrator nodes --warm list, or --warm off",
     "watch": "orchestrator attach, which a terminal is not needed for: from cron or systemd",
     "who": "orchestrator top --once",
