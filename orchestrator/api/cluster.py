@@ -246,20 +246,16 @@ class Cluster:
 
         Another process or machine may have started it.
         """
-        wanted = None if experiment is None else os.fspath(experiment)
-        path = self._find(wanted)
-        if path is None:
-            head = Background(head_process.take_up, where=self._where, experiment=wanted)
-            path = Path(head.answer()["place"])
-        job = Job(Experiment(path), self._where)
-        job.take_up()
-        return job
-
-    def _find(self, wanted: str | None) -> Path | None:
         from orchestrator.head.status.status import find_experiment
 
+        wanted = None if experiment is None else os.fspath(experiment)
         known = find_experiment(self._where, wanted)
-        return known.path if known else None
+        if known is None:
+            head = Background(head_process.take_up, where=self._where, experiment=wanted)
+            known = Experiment(Path(head.answer()["place"]))
+        job = Job(Experiment(known.path), self._where)
+        job.take_up()
+        return job
 
     def jobs(self) -> list[Job]:
         """List the jobs of the experiments directory, the newest last."""

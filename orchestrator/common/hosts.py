@@ -74,19 +74,16 @@ def folded(names: Sequence[str]) -> str:
 
 def _folded(alike: Sequence[Sequence[str]]) -> str:
     """Fold names that differ in their numbers: by the one for which most share all others."""
-    best: dict[tuple[str, ...], list[str]] = {}
-    place = 1
-    for at in range(len(alike[0]) - 2, 0, -2):
-        groups: dict[tuple[str, ...], list[str]] = {}
-        for parts in alike:
-            groups.setdefault((*parts[:at], "", *parts[at + 1 :]), []).append(parts[at])
-        if not best or len(groups) < len(best):
-            best, place = groups, at
-    if not best:
+    places = range(len(alike[0]) - 2, 0, -2)
+    if not places:
         return "".join(alike[0])
+    place = min(places, key=lambda at: len({(*p[:at], *p[at + 1 :]) for p in alike}))
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for *before, number in ((*p[:place], "", *p[place + 1 :], p[place]) for p in alike):
+        groups.setdefault(tuple(before), []).append(number)
     return ",".join(
         "".join((*parts[:place], _in_brackets(numbers), *parts[place + 1 :]))
-        for parts, numbers in best.items()
+        for parts, numbers in groups.items()
     )
 
 

@@ -503,15 +503,10 @@ class Config:
 
 
 def refuse(config: Config) -> None:
-    what_nobody_reads(config)
+    # A value that another value makes meaningless is a mistake.
+    raise_all(unread(vars(config)))
     model_and_data(config)
     times(config)
-
-
-def what_nobody_reads(config: Config) -> None:
-    """Refuse each value that another value makes meaningless: it is a mistake."""
-    parts = {item.name: getattr(config, item.name) for item in dataclasses.fields(config)}
-    raise_all(unread(parts))
 
 
 def unread(sections: Mapping[str, Any]) -> list[UsageError]:

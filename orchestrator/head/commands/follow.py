@@ -240,21 +240,12 @@ SILENT = View(quiet=True)
 
 def leave_behind(experiment: Experiment, where: Where, *, on_purpose: bool) -> str:
     """Start a background head for a job; return a phrase that says if its logs are recorded."""
-    which: dict[str, Any] = {"experiment": str(experiment.path), "where": absolute(where)}
+    which: dict[str, Any] = {"experiment": str(experiment.path), "where": where}
     try:
         head = Background(take_up, **which, left_behind=True, on_purpose=on_purpose).answer()
     except (OrchestratorError, OSError) as error:
         return f"its logs stay on the nodes, for no head can go on in the background: {error}"
     return f"background process {head['pid']} keeps recording its logs and its result"
-
-
-def absolute(where: Where) -> Where:
-    return Where(
-        nodes=where.nodes and where.nodes.absolute(),
-        ssh_config=where.ssh_config and where.ssh_config.absolute(),
-        experiments=where.experiments.absolute(),
-        trust_record=where.trust_record,
-    )
 
 
 def take_up(

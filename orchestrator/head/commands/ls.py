@@ -18,7 +18,6 @@ from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.metrics import progress
 
-AGES = {"d": 86400, "h": 3600, "min": 60, "s": 1}
 # Without --all, only this many jobs are listed.
 USUALLY = 20
 NOTE_CHARACTERS, CAUSE_CHARACTERS = 60, 120
@@ -41,10 +40,7 @@ def left_of(row: Row) -> str:
 
 
 def age_of(row: Row) -> str:
-    """Return an age in its largest unit."""
-    seconds = max(1, round(time.time() - row.started)) if row.started else 0
-    unit = next((unit for unit in AGES if seconds >= AGES[unit]), "s")
-    return f"{seconds // AGES[unit]} {unit}" if seconds else "-"
+    return duration(max(1, round(time.time() - row.started))) if row.started else "-"
 
 
 def note_of(row: Row) -> str:

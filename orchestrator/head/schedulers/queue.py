@@ -123,10 +123,10 @@ def submit(file: str, env: Mapping[str, str]) -> str:
 # -- nodes ------------------------------------------------------------------------------------
 
 
-def hostnames(text: str) -> list[str] | None:
-    """Return a host list as expanded by scontrol, or None without scontrol."""
+def hostnames(text: str) -> list[str]:
+    """Return a host list as expanded by scontrol; without scontrol, nothing."""
     if shutil.which("scontrol") is None:
-        return None
+        return []
     return run("scontrol", "show", "hostnames", text).split()
 
 
@@ -200,16 +200,10 @@ def allocated(*, asked: bool) -> SlurmNodes | None:
             "run it inside `salloc --nodes=2`; or: orchestrator submit slurm --nnodes 2 ...",
         )
     check_called_once()
-    expanded = hostnames(os.environ["SLURM_JOB_NODELIST"])
-    if expanded is not None and tuple(expanded) != allocation.nodes:
-        raise CheckFailed(
-            f"SLURM_JOB_NODELIST is {' '.join(allocation.nodes)} to us and {' '.join(expanded)} to"
-            " scontrol",
-            "write the nodes into a list and name it with --nodes",
-        )
+    names = hostnames(os.environ["SLURM_JOB_NODELIST"]) or allocation.nodes
     tasks = allocation.tasks_per_node
     slots = tasks if tasks and tasks > 1 and not os.environ.get("SLURM_GPUS_ON_NODE") else None
-    nodes = tuple(Node(name, slots=slots) for name in allocation.nodes)
+    nodes = tuple(Node(name, slots=slots) for name in names)
     batch = in_batch()
     if batch:
         # A warning of the time limit before the start: there is nothing to save yet.
@@ -218,7 +212,7 @@ def allocated(*, asked: bool) -> SlurmNodes | None:
     return SlurmNodes(
         allocation.job,
         nodes,
-        addresses(allocation.nodes),
+        addresses(names),
         batch,
         Path(directory) if directory else None,
     )

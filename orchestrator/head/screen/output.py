@@ -126,22 +126,15 @@ def complain_once(text: str) -> None:
     complain(text)
 
 
-def typed_line() -> str:
-    """Read a line from the terminal or the notebook; return "" at the end of the input."""
-    try:
-        return input() + "\n"
-    except EOFError:
-        return ""
-    except (OSError, RuntimeError, ValueError) as error:
-        # The input of pytest, a service or a pipe cannot be read.
-        complain(f"no line can be typed here: {error}")
-        return ""
-
-
 def agreed(question: str) -> bool:
     """Return True if the user answers y or yes to a question on the terminal."""
     complain(f"{question} [y/N] ", end="")
-    return typed_line().strip().lower() in ("y", "yes")
+    try:
+        answer = input()
+    except (EOFError, OSError, RuntimeError, ValueError):
+        # The input has ended, or is that of pytest, a service or a pipe, which cannot be read.
+        answer = ""
+    return answer.strip().lower() in ("y", "yes")
 
 
 def complain(text: str, end: str = "\n") -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -156,17 +157,15 @@ def rank_at_fault(record: JobRecord) -> int | None:
 
 def alike(ranks: Mapping[int, RankState]) -> Iterator[tuple[list[int], list[RankState]]]:
     """Yield ranks that follow each other and are in the same state."""
-    numbers: list[int] = []
-    for number in sorted(ranks):
-        last = ranks[numbers[-1]] if numbers else None
-        rank = ranks[number]
-        same = last is not None and (last.state, last.code) == (rank.state, rank.code)
-        if numbers and not (same and number == numbers[-1] + 1):
-            yield numbers, [ranks[each] for each in numbers]
-            numbers = []
-        numbers = [*numbers, number]
-    if numbers:
-        yield numbers, [ranks[each] for each in numbers]
+
+    def kind(place: tuple[int, int]) -> tuple[int, str, int | None]:
+        """Return the number less its position, which is the same for consecutive numbers."""
+        at, number = place
+        return number - at, ranks[number].state, ranks[number].code
+
+    for _, places in groupby(enumerate(sorted(ranks)), kind):
+        numbers = [number for _, number in places]
+        yield numbers, [ranks[number] for number in numbers]
 
 
 def progress_of(record: JobRecord) -> progress.Progress:

@@ -152,7 +152,7 @@ def test_a_program_without_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """A daemon's are None: nothing is read, and nothing said."""
     for stream in ("stdin", "stdout", "stderr"):
         monkeypatch.setattr(sys, stream, None)
-    assert output.typed_line() == ""
+    assert not output.agreed("all?")
     assert not output.pass_on("x")
 
 
