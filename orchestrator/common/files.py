@@ -179,6 +179,15 @@ def append_lines(descriptor: int, lines: bytes) -> int:
     return whole
 
 
+def add_lines(path: Name, lines: bytes) -> int:
+    """Append lines to a file that is opened for them alone, as append_lines() does."""
+    descriptor = open_to_append(path)
+    try:
+        return append_lines(descriptor, lines)
+    finally:
+        os.close(descriptor)
+
+
 def give_to_owner_of(directory: int, descriptor: int) -> None:
     """As root, leave what we made to the user whose directory it is in."""
     if os.geteuid() == 0:

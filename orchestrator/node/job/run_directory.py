@@ -167,13 +167,12 @@ class SystemLog:
     def __init__(self, path: str, largest: int = 0, secrets: Sequence[str] = ()) -> None:
         self.file: int | None = None
         self.secrets = secrets
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         with contextlib.suppress(OSError):
-            self.file = os.open(path, flags, 0o600)
+            self.file = files.open_to_append(path)
             if largest and os.fstat(self.file).st_size > largest:
                 os.replace(path, f"{path}.1")
                 os.close(self.file)
-                self.file = os.open(path, flags, 0o600)
+                self.file = files.open_to_append(path)
 
     def line(self, text: str, *values: object) -> None:
         """Write a line: the time, the PID, and the text."""

@@ -105,8 +105,7 @@ class Lines:
         line = json.dumps(data, separators=(",", ":")).encode("ascii") + b"\n"
         with contextlib.suppress(OSError):
             if self.fd < 0:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-                self.fd = os.open(self.path, flags, 0o600)
+                self.fd = files.open_to_append(self.path)
             files.append_lines(self.fd, line)
 
 

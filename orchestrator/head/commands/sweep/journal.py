@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -71,12 +70,8 @@ class Journal:
         """Append a line. A full disk costs the report this line, and the sweep nothing."""
         line = json.dumps(asdict(replace(state, at=round(time.time(), 3)))).encode() + b"\n"
         with contextlib.suppress(OSError):
-            descriptor = files.open_to_append(self.path / JOURNAL)
-            try:
-                if files.append_lines(descriptor, line):
-                    return
-            finally:
-                os.close(descriptor)
+            if files.add_lines(self.path / JOURNAL, line):
+                return
         complain_once(f"{self.path / JOURNAL} cannot be written: the report lacks members")
 
     def read(self) -> Iterator[MemberState]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -73,11 +72,7 @@ class Printed:
         path = trainers.printed(self.outputs) / trainers.file_name(rank)
         with contextlib.suppress(OSError):
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            descriptor = files.open_to_append(path)
-            try:
-                files.append_lines(descriptor, text.encode())
-            finally:
-                os.close(descriptor)
+            files.add_lines(path, text.encode())
 
 
 # A progress bar returns to the beginning of its line with \r.

@@ -9,7 +9,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 
-from orchestrator.common import hiding
+from orchestrator.common import files, hiding
 from orchestrator.node.job.run_directory import SystemLog
 from orchestrator.node.peers.peers import EventLoop
 from orchestrator.protocol import control, events
@@ -28,7 +28,7 @@ class EventFile:
 
     def __init__(self, path: str, secrets: Sequence[str], system: SystemLog) -> None:
         self.secrets, self.system = secrets, system
-        self.fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self.fd = files.open_to_append(path)
         # os.posix_fallocate() would change the size, as it lacks FALLOC_FL_KEEP_SIZE (1).
         ctypes.CDLL(None).fallocate(self.fd, 1, ctypes.c_int64(0), ctypes.c_int64(ROOM_BYTES))
         # Bytes that could not be written because the disk was full; the next write retries them.

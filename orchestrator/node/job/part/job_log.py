@@ -37,9 +37,8 @@ class PartialLine:
 
 class JobLog:
     def __init__(self, log: str, ranks: str, before: int = 0, secrets: Sequence[str] = ()) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        self.log = os.open(log, flags, 0o600)
-        self.ranks = os.open(ranks, flags, 0o600)
+        self.log = files.open_to_append(log)
+        self.ranks = files.open_to_append(ranks)
         self.mask = hiding.Mask(secrets)
         # The head's copy of the log begins with this many bytes of earlier attempts.
         self.before = before
