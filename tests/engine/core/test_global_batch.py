@@ -40,7 +40,7 @@ def test_a_step_is_divided_among_other_ranks(
     assert words in "".join(said)
 
 
-STEPS = 9
+STEPS = 6
 
 
 def part(directory: Path, name: str, nodes: list[int], *changes: dict[str, Any], attempt: int = 0,
@@ -69,8 +69,8 @@ def test_four_ranks_then_two_then_four(tmp_path: Path) -> None:
     """Losses, rates and samples of each step as if there had been four all the time."""
     data = {"dataset": {"target": "tests.engine.programs.configured:noted"}}
     whole = part(tmp_path, "whole", [2, 2], fsdp("full_shard"), data)
-    one = part(tmp_path, "one", [2, 2], fsdp("full_shard"), data, attempt=1, until=3)
-    two = part(tmp_path, "two", [2], fsdp("full_shard"), data, attempt=2, until=6)
+    one = part(tmp_path, "one", [2, 2], fsdp("full_shard"), data, attempt=1, until=2)
+    two = part(tmp_path, "two", [2], fsdp("full_shard"), data, attempt=2, until=4)
     three = part(tmp_path, "three", [2, 2], fsdp("full_shard"), data, attempt=3)
     assert run(whole, one, two, three) == [[0] * 4, [0] * 4, [0] * 2, [0] * 4], two.output()
     assert "2 ranks in place of 4: a step has 2 micro-batches of each, 4 as before" in (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.core.test_parity import BATCH, accumulate, config, fsdp
+from tests.engine.core.test_parity import BATCH, STEPS, accumulate, config, fsdp
 from tests.engine.worlds import CONFIGURED, Job, run
 
 pytestmark = pytest.mark.slow
@@ -25,36 +25,29 @@ def broken(*samples: int) -> dict[str, Any]:
     return {"dataset": {"args": {"broken": list(samples)}, "shuffle": False}}
 
 
-@pytest.mark.parametrize(
-    ("nodes", "how"),
-    [([2, 2], fsdp("hybrid_shard")), ([2], fsdp("ddp")), ([2], fsdp("full_shard")), ([1], {})],
-)
-def test_a_step_with_nan_on_one_rank_is_left_out_on_all(
-    tmp_path: Path, nodes: list[int], how: dict[str, Any]
-) -> None:
+def test_a_step_with_nan_on_one_rank_is_left_out_on_all(tmp_path: Path) -> None:
     """Nothing of it stays: neither in the weights nor in the optimizer. The next steps are finite
     and the culprits are named by the rank that had them."""
-    first = job(tmp_path, "a", nodes, how, accumulate(2), broken(BATCH + 1, 3 * BATCH))
-    assert run(first) == [[0] * sum(nodes)]
+    first = job(tmp_path, "a", [2, 2], accumulate(2), broken(BATCH + 1, 3 * BATCH))
+    assert run(first) == [[0] * 4]
     lines = first.metrics()
-    assert [line["loss"] is None for line in lines] == [n in (1, 3) for n in range(10)]
+    assert [line["loss"] is None for line in lines] == [n in (1, 3) for n in range(STEPS)]
     assert [line["skipped_steps"] for line in lines][-1] == 2
-    assert ["left_s" in line for line in lines] == [False, *[True] * 8, False]
-    results = "".join(first.output(rank) for rank in range(sum(nodes)))
-    micro = BATCH // 2 // sum(nodes)
-    named = list(range(BATCH, BATCH + micro))
+    assert ["left_s" in line for line in lines] == [False, *[True] * (STEPS - 2), False]
+    results = "".join(first.output(rank) for rank in range(4))
+    named = list(range(BATCH, BATCH + BATCH // 2 // 4))
     assert results.count(f"step 2 is skipped on all ranks: NaN or inf in samples {named}") == 1
     assert all(line["grad_norm"] < 10 for line in lines if line["grad_norm"] is not None)
     # As if the optimizer had never seen them.
-    assert lines[2]["loss"] == pytest.approx(skipping_by_hand(tmp_path, nodes, how), abs=1e-6)
+    assert lines[2]["loss"] == pytest.approx(skipping_by_hand(tmp_path), abs=1e-6)
 
 
-def skipping_by_hand(directory: Path, nodes: list[int], how: dict[str, Any]) -> float:
+def skipping_by_hand(directory: Path) -> float:
     """The loss of step 3 after step 1 alone: step 2's samples are exchanged for step 3's."""
-    once = {"training": {"max_steps": 2}, "scheduler": {"total_steps": 10}}
+    once = {"training": {"max_steps": 2}, "scheduler": {"total_steps": STEPS}}
     swapped = {"dataset": {"target": "tests.engine.core.test_guards:without_step_two"}}
-    other = job(directory, "b", nodes, how, accumulate(2), once, broken(), swapped)
-    assert run(other) == [[0] * sum(nodes)]
+    other = job(directory, "b", [2, 2], accumulate(2), once, broken(), swapped)
+    assert run(other) == [[0] * 4]
     loss: float = other.metrics()[1]["loss"]
     return loss
 
@@ -69,39 +62,26 @@ def without_step_two(split: str, broken: list[int]) -> Any:
     return Subset(whole, list(order))
 
 
-def test_too_many_in_a_row_end_the_run(tmp_path: Path) -> None:
-    patience = {"training": {"max_bad_steps": 3}, "logging": {"interval": 100}}
-    one = job(tmp_path, "a", [2], ENDLESS, patience, broken(*range(4 * BATCH, 480)))
-    assert run(one) == [[1, 1]]
-    assert "3 steps in a row had NaN or inf, the last was step 7" in one.output()
-
-
 def test_half_precision_finds_its_scale_and_learns(tmp_path: Path) -> None:
+    bf16 = {"sharding_strategy": "full_shard", "param_dtype": "bf16"}
     jobs = [
-        job(tmp_path, f"{low} {strategy}", [2], fsdp(strategy), {
-            "training": {"mixed_precision": low, "max_steps": 40}, "logging": {"interval": 5}})
-        for low, strategy in (
-            *(("fp32", "hybrid_shard"), ("bf16", "hybrid_shard"), ("fp16", "hybrid_shard")),
-            ("fp16", "ddp"),
-        )
+        job(tmp_path, low, [2], {
+            "training": {"mixed_precision": low, "max_steps": 20}, "logging": {"interval": 5},
+            "fsdp": how})
+        for low, how in (("fp32", {}), ("fp16", {}), ("bf16", bf16))
     ]  # fmt: skip
-    jobs.append(job(tmp_path, "gathered in bf16", [2], {
-        "training": {"mixed_precision": "bf16", "max_steps": 40}, "logging": {"interval": 5},
-        "fsdp": {"sharding_strategy": "full_shard", "param_dtype": "bf16"}}))  # fmt: skip
-    assert run(*jobs) == [[0, 0]] * 5
+    assert run(*jobs) == [[0, 0]] * 3
     ends = [one.metrics()[-1]["loss"] for one in jobs]
     assert max(ends) < 0.97 * jobs[0].metrics()[0]["loss"]
-    assert ends == pytest.approx([ends[0]] * 5, rel=0.03)
-    # The ranks computed different values.
-    assert len(set(ends)) >= 3
+    assert ends == pytest.approx([ends[0]] * 3, rel=0.03)
+    assert len(set(ends)) == 3, "each computes in other bits"
     norms = [one.metrics()[-1]["grad_norm"] for one in jobs]
     # Gradients are unscaled before clipping.
-    assert norms == pytest.approx([norms[0]] * 5, rel=0.1)
+    assert norms == pytest.approx([norms[0]] * 3, rel=0.1)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_one_rank_is_asked_and_all_save_and_end_together(tmp_path: Path, number: int) -> None:
-    one = job(tmp_path, "a", [2, 2], ENDLESS, signal=number)
+def test_one_rank_is_asked_and_all_save_and_end_together(tmp_path: Path) -> None:
+    one = job(tmp_path, "a", [2, 2], ENDLESS, signal=signal.SIGTERM)
     assert run(one) == [[0] * 4]
     steps = {one.metrics(rank)[-1]["step"] for rank in range(4)}
     assert len(steps) == 1
@@ -111,38 +91,31 @@ def test_one_rank_is_asked_and_all_save_and_end_together(tmp_path: Path, number:
     assert kept.exists()
 
 
-def test_a_run_keeps_to_its_minutes(tmp_path: Path) -> None:
-    short = {"training": {**ENDLESS["training"], "max_minutes": 0.005}}
-    one = job(tmp_path, "a", [2], ENDLESS, short)
-    assert run(one) == [[0, 0]]
-    assert "training.max_minutes (0.005) are over (step " in one.output()
-
-
 def test_clocks_start_evaluations_and_checkpoints(tmp_path: Path) -> None:
-    clocks = {"training": {"max_steps": 100_000, "max_minutes": 4 / 60, "eval_seconds": 0.5},
-              "checkpoint": {"seconds": 0.5, "keep": 100}}  # fmt: skip
+    clocks = {"training": {"max_steps": 30, "eval_seconds": 0.1},
+              "checkpoint": {"seconds": 0.1, "keep": 100}}  # fmt: skip
     one = job(tmp_path, "a", [2], clocks)
     assert run(one) == [[0, 0]]
     evaluations = [line["step"] for line in one.metrics() if "eval_loss" in line]
     assert evaluations == [line["step"] for line in one.metrics(1) if "eval_loss" in line]
     saved = list((one.experiment() / "outputs/checkpoints").glob("step_*"))
-    # On a slow machine a step takes longer than the clock.
+    times = [line["time"] for line in one.metrics()]
     for each in (evaluations, saved):
-        assert 3 <= len(each) <= 4 / 0.5 + 1
+        assert 1 <= len(each) <= (times[-1] - times[0]) / 0.1 + 2
 
 
 def test_an_evaluation_does_not_lose_a_checkpoint_that_a_clock_asked_for(tmp_path: Path) -> None:
-    clocks = {"training": {"max_steps": 12, "eval_steps": 1},
+    clocks = {"training": {"eval_steps": 1},
               "checkpoint": {"seconds": 1e-9, "keep": 100}}  # fmt: skip
     one = job(tmp_path, "a", [2], clocks)
     assert run(one) == [[0, 0]]
     saved = list((one.experiment() / "outputs/checkpoints").glob("step_*"))
-    assert len(saved) > 8
+    assert len(saved) >= STEPS - 2
 
 
 def test_held_out_samples_count_once_each_on_any_layout(tmp_path: Path) -> None:
     """37 samples of unequal length over 1, 2, 3 ranks: the same means, exactly."""
-    often = {"training": {"eval_steps": 5, "batch_size": 4}}
+    often = {"training": {"eval_steps": 3, "batch_size": 4}}
     jobs = [
         job(tmp_path, "alone", [1], often, {"training": {"batch_size": 12}}),
         job(tmp_path, "two", [2], often, fsdp("full_shard"), {"training": {"batch_size": 6}}),
@@ -158,7 +131,7 @@ def test_held_out_samples_count_once_each_on_any_layout(tmp_path: Path) -> None:
         for (loss, correct), (own_loss, own_correct) in zip(found[0], other, strict=True):
             assert own_loss == pytest.approx(loss, abs=1e-5)
             assert own_correct == correct
-    assert "held out after step 5: loss" in jobs[0].output()
+    assert "held out after step 3: loss" in jobs[0].output()
 
 
 @pytest.mark.parametrize(
@@ -177,8 +150,6 @@ def test_held_out_samples_count_once_each_on_any_layout(tmp_path: Path) -> None:
             {"model": {"target": f"{CONFIGURED}:shortens"}},
             "the model has max_norm",
         ),
-        ([2], {"distributed": {"backend": "nccl"}}, "nccl, but this node has no GPU"),
-        ([2], fsdp("hybrid_shard", cpu_offload=True), "there is no GPU to offload from"),
         ([2], fsdp("hybrid_shard", wrap=["Layer"]), "no module of that class; did you mean"),
     ],
 )

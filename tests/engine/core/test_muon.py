@@ -41,7 +41,6 @@ pytestmark = [
     pytest.mark.usefixtures("no_groups_left"),
     pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch 2.9 has it"),
 ]
-LIFE = "STEPS_OF_THIS_LIFE"
 SHAPES = [(8, 6), (8, 8), (4, 8), (2, 5), (3, 7), (8, 8), (8, 8)]
 
 
@@ -121,13 +120,15 @@ def test_two_ranks_train_and_go_on_as_a_loop_by_hand(tmp_path: Path) -> None:
 
 
 def train_on_two_ranks(rank: int, directory: Path) -> None:
-    clipped, apart = by_hand(clipping(both, clip_norm)), {}
-    for strategy in ("ddp", "full_shard"):
-        more = {"strategy": strategy, "accumulate": 2}
-        apart[strategy] = far(trained(made(both, **more)), by_hand(both))
-        apart[strategy, "alone"] = far(trained(made(matrices, **more)), by_hand(matrices))
-        apart[strategy, "clipped"] = far(trained(made(both, clip_grad_norm=0.05, **more)), clipped)
-        apart[strategy, "goes on"] = 1e6 * going_on(both, directory / strategy, **more)
+    clipped, alone = by_hand(clipping(both, clip_norm)), by_hand(matrices)
+    more = {"strategy": "full_shard", "accumulate": 2}
+    apart = {
+        "ddp": far(trained(made(both, strategy="ddp", accumulate=2)), by_hand(both)),
+        "full_shard": far(trained(made(both, **more)), by_hand(both)),
+        "alone": far(trained(made(matrices, **more)), alone),
+        "clipped": far(trained(made(both, clip_grad_norm=0.05, **more)), clipped),
+        "goes on": 1e6 * going_on(both, directory / "kept", **more),
+    }
     trained(made(both, strategy="full_shard"), max_period="5 steps", **moving(directory))
     print({n: distance for n, distance in apart.items() if distance > 1e-6} or "equal", flush=True)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader
 
 from orchestrator import Trainer
 from orchestrator.common.errors import CheckFailed, UsageError
@@ -31,7 +29,6 @@ from tests.engine.by_hand import (
     by_hand,
     clip_norm,
     clipping,
-    data,
     falling,
     far,
     going_on,
@@ -41,7 +38,6 @@ from tests.engine.by_hand import (
     net,
     thaw,
     trained,
-    whole,
 )  # fmt: skip
 from tests.engine.programs.optimizers import (
     ELEMENTWISE,
@@ -53,12 +49,10 @@ from tests.engine.programs.optimizers import (
     Opaque,
     Rateless,
 )  # fmt: skip
-from tests.engine.worlds import Job, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_groups_left")]
 
 CLOSE = {torch.float32: 1e-6, torch.float64: 1e-12, torch.bfloat16: 2e-2, torch.float16: 4e-3}
-LIFE = "STEPS_OF_THIS_LIFE"
 
 
 @pytest.mark.parametrize("dtype", CLOSE, ids=str)
@@ -197,7 +191,7 @@ def in_layout(name: str, strategy: str) -> dict[str, Any]:
 
 
 def go_on_on_two_ranks(rank: int, directory: Path) -> None:
-    cases = [("ddp", name) for name in OWN] + [("full_shard", name) for name in ELEMENTWISE]
+    cases = [("ddp", "lists"), ("ddp", "inner"), *(("full_shard", name) for name in ELEMENTWISE)]
     apart = {
         (strategy, name): going_on(
             OWN[name], directory / f"{name} {strategy}", **in_layout(name, strategy)
@@ -238,32 +232,6 @@ def take_what_is_elementwise(rank: int, directory: Path) -> None:
         with pytest.raises(UsageError, match=words):
             made(make, strategy="full_shard")
         trained(made(make, strategy="ddp"), max_period="1 steps")
-
-
-def test_it_outlives_the_ranks_in_memory(tmp_path: Path) -> None:
-    """In shards: what another life of the ranks kept in memory is gone on from, to the bit."""
-    call, memory = f"{__name__}:live", {"memory": str(tmp_path / "memory")}
-    whole = Job(str(tmp_path / "whole"), [2], {}, call=call, env={LIFE: str(STEPS)})
-    first = Job(str(tmp_path / "first"), [2], {}, call=call, env={LIFE: "4"}, **memory)
-    again = Job(str(tmp_path / "again"), [2], {}, call=call, env={LIFE: str(STEPS)}, **memory)
-    assert run(whole, first, again) == [[0, 0]] * 3, first.output() + again.output()
-    assert again.output().count("resuming after step 4, from memory") == len(ELEMENTWISE)
-    expected, found = (torch.load(job.path / "weights") for job in (whole, again))
-    for name, weights in expected.items():
-        assert far(found[name], weights) == 0, name
-
-
-def live(directory: Path) -> None:
-    """Train with every optimizer, for as many steps as this life of the ranks has."""
-    ended = {}
-    for name in ELEMENTWISE:
-        keys = {"checkpoint": {"memory_every": 1}}
-        trainer = made(OWN[name], config=keys, **in_layout(name, "full_shard"))
-        loader = DataLoader(data(), BATCH // 2)
-        trainer.train(loader, epochs=1, max_period=f"{os.environ[LIFE]} steps")
-        ended[name] = whole(trainer)
-    if trainer.ranks.rank == 0:
-        torch.save(ended, directory / "weights")
 
 
 def test_a_state_moves_between_layouts(tmp_path: Path) -> None:

@@ -42,22 +42,25 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "others": {"strategy": "ddp", "find_unused_parameters": True},
     "copies": {"strategy": "hybrid_shard", "config": {"fsdp": {"shard_size": 1}}},
 }
+# Where a step of one optimizer is left out as well.
+WITHOUT = ("one", "ddp", "full_shard")
 
 
 def apart(layouts: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """Compare with the loop by hand; once with a step of one optimizer that is left out."""
+    """Compare with the loop by hand: the steps of one optimizer are seldom, or left out once."""
     found = {}
-    expected, without = by_hand(), by_hand(poisoned, marked=True)
+    seldom, without = by_hand(every=3), by_hand(poisoned, marked=True)
     for name, more in layouts.items():
-        found[name] = far(trained(made(**more)), expected)
-        seldom = made(lazily, every={"G": 3}, accumulate=2, **more)
-        found[f"{name}, in two, seldom"] = far(trained(seldom), by_hand(every=3))
-        found[f"{name}, poisoned"] = far(trained(made(poisoned, **more), marked=True), without)
+        own = trained(made(lazily, every={"G": 3}, accumulate=2, **more))
+        found[f"{name}, in two, seldom"] = far(own, seldom)
+        if name in WITHOUT:
+            found[f"{name}, poisoned"] = far(trained(made(poisoned, **more), marked=True), without)
     return {name: distance for name, distance in found.items() if not distance < 1e-6}
 
 
 def test_they_train_as_by_hand() -> None:
     assert apart({"one": {}}) == {}
+    assert far(trained(made()), by_hand()) < 1e-6
 
 
 def test_they_train_as_by_hand_on_two_ranks_and_go_on_to_the_bit(tmp_path: Path) -> None:
@@ -67,7 +70,7 @@ def test_they_train_as_by_hand_on_two_ranks_and_go_on_to_the_bit(tmp_path: Path)
 
 def train_on_two_ranks(rank: int, directory: Path) -> None:
     wrong = apart(LAYOUTS)
-    for name in ("ddp", "full_shard", "copies"):
+    for name in ("full_shard", "copies"):
         more, saved = LAYOUTS[name], {"save_to": directory / name, "save_every": "4 steps"}
         more |= {"ema": {"G": 0.9}, "every": {"G": 3}}
         at_once = trained(made(**more))

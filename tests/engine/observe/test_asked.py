@@ -25,7 +25,8 @@ STEPS = 12
 
 def job(directory: Path) -> Job:
     config: dict[str, Any] = {
-        "model": {"num_layers": 1},
+        "model": {"num_layers": 1, "model_dim": 32, "num_heads": 2},
+        "dataset": {"sequence_length": 16},
         "training": {"max_steps": STEPS, "gradient_accumulation": 2},
         "fsdp": {"sharding_strategy": "ddp"},
         "logging": {"interval": 1},

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
-import subprocess
-import sys
+import signal
 import threading
 import time
 from pathlib import Path
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from orchestrator import distributed
+from orchestrator import Trainer, distributed
 from orchestrator.common.errors import CheckFailed, JobFailed, UsageError
 from orchestrator.engine.ranks import spawn
 from orchestrator.engine.ranks.ranks import rank_in_environment
@@ -122,21 +122,23 @@ def test_an_exception_that_cannot_travel_is_told_in_words() -> None:
     assert str(pickle.loads(sent)) == "Odd: 7: lost"
 
 
-def test_nothing_is_left_of_a_launcher_that_was_killed(tmp_path: Path) -> None:
-    code = f"""
-import os, pathlib, time
-from orchestrator import Trainer
-def fn(rank, world_size):
-    pathlib.Path({str(tmp_path)!r}, str(os.getpid())).touch()
+def waits(rank: int, world_size: int, directory: Path) -> None:
+    (directory / str(os.getpid())).touch()
     time.sleep(600)
-Trainer.launch(fn, nprocs=1)
-"""
-    launcher = subprocess.Popen([sys.executable, "-c", code])
+
+
+def test_nothing_is_left_of_a_launcher_that_was_killed(tmp_path: Path) -> None:
+    launcher = os.fork()
+    if launcher == 0:
+        try:
+            Trainer.launch(waits, (tmp_path,), 1)
+        finally:
+            os._exit(1)
     while not (pids := [int(path.name) for path in tmp_path.iterdir()]):
-        assert launcher.poll() is None
+        assert os.waitpid(launcher, os.WNOHANG) == (0, 0)
         time.sleep(0.05)
-    launcher.kill()
-    launcher.wait()
+    os.kill(launcher, signal.SIGKILL)
+    os.waitpid(launcher, 0)
     for pid in pids:
         while Path(f"/proc/{pid}").exists() and "(zombie)" not in state(pid):
             time.sleep(0.05)
