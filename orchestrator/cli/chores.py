@@ -14,6 +14,7 @@ import click
 from orchestrator.cli.launch import HELP, PROGRAM, TAKES_PROGRAM, launch_arguments
 from orchestrator.cli.options import (
     FILE,
+    Group,
     GroupedCommand,
     Seconds,
     arguments_from,
@@ -370,10 +371,8 @@ def submit_slurm(
     return sbatch.submit(options, arguments, launch_arguments(arguments), detach=detach)
 
 
-def submit_group(kind: type[click.Group]) -> click.Group:
-    submit = kind("submit", help="Submit the job to another launcher, and follow it.")
-    submit.add_command(submit_slurm)
-    return submit
+submit = Group("submit", help="Submit the job to another launcher, and follow it.")
+submit.add_command(submit_slurm)
 
 
 # -- a node by hand -------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from orchestrator.cli import chores
 from orchestrator.cli.chores import (
     bootstrap_command,
     doctor_command,
@@ -17,7 +16,9 @@ from orchestrator.cli.chores import (
     plan_command,
     pull_command,
     push_command,
+    run_node,
     ssh_command,
+    submit,
     verify_command,
 )
 from orchestrator.cli.launch import launch_arguments, launch_command
@@ -275,7 +276,7 @@ for command in (
     track,
     checkpoint,
     prune,
+    submit,
+    run_node,
 ):
-    cli.add_command(command)
-for command in (chores.submit_group(Group), chores.run_node):
     cli.add_command(command)

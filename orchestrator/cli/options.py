@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import os
 import re
 import shlex
 import types
@@ -161,10 +161,8 @@ class Seconds(click.ParamType[float]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        try:
+        with contextlib.suppress(ValueError):
             return float(value)
-        except ValueError:
-            pass
         try:
             return parse_seconds(param.opts[0] if param else "time", value)
         except UsageError as error:
@@ -211,15 +209,15 @@ class GroupedCommand(Command):
 
 
 def show_log(_: click.Context, __: click.Parameter, verbosity: int) -> None:
-    """Show the log on standard error, as -v, -vv or ORCHESTRATOR_LOG ask for."""
+    """Show the log on standard error; -vv shows each request."""
     # Importing logging takes 5 ms.
-    if not verbosity and "ORCHESTRATOR_LOG" not in os.environ:
-        return
-    from orchestrator.common import logs
-    from orchestrator.head.screen import output
+    if verbosity:
+        import logging
 
-    if level := logs.level_of(verbosity, os.environ):
-        logs.to_terminal(level, output.complain)
+        from orchestrator.common import logs
+        from orchestrator.head.screen import output
+
+        logs.to_terminal(logging.INFO if verbosity == 1 else logging.DEBUG, output.complain)
 
 
 @functools.cache

@@ -10,19 +10,16 @@ from __future__ import annotations
 import collections
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from orchestrator.common import files, hiding
-from orchestrator.common.errors import UsageError
 
 PACKAGE = logging.getLogger("orchestrator")
 # The logger below "paramiko" that a connection uses: a level of its own wins over that one's.
 PARAMIKO = logging.getLogger("paramiko.transport")
-VARIABLE = "ORCHESTRATOR_LOG"
-LEVELS = {"warning": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG}
 # A head.log of this size is moved to head.log.1.
 LARGEST_BYTES = 8 << 20
 # A start's records are held until its job has a directory; 64 nodes write 1,000.
@@ -97,16 +94,6 @@ def remove(kind: type[logging.Handler], logger: logging.Logger = PACKAGE) -> Non
 
 
 # -- for standard error -----------------------------------------------------------------------
-
-
-def level_of(verbosity: int, environ: Mapping[str, str]) -> int:
-    """Return the level that -v, -vv or else ORCHESTRATOR_LOG asks for; 0 where neither is there."""
-    word = environ.get(VARIABLE, "").lower()
-    if verbosity or not word:
-        return (0, logging.INFO, logging.DEBUG)[min(verbosity, 2)]
-    if word not in LEVELS:
-        raise UsageError(f"{VARIABLE}={word} is no level", f"set it to {', '.join(LEVELS)}")
-    return LEVELS[word]
 
 
 def to_terminal(level: int, write: Callable[[str], None]) -> None:

@@ -371,11 +371,6 @@ class Launch:
         return (*kinds, "own") if self.no_torchrun else kinds
 
     @property
-    def ranks_know_hosts(self) -> bool:
-        """Return True if ranks get variables that name all nodes."""
-        return "slurm" in self.variables_of_ranks
-
-    @property
     def node_counts(self) -> tuple[int, int] | None:
         """Return the smallest and the largest number of nodes; None: as the node list says."""
         return counts(self.nnodes)

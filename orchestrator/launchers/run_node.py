@@ -172,17 +172,15 @@ def checked(
 
 def address_of(master: str, patience: float) -> str:
     """Return its IP address; a container's name is known only once the container has started."""
-    deadline, remind = time.monotonic() + patience, time.monotonic() + 1
+    deadline = time.monotonic() + patience
+    if not queue.resolved(master):
+        say(f"MASTER_ADDR {master!r} cannot be resolved here yet")
     while not (address := queue.resolved(master)):
-        now = time.monotonic()
-        if now > deadline:
+        if time.monotonic() > deadline:
             raise UsageError(
                 f"MASTER_ADDR {master!r} could not be resolved here within {patience:.0f} s",
                 "write the master's IP address, or correct its name",
             )
-        if now > remind:
-            remind = now + REMIND_SECONDS
-            say(f"MASTER_ADDR {master!r} cannot be resolved here yet")
         time.sleep(RETRY_SECONDS)
     return address
 

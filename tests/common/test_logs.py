@@ -30,23 +30,6 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         logger.handlers[:] = handlers
 
 
-@pytest.mark.parametrize(
-    ("verbosity", "variable", "level"),
-    [
-        (0, "", 0),
-        (1, "", logging.INFO),
-        (2, "", logging.DEBUG),
-        (5, "", logging.DEBUG),
-        (0, "debug", logging.DEBUG),
-        (0, "INFO", logging.INFO),
-        (0, "warning", logging.WARNING),
-        (1, "debug", logging.INFO),
-    ],
-)
-def test_what_is_typed_wins_over_the_variable(verbosity: int, variable: str, level: int) -> None:
-    assert logs.level_of(verbosity, {logs.VARIABLE: variable}) == level
-
-
 @pytest.mark.parametrize("level", [logging.INFO, logging.DEBUG])
 def test_the_terminal_has_what_was_asked_for(level: int) -> None:
     shown: list[str] = []

@@ -191,7 +191,7 @@ def meet(starting: JobRecord, address: str, ports: TakenPorts) -> Placement:
 def places(starting: JobRecord, first: Placement, ranks: int) -> list[Placement]:
     """Return the placements of an attempt; `ranks` is the number of ranks in the first attempt."""
     limit = left_of(starting)
-    known = starting.nodes if starting.launch.ranks_know_hosts else ()
+    known = starting.nodes if "slurm" in starting.launch.variables_of_ranks else ()
     hosts = tuple(node.address for node in known)
     number, restarts = len(starting.attempts) + 1, starting.launch.max_restarts
 
