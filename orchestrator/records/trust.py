@@ -55,7 +55,7 @@ def make_key() -> bytes | None:
         new = path.with_name(f".{KEY}.{secrets.token_hex(4)}")
         try:
             files.replace(new, secrets.token_bytes(KEY_BYTES))
-            if path.exists():
+            if path.exists() and read_key() is None:
                 # The key exists, but others could read it.
                 new.rename(path)
             else:

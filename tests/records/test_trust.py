@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.common import files
 from orchestrator.common.errors import UsageError
 from orchestrator.head.follow.streams.node_logs import AppendOnly
 from orchestrator.records import experiments, trust
@@ -157,6 +158,21 @@ def test_a_key_that_others_could_read_is_none(launched: Experiment) -> None:
     launched.sign(record())
     assert trust.key_file().read_bytes() != old
     assert launched.is_launched_here(record())
+
+
+def test_of_two_first_launches_at_once_one_makes_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "new"))
+    replace, faster = files.replace, list[bytes | None]()
+
+    def after_another(path: Path, data: bytes) -> None:
+        monkeypatch.setattr(files, "replace", replace)
+        faster.append(trust.make_key())
+        replace(path, data)
+
+    monkeypatch.setattr(files, "replace", after_another)
+    assert trust.make_key() == faster[0] == trust.read_key()
 
 
 # -- writing ----------------------------------------------------------------------------------
