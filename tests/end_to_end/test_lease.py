@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -181,19 +180,3 @@ def test_a_firewall_between_the_supervisors(lonely: Head) -> None:
     assert command.finish() == 0, command.text
     assert [event["active"] for event in events(lonely, 1, "lease")] == [False]
     assert command.text.count("cannot reach node 0's supervisor") == 1
-
-
-def port(head: Head) -> tuple[str, int]:
-    spec = json.loads(head.node_file(0, "spec.json").read_text())
-    return spec["supervisors"], spec["supervisors_port"]
-
-
-def all_of(stranger: socket.socket) -> bytes:
-    found = b""
-    stranger.settimeout(10)
-    try:
-        while data := stranger.recv(4096):
-            found += data
-    except ConnectionResetError:
-        pass
-    return found

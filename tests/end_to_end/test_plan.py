@@ -88,6 +88,3 @@ def test_what_is_yours_is_shown_as_yours(head: Head) -> None:
     assert f"WARNING: NCCL_SOCKET_IFNAME=zz9 (the hook) fits no interface of {second}" in text
     assert f"WARNING: GLOO_SOCKET_IFNAME=none0 (config nccl:) fits no interface of {first}" in text
     assert "WARNING: nothing reads NCCL_TIMEOUT: set distributed.timeout" in text
-
-
-# -- cards ----------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def test_it_is_nowhere(head: Head) -> None:
     program = head.script("program.py", PROGRAM)
     given = {"API": API, "MY_KEY": KEY, "TYPED": TYPED}
     words = ["--secret", "API", "--secret", "TYPED", "--env-file", "f.env", "--env", "MY_KEY"]
-    words += ["--nproc", "1", "--max-restarts", "1", "--notify", f"cat >> told; : {NAMED}"]
+    words += ["--no-torchrun", "--max-restarts", "1", "--notify", f"cat >> told; : {NAMED}"]
     command = [*words, program, f"--key={TYPED}"]
     said = []
     said.append(head.run("--dry-run", *command, **given).text)

@@ -77,29 +77,3 @@ def test_from_cold_to_warm_and_off(head: Head, monkeypatch: pytest.MonkeyPatch) 
     code, text = warm(head, "off")
     assert code == 0 and "nothing was warm" in text
     assert not any(head.cluster.processes(node, "ORCHESTRATOR_ROOM=") for node in (0, 1))
-
-
-SEES = """
-import os, runpy, time, torch, torch.distributed as dist
-with open("seen in") as file:
-    os.environ["SEEN_IN"] = file.read()
-runpy.run_path("what_a_rank_sees.py", run_name="__main__")
-dist.init_process_group("gloo")
-dist.barrier()
-attempt = os.environ.get("ORCHESTRATOR_ATTEMPT", "")
-if dist.get_rank() == 0:
-    print("waits", flush=True)
-    while not os.path.exists("go on" + attempt):
-        time.sleep(0.01)
-dist.barrier()
-raise SystemExit(attempt == "1")
-"""
-# What each launch has its own of; the nodes' logins have their own ports.
-OWN = (
-    (r"\b\w+_\d{8}_\d{6}[\w-]*(\.2\b)?", "JOB"),
-    (r"((?:TORCHELASTIC_(?:RESTART_COUNT|MAX_RESTARTS)|MASTER_PORT)(?:=|\": \"))\d+", r"\1"),
-    (r"/torchelastic/[\w./]*", "/torchelastic"),
-    (r"seen\d", "seen"),
-    (r"(--master-port=)\d+", r"\1"),
-    (r"(\d+\.\d+\.\d+\.\d+) \d+( \d)", r"\1\2"),
-)
