@@ -75,6 +75,8 @@ def meaning_of(option: launch.Option) -> str:
 def type_of(hint: Any) -> str:
     if typing.get_origin(hint) is dict:
         return "text" if typing.get_args(hint)[1] is str else "keys and values"
+    if hint is Any:
+        return "text or int"
     text = hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
     text = re.sub(r"typing\.|, \.\.\.", "", text).replace("tuple", "list")
     return re.sub(r" \| None", "", text).replace("str", "text").replace("|", "or")

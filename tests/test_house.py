@@ -507,7 +507,7 @@ BUDGETS = {
     "api": 479,
     "launchers": 383,
     "local_cluster": 291,
-    "protocol": 1446,
+    "protocol": 1422,
     "records": 1937,
     "engine": 303,
     "engine/core": 1941,
@@ -562,6 +562,28 @@ def test_rooms_keep_to_their_budgets() -> None:
             nodes = ast.walk(tree(path.read_text(encoding="utf-8")))
             weights[room(path)] += sum(isinstance(node, ast.stmt) for node in nodes)
     assert {name: size for name, size in weights.items() if size > BUDGETS[name]} == {}
+
+
+# -- time limits ------------------------------------------------------------------------------
+
+
+def defined_limits(path: Path) -> set[str]:
+    names = re.findall(r"^([A-Z_]+(?:_SECONDS|_BEAT)) = ", path.read_text("utf-8"), re.MULTILINE)
+    return set(names)
+
+
+def test_a_wait_for_another_machine_has_one_name_and_one_value() -> None:
+    """They stand in protocol/timing.py, each once."""
+    table = HOUSE / "protocol/timing.py"
+    known = defined_limits(table)
+    again = {
+        str(path): names
+        for path in FILES
+        if path != table
+        for names in [{n for n in defined_limits(path) if n in known or "ANSWER" in n}]
+        if names
+    }
+    assert known and again == {}
 
 
 # -- short ------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from orchestrator.head.screen import tracebacks as crash_dump
 from orchestrator.head.screen.lines import LineSplitter
 from orchestrator.head.screen.log_reader import GOODBYE, NO_RANK, LogFile, LogReader
 from orchestrator.protocol.message import decode
+from orchestrator.protocol.timing import CATCH_UP_SECONDS, SCHEDULER_SECONDS
 from orchestrator.records import manifest, outcome
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.metrics import trainers
@@ -41,9 +42,6 @@ from orchestrator.records.outcome import Receipt
 CALLED = "Cluster.run"
 # The interval between two looks at the head's files.
 LOOK_SECONDS = 0.2
-# The interval between two questions to Slurm about a job.
-ASK_SECONDS = 10.0
-CATCH_UP_SECONDS = 60.0
 # With the rest of str(verdict), so many lines fit on a small terminal.
 TRACEBACK_LINES = 12
 # A head that ended sooner than this would end again.
@@ -209,7 +207,7 @@ class Job:
             return
         # The head runs on the job's own machines; a background process checks that it still does.
         if record.head_elsewhere:
-            if now - before > ASK_SECONDS:
+            if now - before > SCHEDULER_SECONDS:
                 self._came = now
                 Background(head_process.take_up, **self._which).answer()
             return

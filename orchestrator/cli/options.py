@@ -308,7 +308,9 @@ def click_option(kind: type[Any], name: str, hint: Any, option: Option) -> Group
     number = Seconds() if option.metavar == "SECONDS" else None
     return GroupedOption(
         [*(option.flags or (f"--{name.replace('_', '-')}",)), name],
-        type=None if base is bool else number or choice or path or (str if several else base),
+        type=None
+        if base is bool
+        else number or choice or path or (str if several or base is Any else base),
         default=() if several else None,
         metavar=option.metavar or None,
         envvar=option.variable or None,

@@ -96,7 +96,7 @@ def said_by_shell(kind: type[Any], name: str) -> str | None:
     return os.environ.get(options_of(kind)[name].variable) or None
 
 
-def counts(nnodes: str | int | None) -> tuple[int, int] | None:
+def counts(nnodes: Any) -> tuple[int, int] | None:
     """Read N or MIN:MAX, as torchrun's --nnodes."""
     if nnodes is None:
         return None
@@ -130,7 +130,8 @@ class Launch:
         metavar="N",
         variable="NPROC_PER_NODE",
     )
-    nnodes: str | int | None = option(
+    # A number, or text such as 2:4. See counts().
+    nnodes: Any = option(
         None,
         "Run on N nodes of the list, and keep the others as spares; or on as many from MIN to"
         " MAX as there are.",

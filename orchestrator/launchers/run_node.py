@@ -42,14 +42,13 @@ from orchestrator.protocol.control import (
     Agreed,
     Hello,
     Reply,
-    hello_line,
-    read_hello,
     read_reply,
     to_line,
 )
-from orchestrator.protocol.message import Nonsense
+from orchestrator.protocol.message import Nonsense, decode, parse
 from orchestrator.protocol.requests.machine import PortWish, Probe
 from orchestrator.protocol.requests.start import TakenPorts
+from orchestrator.protocol.timing import STRANGER_SECONDS
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord
 
@@ -291,8 +290,6 @@ def make(request: LaunchRequest, mine: MachinePart, nodes: Nodes, agreed: Agreed
 # -- the meeting of all machines --------------------------------------------------------------
 
 
-# A caller that has not described itself by then does not belong to this job.
-HELLO_SECONDS = 5.0
 # The interval between two attempts to reach node 0.
 RETRY_SECONDS = 0.2
 # The interval between two messages about missing nodes.
@@ -363,10 +360,10 @@ class Master:
     def admit(self) -> None:
         """Accept one connection; close it if the caller is not a node of such a job."""
         connection, _ = self.server.accept()
-        connection.settimeout(HELLO_SECONDS)
+        connection.settimeout(STRANGER_SECONDS)
         try:
             with connection.makefile("rb") as lines:
-                hello = read_hello(lines.readline(LONGEST_LINE_BYTES))
+                hello = decode(Hello, parse(lines.readline(LONGEST_LINE_BYTES)), newer=True)
         except (OSError, Nonsense):
             connection.close()
             return
@@ -407,8 +404,8 @@ def join(hello: Hello, address: tuple[str, int], patience: float) -> Agreed:
     reason = ""
     while time.monotonic() < deadline:
         try:
-            with socket.create_connection(address, timeout=HELLO_SECONDS) as master:
-                master.sendall(hello_line(hello))
+            with socket.create_connection(address, timeout=STRANGER_SECONDS) as master:
+                master.sendall(to_line(hello))
                 master.settimeout(max(0.01, deadline - time.monotonic()))
                 with master.makefile("rb") as lines:
                     return decision(read_reply(lines.readline(LONGEST_LINE_BYTES)))

@@ -8,7 +8,7 @@ each of which means that its files have grown.
 from __future__ import annotations
 
 import json
-from typing import Any, Optional, Union
+from typing import Optional, Union
 
 from orchestrator.protocol.events import EndOrder
 from orchestrator.protocol.message import Message, Nonsense, Port, decode, encode, parse
@@ -41,10 +41,6 @@ def from_line(line: bytes) -> Union[EndOrder, HeadNews]:
     return (
         decode(HeadNews, data, newer=True) if "head" in data else decode(EndOrder, data, newer=True)
     )
-
-
-def peer_word(data: dict[str, Any]) -> PeerWord:
-    return decode(PeerWord, data, newer=True)
 
 
 # -- between machines that are started by hand ------------------------------------------------
@@ -88,17 +84,6 @@ class Reply(Message):
     # The reason why node 0 starts nothing.
     failed: str = ""
     go: Optional[Agreed] = None
-
-
-def hello_line(hello: Hello) -> bytes:
-    return json.dumps({"orchestrator": encode(hello)}).encode("ascii") + b"\n"
-
-
-def read_hello(line: bytes) -> Hello:
-    data = parse(line).get("orchestrator")
-    if data is None:
-        raise Nonsense("not the hello of a node")
-    return decode(Hello, data, newer=True)
 
 
 def read_reply(line: bytes) -> Reply:

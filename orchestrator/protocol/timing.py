@@ -1,21 +1,20 @@
-"""Time limits in seconds that two ends must agree on, for the head and for the nodes."""
+"""How long one machine or process waits for another, in seconds, by who waits for whom.
+
+The pauses and limits of one loop alone stand in its own module.
+"""
 
 from __future__ import annotations
 
 import signal
 
-# -- a start --
-# A head waits at least this long for all nodes to start their parts.
-START_PATIENCE_SECONDS = 30.0
-# A node ends its part if no head follows the job this long after that.
-UNFOLLOWED_SECONDS = 60.0
-
-# -- timeouts of the head for a node's answer --
-# For answers from memory: the holders of GPUs, a port, the end of a part.
+# -- a head waits for a node's answer --
+# From memory: the holders of GPUs, a port, the end of a part.
 QUICK_ANSWER_SECONDS = 15.0
-# For answers that need a driver, a tool or the disk. A busy node must not count as lost.
+# One that needs a driver, a tool or the disk. A busy node must not count as lost.
 ANSWER_SECONDS = 30.0
-# For the user's hook, which has a minute (node/start/requests.py).
+# The doctor's, whose commands have a minute each (node/machine/checkup.py).
+EXAMINE_ANSWER_SECONDS = 90.0
+# That of the user's hook, which has a minute (node/start/requests.py).
 HOOK_ANSWER_SECONDS = 70.0
 # For reading or writing a piece of a file.
 FILE_ANSWER_SECONDS = 60.0
@@ -23,6 +22,24 @@ FILE_ANSWER_SECONDS = 60.0
 FILES_ANSWER_SECONDS = 600.0
 # For reading terabytes, or building an environment.
 WORK_ANSWER_SECONDS = 3600.0
+
+# -- a head waits for a job on its nodes --
+# At least this long for all nodes to start their parts.
+START_PATIENCE_SECONDS = 30.0
+# Beyond the grace, for a stop: SIGKILL, the sweep, and a second look at the processes.
+STOP_PROOF_SECONDS = 20.0
+# Beyond the grace, for a node that has to confirm that it has ended.
+END_LIMIT_SECONDS = 30.0
+# Before a node is ended for a failure elsewhere, for one that it reports of its own.
+HEARSAY_SECONDS = 0.3
+
+# -- a head waits for the head before it, an onlooker for either --
+# To fetch the outputs, to leave and to release its lock.
+HEAD_LEAVES_SECONDS = 20.0
+# To fetch the rest of the logs.
+CATCH_UP_SECONDS = 60.0
+# The interval of questions to a scheduler's controller, which answers many users.
+SCHEDULER_SECONDS = 5.0
 
 # -- the channel between head and node --
 # The interval of the server's heartbeats.
@@ -34,23 +51,27 @@ HEAD_BEAT_SECONDS = 10.0
 # The server exits if the head is silent for this long.
 SERVER_PATIENCE = 60.0
 # The interval at which the head asks for the growth of a node's files.
-LOOK_SECONDS = 2.0
+GROWTH_SECONDS = 2.0
 
-# -- the end of a job --
-# Before a node is ended for a failure elsewhere, it has this long to report one of its own.
-HEARSAY_SECONDS = 0.3
-# Processes without a supervisor have this long to die of SIGKILL.
-SWEEP_PATIENCE_SECONDS = 10.0
-
-# -- supervisors among themselves --
+# -- a node waits for its heads and for the other nodes --
+# It ends its part if no head follows the job this long after its start.
+UNFOLLOWED_SECONDS = 60.0
+# The interval of the heartbeats among supervisors, and the fewest of them in a lease.
 PEER_BEAT = 1.0
-# The minimum number of heartbeats in a lease.
 BEATS_IN_A_LEASE = 10
-# A living supervisor whose connection was closed has reconnected after this time.
-GONE_SECONDS = 5.0
 # A shorter lease would end jobs on a busy processor.
 SHORTEST_LEASE = 1.0
+# A living supervisor whose connection was closed has reconnected after this time.
+GONE_SECONDS = 5.0
+# A caller that has not shown by then who it is does not belong to the job.
+STRANGER_SECONDS = 5.0
+# For a connection to another node, which a check tries.
+DIAL_SECONDS = 3.0
 
-# -- a rank and the server of its node --
+# -- processes of one node wait for each other --
+# For one to die of SIGKILL. One that survives longer hangs in the kernel.
+DEATH_SECONDS = 10.0
+# For a standby, which may still import modules, and for the order to it.
+STANDBY_SECONDS = 12.0
 # On this signal, a rank writes its stacks; it is rarely used otherwise. macOS lacks such signals.
 STACKS_SIGNAL = getattr(signal, "SIGRTMIN", 34) + 9

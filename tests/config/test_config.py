@@ -119,7 +119,7 @@ nccl: {NCCL_DEBUG: INFO, NCCL_IB_DISABLE: 1}
         ("launch: {connect_timeout: 1e300}", "connect_timeout must be a number, not 1e+300"),
         ("launch: {nproc: 100000}", "launch.nproc is 100000; it must be at most 9999"),
         ("launch: {grace: .nan}", "launch.grace must be a number, not nan"),
-        ("launch: {nnodes: 1.5}", "launch.nnodes must be text or a whole number, not 1.5"),
+        ("launch: {nnodes: 1.5}", "launch.nnodes is '1.5', which is not a number of nodes"),
         (f"launch: {{grace: 1{'0' * 400}}}", "launch.grace must be a number"),
         ("launch: {strict_host_keys: 1}", "launch.strict_host_keys must be true or false, not 1"),
         ("launch: {sync: off}", "launch.sync must be text, not False"),

@@ -15,7 +15,7 @@ import pytest
 from orchestrator.common.errors import UsageError
 from orchestrator.launchers import run_node as by_hand
 from orchestrator.launchers.run_node import Master, disagreement
-from orchestrator.protocol.control import Agreed, Hello, Reply, hello_line, to_line
+from orchestrator.protocol.control import Agreed, Hello, Reply, to_line
 from tests.clusters.slurm import free_ports
 from tests.launching import BIN, Command
 
@@ -247,7 +247,7 @@ def test_strangers_at_node_0_are_sent_away() -> None:
             with contextlib.suppress(ConnectionError):
                 assert client.recv(1) == b"", "it was not sent away"
             client.close()
-        with dial(port, hello_line(hello(1))) as second:
+        with dial(port, to_line(hello(1))) as second:
             gathering.join()
             master.go(good())
             assert second.makefile("rb").readline() == to_line(Reply(go=good()))
@@ -257,8 +257,8 @@ def test_strangers_at_node_0_are_sent_away() -> None:
 def test_a_node_that_left_may_come_again() -> None:
     (port,) = free_ports(1)
     with Master(hello(0, nnodes=3), port) as master:
-        dial(port, hello_line(hello(1, nnodes=3))).close()
+        dial(port, to_line(hello(1, nnodes=3))).close()
         master.admit()
-        with dial(port, hello_line(hello(1, nnodes=3, host="x"))):
+        with dial(port, to_line(hello(1, nnodes=3, host="x"))):
             master.admit()
             assert [node.host for node in master.nodes] == ["h0", "x"]

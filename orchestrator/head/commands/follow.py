@@ -31,6 +31,7 @@ from orchestrator.head.screen.screen import Screen
 from orchestrator.head.start.job import JobEnding, Stay, make_screen
 from orchestrator.head.status import status
 from orchestrator.head.status.status import FoundJob, find_job
+from orchestrator.protocol.timing import HEAD_LEAVES_SECONDS
 from orchestrator.records import goodput, manifest
 from orchestrator.records.experiment import Experiment, JobRecord, this_head
 from orchestrator.records.metrics import progress as job_progress
@@ -300,9 +301,6 @@ def speak_into(experiment: Experiment) -> None:
 
 # `orchestrator attach`: follow a running job again.
 
-# The other head has this long to release its lock.
-STEAL_SECONDS = 15.0
-
 
 def attach(where: Where, wanted: str | None, view: View, *, steal: bool) -> int:
     logs.hold()
@@ -314,9 +312,9 @@ def attach(where: Where, wanted: str | None, view: View, *, steal: bool) -> int:
     code = job.backend.watch(experiment, job.record, report_end)
     if code is not None:
         return code
-    holder = experiment.steal(STEAL_SECONDS) if steal else experiment.lock()
+    holder = experiment.steal(HEAD_LEAVES_SECONDS) if steal else experiment.lock()
     if holder is not None and holder.background:
-        holder, steal = experiment.steal(STEAL_SECONDS), True
+        holder, steal = experiment.steal(HEAD_LEAVES_SECONDS), True
     if holder is not None:
         raise followed(experiment, holder, stolen=steal)
     # The previous head may have written a newer record before it released the lock.
@@ -333,7 +331,7 @@ def attach(where: Where, wanted: str | None, view: View, *, steal: bool) -> int:
 def followed(experiment: Experiment, holder: Head, *, stolen: bool) -> UsageError:
     """Return the error for a job whose lock another head holds and does not release."""
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
-    still = f" and did not leave within {STEAL_SECONDS:.0f} s" if stolen else ""
+    still = f" and did not leave within {HEAD_LEAVES_SECONDS:.0f} s" if stolen else ""
     return UsageError(
         f"{experiment.name} is followed by {holder}, since {since}{still}",
         f"end that process (kill -9 {holder.pid} there); the job continues"

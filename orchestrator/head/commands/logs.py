@@ -22,7 +22,7 @@ from orchestrator.head.start.job import make_screen
 from orchestrator.head.status import status
 from orchestrator.head.status.status import find_job
 from orchestrator.protocol.requests.follow import AskSystem, SystemLines
-from orchestrator.protocol.timing import ANSWER_SECONDS
+from orchestrator.protocol.timing import ANSWER_SECONDS, CATCH_UP_SECONDS, SCHEDULER_SECONDS
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 
@@ -49,10 +49,6 @@ def logs(where: Where, wanted: str | None, view: View, *, follow: bool, last: in
 # -- catch up -----------------------------------------------------------------------------------
 # Fetches the logs of a job for an onlooker, unless a head does so already.
 
-CATCH_UP_SECONDS = 60.0
-# A scheduler's controller answers many users, so it is asked rarely.
-ASK_SECONDS = 5.0
-
 
 class LogFetcher:
     """Fetches the logs, unless the job is over or a head fills the files."""
@@ -67,7 +63,7 @@ class LogFetcher:
         self.inbox: queue.SimpleQueue[News] = queue.SimpleQueue()
         self.followers: list[NodeFollower] = []
         self.finished: set[int] = set()
-        self.next_ask = time.monotonic() + ASK_SECONDS
+        self.next_ask = time.monotonic() + SCHEDULER_SECONDS
 
     def begin(self) -> None:
         if self.record.head_elsewhere or self.experiment.lock() is not None:
@@ -96,7 +92,7 @@ class LogFetcher:
             time.sleep(0 if self.record.over else wait)
             self.record = self.experiment.read_record()
             if time.monotonic() >= self.next_ask:
-                self.next_ask = time.monotonic() + ASK_SECONDS
+                self.next_ask = time.monotonic() + SCHEDULER_SECONDS
                 self.record = self.backend.settle(self.experiment, self.record)
             return self.record.over
         try:

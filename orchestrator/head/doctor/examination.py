@@ -38,11 +38,8 @@ from orchestrator.protocol.requests.machine import (
     Listen,
     Listening,
 )
+from orchestrator.protocol.timing import DIAL_SECONDS, EXAMINE_ANSWER_SECONDS, QUICK_ANSWER_SECONDS
 
-# Longer than the longest time limit of a check, which is that of importing torch.
-LOOK_SECONDS = 90.0
-LISTEN_SECONDS = 10.0
-DIAL_SECONDS = 3.0
 CHECKS: dict[str, Callable[[Case], Iterator[Finding]]] = {
     "reach": check_machine.reach,
     "cordon": check_machine.cordon,
@@ -107,7 +104,7 @@ def diagnose(
     failed: dict[str, str] = {}
     if ask:
         looks = [Examine(workdir=n.facts.workdir, script=needs.script) for n in nodes]
-        answers = ask(looks, LOOK_SECONDS)
+        answers = ask(looks, EXAMINE_ANSWER_SECONDS)
         silent, failed = dial(nodes, addresses, ask) if addresses else ({}, {})
     seen = [
         examined(node, answer, failed.get(node.name, ""))
@@ -168,7 +165,9 @@ def dial(
     secret = {node.name: secrets.token_hex(8) for node in nodes}
     ports = [(nodes[0].facts.port or 0, 0), *[(0,)] * (len(nodes) - 1)]
     pairs = zip(nodes, ports, strict=True)
-    listening = ask([Listen(ports=own, word=secret[n.name]) for n, own in pairs], LISTEN_SECONDS)
+    listening = ask(
+        [Listen(ports=own, word=secret[n.name]) for n, own in pairs], QUICK_ANSWER_SECONDS
+    )
     targets = [
         (node.name, port)
         for node, answer in zip(nodes, listening, strict=True)

@@ -17,12 +17,9 @@ import logging
 from dataclasses import dataclass
 from enum import Enum
 
-from orchestrator.protocol.timing import HEARSAY_SECONDS
+from orchestrator.protocol.timing import END_LIMIT_SECONDS, HEARSAY_SECONDS
 
 log = logging.getLogger(__name__)
-
-# The time beyond the grace in which a node has to confirm that it has ended.
-END_LIMIT_SECONDS = 30.0
 
 
 class Outcome(Enum):

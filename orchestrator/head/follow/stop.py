@@ -23,22 +23,18 @@ from orchestrator.head.follow import verdict
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.screen import failures
 from orchestrator.protocol.requests.follow import Stop, StopAll, StopReceipt
+from orchestrator.protocol.timing import HEAD_LEAVES_SECONDS, STOP_PROOF_SECONDS
 from orchestrator.records.experiment import NOT_STARTED, Experiment, JobRecord, NodeRecord
 from orchestrator.records.outcome import Receipt
 
 log = logging.getLogger(__name__)
-
-# The wait for the job's head to fetch the outputs and leave.
-HEAD_SECONDS = 20.0
-# The time beyond the grace for SIGKILL, the sweep, and a second look at the processes.
-PROOF_SECONDS = 20.0
 
 
 def stop_job(
     ssh: Transport, record: JobRecord, nodes: Sequence[NodeRecord], grace: float
 ) -> list[Receipt]:
     def stop(node: NodeRecord) -> tuple[StopReceipt, ...]:
-        wait = grace + PROOF_SECONDS
+        wait = grace + STOP_PROOF_SECONDS
         reason = verdict.STOPPED_BY_USER
         order = Stop(job=record.job, node=node.index, why=reason, grace=grace, wait=wait)
         return (ask_once(ssh, node, order, wait + 20),)
@@ -68,7 +64,7 @@ def until_reached(record: JobRecord, node: NodeRecord) -> str:
 def stop_everything(
     ssh: Transport, nodes: Sequence[Node], *, all_users: bool, only_show: bool = False
 ) -> list[Receipt]:
-    wait, why = PROOF_SECONDS, "emergency stop"
+    wait, why = STOP_PROOF_SECONDS, "emergency stop"
     order = StopAll(why=why, grace=0.0, wait=wait, all_users=all_users, only_show=only_show)
 
     started = time.monotonic()
@@ -200,7 +196,7 @@ def conclude(experiment: Experiment, receipts: list[Receipt]) -> tuple[list[Rece
     Returns the receipts, corrected by the job's record, and the reason why they could not be
     written ("" if they were).
     """
-    deadline = time.monotonic() + HEAD_SECONDS
+    deadline = time.monotonic() + HEAD_LEAVES_SECONDS
     # A head that follows the job sees the end by itself and releases the lock.
     while experiment.lock() is not None:
         if time.monotonic() > deadline:

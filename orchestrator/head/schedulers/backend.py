@@ -33,6 +33,7 @@ from orchestrator.head.follow import verdict
 from orchestrator.head.schedulers import queue
 from orchestrator.head.screen.keyboard import Keyboard
 from orchestrator.head.screen.output import pass_on, say
+from orchestrator.protocol.timing import SCHEDULER_SECONDS
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.outcome import Receipt
 
@@ -40,8 +41,6 @@ from orchestrator.records.outcome import Receipt
 OUTPUT = "slurm.out"
 # The interval at which the files are read.
 LOOK_SECONDS = 0.2
-# The interval of queries to Slurm's controller, which serves many users.
-ASK_SECONDS = 5.0
 # The time that Slurm gets to end a job that it requeues.
 REQUEUE_SECONDS = 60.0
 # The time beyond the ranks' grace, for the last step and the checkpoint after it.
@@ -231,7 +230,7 @@ class BatchBackend(SlurmBackend):
             text = self.scheduled(record).text or "submitted"
             say(f"{experiment.name} waits in the queue: {text}")
         while wait and record.state == "queued":
-            time.sleep(ASK_SECONDS / 5)
+            time.sleep(SCHEDULER_SECONDS / 5)
             record = self.settle(experiment, experiment.read_record())
         return record
 
@@ -324,7 +323,7 @@ class SlurmJobView:
             say(end(self.record, now=self.answered > 1))
         self.record = self.experiment.read_record()
         if time.monotonic() >= self.next_ask:
-            self.next_ask = time.monotonic() + ASK_SECONDS
+            self.next_ask = time.monotonic() + SCHEDULER_SECONDS
             before = self.record.over
             self.record = SlurmBackend().settle(self.experiment, self.record)
             self.settled = self.record.over and not before

@@ -19,13 +19,12 @@ from orchestrator.head.follow import restarts
 from orchestrator.head.screen.output import say
 from orchestrator.head.start import claims
 from orchestrator.protocol.requests.follow import Living, LivingRuns, Stop
-from orchestrator.protocol.timing import HEAD_PATIENCE_SECONDS, SWEEP_PATIENCE_SECONDS
+from orchestrator.protocol.timing import ANSWER_SECONDS, DEATH_SECONDS, HEAD_PATIENCE_SECONDS
 from orchestrator.records import cordons
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 log = logging.getLogger(__name__)
 
-PROOF_SECONDS = 3 * SWEEP_PATIENCE_SECONDS
 # The pause between two tries to reach a node that is away.
 RETRY_SECONDS = 1.0
 # The wait for nodes that an earlier attempt lost, if the job has too few.
@@ -227,7 +226,7 @@ class Gathering:
             except NodeError:
                 channel.connection.close()
         self.open[node.name] = self.reach(node)
-        return self.open[node.name].ask(question, PROOF_SECONDS)
+        return self.open[node.name].ask(question, ANSWER_SECONDS)
 
     def reach(self, node: NodeRecord) -> NodeChannel:
         return serving(self.transport, node)
@@ -298,10 +297,10 @@ class Gathering:
         """End processes of earlier attempts on a node; raise if some do not end."""
         answer = self.answers[node.name]
         for job, index in answer.living if isinstance(answer, LivingRuns) else ():
-            reason, wait = "the job is started again", SWEEP_PATIENCE_SECONDS
+            reason, wait = "the job is started again", DEATH_SECONDS
             log.info("%s: ends what still lives of %s", node.name, job)
             order = Stop(job=job, node=index, why=reason, grace=0, wait=wait, for_good=False)
-            receipt = self.open[node.name].ask(order, PROOF_SECONDS)
+            receipt = self.open[node.name].ask(order, ANSWER_SECONDS)
             if receipt.left:
                 left = f"processes {list(receipt.left)} of {job} do not end"
                 raise NodeError(f"{node.name}: {left}", names=[node.name])

@@ -32,7 +32,7 @@ from orchestrator.protocol.requests.transfer import (
     Outputs,
     ReadFile,
 )
-from orchestrator.protocol.timing import LOOK_SECONDS
+from orchestrator.protocol.timing import GROWTH_SECONDS
 from orchestrator.records.experiment import NodeRecord
 from orchestrator.records.metrics import trainers
 
@@ -84,7 +84,7 @@ class GrowingFiles:
         """Reset the requests after a reconnect, as the pending one was lost."""
         self.questions.clear()
         self.looked_at.clear()
-        self.asked, self.next_look = False, time.monotonic() + LOOK_SECONDS
+        self.asked, self.next_look = False, time.monotonic() + GROWTH_SECONDS
 
     @property
     def due(self) -> float:
@@ -97,7 +97,7 @@ class GrowingFiles:
         if now < self.due:
             return None
         if not self.questions:
-            self.next_look = now + LOOK_SECONDS
+            self.next_look = now + GROWTH_SECONDS
             self.questions.append(self.listing)
         self.asked = True
         return self.questions.pop(0)

@@ -29,7 +29,7 @@ from orchestrator.node.server.ports import port_is_free
 from orchestrator.protocol import control
 from orchestrator.protocol.events import Ended, EndOrder, Started
 from orchestrator.protocol.requests.follow import PortState, Stop, StopAll, StopReceipt
-from orchestrator.protocol.timing import SWEEP_PATIENCE_SECONDS
+from orchestrator.protocol.timing import DEATH_SECONDS
 
 AT_ONCE = 16
 GONE = "its supervisor was killed"
@@ -68,7 +68,7 @@ def stop(run: RunDir, request: Stop | StopAll) -> StopReceipt:
             ask_and_wait(supervisor, request)
         if run.last(Ended) is not None:
             # The supervisor writes its last event before it ends.
-            ours.wait(SWEEP_PATIENCE_SECONDS)
+            ours.wait(DEATH_SECONDS)
         killed = sweep(ours)
         ended = run.last(Ended)
         if ended is None and problem is not None and run.last(Started) is None:
@@ -159,7 +159,7 @@ def stop_of_another(job: Tagged, request: StopAll) -> StopReceipt:
         with contextlib.suppress(OSError), connect_in(job.directory) as supervisor:
             if processes.peer_user(supervisor) == job.owner:
                 ask_and_wait(supervisor, request)
-                ours.wait(SWEEP_PATIENCE_SECONDS)
+                ours.wait(DEATH_SECONDS)
         killed, left = sweep(ours), ours.living()
     memory, user = ours.segments.remove(), user_name(job.owner)
     proof = receipt(RunDir(job.job, job.node), request.why, before, killed, left, None)
@@ -190,10 +190,10 @@ def sweep(ours: JobProcesses) -> dict[int, str]:
         now = time.monotonic()
         # The supervisor is killed last: it inherits orphans, and may still report how all ended.
         others = [process for process in alive if process.key not in ours.supervisors]
-        spared = SWEEP_PATIENCE_SECONDS / 2 if others else last_word_seconds(alive)
+        spared = DEATH_SECONDS / 2 if others else last_word_seconds(alive)
         last = now - began >= spared
         killed.update(ours.kill(alive if last else others))
-        if last and now - began >= SWEEP_PATIENCE_SECONDS:
+        if last and now - began >= DEATH_SECONDS:
             break
         ours.wait(KILL_SECONDS)
         alive = ours.living()

@@ -41,26 +41,24 @@ def remove(wanted: Sequence[Run], library: str) -> RemovedRuns:
             problem = processes.in_words(error)
         runs.append(RemovedRun(job=job, node=node, problem=problem))
     resume_dir.remove_forgotten(time.time())
-    libraries = remove_libraries(library, freed.append)
+    remove_libraries(library, freed.append)
     for directory in (os.path.join(home(), "runs"), os.path.join(home(), "lib")):
         # An earlier removal may have been interrupted before it deleted these.
         for name in names_in(directory):
             if name.startswith(".") and files.GONE in name:
                 files.delete(os.path.join(directory, name), freed.append)
-    return RemovedRuns(runs=tuple(runs), freed=sum(freed), libraries=libraries)
+    return RemovedRuns(runs=tuple(runs), freed=sum(freed))
 
 
-def remove_libraries(library: str, seen: Callable[[int], None] = lambda _: None) -> int:
-    """Remove all unused libraries except this one; return how many there were."""
-    old = old_libraries(os.path.basename(library), time.time())
-    for path in old:
+def remove_libraries(library: str, seen: Callable[[int], None] = lambda _: None) -> None:
+    """Remove all unused libraries except this one."""
+    for path in old_libraries(os.path.basename(library), time.time()):
         directory, name = os.path.split(path)
         hidden = os.path.join(directory, files.hidden_name(name))
         # A library that cannot be removed takes little space; the next removal retries it.
         with contextlib.suppress(OSError):
             files.hide(path, hidden)
             files.delete(hidden, seen)
-    return len(old)
 
 
 def _remove_run(run: RunDir, seen: Callable[[int], None]) -> None:

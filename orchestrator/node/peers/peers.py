@@ -16,13 +16,12 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from orchestrator.protocol import control
 from orchestrator.protocol.control import PeerWord
-from orchestrator.protocol.message import Nonsense, encode, parse
+from orchestrator.protocol.message import Nonsense, decode, encode, parse
+from orchestrator.protocol.timing import STRANGER_SECONDS
 
 # The limit of connections that have not yet proved that they belong to this job.
 STRANGERS = 64
-STRANGER_SECONDS = 5.0
 # After this many heartbeats without a message, another connection is tried.
 QUIET_BEATS = 3
 DIAL_BEATS = 2
@@ -265,7 +264,7 @@ class Hub(Peers):
             return
         try:
             messages = wire.receive()
-            node = control.peer_word(messages[0]).node if messages else 0
+            node = decode(PeerWord, messages[0], newer=True).node if messages else 0
         except (Broken, Nonsense):
             self.turn_away(wire)
             return
@@ -289,7 +288,7 @@ class Hub(Peers):
     def take(self, node: int, messages: list[dict[str, Any]]) -> None:
         for message in messages:
             self.lives(node)
-            self.hear(node, control.peer_word(message))
+            self.hear(node, decode(PeerWord, message, newer=True))
 
     def tick(self, now: float, beat: float, word: PeerWord) -> None:
         for wire, since in list(self.strangers.items()):
@@ -375,7 +374,7 @@ class Spoke(Peers):
         for message in messages:
             self.proved = True
             self.lives(0)
-            self.hear(0, control.peer_word(message))
+            self.hear(0, decode(PeerWord, message, newer=True))
 
     def drop(self, node: int, reason: str) -> None:
         super().drop(node, reason)

@@ -31,7 +31,7 @@ from orchestrator.protocol.spec import Spec
 # The interval of the looks at the locks of others.
 LOOK_SECONDS = 0.05
 # The wait for launches that try at the same moment, and then give up or start.
-START_PATIENCE_SECONDS = 2.0
+RIVALS_SECONDS = 2.0
 # A driver that is loaded for each query needs some seconds.
 TOOL_SECONDS = 5.0
 # This server computes for other processes.
@@ -205,7 +205,7 @@ class Claims(RoomState):
         if spec.wish is None:
             return {}
         try:
-            claimed = self.take(spec.wish, START_PATIENCE_SECONDS)
+            claimed = self.take(spec.wish, RIVALS_SECONDS)
         except OSError:
             if spec.wish.needed:
                 raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import time
 
@@ -22,7 +21,6 @@ from orchestrator.protocol.requests.warm import (
 def warm(visit: ServerSession, request: Warm) -> StandbyStates:
     states = [
         StandbyState(
-            key=os.path.basename(each.directory),
             since=each.since,
             seconds_left=max(0.0, each.until - time.time()),
             ready=each.ready,

@@ -32,15 +32,13 @@ from orchestrator.node.server.visit import LIBRARY
 from orchestrator.node.warm.standby import receive, send
 from orchestrator.protocol.message import Message, Nonsense, decode, encode, parse
 from orchestrator.protocol.spec import Spec
+from orchestrator.protocol.timing import DEATH_SECONDS, STANDBY_SECONDS
 
 PROGRAM = os.path.join("orchestrator", "node", "warm", "standby.py")
 # Its value reserves space for the variables of a job.
 ROOM_VARIABLE = "ORCHESTRATOR_ROOM"
 ROOM_BYTES = 1 << 15
 COMMAND_ROOM_BYTES = 4096
-# The standby may still import modules, which a cold start would import as well.
-ANSWER_SECONDS = 12.0
-END_SECONDS = 10.0
 # A directory without a process is removed after this time.
 FORGOTTEN_SECONDS = 86400.0
 # These differ for each login and each job; no import of torch depends on them.
@@ -281,7 +279,7 @@ def end(standby: Standby) -> bool:
 
 
 def end_claimed(standby: Standby) -> bool:
-    deadline = time.monotonic() + END_SECONDS
+    deadline = time.monotonic() + DEATH_SECONDS
     while (process := process_of(standby)) is not None and time.monotonic() < deadline:
         processes.send(process, signal.SIGKILL)
         time.sleep(LOOK_SECONDS)
@@ -336,7 +334,7 @@ def take(
         "numbers": [1, 2, *files[1:]],
     }
     try:
-        with connect_in(standby.directory, seconds=ANSWER_SECONDS) as client:
+        with connect_in(standby.directory, seconds=STANDBY_SECONDS) as client:
             send(client, order, [writing, *files])
             answer, _ = receive(client)
             reason = str(answer.get("no", reason))

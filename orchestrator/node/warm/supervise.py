@@ -13,8 +13,7 @@ from orchestrator.node.job.ranks.agent_start import AgentStart
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.job.supervisor import Supervisor
 from orchestrator.node.warm.standby import send
-
-START_SECONDS = 15.0
+from orchestrator.protocol.timing import STANDBY_SECONDS
 
 
 class ForkedSupervisor(Supervisor):
@@ -27,7 +26,7 @@ class ForkedSupervisor(Supervisor):
     def spawn_agent(self, start: AgentStart, output: int) -> subprocess.Popen[bytes]:
         # torchrun was killed a moment ago.
         with self.control, contextlib.suppress(BrokenPipeError):
-            self.control.settimeout(START_SECONDS)
+            self.control.settimeout(STANDBY_SECONDS)
             send(self.control, {**start}, [output])
         # The caller uses only these attributes of a Popen.
         return cast("subprocess.Popen[bytes]", SimpleNamespace(pid=self.waiting, returncode=None))

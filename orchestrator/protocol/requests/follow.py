@@ -253,7 +253,6 @@ class RemovedRuns(Message):
 
     runs: tuple[RemovedRun, ...]
     freed: int
-    libraries: int
 
 
 class Remove(Request[RemovedRuns], do="remove"):

@@ -46,13 +46,18 @@ class RemoteDir(Message):
 # -- from the head to a node ------------------------------------------------------------------
 
 
-class Lacking(Message):
+class FailedWrites(Message):
+    """The files of an offer that could not be written so far."""
+
+    # The reason of each failure, by number.
+    failed: dict[int, str]
+
+
+class Lacking(FailedWrites):
     """The files of a manifest that are missing or different on the node."""
 
     # The first and the last number of each range.
     ranges: tuple[tuple[Count, Count], ...]
-    # The reason of each failure, by number.
-    failed: dict[int, str]
 
 
 class Offer(Request[Lacking], do="offer"):
@@ -64,13 +69,6 @@ class Offer(Request[Lacking], do="offer"):
     into: RemoteDir
     # True creates nothing.
     dry_run: bool = False
-
-
-class FailedWrites(Message):
-    """The files of an offer that could not be written so far."""
-
-    # The reason of each failure, by number.
-    failed: dict[int, str]
 
 
 class Contents(Request[FailedWrites], do="contents"):

@@ -9,7 +9,6 @@ from orchestrator.protocol.requests.request import Request
 class StandbyState(Message):
     """A standby process: it has imported torch and waits for a job."""
 
-    key: str
     since: NodeTime
     # Seconds until it exits by itself.
     seconds_left: float

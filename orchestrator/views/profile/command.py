@@ -34,6 +34,7 @@ from orchestrator.head.transfer.fetch import Fetch, plain
 from orchestrator.protocol.requests import follow as profiling
 from orchestrator.protocol.requests.follow import AskProfile, ProfileNews, ProfileState, ProfileWish
 from orchestrator.protocol.requests.transfer import Outputs
+from orchestrator.protocol.timing import ANSWER_SECONDS
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.traces import timeline
@@ -100,7 +101,6 @@ def of_running(
 # Ask the ranks of a running job for a profile, wait for it, and fetch the traces.
 
 LOOK_SECONDS = 0.5
-ANSWER_SECONDS = 60.0
 # If no rank makes a step for this many seconds, the script does not use the Trainer. A job gets
 # more of them soon after its start than once it is OLD seconds old.
 UNSEEN, UNSEEN_OLD, OLD = 30.0, 3.0, 600.0

@@ -17,6 +17,7 @@ from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.protocol.facts import Checkup, Gpu, Load
 from orchestrator.protocol.requests.machine import Examine
+from orchestrator.protocol.timing import ANSWER_SECONDS
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, NodeRecord
 from orchestrator.records.metrics import progress
@@ -25,7 +26,6 @@ from orchestrator.records.metrics.progress import Progress, RankProgress
 EVERY = "*"
 # The least time between two searches for the experiments of jobs that are not known here.
 AGAIN_SECONDS = 5.0
-ANSWER_SECONDS = 20.0
 # A lost node is connected to again after this time.
 RETRY_SECONDS = 5.0
 # A pending request hides the previous answer once it takes longer than this.

@@ -131,7 +131,7 @@ def test_whoever_is_not_let_in_reads_what_to_type() -> None:
 
 def test_processes_that_wait_and_nodes_without_one_share_a_table() -> None:
     state = StandbyState(
-        key="k", since=1.0, seconds_left=120.0, ready=True, pid=7, memory=1 << 20, python="/p"
+        since=1.0, seconds_left=120.0, ready=True, pid=7, memory=1 << 20, python="/p"
     )
     answers: list[tuple[Node, Answer]] = [
         (node("a"), StandbyStates(standbys=(state,))),

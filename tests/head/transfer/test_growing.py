@@ -46,7 +46,7 @@ class Node:
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "node"))
-    monkeypatch.setattr(growing, "LOOK_SECONDS", 3600.0)
+    monkeypatch.setattr(growing, "GROWTH_SECONDS", 3600.0)
     return Node(tmp_path / "node")
 
 

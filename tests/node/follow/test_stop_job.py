@@ -53,7 +53,7 @@ def test_a_look_that_takes_longer_than_the_patience_is_followed_by_a_kill(
     wait_until(lambda: job.said("ready"))
     assert job.supervisor is not None
     job.supervisor.send_signal(signal.SIGSTOP)
-    monkeypatch.setattr(stop_job, "SWEEP_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(stop_job, "DEATH_SECONDS", 0.0)
     order = Stop(job=job.run.job, node=job.run.node, why="enough", grace=0.0, wait=0.1)
     assert job.supervisor.pid in stop_job.stop(job.run, order).killed
     wait_until(lambda: not job.living())

@@ -6,7 +6,6 @@ import pytest
 
 from orchestrator.node.job.part.part_end import (
     HURRY_SECONDS,
-    SURVIVES_SECONDS,
     SWEEP_SECONDS,
     Due,
     EndCause,
@@ -14,6 +13,7 @@ from orchestrator.node.job.part.part_end import (
     Phase,
 )
 from orchestrator.protocol.events import EndOrder
+from orchestrator.protocol.timing import DEATH_SECONDS
 
 GRACE = 30.0
 ASKED = EndOrder(why="asked", grace=GRACE)
@@ -97,10 +97,10 @@ def test_a_sweep_is_over_once_nothing_lives_or_it_survives() -> None:
     assert end.phase is Phase.OVER
     end = PartEnd(GRACE)
     end.sweep(NOW)
-    end.left(alive=True, now=NOW + 2 * SURVIVES_SECONDS)
+    end.left(alive=True, now=NOW + 2 * DEATH_SECONDS)
     assert end.phase is Phase.SWEEPING, "nothing was killed yet"
     end.killed(NOW)
     end.left(alive=True, now=NOW + 1)
     assert (end.phase, end.due(NOW + 1)) == (Phase.SWEEPING, Due.KILL), "born during the kill"
-    end.left(alive=True, now=NOW + SURVIVES_SECONDS + 0.1)
+    end.left(alive=True, now=NOW + DEATH_SECONDS + 0.1)
     assert end.phase is Phase.OVER

@@ -65,7 +65,7 @@ def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Device]:
         (tmp_path / f"dev/nvidia{index}").touch()
     found = partial(module.gpus_here, str(tmp_path))
     monkeypatch.setattr(module, "gpus_here", lambda root="": found())
-    monkeypatch.setattr(module, "START_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(module, "RIVALS_SECONDS", 0.0)
     tools = tmp_path / "tools"
     tools.mkdir()
     used_by(tools, "")

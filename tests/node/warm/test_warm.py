@@ -266,7 +266,7 @@ def test_one_that_does_not_answer_is_killed(
     node: WarmNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     standby = node.keep_warm(node.run(HELLO)[0])
-    monkeypatch.setattr(standbys, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(standbys, "STANDBY_SECONDS", 0.2)
     os.kill(standby.pid, signal.SIGSTOP)
     job, cold = node.run(HELLO)
     assert cold.warm.why == "cold start: the warm process did not answer"

@@ -279,7 +279,6 @@ def queue_text(lines: Sequence[NodeLine], lost: Lost, terminal: Terminal) -> str
 
 # -- --warm: the processes that wait for a job on the nodes ----------------------------------------
 
-WARM_ANSWER_SECONDS = 60.0
 # The table has this many columns beside the node's name.
 COLUMNS = 4
 
@@ -295,8 +294,8 @@ def warm(where: Where, *, off: bool) -> int:
 
     def ask(node: Node) -> StandbyStates | StandbyEnds:
         if off:
-            return ask_once(ssh, node, WarmOff(), WARM_ANSWER_SECONDS)
-        return ask_once(ssh, node, Warm(), WARM_ANSWER_SECONDS)
+            return ask_once(ssh, node, WarmOff(), ANSWER_SECONDS)
+        return ask_once(ssh, node, Warm(), ANSWER_SECONDS)
 
     answers: Replies = list(zip(places, fleet.everywhere(places, ask), strict=True))
     output.result(warm_data(answers), partial(warm_text, answers))

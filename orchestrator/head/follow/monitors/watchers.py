@@ -10,9 +10,7 @@ from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.protocol.requests.machine import Dial
 from orchestrator.protocol.requests.request import Request
-
-# Nodes that have not answered by then are left out.
-ANSWER_SECONDS = 10.0
+from orchestrator.protocol.timing import DIAL_SECONDS, QUICK_ANSWER_SECONDS
 
 T = TypeVar("T")
 
@@ -49,11 +47,11 @@ class Watcher(Generic[T]):
         return None
 
     def ask_and_hear(self, question: Callable[[NodeFollower], Request[Any]]) -> Iterator[float]:
-        """Send a request to every node; yield until all answer or ANSWER_SECONDS are over."""
+        """Send a request to every node; yield until all answer, or for a limited time."""
         self.answers = {}
         for follower in self.followers:
             follower.ask(question(follower))
-        until = time.monotonic() + ANSWER_SECONDS
+        until = time.monotonic() + QUICK_ANSWER_SECONDS
         while len(self.answers) < len(self.followers) and time.monotonic() <= until:
             yield 0.0
 
@@ -61,7 +59,6 @@ class Watcher(Generic[T]):
 # By then the ranks of most jobs have started.
 FIRST_DIAL_SECONDS = 6.0
 NEXT_DIAL_SECONDS = 4.0
-DIAL_SECONDS = 3.0
 # By then both dials are over.
 DIALS_WITHIN_SECONDS = 30.0
 REFUSED = "refused"

@@ -65,9 +65,9 @@ from orchestrator.protocol.requests.request import (
     SupervisorGone,
 )
 from orchestrator.protocol.timing import (
+    DEATH_SECONDS,
     HEAD_BEAT_SECONDS,
     HEAD_PATIENCE_SECONDS,
-    SWEEP_PATIENCE_SECONDS,
 )
 from orchestrator.records.experiment import Experiment, NodeRecord
 
@@ -243,11 +243,11 @@ class NodeFollower:
             node=self.node.index,
             why="its supervisor was killed",
             grace=0.0,
-            wait=SWEEP_PATIENCE_SECONDS,
+            wait=DEATH_SECONDS,
             # The job may be started again.
             for_good=False,
         )
-        receipt = channel.ask(order, 3 * SWEEP_PATIENCE_SECONDS)
+        receipt = channel.ask(order, 3 * DEATH_SECONDS)
         if receipt.left:
             found = f"processes {list(receipt.left)} do not end"
             self.post(Warned(self.node.index, f"{order.why}: {found}", receipt))

@@ -16,11 +16,10 @@ from __future__ import annotations
 from enum import Enum
 
 from orchestrator.protocol.events import EndOrder
+from orchestrator.protocol.timing import DEATH_SECONDS
 
 HURRY_SECONDS = 1.0
 SWEEP_SECONDS = 0.5
-# A process that survives SIGKILL for this long hangs in the kernel.
-SURVIVES_SECONDS = 10.0
 NEVER = float("inf")
 
 
@@ -114,7 +113,7 @@ class PartEnd:
 
     def left(self, *, alive: bool, now: float) -> None:
         """Record whether anything lives while SWEEPING; the part is over if nothing does."""
-        if not alive or now - self.killed_at > SURVIVES_SECONDS:
+        if not alive or now - self.killed_at > DEATH_SECONDS:
             self.phase = Phase.OVER
         elif self.kill_at == NEVER:
             # A process was born while the others were being killed.
