@@ -111,7 +111,7 @@ def node(
     monkeypatch.setattr(standbys, "LIBRARY", str(made.library))
     monkeypatch.setattr(node_start, "LIBRARY", str(made.library))
     # A busy machine is no failure.
-    monkeypatch.setattr(standbys, "ANSWER_SECONDS", PATIENCE)
+    monkeypatch.setattr(standbys, "STANDBY_SECONDS", PATIENCE)
     monkeypatch.setattr(node_start, "TOLD_SECONDS", -PATIENCE)
     monkeypatch.setattr(sys, "executable", PYTHON)
     yield made

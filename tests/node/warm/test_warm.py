@@ -35,10 +35,10 @@ WAITS = "import time; print('waits', flush=True); time.sleep(1000)"
 
 def test_it_is_used_once_and_ended_with_proof(node: WarmNode) -> None:
     job, cold = node.run(HELLO)
-    assert not cold.warm.warm and cold.warm.why == "cold start: nothing waited there"
+    assert not cold.warm and cold.why_cold == "cold start: nothing waited there"
     standby = node.keep_warm(job)
     job, warm = node.run(HELLO)
-    assert warm.warm.warm, warm.warm.why
+    assert warm.warm, warm.why_cold
     assert warm.supervisor == standby.pid
     assert job.output == {"0": "hello\n"}
     assert (job.events[-1]["agent"], job.events[-1]["left"]) == (0, [])
@@ -52,7 +52,7 @@ def test_it_is_used_once_and_ended_with_proof(node: WarmNode) -> None:
 def test_its_processes_are_the_jobs_as_after_a_cold_start(node: WarmNode) -> None:
     node.keep_warm(node.run(HELLO)[0])
     job, warm = node.start(WAITS, env={"SECRET_OF_MINE": "x" * 2000})
-    assert warm.warm.warm, warm.warm.why
+    assert warm.warm, warm.why_cold
     wait_until(lambda: "waits\n" in job.output.get("0", ""), "the rank")
     started = job.of_kind("started")[0]
     variables = processes.environment(started["agent"])
@@ -76,7 +76,7 @@ def test_a_job_waits_for_what_is_still_importing(node: WarmNode) -> None:
     assert not standbys.find_all()[0].ready
     threading.Timer(0.3, go_on.touch).start()
     job, warm = node.run(HELLO)
-    assert warm.warm.warm, warm.warm.why
+    assert warm.warm, warm.why_cold
     assert job.output == {"0": "hello\n"}
 
 
@@ -125,7 +125,7 @@ def test_a_rank_finds_the_same_as_after_a_cold_start(
     node.keep_warm(cold)
     monkeypatch.setenv("SSH_CLIENT", "10.0.0.1 5 22")
     warm, answer = node.run(SHOW, env={"LR": "1"})
-    assert answer.warm.warm, answer.warm.why
+    assert answer.warm, answer.why_cold
     (before, number), (after, other) = shown(node, cold), shown(node, warm)
     assert after == before
     assert number != other
@@ -137,9 +137,9 @@ def test_a_rank_finds_the_same_as_after_a_cold_start(
 def test_another_environment_is_cold_and_says_why(node: WarmNode) -> None:
     standby = node.keep_warm(node.run(HELLO)[0])
     _, plain = node.run(HELLO, env={"LANG": "C"}, warm=0.0)
-    assert not plain.warm.warm and not plain.warm.why and alive(standby.pid)
+    assert not plain.warm and not plain.why_cold and alive(standby.pid)
     job, other = node.run(HELLO, env={"LANG": "C"})
-    assert other.warm.why == "cold start: what waited there was started otherwise"
+    assert other.why_cold == "cold start: what waited there was started otherwise"
     assert not alive(standby.pid)
     assert node.keep_warm(job).directory != standby.directory
 
@@ -149,9 +149,9 @@ def test_only_who_asks_starts_from_what_others_left(node: WarmNode) -> None:
     standby = node.keep_warm(node.run(HELLO)[0])
     for fields in ({}, {"start": "plain"}, {"attempt": attempt_of("a", 1)}):
         job, answer = node.run(HELLO, warm=0.0, **fields)
-        assert not answer.warm.warm and not answer.warm.why and job.output == {"0": "hello\n"}
+        assert not answer.warm and not answer.why_cold and job.output == {"0": "hello\n"}
     _, other = node.run(HELLO, warm=0.0, attempt=attempt_of("a", 2))
-    assert other.warm.why == "cold start: nothing waited there" and alive(standby.pid)
+    assert other.why_cold == "cold start: nothing waited there" and alive(standby.pid)
 
 
 def test_what_waits_for_a_jobs_next_attempt_is_that_jobs_alone(node: WarmNode) -> None:
@@ -159,11 +159,11 @@ def test_what_waits_for_a_jobs_next_attempt_is_that_jobs_alone(node: WarmNode) -
     standbys.start(job.run, os.environ, 0o022, 600.0)
     standby = node.ready()
     _, asked = node.run(HELLO)
-    assert asked.warm.why == "cold start: nothing waited there" and alive(standby.pid)
+    assert asked.why_cold == "cold start: nothing waited there" and alive(standby.pid)
     _, another = node.run(HELLO, warm=0.0, attempt=attempt_of("another", 2))
-    assert another.warm.why == "cold start: nothing waited there" and alive(standby.pid)
+    assert another.why_cold == "cold start: nothing waited there" and alive(standby.pid)
     _, its = node.run(HELLO, warm=0.0, attempt=attempt_of("first", 2))
-    assert its.warm.warm and its.supervisor == standby.pid
+    assert its.warm and its.supervisor == standby.pid
 
 
 def attempt_of(job: str, number: int) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def test_a_package_that_changed_is_imported_anew(node: WarmNode) -> None:
     standby = node.keep_warm(node.run(HELLO)[0])
     node.package("torch.__init__", "version = 2\n")
     job, cold = node.run("import torch; print(torch.version)")
-    assert not cold.warm.warm and "torch/__init__.py has changed" in cold.warm.why
+    assert not cold.warm and "torch/__init__.py has changed" in cold.why_cold
     assert job.output == {"0": "2\n"} and not alive(standby.pid)
 
 
@@ -192,7 +192,7 @@ def test_what_a_package_imports_and_where_it_is_found_is_imported_anew(
     standby = node.keep_warm(node.run(HELLO, env=env)[0])
     (node.directory / changed).write_text("version = 22\n")
     _, cold = node.run(HELLO, env=env)
-    assert not cold.warm.warm and f"{changed} has changed" in cold.warm.why
+    assert not cold.warm and f"{changed} has changed" in cold.why_cold
     assert not alive(standby.pid)
 
 
@@ -206,7 +206,7 @@ def test_it_leaves_after_its_time(node: WarmNode) -> None:
     standbys.start(job.run, os.environ, 0o022)
     wait_until(lambda: not standbys.find_all(), "its end")
     _, cold = node.run(HELLO)
-    assert cold.warm.why == "cold start: nothing waited there"
+    assert cold.why_cold == "cold start: nothing waited there"
     assert not list(Path(standbys.root()).iterdir())
 
 
@@ -258,8 +258,8 @@ def test_a_killed_process_is_a_cold_start(node: WarmNode) -> None:
     os.kill(standby.pid, signal.SIGKILL)
     wait_until(lambda: not alive(standby.pid), "its end")
     job, cold = node.run(HELLO)
-    assert not cold.warm.warm and job.output == {"0": "hello\n"}
-    assert cold.warm.why == "cold start: nothing waited there"
+    assert not cold.warm and job.output == {"0": "hello\n"}
+    assert cold.why_cold == "cold start: nothing waited there"
 
 
 def test_one_that_does_not_answer_is_killed(
@@ -269,7 +269,7 @@ def test_one_that_does_not_answer_is_killed(
     monkeypatch.setattr(standbys, "STANDBY_SECONDS", 0.2)
     os.kill(standby.pid, signal.SIGSTOP)
     job, cold = node.run(HELLO)
-    assert cold.warm.why == "cold start: the warm process did not answer"
+    assert cold.why_cold == "cold start: the warm process did not answer"
     assert job.output == {"0": "hello\n"} and not alive(standby.pid)
 
 
@@ -343,7 +343,7 @@ def test_a_secret_of_the_job_is_not_kept(node: WarmNode) -> None:
     env["HF_TOKEN"] = "n" * 20
     program = "import os; print(os.environ['HF_USER'] == 'told ' + 'secretly')"
     job, warm = node.run(program, env=env, secrets=["HF_USER"])
-    assert warm.warm.warm and job.output == {"0": "True\n"}
+    assert warm.warm and job.output == {"0": "True\n"}
 
 
 @pytest.mark.parametrize(
