@@ -19,7 +19,6 @@ T = TypeVar("T")
 REDACTED = "(redacted)"
 SHORTEST = 4
 SHORTEST_TOKEN = 8
-LONG_LINE = 16
 # Names of variables and options that hold a secret.
 NAME = re.compile(
     r"TOKEN(?!IZ)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|PRIVATE|COOKIE|WEBHOOK|CONNECTION|DSN|KEY$|_PWD$"
@@ -57,10 +56,13 @@ def of_environment(env: Mapping[str, str], names: Sequence[str] = ()) -> tuple[s
 
 
 def parts(values: Iterable[str]) -> tuple[str, ...]:
-    """Return secret values, the lines of long ones, as keys have them, and how both are spelt."""
+    """Return secret values, their lines without white space around them, and how both are spelt.
+
+    A file's last newline, or Windows' end of a line, is in the value, and no program sends it.
+    """
     values = tuple(filter(None, values))
-    lines = (line for value in values if "\n" in value for line in value.splitlines())
-    plain = (*values, *(line for line in lines if len(line) >= LONG_LINE))
+    lines = (line.strip() for value in values for line in value.splitlines())
+    plain = (*values, *(line for line in lines if len(line) >= SHORTEST_TOKEN))
     others = (spelt for value in plain if len(value) >= SHORTEST for spelt in spellings(value))
     return tuple(dict.fromkeys((*plain, *others)))
 

@@ -42,6 +42,12 @@ def test_a_value_is_hidden_in_the_middle_of_base64(secret: str, before: bytes) -
         assert len(shown) <= len(text) - len(secret.encode()) * 4 // 3 + 3
 
 
+@pytest.mark.parametrize("value", ["{}\r", " {} ", "{}\n", "user: me\n{}\n", "\t{}\r\nother-12"])
+def test_a_value_is_hidden_without_the_white_space_around_it(value: str) -> None:
+    secrets = hiding.parts([value.format("abc123xy")])
+    assert hiding.hide("token=abc123xy.", secrets) == f"token={hiding.REDACTED}."
+
+
 MANY = [f"s3{number:03}Kr/" * (1 + number % 3) + "=" * (number % 5) for number in range(150)]
 
 
