@@ -529,7 +529,7 @@ BUDGETS = {
     "head/prune": 293,
     "head/schedulers": 434,
     "head/screen": 1028,
-    "head/status": 440,
+    "head/status": 435,
     "head/plan": 1034,
     "head/start": 1852,
     "head/transfer": 1306,

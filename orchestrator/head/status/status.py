@@ -70,11 +70,9 @@ def from_record(record: JobRecord) -> list[JobState]:
     ]
 
 
-def job_now(record: JobRecord, states: Sequence[JobState]) -> str:
-    if record.over:
-        return record.state
-    if states and all(state.state == "ended" for state in states):
-        name = shlex.quote(record.experiment or record.job)
+def job_now(experiment: Experiment, record: JobRecord, states: Sequence[JobState]) -> str:
+    if not record.over and states and all(state.state == "ended" for state in states):
+        name = shlex.quote(experiment.name)
         return f"ended (its logs and its verdict: orchestrator attach {name})"
     return record.state
 
@@ -102,24 +100,26 @@ STATES_THERE: Table[StatusLine] = Table(
 
 
 def to_text(
+    experiment: Experiment,
     record: JobRecord,
     states: Sequence[JobState],
     scheduled: Scheduled = UNSCHEDULED,
     terminal: Terminal = PLAIN,
 ) -> str:
     """Return a line for the job and a table of its nodes and ranks."""
-    state = job_now(record, states)
+    state = job_now(experiment, record, states)
     painted = output.paint(state, styles.STATES.get(state, ""), terminal)
     heading = f"{record.job}: {painted}, {plural(len(record.nodes), 'node')}"
     heading += attempt_now(record)
     heading += f", {scheduled.text}" if scheduled.text else ""
-    lines = [heading, *how_far(record)]
+    lines = [heading, *how_far(experiment, record)]
     lines.append(STATES_THERE.text(rows_of(record, states), terminal).rstrip())
-    if words := goodput.in_words(time_of(record)):
+    if words := goodput.in_words(time_of(experiment, record)):
         lines.append(f"  time spent: {words}")
     lines += [f"  {output.printable(slow.text)}" for slow in record.slow]
     lines += [
-        f"  {line if terminal.color else output.printable(line)}" for line in cause_of(record)
+        f"  {line if terminal.color else output.printable(line)}"
+        for line in cause_of(experiment, record)
     ]
     return "\n".join(line for line in lines if line).rstrip()
 
@@ -168,17 +168,14 @@ def alike(ranks: Mapping[int, RankState]) -> Iterator[tuple[list[int], list[Rank
         yield numbers, [ranks[number] for number in numbers]
 
 
-def progress_of(record: JobRecord) -> progress.Progress:
-    """Return how far a job is, where its metrics are here."""
-    place = Path(record.experiment)
-    if not record.experiment or not place.is_dir():
-        return progress.Progress()
-    return progress.of(place, record, progress.all_steps(place, record))[0]
+def progress_of(experiment: Experiment, record: JobRecord) -> progress.Progress:
+    path = experiment.path
+    return progress.of(path, record, progress.all_steps(path, record))[0]
 
 
-def how_far(record: JobRecord) -> list[str]:
+def how_far(experiment: Experiment, record: JobRecord) -> list[str]:
     """Return lines with the progress of a job, its duration, and its command."""
-    known = progress_of(record)
+    known = progress_of(experiment, record)
     if record.over:
         known = replace(known, rate=None, left=None)
     took = duration(round(max(1.0, (record.ended or time.time()) - record.started)))
@@ -189,13 +186,13 @@ def how_far(record: JobRecord) -> list[str]:
     return [f"  {SEPARATOR.join(words)}", *typed]
 
 
-def cause_of(record: JobRecord) -> list[str]:
+def cause_of(experiment: Experiment, record: JobRecord) -> list[str]:
     """Return the verdict of a job that failed, with the paths that the user knows."""
     if record.verdict is None or record.state not in ("failed", "lost"):
         return []
-    tree = manifest.working_tree(Experiment(Path(record.experiment)))
+    tree = manifest.working_tree(experiment)
     rank = "" if record.verdict.rank is None else f" --rank {record.verdict.rank}"
-    logs = f"orchestrator logs {shlex.quote(Path(record.experiment).name)}{rank}"
+    logs = f"orchestrator logs {shlex.quote(experiment.name)}{rank}"
     shown = crash_dump.in_verdict(record.verdict, tree)
     return verdict.to_lines(shown, logs, styles.styled)
 
@@ -209,14 +206,16 @@ def attempt_now(record: JobRecord) -> str:
     return f", attempt {record.attempt} of at most {most} ({earlier[-1].why})"
 
 
-def time_of(record: JobRecord) -> dict[str, float]:
-    """Return what a job's time went into: of one that runs, where its outputs are here."""
-    if record.goodput or record.over or not record.experiment:
+def time_of(experiment: Experiment, record: JobRecord) -> dict[str, float]:
+    """Return what a job's time went into, or has gone into so far."""
+    if record.goodput or record.over:
         return record.goodput
-    return goodput.of(record, Path(record.experiment), time.time())
+    return goodput.of(record, experiment.path, time.time())
 
 
-def to_json(record: JobRecord, states: Sequence[JobState], scheduled: Scheduled) -> dict[str, Any]:
+def to_json(
+    experiment: Experiment, record: JobRecord, states: Sequence[JobState], scheduled: Scheduled
+) -> dict[str, Any]:
     cordoned = cordons.read()
     nodes = [
         {
@@ -229,16 +228,16 @@ def to_json(record: JobRecord, states: Sequence[JobState], scheduled: Scheduled)
     return {
         "job": record.job,
         "experiment": record.experiment,
-        "state": job_now(record, states),
+        "state": job_now(experiment, record, states),
         "command": record.command,
         "started": record.started,
         "ended": record.ended,
-        "progress": encode(progress_of(record)),
+        "progress": encode(progress_of(experiment, record)),
         "exit_code": record.exit_code,
         "verdict": encode(record.verdict),
         "slow": encode(record.slow),
         "attempts": encode(record.attempts),
-        "goodput": time_of(record),
+        "goodput": time_of(experiment, record),
         "nodes": nodes,
         **scheduled.data,
     }
@@ -372,7 +371,8 @@ def status_command(where: Where, wanted: str | None, *, watch: bool) -> int:
             clear()
         scheduled = job.backend.scheduled(record)
         output.result(
-            to_json(record, states, scheduled), partial(to_text, record, states, scheduled)
+            to_json(job.experiment, record, states, scheduled),
+            partial(to_text, job.experiment, record, states, scheduled),
         )
         over = record.over or (
             record.state != "queued" and all(state.state == "ended" for state in states)

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from pathlib import Path
 
 from orchestrator.head.status.status import from_record, state_of, to_text
 from orchestrator.protocol.events import RankState
-from orchestrator.records.experiment import JobRecord, NodeRecord
+from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.outcome import JobVerdict
 
 NODES = [
@@ -13,8 +14,9 @@ NODES = [
     NodeRecord(1, "bob@gpu12", "gpu12", "bob", None, "10.0.0.2", "python3", 1, 2),
 ]
 RECORD = JobRecord(
-    "job-1", "experiments/x", "running", ["/bin/master_launch", "train.py", "a b"], NODES, 1000.0
+    "job-1", "/moved/from/y", "running", ["/bin/master_launch", "train.py", "a b"], NODES, 1000.0
 )
+EXPERIMENT = Experiment(Path("experiments/x"))
 
 
 def test_a_line_for_every_node_and_rank() -> None:
@@ -28,7 +30,7 @@ def test_a_line_for_every_node_and_rank() -> None:
         state_of(RECORD, NODES[0], "unreachable", "no answer"),
         state_of(RECORD, NODES[1], "running").replace(ranks=ranks),
     ]
-    heading, how_far, typed, *lines = to_text(RECORD, states).splitlines()
+    heading, how_far, typed, *lines = to_text(EXPERIMENT, RECORD, states).splitlines()
     assert heading == "job-1: running, 2 nodes"
     assert re.fullmatch(r"  for \d+ d \d\d h · started 19\d\d-\d\d-\d\d [0-9:]{8}", how_far)
     assert typed == "  master_launch train.py 'a b'"
@@ -47,17 +49,18 @@ def test_a_job_that_failed_says_why() -> None:
         **{"title": "an exception", "fix": "mend it"},
     )
     failed = dataclasses.replace(RECORD, state="failed", ended=1061.0, verdict=cause)
-    said = to_text(failed, from_record(failed)).splitlines()[-4:]
+    said = to_text(EXPERIMENT, failed, from_record(failed)).splitlines()[-4:]
     assert said[0].startswith("  the cause: rank 2 on node 1 (gpu12), ")
     assert said[0].endswith(": ValueError: bad")
     full = "    full log: orchestrator logs x --rank 2"
     assert said[1:] == ["    at train.py:3 in main", full, "  what to do: mend it"]
     # The previous attempt failed.
     for state in ("stopped", "running"):
-        assert "cause" not in to_text(dataclasses.replace(failed, state=state), from_record(failed))
+        other = dataclasses.replace(failed, state=state)
+        assert "cause" not in to_text(EXPERIMENT, other, from_record(failed))
 
 
 def test_a_job_that_has_no_nodes_yet() -> None:
-    assert to_text(dataclasses.replace(RECORD, nodes=[]), []).startswith(
+    assert to_text(EXPERIMENT, dataclasses.replace(RECORD, nodes=[]), []).startswith(
         "job-1: running, 0 nodes\n"
     )
