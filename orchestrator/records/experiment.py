@@ -80,6 +80,8 @@ class NodeRecord:
     ranks_before: int = 0
     # Identifies the directory for jobs of this login on this machine.
     runs: str = ""
+    # True if its ranks write into the head's own directory of the experiment, on a shared disk.
+    shared: bool = False
 
     @property
     def place(self) -> list[Any]:

@@ -52,8 +52,6 @@ class Reports:
         self.nodes = {state.record.index: state for state in job.nodes}
         # The files that were written beside the code, by node index.
         self.code_outputs: dict[int, CodeOutputs] = {}
-        # True if a node has outputs on a disk of its own, which were fetched.
-        self.own_disks = False
 
     def handle(self, news: News) -> None:
         self.take(news, self.nodes[news.node])
@@ -93,9 +91,7 @@ class Reports:
 
     @take.register(Wrote)
     def _(self, news: Wrote, node: NodeState) -> None:
-        if news.with_code is not None:
-            self.code_outputs[news.node] = news.with_code
-        self.own_disks = self.own_disks or news.own_disk
+        self.code_outputs[news.node] = news.with_code
 
     @take.register(DiskFull)
     def _(self, news: DiskFull, node: NodeState) -> None:

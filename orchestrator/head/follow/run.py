@@ -290,7 +290,8 @@ class Run:
         log.info("the attempt is over: %s; %s", self.record.state, cause and cause.message)
         if self.terminated and self.record.state == "stopped":
             self.taken_back = self.backend.is_taken_back(self.record)
-        if self.reports.own_disks and not (self.record.engine or goes_on):
+        own_disks = not all(node.shared for node in self.record.nodes)
+        if own_disks and not (self.record.engine or goes_on):
             say(home.STAYS)
         # A job that can be requeued is not recorded as ended: readers would stop following it.
         if not self.stopped_in_time:

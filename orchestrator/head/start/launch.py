@@ -179,7 +179,7 @@ def start(prepared: Prepared, starting: JobRecord, first: Placement) -> Running:
                 planned.nodes, places(starting, first, planned.world_size), strict=True
             )
         ]
-        start_all(starting, channels, orders)
+        starting = start_all(starting, channels, orders)
         prepared.times["started"] = time.time()
         job_log.let_go()
         log.info("all %d supervisors have started torchrun", len(orders))
@@ -367,7 +367,7 @@ def start_again(
     orders = [
         Start(place=place) for place in places(starting, meet(starting, address, ports), ranks)
     ]
-    start_all(starting, gathered.channels, orders)
+    starting = start_all(starting, gathered.channels, orders)
     log.info("attempt %d runs as job %s", number, starting.job)
     running = record.has_started(experiment, starting)
     return Running(experiment, transport, running, gathered.channels, logs)
@@ -410,8 +410,11 @@ class NotStarted(NodeError):
 
 def start_all(
     starting: JobRecord, channels: Sequence[NodeChannel], orders: Sequence[Start]
-) -> None:
-    """Start the supervisors of all nodes at once; if one fails, end the others and raise."""
+) -> JobRecord:
+    """Start the supervisors of all nodes at once; if one fails, end the others and raise.
+
+    Return the record with what the nodes have found of their disks.
+    """
     parts = list(zip(channels, orders, starting.nodes, strict=True))
     log.info("starts the supervisors of %s", starting.job)
 
@@ -438,7 +441,10 @@ def start_all(
             elif isinstance(result, OrchestratorError):
                 failed.append((node, result))
         raise NotStarted(starting.nodes, failed, lost)
-    say_how_warm(starting.nodes, [r for r in results if isinstance(r, StartedHere)])
+    answers = [result for result in results if isinstance(result, StartedHere)]
+    say_how_warm(starting.nodes, answers)
+    pairs = zip(starting.nodes, answers, strict=True)
+    return replace(starting, nodes=[replace(node, shared=answer.shared) for node, answer in pairs])
 
 
 def say_how_warm(nodes: Sequence[NodeRecord], started: Sequence[StartedHere]) -> None:

@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from orchestrator.common import text
 from orchestrator.common.text import plural, size
@@ -36,19 +35,12 @@ STAYS = (
 )
 
 
-class Brought(NamedTuple):
-    """The result of fetching a node's outputs: messages, and the files beside the code."""
-
-    said: list[str]
-    with_code: CodeOutputs | None
-    # True if the node has outputs on a disk of its own.
-    own_disk: bool
-
-
 def bring(
     channel: NodeChannel, growing: GrowingFiles, since: tuple[float, float] = (0.0, 0.0)
-) -> Brought:
+) -> tuple[list[str], CodeOutputs | None]:
     """Fetch every output that is not here yet; return messages on files that stay on the node.
+
+    The second result has the files that were written beside the code.
 
     The node's version replaces files that have grown here while the job ran. Files that were
     fetched after an earlier attempt are replaced if this attempt has changed them (see Fetch).
@@ -88,7 +80,7 @@ def bring(
         said.append(f"left out there: {', '.join(listing.left_out)}")
     news = much or any(file.path in set(result.files) for file in beside_code)
     with_code = CodeOutputs(beside_code, listing.workdir, has_come=not much) if news else None
-    return Brought(said, with_code, listing.own_disk)
+    return said, with_code
 
 
 def has_grown(growing: GrowingFiles, file: OutputFile) -> bool:

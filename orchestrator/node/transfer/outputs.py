@@ -59,8 +59,7 @@ def of_job(run: RunDir, *, checkpoints: bool, beside: float = 0.0) -> OutputFile
         from orchestrator.node.transfer import job_files
 
         listing.files = job_files.without_brought(run, listing.files, root)
-    answer = listing.answer(checkpoints=has_checkpoints(run))
-    return answer.replace(own_disk=os.path.isdir(root))
+    return listing.answer(checkpoints=has_checkpoints(run))
 
 
 def is_hidden(name: str) -> bool:

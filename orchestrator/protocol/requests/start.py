@@ -30,7 +30,7 @@ class StartedHere(Message):
     """The answer once the supervisor has started torchrun."""
 
     supervisor: int  # its PID
-    # True if the experiment's directory is the head's own.
+    # True if the experiment's directory is the head's own, on a disk that both share.
     shared: bool
     # The path of the run directory.
     run: str

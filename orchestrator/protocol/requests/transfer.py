@@ -169,8 +169,6 @@ class OutputFiles(Message):
     workdir: str = ""
     # Special files, and those that cannot be read.
     left_out: tuple[str, ...] = ()
-    # True if the job's outputs are on this node's own disk.
-    own_disk: bool = False
 
 
 class Outputs(PartRequest[OutputFiles], do="outputs"):

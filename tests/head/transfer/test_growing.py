@@ -198,7 +198,7 @@ def test_the_end_of_a_job_brings_the_last_lines(node: Node, here: Path) -> None:
     (here / METRICS).write_text(steps(1, 10, 1))
     node.write(METRICS, steps(1, 7, 1) + steps(8, 10, 2))
     channel = cast("Any", SimpleNamespace(ask=lambda request, _: node.visit.answer(request)))
-    said, *_ = home.bring(channel, GrowingFiles(JOB, NODE, here))
+    said, _ = home.bring(channel, GrowingFiles(JOB, NODE, here))
     assert not said
     assert (here / METRICS).read_text() == steps(1, 7, 1) + steps(8, 10, 2)
 

@@ -227,8 +227,9 @@ class NodeFollower:
     def _bring_outputs(self, channel: NodeChannel) -> None:
         try:
             since = (self.former_end, self.former_end + self.ahead)
-            said, with_code, own_disk = home.bring(channel, self.growing, since)
-            self.post(Wrote(self.node.index, with_code, own_disk))
+            said, with_code = home.bring(channel, self.growing, since)
+            if with_code is not None:
+                self.post(Wrote(self.node.index, with_code))
         except OSError as error:
             said = [f"its outputs stay there: {self.outputs}: {error.strerror}"]
         except Declined as error:

@@ -59,10 +59,9 @@ class Warned(News, kw_only=False):
 
 
 class Wrote(News, kw_only=False):
-    """The outputs of a node were fetched, also those in the snapshot of the code."""
+    """The ranks of the node wrote files beside their code."""
 
-    with_code: CodeOutputs | None
-    own_disk: bool
+    with_code: CodeOutputs
 
 
 class DiskFull(News, kw_only=False):
