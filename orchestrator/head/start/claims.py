@@ -327,7 +327,7 @@ def entry_of(request: LaunchRequest, reached: Sequence[Reached]) -> ClaimEntry:
 
 
 # The pause between two reads of a record.
-LOOK_SECONDS = 2.0
+RECORD_SECONDS = 2.0
 
 
 def wait_for_others(request: LaunchRequest) -> None:
@@ -337,7 +337,7 @@ def wait_for_others(request: LaunchRequest) -> None:
             say(f"it waits: not before {name} is over")
             with ProgressBar(f"waiting for {name}"):
                 while not is_done(request, name):
-                    time.sleep(LOOK_SECONDS)
+                    time.sleep(RECORD_SECONDS)
 
 
 def is_done(request: LaunchRequest, name: str) -> bool:
