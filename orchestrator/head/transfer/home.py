@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -73,13 +72,15 @@ def bring(
     places = {file.path: file.place or listing.place for file in taken}
     for path, reason in result.failed.items():
         stays[places[path]].append(f"{path} ({reason})")
+    if much:
+        stays[listing.workdir].append(f"{how_much(beside_code)} beside the code")
     if listing.checkpoints:
         stays[listing.place].append("its checkpoints")
     said = [f"{', '.join(each)} stay on the node, in {place}" for place, each in stays.items()]
     if listing.left_out:
         said.append(f"left out there: {', '.join(listing.left_out)}")
-    news = much or any(file.path in set(result.files) for file in beside_code)
-    with_code = CodeOutputs(beside_code, listing.workdir, has_come=not much) if news else None
+    news = not much and any(file.path in set(result.files) for file in beside_code)
+    with_code = CodeOutputs(beside_code, listing.workdir) if news else None
     return said, with_code
 
 
@@ -97,15 +98,17 @@ def has_grown(growing: GrowingFiles, file: OutputFile) -> bool:
 
 @dataclass(frozen=True)
 class CodeOutputs:
-    """The files that the ranks of a node wrote beside their code; `has_come`: they were fetched."""
+    """The files that the ranks of a node wrote beside their code."""
 
     files: Sequence[OutputFile]
     workdir: str
-    has_come: bool
 
-    def shown(self, file: OutputFile) -> str:
-        """Return a file's path as the program names it: `../outputs/model.pt`."""
-        return os.path.relpath(os.path.join(file.place, file.path), self.workdir)
+    @property
+    def names(self) -> list[str]:
+        """Return the first names below the program's directory, or those above it."""
+        paths = [os.path.join(file.place, file.path) for file in self.files]
+        parts = [os.path.relpath(path, self.workdir).split("/") for path in paths]
+        return ["/".join(each[: each.count("..") + 1]) for each in parts]
 
 
 def is_much(files: Sequence[OutputFile]) -> bool:
@@ -113,36 +116,19 @@ def is_much(files: Sequence[OutputFile]) -> bool:
     return len(files) > MOST_FILES or sum(file.size for file in files) > MOST_BYTES
 
 
+def how_much(files: Sequence[OutputFile]) -> str:
+    return f"{plural(len(files), 'file')}, {size(sum(file.size for file in files))}"
+
+
 def where_it_is(found: Mapping[int, CodeOutputs], home: Path) -> list[str]:
-    """Return messages on where files beside the code are now, and how a next launch finds them."""
-    said = []
-    for has_come in (True, False):
-        part = {node: each for node, each in found.items() if each.has_come is has_come}
-        there = f", which is left there: orchestrator pull {home.parent.name} fetches it"
-        if part:
-            said.append(written(part) + (f": now in {home}" if has_come else there) + kept(part))
-    return said
-
-
-def written(found: Mapping[int, CodeOutputs]) -> str:
-    files = [file for outputs in found.values() for file in outputs.files]
-    names = sorted({first_part(o.shown(file)) for o in found.values() for file in o.files})
+    """Return a message on where files beside the code are now, and how a next launch finds them."""
+    if not found:
+        return []
+    names = sorted({name for outputs in found.values() for name in outputs.names})
     named = ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" * (len(names) > NAMED))
     where = f"node {min(found)}" if len(found) == 1 else plural(len(found), "node")
-    much = f"{plural(len(files), 'file')}, {size(sum(file.size for file in files))}"
-    return f"the program wrote {named} beside its code on {where} ({much})"
-
-
-def first_part(path: str) -> str:
-    """Return the path up to its first name below the program's directory or those above it."""
-    parts = path.split("/")
-    return "/".join(parts[: parts.count("..") + 1])
-
-
-def kept(found: Mapping[int, CodeOutputs]) -> str:
-    shown = [outputs.shown(file) for outputs in found.values() for file in outputs.files]
-    directories = sorted({first for path in shown if (first := first_part(path)) != path})
-    if not directories:
-        return ""
-    setting = shlex.quote(f"sync.outputs=[{','.join(directories[:NAMED])}]")
-    return f"; for the next launch to find it there: --set {setting}"
+    much = how_much([file for outputs in found.values() for file in outputs.files])
+    return [
+        f"the program wrote {named} beside its code on {where} ({much}): now in {home};"
+        " for the next launch to find a directory there: --set sync.outputs=[DIRECTORY]"
+    ]

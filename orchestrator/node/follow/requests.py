@@ -132,11 +132,8 @@ def remove(visit: ServerSession, request: Remove) -> RemovedRuns:
     from orchestrator.node.job import cleanup
     from orchestrator.node.transfer import checkout
 
-    # The specs that name the snapshots are removed with the runs.
-    snapshots = checkout.snapshots_of(request.runs)
     removed = cleanup.remove(request.runs, LIBRARY)
-    gone = [(run.job, run.node) for run in removed.runs if not run.problem]
-    return removed.replace(freed=removed.freed + checkout.remove(snapshots, gone))
+    return removed.replace(freed=removed.freed + checkout.clean())
 
 
 # -- the answers in full ----------------------------------------------------------------------

@@ -7,7 +7,6 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from orchestrator.common import files
@@ -33,14 +32,14 @@ class CodeVisit(RoomState):
         from orchestrator.node.machine.disks import disk
         from orchestrator.node.machine.probe import resolve_target
 
-        entries = self.store.tree(request.tree)
+        entries, installed = self.store.tree(request.tree), installs_from(request.beside)
         with self.store.writing():
-            made = snapshot.make(self.store, request.snapshot, request.title, entries)
+            made = snapshot.make(
+                self.store, request.snapshot, request.title, entries, installed.first
+            )
             self.unused.add(made.path)
             linked = snapshot.link_inputs(made.root, request.beside, request.inputs)
             snapshot.link_outputs(made, request.beside, request.outputs)
-            installed = installs_from(request.beside)
-            note_first(made.path, installed.first)
         workdir = os.fsdecode(made.root)
         return CheckedOut(
             workdir=workdir,
@@ -71,37 +70,13 @@ class CodeVisit(RoomState):
                 snapshot.remove(path)
 
 
-# -- snapshots of jobs whose run directories are removed, and contents that no tree needs ------
-
-# A run is a job and the index of a node in it.
-Run = tuple[str, int]
-
-
-def snapshots_of(runs: Iterable[Run]) -> dict[Run, bytes]:
-    """Return the snapshots in which these jobs ran, as their specs name them."""
-    store = Store()
-    held = {}
-    for job, node in runs:
-        # An invalid job name is reported by node/job/cleanup.py.
-        with contextlib.suppress(ValueError):
-            path = snapshot.of_run(store, RunDir(job, node))
-            if path:
-                held[job, node] = path
-    return held
-
-
-def remove(held: dict[Run, bytes], gone: Iterable[Run]) -> int:
-    """Remove the snapshots of the runs that are gone; return the number of bytes freed."""
-    store, freed = Store(), 0
-    for run in gone:
-        if run in held:
-            with contextlib.suppress(OSError):
-                freed += snapshot.remove(held[run])
+def clean() -> int:
+    """Remove snapshots whose jobs are gone, and unused contents; return the bytes freed."""
+    store, now, freed = Store(), time.time(), 0
     # The store may not exist yet.
     with contextlib.suppress(OSError):
-        if os.path.isdir(store.snapshots):
-            snapshot.tidy(store, time.time())
-            freed += store.collect(time.time())
+        freed += snapshot.tidy(store, now)
+        freed += store.collect(now)
     return freed
 
 
@@ -157,28 +132,17 @@ def is_of_python(path: str, source: str) -> bool:
     return of_prefix or is_below(path, os.path.realpath(home())) or path.endswith(PACKAGES)
 
 
-def note_first(path: bytes, first: list[str]) -> None:
-    """Write into a snapshot the directories that its ranks search first."""
-    if first:
-        files.replace(os.fsdecode(os.path.join(path, snapshot.FIRST)), "\n".join(first))
-
-
 def with_first(spec: Spec) -> Spec:
     """Return a spec whose ranks import packages from the snapshot instead of the node's copy."""
     whole = snapshot.snapshot_of(Store(), spec.workdir)
-    places = list(first_of(whole, spec.workdir)) if whole else []
+    if not whole:
+        return spec
+    with files.open_plain(os.fsdecode(os.path.join(whole, snapshot.WHOLE))) as file:
+        places = file.read().decode().splitlines()
+    places = [os.path.normpath(os.path.join(spec.workdir, place)) for place in places]
     before = spec.env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     # The spec of a later attempt has the path already.
     if not places or before.startswith(places[0]):
         return spec
     path = os.pathsep.join(filter(None, (*places, before)))
     return spec.replace(env={**spec.env, "PYTHONPATH": path})
-
-
-def first_of(path: bytes, workdir: str) -> Iterator[str]:
-    try:
-        with files.open_plain(os.fsdecode(os.path.join(path, snapshot.FIRST))) as file:
-            for line in file.read().decode().splitlines():
-                yield os.path.normpath(os.path.join(workdir, line))
-    except FileNotFoundError:
-        return

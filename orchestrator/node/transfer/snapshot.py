@@ -20,16 +20,14 @@ from typing import NamedTuple
 from orchestrator.common import files
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.transfer.listing import Listing
-from orchestrator.node.transfer.store import Store, is_kept, settle
+from orchestrator.node.transfer.store import OLD_SECONDS, Store, is_kept, settle
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, ManifestEntry, is_inside
 from orchestrator.protocol.requests.transfer import OutputFile
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
-# Files in snapshots/NAME: its job, the time of its completion, and its ranks' first directories.
-OWNER, WHOLE, FIRST = b".run", b".whole", b".first"
-# The number of newest snapshots that are kept.
-KEPT = 8
+# Files in snapshots/NAME: its job; its completion, with the directories that ranks search first.
+OWNER, WHOLE = b".run", b".whole"
 # A tree up to this size is copied, so that a job may even write into its files.
 COPIED_BYTES = 16 << 20
 # After this time, a snapshot without a job counts as unused.
@@ -43,8 +41,14 @@ class Made(NamedTuple):
     root: bytes
 
 
-def make(store: Store, name: str, title: str, entries: Iterable[ManifestEntry]) -> Made:
-    """Return a new snapshot of stored contents."""
+def make(
+    store: Store,
+    name: str,
+    title: str,
+    entries: Iterable[ManifestEntry],
+    first: Iterable[str] = (),
+) -> Made:
+    """Return a new snapshot of stored contents; its ranks search the `first` directories first."""
     if not NAME.fullmatch(name) or not is_inside(os.fsencode(title)):
         raise ValueError(f"not the name of a snapshot: {name!r}, {title!r}")
     place = new_directory(os.path.join(store.snapshots, name.encode()))
@@ -60,7 +64,7 @@ def make(store: Store, name: str, title: str, entries: Iterable[ManifestEntry]) 
                 put(store.path_of(entry), path, entry)
             elif entry.kind == LINK:
                 os.symlink(entry.value, path)
-        files.replace(os.fsdecode(os.path.join(place, WHOLE)), "")
+        files.replace(os.fsdecode(os.path.join(place, WHOLE)), "\n".join(first))
     except BaseException:
         remove(place)
         raise
@@ -158,14 +162,6 @@ def snapshot_of(store: Store, directory: str) -> bytes:
     return path if known and not os.path.islink(path) else b""
 
 
-def of_run(store: Store, run: RunDir) -> bytes:
-    """Return the snapshot of a job that was started here, or empty bytes."""
-    try:
-        return snapshot_of(store, run.read_spec().workdir)
-    except (OSError, ValueError):
-        return b""
-
-
 def remove(path: bytes) -> int:
     """Remove a snapshot; return the number of bytes freed."""
     freed: list[int] = []
@@ -176,21 +172,26 @@ def remove(path: bytes) -> int:
     return sum(freed)
 
 
-def tidy(store: Store, now: float) -> None:
-    """Remove snapshots whose jobs never started or are gone, and old ones without new files."""
-    times = {entry.path: entry.stat().st_mtime for entry in os.scandir(store.snapshots)}
-    newest = sorted(times, key=times.__getitem__)[-KEPT:]
-    for path, changed in times.items():
+def tidy(store: Store, now: float) -> int:
+    """Remove snapshots whose jobs never started or are gone, and old ones without new files.
+
+    Returns the number of bytes freed.
+    """
+    freed = 0
+    for entry in os.scandir(store.snapshots):
         # Another head may remove the same snapshots.
         with contextlib.suppress(OSError, ValueError):
-            run = owner(path)
-            if run is None or not os.path.isdir(run.path):
-                is_over = now - changed > UNUSED_SECONDS
+            run, age = owner(entry.path), now - entry.stat().st_mtime
+            if run is None:
+                is_over = age > UNUSED_SECONDS
+            elif not os.path.isdir(run.path):
+                is_over = True
             else:
-                ended = run.last(Ended) is not None and of_run(store, run) == path
-                is_over = ended and path not in newest and not written(path)
+                ended = age > OLD_SECONDS and run.last(Ended) is not None
+                is_over = ended and not written(entry.path)
             if is_over:
-                remove(path)
+                freed += remove(entry.path)
+    return freed
 
 
 def owner(path: bytes) -> RunDir | None:
@@ -209,7 +210,7 @@ def written(path: bytes, until: float = math.inf) -> list[OutputFile]:
     Raises TimeoutError after `until`. Files that were sent have times of the past.
     """
     whole = os.stat(os.path.join(path, WHOLE)).st_mtime_ns
-    own = list(map(os.fsdecode, (OWNER, WHOLE, FIRST)))
+    own = list(map(os.fsdecode, (OWNER, WHOLE)))
     listing = Listing(
         os.fsdecode(path),
         lambda path, entry: path in own or entry.name == "__pycache__",

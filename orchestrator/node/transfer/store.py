@@ -24,7 +24,7 @@ from orchestrator.protocol import manifest
 from orchestrator.protocol.manifest import FILE, ManifestEntry
 from orchestrator.protocol.requests.transfer import FilePart, Lacking
 
-# The time since a snapshot last used a content.
+# The time since a snapshot last used a content, or since an ended job began.
 OLD_SECONDS = 7 * 86400.0
 
 
