@@ -6,22 +6,33 @@ during the transfer.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import os
-import stat
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import PurePosixPath
 
 from orchestrator.common import files
-from orchestrator.common.folder import Folder, PartialFile
+from orchestrator.common.folder import Folder
 from orchestrator.head.connect.channel import Declined, NodeChannel
-from orchestrator.head.transfer.tree import Moved
-from orchestrator.protocol.manifest import link_is_inside
-from orchestrator.protocol.requests.transfer import PIECE_BYTES, FilePiece, OutputFile, ReadFile
+from orchestrator.head.transfer.tree import KINDS, Moved, entry_of
+from orchestrator.node.transfer.receive import Arriving, TargetDirectory
+from orchestrator.protocol.manifest import (
+    DIRECTORY,
+    LINK,
+    ManifestEntry,
+    is_inside,
+    link_is_inside,
+    numbers_in,
+)
+from orchestrator.protocol.requests.transfer import (
+    PIECE_BYTES,
+    FilePart,
+    FilePiece,
+    OutputFile,
+    ReadFile,
+)
 from orchestrator.protocol.timing import FILE_ANSWER_SECONDS
 
 # The number of pending requests, so that latency does not limit the speed of a distant node.
@@ -34,13 +45,11 @@ PUBLISHING = threading.Lock()
 
 def plain(path: str) -> bool:
     """Return True if a path from a node stays below its directory."""
-    parts = PurePosixPath(path).parts
     try:
-        named = b"\0" not in os.fsencode(path)
+        return is_inside(os.fsencode(path)) and "\0" not in path
     except UnicodeEncodeError:
         # The path contains a lone surrogate.
         return False
-    return named and bool(parts) and not path.startswith("/") and not {"..", "."} & set(parts)
 
 
 class Fetch:
@@ -74,9 +83,11 @@ class Fetch:
         A program may write different files of the same name on each node. Those of later nodes go
         into a directory per node.
         """
-        self._receive([file for file in listed if self._is_wanted(file)])
+        inside = [file for file in listed if self._stays_inside(file)]
+        if inside:
+            self._receive(inside)
         failed = self.result.failed
-        if aside := [file for file in listed if file.place and failed.get(file.path) == ANOTHER]:
+        if aside := [file for file in inside if file.place and failed.get(file.path) == ANOTHER]:
             for file in aside:
                 del failed[file.path]
             self.folder = Folder(self.folder.root / self.label, private=self.folder.private)
@@ -84,103 +95,101 @@ class Fetch:
             self.go(aside)
         return self.result
 
-    def _is_wanted(self, file: OutputFile) -> bool:
-        """Return True if a file has to be fetched; create directories and links right away."""
-        if not plain(file.path):
-            # Our node program never sends such a path.
-            return False
-        if file.kind == "link" and not link_is_inside(file.path, file.target):
+    def _stays_inside(self, file: OutputFile) -> bool:
+        if file.kind == "link" and plain(file.path) and not link_is_inside(file.path, file.target):
             self.result.left_out.append(f"{file.path} (a link that leads out, to {file.target})")
             return False
-        parts = PurePosixPath(file.path).parts
+        # Our node program never sends another path or kind.
+        return plain(file.path) and file.kind in KINDS
+
+    def _receive(self, listed: Sequence[OutputFile]) -> None:
+        """Fetch the files piece by piece."""
+        here = FromNode(self, [entry_of(file) for file in listed])
         try:
             self.folder.make()
-            if file.kind == "directory":
-                with self.folder.inside(parts):
-                    return False
-            with self.folder.inside(parts[:-1]) as directory:
-                if file.kind == "link":
-                    self._make_link(file, parts[-1], directory)
-                return file.kind == "file" and self._lacks(file, parts[-1], directory)
         except OSError as error:
-            self.result.failed[file.path] = error.strerror or str(error)
-            return False
-
-    def _make_link(self, file: OutputFile, name: str, directory: int) -> None:
+            reason = error.strerror or str(error)
+            self.result.failed |= dict.fromkeys((file.path for file in listed), reason)
+            return
+        lacked = list(numbers_in(here.compare().ranges, len(listed)))
+        wanted = [(number, listed[number]) for number in lacked]
+        self.progress(sum(file.size for file in listed) - sum(file.size for _, file in wanted))
+        parts = [
+            FilePart(number, at, min(PIECE_BYTES, file.size - at))
+            for number, file in wanted
+            for at in range(0, max(file.size, 1), PIECE_BYTES)
+        ]
+        questions = (self._question(listed[part.number], part) for part in parts)
         try:
-            os.symlink(file.target, name, dir_fd=directory)
-            self.result.files.append(file.path)
-        except FileExistsError:
-            is_link = stat.S_ISLNK(os.lstat(name, dir_fd=directory).st_mode)
-            if not (is_link and os.readlink(name, dir_fd=directory) == file.target):
-                raise another() from None
-            self.result.kept += 1
+            for part, (_, answer) in zip(parts, answers(self.channel, questions), strict=True):
+                if isinstance(answer, Declined) or len(answer.data) != part.size:
+                    what = answer.what if isinstance(answer, Declined) else CHANGED
+                    here.failed.setdefault(part.number, what)
+                elif part.number not in here.failed:
+                    self.progress(part.size)
+                    self.result.size += part.size
+                    here.put(part, memoryview(answer.data))
+        finally:
+            here.abandon()
+        self.result.files += here.made
+        self.result.failed |= {listed[number].path: why for number, why in here.failed.items()}
+        contents = sum(file.kind != "directory" for file in listed)
+        self.result.kept += contents - len(here.made) - len(here.failed)
 
-    def _lacks(self, file: OutputFile, name: str, directory: int) -> bool:
-        try:
-            status = os.lstat(name, dir_fd=directory)
-        except FileNotFoundError:
+    def _question(self, file: OutputFile, part: FilePart) -> ReadFile:
+        place = file.place or self.place
+        return ReadFile(
+            place=place, path=file.path, offset=part.offset, size=part.size, changed=file.changed
+        )
+
+
+class FromNode(TargetDirectory):
+    """The files of one fetch; those of another node, or of the user, are not replaced."""
+
+    def __init__(self, fetch: Fetch, entries: Sequence[ManifestEntry]) -> None:
+        super().__init__(fetch.folder, entries, fetch.label)
+        self.fetch = fetch
+        # The files and links that did not exist here.
+        self.made: list[str] = []
+
+    def is_there(self, entry: ManifestEntry) -> bool:
+        same, path, since = super().is_there(entry), self.path_of(entry), self.fetch.since
+        if entry.kind == DIRECTORY or not os.path.lexists(path):
+            return same
+        status = os.lstat(path)
+        if same and (entry.kind == LINK or since is None or status.st_ctime < since[0]):
             return True
-        same = status.st_size == file.size and status.st_mtime_ns == file.changed
-        if same and (self.since is None or status.st_ctime < self.since[0]):
-            self.result.kept += 1
-            self.progress(file.size)
-            return False
-        if status.st_size != file.size and not self._may_replace(status, file):
+        if entry.kind == LINK or (
+            status.st_size != entry.size and not self.may_replace(status, entry)
+        ):
             raise another()
-        return True
+        return False
 
-    def _may_replace(self, before: os.stat_result, file: OutputFile) -> bool:
-        came_before, changed_since = self.since or (0.0, 0.0)
-        is_new = before.st_ctime < came_before and file.changed / 1e9 > changed_since
-        return self.replace(file.path) or is_new
+    def may_replace(self, before: os.stat_result, entry: ManifestEntry) -> bool:
+        came_before, changed_since = self.fetch.since or (0.0, 0.0)
+        is_new = before.st_ctime < came_before and entry.time / 1e9 > changed_since
+        return self.fetch.replace(os.fsdecode(entry.path)) or is_new
 
-    def _receive(self, wanted: Sequence[OutputFile]) -> None:
-        """Fetch the files piece by piece; give each its name when it is complete."""
-        questions = [
-            [
-                ReadFile(place=file.place or self.place, path=file.path, offset=at,
-                         size=min(PIECE_BYTES, file.size - at), changed=file.changed)
-                for at in range(0, max(file.size, 1), PIECE_BYTES)
-            ]
-            for file in wanted
-        ]  # fmt: skip
-        all_answers = answers(self.channel, itertools.chain.from_iterable(questions))
-        for file, its_questions in zip(wanted, questions, strict=True):
-            parts = PurePosixPath(file.path).parts
-            its_answers = itertools.islice(all_answers, len(its_questions))
-            try:
-                with contextlib.closing(PartialFile(self.folder, parts, self.label)) as part:
-                    for request, answer in its_answers:
-                        self._take(part, request, answer)
-                    self._publish(part, file)
-            except OSError as error:
-                self.result.failed[file.path] = error.strerror or str(error)
-                # The remaining answers for this file are discarded.
-                deque(its_answers, maxlen=0)
+    def make(self, entry: ManifestEntry) -> bool:
+        is_made = super().make(entry)
+        if is_made and entry.kind == LINK:
+            self.made.append(os.fsdecode(entry.path))
+        return is_made
 
-    def _take(self, part: PartialFile, request: ReadFile, answer: FilePiece | Declined) -> None:
-        if isinstance(answer, Declined):
-            raise OSError(0, answer.what)
-        if len(answer.data) != request.size:
-            raise OSError(0, CHANGED)
-        part.put(answer.data)
-        self.progress(request.size)
-        self.result.size += request.size
-
-    def _publish(self, part: PartialFile, file: OutputFile) -> None:
+    def publish(self, arriving: Arriving) -> None:
         """Publish a complete file under its name, unless the same contents are already here."""
+        part = arriving.part
         with PUBLISHING:
             before = part.here()
-            if before is None or self._may_replace(before, file):
-                part.publish(self.folder.mode(file.mode), file.changed)
-                self.result.files.append(file.path)
+            if before is None or self.may_replace(before, arriving.entry):
+                arriving.finish()
+                self.made.append(os.fsdecode(arriving.entry.path))
                 return
             with files.open_plain(part.name, part.directory) as known:
                 same = files.digest(known.fileno()) == files.digest(part.file.fileno())
-            if not same:
-                raise another()
-            self.result.kept += 1
+        arriving.abandon()
+        if not same:
+            raise another()
 
 
 def answers(

@@ -23,9 +23,8 @@ from orchestrator.head.connect.channel import Declined, NodeChannel
 from orchestrator.head.screen.output import printable, say
 from orchestrator.head.screen.progress import ProgressBar
 from orchestrator.head.transfer.fetch import answers, plain
-from orchestrator.head.transfer.push import entry_of
 from orchestrator.head.transfer.send import Reader, Sent, send_to_all
-from orchestrator.head.transfer.tree import Tree
+from orchestrator.head.transfer.tree import Tree, entry_of
 from orchestrator.node.transfer.job_files import OUTPUTS
 from orchestrator.node.transfer.listing import Listing
 from orchestrator.protocol.manifest import ManifestEntry, link_is_inside

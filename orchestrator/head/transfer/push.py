@@ -17,12 +17,10 @@ from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes.node_list import NumberedNode
 from orchestrator.head.screen.progress import ProgressBar
 from orchestrator.head.transfer.send import Sent, send_to_all
-from orchestrator.head.transfer.tree import Moved, Tree
+from orchestrator.head.transfer.tree import Moved, Tree, entry_of
 from orchestrator.node.transfer.listing import Listing
-from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, MOST_ENTRIES, ManifestEntry
-from orchestrator.protocol.requests.transfer import OutputFile, RemoteDir
-
-KINDS = {"file": FILE, "directory": DIRECTORY, "link": LINK}
+from orchestrator.protocol.manifest import FILE, MOST_ENTRIES
+from orchestrator.protocol.requests.transfer import RemoteDir
 
 
 @dataclass(frozen=True)
@@ -72,11 +70,6 @@ def load(source: Path, destination: str | None) -> Cargo:
         raise UsageError(f"{source}: {error.strerror}") from None
     tree = Tree.of(os.fsencode(source), map(entry_of, listing.files))
     return Cargo(tree, where, tuple(listing.left_out))
-
-
-def entry_of(file: OutputFile) -> ManifestEntry:
-    path, target = os.fsencode(file.path), os.fsencode(file.target)
-    return ManifestEntry(path, KINDS[file.kind], file.mode & 0o777, file.size, target, file.changed)
 
 
 def push(

@@ -10,6 +10,7 @@ import stat
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from orchestrator.common.errors import CheckFailed
 from orchestrator.common.text import plural, size
 from orchestrator.head.transfer.listing import Rules, list_tree
 from orchestrator.head.transfer.tree import Tree
-from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, ManifestEntry
+from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, ManifestEntry, link_is_inside
 
 MOST_FILES = 200_000
 MEGABYTE = 1_000_000
@@ -39,16 +40,14 @@ class Scan:
     def __init__(self, directory: bytes, rules: Rules, limits: ScanLimits) -> None:
         self.directory, self.rules, self.limits = directory, rules, limits
         self.cancelled = threading.Event()
-        self._tree: Tree | None = None
-        self._error: Exception | None = None
-        self.thread = threading.Thread(target=self._run, daemon=True)
-        self.thread.start()
+        self.found: Future[Tree] = Future()
+        threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
         try:
-            self._tree = self._scan()
+            self.found.set_result(self._scan())
         except Exception as error:  # noqa: BLE001  raised where the tree is asked for
-            self._error = error
+            self.found.set_exception(error)
 
     def _scan(self) -> Tree:
         paths, notes = list_tree(self.directory, self.rules, self.cancelled.is_set)
@@ -72,19 +71,15 @@ class Scan:
 
     def tree(self) -> Tree:
         """Wait for the tree and return it; raise CheckFailed for files that cannot be sent."""
-        self.thread.join()
-        if self._error is not None:
-            raise self._error
-        assert self._tree is not None
-        return self._tree
+        return self.found.result()
 
     def ready(self, seconds: float) -> Tree | None:
         """Return the tree if it is ready within that time; else cancel the scan and return None."""
         if not self.cancelled.is_set():
-            self.thread.join(seconds)
-        if self.thread.is_alive():
-            self.cancel()
-        return None if self.cancelled.is_set() else self._tree
+            with contextlib.suppress(Exception):
+                return self.found.result(seconds)
+        self.cancel()
+        return None
 
     def cancel(self) -> None:
         """Stop the scan, as the tree is not needed."""
@@ -93,14 +88,8 @@ class Scan:
 
 def outward(entries: Sequence[ManifestEntry]) -> list[str]:
     """Return a note on links that lead out of the tree, [] if there are none."""
-    leads = {
-        os.fsdecode(entry.path): os.path.normpath(
-            os.path.join(os.path.dirname(entry.path), entry.value)
-        )
-        for entry in entries
-        if entry.kind == LINK
-    }
-    out = [path for path, target in leads.items() if target.startswith((b"/", b".."))]
+    links = [(os.fsdecode(e.path), os.fsdecode(e.value)) for e in entries if e.kind == LINK]
+    out = [path for path, target in links if not link_is_inside(path, target)]
     return [f"links lead out of the tree: {', '.join(out[:3])}"] if out else []
 
 

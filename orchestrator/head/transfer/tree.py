@@ -10,7 +10,10 @@ from pathlib import Path
 from orchestrator.common.errors import OrchestratorError
 from orchestrator.common.files import digest, open_plain
 from orchestrator.protocol import manifest
-from orchestrator.protocol.manifest import FILE, ManifestEntry
+from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, ManifestEntry
+from orchestrator.protocol.requests.transfer import OutputFile
+
+KINDS = {"file": FILE, "directory": DIRECTORY, "link": LINK}
 
 
 @dataclass
@@ -74,6 +77,11 @@ class Tree:
         if len(data) < size or entry.time not in (0, status.st_mtime_ns):
             raise OSError(0, "it changed while it was sent")
         return data
+
+
+def entry_of(file: OutputFile) -> ManifestEntry:
+    path, target = os.fsencode(file.path), os.fsencode(file.target)
+    return ManifestEntry(path, KINDS[file.kind], file.mode & 0o777, file.size, target, file.changed)
 
 
 def of_files(directory: Path, mode: Callable[[Path], int]) -> Tree:

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from orchestrator.common import files
@@ -57,11 +58,7 @@ class CodeVisit(RoomState):
             self.unused.remove(path)
             snapshot.keep(path, run)
             # The job does not wait for the cleanup.
-            threading.Thread(target=self.tidy, daemon=True).start()
-
-    def tidy(self) -> None:
-        with contextlib.suppress(OSError):
-            snapshot.tidy(self.store, time.time())
+            threading.Thread(target=clean, daemon=True).start()
 
     def leave(self) -> None:
         """Remove snapshots without a job."""
@@ -98,27 +95,27 @@ def installs_from(directory: str) -> Installs:
     """Return the packages installed from a directory, by sys.path and setuptools' finders."""
     source = os.path.realpath(os.path.expanduser(directory))
     first, strange = dict[str, None](), list[str]()
-    if not os.path.isdir(source):
-        return Installs([], [])
-    for path in map(os.path.realpath, filter(None, sys.path)):
-        if is_below(path, source) and not is_of_python(path, source):
-            first[os.path.relpath(path, source)] = None
+    for name, path in installed_places(source):
+        place, end = os.path.realpath(path), "/" + name.replace(".", "/") if name else ""
+        if is_below(place, source) and not is_of_python(place, source):
+            stem = place.removesuffix(".py")
+            if stem.endswith(end):
+                first[os.path.relpath(stem.removesuffix(end), source)] = None
+            else:
+                strange.append(name)
+    return Installs(list(first), strange)
+
+
+def installed_places(source: str) -> Iterator[tuple[str, str]]:
+    """Yield the directories of sys.path, without a name, and the modules that finders know."""
+    yield from (("", path) for path in sys.path if path)
     for finder in sys.meta_path:
         module = sys.modules.get(getattr(finder, "__module__", ""))
         mapping = getattr(module, "MAPPING", None)
-        if not isinstance(mapping, dict):
-            if f"{source}/" in repr(getattr(finder, "__dict__", "")):
-                strange.append(type(finder).__name__)
-            continue
-        for name, path in mapping.items():
-            place = os.path.realpath(path)
-            if is_below(place, source):
-                stem, end = place.removesuffix(".py"), "/" + str(name).replace(".", "/")
-                if stem.endswith(end):
-                    first[os.path.relpath(stem.removesuffix(end), source)] = None
-                else:
-                    strange.append(str(name))
-    return Installs(list(first), strange)
+        if isinstance(mapping, dict):
+            yield from mapping.items()
+        elif f"{source}/" in repr(getattr(finder, "__dict__", "")):
+            yield type(finder).__name__, source
 
 
 def is_below(path: str, directory: str) -> bool:

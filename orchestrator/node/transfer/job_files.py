@@ -10,18 +10,24 @@ import contextlib
 import json
 import os
 import re
-import stat
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePath
 
 from orchestrator.common import files
+from orchestrator.common.folder import Folder
 from orchestrator.node.job import resume_dir
 from orchestrator.node.job.run_directory import RunDir, home
 from orchestrator.node.transfer import snapshot
 from orchestrator.node.transfer.listing import Listing
-from orchestrator.node.transfer.receive import IncomingFiles, TargetDirectory
+from orchestrator.node.transfer.receive import (
+    IncomingFiles,
+    Looks,
+    TargetDirectory,
+    looks_at,
+    looks_of,
+)
 from orchestrator.node.transfer.store import Store
 from orchestrator.protocol.manifest import DIRECTORY, LINK, ManifestEntry, is_inside, numbers_in
 from orchestrator.protocol.requests.transfer import (
@@ -51,9 +57,6 @@ MOST_FILES = 20_000
 SEARCH_SECONDS = 5.0
 # A file system's clock may be this far behind the machine's.
 CLOCK_SECONDS = 2.0
-
-# The size, the microseconds of the last change, and the target of a link.
-Looks = tuple[int, int, str]
 
 
 def written(run: RunDir, request: AskJobFiles) -> JobFiles:
@@ -104,7 +107,7 @@ class FromMaster(TargetDirectory):
     def __init__(
         self, run: RunDir, name: str, root: Path, entries: Sequence[ManifestEntry], umask: int
     ) -> None:
-        super().__init__(root, entries, umask)
+        super().__init__(Folder(root, private=False, umask=umask), entries)
         self.run, self.name, self.known = run, name, brought(run)
 
     def look(self, *, dry_run: bool) -> Lacking:
@@ -115,15 +118,15 @@ class FromMaster(TargetDirectory):
             files.replace(note_of(self.run), json.dumps(self.known))
         return found
 
-    def lacks(self, entry: ManifestEntry, *, dry_run: bool) -> bool:
+    def is_there(self, entry: ManifestEntry) -> bool:
         path = self.path_of(entry)
         here = looks_at(path)
         own = self.name == RESUME and here is not None and here != self.known.get(path)
         if own and entry.kind != DIRECTORY:
-            return False
+            return True
         if entry.kind == LINK and here != looks_of(entry):
             self.known[path] = looks_of(entry)
-        return super().lacks(entry, dry_run=dry_run)
+        return super().is_there(entry)
 
     def finish(self) -> None:
         """Set directories to the master's times, inner ones first: programs may compare them."""
@@ -132,9 +135,6 @@ class FromMaster(TargetDirectory):
                 with contextlib.suppress(OSError):
                     times = (entry.time, entry.time)
                     os.utime(self.path_of(entry), ns=times, follow_symlinks=False)
-
-    def path_of(self, entry: ManifestEntry) -> str:
-        return os.path.join(self.folder.root, os.fsdecode(entry.path))
 
 
 # -- where a job writes --------------------------------------------------------------------------
@@ -208,23 +208,6 @@ def inner_target(root: str, link: OutputFile) -> str:
 
 
 # -- what has come from the master ---------------------------------------------------------------
-
-
-def looks_of(entry: ManifestEntry) -> Looks:
-    if entry.kind == LINK:
-        return 0, 0, os.fsdecode(entry.value)
-    return entry.size, entry.time // 1000, ""
-
-
-def looks_at(path: str) -> Looks | None:
-    """Return the size, time and link target of a path; None if nothing exists there."""
-    try:
-        status = os.lstat(path)
-        if stat.S_ISLNK(status.st_mode):
-            return 0, 0, os.readlink(path)
-    except OSError:
-        return None
-    return status.st_size, max(0, status.st_mtime_ns) // 1000, ""
 
 
 def note_of(run: RunDir) -> str:

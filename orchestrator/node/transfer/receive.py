@@ -6,20 +6,17 @@ how a file is written.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
-import re
 import shutil
 import stat
 import zlib
 from collections.abc import Sequence
-from pathlib import Path
 
 from orchestrator.common.folder import Folder, PartialFile, hidden
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol import manifest
-from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, ManifestEntry, ranges
+from orchestrator.protocol.manifest import DIRECTORY, LINK, ManifestEntry, ranges
 from orchestrator.protocol.requests.transfer import FilePart, Lacking, parts_of
 
 
@@ -80,6 +77,10 @@ class IncomingFiles:
         """Return a writer for a file."""
         raise NotImplementedError
 
+    def publish(self, arriving: Arriving) -> None:
+        """Give a complete file its name."""
+        arriving.finish()
+
     def finish(self) -> None:
         """Run the final steps once every file has arrived."""
 
@@ -123,7 +124,7 @@ class IncomingFiles:
         self.writing.write(data)
         self.at += len(data)
         if self.at == size:
-            self.writing.finish()
+            self.publish(self.writing)
             self.writing, self.number = None, -1
             self.missing.discard(part.number)
             if not self.missing:
@@ -163,10 +164,10 @@ class TargetDirectory(IncomingFiles):
     """A directory that receives files; files that differ are overwritten."""
 
     def __init__(
-        self, root: Path, entries: Sequence[ManifestEntry], umask: int, *, private: bool = False
+        self, folder: Folder, entries: Sequence[ManifestEntry], label: str = LABEL
     ) -> None:
         super().__init__(entries)
-        self.folder = Folder(root, private=private, umask=umask)
+        self.folder, self.label = folder, label
 
     def look(self, *, dry_run: bool) -> Lacking:
         """Return the lacking files, after creating directories and links."""
@@ -178,67 +179,64 @@ class TargetDirectory(IncomingFiles):
                 raise ValueError(f"{self.folder.root}: {error.strerror}") from None
         for number, entry in enumerate(self.entries):
             try:
-                if self.lacks(entry, dry_run=dry_run):
+                if not self.is_there(entry) and (dry_run or not self.make(entry)):
                     lacking.append(number)
             except OSError as error:
                 failed[number] = error.strerror or str(error)
         return Lacking(ranges=ranges(lacking), failed=failed)
 
-    def lacks(self, entry: ManifestEntry, *, dry_run: bool) -> bool:
-        """Return True if an entry is missing; create it if it needs no contents."""
+    def is_there(self, entry: ManifestEntry) -> bool:
+        """Return True if the directory has the same file or link, or a directory of that name."""
+        path = self.path_of(entry)
+        if entry.kind == DIRECTORY:
+            return os.path.isdir(path) and not os.path.islink(path)
+        return looks_at(path) == looks_of(entry)
+
+    def path_of(self, entry: ManifestEntry) -> str:
+        return os.path.join(self.folder.root, os.fsdecode(entry.path))
+
+    def make(self, entry: ManifestEntry) -> bool:
+        """Create a directory or a link; return False for a file, whose contents have to come."""
         parts = parts_of_path(entry)
-        if dry_run and not os.path.lexists(os.path.join(self.folder.root, *parts)):
-            return entry.kind != DIRECTORY
         if entry.kind == DIRECTORY:
             with self.folder.inside(parts):
-                return False
-        with self.folder.inside(parts[:-1], make=not dry_run) as directory:
-            try:
-                status = os.lstat(parts[-1], dir_fd=directory)
-            except FileNotFoundError:
-                status = None
-            if entry.kind == LINK:
-                return self._lacks_link(entry, parts[-1], directory, status, dry_run=dry_run)
-            there = status is not None and stat.S_ISREG(status.st_mode) and status
-            return not there or (there.st_size, there.st_mtime_ns) != (entry.size, entry.time)
-
-    def _lacks_link(
-        self,
-        entry: ManifestEntry,
-        name: str,
-        directory: int,
-        status: os.stat_result | None,
-        *,
-        dry_run: bool,
-    ) -> bool:
-        if status is not None:
-            if not stat.S_ISLNK(status.st_mode):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-            if os.readlink(os.fsencode(name), dir_fd=directory) == entry.value:
-                return False
-        if not dry_run:
-            # Nodes that share the disk may do this at the same time.
-            new = hidden(os.urandom(8).hex(), name)
-            os.symlink(entry.value, os.fsencode(new), dir_fd=directory)
-            os.rename(new, name, src_dir_fd=directory, dst_dir_fd=directory)
-        return dry_run
+                return True
+        if entry.kind == LINK:
+            with self.folder.inside(parts[:-1]) as directory:
+                # Nodes that share the disk may do this at the same time.
+                new = hidden(os.urandom(8).hex(), parts[-1])
+                os.symlink(entry.value, os.fsencode(new), dir_fd=directory)
+                os.rename(new, parts[-1], src_dir_fd=directory, dst_dir_fd=directory)
+                return True
+        return False
 
     def begin(self, number: int) -> Arriving:
         entry = self.entries[number]
-        return Arriving(self.folder, entry, self.folder.mode(entry.mode), LABEL)
+        return Arriving(self.folder, entry, self.folder.mode(entry.mode), self.label)
+
+
+# The size, the microseconds of the last change, and the target of a link.
+Looks = tuple[int, int, str]
+
+
+def looks_of(entry: ManifestEntry) -> Looks:
+    if entry.kind == LINK:
+        return 0, 0, os.fsdecode(entry.value)
+    return entry.size, entry.time // 1000, ""
+
+
+def looks_at(path: str) -> Looks | None:
+    """Return the size, time and link target of a path; None if nothing exists there."""
+    try:
+        status = os.lstat(path)
+        if stat.S_ISLNK(status.st_mode):
+            return 0, 0, os.readlink(path)
+    except OSError:
+        return None
+    return status.st_size, max(0, status.st_mtime_ns) // 1000, ""
 
 
 # -- private files for the ranks of a job, sent before it starts ------------------------------
-
-HANDED_NAME = re.compile(rb"[A-Za-z0-9_]+[.](pkl|zip)")
-
-
-def handed_files(run: RunDir, entries: Sequence[ManifestEntry]) -> TargetDirectory:
-    """Return the receiver for the private files of a job that has not started."""
-    for entry in entries:
-        if entry.kind != FILE or not HANDED_NAME.fullmatch(entry.path):
-            raise ValueError(f"not the name of a file for a job: {entry.path!r}")
-    return TargetDirectory(Path(waiting_place(run)), entries, 0o077, private=True)
 
 
 def waiting_place(run: RunDir) -> str:

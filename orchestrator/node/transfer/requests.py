@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from orchestrator.common import files
+from orchestrator.common.folder import Folder
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server.visit import Refusal, RoomState, ServerSession, answers
 from orchestrator.node.transfer import outputs, receive
@@ -22,7 +23,6 @@ from orchestrator.protocol.requests.transfer import (
     CheckedOut,
     CheckOut,
     Contents,
-    FailedWrites,
     FilePiece,
     JobFiles,
     Lacking,
@@ -66,7 +66,8 @@ class Moving(RoomState):
         elif place.kind == HANDED:
             run = RunDir(place.job, place.node)
             self.visit.refuse_if_stopped(run)
-            self.offered = receive.handed_files(run, entries)
+            folder = Folder(Path(receive.waiting_place(run)), private=True, umask=0o077)
+            self.offered = TargetDirectory(folder, entries)
             self.handed[run.path] = run
         elif place.kind == OF_JOB:
             from orchestrator.node.transfer import job_files
@@ -77,7 +78,8 @@ class Moving(RoomState):
             path = files.expanded(place.directory)
             if not path.startswith("/"):
                 raise ValueError(f"not an absolute path: {place.directory!r}")
-            self.offered = TargetDirectory(Path(path), entries, self.visit.umask)
+            folder = Folder(Path(path), private=False, umask=self.visit.umask)
+            self.offered = TargetDirectory(folder, entries)
         return self.offered
 
     def list(self, listing: OutputFiles) -> OutputFiles:
@@ -95,7 +97,7 @@ def offer(visit: ServerSession, request: Offer) -> Lacking:
 
 
 @answers(Contents)
-def contents(visit: ServerSession, request: Contents) -> FailedWrites:
+def contents(visit: ServerSession, request: Contents) -> Lacking:
     """Write the received parts; return the files that failed."""
     offered = visit.of(Moving).offered
     try:
@@ -106,7 +108,7 @@ def contents(visit: ServerSession, request: Contents) -> FailedWrites:
     except Exception:
         offered.abandon()
         raise
-    return FailedWrites(failed=dict(offered.failed))
+    return Lacking(failed=dict(offered.failed))
 
 
 # -- code -------------------------------------------------------------------------------------

@@ -46,18 +46,13 @@ class RemoteDir(Message):
 # -- from the head to a node ------------------------------------------------------------------
 
 
-class FailedWrites(Message):
-    """The files of an offer that could not be written so far."""
+class Lacking(Message):
+    """The files of a manifest that are missing or different on the node."""
 
     # The reason of each failure, by number.
     failed: dict[int, str]
-
-
-class Lacking(FailedWrites):
-    """The files of a manifest that are missing or different on the node."""
-
     # The first and the last number of each range.
-    ranges: tuple[tuple[Count, Count], ...]
+    ranges: tuple[tuple[Count, Count], ...] = ()
 
 
 class Offer(Request[Lacking], do="offer"):
@@ -71,8 +66,11 @@ class Offer(Request[Lacking], do="offer"):
     dry_run: bool = False
 
 
-class Contents(Request[FailedWrites], do="contents"):
-    """Write parts of the files that were offered last, packed in the payload."""
+class Contents(Request[Lacking], do="contents"):
+    """Write parts of the files that were offered last, packed in the payload.
+
+    The answer has those that could not be written so far.
+    """
 
     size: Count  # unpacked
 

@@ -200,7 +200,7 @@ def test_a_list_that_nobody_waits_for_is_given_up(work: Path) -> None:
     assert len(list_tree(os.fsencode(work), Rules(), over)[0]) <= 3
     given_up = Scan(os.fsencode(work), Rules(), ScanLimits())
     given_up.cancel()
-    given_up.thread.join()
+    given_up.tree()
     assert given_up.ready(0) is None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.common.folder import PartialFile
+from orchestrator.common.folder import Folder, PartialFile
 from orchestrator.node.server.visit import Refusal, ServerSession
 from orchestrator.node.transfer.receive import IncomingFiles, TargetDirectory
 from orchestrator.protocol import manifest
@@ -27,7 +27,7 @@ def entries() -> tuple[ManifestEntry, ...]:
 
 
 def incoming(root: Path, *, private: bool = False) -> IncomingFiles:
-    return TargetDirectory(root, entries(), 0o022, private=private)
+    return TargetDirectory(Folder(root, private=private, umask=0o022), entries())
 
 
 def put(place: IncomingFiles, number: int, offset: int, data: bytes) -> None:
@@ -107,7 +107,7 @@ def test_a_directory_is_compared_and_left_as_it_is(tmp_path: Path) -> None:
         ManifestEntry(b"b.py", FILE, 0o600, 1, b"", 7),
         ManifestEntry(b"c/c.py", FILE, 0o600, 1, b"", 7),
     )
-    lacking = TargetDirectory(tmp_path, offered, 0o022).compare(dry_run=True)
+    lacking = TargetDirectory(Folder(tmp_path, private=False), offered).compare(dry_run=True)
     assert lacking.ranges == ((1, 2),)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.py", "b.py"]
     assert (tmp_path / "b.py").stat().st_mtime_ns != 7
