@@ -5,7 +5,6 @@ A complete environment stays as it is; the other nodes get the wheels for their 
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Sequence
@@ -182,7 +181,7 @@ def make_alike(
         sent = send_to_all([node.channel for node in nodes], places, tree, progress.add)
     changed = first_failed(sent)
     if changed:
-        raise CheckFailed(f"{directory / os.fsdecode(changed)} was changed while it was sent")
+        raise CheckFailed(f"{directory / changed} was changed while it was sent")
     arrived = {node.node.name: result for node, result in zip(nodes, sent, strict=True)}
 
     def build(member: tuple[Reached, Kind, str]) -> BuildOutcome:

@@ -28,8 +28,8 @@ from orchestrator.head.start.nodes import Nodes, reach_all
 from orchestrator.head.start.request import LaunchRequest
 from orchestrator.head.transfer.listing import Rules
 from orchestrator.head.transfer.scan import Scan, ScanLimits, was_changed
-from orchestrator.head.transfer.send import Sent, first_failed, send_to_all
-from orchestrator.head.transfer.tree import Tree
+from orchestrator.head.transfer.send import first_failed, send_to_all
+from orchestrator.head.transfer.tree import Moved, Tree
 from orchestrator.protocol.requests.transfer import STORE, CheckedOut, CheckOut, RemoteDir
 from orchestrator.protocol.spec import Target
 from orchestrator.protocol.timing import FILES_ANSWER_SECONDS
@@ -227,7 +227,7 @@ def tree_for(request: LaunchRequest, scan: Scan) -> Tree:
 
 def deliver(
     request: LaunchRequest, wanted: Sequence[Reached], tree: Tree, total: int
-) -> tuple[list[CheckedOut], list[Sent]]:
+) -> tuple[list[CheckedOut], list[Moved]]:
     """Send each node the files it lacks, then check out its snapshot; `total` counts all nodes."""
     beside = str(request.origin.directory if request.origin else request.directory)
     question = CheckOut(
@@ -244,7 +244,7 @@ def deliver(
         places = [RemoteDir(kind=STORE)] * len(wanted)
         results = send_to_all(channels, places, tree, progress.add)
     if changed := first_failed(results):
-        raise was_changed(changed)
+        raise was_changed(os.fsencode(changed))
     sent = all_of(wanted, results, total)
     answers = fleet.ask(wanted, [question] * len(wanted), FILES_ANSWER_SECONDS)
     checked = all_of(wanted, answers, total)
@@ -274,10 +274,10 @@ def refuse_strange(wanted: Sequence[Reached], checked: Sequence[CheckedOut], whe
 
 
 def report(
-    wanted: Sequence[Reached], checked: Sequence[CheckedOut], tree: Tree, sent: Sequence[Sent]
+    wanted: Sequence[Reached], checked: Sequence[CheckedOut], tree: Tree, sent: Sequence[Moved]
 ) -> None:
     """Print which files were sent to which nodes, and which of their directories are linked in."""
-    files = max((len(each.sent) for each in sent), default=0)
+    files = max((len(each.files) for each in sent), default=0)
     news = f"; {plural(files, 'file')} sent, {size(max(s.size for s in sent))}" if files else ""
     about = f"code {tree.digest[:12]} ({plural(tree.files, 'file')}, {size(tree.size)})"
     say(f"{about} on {listed([node.node.name for node in wanted])}{news}")

@@ -23,8 +23,8 @@ from orchestrator.head.connect.channel import Declined, NodeChannel
 from orchestrator.head.screen.output import printable, say
 from orchestrator.head.screen.progress import ProgressBar
 from orchestrator.head.transfer.fetch import answers, plain
-from orchestrator.head.transfer.send import Reader, Sent, send_to_all
-from orchestrator.head.transfer.tree import Tree, entry_of
+from orchestrator.head.transfer.send import Reader, send_to_all
+from orchestrator.head.transfer.tree import Moved, Tree, entry_of
 from orchestrator.node.transfer.job_files import OUTPUTS
 from orchestrator.node.transfer.listing import Listing
 from orchestrator.protocol.manifest import ManifestEntry, link_is_inside
@@ -109,7 +109,7 @@ def bring(
     stopped: Callable[[], None],
 ) -> None:
     """Send the master's files in each of the job's directories to the nodes that lack them."""
-    came, names, began = dict[bytes, int](), dict[str, None](), time.monotonic()
+    came, names, began = dict[str, int](), dict[str, None](), time.monotonic()
 
     def seen(size: int) -> None:
         stopped()
@@ -130,10 +130,10 @@ def bring(
             results = send_to_all(channels, places, tree, seen, read=read)
             stopped()
             sent = all_sent(master.name, takers, results, tree)
-            sizes = {entry.path: entry.size for entry in tree.entries}
+            sizes = sizes_of(tree)
             for taker, each in zip(takers, sent, strict=True):
-                came |= {path: sizes[path] for path in each.sent}
-                names |= {taker.name: None} if each.sent else {}
+                came |= {path: sizes[path] for path in each.files}
+                names |= {taker.name: None} if each.files else {}
     if came:
         what = f"{named(came)} ({size(sum(came.values()))})"
         log.info("%s lacked %s of %s", listed([*names]), what, master.name)
@@ -207,9 +207,9 @@ def reader_of(master: JobPeer, tree: Tree) -> Reader:
 def all_sent(
     giver: str,
     takers: Sequence[JobPeer],
-    results: Sequence[Sent | OrchestratorError],
+    results: Sequence[Moved | OrchestratorError],
     tree: Tree,
-) -> list[Sent]:
+) -> list[Moved]:
     """Return the results; raise CheckFailed with the nodes that did not receive their files."""
     reasons: dict[str, str] = {}
     for taker, each in zip(takers, results, strict=True):
@@ -217,15 +217,19 @@ def all_sent(
             reasons |= dict.fromkeys(each.names or (taker.name,), printable(each.what))
         elif each.failed:
             path, why = min(each.failed.items())
-            reasons[taker.name] = f"{printable(os.fsdecode(path))}: {why}"
+            reasons[taker.name] = f"{printable(path)}: {why}"
     if reasons:
-        what = f"{named({e.path: e.size for e in tree.entries})}, which {giver} has,"
+        what = f"{named(sizes_of(tree))}, which {giver} has,"
         why = "; ".join(f"{name} ({reason})" for name, reason in reasons.items())
         raise CheckFailed(f"{what} did not come to {why}: {APART}", MEND, names=[*reasons])
-    return [each for each in results if isinstance(each, Sent)]
+    return [each for each in results if isinstance(each, Moved)]
 
 
-def named(sizes: Mapping[bytes, int]) -> str:
+def sizes_of(tree: Tree) -> dict[str, int]:
+    return {os.fsdecode(entry.path): entry.size for entry in tree.entries}
+
+
+def named(sizes: Mapping[str, int]) -> str:
     """Return the name of the largest of these files, and the number of the others."""
-    first = printable(os.fsdecode(max(sizes, key=lambda path: (sizes[path], path))))
+    first = printable(max(sizes, key=lambda path: (sizes[path], path)))
     return f"{first} and {len(sizes) - 1} more" if len(sizes) > 1 else first

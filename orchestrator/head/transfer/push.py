@@ -16,10 +16,10 @@ from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes.node_list import NumberedNode
 from orchestrator.head.screen.progress import ProgressBar
-from orchestrator.head.transfer.send import Sent, send_to_all
+from orchestrator.head.transfer.send import send_to_all
 from orchestrator.head.transfer.tree import Moved, Tree, entry_of
 from orchestrator.node.transfer.listing import Listing
-from orchestrator.protocol.manifest import FILE, MOST_ENTRIES
+from orchestrator.protocol.manifest import MOST_ENTRIES
 from orchestrator.protocol.requests.transfer import RemoteDir
 
 
@@ -51,25 +51,24 @@ def load(source: Path, destination: str | None) -> Cargo:
         )
     try:
         status = source.stat()
+        if stat.S_ISDIR(status.st_mode):
+            # An unreadable directory is an error, not an empty one.
+            os.listdir(source)
     except OSError as error:
         raise UsageError(f"{source}: {(error.strerror or str(error)).lower()}") from None
-    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
-        raise UsageError(f"{source} is neither a file nor a directory")
-    if stat.S_ISREG(status.st_mode):
-        listing = Listing(str(source.parent))
-        listing.add(name, status)
-        (file,) = map(entry_of, listing.files)
-        there = file._replace(path=os.fsencode(Path(where).name))
-        tree = Tree.of(os.fsencode(source.parent), [there], names={there.path: file.path})
-        return Cargo(tree, str(Path(where).parent))
-    listing = Listing(str(source), most=MOST_ENTRIES)
-    try:
-        os.listdir(source)
+    if stat.S_ISDIR(status.st_mode):
+        listing = Listing(str(source), most=MOST_ENTRIES)
         listing.walk()
-    except OSError as error:
-        raise UsageError(f"{source}: {error.strerror}") from None
-    tree = Tree.of(os.fsencode(source), map(entry_of, listing.files))
-    return Cargo(tree, where, tuple(listing.left_out))
+        tree = Tree.of(os.fsencode(source), map(entry_of, listing.files))
+        return Cargo(tree, where, tuple(listing.left_out))
+    listing = Listing(str(source.parent))
+    listing.add(name, status)
+    if not listing.files:
+        raise UsageError(f"{source} is neither a file nor a directory")
+    (file,) = map(entry_of, listing.files)
+    there = file._replace(path=os.fsencode(Path(where).name))
+    tree = Tree.of(os.fsencode(source.parent), [there], names={there.path: file.path})
+    return Cargo(tree, str(Path(where).parent))
 
 
 def push(
@@ -94,21 +93,8 @@ def push(
         into = [RemoteDir(directory=cargo.directory)] * len(there)
         results = iter(send_to_all(there, into, cargo.tree, progress.add, dry_run=dry_run))
         sent = [next(results) if isinstance(each, NodeChannel) else each for each in connected]
+    moved = [Moved(error=each) if isinstance(each, OrchestratorError) else each for each in sent]
     return [
-        replace(sent_by(cargo, each), node=target.index, name=target.node.name)
-        for target, each in zip(targets, sent, strict=True)
+        replace(each, node=target.index, name=target.node.name, into=cargo.directory)
+        for target, each in zip(targets, moved, strict=True)
     ]
-
-
-def sent_by(cargo: Cargo, result: Sent | OrchestratorError) -> Moved:
-    """Return the result of one node: files that were sent (or would be), kept or failed."""
-    if isinstance(result, OrchestratorError):
-        return Moved(into=cargo.directory, error=result)
-    files = {entry.path for entry in cargo.tree.entries if entry.kind == FILE}
-    return Moved(
-        into=cargo.directory,
-        files=list(map(os.fsdecode, result.sent)),
-        kept=len(files.difference(result.sent, result.failed)),
-        size=result.size,
-        failed={os.fsdecode(path): reason for path, reason in result.failed.items()},
-    )

@@ -14,14 +14,13 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
 from orchestrator.common.errors import NodeError, OrchestratorError
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
-from orchestrator.head.transfer.tree import Tree
+from orchestrator.head.transfer.tree import Moved, Tree
 from orchestrator.protocol.manifest import FILE, ManifestEntry, numbers_in
 from orchestrator.protocol.message import Nonsense
 from orchestrator.protocol.requests.transfer import Contents, FilePart, Offer, RemoteDir
@@ -61,22 +60,6 @@ class Batch(NamedTuple):
     failed: Mapping[int, str]
 
 
-@dataclass
-class Sent:
-    """The result of sending to one node."""
-
-    # The paths of files that the node lacked.
-    lacked: list[bytes] = field(default_factory=list)
-    # The number of bytes that were sent.
-    size: int = 0
-    # The reason by path.
-    failed: dict[bytes, str] = field(default_factory=dict)
-
-    @property
-    def sent(self) -> list[bytes]:
-        return [path for path in self.lacked if path not in self.failed]
-
-
 def send_to_all(
     channels: Sequence[NodeChannel],
     places: Sequence[RemoteDir],
@@ -85,7 +68,7 @@ def send_to_all(
     *,
     read: Reader | None = None,
     dry_run: bool = False,
-) -> list[Sent | OrchestratorError]:
+) -> list[Moved | OrchestratorError]:
     """Send a tree to nodes; return each node's result or error, in their order.
 
     `seen` is called with the number of bytes of each step, for a progress bar. `read` replaces
@@ -99,10 +82,10 @@ def send_to_all(
         outbox.pool.shutdown(cancel_futures=True)
 
 
-def first_failed(results: Sequence[Sent | OrchestratorError]) -> bytes:
-    """Return the path of a file that could not be sent as it was read, else b""."""
-    sent = (result for result in results if isinstance(result, Sent))
-    return next((path for result in sent for path in sorted(result.failed)), b"")
+def first_failed(results: Sequence[Moved | OrchestratorError]) -> str:
+    """Return the path of a file that could not be sent as it was read, else ""."""
+    sent = (result for result in results if isinstance(result, Moved))
+    return next((path for result in sent for path in sorted(result.failed)), "")
 
 
 class Outbox:
@@ -144,15 +127,15 @@ class Outbox:
         level = 1 if len(zlib.compress(sample, 1)) < WORTH_IT * len(sample) else 0
         return Batch(zlib.compress(raw, level), len(raw), count, failed)
 
-    def send(self, channel: NodeChannel, into: RemoteDir, seen: Seen, *, dry_run: bool) -> Sent:
+    def send(self, channel: NodeChannel, into: RemoteDir, seen: Seen, *, dry_run: bool) -> Moved:
         """Offer the files to one node, and send those it lacks, batch after batch."""
-        sent, entries = Sent(), self.tree.entries
+        sent, entries = Moved(into=into.directory), self.tree.entries
 
         def note_failed(failed: Mapping[int, str]) -> None:
             """Store why files cannot be written on the node; the first reason counts."""
             for number, reason in failed.items():
                 if number in range(len(entries)):
-                    sent.failed.setdefault(entries[number].path, reason)
+                    sent.failed.setdefault(os.fsdecode(entries[number].path), reason)
 
         def hear(most: int) -> None:
             """Wait for the oldest answers until at most that many are pending."""
@@ -167,7 +150,6 @@ class Outbox:
         except Nonsense:
             raise NodeError("it lacks files that the list does not have") from None
         numbers = [number for number in lacked if entries[number].kind == FILE]
-        sent.lacked = [entries[number].path for number in numbers]
         log.debug("%s: lacks %d files", channel.name, len(numbers))
         seen(self.tree.size - sum(entries[number].size for number in numbers))
         window: deque[tuple[int, Contents]] = deque()
@@ -180,6 +162,10 @@ class Outbox:
             sent.size += batch.contents
             seen(batch.contents)
         hear(0)
+        came = (os.fsdecode(entries[number].path) for number in numbers)
+        sent.files = [path for path in came if path not in sent.failed]
+        paths = {os.fsdecode(entry.path) for entry in entries if entry.kind == FILE}
+        sent.kept = len(paths.difference(sent.files, sent.failed))
         return sent
 
 

@@ -39,8 +39,8 @@ class CodeVisit(RoomState):
                 self.store, request.snapshot, request.title, entries, installed.first
             )
             self.unused.add(made.path)
-            linked = snapshot.link_inputs(made.root, request.beside, request.inputs)
-            snapshot.link_outputs(made, request.beside, request.outputs)
+            linked = snapshot.link_own(made, request.beside, request.inputs, create=False)
+            snapshot.link_own(made, request.beside, request.outputs, create=True)
         workdir = os.fsdecode(made.root)
         return CheckedOut(
             workdir=workdir,

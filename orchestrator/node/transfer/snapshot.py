@@ -116,33 +116,27 @@ def refuse_changed(kept: bytes, entry: ManifestEntry) -> None:
 # -- what the node has beside it ------------------------------------------------------------------
 
 
-def link_inputs(root: bytes, directory: str, names: Iterable[str]) -> list[str]:
-    """Link names of the node's own directory that the tree lacks; return those linked."""
+def link_own(made: Made, directory: str, names: Iterable[str], *, create: bool) -> list[str]:
+    """Link names of the node's own directory that the tree lacks; return those linked.
+
+    Missing ones are left out, or are created as directories.
+    """
+    path, root = made
     source, linked = os.fsencode(os.path.expanduser(directory)), []
     for name in dict.fromkeys(names):
-        if not is_inside(os.fsencode(name)):
+        own, here = (
+            os.path.normpath(os.path.join(each, os.fsencode(name))) for each in (source, root)
+        )
+        if not here.startswith(path + b"/") or (root + b"/").startswith(here + b"/"):
             raise ValueError(f"a path that leads out of the snapshot: {name[:60]!r}")
-        own, here = os.path.join(source, os.fsencode(name)), os.path.join(root, os.fsencode(name))
+        if create:
+            os.makedirs(own, exist_ok=True)
+        # Its whole directory may be linked.
         if os.path.exists(own) and not os.path.lexists(here):
             os.makedirs(os.path.dirname(here), mode=0o700, exist_ok=True)
             os.symlink(own, here)
             linked.append(name)
     return linked
-
-
-def link_outputs(made: Made, directory: str, outputs: Iterable[str]) -> None:
-    """Create the program's output directories in the node's own directory, and link them."""
-    path, root = made
-    for name in map(os.fsencode, outputs):
-        link = os.path.normpath(os.path.join(root, name))
-        if not link.startswith(path + b"/") or (root + b"/").startswith(link + b"/"):
-            raise ValueError(f"a path that leads out of the snapshot: {name[:60]!r}")
-        own = os.path.normpath(os.path.join(os.fsencode(os.path.expanduser(directory)), name))
-        os.makedirs(own, exist_ok=True)
-        os.makedirs(os.path.dirname(link), mode=0o700, exist_ok=True)
-        # The name was linked with the rest of the directory.
-        with contextlib.suppress(FileExistsError):
-            os.symlink(own, link)
 
 
 # -- whose it is, and its end ---------------------------------------------------------------------

@@ -19,8 +19,8 @@ from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.transfer import listing, send
 from orchestrator.head.transfer.listing import Rules
 from orchestrator.head.transfer.scan import Scan, ScanLimits
-from orchestrator.head.transfer.send import Batch, Outbox, Sent, first_failed
-from orchestrator.head.transfer.tree import Tree
+from orchestrator.head.transfer.send import Batch, Outbox, first_failed
+from orchestrator.head.transfer.tree import Moved, Tree
 from orchestrator.protocol.manifest import FILE, ManifestEntry
 from orchestrator.protocol.requests.machine import Probe
 from orchestrator.protocol.requests.transfer import STORE, CheckedOut, CheckOut, RemoteDir
@@ -80,13 +80,13 @@ def send_tree(
 ) -> list[tuple[int, int] | OrchestratorError]:
     """Bring a tree to the stores of nodes; return how many files and bytes each lacked."""
     results = send_to_stores(nodes, tree, seen)
-    assert first_failed(results) == b""
-    return [(len(r.sent), r.size) if isinstance(r, Sent) else r for r in results]
+    assert first_failed(results) == ""
+    return [(len(r.files), r.size) if isinstance(r, Moved) else r for r in results]
 
 
 def send_to_stores(
     nodes: Sequence[Reached], tree: Tree, seen: Callable[[int], None] = lambda _: None
-) -> list[Sent | OrchestratorError]:
+) -> list[Moved | OrchestratorError]:
     places = [RemoteDir(kind=STORE)] * len(nodes)
     return send.send_to_all([node.channel for node in nodes], places, tree, seen)
 
@@ -146,7 +146,7 @@ def test_an_edit_on_the_way_is_seen(work: Path, nodes: list[Reached], how: str) 
     else:
         (work / "many/7").write_bytes(b"x" if how == "edited" else b"")
     results = send_to_stores(nodes, tree)
-    assert first_failed(results) == b"many/7"
+    assert first_failed(results) == "many/7"
     new = scan(work)
     changed = {"edited": (1, 1), "shorter": (0, 0), "gone": (0, 0)}  # an empty one has come
     assert send_tree(nodes, new) == [changed[how]] * 2
