@@ -122,10 +122,12 @@ class Fetch:
         questions = (self._question(listed[part.number], part) for part in parts)
         try:
             for part, (_, answer) in zip(parts, answers(self.channel, questions), strict=True):
+                if part.number in here.failed:
+                    continue
                 if isinstance(answer, Declined) or len(answer.data) != part.size:
                     what = answer.what if isinstance(answer, Declined) else CHANGED
-                    here.failed.setdefault(part.number, what)
-                elif part.number not in here.failed:
+                    here.fail(part.number, OSError(0, what))
+                else:
                     self.progress(part.size)
                     self.result.size += part.size
                     here.put(part, memoryview(answer.data))

@@ -22,14 +22,14 @@ from orchestrator.node.job.run_directory import RunDir, home
 from orchestrator.node.transfer import snapshot
 from orchestrator.node.transfer.listing import Listing
 from orchestrator.node.transfer.receive import (
-    IncomingFiles,
     Looks,
     TargetDirectory,
     looks_at,
     looks_of,
+    nothing,
 )
 from orchestrator.node.transfer.store import Store
-from orchestrator.protocol.manifest import DIRECTORY, LINK, ManifestEntry, is_inside, numbers_in
+from orchestrator.protocol.manifest import DIRECTORY, LINK, ManifestEntry, is_inside
 from orchestrator.protocol.requests.transfer import (
     AskJobFiles,
     JobFiles,
@@ -90,11 +90,11 @@ def written(run: RunDir, request: AskJobFiles) -> JobFiles:
 
 def target(
     run: RunDir, place: RemoteDir, entries: Sequence[ManifestEntry], umask: int
-) -> IncomingFiles:
+) -> TargetDirectory:
     """Return the receiver for files that the job's master wrote in the same directory."""
     root = roots_of(run, run.read_spec(), place.outputs).get(place.directory)
     if root is None:
-        return IncomingFiles(())
+        return nothing()
     return FromMaster(run, place.directory, Path(root), entries, umask)
 
 
@@ -110,9 +110,9 @@ class FromMaster(TargetDirectory):
         super().__init__(Folder(root, private=False, umask=umask), entries)
         self.run, self.name, self.known = run, name, brought(run)
 
-    def look(self, *, dry_run: bool) -> Lacking:
-        found = super().look(dry_run=dry_run)
-        coming = [self.entries[at] for at in numbers_in(found.ranges, len(self.entries))]
+    def compare(self, *, dry_run: bool = False) -> Lacking:
+        found = super().compare(dry_run=dry_run)
+        coming = [self.entries[number] for number in self.missing]
         if coming:
             self.known |= {self.path_of(entry): looks_of(entry) for entry in coming}
             files.replace(note_of(self.run), json.dumps(self.known))

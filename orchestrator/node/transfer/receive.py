@@ -1,7 +1,7 @@
-"""Files that arrive from the head: each is complete, or does not appear at all.
+"""Files that arrive from another machine: each is complete, or does not appear at all.
 
-`IncomingFiles` receives one manifest. Its subclasses decide which files are lacking, and
-how a file is written.
+`TargetDirectory` receives one manifest. Its subclasses decide which files are lacking, and which
+are replaced.
 """
 
 from __future__ import annotations
@@ -12,19 +12,12 @@ import shutil
 import stat
 import zlib
 from collections.abc import Sequence
+from pathlib import Path
 
 from orchestrator.common.folder import Folder, PartialFile, hidden
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.protocol import manifest
 from orchestrator.protocol.manifest import DIRECTORY, LINK, ManifestEntry, ranges
-from orchestrator.protocol.requests.transfer import FilePart, Lacking, parts_of
-
-
-class OtherContent(ValueError):
-    """Raised for a file whose received content is not the expected one."""
-
-    def __init__(self, path: bytes) -> None:
-        super().__init__(f"{os.fsdecode(path)} came with another content")
+from orchestrator.protocol.requests.transfer import FilePart, Lacking
 
 
 class Arriving:
@@ -42,9 +35,9 @@ class Arriving:
         self.part.put(data)
 
     def finish(self) -> None:
-        """Publish the complete file under its name; raise OtherContent if its content is wrong."""
+        """Publish the complete file under its name; raise OSError if its content is wrong."""
         if self.digest is not None and self.digest.hexdigest().encode() != self.entry.value:
-            raise OtherContent(self.entry.path)
+            raise OSError(0, "it came with another content")
         time = self.entry.time or os.fstat(self.part.file.fileno()).st_mtime_ns
         self.part.publish(self.mode, time)
         self.part.close()
@@ -52,94 +45,6 @@ class Arriving:
 
 def parts_of_path(entry: ManifestEntry) -> list[str]:
     return os.fsdecode(entry.path).split("/")
-
-
-class IncomingFiles:
-    """The files of one manifest on their way into a directory or the store."""
-
-    # If False, a file that cannot be written ends the transfer.
-    goes_on = True
-
-    def __init__(self, entries: Sequence[ManifestEntry]) -> None:
-        self.entries = entries
-        # The files that must still arrive.
-        self.missing = set[int]()
-        self.failed: dict[int, str] = {}
-        # The number of the file that is being written, and the offset in it.
-        self.number, self.at = -1, 0
-        self.writing: Arriving | None = None
-
-    def look(self, *, dry_run: bool) -> Lacking:
-        """Return the lacking files, after creating entries that need no contents."""
-        return Lacking(ranges=(), failed={})
-
-    def begin(self, number: int) -> Arriving:
-        """Return a writer for a file."""
-        raise NotImplementedError
-
-    def publish(self, arriving: Arriving) -> None:
-        """Give a complete file its name."""
-        arriving.finish()
-
-    def finish(self) -> None:
-        """Run the final steps once every file has arrived."""
-
-    def compare(self, *, dry_run: bool = False) -> Lacking:
-        """Return the lacking files, which are expected from now on."""
-        lacking = self.look(dry_run=dry_run)
-        self.missing = set(manifest.numbers_in(lacking.ranges, len(self.entries)))
-        self.failed = dict(lacking.failed)
-        if not (self.missing or dry_run):
-            self.finish()
-        return lacking
-
-    def put_all(self, data: bytes) -> None:
-        """Write the parts of one batch."""
-        for part, content in parts_of(data):
-            self.put(part, content)
-
-    def put(self, part: FilePart, data: memoryview) -> None:
-        """Write a part of a file; the last part publishes the file."""
-        if part.number in self.failed:
-            return
-        if part.number not in self.missing:
-            raise ValueError("a file that was not lacking")
-        try:
-            self._put(part, data)
-        except OtherContent as error:
-            self.fail(part.number, str(error))
-        except OSError as error:
-            if not self.goes_on:
-                raise
-            self.fail(part.number, error.strerror or str(error))
-
-    def _put(self, part: FilePart, data: memoryview) -> None:
-        size = self.entries[part.number].size
-        if part.offset == 0:
-            self.abandon()
-            self.number, self.at, self.writing = part.number, 0, self.begin(part.number)
-        if (part.number, part.offset) != (self.number, self.at) or self.at + len(data) > size:
-            raise ValueError("parts of a file in disorder")
-        assert self.writing is not None
-        self.writing.write(data)
-        self.at += len(data)
-        if self.at == size:
-            self.publish(self.writing)
-            self.writing, self.number = None, -1
-            self.missing.discard(part.number)
-            if not self.missing:
-                self.finish()
-
-    def fail(self, number: int, problem: str) -> None:
-        """Record a file as failed."""
-        self.abandon()
-        self.failed[number] = problem
-
-    def abandon(self) -> None:
-        """Remove the incomplete file, if there is one."""
-        writing, self.writing, self.number = self.writing, None, -1
-        if writing is not None:
-            writing.abandon()
 
 
 def unzip(data: bytes | bytearray, most: int) -> bytes:
@@ -160,18 +65,25 @@ def unzip(data: bytes | bytearray, most: int) -> bytes:
 LABEL = f"push {os.uname().nodename}"
 
 
-class TargetDirectory(IncomingFiles):
-    """A directory that receives files; files that differ are overwritten."""
+class TargetDirectory:
+    """A directory that takes the files of one manifest; files that differ are overwritten."""
 
     def __init__(
         self, folder: Folder, entries: Sequence[ManifestEntry], label: str = LABEL
     ) -> None:
-        super().__init__(entries)
-        self.folder, self.label = folder, label
+        self.folder, self.entries, self.label = folder, entries, label
+        # The files that must still arrive.
+        self.missing = set[int]()
+        self.failed: dict[int, str] = {}
+        # The number of the file that is being written, and the offset in it.
+        self.number, self.at = -1, 0
+        self.writing: Arriving | None = None
 
-    def look(self, *, dry_run: bool) -> Lacking:
-        """Return the lacking files, after creating directories and links."""
-        lacking, failed = [], {}
+    def compare(self, *, dry_run: bool = False) -> Lacking:
+        """Return the lacking files, which are expected from now on.
+
+        Missing directories and links are created, except in a dry run.
+        """
         if not dry_run:
             try:
                 self.folder.make()
@@ -180,10 +92,12 @@ class TargetDirectory(IncomingFiles):
         for number, entry in enumerate(self.entries):
             try:
                 if not self.is_there(entry) and (dry_run or not self.make(entry)):
-                    lacking.append(number)
+                    self.missing.add(number)
             except OSError as error:
-                failed[number] = error.strerror or str(error)
-        return Lacking(ranges=ranges(lacking), failed=failed)
+                self.fail(number, error)
+        if not (self.missing or dry_run):
+            self.finish()
+        return Lacking(ranges=ranges(sorted(self.missing)), failed=dict(self.failed))
 
     def is_there(self, entry: ManifestEntry) -> bool:
         """Return True if the directory has the same file or link, or a directory of that name."""
@@ -213,6 +127,57 @@ class TargetDirectory(IncomingFiles):
     def begin(self, number: int) -> Arriving:
         entry = self.entries[number]
         return Arriving(self.folder, entry, self.folder.mode(entry.mode), self.label)
+
+    def publish(self, arriving: Arriving) -> None:
+        """Give a complete file its name."""
+        arriving.finish()
+
+    def finish(self) -> None:
+        """Run the final steps once every file has arrived."""
+
+    def put(self, part: FilePart, data: memoryview) -> None:
+        """Write a part of a file; the last part publishes the file."""
+        if part.number in self.failed:
+            return
+        if part.number not in self.missing:
+            raise ValueError("a file that was not lacking")
+        try:
+            self._put(part, data)
+        except OSError as error:
+            self.fail(part.number, error)
+
+    def _put(self, part: FilePart, data: memoryview) -> None:
+        size = self.entries[part.number].size
+        if part.offset == 0:
+            self.abandon()
+            self.number, self.at, self.writing = part.number, 0, self.begin(part.number)
+        if (part.number, part.offset) != (self.number, self.at) or self.at + len(data) > size:
+            raise ValueError("parts of a file in disorder")
+        assert self.writing is not None
+        self.writing.write(data)
+        self.at += len(data)
+        if self.at == size:
+            self.publish(self.writing)
+            self.writing, self.number = None, -1
+            self.missing.discard(part.number)
+            if not self.missing:
+                self.finish()
+
+    def fail(self, number: int, error: OSError) -> None:
+        """Record a file as failed."""
+        self.abandon()
+        self.failed[number] = error.strerror or str(error)
+
+    def abandon(self) -> None:
+        """Remove the incomplete file, if there is one."""
+        writing, self.writing, self.number = self.writing, None, -1
+        if writing is not None:
+            writing.abandon()
+
+
+def nothing() -> TargetDirectory:
+    """Return a receiver that takes no files."""
+    return TargetDirectory(Folder(Path(), private=True), ())
 
 
 # The size, the microseconds of the last change, and the target of a link.

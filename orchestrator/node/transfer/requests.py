@@ -10,7 +10,7 @@ from orchestrator.common.folder import Folder
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server.visit import Refusal, RoomState, ServerSession, answers
 from orchestrator.node.transfer import outputs, receive
-from orchestrator.node.transfer.receive import IncomingFiles, TargetDirectory, unzip
+from orchestrator.node.transfer.receive import TargetDirectory, unzip
 from orchestrator.protocol import manifest
 from orchestrator.protocol.manifest import LARGEST_LIST_BYTES
 from orchestrator.protocol.requests.request import NO_PART
@@ -32,6 +32,7 @@ from orchestrator.protocol.requests.transfer import (
     Outputs,
     ReadFile,
     RemoteDir,
+    parts_of,
 )
 
 
@@ -41,7 +42,7 @@ class Moving(RoomState):
     def __init__(self, visit: ServerSession) -> None:
         super().__init__(visit)
         # The files that the head offered last.
-        self.offered = IncomingFiles(())
+        self.offered = receive.nothing()
         # The runs whose private files wait for the start of the job.
         self.handed: dict[str, RunDir] = {}
         # The files that were listed, which the head may read.
@@ -53,7 +54,7 @@ class Moving(RoomState):
         for run in self.handed.values():
             receive.discard(run)
 
-    def offer(self, place: RemoteDir) -> IncomingFiles:
+    def offer(self, place: RemoteDir) -> TargetDirectory:
         """Return the receiver for the manifest in the payload; end the transfer before it."""
         self.offered.abandon()
         listing = unzip(self.visit.take_piece(), LARGEST_LIST_BYTES)
@@ -104,7 +105,8 @@ def contents(visit: ServerSession, request: Contents) -> Lacking:
         data = unzip(visit.take_piece(), min(request.size, LARGEST_BATCH_BYTES) or 1)
         if len(data) != request.size:
             raise ValueError("contents of another size came")
-        offered.put_all(data)
+        for part, content in parts_of(data):
+            offered.put(part, content)
     except Exception:
         offered.abandon()
         raise

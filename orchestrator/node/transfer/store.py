@@ -19,10 +19,9 @@ from orchestrator.common import files
 from orchestrator.common.folder import Folder
 from orchestrator.common.permissions import others
 from orchestrator.node.job.run_directory import home
-from orchestrator.node.transfer.receive import Arriving, IncomingFiles
+from orchestrator.node.transfer.receive import Arriving, TargetDirectory
 from orchestrator.protocol import manifest
 from orchestrator.protocol.manifest import FILE, ManifestEntry
-from orchestrator.protocol.requests.transfer import FilePart, Lacking
 
 # The time since a snapshot last used a content, or since an ended job began.
 OLD_SECONDS = 7 * 86400.0
@@ -70,15 +69,6 @@ class Store:
     def path_of(self, entry: ManifestEntry) -> bytes:
         return b"%s/%s/%s-%o" % (self.objects, entry.value[:2], entry.value[2:], entry.mode)
 
-    def lacking(self, entries: Sequence[ManifestEntry]) -> list[int]:
-        """Return the positions of the files whose contents are missing, each content once."""
-        first = {
-            self.path_of(entry): position
-            for position, entry in reversed(list(enumerate(entries)))
-            if entry.kind == FILE
-        }
-        return sorted(at for path, at in first.items() if not is_kept(path, entries[at]))
-
     def tree(self, digest: str) -> Sequence[ManifestEntry]:
         """Return the entries of a tree that was offered."""
         if digest not in self.trees:
@@ -111,33 +101,37 @@ def is_kept(path: bytes, entry: ManifestEntry) -> bool:
     )
 
 
-class ToStore(IncomingFiles):
+class ToStore(TargetDirectory):
     """Receives the files of a manifest into the store: each content once, by its digest."""
-
-    goes_on = False
 
     def __init__(self, store: Store, entries: Sequence[ManifestEntry], listing: bytes) -> None:
         if any(entry.kind == FILE and not entry.value for entry in entries):
             raise ValueError("the store takes no file without its checksum")
-        super().__init__(entries)
-        self.store, self.listing = store, listing
-        self.folder = Folder(Path(os.fsdecode(store.objects)), private=True)
+        # Other heads may send the same content at the same time.
+        label = os.urandom(8).hex()
+        super().__init__(Folder(Path(os.fsdecode(store.objects)), private=True), entries, label)
+        self.store, self.seen = store, set[bytes]()
+        store.trees[manifest.digest_of(listing)] = entries
 
-    def look(self, *, dry_run: bool) -> Lacking:
-        """Record the manifest, and return the lacking contents."""
-        self.store.trees[manifest.digest_of(self.listing)] = self.entries
-        return Lacking(ranges=manifest.ranges(self.store.lacking(self.entries)), failed={})
+    def is_there(self, entry: ManifestEntry) -> bool:
+        path = self.store.path_of(entry)
+        if entry.kind != FILE or path in self.seen:
+            return True
+        self.seen.add(path)
+        return is_kept(path, entry)
 
-    def put(self, part: FilePart, data: memoryview) -> None:
-        with self.store.writing():
-            super().put(part, data)
+    def fail(self, number: int, error: OSError) -> None:
+        """Record a file with another content; raise ValueError if the store cannot be written."""
+        super().fail(number, error)
+        if error.errno:
+            with self.store.writing():
+                raise error
 
     def begin(self, number: int) -> Arriving:
         entry = self.entries[number]
         path = os.path.relpath(self.store.path_of(entry), self.store.objects)
         stored = entry._replace(path=path, time=moment(entry.value) * 1_000_000_000)
-        # Other heads may send the same content at the same time.
-        return Arriving(self.folder, stored, entry.mode, os.urandom(8).hex())
+        return Arriving(self.folder, stored, entry.mode, self.label)
 
 
 def settle(descriptor: int, entry: ManifestEntry) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.common.folder import Folder, PartialFile
 from orchestrator.node.server.visit import Refusal, ServerSession
-from orchestrator.node.transfer.receive import IncomingFiles, TargetDirectory
+from orchestrator.node.transfer.receive import TargetDirectory
 from orchestrator.protocol import manifest
 from orchestrator.protocol.manifest import FILE, ManifestEntry
 from orchestrator.protocol.requests.transfer import Contents, FilePart, Offer, RemoteDir
@@ -26,11 +26,11 @@ def entries() -> tuple[ManifestEntry, ...]:
     )
 
 
-def incoming(root: Path, *, private: bool = False) -> IncomingFiles:
+def incoming(root: Path, *, private: bool = False) -> TargetDirectory:
     return TargetDirectory(Folder(root, private=private, umask=0o022), entries())
 
 
-def put(place: IncomingFiles, number: int, offset: int, data: bytes) -> None:
+def put(place: TargetDirectory, number: int, offset: int, data: bytes) -> None:
     place.put(FilePart(number, offset, len(data)), memoryview(data))
 
 
