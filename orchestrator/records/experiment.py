@@ -33,8 +33,6 @@ SLURM_JOB = "slurm_job"
 # The head logs here, beside the logs of the nodes.
 HEAD_LOG = "head.log"
 SHOWN = ".shown"
-# Keeps git from tracking the directory of all experiments.
-IGNORED = ".gitignore"
 NO_RESTART = ".no_restart"
 # Names a process that asks to become the head in place of the current one.
 STEAL = ".steal"
@@ -292,8 +290,6 @@ class Experiment:
         self.path = path
         self.trusted = trusted
         self._lock: int | None = None
-        # True if the directory of all experiments was created with it.
-        self.made_root = False
 
     @property
     def name(self) -> str:
@@ -508,12 +504,6 @@ class Experiment:
             (self.logs / each).unlink(missing_ok=True)
         for inner in (self.path / "outputs", self.logs, self.path):
             inner.rmdir()
-        if self.made_root:
-            # Another launch may use the directory by now.
-            with contextlib.suppress(OSError):
-                if [entry.name for entry in self.path.parent.iterdir()] == [IGNORED]:
-                    (self.path.parent / IGNORED).unlink()
-                self.path.parent.rmdir()
 
     def again(self) -> Experiment:
         """Prepare this directory for the next attempt of the job.

@@ -12,7 +12,6 @@ from orchestrator.common import files
 from orchestrator.common.errors import EMPTY, UsageError, nearest
 from orchestrator.common.permissions import others
 from orchestrator.records.experiment import (
-    IGNORED,
     NAME,
     RECORD,
     STAMP,
@@ -32,15 +31,13 @@ def check_name(name: str) -> None:
 def create(root: Path, name: str) -> Experiment:
     """Create experiments/<name>_YYYYMMDD_HHMMSS, unique even for two launches in one second."""
     check_name(name)
-    made_root = False
     try:
-        made_root = not root.exists()
-        if made_root:
+        if not root.exists():
             root.parent.mkdir(parents=True, exist_ok=True)
             # Another launch may create it first.
             with contextlib.suppress(FileExistsError):
                 files.make_private(root)
-                files.replace(root / IGNORED, "# experiments are no source\n*\n")
+                files.replace(root / ".gitignore", "# experiments are no source\n*\n")
         path = _new_directory(root.absolute(), name)
         for inner in (path / "outputs", path / "logs"):
             files.make_private(inner)
@@ -49,9 +46,7 @@ def create(root: Path, name: str) -> Experiment:
             f"no experiment can be created in {root}: {error.strerror}",
             "make it writable, free some space, or name another directory with --experiments DIR",
         ) from error
-    experiment = Experiment(path)
-    experiment.made_root = made_root
-    return experiment
+    return Experiment(path)
 
 
 def _new_directory(root: Path, name: str) -> Path:

@@ -83,15 +83,12 @@ def sign(directory: Path, orders: Orders) -> None:
         signed = {"exposed": exposed, "hmac": code(key, orders, exposed)}
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             # The signature of the previous record stays valid until the new record is written.
-            signed["before"] = str(read(directory)["hmac"])
+            signed["before"] = str(read(directory / SIGNATURE)["hmac"])
         files.replace(directory / SIGNATURE, json.dumps(signed) + "\n")
 
 
-def read(directory: int | Path) -> dict[str, Any]:
-    if isinstance(directory, Path):
-        with files.opened(directory) as descriptor:
-            return read(descriptor)
-    return dict(json.loads(files.read_plain(SIGNATURE, directory, 4096)))
+def read(path: str | Path, directory: int | None = None) -> dict[str, Any]:
+    return dict(json.loads(files.read_plain(path, directory, 4096)))
 
 
 def signature(directory: int, orders: Orders) -> str | None:
@@ -102,7 +99,7 @@ def signature(directory: int, orders: Orders) -> str | None:
     """
     key = read_key()
     try:
-        data = read(directory)
+        data = read(SIGNATURE, directory)
         exposed, known = str(data["exposed"]), (str(data["hmac"]), str(data.get("before", "")))
     except (OSError, ValueError, KeyError, TypeError):
         return None

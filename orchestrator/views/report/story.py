@@ -230,9 +230,13 @@ def incidents(experiment: Experiment, record: JobRecord) -> list[Moment]:
     names = {node.index: f"node {node.index} ({node.name})" for node in record.nodes}
     clocks = {node.index: node.clock for node in record.nodes}
     return [
-        Moment(event.time - ahead, f"{names.get(node, f'node {node}')}: {event.text}", bad=True)
+        Moment(
+            event.time - clocks.get(node, 0.0),
+            f"{names.get(node, f'node {node}')}: {event.text}",
+            bad=True,
+        )
         for node, paths in samples.every(experiment.path / "outputs").items()
-        for path, ahead in samples.clocks(paths, clocks.get(node, 0.0)).items()
+        for path in paths
         for event in events_of(path, node).read()
     ]
 
@@ -274,11 +278,11 @@ def read_machines(outputs: Path, record: JobRecord) -> dict[str, NodeRows]:
     clocks = {node.index: node.clock for node in record.nodes}
     measured: dict[int, list[Measured]] = {}
     for node, paths in samples.every(outputs).items():
-        for path, ahead in samples.clocks(paths, clocks.get(node, 0.0)).items():
+        for path in paths:
             for line in sampled(path, 2 * MACHINE_COLUMNS):
                 sample = samples.sample_of(line)
                 if sample is not None:
-                    second = int(sample.time - ahead - record.started)
+                    second = int(sample.time - clocks.get(node, 0.0) - record.started)
                     if 0 <= second < MOST_DAYS * 86400:
                         measured.setdefault(node, []).append((second, drawn_values(sample)))
     names = dict.fromkeys(name for of in measured.values() for _, values in of for name in values)

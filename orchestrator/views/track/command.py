@@ -286,13 +286,12 @@ def of_nodes(passing: PassingOn, record: JobRecord) -> Iterator[Value | None]:
     for node, paths in samples.every(passing.outputs).items():
         for path in paths:
             host = samples.machine(path).host or f"node {node}"
-            ahead = samples.clocks(paths, clocks.get(node, 0.0))[path]
             for line in passing.lines(path.name):
                 sample = line and samples.sample_of(line)
                 if line is None:
                     yield None
                 elif sample and (found := {f"node/{host}/{n}": v for n, v in numbers_of(sample)}):
-                    moment = sample.time - ahead
+                    moment = sample.time - clocks.get(node, 0.0)
                     yield Value(found, max(0, int(moment - record.started)), moment)
 
 

@@ -167,14 +167,13 @@ class SlowMonitor:
         """Return the rank whose GPU slows down the others, None if there is none."""
         for node in self.nodes:
             path = samples.newest(self.outputs, node.index)
-            if path and node.index not in self.recent and samples.machine(path).models:
+            if path and node.index not in self.recent and samples.machine(path).gpus:
                 self.recent[node.index] = RecentSamples(path, SAMPLES)
         # If a node has fewer ranks than GPUs, it is unknown here which GPUs they use.
         full = {
             node.index: node
             for node in self.nodes
-            if node.index in self.recent
-            and len(self.recent[node.index].machine.models) == node.nproc
+            if node.index in self.recent and len(self.recent[node.index].machine.gpus) == node.nproc
         }
         read = {index: tuple(self.recent[index].read()) for index in full}
         before, self.last = (
@@ -183,7 +182,7 @@ class SlowMonitor:
         )
         # A hanging driver repeats old samples, so nodes without a new one are left out.
         moving = {i: each for i, each in read.items() if self.last[i] != before.get(i)}
-        models = {index: self.recent[index].machine.models for index in full}
+        models = {index: self.recent[index].machine.gpus for index in full}
         found = slow_gpu(moving, models)
         if found is None:
             return None
