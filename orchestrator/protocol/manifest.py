@@ -42,21 +42,11 @@ class ManifestEntry(NamedTuple):
 
 def packed(entries: Iterable[ManifestEntry]) -> bytes:
     """Return the list as bytes: sorted, five fields each, all terminated by zeros."""
-    return _joined(
+    rows = sorted(
         (path, kind, b"%o %d" % (mode, time) if time else b"%o" % mode, b"%d" % size, value)
         for path, kind, mode, size, value, time in entries
     )
-
-
-def _rows(listing: bytes) -> Iterator[tuple[bytes, ...]]:
-    fields = listing.split(b"\0")
-    if fields.pop() or len(fields) % FIELDS:
-        raise Nonsense("no list of files")
-    return zip(*(fields[column::FIELDS] for column in range(FIELDS)))  # noqa: B905  3.9
-
-
-def _joined(rows: Iterable[tuple[bytes, ...]]) -> bytes:
-    return b"\0".join([*itertools.chain.from_iterable(sorted(rows)), b""])
+    return b"\0".join([*itertools.chain.from_iterable(rows), b""])
 
 
 def digest_of(listing: bytes) -> str:
@@ -70,7 +60,11 @@ def unpacked(listing: bytes) -> tuple[ManifestEntry, ...]:
         raise Nonsense(f"a list of {len(listing)} bytes")
     if listing.count(b"\0") > FIELDS * MOST_ENTRIES:
         raise Nonsense("no list of files")
-    entries = tuple(_entry(*row) for row in _rows(listing))
+    fields = listing.split(b"\0")
+    if fields.pop() or len(fields) % FIELDS:
+        raise Nonsense("no list of files")
+    rows = zip(*(fields[column::FIELDS] for column in range(FIELDS)))  # noqa: B905  3.9
+    entries = tuple(_entry(*row) for row in rows)
     _refuse_nested(entries)
     return entries
 

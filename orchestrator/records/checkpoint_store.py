@@ -16,15 +16,13 @@ the files. It is whole if each file is on some node (records/checkpoint_parts.py
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from orchestrator.common.errors import JobFailed, UsageError, nearest
 from orchestrator.common.files import AS_USUAL, delete, expanded, hide, replace, sync_directory
@@ -42,22 +40,10 @@ ELSEWHERE = "if checkpoint.directory was set, name that directory"
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """One directory step_NNNNNNNN, as its manifest describes it."""
+class Checkpoint(Manifest):
+    """One directory step_NNNNNNNN, as its manifest describes it; without files if it has none."""
 
-    path: Path
-    step: int
-    created: float = 0.0  # Unix time
-    # The number of ranks that wrote it.
-    world: int = 0
-    # The state that the engine resumes from.
-    progress: Any = None
-    # Empty if there is no manifest.
-    files: Mapping[str, FileRecord] = dataclasses.field(default_factory=dict)
-    # Identifies the run that wrote it, the same on all nodes.
-    save: str = ""
-    # Empty if one disk has all files.
-    hosts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    path: Path = Path()
     # Why it cannot be used. Empty if all files are present with their sizes.
     problem: str = ""
     # True if its only problem is that some files are on other nodes.
@@ -186,26 +172,26 @@ def load(path: Path) -> Checkpoint:
     """Read the manifest of one checkpoint. `problem` is set if it cannot be used."""
     named = STEP.fullmatch(path.name) or HIDDEN.fullmatch(path.name)
     step = int(named[1]) if named else 0
+    manifest, part = Manifest(step, created=0.0, progress=None, world=0, files={}), False
     try:
-        manifest = checkpoint_manifest.read(path)
-        if named and manifest.step != step:
-            raise ValueError(f"belongs to step {manifest.step}")
+        read = checkpoint_manifest.read(path)
+        if named and read.step != step:
+            raise ValueError(f"belongs to step {read.step}")
     except FileNotFoundError:
-        return Checkpoint(path, step, problem=f"there is no {checkpoint_manifest.NAME}")
+        problem = f"there is no {checkpoint_manifest.NAME}"
     except OSError as error:
-        return Checkpoint(
-            path, step, problem=f"{checkpoint_manifest.NAME} cannot be read: {error.strerror}"
-        )
+        problem = f"{checkpoint_manifest.NAME} cannot be read: {error.strerror}"
     except (ValueError, RecursionError) as error:
-        return Checkpoint(path, step, problem=f"{checkpoint_manifest.NAME} {error}")
-    problems = checkpoint_manifest.problems(path, manifest.files)
-    away = [name for name in problems if not os.path.lexists(path / name)]
-    part = bool(manifest.hosts) and 0 < len(away) == len(problems) < len(manifest.files)
-    problem = checkpoint_manifest.first_of(problems)
+        problem = f"{checkpoint_manifest.NAME} {error}"
+    else:
+        manifest, problems = read, checkpoint_manifest.problems(path, read.files)
+        away = [name for name in problems if not os.path.lexists(path / name)]
+        part = bool(read.hosts) and 0 < len(away) == len(problems) < len(read.files)
+        problem = checkpoint_manifest.first_of(problems)
     if part:
         where = ", ".join(sorted({shown(manifest.hosts.get(name, "?")) for name in away}))
         problem = f"{len(away)} of its {len(manifest.files)} files are elsewhere, from {where}"
-    return Checkpoint(path, **vars(manifest), problem=problem, part=part)
+    return Checkpoint(**vars(manifest), path=path, problem=problem, part=part)
 
 
 def verify(

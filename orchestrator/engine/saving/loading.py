@@ -180,7 +180,7 @@ class Loading:
         # The fetched files may be removed once all ranks have read them.
         gather(None)
         path = self.own or checkpoint_store.final(self.brought.parent, manifest.step)
-        return Checkpoint(path, **vars(manifest))
+        return Checkpoint(**vars(manifest), path=path)
 
     def _verified_and_read(self, state: Mapping[str, Tensor], needed: set[str]) -> bool:
         """Fill the state, while threads verify the files. Return False if one is damaged."""

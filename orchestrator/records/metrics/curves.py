@@ -194,15 +194,17 @@ def side_by_side(
         name: NodeRows(
             [at << shift for at in known],
             list(read),
-            [[mean_of(of_name.get((key, at))) for at in known] for key in read],
+            [
+                [
+                    statistics.fmean(cell) if (cell := of_name.get((key, at))) else None
+                    for at in known
+                ]
+                for key in read
+            ],
         )
         for name, of_name in cells.items()
         if of_name
     }
-
-
-def mean_of(values: Sequence[float] | None) -> float | None:
-    return sum(values) / len(values) if values else None
 
 
 def median(values: Sequence[float]) -> float:

@@ -12,6 +12,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.records.metrics.lines import number
+
 # A program's output is not trusted: none of these may scan a long line repeatedly.
 NUMBER = r"([-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?|nan|inf)\b"
 GAP = r"\s{0,16}"
@@ -77,12 +79,8 @@ MORE = {
 }
 
 
-@dataclass(frozen=True)
-class TrainingPosition:
-    """The step of a training over all epochs, and the number of steps if known."""
-
-    step: int
-    steps: int | None = None
+# The step of a training over all epochs, and the number of steps if known.
+Place = tuple[int, int | None]
 
 
 @dataclass
@@ -90,7 +88,7 @@ class StepReader:
     """Reads the lines of one rank in order."""
 
     # The position that was read last.
-    place: TrainingPosition | None = None
+    place: Place | None = None
     # True if epochs are counted from 0.
     from_zero: bool = False
     # The total of the last progress bar, and its last count.
@@ -108,20 +106,20 @@ class StepReader:
             return {}
         losses = losses_in(line)
         place = self.find(line, has_loss=bool(losses))
-        if place is not None and self.place is not None and place.step < self.place.step:
+        if place is not None and self.place is not None and place[0] < self.place[0]:
             return {}
         self.place = place or self.place
         if self.place is None or not losses:
             return {}
-        values: dict[str, Any] = {"step": self.place.step, **losses}
-        if self.place.steps is not None:
-            values["steps"] = self.place.steps
+        values: dict[str, Any] = {"step": self.place[0], **losses}
+        if self.place[1] is not None:
+            values["steps"] = self.place[1]
         for name, pattern in MORE.items():
             if match := pattern.search(line):
-                values[name] = number(match[1])
+                values[name] = number(float(match[1].replace(",", "")))
         return values
 
-    def find(self, line: str, *, has_loss: bool) -> TrainingPosition | None:
+    def find(self, line: str, *, has_loss: bool) -> Place | None:
         """Return the position in a line, or None if it has none."""
         if match := OF_EPOCH.search(line):
             return self.of_epoch(match[1], match[2], int(match[3]), int(match[4]))
@@ -131,14 +129,14 @@ class StepReader:
                 return self.of_epoch(epoch[1], epoch[2], done, total)
             return self.of_bar(done, total) if has_loss or not words.strip() else None
         match = next(filter(None, (pattern.search(line) for pattern in NAMED)), None)
-        return match and TrainingPosition(whole(match[1]), whole(match[2]) if match[2] else None)
+        return match and (whole(match[1]), whole(match[2]) if match[2] else None)
 
-    def of_epoch(self, epoch: str, epochs: str | None, step: int, steps: int) -> TrainingPosition:
+    def of_epoch(self, epoch: str, epochs: str | None, step: int, steps: int) -> Place:
         self.from_zero = self.from_zero or int(epoch) == 0
         before = int(epoch) - (not self.from_zero)
-        return TrainingPosition(before * steps + step, steps * int(epochs) if epochs else None)
+        return before * steps + step, steps * int(epochs) if epochs else None
 
-    def of_bar(self, done: int, total: int) -> TrainingPosition | None:
+    def of_bar(self, done: int, total: int) -> Place | None:
         """Return the position of a progress bar, which may start again with each epoch.
 
         Return None for a shorter bar, which belongs to an evaluation.
@@ -149,7 +147,7 @@ class StepReader:
             self.total, self.done, self.rounds = total, 0, 0
         self.rounds += done < self.done
         self.done = done
-        return TrainingPosition(self.rounds * total + done, None if self.rounds else total)
+        return self.rounds * total + done, None if self.rounds else total
 
 
 def losses_in(line: str) -> dict[str, float | None]:
@@ -165,14 +163,8 @@ def losses_in(line: str) -> dict[str, float | None]:
         order = 2 * bool(before or after) - bool(OF_TRAINING.match(before))
         name = "val_loss" if evaluated else "loss"
         best[name] = min(best.get(name, (9, "")), (order, match[3]), key=lambda pair: pair[0])
-    return {name: number(value) for name, (_, value) in best.items()}
+    return {name: number(float(value)) for name, (_, value) in best.items()}
 
 
 def whole(text: str) -> int:
     return int(text.replace(",", "") or 0)
-
-
-def number(text: str) -> float | None:
-    """Return the finite number in a text, else None, which JSON can represent."""
-    value = float(text.replace(",", ""))
-    return value if abs(value) < float("inf") else None

@@ -118,7 +118,7 @@ def test_a_wrong_clock_is_put_right(tmp_path: Path, ahead: float) -> None:
     made.write_record(replace(record, nodes=[first, replace(second, clock=ahead)]))
     for name, host, wrong in (
         ("node_00_metrics", "alpha", 0.0),
-        ("node_01_metrics", "beta", ahead),
+        ("node_01_metrics", "gamma", ahead),
         ("node_01_metrics_2", "beta", ahead),
     ):
         at = STARTED + wrong + (20 if "_2" in name else 0)
