@@ -96,7 +96,7 @@ def redacted_text(text: str) -> str:
 
 
 def hide(data: T, secrets: Sequence[str]) -> T:
-    """Replace secret values wherever they are in texts, lists, mappings and dataclasses."""
+    """Replace secret values in texts, lists, mappings, dataclasses and messages."""
     if not secrets:
         return data
     return cast("T", _hide(data, sorted(secrets, key=len, reverse=True)))
@@ -113,6 +113,9 @@ def _hide(data: Any, secrets: Sequence[str]) -> Any:
         return {key: _hide(value, secrets) for key, value in data.items()}
     if isinstance(data, (list, tuple)):
         return type(data)(_hide(item, secrets) for item in data)
+    if hasattr(type(data), "_required"):
+        # It is a message of the protocol, which this room does not import.
+        return data.replace(**_hide(vars(data), secrets))
     if hasattr(type(data), "__dataclass_fields__"):
         # The import takes 6 ms, and the start of a supervisor does not need it.
         import dataclasses

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.common import hiding
+from orchestrator.protocol.spec import Target
 
 SECRETS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=9, max_size=60)
 
@@ -106,3 +107,10 @@ def test_what_gives_itself_away(text: str) -> None:
 )
 def test_what_gives_nothing_away(text: str) -> None:
     assert hiding.redacted_text(text) == text
+
+
+def test_a_value_is_hidden_inside_a_message() -> None:
+    target = Target("script", "train.py", ("--key=hunter2-hunter2", "x"))
+    assert hiding.hide([target], ["hunter2-hunter2"]) == [
+        target.replace(args=("--key=(redacted)", "x"))
+    ]
