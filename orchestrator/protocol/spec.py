@@ -120,16 +120,15 @@ class Spec(Placement):
         return [*self.agent, *(f"{option}={getattr(self, name)}" for name, option in self.placed)]
 
     def at(self, place: Placement) -> Spec:
-        """Return the spec of this node's part in another attempt, at its place there."""
+        """Return the spec of this node's part in a later attempt, at its place there."""
         names = {
             "ORCHESTRATOR_JOB": place.job,
             "NODE_RANK": str(place.node),
             "NNODES": str(place.nnodes),
         }
-        later = place.attempt is not None and place.attempt.number > 1
         return self.replace(
             **vars(place),
             env={**self.env, **names},
-            attached=later or self.attached,
+            attached=True,
             listener=None,
         )

@@ -95,8 +95,7 @@ def launch(request: LaunchRequest, queued: Callable[[], None] = lambda: None) ->
         times["checked"] = time.time()
     prepared = Prepared(request, nodes, experiment, planned, times)
     starting = record.record_job(prepared)
-    peers_port = nodes.reached[0].facts.peers_port or 0
-    ports = TakenPorts(port=planned.master_port, peers_port=peers_port)
+    ports = TakenPorts(port=planned.master_port, peers_port=nodes.reached[0].facts.peers_port or 0)
     return start(prepared, starting, meet(starting, planned.master_address, ports))
 
 
@@ -174,7 +173,7 @@ def start(prepared: Prepared, starting: JobRecord, first: Placement) -> Running:
             deliver(nodes.reached, planned, request.payload)
         channels = [node.channel for node in nodes.reached]
         orders = [
-            Start(spec=part(request, planned, node), place=place)
+            Start(spec=part(request, planned, node, place))
             for node, place in zip(
                 planned.nodes, places(starting, first, planned.world_size), strict=True
             )
@@ -183,7 +182,7 @@ def start(prepared: Prepared, starting: JobRecord, first: Placement) -> Running:
         prepared.times["started"] = time.time()
         job_log.let_go()
         log.info("all %d supervisors have started torchrun", len(orders))
-        starting = replace(starting, spares=stand_by(prepared, nodes.spares))
+        starting = replace(starting, spares=stand_by(prepared, starting, first))
     except NotStarted as error:
         log.info("the job could not be started: %s", error)
         record.record_failure(prepared.experiment, replace(starting, nodes=error.nodes), error)
@@ -203,12 +202,12 @@ def start(prepared: Prepared, starting: JobRecord, first: Placement) -> Running:
     return Running(prepared.experiment, nodes.transport, running, channels, logs)
 
 
-def stand_by(prepared: Prepared, spares: Sequence[Reached]) -> list[NodeRecord]:
+def stand_by(prepared: Prepared, starting: JobRecord, first: Placement) -> list[NodeRecord]:
     """Send each spare its job spec if restarts are allowed; return the spares that have it.
 
     Only the first launch can do so, as no record has the values of secrets.
     """
-    request = prepared.request
+    request, spares = prepared.request, prepared.nodes.spares
     if not (request.config.launch.max_restarts and spares):
         return []
     if request.payload is not None or request.accelerate is not None:
@@ -218,9 +217,11 @@ def stand_by(prepared: Prepared, spares: Sequence[Reached]) -> list[NodeRecord]:
     def give(numbered: tuple[int, Reached]) -> NodeRecord:
         index, spare = numbered
         planned = spare_plan(prepared, spare, index)
-        order = Start(spec=part(request, prepared.plan, planned), later=True)
+        node = record.node_record(planned)
+        [place] = places(replace(starting, nodes=[node]), first, prepared.plan.world_size)
+        order = Start(spec=part(request, prepared.plan, planned, place), later=True)
         spare.channel.ask(order, ANSWER_SECONDS)
-        return replace(record.node_record(planned), state="standing by")
+        return replace(node, state="standing by")
 
     results = fleet.everywhere(list(enumerate(spares, len(prepared.plan.nodes))), give)
     for node, error in failures.failures([spare.node for spare in spares], results):

@@ -133,30 +133,18 @@ def patience(launch: Launch) -> float:
     return max(START_PATIENCE_SECONDS, launch.connect_timeout)
 
 
-def part(request: LaunchRequest, plan: Plan, node: NodePlan) -> Spec:
-    """Return a node's job spec; its placement among the others comes from `places`."""
+def part(request: LaunchRequest, plan: Plan, node: NodePlan, place: Placement) -> Spec:
+    """Return a node's job spec, at its place in the first attempt."""
     launch = request.config.launch
-    first = AttemptNumber(
-        number=1,
-        restarts=launch.max_restarts,
-        first_job=plan.job,
-        first_node=node.index,
-        ranks=plan.world_size,
-    )
     return Spec(
-        job=plan.job,
-        node=node.index,
-        nnodes=int(node.env["NNODES"]),
+        **vars(place),
         experiment=Path(node.env["ORCHESTRATOR_EXPERIMENT"]).name,
         nproc=node.nproc,
-        first_rank=node.first_rank,
         start=plan.start,
         warm=parse_seconds("--warm", launch.warm) if launch.warm else 0.0,
         rank_env=launch.variables_of_ranks,
         agent=node.agent,
         placed=node.placed,
-        master=plan.master_address,
-        port=plan.master_port,
         files=tuple(node.files),
         env=node.env,
         unset=tuple(node.unset),
@@ -169,7 +157,6 @@ def part(request: LaunchRequest, plan: Plan, node: NodePlan) -> Spec:
         attached=not request.detached,
         grace=launch.grace,
         patience=patience(launch),
-        attempt=first if launch.max_restarts else None,
     )
 
 

@@ -159,18 +159,16 @@ def take_warm(
 
 
 def part_of(request: Start) -> Spec:
-    """Return the spec of the part to start: the one sent, or the one stored here."""
-    spec, place = request.spec, request.place
-    if spec is None:
-        attempt = place.attempt if place is not None else None
-        if attempt is None:
-            raise Refusal("a start without a spec is that of a later attempt")
-        try:
-            spec = RunDir(attempt.first_job, attempt.first_node).read_spec()
-        except FileNotFoundError:
-            raise Refusal("it has lost its part of the job", NO_PART) from None
-    if place is None:
-        return spec
+    """Return the spec of the part to start: the one sent, or the one stored, at its new place."""
+    place = request.place
+    if request.spec is not None:
+        return request.spec
+    if place is None or place.attempt is None:
+        raise Refusal("a start without a spec is that of a later attempt")
+    try:
+        spec = RunDir(place.attempt.first_job, place.attempt.first_node).read_spec()
+    except FileNotFoundError:
+        raise Refusal("it has lost its part of the job", NO_PART) from None
     moved = (place.node, place.nnodes) != (spec.node, spec.nnodes)
     if moved and not {"node", "nnodes", "master"} <= {name for name, _ in spec.placed}:
         raise Refusal("another launcher starts its ranks, and wants the nodes that it had")

@@ -42,12 +42,11 @@ class StartedHere(Message):
 class Start(Request[StartedHere], do="start"):
     """Start this node's part of an attempt, or with `later` only store it, as for a spare.
 
-    Without `spec` the node uses the one of the first attempt that it took part in (see
-    `place.attempt`). If that is lost, it refuses (NO_PART), and everything must be sent again.
+    Its first attempt has a `spec`. A later one has a `place`, and the node uses the spec that it
+    was sent first (see `place.attempt`); if that is lost, it refuses (NO_PART).
     """
 
     spec: Optional[Spec] = None
-    # The place in this attempt, if it differs from that of the spec.
     place: Optional[Placement] = None
     later: bool = False
 
