@@ -55,7 +55,7 @@ def test_a_running_job_is_profiled_and_its_traces_come_home(apart: Head) -> None
     job.wait_for(r"step +2\b")
     asked = apart.command("orchestrator", "profile", "--json", "--steps", "2")
     assert asked.finish() == 0, asked.text
-    found = json.loads(asked.text)
+    found = json.loads(asked.text[asked.text.index("{") :])
     first = int(found["directory"].rpartition("_")[2])
     assert first > 2
     for rank in found["ranks"].values():

@@ -66,9 +66,12 @@ def terminal(out: TextIO | None = None) -> Terminal:
     return Terminal(width, styles.shown(out))
 
 
-def write_out(text: str) -> None:
-    """Print lines on standard output, in any encoding; a closed pipe is no error."""
-    pass_on(text if text.endswith("\n") or not text else text + "\n")
+def write_out(text: str) -> bool:
+    """Print lines of a result as text; with --json, print nothing, as result() has it all.
+
+    Return False if the output is closed or full.
+    """
+    return as_json() or pass_on(text if text.endswith("\n") or not text else f"{text}\n")
 
 
 def pass_on(text: str, out: TextIO | None = None) -> bool:
@@ -197,7 +200,7 @@ def path(place: Path) -> str:
 
 def own(text: str) -> None:
     """Print a line of our own without the prefix; colours are removed if they are off."""
-    write_out(text if styles.shown() else printable(text))
+    pass_on(f"{text if styles.shown() else printable(text)}\n")
 
 
 def as_json() -> bool:
@@ -223,9 +226,9 @@ def result(
 
     Return False if the output is closed or full.
     """
-    text = json.dumps(data, indent=indent) if as_json() else words(terminal())
-    line = text if text.endswith("\n") or not text else f"{text}\n"
-    return pass_on(line, json_to[-1] if as_json() else None)
+    if as_json():
+        return pass_on(f"{json.dumps(data, indent=indent)}\n", json_to[-1])
+    return write_out(words(terminal()))
 
 
 def clear() -> None:

@@ -177,6 +177,7 @@ def test_json_has_standard_output_for_itself(
         output.write_out("a table")
         output.result({"a": 1}, lambda _: "words")
     out, err = capsys.readouterr()
-    said = "orchestrator: on the way\na table\n"
-    assert (out, err) == (('{\n "a": 1\n}\n', said) if wanted else (f"{said}words\n", ""))
+    said = "orchestrator: on the way\n"
+    as_text = f"{said}a table\nwords\n"
+    assert (out, err) == (('{\n "a": 1\n}\n', said) if wanted else (as_text, ""))
     assert not output.as_json()
