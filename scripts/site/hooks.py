@@ -51,7 +51,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     markdown = re.sub(r"^(```\w+) (\S+\.\w+)$", r'\1 title="\2"', markdown, flags=re.M)
     markdown = re.sub(r"^(```\w+) (?!title=).*$", r"\1", markdown, flags=re.M)
     up = re.escape("../" * page.file.src_uri.count("/"))
-    return re.sub(rf"\[([^\]]+)\]\({up}(?:\.\./|decisions/)[^)]*\)", r"\1", markdown)
+    return re.sub(rf"\[([^\]]+)\]\({up}\.\./[^)]*\)", r"\1", markdown)
 
 
 def commands() -> str:
