@@ -111,10 +111,10 @@ def test_two_nodes_by_hand_are_one_job(machines: Machines) -> None:
 def test_a_failure_ends_it_on_all_nodes(machines: Machines) -> None:
     name = machines.script(
         "import os, time\n"
-        "if os.environ['RANK'] == '1': raise ValueError('of its own')\n"
+        "if os.environ['NODE_RANK'] == '1': raise ValueError('of its own')\n"
         "time.sleep(600)\n"
     )
-    first, second = machines.node(0, name), machines.node(1, name)
+    first, second = (machines.node(rank, "--no-torchrun", name) for rank in (0, 1))
     assert (first.finish(), second.finish()) == (1, 1), first.text + second.text
     assert "the cause: rank 1 on node 1" in second.text
     assert "ValueError: of its own" in second.text
@@ -144,17 +144,6 @@ def test_a_node_that_never_comes_is_named(machines: Machines) -> None:
     )
     assert alone.finish() == 3
     assert "NODE_RANK 1, 2 did not arrive within 1 s" in alone.text
-
-
-@pytest.mark.cluster
-def test_torchrun_by_hand_runs_the_engine(machines: Machines) -> None:
-    engine = ["-m", "orchestrator.engine.train", "--set", "training.max_steps=2"]
-    torchrun = [str(BIN / "torchrun"), "--nnodes=1", "--nproc-per-node=2"]
-    place = ["--master-addr=127.0.0.1", f"--master-port={machines.port}"]
-    command = machines.command(*torchrun, *place, *engine)
-    assert command.finish() == 0, command.text
-    assert "hybrid_shard: one copy of the parameters, in 2 shards" in command.text
-    assert "step 2/2" in command.text
 
 
 # -- pure ------------------------------------------------------------------------------------------
