@@ -121,7 +121,7 @@ class Fetch:
         ]
         questions = (self._question(listed[part.number], part) for part in parts)
         try:
-            for part, (_, answer) in zip(parts, answers(self.channel, questions), strict=True):
+            for part, answer in zip(parts, answers(self.channel, questions), strict=True):
                 if part.number in here.failed:
                     continue
                 if isinstance(answer, Declined) or len(answer.data) != part.size:
@@ -194,20 +194,17 @@ class FromNode(TargetDirectory):
             raise another()
 
 
-def answers(
-    channel: NodeChannel, questions: Iterable[ReadFile]
-) -> Iterator[tuple[ReadFile, FilePiece | Declined]]:
-    """Yield each request with its answer, in order; keep several requests pending."""
+def answers(channel: NodeChannel, questions: Iterable[ReadFile]) -> Iterator[FilePiece | Declined]:
+    """Yield the answers in the order of the requests; keep several requests pending."""
     waiting: deque[tuple[int, ReadFile]] = deque()
     for question in itertools.chain(questions, [None] * AHEAD):
         if question is not None:
             waiting.append((channel.post(question), question))
         if waiting and (question is None or len(waiting) == AHEAD):
-            number, oldest = waiting.popleft()
             try:
-                yield oldest, channel.wait_for(number, oldest, FILE_ANSWER_SECONDS)
+                yield channel.wait_for(*waiting.popleft(), FILE_ANSWER_SECONDS)
             except Declined as error:
-                yield oldest, error
+                yield error
 
 
 def another() -> OSError:

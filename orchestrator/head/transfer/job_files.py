@@ -191,7 +191,7 @@ def reader_of(master: JobPeer, tree: Tree) -> Reader:
         data = bytearray()
         try:
             with lock:
-                for _, answer in answers(master.channel, pieces):
+                for answer in answers(master.channel, pieces):
                     if isinstance(answer, Declined):
                         raise OSError(0, answer.what)
                     data += answer.data

@@ -118,7 +118,7 @@ def ask(transport: Transport, source: PullSource) -> PulledNode:
 def read_manifest(channel: NodeChannel, place: str, file: OutputFile) -> bytes:
     pieces = range(0, min(file.size, MOST_MANIFEST_BYTES), PIECE_BYTES)
     requests = (ReadFile(place=place, path=file.path, offset=at) for at in pieces)
-    found = (answer for _, answer in answers(channel, requests))
+    found = answers(channel, requests)
     return b"".join(answer.data for answer in found if isinstance(answer, FilePiece))
 
 

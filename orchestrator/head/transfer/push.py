@@ -12,7 +12,7 @@ from pathlib import Path
 from orchestrator.common.errors import EMPTY, OrchestratorError, UsageError
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
-from orchestrator.head.connect.reach import open_channel
+from orchestrator.head.connect.reach import for_now
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes.node_list import NumberedNode
 from orchestrator.head.screen.progress import ProgressBar
@@ -82,13 +82,9 @@ def push(
     """Send the files to all nodes at once; return the result of each in their order."""
     progress.size = cargo.tree.size * len(targets)
     with contextlib.ExitStack() as opened:
-
-        def connect(target: NumberedNode) -> NodeChannel:
-            connection = transport.connect(target.node)
-            opened.callback(connection.close)
-            return open_channel(connection, target.node, transport.timeout)
-
-        connected = fleet.everywhere(targets, connect)
+        connected = fleet.everywhere(
+            targets, lambda target: opened.enter_context(for_now(transport, target.node))
+        )
         there = [channel for channel in connected if isinstance(channel, NodeChannel)]
         into = [RemoteDir(directory=cargo.directory)] * len(there)
         results = iter(send_to_all(there, into, cargo.tree, progress.add, dry_run=dry_run))

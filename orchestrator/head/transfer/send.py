@@ -176,18 +176,12 @@ def cut(
     parts: list[FilePart] = []
     room = limit
     for number in numbers:
-        for at in _offsets(entries[number].size, room, limit):
-            size = min(entries[number].size - at, room)
-            parts.append(FilePart(number, at, size))
-            room -= size
-            if not room:
+        for at in range(0, max(entries[number].size, 1), limit):
+            size = min(entries[number].size - at, limit)
+            if size > room:
                 yield tuple(parts)
                 parts, room = [], limit
+            parts.append(FilePart(number, at, size))
+            room -= size
     if parts:
         yield tuple(parts)
-
-
-def _offsets(size: int, room: int, limit: int) -> Iterator[int]:
-    """Yield the offsets of a file's parts: the first fills the current batch, then full batches."""
-    yield 0
-    yield from range(room, size, limit)

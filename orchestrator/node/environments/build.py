@@ -68,16 +68,16 @@ class Build:
         self.step = "unpacks the wheels"
         entries = self.store.tree(self.request.tree)
         name = f"environment-{key}-{os.urandom(4).hex()}"
-        made = snapshot.make(self.store, name, "wheels", entries)
+        path, root = snapshot.make(self.store, name, "wheels", entries)
         try:
-            self._install(self.here.path(key), os.fsdecode(made.root))
+            self._install(self.here.path(key), os.fsdecode(root))
             self.here.seal(key)
         except BaseException:
             with contextlib.suppress(OSError):
                 self.here.discard(key)
             raise
         finally:
-            snapshot.remove(made.path)
+            snapshot.remove(path)
 
     def _install(self, path: str, root: str) -> None:
         """Install the wheels of a directory into a new virtual environment, with uv or pip."""

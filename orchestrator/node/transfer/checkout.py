@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from orchestrator.common import files
 from orchestrator.node.job.run_directory import RunDir, home
@@ -33,20 +32,18 @@ class CodeVisit(RoomState):
         from orchestrator.node.machine.disks import disk
         from orchestrator.node.machine.probe import resolve_target
 
-        entries, installed = self.store.tree(request.tree), installs_from(request.beside)
+        entries, (first, strange) = self.store.tree(request.tree), installs_from(request.beside)
         with self.store.writing():
-            made = snapshot.make(
-                self.store, request.snapshot, request.title, entries, installed.first
-            )
-            self.unused.add(made.path)
-            linked = snapshot.link_own(made, request.beside, request.inputs, create=False)
-            snapshot.link_own(made, request.beside, request.outputs, create=True)
-        workdir = os.fsdecode(made.root)
+            path, root = snapshot.make(self.store, request.snapshot, request.title, entries, first)
+            self.unused.add(path)
+            linked = snapshot.link_own(path, root, request.beside, request.inputs, create=False)
+            snapshot.link_own(path, root, request.beside, request.outputs, create=True)
+        workdir = os.fsdecode(root)
         return CheckedOut(
             workdir=workdir,
             own=tuple(linked),
-            installed=tuple(installed.first),
-            strange=tuple(installed.strange),
+            installed=tuple(first),
+            strange=tuple(strange),
             target=resolve_target(request.target, workdir),
             disk=disk(workdir),
         )
@@ -82,17 +79,12 @@ def clean() -> int:
 PACKAGES = ("site-packages", "dist-packages")
 
 
-class Installs(NamedTuple):
-    """The packages that this Python imports from one directory of the node."""
+def installs_from(directory: str) -> tuple[list[str], list[str]]:
+    """Return what this Python imports from a directory, by sys.path and setuptools' finders.
 
-    # Directories below it that the snapshot has as well.
-    first: list[str]
-    # Installs that only their own finder can resolve.
-    strange: list[str]
-
-
-def installs_from(directory: str) -> Installs:
-    """Return the packages installed from a directory, by sys.path and setuptools' finders."""
+    The first list has directories below it that the snapshot has as well, the second the names of
+    packages that only their own finder can resolve.
+    """
     source = os.path.realpath(os.path.expanduser(directory))
     first, strange = dict[str, None](), list[str]()
     for name, path in installed_places(source):
@@ -103,7 +95,7 @@ def installs_from(directory: str) -> Installs:
                 first[os.path.relpath(stem.removesuffix(end), source)] = None
             else:
                 strange.append(name)
-    return Installs(list(first), strange)
+    return list(first), strange
 
 
 def installed_places(source: str) -> Iterator[tuple[str, str]]:

@@ -15,7 +15,6 @@ import os
 import re
 import shutil
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from orchestrator.common import files
 from orchestrator.node.job.run_directory import RunDir
@@ -34,21 +33,17 @@ COPIED_BYTES = 16 << 20
 UNUSED_SECONDS = 3600.0
 
 
-class Made(NamedTuple):
-    """A snapshot, and the directory of its tree."""
-
-    path: bytes
-    root: bytes
-
-
 def make(
     store: Store,
     name: str,
     title: str,
     entries: Iterable[ManifestEntry],
     first: Iterable[str] = (),
-) -> Made:
-    """Return a new snapshot of stored contents; its ranks search the `first` directories first."""
+) -> tuple[bytes, bytes]:
+    """Make a snapshot of stored contents; return its directory, and that of its tree.
+
+    Its ranks search the `first` directories below the tree first.
+    """
     if not NAME.fullmatch(name) or not is_inside(os.fsencode(title)):
         raise ValueError(f"not the name of a snapshot: {name!r}, {title!r}")
     place = new_directory(os.path.join(store.snapshots, name.encode()))
@@ -68,7 +63,7 @@ def make(
     except BaseException:
         remove(place)
         raise
-    return Made(place, root)
+    return place, root
 
 
 def new_directory(name: bytes) -> bytes:
@@ -116,12 +111,13 @@ def refuse_changed(kept: bytes, entry: ManifestEntry) -> None:
 # -- what the node has beside it ------------------------------------------------------------------
 
 
-def link_own(made: Made, directory: str, names: Iterable[str], *, create: bool) -> list[str]:
+def link_own(
+    path: bytes, root: bytes, directory: str, names: Iterable[str], *, create: bool
+) -> list[str]:
     """Link names of the node's own directory that the tree lacks; return those linked.
 
     Missing ones are left out, or are created as directories.
     """
-    path, root = made
     source, linked = os.fsencode(os.path.expanduser(directory)), []
     for name in dict.fromkeys(names):
         own, here = (
