@@ -27,7 +27,7 @@ from orchestrator.head.screen.progress import ProgressBar
 from orchestrator.head.start.nodes import Nodes, reach_all
 from orchestrator.head.start.request import LaunchRequest
 from orchestrator.head.transfer.listing import Rules
-from orchestrator.head.transfer.scan import Scan, ScanLimits, was_changed
+from orchestrator.head.transfer.scan import Scan, was_changed
 from orchestrator.head.transfer.send import first_failed, send_to_all
 from orchestrator.head.transfer.tree import Moved, Tree
 from orchestrator.protocol.requests.transfer import STORE, CheckedOut, CheckOut, RemoteDir
@@ -144,6 +144,8 @@ def begin_scan(request: LaunchRequest) -> Scan:
     below = not path.is_absolute() and ".." not in path.parts
     is_file = below and request.target.kind in ("auto", "script", "program")
     rules = Rules(
+        largest_file=sync.largest_file,
+        largest_tree=sync.largest_tree,
         include=sync.include,
         exclude=sync.exclude,
         apart=(
@@ -154,9 +156,7 @@ def begin_scan(request: LaunchRequest) -> Scan:
         everything=request.origin is not None,
         always=(os.fsencode(path),) if is_file and (request.directory / path).is_file() else (),
     )
-    scan = Scan(
-        os.fsencode(request.directory), rules, ScanLimits(sync.largest_file, sync.largest_tree)
-    )
+    scan = Scan(os.fsencode(request.directory), rules)
     if is_of_user(request):
         scan.cancel()
     return scan

@@ -15,7 +15,7 @@ from pathlib import Path
 from orchestrator.common import files
 from orchestrator.common.errors import CheckFailed
 from orchestrator.head.transfer.listing import Rules
-from orchestrator.head.transfer.scan import Scan, ScanLimits, cache
+from orchestrator.head.transfer.scan import Scan, cache
 from orchestrator.head.transfer.tree import Tree
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, ManifestEntry
 
@@ -24,23 +24,20 @@ TYPES = {FILE: tarfile.REGTYPE, LINK: tarfile.SYMTYPE, DIRECTORY: tarfile.DIRTYP
 LEVEL = 1
 
 
-def write(tree: Tree, path: Path) -> bool:
-    """Write a tree to an archive; return False if its files have changed since they were read."""
-    try:
-        with (
-            files.replacing(path) as packed,
-            tarfile.open(fileobj=packed, mode="w:gz", compresslevel=LEVEL) as archive,
-        ):
-            for entry in tree.entries:
-                info = tarfile.TarInfo(os.fsdecode(entry.path))
-                info.type, info.mode = TYPES[entry.kind], entry.mode
-                content = content_of(tree, entry) if entry.kind == FILE else b""
-                info.linkname = os.fsdecode(entry.value) if entry.kind == LINK else ""
-                info.size = len(content)
-                archive.addfile(info, io.BytesIO(content))
-    except Changed:
-        return False
-    return True
+def write(tree: Tree, path: Path) -> None:
+    """Write a tree to an archive; write none if its files have changed since they were read."""
+    with (
+        contextlib.suppress(Changed),
+        files.replacing(path) as packed,
+        tarfile.open(fileobj=packed, mode="w:gz", compresslevel=LEVEL) as archive,
+    ):
+        for entry in tree.entries:
+            info = tarfile.TarInfo(os.fsdecode(entry.path))
+            info.type, info.mode = TYPES[entry.kind], entry.mode
+            content = content_of(tree, entry) if entry.kind == FILE else b""
+            info.linkname = os.fsdecode(entry.value) if entry.kind == LINK else ""
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
 
 
 class Changed(Exception):
@@ -76,10 +73,8 @@ def restore(path: Path, digest: str, directory: Path) -> None:
             archive.extractall(directory, filter=inside)
     except (OSError, tarfile.TarError, EOFError) as error:
         raise CheckFailed(f"{path} cannot be read: {error}") from error
-    tree = Scan(
-        os.fsencode(directory), Rules(everything=True), ScanLimits(math.inf, math.inf)
-    ).tree()
-    if tree.digest != digest:
+    rules = Rules(everything=True, largest_file=math.inf, largest_tree=math.inf)
+    if Scan(os.fsencode(directory), rules).tree().digest != digest:
         raise CheckFailed(f"{path} is not the code that this run had: it was changed")
 
 

@@ -52,6 +52,12 @@ def plain(path: str) -> bool:
         return False
 
 
+def stays_inside(file: OutputFile) -> bool:
+    """Return True unless a path or link leads out of its directory; our node program sends none."""
+    inside = file.kind != "link" or link_is_inside(file.path, file.target)
+    return file.kind in KINDS and plain(file.path) and inside
+
+
 class Fetch:
     """Fetches listed files of one directory on a node."""
 
@@ -83,7 +89,12 @@ class Fetch:
         A program may write different files of the same name on each node. Those of later nodes go
         into a directory per node.
         """
-        inside = [file for file in listed if self._stays_inside(file)]
+        inside = [file for file in listed if stays_inside(file)]
+        self.result.left_out += [
+            f"{file.path} (a link that leads out, to {file.target})"
+            for file in listed
+            if file.kind == "link" and plain(file.path) and not stays_inside(file)
+        ]
         if inside:
             self._receive(inside)
         failed = self.result.failed
@@ -94,13 +105,6 @@ class Fetch:
             self.replace = lambda _: True
             self.go(aside)
         return self.result
-
-    def _stays_inside(self, file: OutputFile) -> bool:
-        if file.kind == "link" and plain(file.path) and not link_is_inside(file.path, file.target):
-            self.result.left_out.append(f"{file.path} (a link that leads out, to {file.target})")
-            return False
-        # Our node program never sends another path or kind.
-        return plain(file.path) and file.kind in KINDS
 
     def _receive(self, listed: Sequence[OutputFile]) -> None:
         """Fetch the files piece by piece."""
@@ -119,7 +123,16 @@ class Fetch:
             for number, file in wanted
             for at in range(0, max(file.size, 1), PIECE_BYTES)
         ]
-        questions = (self._question(listed[part.number], part) for part in parts)
+        questions = (
+            ReadFile(
+                place=listed[part.number].place or self.place,
+                path=listed[part.number].path,
+                offset=part.offset,
+                size=part.size,
+                changed=listed[part.number].changed,
+            )
+            for part in parts
+        )
         try:
             for part, answer in zip(parts, answers(self.channel, questions), strict=True):
                 if part.number in here.failed:
@@ -137,12 +150,6 @@ class Fetch:
         self.result.failed |= {listed[number].path: why for number, why in here.failed.items()}
         contents = sum(file.kind != "directory" for file in listed)
         self.result.kept += contents - len(here.made) - len(here.failed)
-
-    def _question(self, file: OutputFile, part: FilePart) -> ReadFile:
-        place = file.place or self.place
-        return ReadFile(
-            place=place, path=file.path, offset=part.offset, size=part.size, changed=file.changed
-        )
 
 
 class FromNode(TargetDirectory):
@@ -164,7 +171,7 @@ class FromNode(TargetDirectory):
         if entry.kind == LINK or (
             status.st_size != entry.size and not self.may_replace(status, entry)
         ):
-            raise another()
+            raise FileExistsError(errno.EEXIST, ANOTHER)
         return False
 
     def may_replace(self, before: os.stat_result, entry: ManifestEntry) -> bool:
@@ -191,7 +198,7 @@ class FromNode(TargetDirectory):
                 same = files.digest(known.fileno()) == files.digest(part.file.fileno())
         arriving.abandon()
         if not same:
-            raise another()
+            raise FileExistsError(errno.EEXIST, ANOTHER)
 
 
 def answers(channel: NodeChannel, questions: Iterable[ReadFile]) -> Iterator[FilePiece | Declined]:
@@ -205,7 +212,3 @@ def answers(channel: NodeChannel, questions: Iterable[ReadFile]) -> Iterator[Fil
                 yield channel.wait_for(*waiting.popleft(), FILE_ANSWER_SECONDS)
             except Declined as error:
                 yield error
-
-
-def another() -> OSError:
-    return FileExistsError(errno.EEXIST, ANOTHER)

@@ -7,7 +7,6 @@ The bytes pass through this machine, from the master's channel to the others'.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -22,27 +21,24 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import Declined, NodeChannel
 from orchestrator.head.screen.output import printable, say
 from orchestrator.head.screen.progress import ProgressBar
-from orchestrator.head.transfer.fetch import answers, plain
-from orchestrator.head.transfer.send import Reader, send_to_all
+from orchestrator.head.transfer.fetch import answers, stays_inside
+from orchestrator.head.transfer.send import Reader, Seen, send_to_all
 from orchestrator.head.transfer.tree import Moved, Tree, entry_of
 from orchestrator.node.transfer.job_files import OUTPUTS
 from orchestrator.node.transfer.listing import Listing
-from orchestrator.protocol.manifest import ManifestEntry, link_is_inside
+from orchestrator.protocol.manifest import ManifestEntry
 from orchestrator.protocol.requests.request import NO_PART
 from orchestrator.protocol.requests.transfer import (
     OF_JOB,
     PIECE_BYTES,
     AskJobFiles,
     JobFiles,
-    OutputFile,
     ReadFile,
     RemoteDir,
 )
 from orchestrator.protocol.timing import ANSWER_SECONDS
 from orchestrator.records.experiment import NodeRecord
 from orchestrator.records.metrics import trainers
-
-log = logging.getLogger(__name__)
 
 APART = "its ranks would start from the beginning, or from an older state, beside those that go on"
 MEND = (
@@ -117,26 +113,19 @@ def bring(
 
     with ProgressBar("bringing what the master saved") as progress:
         for name, root in found.roots.items():
-            inside = [file for file in found.files if file.place == name and is_inside(file)]
+            inside = [file for file in found.files if file.place == name and stays_inside(file)]
             if not any(file.kind != "directory" for file in inside):
                 continue
             tree = Tree.of(os.fsencode(root), map(entry_of, inside))
             progress.size += tree.size * len(takers)
-            places = [
-                RemoteDir(kind=OF_JOB, directory=name, job=job, node=node, outputs=outputs)
-                for job, node in (peer.part for peer in takers)
-            ]
-            channels, read = [taker.channel for taker in takers], reader_of(master, tree)
-            results = send_to_all(channels, places, tree, seen, read=read)
-            stopped()
-            sent = all_sent(master.name, takers, results, tree)
+            into = RemoteDir(kind=OF_JOB, directory=name, outputs=outputs)
+            sent = give(master.name, takers, into, tree, seen, reader_of(master, tree))
             sizes = sizes_of(tree)
             for taker, each in zip(takers, sent, strict=True):
                 came |= {path: sizes[path] for path in each.files}
                 names |= {taker.name: None} if each.files else {}
     if came:
         what = f"{named(came)} ({size(sum(came.values()))})"
-        log.info("%s lacked %s of %s", listed([*names]), what, master.name)
         took = duration(time.monotonic() - began)
         say(f"{listed([*names])} lacked {what} of {master.name}: came in {took}")
 
@@ -151,25 +140,19 @@ def bring_metrics(
     """
     known = trainers.measured(outputs).values()
 
-    def give(node: NodeRecord, peer: JobPeer) -> None:
+    def give_metrics(node: NodeRecord, peer: JobPeer) -> None:
         moved = [rank for rank in node.numbers if before[rank : rank + 1] != [node.name]]
         listing = Listing(str(outputs))
         for path in (paths[rank] for paths in known for rank in moved if rank in paths):
             listing.add(path.name, path.stat())
         if listing.files:
             tree = Tree.of(os.fsencode(outputs), map(entry_of, listing.files))
-            job, index = peer.part
-            place = RemoteDir(kind=OF_JOB, directory=OUTPUTS, job=job, node=index)
-            all_sent("this machine", [peer], send_to_all([peer.channel], [place], tree), tree)
+            give("this machine", [peer], RemoteDir(kind=OF_JOB, directory=OUTPUTS), tree)
 
-    for error in fleet.everywhere(list(zip(nodes, peers, strict=True)), lambda one: give(*one)):
+    pairs = list(zip(nodes, peers, strict=True))
+    for error in fleet.everywhere(pairs, lambda pair: give_metrics(*pair)):
         if error is not None:
             raise error
-
-
-def is_inside(file: OutputFile) -> bool:
-    """Return True for a file or link that does not lead out of its directory."""
-    return plain(file.path) and (file.kind != "link" or link_is_inside(file.path, file.target))
 
 
 def reader_of(master: JobPeer, tree: Tree) -> Reader:
@@ -204,13 +187,22 @@ def reader_of(master: JobPeer, tree: Tree) -> Reader:
     return read
 
 
-def all_sent(
+def give(
     giver: str,
     takers: Sequence[JobPeer],
-    results: Sequence[Moved | OrchestratorError],
+    into: RemoteDir,
     tree: Tree,
+    seen: Seen = lambda _: None,
+    read: Reader | None = None,
 ) -> list[Moved]:
-    """Return the results; raise CheckFailed with the nodes that did not receive their files."""
+    """Send a tree to the same directory of each taker; return the results in their order.
+
+    Raises CheckFailed with the nodes that did not receive their files.
+    """
+    places = [into.replace(job=job, node=node) for job, node in (peer.part for peer in takers)]
+    results = send_to_all([peer.channel for peer in takers], places, tree, seen, read=read)
+    # A user's stop is the reason of what failed after it.
+    seen(0)
     reasons: dict[str, str] = {}
     for taker, each in zip(takers, results, strict=True):
         if isinstance(each, OrchestratorError):

@@ -54,6 +54,9 @@ PRODUCTS = frozenset(b"venv env build dist checkpoints wandb mlruns tensorboard 
 class Rules:
     """The user's rules on which files are sent."""
 
+    # The largest sizes of a file and of a tree that are sent, in megabytes.
+    largest_file: float = 200.0
+    largest_tree: float = 2000.0
     include: tuple[str, ...] = ()  # patterns
     exclude: tuple[str, ...] = ()
     # Relative paths that are never sent: experiments and files with secrets.

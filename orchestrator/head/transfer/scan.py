@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.common import files
@@ -26,19 +25,11 @@ MEGABYTE = 1_000_000
 ELSEWHERE = "run in the project's own directory; leave something out with --set sync.exclude=[NAME]"
 
 
-@dataclass(frozen=True)
-class ScanLimits:
-    """The largest sizes of a file and of a tree that are sent, in megabytes."""
-
-    largest_file: float = 200.0
-    largest_tree: float = 2000.0
-
-
 class Scan:
     """Scans a directory in its own thread, which starts with the constructor."""
 
-    def __init__(self, directory: bytes, rules: Rules, limits: ScanLimits) -> None:
-        self.directory, self.rules, self.limits = directory, rules, limits
+    def __init__(self, directory: bytes, rules: Rules) -> None:
+        self.directory, self.rules = directory, rules
         self.cancelled = threading.Event()
         self.found: Future[Tree] = Future()
         threading.Thread(target=self._run, daemon=True).start()
@@ -53,7 +44,7 @@ class Scan:
         paths, notes = list_tree(self.directory, self.rules, self.cancelled.is_set)
         states = states_of(self.directory, paths)
         if not self.cancelled.is_set():
-            refuse_large(os.fsdecode(self.directory), states, self.limits)
+            refuse_large(os.fsdecode(self.directory), states, self.rules)
         index, entries = Index(self.directory), list[ManifestEntry]()
         for path, status in states.items():
             if self.cancelled.is_set():
@@ -106,22 +97,22 @@ def states_of(directory: bytes, paths: Sequence[bytes]) -> dict[bytes, os.stat_r
     return found
 
 
-def refuse_large(where: str, found: Mapping[bytes, os.stat_result], limits: ScanLimits) -> None:
+def refuse_large(where: str, found: Mapping[bytes, os.stat_result], rules: Rules) -> None:
     """Raise CheckFailed for a file or a tree that is too large to be code."""
     if len(found) > MOST_FILES:
         raise CheckFailed(f"{where} has {plural(len(found), 'file')}: too many to send", ELSEWHERE)
     sizes = {p: s.st_size for p, s in found.items() if stat.S_ISREG(s.st_mode)}
     largest = max(sizes, key=lambda path: sizes[path], default=b"")
-    if sizes and sizes[largest] > limits.largest_file * MEGABYTE:
-        shown, most = os.fsdecode(largest), size(limits.largest_file * MEGABYTE)
+    if sizes and sizes[largest] > rules.largest_file * MEGABYTE:
+        shown, most = os.fsdecode(largest), size(rules.largest_file * MEGABYTE)
         raise CheckFailed(
             f"{shown} has {size(sizes[largest])}; a file over {most} does not travel with the code",
             f"leave it out: --set 'sync.exclude=[{shown}]'; or allow it:"
             f" --set sync.largest_file={-(-sizes[largest] // MEGABYTE)}",
         )
     total = sum(sizes.values())
-    if total > limits.largest_tree * MEGABYTE:
-        most = size(limits.largest_tree * MEGABYTE)
+    if total > rules.largest_tree * MEGABYTE:
+        most = size(rules.largest_tree * MEGABYTE)
         raise CheckFailed(
             f"{where} has {size(total)}; more than {most} does not travel with the code",
             f"{ELSEWHERE}; or allow it: --set sync.largest_tree={-(-total // MEGABYTE)}",

@@ -32,11 +32,6 @@ def directory(run: RunDir) -> str:
     return os.path.join(run.path, "experiment", "outputs")
 
 
-def has_checkpoints(run: RunDir) -> bool:
-    path = os.path.join(directory(run), "checkpoints")
-    return os.path.isdir(path) and bool(os.listdir(path))
-
-
 def of_job(run: RunDir, *, checkpoints: bool, beside: float = 0.0) -> OutputFiles:
     """Return the files that the ranks wrote; checkpoints stay on the node unless requested.
 
@@ -59,7 +54,8 @@ def of_job(run: RunDir, *, checkpoints: bool, beside: float = 0.0) -> OutputFile
         from orchestrator.node.transfer import job_files
 
         listing.files = job_files.without_brought(run, listing.files, root)
-    return listing.answer(checkpoints=has_checkpoints(run))
+    kept = os.path.join(root, "checkpoints")
+    return listing.answer(checkpoints=os.path.isdir(kept) and bool(os.listdir(kept)))
 
 
 def is_hidden(name: str) -> bool:

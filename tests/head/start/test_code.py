@@ -14,12 +14,12 @@ from orchestrator.config.launch import LaunchArguments
 from orchestrator.head.start.code import begin_scan, tree_for
 from orchestrator.head.start.request import resolve
 from orchestrator.head.transfer.listing import Rules
-from orchestrator.head.transfer.scan import Scan, ScanLimits
+from orchestrator.head.transfer.scan import Scan
 
 
 def test_a_function_goes_alone_where_its_directory_is_no_place_for_code(tmp_path: Path) -> None:
     (tmp_path / "data.bin").write_bytes(bytes(2_000_000))
-    scan = Scan(os.fsencode(tmp_path), Rules(), ScanLimits(largest_tree=1.0))
+    scan = Scan(os.fsencode(tmp_path), Rules(largest_tree=1.0))
     script: Any = SimpleNamespace(payload=None, directory=tmp_path)
     with pytest.raises(CheckFailed, match="more than 1 MB does not travel"):
         tree_for(script, scan)
@@ -39,7 +39,7 @@ def test_a_function_does_not_take_a_home_along(
     (tmp_path / "letter.txt").touch()
     home = tmp_path if place == "home" else Path(place)
     function: Any = SimpleNamespace(payload=tmp_path, directory=home)
-    tree = tree_for(function, Scan(os.fsencode(tmp_path), Rules(), ScanLimits()))
+    tree = tree_for(function, Scan(os.fsencode(tmp_path), Rules()))
     assert tree.files == 0
     assert f"{home} holds more of yours than code" in tree.notes[0]
 

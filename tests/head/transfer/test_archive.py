@@ -12,7 +12,7 @@ import pytest
 from orchestrator.common.errors import CheckFailed
 from orchestrator.head.transfer import archive
 from orchestrator.head.transfer.listing import Rules
-from orchestrator.head.transfer.scan import Scan, ScanLimits, Tree
+from orchestrator.head.transfer.scan import Scan, Tree
 
 
 @pytest.fixture
@@ -30,11 +30,11 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
 
 
 def scan(directory: Path) -> Tree:
-    return Scan(os.fsencode(directory), Rules(everything=True), ScanLimits()).tree()
+    return Scan(os.fsencode(directory), Rules(everything=True)).tree()
 
 
 def test_it_comes_back_as_it_was(tree: Tree, tmp_path: Path) -> None:
-    assert archive.write(tree, tmp_path / "code.tar.gz")
+    archive.write(tree, tmp_path / "code.tar.gz")
     assert (tmp_path / "code.tar.gz").stat().st_mode & 0o777 == 0o600
     archive.restore(tmp_path / "code.tar.gz", tree.digest, tmp_path / "again")
     assert scan(tmp_path / "again").entries == tree.entries
@@ -43,10 +43,10 @@ def test_it_comes_back_as_it_was(tree: Tree, tmp_path: Path) -> None:
 def test_an_edit_since_is_not_kept(tree: Tree, tmp_path: Path) -> None:
     (tmp_path / "work/empty").write_text("no more")
     # The file was empty when it was read.
-    assert archive.write(tree, tmp_path / "code.tar.gz")
+    archive.write(tree, tmp_path / "code.tar.gz")
     (tmp_path / "work/pkg/run.sh").write_text("y" * 5000)
-    assert not archive.write(tree, tmp_path / "other.tar.gz")
-    assert not (tmp_path / "other.tar.gz").exists()
+    archive.write(tree, tmp_path / "other.tar.gz")
+    assert not list(tmp_path.glob("*other*"))
 
 
 def test_other_code_is_refused(tree: Tree, tmp_path: Path) -> None:

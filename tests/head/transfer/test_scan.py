@@ -16,7 +16,7 @@ from orchestrator.common.errors import CheckFailed
 from orchestrator.head.transfer import listing
 from orchestrator.head.transfer import scan as scanning
 from orchestrator.head.transfer.listing import Rules, list_tree
-from orchestrator.head.transfer.scan import Scan, ScanLimits, Tree
+from orchestrator.head.transfer.scan import Scan, Tree
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK
 
 IDENTITY = ["-c", "user.name=n", "-c", "user.email=e@x", "-c", "protocol.file.allow=always"]
@@ -49,8 +49,8 @@ def paths(directory: Path, **rules: Any) -> set[str]:
     return set(map(os.fsdecode, listed))
 
 
-def scan(directory: Path, limits: ScanLimits | None = None, **rules: Any) -> Tree:
-    return Scan(os.fsencode(directory), Rules(**rules), limits or ScanLimits()).tree()
+def scan(directory: Path, **rules: Any) -> Tree:
+    return Scan(os.fsencode(directory), Rules(**rules)).tree()
 
 
 # -- what travels -----------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def test_a_list_that_nobody_waits_for_is_given_up(work: Path) -> None:
         return len(calls) > 3
 
     assert len(list_tree(os.fsencode(work), Rules(), over)[0]) <= 3
-    given_up = Scan(os.fsencode(work), Rules(), ScanLimits())
+    given_up = Scan(os.fsencode(work), Rules())
     given_up.cancel()
     given_up.tree()
     assert given_up.ready(0) is None
@@ -305,11 +305,11 @@ def test_what_is_too_large_is_refused_with_what_allows_it(work: Path) -> None:
     with (work / "weights.bin").open("wb") as file:
         file.truncate(3_000_000)
     with pytest.raises(CheckFailed, match=r"(?s)weights.bin has 3 MB.*sync.largest_file=3"):
-        scan(work, ScanLimits(largest_file=2))
+        scan(work, largest_file=2)
     with pytest.raises(CheckFailed, match=r"(?s)has 3 MB; more than 2 MB.*sync.largest_tree=4"):
-        scan(work, ScanLimits(largest_tree=2))
-    assert len(scan(work, ScanLimits(largest_file=3, largest_tree=4)).entries) == 2
-    assert len(scan(work, ScanLimits(largest_file=2), exclude=("*.bin",)).entries) == 1
+        scan(work, largest_tree=2)
+    assert len(scan(work, largest_file=3, largest_tree=4).entries) == 2
+    assert len(scan(work, largest_file=2, exclude=("*.bin",)).entries) == 1
 
 
 def test_what_cannot_be_read_is_refused(work: Path) -> None:

@@ -18,7 +18,7 @@ from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.transfer import listing, send
 from orchestrator.head.transfer.listing import Rules
-from orchestrator.head.transfer.scan import Scan, ScanLimits
+from orchestrator.head.transfer.scan import Scan
 from orchestrator.head.transfer.send import Batch, Outbox, first_failed
 from orchestrator.head.transfer.tree import Moved, Tree
 from orchestrator.protocol.manifest import FILE, ManifestEntry
@@ -62,7 +62,7 @@ def reach(name: str) -> Reached:
 
 
 def scan(directory: Path) -> Tree:
-    return Scan(os.fsencode(directory), Rules(), ScanLimits()).tree()
+    return Scan(os.fsencode(directory), Rules()).tree()
 
 
 def check_out(channel: NodeChannel, tree: Tree, name: str = "x-0") -> CheckedOut:
