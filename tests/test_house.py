@@ -517,7 +517,7 @@ BUDGETS = {
     "config": 1009,
     "cli": 673,
     "api": 478,
-    "launchers": 383,
+    "launchers": 384,
     "local_cluster": 291,
     "protocol": 1416,
     "records": 1886,

@@ -32,11 +32,12 @@ from orchestrator.head.plan.model import Plan
 from orchestrator.head.plan.plan import Layout
 from orchestrator.head.schedulers import queue
 from orchestrator.head.screen.output import say
+from orchestrator.head.start.claims import without_claims
 from orchestrator.head.start.launch import discarded_on_error, start
 from orchestrator.head.start.nodes import Nodes, settled
 from orchestrator.head.start.parts import Prepared, make_plan, meet
 from orchestrator.head.start.record import Running, record_job
-from orchestrator.head.start.request import LaunchRequest, resolve, without_claims
+from orchestrator.head.start.request import LaunchRequest, resolve
 from orchestrator.protocol.control import (
     LONGEST_LINE_BYTES,
     Agreed,

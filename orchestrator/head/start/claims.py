@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -143,6 +143,15 @@ def notes(names: Sequence[str], answers: Sequence[Claimed]) -> Iterator[str]:
     for why, where in by_value(zip(names, (one.unsure for one in answers), strict=True)).items():
         if why:
             yield f"who else computes on the GPUs of {listed(where)} is not known: {why}"
+
+
+def without_claims(request: LaunchRequest) -> LaunchRequest:
+    """Return the launch without claims and queue, for nodes that a scheduler allocated to it.
+
+    There the scheduler assigns the GPUs.
+    """
+    launch = replace(request.config.launch, claim="none", queue=False)
+    return replace(request, config=replace(request.config, launch=launch))
 
 
 def wish_of(request: LaunchRequest, node: Reached) -> Wish | None:

@@ -1,4 +1,4 @@
-"""Choose the nodes of the next attempt, connect to them, and end old processes of the job."""
+"""Connect to the nodes of the next attempt, choose among them, and end old processes of the job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from functools import partial
 
 from orchestrator.common import interrupt
 from orchestrator.common.errors import NodeError, OrchestratorError, StoppedEarly
-from orchestrator.common.text import plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import serving
@@ -18,6 +17,7 @@ from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import restarts
 from orchestrator.head.screen.output import say
 from orchestrator.head.start import claims
+from orchestrator.head.start.selection import Candidate, Choice, choose
 from orchestrator.protocol.requests.follow import Living, LivingRuns, Stop
 from orchestrator.protocol.timing import ANSWER_SECONDS, DEATH_SECONDS, HEAD_PATIENCE_SECONDS
 from orchestrator.records import cordons
@@ -32,92 +32,6 @@ RETURN_SECONDS = 3.0
 # The wait before a spare replaces a node that answered a moment ago.
 AWAY_SECONDS = 3.0
 NOTHING_LEFT = "has lost its part of the job, as with another disk"
-
-
-# -- the choice (pure functions) ---------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A node that the next attempt could run on; `problem` and `rests` complete "NAME ..."."""
-
-    name: str
-    # The node's index in the last attempt, None if it stood by.
-    place: int | None = None
-    # The reason why it cannot be used, e.g. "cannot be reached: ...".
-    problem: str = ""
-    # The reason to use it only if the job could not go on without it.
-    rests: str = ""
-
-    @property
-    def good(self) -> bool:
-        return not self.problem and not self.rests
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The nodes of the next attempt in the order of their indices, and the reasons in words."""
-
-    nodes: tuple[str, ...]
-    # One line for each change; empty if the nodes stay the same.
-    words: tuple[str, ...] = ()
-    # The reason why there can be no next attempt; then `nodes` is empty.
-    problem: str = ""
-
-
-def choose(candidates: Sequence[Candidate], least: int, most: int) -> Choice:
-    """Choose `least` to `most` nodes; those of the last attempt come first.
-
-    Candidates without a place are spares, in order of preference. Nodes that stay keep their
-    order, and a spare gets the index of the node that it replaces. So the ranks of nodes that stay
-    find their shards and in-memory copies where they left them.
-    """
-    last = {node.place: node for node in candidates if node.place is not None}
-    seats = {place: node if node.good else None for place, node in sorted(last.items())}
-    for node in candidates:
-        if node.good and node.place is None:
-            seat(node, seats, most)
-    resting = [node for node in candidates if node.rests and not node.problem]
-    for node in sorted(resting, key=lambda node: node.place is None):
-        # A resting node is used only if the job could not go on without it.
-        seat(node, seats, least)
-    nodes = tuple(node.name for _, node in sorted(seats.items()) if node is not None)
-    if len(nodes) < max(least, 1):
-        missing = [f"{node.name} {node.problem}" for node in candidates if node.problem]
-        needs = f"the job needs at least {plural(least, 'node')}, and {len(nodes)} can be used"
-        return Choice((), problem=f"{needs}: {'; '.join(missing)}")
-    log.info("chosen among %d candidates: %s", len(candidates), nodes)
-    return Choice(nodes, tuple(changes(last, seats)))
-
-
-def seat(node: Candidate, seats: dict[int, Candidate | None], most: int) -> None:
-    """Assign a node its own index, an empty one or a new one, if fewer than `most` are taken."""
-    if sum(taken is not None for taken in seats.values()) >= most:
-        return
-    empty = [place for place, taken in sorted(seats.items()) if taken is None]
-    new = max(seats, default=-1) + 1
-    seats[node.place if node.place in empty else next(iter(empty), new)] = node
-
-
-def changes(last: Mapping[int, Candidate], seats: Mapping[int, Candidate | None]) -> Iterator[str]:
-    """Yield a line with the reason for each index that has another node than before."""
-    for place, node in sorted(seats.items()):
-        before = last.get(place)
-        against = f"{before.name} {before.problem or before.rests}" if before else ""
-        if before is None and node is not None:
-            yield f"{node.name} joins"
-        elif node is None:
-            yield f"{against}: on without it, as there is no other node"
-        elif node is not before:
-            yield f"{against}: {node.name} takes its place"
-        elif node.rests:
-            yield f"{against}; it stays, as there is no other node"
-    count = sum(node is not None for node in seats.values())
-    if count < len(last):
-        yield f"the job continues with {count} of {plural(len(last), 'node')}"
-
-
-# -- the nodes of a further attempt -------------------------------------------------------------
 
 
 class NotBack(NodeError):

@@ -49,7 +49,7 @@ from orchestrator.head.start.parts import (
     spare_plan,
 )
 from orchestrator.head.start.record import Running
-from orchestrator.head.start.request import LaunchRequest, without_claims
+from orchestrator.head.start.request import LaunchRequest
 from orchestrator.head.transfer.job_files import JobPeer, bring_job_files, bring_metrics
 from orchestrator.head.transfer.send import send_to_all
 from orchestrator.head.transfer.tree import of_files
@@ -103,7 +103,7 @@ def rehearse(request: LaunchRequest) -> Plan:
     """Plan a job as a launch would; send no code, and hold or start nothing on the nodes."""
     request, nodes = expect_code(request, reach_all(request))
     request = as_held(request, nodes)
-    nodes = selection.choose(request, nodes, hold=False)
+    nodes = selection.select(request, nodes, hold=False)
     name = request.config.launch.name
     check_name(name)
     job = f"{name}_dry-run"
@@ -123,12 +123,12 @@ def hold(
 
 def as_held(request: LaunchRequest, nodes: Nodes) -> LaunchRequest:
     """Return the launch without claims if its nodes come from a scheduler, which holds the GPUs."""
-    return request if isinstance(nodes.source, ListedNodes) else without_claims(request)
+    return request if isinstance(nodes.source, ListedNodes) else claims.without_claims(request)
 
 
 def held_now(request: LaunchRequest, nodes: Nodes) -> tuple[LaunchRequest, Nodes]:
     """Choose the nodes of a job among these, and hold its GPUs there."""
-    return request, selection.choose(request, nodes, hold=True)
+    return request, selection.select(request, nodes, hold=True)
 
 
 def create(request: LaunchRequest, nodes: Nodes) -> Experiment:

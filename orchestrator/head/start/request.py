@@ -130,15 +130,6 @@ def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) ->
     )
 
 
-def without_claims(request: LaunchRequest) -> LaunchRequest:
-    """Return the launch without claims and queue, for nodes that a scheduler allocated to it.
-
-    There the scheduler assigns the GPUs.
-    """
-    launch = replace(request.config.launch, claim="none", queue=False)
-    return replace(request, config=replace(request.config, launch=launch))
-
-
 def target_of(arguments: LaunchArguments) -> Target:
     if arguments.payload is not None:
         return Target("engine", CALL, ())

@@ -1,4 +1,4 @@
-"""Check which nodes are fit for a job and choose among them; a spare replaces an unfit node.
+"""Choose the nodes of an attempt: of its first one among those that are fit for the job.
 
 The doctor and the check before each start use the same examination.
 """
@@ -6,11 +6,12 @@ The doctor and the check before each start use the same examination.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from orchestrator.common.errors import CheckFailed
+from orchestrator.common.text import plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.doctor import examination
@@ -21,9 +22,8 @@ from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.head.screen.output import say
 from orchestrator.head.screen.progress import ProgressBar
 from orchestrator.head.screen.styles import WARNING, styled
-from orchestrator.head.start import claims, gather
+from orchestrator.head.start import claims
 from orchestrator.head.start.claims import Hold, NodeClaim, Occupied, wish_of
-from orchestrator.head.start.gather import Candidate
 from orchestrator.head.start.nodes import Bounds, Nodes, with_master
 from orchestrator.head.start.request import LaunchRequest
 from orchestrator.node.machine.disks import disk
@@ -37,7 +37,93 @@ IN_THE_PLAN = ("port",)
 OF_THE_JOB = ("port", "names")
 
 
-def choose(request: LaunchRequest, nodes: Nodes, *, hold: bool) -> Nodes:
+# -- the choice, of all attempts (pure functions) -------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A node that the next attempt could run on; `problem` and `rests` complete "NAME ..."."""
+
+    name: str
+    # The node's index in the last attempt, None if it stood by.
+    place: int | None = None
+    # The reason why it cannot be used, e.g. "cannot be reached: ...".
+    problem: str = ""
+    # The reason to use it only if the job could not go on without it.
+    rests: str = ""
+
+    @property
+    def good(self) -> bool:
+        return not self.problem and not self.rests
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The nodes of the next attempt in the order of their indices, and the reasons in words."""
+
+    nodes: tuple[str, ...]
+    # One line for each change; empty if the nodes stay the same.
+    words: tuple[str, ...] = ()
+    # The reason why there can be no next attempt; then `nodes` is empty.
+    problem: str = ""
+
+
+def choose(candidates: Sequence[Candidate], least: int, most: int) -> Choice:
+    """Choose `least` to `most` nodes; those of the last attempt come first.
+
+    Candidates without a place are spares, in order of preference. Nodes that stay keep their
+    order, and a spare gets the index of the node that it replaces. So the ranks of nodes that stay
+    find their shards and in-memory copies where they left them.
+    """
+    last = {node.place: node for node in candidates if node.place is not None}
+    seats = {place: node if node.good else None for place, node in sorted(last.items())}
+    for node in candidates:
+        if node.good and node.place is None:
+            seat(node, seats, most)
+    resting = [node for node in candidates if node.rests and not node.problem]
+    for node in sorted(resting, key=lambda node: node.place is None):
+        # A resting node is used only if the job could not go on without it.
+        seat(node, seats, least)
+    nodes = tuple(node.name for _, node in sorted(seats.items()) if node is not None)
+    if len(nodes) < max(least, 1):
+        missing = [f"{node.name} {node.problem}" for node in candidates if node.problem]
+        needs = f"the job needs at least {plural(least, 'node')}, and {len(nodes)} can be used"
+        return Choice((), problem=f"{needs}: {'; '.join(missing)}")
+    log.info("chosen among %d candidates: %s", len(candidates), nodes)
+    return Choice(nodes, tuple(changes(last, seats)))
+
+
+def seat(node: Candidate, seats: dict[int, Candidate | None], most: int) -> None:
+    """Assign a node its own index, an empty one or a new one, if fewer than `most` are taken."""
+    if sum(taken is not None for taken in seats.values()) >= most:
+        return
+    empty = [place for place, taken in sorted(seats.items()) if taken is None]
+    new = max(seats, default=-1) + 1
+    seats[node.place if node.place in empty else next(iter(empty), new)] = node
+
+
+def changes(last: Mapping[int, Candidate], seats: Mapping[int, Candidate | None]) -> Iterator[str]:
+    """Yield a line with the reason for each index that has another node than before."""
+    for place, node in sorted(seats.items()):
+        before = last.get(place)
+        against = f"{before.name} {before.problem or before.rests}" if before else ""
+        if before is None and node is not None:
+            yield f"{node.name} joins"
+        elif node is None:
+            yield f"{against}: on without it, as there is no other node"
+        elif node is not before:
+            yield f"{against}: {node.name} takes its place"
+        elif node.rests:
+            yield f"{against}; it stays, as there is no other node"
+    count = sum(node is not None for node in seats.values())
+    if count < len(last):
+        yield f"the job continues with {count} of {plural(len(last), 'node')}"
+
+
+# -- the nodes of the first attempt ---------------------------------------------------------------
+
+
+def select(request: LaunchRequest, nodes: Nodes, *, hold: bool) -> Nodes:
     """Return `nodes` with the chosen ones in `reached` and those that stand by in `spares`.
 
     With `hold` the job's GPUs are held, and connections to the nodes left over are closed.
@@ -91,7 +177,7 @@ def fit_for(
     taken: dict[str, str] = {}
     while True:
         all_nodes = [Candidate(name, problem=unfit.get(name, "")) for name in known]
-        choice = gather.choose(all_nodes, bounds.least, bounds.most)
+        choice = choose(all_nodes, bounds.least, bounds.most)
         if choice.problem and taken:
             raise Occupied(taken, bounds.least)
         if choice.problem:

@@ -16,9 +16,10 @@ from orchestrator.config.launch import Launch
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.screen import output
 from orchestrator.head.start import gather
-from orchestrator.head.start.gather import Candidate, Gathering, NotBack, choose
+from orchestrator.head.start.gather import Gathering, NotBack
 from orchestrator.head.start.launch import NotStarted
 from orchestrator.head.start.record import not_started
+from orchestrator.head.start.selection import Candidate, choose
 from orchestrator.protocol.requests.claims import Taken
 from orchestrator.protocol.requests.follow import LivingRuns
 from orchestrator.protocol.requests.start import Claim, Claimed

@@ -83,7 +83,7 @@ def chosen(nodes: tuple[Reached, ...], least: int, most: int, check: str = "quic
         master=nodes[0].node.name,
         lost=((parse_nodes("x", "list")[0], NodeError("it does not answer")),),
     )
-    return selection.choose(request, there, hold=False)
+    return selection.select(request, there, hold=False)
 
 
 NO_TORCH: dict[str, Any] = {"torch": ""}
