@@ -8,11 +8,10 @@ The training loop is in orchestrator/engine/core/loop.py.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 from pathlib import Path
 
-from orchestrator.common.errors import CheckFailed, OrchestratorError
+from orchestrator.common.errors import OrchestratorError
 from orchestrator.config import load
 from orchestrator.config.schema import Config
 from orchestrator.engine.core import settings
@@ -45,12 +44,7 @@ def read_config() -> Config:
 
 
 def prepare(config: Config) -> None:
-    """Check for numpy, and set the import path and determinism before anything is computed."""
-    if importlib.util.find_spec("numpy") is None:
-        raise CheckFailed(
-            f"the engine needs numpy beside torch, and {sys.executable} has none",
-            "torch's collectives of objects, and so its checkpoints, use it: pip install numpy",
-        )
+    """Set the import path and determinism before anything is computed."""
     # A model.target may be a module in the directory where the job was started.
     sys.path.insert(0, str(Path.cwd()))
     settings.make_deterministic(config)

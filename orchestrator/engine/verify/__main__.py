@@ -21,8 +21,9 @@ from orchestrator.common.errors import OrchestratorError
 from orchestrator.config.schema import Config
 from orchestrator.engine.core import settings
 from orchestrator.engine.observe import speed
+from orchestrator.engine.ranks.ranks import Ranks, device_name
 from orchestrator.engine.verify import collective_bench, pair_bench
-from orchestrator.engine.verify.collective_bench import World, join
+from orchestrator.engine.verify.collective_bench import exchange, join
 
 # The parts of --seconds for each measurement; the rest is for matmuls.
 COLLECTIVES, PAIRS = 0.5, 0.35
@@ -38,18 +39,18 @@ def main() -> None:
     options = parser.parse_args()
     try:
         config = settings.of_launch() or Config()
-        world = join(options.backend, PATIENCE_SECONDS + options.seconds)
-        wrong = verify(world, config, options.max_size, options.seconds)
+        ranks = join(options.backend, PATIENCE_SECONDS + options.seconds)
+        wrong = verify(ranks, config, options.max_size, options.seconds)
     except OrchestratorError as error:
         raise SystemExit(str(error)) from None
     # This waits until rank 0 has written the report.
-    world.most(0.0)
+    exchange(None)
     if wrong:
         raise SystemExit(in_words(wrong))
     dist.destroy_process_group()
 
 
-def verify(ranks: World, config: Config, largest: int, seconds: float) -> list[dict[str, Any]]:
+def verify(ranks: Ranks, config: Config, largest: int, seconds: float) -> list[dict[str, Any]]:
     """Measure matmuls, collectives and pairs of nodes; return this rank's wrong results."""
     began = time.monotonic()
     report: dict[str, Any] = {"complete": False, **about(ranks)}
@@ -57,15 +58,15 @@ def verify(ranks: World, config: Config, largest: int, seconds: float) -> list[d
 
     def multiply() -> None:
         """Measure a matmul and keep the best result so far, so that noise does not count."""
-        now = ranks.exchange(speed.measured_matmul_flops(ranks.device, kind))
+        now = exchange(speed.measured_matmul_flops(ranks.device, kind))
         report["flops"] = [max(two) for two in zip(now, report.get("flops", now), strict=True)]
 
     multiply()
     own: list[dict[str, Any]] = []
-    if ranks.size > 1:
+    if ranks.world > 1:
         results = collective_bench.measure(ranks, largest, COLLECTIVES * seconds)
         own = results.wrong
-        report["wrong"] = [wrong for some in ranks.exchange(own) for wrong in some]
+        report["wrong"] = [wrong for some in exchange(own) for wrong in some]
         report["collectives"] = results.rows
         report["notes"] = results.notes
         write(ranks, report)
@@ -79,23 +80,20 @@ def verify(ranks: World, config: Config, largest: int, seconds: float) -> list[d
     return own
 
 
-def about(ranks: World) -> dict[str, Any]:
-    device = "CPU"
-    if ranks.device.type == "cuda":
-        device = torch.cuda.get_device_name(ranks.device)
-    described = ranks.exchange({"device": device, "link_speed": link_speed()})
+def about(ranks: Ranks) -> dict[str, Any]:
+    described = exchange((device_name(ranks.device), link_speed()))
     nodes = [
         {
             "index": node,
-            "host": ranks.hosts[ranks.of_node(node)[0]],
+            "host": host,
             "ranks": ranks.of_node(node),
-            "link_speed": described[ranks.of_node(node)[0]]["link_speed"],
+            "link_speed": described[ranks.of_node(node)[0]][1],
         }
-        for node in sorted(set(ranks.nodes))
+        for node, host in sorted(set(ranks.nodes))
     ]
-    devices = [each["device"] for each in described]
-    known = {"backend": ranks.backend, "torch": torch.__version__}
-    return {**known, "nodes": nodes, "devices": devices}
+    backend = "nccl" if ranks.device.type == "cuda" else "gloo"
+    devices = [device for device, _ in described]
+    return {"backend": backend, "torch": torch.__version__, "nodes": nodes, "devices": devices}
 
 
 def link_speed() -> float | None:
@@ -118,7 +116,7 @@ def in_words(wrong: list[dict[str, Any]]) -> str:
     )
 
 
-def write(ranks: World, report: dict[str, Any]) -> None:
+def write(ranks: Ranks, report: dict[str, Any]) -> None:
     """Replace the report file, so that partial results exist if the job fails later."""
     experiment = os.environ.get("ORCHESTRATOR_EXPERIMENT")
     if ranks.rank == 0 and experiment:

@@ -15,7 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from orchestrator.engine.observe import speed
-from orchestrator.engine.verify.collective_bench import World
+from orchestrator.engine.observe.reporter import say
+from orchestrator.engine.ranks.ranks import Ranks
+from orchestrator.engine.verify.collective_bench import exchange, most
 
 # The smallest and the largest message, in bytes.
 FIRST, LARGEST = 1 << 14, 1 << 26
@@ -44,23 +46,23 @@ def rounds(nodes: int) -> list[list[Pair]]:
     return plan if nodes > 1 else []
 
 
-def measure(world: World, seconds: float) -> list[Row]:
+def measure(ranks: Ranks, seconds: float) -> list[Row]:
     """Return a row for each ordered pair of nodes: bytes per second and latency in seconds."""
-    plan = rounds(len(set(world.nodes)))
+    plan = rounds(len(set(ranks.nodes)))
     deadline = time.monotonic() + seconds
     # A round has two directions, and each takes up to twice this.
     each = min(LONGEST, max(SHORTEST, seconds / (4 * max(1, len(plan)))))
     rows: list[Row] = []
     for number, pairs in enumerate(plan):
-        if number and world.most(time.monotonic() - deadline) > 0:
-            world.say(f"pairs of nodes: the time is up; {len(plan) - number} rounds are left out")
+        if number and most(time.monotonic() - deadline) > 0:
+            say(ranks, f"pairs of nodes: the time is up; {len(plan) - number} rounds are left out")
             break
-        rows += measure_round(world, pairs, each)
-        world.say(f"pairs of nodes: round {number + 1} of {len(plan)}")
+        rows += measure_round(ranks, pairs, each)
+        say(ranks, f"pairs of nodes: round {number + 1} of {len(plan)}")
     return sorted(rows, key=lambda row: (row["from"], row["to"]))
 
 
-def measure_round(world: World, pairs: list[Pair], budget: float) -> list[Row]:
+def measure_round(ranks: Ranks, pairs: list[Pair], budget: float) -> list[Row]:
     """Measure these pairs at the same time, first in one direction, then in the other.
 
     Each rank sends to one rank of the other node; such a connection is a lane. The rate of a pair
@@ -68,17 +70,17 @@ def measure_round(world: World, pairs: list[Pair], budget: float) -> list[Row]:
     """
     own: list[Row] = []
     for forward in (True, False):
-        world.most(0.0)
+        most(0.0)
         for a, b in pairs:
             source, target = (a, b) if forward else (b, a)
-            for sender, receiver in zip(world.of_node(source), world.of_node(target), strict=False):
-                if world.rank == sender:
-                    rate, latency = send(world, receiver, budget)
+            for sender, receiver in zip(ranks.of_node(source), ranks.of_node(target), strict=False):
+                if ranks.rank == sender:
+                    rate, latency = send(ranks, receiver, budget)
                     own.append({"from": source, "to": target, "rate": rate, "latency": latency})
-                elif world.rank == receiver:
-                    receive(world, sender)
+                elif ranks.rank == receiver:
+                    receive(ranks, sender)
     joined: dict[Pair, Row] = {}
-    for row in (row for rows in world.exchange(own) for row in rows):
+    for row in (row for rows in exchange(own) for row in rows):
         pair = joined.setdefault((row["from"], row["to"]), {**row, "rate": 0.0, "lanes": 0})
         pair["rate"] += row["rate"]
         pair["latency"] = min(pair["latency"], row["latency"])
@@ -89,31 +91,31 @@ def measure_round(world: World, pairs: list[Pair], budget: float) -> list[Row]:
 # -- one lane -------------------------------------------------------------------------------------
 
 
-def send(world: World, to: int, budget: float) -> tuple[float, float]:
+def send(ranks: Ranks, to: int, budget: float) -> tuple[float, float]:
     """Return the bytes per second and the latency to another rank.
 
     Messages grow until about MESSAGES of them fill the budget and larger ones are no faster. The
     receiver gets each size before the message, and 0 at the end.
     """
-    data = torch.zeros(LARGEST, dtype=torch.uint8, device=world.device)
+    data = torch.zeros(LARGEST, dtype=torch.uint8, device=ranks.device)
     # The first transfer connects, so it is not timed.
-    transfer(world, to, data[:FIRST])
-    latency = min(transfer(world, to, data[:1]) for _ in range(PINGS)) / 2
+    transfer(ranks, to, data[:FIRST])
+    latency = min(transfer(ranks, to, data[:1]) for _ in range(PINGS)) / 2
     until, size, smaller = time.monotonic() + budget, FIRST, 0.0
-    times = [transfer(world, to, data[:size])]
+    times = [transfer(ranks, to, data[:size])]
     while time.monotonic() + min(times) < until:
         rate = size / min(times)
         if size < LARGEST and (min(times) < budget / MESSAGES or rate > GAIN * smaller):
             smaller, size, times = rate, 4 * size, []
-        times.append(transfer(world, to, data[:size]))
+        times.append(transfer(ranks, to, data[:size]))
     dist.send(torch.tensor([0]), to)
     # The median avoids the slowest message, which was disturbed, and the fastest. After a pause a
     # switch passes some bytes at once, and ranks that share a link take bandwidth from each other.
     return size / statistics.median(times), latency
 
 
-def receive(world: World, sender: int) -> None:
-    data = torch.zeros(LARGEST, dtype=torch.uint8, device=world.device)
+def receive(ranks: Ranks, sender: int) -> None:
+    data = torch.zeros(LARGEST, dtype=torch.uint8, device=ranks.device)
     size = torch.zeros(1, dtype=torch.int64)
     while True:
         dist.recv(size, sender)
@@ -121,19 +123,19 @@ def receive(world: World, sender: int) -> None:
             return
         for what, part in ((dist.irecv, data[: int(size)]), (dist.isend, data[:1])):
             one_way(what, part, sender)
-            speed.settle(world.device)
+            speed.settle(ranks.device)
 
 
-def transfer(world: World, to: int, data: Tensor) -> float:
+def transfer(ranks: Ranks, to: int, data: Tensor) -> float:
     """Send a tensor; return the seconds until the receiver has acknowledged all of it."""
     dist.send(torch.tensor([data.numel()]), to)
-    answer = torch.zeros(1, dtype=torch.uint8, device=world.device)
+    answer = torch.zeros(1, dtype=torch.uint8, device=ranks.device)
 
     def there_and_back() -> None:
         one_way(dist.isend, data, to)
         one_way(dist.irecv, answer, to)
 
-    return world.seconds(there_and_back)
+    return speed.seconds_of(there_and_back, ranks.device)
 
 
 def one_way(what: Any, data: Tensor, peer: int) -> None:

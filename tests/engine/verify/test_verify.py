@@ -7,8 +7,9 @@ import itertools
 import pytest
 import torch
 
+from orchestrator.engine.ranks.ranks import Ranks
 from orchestrator.engine.verify import collective_bench, pair_bench
-from orchestrator.engine.verify.collective_bench import COLLECTIVES, World
+from orchestrator.engine.verify.collective_bench import COLLECTIVES
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 8, 9, 64])
@@ -21,9 +22,8 @@ def test_all_nodes_meet_once_and_none_twice_in_a_round(nodes: int) -> None:
         assert len(players) == len(set(players))
 
 
-def world_of(rank: int, size: int) -> World:
-    cpu = torch.device("cpu")
-    return World(rank, size, "gloo", cpu, (0,) * size, ("host",) * size)
+def ranks_of(rank: int, size: int) -> Ranks:
+    return Ranks(rank, size, rank, torch.device("cpu"), ((0, "host"),) * size)
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
@@ -32,19 +32,19 @@ def test_a_right_result_passes_and_a_wrong_element_is_found(
     name: str, size: int, count: int
 ) -> None:
     own = [
-        collective_bench.pattern(world_of(rank, size), count, collective_bench.factor(rank))
+        collective_bench.pattern(ranks_of(rank, size), count, collective_bench.factor(rank))
         for rank in range(size)
     ]
     summed = torch.stack(own).sum(0)
     gathered = torch.cat([each[: count // size] for each in own])
     for rank in range(size):
-        world = world_of(rank, size)
+        ranks = ranks_of(rank, size)
         right = {
             "all_reduce": summed,
             "all_gather": gathered,
             "reduce_scatter": summed.chunk(size)[rank],
         }[name]
-        call = COLLECTIVES[name][0](world, count)
+        call = COLLECTIVES[name][0](ranks, count)
         call.result.copy_(right)
         assert collective_bench.first_wrong(call) is None
         last = len(right) - 1
