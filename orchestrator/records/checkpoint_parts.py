@@ -8,7 +8,7 @@ ranks and the head use it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from orchestrator.common.errors import CheckFailed
 from orchestrator.records.checkpoint_manifest import FileRecord, shown
@@ -73,20 +73,6 @@ class CheckpointCandidate:
         whole = {name: each for name, each in self.versions.items() if not lacking(each)}
         local = (each for each in whole.values() for holding in each if holding.node == node)
         return next(local, None) or whole[min(whole)]
-
-    def without(self, damaged: Iterable[tuple[int, str, str]]) -> CheckpointCandidate:
-        """Return a copy without the given (node, manifest, file) entries, which are damaged."""
-        bad = set(damaged)
-        versions = {
-            name: tuple(
-                replace(
-                    each, here=frozenset(f for f in each.here if (each.node, name, f) not in bad)
-                )
-                for each in version
-            )
-            for name, version in self.versions.items()
-        }
-        return replace(self, versions=versions)
 
     def shortage(self) -> str:
         """Describe the files that no node has, and the hosts that wrote them."""

@@ -70,10 +70,3 @@ def test_what_was_saved_last_comes_first() -> None:
 def test_a_node_reads_the_version_that_it_wrote_itself(node: int, expected: str) -> None:
     candidate = found(holding(0, "abc"), holding(1, "abc", manifest="n"))
     assert candidate.version_for(node)[0].manifest == expected
-
-
-def test_what_is_damaged_is_taken_from_a_copy_or_is_nowhere() -> None:
-    candidate = found(holding(0, "ab"), holding(1, "bc"))
-    assert candidate.without([(0, "m", "b")]).whole
-    assert moves(candidate.without([(0, "m", "b")]), n0="ab") == ["b: 1>0"]
-    assert not candidate.without([(0, "m", "b"), (1, "m", "b")]).whole

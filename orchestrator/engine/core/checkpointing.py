@@ -21,7 +21,7 @@ from orchestrator.engine.core.stopping import TrainingRequest, TrainState
 from orchestrator.engine.data.batch import Batches, DataPlace
 from orchestrator.engine.models.losses import Losses
 from orchestrator.engine.ranks import agreement, plain_names
-from orchestrator.engine.ranks.ranks import gather
+from orchestrator.engine.ranks.ranks import from_rank_0, gather, together
 from orchestrator.engine.saving import loading, memory, mirror, ownership, search, weights
 from orchestrator.engine.saving.checkpoint import Checkpoints
 from orchestrator.engine.saving.memory import Memory
@@ -210,15 +210,12 @@ class Checkpointing:
 
         The other ranks receive their part when it is loaded.
         """
-        path, problem = None, ""
-        try:
-            if self.parts.ranks.rank == 0:
-                path = mirror.fetch(url, directory, self.say)
-        except (OSError, OrchestratorError) as error:
-            problem = f"{url}: {error}"
-        path, problem = gather((path, problem))[0]
-        if problem:
-            raise CheckFailed(problem)
+        path = together(
+            lambda: mirror.fetch(url, directory, self.say),
+            here=self.parts.ranks.rank == 0,
+            said=lambda error: CheckFailed(f"{url}: {error}"),
+        )
+        path = from_rank_0(path)
         return None if path is None else str(path)
 
     def _without_directory(self, asked: TrainingRequest, place: Path | None) -> None:

@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from orchestrator.common.errors import CheckFailed, OrchestratorError, UsageError
+from orchestrator.common.errors import UsageError
 from orchestrator.config.parse import one_of
-from orchestrator.engine.ranks.ranks import Ranks, gather
+from orchestrator.engine.ranks.ranks import Ranks, together
 from orchestrator.trackers.known import KNOWN, Curves, Sending, Tracker, module, opened
 
 # The longest wait for the trackers to open.
@@ -34,14 +34,14 @@ class Trackers:
         # This is None until begin().
         self.named: list[Sending] | None = None
         self.objects: list[Tracker] = []
-        self._together(self._check)
+        together(self._check, here=self.rank == 0)
         atexit.register(self.close)
 
     def begin(self, run: str, step: int) -> None:
         """Open the trackers that are given by name, once, for this run from `step` on."""
         if self.named is None:
             self.named = []
-            self._together(lambda: self._open(run, step))
+            together(lambda: self._open(run, step), here=self.rank == 0)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         for sending in self.named or ():
@@ -54,20 +54,6 @@ class Trackers:
             sending.close()
         self._do(lambda tracker: tracker.close())
         self.objects = []
-
-    def _together(self, what: Any) -> None:
-        """Call `what` on rank 0; if it fails, raise on all ranks."""
-        problem: Exception | None = None
-        if self.rank == 0:
-            try:
-                what()
-            except Exception as error:  # noqa: BLE001 (also errors of a tracker: all ranks raise)
-                problem = error
-        first_problem = gather(str(problem) if problem else "")[0]
-        if problem is not None and not isinstance(problem, OrchestratorError):
-            raise problem
-        if first_problem:
-            raise CheckFailed(first_problem)
 
     def _check(self) -> None:
         for tracker in self.wanted:

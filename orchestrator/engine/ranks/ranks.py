@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from orchestrator.common import slurm_environment
-from orchestrator.common.errors import CheckFailed
+from orchestrator.common.errors import CheckFailed, JobFailed, OrchestratorError
 from orchestrator.config.schema import Config
 
 T = TypeVar("T")
@@ -163,6 +163,35 @@ def from_rank_0(value: T) -> T:
     held = [value]
     dist.broadcast_object_list(held, src=0, group=host_group())
     return held[0]
+
+
+def as_failure(error: Exception, lead: str = "") -> OrchestratorError:
+    """Return an error for a user unchanged, and any other as a JobFailed with its text."""
+    return error if isinstance(error, OrchestratorError) else JobFailed(f"{lead}{error}")
+
+
+def together(
+    action: Callable[[], T],
+    *,
+    here: bool = True,
+    among: dist.ProcessGroup | None = None,
+    said: Callable[[Exception], OrchestratorError] = as_failure,
+) -> T:
+    """Call an action on the ranks that are `here`. An error of one is raised on all ranks.
+
+    `said` returns the error to raise for an exception. Ranks that are not `here` get None.
+    """
+    found: list[Any] = [None]
+    problem: OrchestratorError | None = None
+    try:
+        if here:
+            found = [action()]
+    except Exception as error:  # noqa: BLE001 (the other ranks have to learn of any)
+        problem = said(error)
+    if first := next(filter(None, gather(problem, among)), None):
+        raise first
+    result: T = found[0]
+    return result
 
 
 def host_group() -> dist.ProcessGroup | None:

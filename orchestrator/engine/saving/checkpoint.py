@@ -18,7 +18,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,12 +29,12 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from orchestrator.common import text
-from orchestrator.common.errors import CheckFailed, JobFailed, OrchestratorError
+from orchestrator.common.errors import CheckFailed, JobFailed
 from orchestrator.common.files import AS_USUAL
 from orchestrator.common.files import replace as write_file
 from orchestrator.common.text import Say, plural
 from orchestrator.config import schema
-from orchestrator.engine.ranks.ranks import Ranks, gather, say_once
+from orchestrator.engine.ranks.ranks import Ranks, gather, say_once, together
 from orchestrator.engine.saving import nodes, ownership
 from orchestrator.engine.saving.mirror import Mirror
 from orchestrator.engine.saving.nodes import writers
@@ -318,8 +318,11 @@ class Checkpoints:
             own = set(ranks.neighbours)
             names = [n for n in files if n == METADATA or nodes.writer_of(n) in own]
         place = writer.directory, self.directory
-        self._on_publishers(functools.partial(checkpoint_store.describe, *place, manifest, names))
-        self._on_publishers(functools.partial(checkpoint_store.put_in_place, *place, step))
+        for action in (
+            functools.partial(checkpoint_store.describe, *place, manifest, names),
+            functools.partial(checkpoint_store.put_in_place, *place, step),
+        ):
+            together(action, here=self.writers.publishes, among=group)
         if self.writers.apart:
             problem = nodes.keep_copies(final, files, ranks, group, self.config.copies)
             if problem:
@@ -344,17 +347,6 @@ class Checkpoints:
         if self.writers.publishes and not self.writers.first:
             write_file(partial / METADATA, metadata, AS_USUAL)
         return manifest
-
-    def _on_publishers(self, action: Callable[[], object]) -> None:
-        """Run an action on the ranks that publish. Raise JobFailed on all ranks if one fails."""
-        problem = ""
-        try:
-            if self.writers.publishes:
-                action()
-        except (OSError, OrchestratorError) as error:
-            problem = error.what if isinstance(error, OrchestratorError) else str(error)
-        if trouble := next(filter(None, gather(problem, self.writers.group)), ""):
-            raise JobFailed(trouble)
 
     def prune(self, keep: int) -> None:
         """Remove older checkpoints of this run. Those of other runs stay."""

@@ -8,33 +8,29 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 
 from orchestrator.common import text
 from orchestrator.common.errors import CheckFailed
 from orchestrator.common.text import Say
-from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
+from orchestrator.engine.ranks.ranks import Ranks, gather, host_group, together
 from orchestrator.engine.saving import nodes, reader, search
 from orchestrator.engine.saving.ownership import TrainingRun, saved_by
-from orchestrator.engine.saving.reader import METADATA, several
+from orchestrator.engine.saving.reader import METADATA, first_cause, several
 from orchestrator.engine.saving.search import Accept, Find
 from orchestrator.engine.saving.state import MODEL, state_of
-from orchestrator.engine.saving.writer import first_cause
 from orchestrator.records import checkpoint_manifest, checkpoint_parts, checkpoint_store
 from orchestrator.records.checkpoint_parts import CheckpointCandidate, Delivery, Version
 from orchestrator.records.checkpoint_store import Checkpoint
 
 T = TypeVar("T")
-# The node, the checksum of the manifest, and the file.
-Damaged = tuple[int, str, str]
 # The number of threads that verify files during the read.
 THREADS = 4
 
@@ -131,7 +127,6 @@ class Loading:
         self.brought = checkpoint_store.partial(room, candidate.step, "brought")
         # Why this candidate is skipped.
         self.problem = ""
-        self.damage: list[str] = []
         # True once the target is overwritten.
         self.begun = False
         # Bytes that all nodes together received from other nodes.
@@ -140,12 +135,7 @@ class Loading:
     def load(self, began: float) -> Checkpoint | None:
         """Fill the target and return the checkpoint. If it is not whole, warn and return None."""
         try:
-            while self.candidate.whole and not self.problem:
-                if loaded := self._loaded():
-                    break
-            else:
-                self._say_passed_over()
-                return None
+            loaded = self._loaded() if self.candidate.whole else None
         except CheckFailed as error:
             if not self.candidate.in_memory:
                 raise
@@ -154,6 +144,10 @@ class Loading:
         finally:
             if self.ranks.rank == self.ranks.neighbours[0]:
                 shutil.rmtree(self.brought, ignore_errors=True)
+        if loaded is None:
+            shortage = f"{self.candidate.shortage()} on the nodes of this job"
+            self.target.say(f"WARNING: {self.problem or shortage}; trying the one before it")
+            return None
         self.target.auxiliary.restore(loaded.progress["stepper"])
         self._say_loaded(loaded, time.perf_counter() - began)
         return loaded
@@ -162,9 +156,7 @@ class Loading:
         """Try to load it. Return None if files were damaged or could not be fetched."""
         if not self._bring({checkpoint_manifest.NAME, METADATA}):
             return None
-        if self._is_damaged(
-            [m for name in self._to_verify({METADATA}) for m in self._damage_of(name)]
-        ):
+        if self._is_damaged(map(self._damage_of, self._to_verify({METADATA}))):
             return None
         manifest = self._read(
             lambda path: checkpoint_manifest.parse((path / checkpoint_manifest.NAME).read_bytes())
@@ -173,9 +165,7 @@ class Loading:
         shown = "the state" if self.candidate.in_memory else str(self.path)
         state = self.target.state(manifest.progress, metadata, shown)
         needed = self._read(lambda _: self._needed(state, metadata))
-        if not self._bring(needed):
-            return None
-        if not self._verified_and_read(state, needed):
+        if not self._bring(needed) or not self._verified_and_read(state, needed):
             return None
         # The fetched files may be removed once all ranks have read them.
         gather(None)
@@ -184,18 +174,17 @@ class Loading:
 
     def _verified_and_read(self, state: Mapping[str, Tensor], needed: set[str]) -> bool:
         """Fill the state, while threads verify the files. Return False if one is damaged."""
-        self.begun, problem = True, ""
+        self.begun, problem = True, None
         with ThreadPoolExecutor(THREADS) as pool:
             sums = pool.map(self._damage_of, self._to_verify(needed))
             try:
                 self._read(lambda path: reader.load_into(state, path))
             except CheckFailed as error:
-                problem = error.what
-            damaged = [each for some in sums for each in some]
-        if self._is_damaged(damaged):
+                problem = error
+        if self._is_damaged(sums):
             return False
-        if problem:
-            raise CheckFailed(problem)
+        if problem is not None:
+            raise problem
         return True
 
     def _needed(self, state: Mapping[str, Tensor], metadata: Metadata) -> set[str]:
@@ -206,14 +195,10 @@ class Loading:
 
     def _read(self, read: Callable[[Path], T]) -> T:
         """Call `read` with this node's directory. Raise CheckFailed on all ranks if one fails."""
-        found, problem = [], ""
-        try:
-            found.append(read(self.path))
-        except (Exception, CheckpointException) as error:  # noqa: BLE001 (a BaseException)
-            problem = first_cause(error)
-        if problem := next(filter(None, gather(problem)), ""):
-            raise CheckFailed(f"{self.path} cannot be read: {problem}")
-        return found[0]
+        return together(
+            lambda: read(self.path),
+            said=lambda error: CheckFailed(f"{self.path} cannot be read: {first_cause(error)}"),
+        )
 
     # -- the files of this node -------------------------------------------------------------------
 
@@ -235,7 +220,7 @@ class Loading:
     def _bring(self, names: set[str]) -> bool:
         """Fetch those of these files that this node lacks from other nodes.
 
-        Return False if some could not be fetched. Damaged ones are removed from the candidate.
+        Return False if some could not be fetched.
         """
         needs: dict[int, set[str]] = {}
         for node, some in gather((self.node, names)):
@@ -250,8 +235,7 @@ class Loading:
             for at, each in enumerate(deliveries)
         ]
         size = sum(each.record.size for each in deliveries if each.target == self.node)
-        self.problem = next(filter(None, gather(self._prepare(size))), "")
-        if self.problem:
+        if self._is_skipped(self._prepare(size)):
             return False
         problems = nodes.carry(
             between_ranks,
@@ -261,16 +245,16 @@ class Loading:
             lambda e: self.brought / e.name,
         )
         self.travelled += sum(delivery.record.size for delivery in deliveries)
-        damaged, full = [], ""
-        for each, problem in problems.items():
-            node, host = self.ranks.nodes[each.source]
-            manifest = self.version[0].manifest
-            if problem == nodes.DAMAGED:
-                damaged.append(((node, manifest, each.name), f"{each.name} ({host})"))
-            else:
-                full = f"{each.name} does not come from {host}: {problem}"
-        self.problem = next(filter(None, gather(full)), "")
-        return not self._is_damaged(damaged) and not self.problem
+        return not self._is_skipped(
+            next(
+                (
+                    f"{self.shown} is not loaded: {each.name} does not come from"
+                    f" {self.ranks.nodes[each.source][1]}: {problem}"
+                    for each, problem in problems.items()
+                ),
+                "",
+            )
+        )
 
     def _member(self, node: int, number: int) -> int:
         members = self.members[node]
@@ -290,30 +274,25 @@ class Loading:
         )
         return here[sharing.index(self.ranks.rank) :: len(sharing)]
 
-    def _damage_of(self, name: str) -> list[tuple[Damaged, str]]:
-        """Read every byte of a file. Return its damage, once for each node that reads it."""
+    def _damage_of(self, name: str) -> str:
+        """Read every byte of a file. Return its damage, or an empty string."""
         problem = "is damaged: its sha256 is not the manifest's"
         try:
-            if (
-                checkpoint_manifest.digest(Path(self.own or "", name))
-                == self.version[0].files[name]
-            ):
-                return []
+            digest = checkpoint_manifest.digest(Path(self.own or "", name))
+            if digest == self.version[0].files[name]:
+                return ""
         except OSError as error:
             problem = f"cannot be read: {error.strerror}"
-        words = f"{name} {problem} ({self.ranks.nodes[self.ranks.rank][1]})"
-        manifest = self.version[0].manifest
-        readers = self.members if self.shared else [self.node]
-        return [((node, manifest, name), words) for node in readers]
+        return f"{name} {problem} ({self.ranks.nodes[self.ranks.rank][1]})"
 
-    def _is_damaged(self, damaged: Sequence[tuple[Damaged, str]]) -> bool:
-        """Remove the damaged files of all ranks from the candidate. Return True for any."""
-        found = [each for some in gather(damaged) for each in some]
-        self.candidate = self.candidate.without(bad for bad, _ in found)
-        self.damage += dict.fromkeys(words for _, words in found)
-        if found and self.candidate.whole:
-            self.target.say(f"WARNING: {self.shown}: {self.damage[-1]}; a copy is taken")
-        return bool(found)
+    def _is_damaged(self, damaged: Iterable[str]) -> bool:
+        words = "; ".join(filter(None, damaged))
+        return self._is_skipped(words and f"{self.shown} cannot be trusted: {words}")
+
+    def _is_skipped(self, problem: str) -> bool:
+        """Return True on all ranks if one has a problem, which becomes that of the candidate."""
+        self.problem = next(filter(None, gather(problem)), "")
+        return bool(self.problem)
 
     def _prepare(self, size: int) -> str:
         """Create the directory for fetched files, with links to the own ones. Return a problem."""
@@ -325,13 +304,14 @@ class Loading:
             free = shutil.disk_usage(room).free
             if size > free:
                 return (
-                    f"{text.size(size)} from other nodes do not fit in {room} ({text.size(free)})"
+                    f"{self.shown} is not loaded: {text.size(size)} from other nodes do not fit"
+                    f" in {room} ({text.size(free)})"
                 )
             for path in own.iterdir() if own is not None else ():
                 (self.brought / path.name).unlink(missing_ok=True)
                 (self.brought / path.name).symlink_to(path)
         except OSError as error:
-            return f"{room}: {error.strerror}"
+            return f"{self.shown} is not loaded: {room}: {error.strerror}"
         return ""
 
     # -- messages ---------------------------------------------------------------------------------
@@ -340,14 +320,6 @@ class Loading:
     def shown(self) -> str:
         place = " in memory" if self.candidate.in_memory else ""
         return f"step {self.candidate.step}{place}"
-
-    def _say_passed_over(self) -> None:
-        words = f"{self.candidate.shortage()} on the nodes of this job"
-        if self.problem:
-            words = f"{self.shown} is not loaded: {self.problem}"
-        elif self.damage:
-            words = f"{self.shown} cannot be trusted: {'; '.join(self.damage[:3])}"
-        self.target.say(f"WARNING: {words}; trying the one before it")
 
     def _say_loaded(self, loaded: Checkpoint, seconds: float) -> None:
         size = text.size(sum(record.size for record in loaded.files.values()))

@@ -21,8 +21,8 @@ import torch.distributed as dist
 
 from orchestrator.common.errors import CheckFailed, JobFailed
 from orchestrator.common.files import AS_USUAL, replacing, sync_directory
-from orchestrator.engine.ranks.ranks import Ranks, gather
-from orchestrator.engine.saving.reader import METADATA
+from orchestrator.engine.ranks.ranks import Ranks, gather, together
+from orchestrator.engine.saving.reader import METADATA, first_cause
 from orchestrator.engine.saving.writer import ALIKE
 from orchestrator.engine.sharding.mesh import Mesh
 from orchestrator.records.checkpoint_manifest import FileRecord
@@ -51,22 +51,23 @@ def writers(
 ) -> Writers:
     """Return all ranks if they see one directory or no node holds all parameters, else a node's."""
     mine = f".seen_{token}_{ranks.rank}"
-    problem = ""
-    try:
+
+    def mark() -> None:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / mine).touch()
-    except OSError as error:
-        problem = f"{directory}: {error.strerror}"
-    if problem := next(filter(None, gather(problem)), ""):
-        raise CheckFailed(
-            f"checkpoints cannot be written: {problem}",
+
+    together(
+        mark,
+        said=lambda error: CheckFailed(
+            f"checkpoints cannot be written: {directory}: {first_cause(error)}",
             "set checkpoint.directory to a place that every rank can write to",
-        )
+        ),
+    )
     members = ranks.neighbours
     answers = gather([seen(directory / f".seen_{token}_{rank}") for rank in (0, members[0])])
-    shared, together = (all(column) for column in zip(*answers, strict=True))
+    shared, on_node = (all(column) for column in zip(*answers, strict=True))
     (directory / mine).unlink()
-    if not shared and not together:
+    if not shared and not on_node:
         raise CheckFailed(
             "the ranks of one node do not share the directory of the checkpoints",
             "set checkpoint.directory to a place that all of them see",
@@ -124,7 +125,6 @@ def seen(mark: Path) -> bool:
 PIECE_BYTES = 4 << 20
 # Counts those of all ranks. It bounds the open files and the buffers of one rank.
 DELIVERIES_AT_ONCE = 64
-DAMAGED = "it arrived damaged"
 
 
 Place = Callable[[Delivery], Path]
@@ -212,7 +212,7 @@ class Incoming:
     def finish(self) -> str:
         """Publish the file if its checksum is right. Return the problem otherwise."""
         if not self.problem and self.sum.hexdigest() != self.delivery.record.sha256:
-            self.problem = DAMAGED
+            self.problem = "it arrived damaged"
         with self._noted():
             with self.opened:
                 if self.problem:

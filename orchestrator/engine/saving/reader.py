@@ -17,13 +17,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from orchestrator.common.errors import CheckFailed
+from orchestrator.common.errors import CheckFailed, OrchestratorError
 from orchestrator.engine.ranks.ranks import host_group
 
 MOST_NAMED = 3
@@ -123,13 +124,16 @@ def files_for(state: Mapping[str, Any], metadata: Metadata) -> set[str]:
 def load_into(state: Mapping[str, Tensor], path: Path) -> None:
     """Fill tensors from the files in a directory. Every rank has to call it."""
     together = dist.is_initialized()
-    load(
-        dict(state),
-        storage_reader=SafeReader(path),
-        planner=TensorPlanner(),
-        process_group=host_group() if together else None,
-        no_dist=not together,
-    )
+    try:
+        load(
+            dict(state),
+            storage_reader=SafeReader(path),
+            planner=TensorPlanner(),
+            process_group=host_group() if together else None,
+            no_dist=not together,
+        )
+    except CheckpointException as error:
+        raise CheckFailed(first_cause(error)) from error
 
 
 def misfit(state: Mapping[str, Tensor], metadata: Metadata) -> str:
@@ -157,3 +161,16 @@ def several(names: Sequence[str]) -> str:
     """Return the first few names, and the number of the others, as text."""
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return f"{', '.join(names[:MOST_NAMED])}{more}"
+
+
+def first_cause(error: BaseException) -> str:
+    """Return one line on why the first rank failed, without the traces of the others."""
+    if isinstance(error, CheckpointException) and error.failures:
+        inner = next(iter(error.failures.values()))
+        error = inner[0] if isinstance(inner, tuple) else inner
+    if isinstance(error, OrchestratorError):
+        return error.what
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

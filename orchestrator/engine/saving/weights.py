@@ -6,10 +6,11 @@ start with weights from a file, each rank reads its own rows.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,12 @@ from torch.distributed.tensor import DTensor
 from orchestrator.common import files
 from orchestrator.common.errors import (
     CheckFailed,
-    JobFailed,
     OrchestratorError,
     UsageError,
     import_optional,
 )
 from orchestrator.engine.ranks import plain_names
-from orchestrator.engine.ranks.ranks import gather, is_first
+from orchestrator.engine.ranks.ranks import as_failure, is_first, together
 from orchestrator.engine.sharding.mesh import local_part, local_tensor, plain_class, reshard
 
 TORCH = (".pt", ".pth", ".bin")
@@ -76,24 +76,10 @@ def save(model: nn.Module, path: Path, step: int) -> None:
 
     Every rank has to call it. An error on rank 0 is raised on all ranks.
     """
-    on_first(path, lambda: refuse_unknown_kind(model, path))
+    said = functools.partial(as_failure, lead=f"{path} is not written: ")
+    together(lambda: refuse_unknown_kind(model, path), here=is_first(), said=said)
     state = state_dict(model)
-    on_first(path, lambda: _write(model, path, state, step))
-
-
-def on_first(path: Path, action: Callable[[], None]) -> None:
-    """Run an action on rank 0. Its error is raised on all ranks."""
-    problem: tuple[type[OrchestratorError], str, str] | None = None
-    try:
-        if is_first():
-            action()
-    except OrchestratorError as error:
-        problem = type(error), error.what, error.fix
-    except (OSError, RuntimeError) as error:
-        problem = JobFailed, f"{path} is not written: {error}", ""
-    if first := gather(problem)[0]:
-        kind, what, fix = first
-        raise kind(what, fix)
+    together(lambda: _write(model, path, state, step), here=is_first(), said=said)
 
 
 def refuse_unknown_kind(model: nn.Module, path: Path) -> None:

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.futures import Future
 
-from orchestrator.common.errors import OrchestratorError
+from orchestrator.engine.saving.reader import first_cause
 from orchestrator.records.checkpoint_manifest import FileRecord
 
 # ALIKE marks the name of the file with values that all ranks have alike, CHANGING that of the rest.
@@ -152,16 +152,3 @@ def trouble_of(error: BaseException, directory: Path, index: int) -> Trouble:
     own = not isinstance(error, CheckpointException) or index in error.failures
     where = f" ({directory.parent})" if own else ""
     return Trouble(f"{first_cause(error)}{where}", own)
-
-
-def first_cause(error: BaseException) -> str:
-    """Return one line on why the first rank failed, without the traces of the others."""
-    if isinstance(error, CheckpointException) and error.failures:
-        inner = next(iter(error.failures.values()))
-        error = inner[0] if isinstance(inner, tuple) else inner
-    if isinstance(error, OrchestratorError):
-        return error.what
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -106,7 +105,7 @@ def test_a_pickle_in_place_of_a_tensor_is_not_loaded(tmp_path: Path) -> None:
     assert isinstance(metadata, Metadata)
     assert isinstance(metadata.state_dict_metadata["x"], BytesStorageMetadata)
     assert misfit({"x": torch.zeros(2)}, metadata) == "not all of x is there"
-    with pytest.raises(CheckpointException, match="x is not a tensor there"):
+    with pytest.raises(CheckFailed, match="x is not a tensor there"):
         load_into({"x": torch.zeros(2)}, path)
     assert not mark.exists()
 
