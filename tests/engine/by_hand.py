@@ -85,7 +85,7 @@ def whole(trainer: Trainer) -> dict[str, Tensor]:
 
 
 def trained(trainer: Trainer, poisoned: slice = NONE, **more: Any) -> dict[str, Tensor]:
-    batch = BATCH // (trainer.ranks.world * trainer.config.training.gradient_accumulation)
+    batch = BATCH // (trainer.ranks.world * trainer.parts.config.training.gradient_accumulation)
     trainer.train(DataLoader(data(poisoned), batch), epochs=1, verbose=False, **more)
     return whole(trainer)
 

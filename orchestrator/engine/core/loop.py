@@ -331,7 +331,7 @@ class Loop:
         return evaluate_model(self.parts, self.held_out, stop)
 
 
-def loop_of(
+def train(
     parts: Parts,
     saving: Checkpointing,
     reporting: Reporting,
@@ -339,8 +339,13 @@ def loop_of(
     held_out: Batches | None,
     policy: StopPolicy,
     hooks: Hooks,
-) -> Loop:
-    """Return the loop of one train() call, with its reporter."""
+) -> None:
+    """Run the loop of one train() call, unless nothing is left to do."""
+    reporting.say(f"training on {training.description}")
+    saving.say_where()
+    if policy.nothing_to_do():
+        saving.end_with_nothing_done()
+        return
     config, state = parts.config, saving.state
     state.ended = ""
     reporting.trackers.begin(saving.run.id, state.step)
@@ -357,7 +362,7 @@ def loop_of(
         ),
     )  # fmt: skip
     reporter.epoch_sums = state.epoch_sums
-    return Loop(parts, saving, training, held_out, policy, reporter, hooks)
+    Loop(parts, saving, training, held_out, policy, reporter, hooks).run()
 
 
 def is_true(result: Any) -> bool:

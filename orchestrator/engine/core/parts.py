@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from orchestrator.config.schema import Config, TrainingConfig
 from orchestrator.engine.core import settings
 from orchestrator.engine.core.kept import AuxiliaryState
 from orchestrator.engine.core.optimizer import configured, one_of_several, schedule
-from orchestrator.engine.core.settings import Each
+from orchestrator.engine.core.settings import TrainerSettings
 from orchestrator.engine.core.step import Steppers, names_of
 from orchestrator.engine.data.batch import Micro
 from orchestrator.engine.models import build
@@ -61,6 +62,30 @@ class Parts:
         return AuxiliaryState(self.steppers)
 
     @property
+    def models(self) -> dict[str, nn.Module]:
+        """The models by name, or a single one under the empty name."""
+        return dict(self.bare) if isinstance(self.bare, Models) else {"": self.bare}
+
+    def named(self, name: str) -> nn.Module:
+        """Return one of several models by its name, or all of them for the empty name."""
+        if name and name not in self.models:
+            known = ", ".join(filter(None, self.models))
+            fix = (
+                f"there are {known}" if known else "leave model= out: there is one, without a name"
+            )
+            raise UsageError(f"no model is called {name!r}", fix)
+        return self.models[name] if name else self.bare
+
+    def shown(self, ema: bool | None) -> contextlib.AbstractContextManager[None]:
+        """Put the requested weights into the model within a block: the average, or themselves."""
+        if ema and all(stepper.average is None for stepper in self.steppers):
+            raise UsageError(
+                "ema=True asks for an average of the weights, and this Trainer has none",
+                "Trainer(..., ema=0.999) keeps one",
+            )
+        return self.steppers.evaluating(average=ema is not False)
+
+    @property
     def unit(self) -> str:
         """The name of what the loss averages over: tokens, targets or samples."""
         return counted(self.config, self.losses)
@@ -96,50 +121,35 @@ def counted(config: Config, losses: Loss) -> str:
 # -- from the arguments of a Trainer ---------------------------------------------------------------
 
 
-def of_trained(
-    trained: Trained,
-    losses: Losses,
-    config: Config,
-    everyone: Ranks,
-    *,
-    strategy: str,
-    every: Mapping[str, int],
-    clip_grad_norm: Each,
-    ema: Each,
-    scheduler_every: str,
-    warmup_steps: int,
-    scale_lr: bool,
-    elementwise: bool,
-    weights: str | Path | None,
-) -> Parts:
+def of_settings(given: TrainerSettings) -> Parts:
     """Return the parts of a Trainer: shard its model and bind the optimizers to it."""
-    refuse_unknown_names(
-        trained, every, schedulers=trained.schedulers, clip_grad_norm=clip_grad_norm, ema=ema
-    )
+    trained = trained_of(given)
+    losses = Losses(given.loss, given.step, given.metrics or {}, [*trained.optimizers])
+    config = settings.trainer_config(given)
+    everyone = joined(config, given.backend, given.device)
+    refuse_unknown_names(trained, given)
     model, names = trained.model, names_of(trained.model)
     micros_asked = config.training.gradient_accumulation
     config = settings.keep_batch(config, everyone.world, functools.partial(say, everyone))
     fill = None
-    if weights is not None:
-        path = as_path(weights)
+    if given.weights is not None:
+        path = as_path(given.weights)
         whole_weights.refuse_unreadable(model, path)
         fill = functools.partial(fill_model, model, path, config, everyone.device)
     losses.to(everyone.device)
-    shape, whole = mesh.distribute_local(model, strategy, everyone, config, fill)
+    shape, whole = mesh.distribute_local(model, given.strategy, everyone, config, fill)
     lr_scale = 1.0
-    if scale_lr:
+    if given.scale_lr:
         # If a restart changes the number of ranks, the micro-batches per step change inversely, so
         # the factor stays that of the first start.
         lr_scale = everyone.world * config.training.gradient_accumulation / micros_asked
         say(everyone, f"learning rates are multiplied by {lr_scale:g}, the number of ranks")
-    training = {
-        name: training_of(name, clip_grad_norm, ema, config.training) for name in trained.optimizers
-    }
+    training = {name: training_of(name, given, config.training) for name in trained.optimizers}
     steppers = Steppers(
-        trained.optimizers, names, model, shape, training, every, trained.schedulers,
-        scheduler_every=scheduler_every,
-        lr_factor=functools.partial(warmed_up, lr_scale, warmup_steps),
-        elementwise=elementwise,
+        trained.optimizers, names, model, shape, training, given.every or {}, trained.schedulers,
+        scheduler_every=given.scheduler_every,
+        lr_factor=functools.partial(warmed_up, lr_scale, given.warmup_steps),
+        elementwise=given.elementwise,
     )  # fmt: skip
     parts = Parts(config, everyone, shape, whole, model, losses, steppers)
     parts.introduce()
@@ -162,16 +172,14 @@ def warmed_up(lr_scale: float, warmup_steps: int, step: int) -> float:
     return lr_scale * min(1.0, step / max(1, warmup_steps))
 
 
-def training_of(
-    name: str, clip_grad_norm: Each, ema: Each, training: TrainingConfig
-) -> TrainingConfig:
+def training_of(name: str, given: TrainerSettings, training: TrainingConfig) -> TrainingConfig:
     """Return the training settings with one optimizer's own clipping and average."""
-    own: dict[str, float | None] = {}
-    if isinstance(clip_grad_norm, Mapping):
-        own["grad_clip_norm"] = clip_grad_norm.get(name, 0.0)
-    if isinstance(ema, Mapping):
-        own["ema"] = ema.get(name)
-    return dataclasses.replace(training, **own)  # type: ignore[arg-type]
+    own: dict[str, Any] = {}
+    if isinstance(given.clip_grad_norm, Mapping):
+        own["grad_clip_norm"] = given.clip_grad_norm.get(name, 0.0)
+    if isinstance(given.ema, Mapping):
+        own["ema"] = given.ema.get(name)
+    return dataclasses.replace(training, **own)
 
 
 # -- from a config ---------------------------------------------------------------------------------
@@ -241,38 +249,31 @@ class Trained:
     schedulers: Mapping[str, Any]
 
 
-def trained_of(
-    model: nn.Module | None,
-    optimizer: Any,
-    scheduler: Any,
-    models: Mapping[str, nn.Module] | None,
-    optimizers: Mapping[str, Any] | None,
-    schedulers: Mapping[str, Any] | None,
-) -> Trained:
-    """Return the model, optimizer and scheduler of the arguments, or several of each by name."""
-    several = any(given is not None for given in (models, optimizers, schedulers))
-    if not several:
-        if model is None or optimizer is None:
-            lacking = "a model" if model is None else "an optimizer"
+def trained_of(given: TrainerSettings) -> Trained:
+    """Return the model, optimizer and scheduler of a Trainer, or several of each by name."""
+    several = given.models, given.optimizers, given.schedulers
+    if all(each is None for each in several):
+        if given.model is None or given.optimizer is None:
+            lacking = "a model" if given.model is None else "an optimizer"
             raise UsageError(
                 f"a Trainer needs {lacking}", f"Trainer(model, optimizer, loss), or {FOR_EXAMPLE}"
             )
-        return Trained(model, {"": one_of_several(optimizer)}, {"": scheduler})
-    one = any(given is not None for given in (model, optimizer, scheduler))
-    if one or not models or not optimizers:
+        optimizer = one_of_several(given.optimizer)
+        return Trained(given.model, {"": optimizer}, {"": given.scheduler})
+    one = any(each is not None for each in (given.model, given.optimizer, given.scheduler))
+    if one or not given.models or not given.optimizers:
         raise UsageError(
             "models= and optimizers= go together, in place of a model and an optimizer",
             f"Trainer(model, optimizer, loss), or {FOR_EXAMPLE}",
         )
-    return several_by_name(models, optimizers, schedulers or {})
+    return several_by_name(given.models, given.optimizers, given.schedulers or {})
 
 
-def refuse_unknown_names(
-    trained: Trained, every: Mapping[str, int] | None, **named: Each | Mapping[str, Any]
-) -> None:
+def refuse_unknown_names(trained: Trained, given: TrainerSettings) -> None:
     """Refuse arguments that name an unknown optimizer, and an every= without one in each step."""
     optimizers = trained.optimizers
-    for what, values in {"every": every, **named}.items():
+    for what in ("every", "schedulers", "clip_grad_norm", "ema"):
+        values = getattr(given, what)
         for name in values if isinstance(values, Mapping) else ():
             if name not in optimizers:
                 raise UsageError(
@@ -280,7 +281,7 @@ def refuse_unknown_names(
                     f"{nearest(str(name), [*optimizers])}",
                     f"the optimizers are {', '.join(filter(None, optimizers)) or 'one, unnamed'}",
                 )
-    if every and all(every.get(name, 1) > 1 for name in optimizers):
+    if given.every and all(given.every.get(name, 1) > 1 for name in optimizers):
         raise UsageError(
             "every= leaves steps in which no optimizer steps",
             "let one of them step in each: leave it out of every=",

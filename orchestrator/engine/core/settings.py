@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from orchestrator.config.schema import SHARDED, Config, TrainingConfig, best_met
 from orchestrator.engine.core.stopping import Duration, Limit, TrainingRequest, parse_period
 from orchestrator.engine.data.batch import Batches
 from orchestrator.engine.data.sharded_loader import Shard
+from orchestrator.engine.models.losses import Criterion, Step
+from orchestrator.trackers.known import Tracker
 
 OVER_RANKS = (*SHARDED, "ddp")
 STRATEGIES = (*OVER_RANKS, "dp", "none")
@@ -58,20 +61,101 @@ REFUSED = {
 Each = float | Mapping[str, float] | None
 
 
-def trainer_config(
-    keys: Mapping[str, Any],
-    strategy: str = "ddp",
-    precision: str = "fp32",
-    accumulate: int = 1,
-    clip_grad_norm: Each = None,
-    ema: Each = None,
-    seed: int = 0,
-    log_every: int | None = None,
-    find_unused_parameters: bool = False,
-) -> Config:
-    """Return the engine's config for a Trainer's arguments; `keys` comes from config=."""
+Hook = Callable[[Any], Any]
+
+
+@dataclass(eq=False, repr=False)
+class TrainerSettings:
+    """The arguments of a Trainer.
+
+    Arguments:
+        model: the plain model. All ranks start with rank 0's weights.
+        optimizer: a torch optimizer over the model's parameters; a list of several that share the
+            loss, such as [Muon(matrices), AdamW(others)]; or a function of the parameters.
+        models: several models by name, instead of `model`.
+        optimizers: optimizers by name; each minimises the loss of its name that
+            step(models, batch) returns.
+        schedulers: schedulers by the names of their optimizers.
+        every: intervals of optimizers that step less often, by name: {"G": 5} steps G in steps 5,
+            10, 15 and so on.
+        loss: called with (outputs, targets) of a batch (inputs, targets); returns the mean over the
+            samples, or (sum, count).
+        step: called with (model, batch), instead of `loss`; returns the same, or
+            (sum, count, {name: sum}) with further metrics.
+        metrics: functions of (outputs, targets) by name, with the same results as `loss`.
+        strategy: "ddp"; "hybrid_shard", "full_shard" or "shard_grad_op" for a model that is too
+            large for one device; for a single process also "dp" or "none".
+        accumulate: the number of micro-batches per step.
+        clip_grad_norm: the largest norm of the whole gradient; None disables clipping. With several
+            optimizers, a dict by their names, or one number for each. The same holds for `ema`.
+        ema: the decay of an exponential moving average of the weights, such as 0.999. The average
+            is evaluated in place of the weights, and saved beside them.
+        precision: "fp32", "bf16" or "fp16", for the computation; weights keep their dtype.
+        warmup_steps: the steps over which learning rates rise linearly from zero.
+        scale_lr: multiply the learning rates by the number of ranks at the start of the job.
+        scheduler: a torch scheduler over the optimizer, or a function of the optimizer.
+        scheduler_every: "step" or "epoch".
+        find_unused_parameters: for ddp, if the model does not use all parameters in every step.
+        elementwise: declare that an optimizer of your own updates each element by itself, so that
+            its parameters may be sharded.
+        stream: "dealt" if every rank's IterableDataset yields all samples, "own" if it yields only
+            this rank's part.
+        seed: seeds the order of the samples and all randomness.
+        device: the device of a single process. With several, each has its own.
+        backend: "nccl", "gloo" or "mpi"; the default is nccl where there are GPUs.
+        trackers: "tensorboard", "wandb", "mlflow", or objects with log(values, step) and
+            close().
+        on_train_begin: called with the Trainer before the first step.
+        on_step_end: called with the Trainer after every step.
+        on_epoch_end: called with the Trainer after every epoch. If any of these hooks returns True
+            on any rank, the training ends there on all ranks.
+        log_every: the steps between two lines of progress and metrics; the default is 50.
+        weights: a .safetensors file, or a directory of them in Hugging Face's layout. Each rank
+            reads only its part, so the model may be made on the meta device.
+        config: further keys of docs/config.md, such as {"compile": {"enabled": True}}. A key that
+            does not concern a Trainer is refused.
+    """
+
+    model: Any = None
+    optimizer: Any = None
+    loss: Criterion | None = None
+    _: KW_ONLY
+    models: Any = None
+    optimizers: Any = None
+    schedulers: Mapping[str, Any] | None = None
+    every: Mapping[str, int] | None = None
+    step: Step | None = None
+    metrics: Mapping[str, Criterion] | None = None
+    strategy: str = "ddp"
+    accumulate: int = 1
+    clip_grad_norm: Each = None
+    ema: Each = None
+    precision: str = "fp32"
+    warmup_steps: int = 0
+    scale_lr: bool = False
+    scheduler: Any = None
+    scheduler_every: str = "step"
+    find_unused_parameters: bool = False
+    elementwise: bool = False
+    stream: str = "dealt"
+    seed: int = 0
+    device: str | int | torch.device | None = None
+    backend: str | None = None
+    trackers: Sequence[str | Tracker] | Mapping[str, Any] = ()
+    on_train_begin: Hook | None = None
+    on_step_end: Hook | None = None
+    on_epoch_end: Hook | None = None
+    log_every: int | None = None
+    weights: str | Path | None = None
+    config: Mapping[str, Any] | None = None
+
+
+def trainer_config(given: TrainerSettings) -> Config:
+    """Return the engine's config for a Trainer's arguments."""
+    keys = given.config or {}
     refuse_unread(keys)
-    at_least("log_every", log_every, 1)
+    at_least("log_every", given.log_every, 1)
+    strategy = given.strategy
     if strategy == "auto":
         raise UsageError(
             'strategy="auto" is gone',
@@ -80,16 +164,16 @@ def trainer_config(
     one_of("strategy", strategy, STRATEGIES)
     merged: dict[str, Any] = {
         "training": {
-            "mixed_precision": precision,
-            "gradient_accumulation": accumulate,
-            "grad_clip_norm": one_for_all(clip_grad_norm) or 0.0,
-            "ema": one_for_all(ema),
-            "seed": seed,
+            "mixed_precision": given.precision,
+            "gradient_accumulation": given.accumulate,
+            "grad_clip_norm": one_for_all(given.clip_grad_norm) or 0.0,
+            "ema": one_for_all(given.ema),
+            "seed": given.seed,
             "max_steps": UNENDING,
         },
-        "logging": {"interval": log_every or 50},
+        "logging": {"interval": given.log_every or 50},
         "fsdp": {"sharding_strategy": strategy if strategy in OVER_RANKS else "ddp"},
-        "distributed": {"find_unused_parameters": find_unused_parameters},
+        "distributed": {"find_unused_parameters": given.find_unused_parameters},
     }
     for section, values in keys.items():
         merged[section] = {**merged.get(section, {}), **values}
@@ -261,6 +345,27 @@ def cadences(section: Any, steps: str, seconds: str) -> list[Duration]:
 # -- the data of train() --------------------------------------------------------------------------
 
 
+# The data for training, and those that are held out.
+Data = tuple[Batches | None, Batches | None]
+
+
+def data_of(
+    asked: TrainingRequest, own: Data, given: tuple[Any, Any], share: Callable[[Any, str], Shard]
+) -> tuple[Batches, Batches | None]:
+    """Return this rank's share of the loaders given to train(), else the Trainer's `own` data."""
+    training, held_out = own
+    if given[0] is None and training is None:
+        raise UsageError("train() has no data", "give it a DataLoader: train(loader, epochs=1)")
+    refuse_spent(asked, *given)
+    if given[0] is not None:
+        training = share(given[0], "train_loader")
+    if given[1] is not None:
+        held_out = share(given[1], "val_loader")
+    assert training is not None
+    refuse_unfit(asked, training, held_out)
+    return training, held_out
+
+
 def refuse_spent(asked: TrainingRequest, train_loader: Any, val_loader: Any) -> None:
     """Refuse a generator as data that is read more than once, because it can only be read once."""
     refused = {"val_loader": val_loader if asked.epochs != 1 or asked.evaluating else None}
@@ -275,11 +380,8 @@ def refuse_spent(asked: TrainingRequest, train_loader: Any, val_loader: Any) -> 
             )
 
 
-def refuse_unfit(
-    asked: TrainingRequest, training: Batches, held_out: Batches | None, stream: str
-) -> None:
-    """Refuse a request that does not fit its data: evaluations, epochs or stream="own"."""
-    one_of("stream", stream, ("dealt", "own"))
+def refuse_unfit(asked: TrainingRequest, training: Batches, held_out: Batches | None) -> None:
+    """Refuse a request that does not fit its data: evaluations or epochs."""
     if asked.evaluating and held_out is None:
         raise UsageError("training.eval_* asks for an evaluation", "give train() a val_loader")
     periods = [asked.least, *asked.saving, *(limit.most for limit in asked.limits)]
@@ -288,11 +390,4 @@ def refuse_unfit(
         raise UsageError(
             "the data of a config go on without a count of epochs, and train() is told epochs",
             'say it in steps or in time: max_period="1000 steps"',
-        )
-    shards = [data for data in (training, held_out) if isinstance(data, Shard)]
-    if stream == "own" and shards and not any(shard.may_be_own for shard in shards):
-        raise UsageError(
-            'stream="own" is for data that come to each rank as its own part; here the Trainer'
-            f" itself deals them out ({shards[0].description})",
-            'leave stream="own" out',
         )

@@ -107,8 +107,6 @@ def refuse_empty() -> NoReturn:
 class Shard(Batches):
     """The batches of one rank. Each kind of loader has a subclass."""
 
-    # True if stream="own" applies to it.
-    may_be_own = False
     order: OurOrder | OwnOrder
 
     def __init__(self, loader: Any, ranks: Ranks, seed: int) -> None:
@@ -183,7 +181,6 @@ class MapShard(Shard):
             self.description = f"{what}, as rank 0's {name} draws them in each epoch{dealt}"
             if each:
                 self.description = f"{what} for each rank by its own {name}"
-        self.may_be_own = each
         if many is not None and self.batch_size:
             self.samples = many * (ranks.world if each and shuffle is None else 1)
 
@@ -217,8 +214,6 @@ class MapShard(Shard):
 
 class StreamShard(Shard):
     """A dataset without a length, or any iterable of batches. Every rank reads it."""
-
-    may_be_own = True
 
     def __init__(self, loader: Any, ranks: Ranks, seed: int, each: bool) -> None:
         super().__init__(loader, ranks, seed)

@@ -50,6 +50,14 @@ def sources(config: Config) -> tuple[Source, Source | None]:
     return split(whole, data.eval_fraction)
 
 
+def batches(config: Config, ranks: Ranks) -> tuple[TrainingSamples, HeldOutSamples | None]:
+    """Return this rank's share of a config's data, for training and for evaluation."""
+    train, held_out = sources(config)
+    if held_out is None:
+        return TrainingSamples(train, config, ranks), None
+    return TrainingSamples(train, config, ranks), HeldOutSamples(held_out, config, ranks)
+
+
 def source(config: Config, path: str) -> Source:
     data = config.dataset
     if data.kind == "tokens":

@@ -65,7 +65,7 @@ def averaged(trainer: Trainer) -> dict[str, Tensor]:
 def trained(
     trainer: Trainer, poisoned: slice = NONE, *, verbose: bool = False, **more: Any
 ) -> dict[str, Tensor]:
-    batch = BATCH // (trainer.ranks.world * trainer.config.training.gradient_accumulation)
+    batch = BATCH // (trainer.ranks.world * trainer.parts.config.training.gradient_accumulation)
     trainer.train(DataLoader(data(poisoned), batch), epochs=1, verbose=verbose, **more)
     return averaged(trainer)
 

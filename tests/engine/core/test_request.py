@@ -139,10 +139,8 @@ def test_what_is_no_answer_to_an_argument_is_refused(call: Any, said: str) -> No
     assert said in str(error.value)
 
 
-def test_parts_of_each_rank_are_asked_of_data_that_can_have_them() -> None:
+def test_a_stream_of_parts_may_stand_beside_data_that_are_dealt_out() -> None:
     trainer = made(stream="own")
     dealt = DataLoader(TensorDataset(torch.ones(4, 2), torch.ones(4, 1)), 2)
-    with pytest.raises(UsageError, match='leave stream="own" out'):
-        trainer.train(dealt, dealt, epochs=1)
     trainer.train(DataLoader(Stream(), 2), dealt, epochs=1, verbose=False)
     assert trainer.state.step == 2

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.common.errors import UsageError
-from orchestrator.engine.core.settings import trainer_config
+from orchestrator.engine.core.settings import TrainerSettings, trainer_config
 from tests.engine.core.test_fields import ENGINE, every_field
 from tests.engine.worlds import Job, run
 
@@ -54,22 +54,24 @@ def test_every_key_is_read_or_refused_by_name(name: str) -> None:
     if name in KEYS:
         value = ENGINE[name].value if name in ENGINE else 2
         beside = {**READ[section][1], key: value}
-        made = trainer_config({section: beside}, strategy=strategy, **own)
+        made = trainer_config(TrainerSettings(config={section: beside}, strategy=strategy, **own))
         read = getattr(getattr(made, section), key)
         assert read == (tuple(value) if isinstance(value, list) else value)
         return
     with pytest.raises(UsageError, match=f"a Trainer does not read {name}\n") as error:
-        trainer_config({section: {key: 1} if key else {}}, strategy=strategy)
+        trainer_config(
+            TrainerSettings(config={section: {key: 1} if key else {}}, strategy=strategy)
+        )
     assert error.value.fix
 
 
 def test_what_is_no_key_is_named() -> None:
     with pytest.raises(UsageError, match="did you mean 'shard_size'"):
-        trainer_config({"fsdp": {"shard_sise": 2}})
+        trainer_config(TrainerSettings(config={"fsdp": {"shard_sise": 2}}))
     with pytest.raises(UsageError, match="is gone"):
-        trainer_config({}, strategy="auto")
+        trainer_config(TrainerSettings(strategy="auto"))
     with pytest.raises(UsageError, match=r"config\['fsdp'\] must hold keys, not 2"):
-        trainer_config({"fsdp": 2})
+        trainer_config(TrainerSettings(config={"fsdp": 2}))
 
 
 # -- and they do what they do in the engine -------------------------------------------------------

@@ -132,7 +132,7 @@ def made(call: Any = step, **more: Any) -> Trainer:
 def trained(
     trainer: Trainer, *, marked: bool = False, verbose: bool = False, **more: Any
 ) -> dict[str, Tensor]:
-    batch = BATCH // (trainer.ranks.world * trainer.config.training.gradient_accumulation)
+    batch = BATCH // (trainer.ranks.world * trainer.parts.config.training.gradient_accumulation)
     trainer.train(DataLoader(data(marked=marked), batch), epochs=1, verbose=verbose, **more)
     return {
         name: (w.full_tensor() if hasattr(w, "full_tensor") else w).detach().clone()
