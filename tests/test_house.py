@@ -434,6 +434,8 @@ def test_an_attribute_that_is_set_is_seen(tmp_path: Path, text: str) -> None:
 PRIVATE = {
     # The moment at which all gradients are computed: DDP waits in a callback of the same queue.
     "_execution_engine",
+    # The hooks of a tensor: fully_shard drops those of a parameter without a word.
+    "_backward_hooks",
     # The module that torch.compile() was given.
     "_orig_mod",
     # The timeout of groups that a DeviceMesh makes; public as set_timeout() from 2.14 on.
@@ -444,6 +446,8 @@ PRIVATE = {
 # Documented in spite of the underscore, operators by name, and Python's own.
 DOCUMENTED = ("torch._foreach_", "torch.ops.aten.", "os._exit", "sys._getframe")
 OF_TUPLES = {"_replace", "_asdict", "_fields"}
+# Names in torch's checkpoints, which the reader allows.
+PICKLED = {"_StorageInfo", "_get_layout"}
 
 
 def is_private(name: str) -> bool:
@@ -477,9 +481,10 @@ def private_names(path: Path, own: set[str]) -> Iterator[str]:
             ours = base in ("self", "cls", "super()") or node.attr in own
             if not (ours or node.attr in OF_TUPLES or dotted.startswith(DOCUMENTED)):
                 yield node.attr
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr"):
-            name = getattr(node.args[1], "value", "")
-            if isinstance(name, str) and is_private(name) and name not in own | OF_TUPLES:
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            # A name in a string may reach getattr() by any way.
+            name = node.value
+            if is_private(name) and name.isidentifier() and name not in own | OF_TUPLES | PICKLED:
                 yield name
 
 
@@ -502,6 +507,7 @@ def test_the_engine_uses_the_public_names_of_torch() -> None:
         "def f(optimizer):\n    return optimizer._step_count",
         "import torch\ntorch._fused_adamw_()",
         "def f(model):\n    return getattr(model, '_orig_mod')",
+        "NAMES = ('_backward_hooks',)\ndef f(x):\n    return [getattr(x, name) for name in NAMES]",
     ],
 )
 def test_a_private_name_is_seen(tmp_path: Path, text: str) -> None:

@@ -187,8 +187,6 @@ OTHER_PARTS = (
     " find_unused_parameters=True (distributed.find_unused_parameters)"
 )
 WHOLE = 'strategy="ddp" (fsdp.sharding_strategy) keeps all parameters whole'
-# torch keeps the hooks of a tensor in these attributes; no public call lists them.
-HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 def refuse_untrainable(model: nn.Module, ranks: Ranks) -> None:
@@ -217,10 +215,10 @@ def refuse_unshardable(model: nn.Module) -> None:
             'use strategy="ddp" (fsdp.sharding_strategy), or sparse=False',
         )
     for name, parameter in model.named_parameters():
-        if any(getattr(parameter, hooks, None) for hooks in HOOKS):
+        if parameter._backward_hooks:
             raise UsageError(
                 f"a hook waits for the whole gradient of {name}, which no rank has under sharding",
-                f"leave out register_hook() and register_post_accumulate_grad_hook(); {WHOLE}",
+                f"leave out register_hook(); {WHOLE}",
             )
 
 

@@ -173,14 +173,6 @@ def shortened() -> nn.Module:
     return nn.Sequential(nn.Embedding(5, 6, max_norm=1.0), nn.Flatten(), nn.Linear(36, 3))
 
 
-class LateHook(Base):
-    """Would take a step of its own as soon as a gradient is there."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head.weight.register_post_accumulate_grad_hook(lambda parameter: None)
-
-
 class Sparse(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -195,11 +187,6 @@ class Sparse(nn.Module):
 MODELS: dict[type[Base], int] = {
     Clip: 0, Pairs: 4, Universal: 1, Tied: 1, TiedToHead: 1, Mixed: 2, ChannelsLast: 0,
     Transposed: 0, Complex: 0, Stacked: 4, Spare: 0,
-}  # fmt: skip
-
-
-REFUSED: dict[str, Callable[[], nn.Module]] = {
-    "hook": Masked, "late hook": LateHook,
 }  # fmt: skip
 
 
@@ -258,8 +245,7 @@ def hybrid_shard(directory: Path) -> None:
         raised = message(lambda make=make, kept=kept: kept.append(furthest(make, directory)))
         results[make.__name__] = kept[0] if kept else raised
     results["recomputed"] = recomputed()
-    for name, make in REFUSED.items():
-        results[name] = message(trained, make(), torch.optim.SGD)
+    results["hook"] = message(trained, Masked(), torch.optim.SGD)
     results["shortened"] = message(trained, shortened(), torch.optim.SGD, "ddp")
     results["sparse"] = message(trained, Sparse(), torch.optim.SGD)
     results["sparse far"] = [sparse(torch.optim.SGD), sparse(torch.optim.SparseAdam)]
