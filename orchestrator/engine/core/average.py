@@ -54,14 +54,9 @@ class Average:
         The first weights are copied. The host does not wait for a GPU.
         """
         mine, theirs = self._pairs()
-        if bad.device.type == "cpu":
-            if not bad.item():
-                first = not self.updates.item()
-                torch._foreach_lerp_(mine, theirs, 1.0 if first else 1.0 - self.decay)
-        else:
-            part = torch.where(self.updates == 0, 1.0, 1.0 - self.decay) * (1.0 - bad)
-            for average, weight in zip(mine, theirs, strict=True):
-                average.lerp_(weight, part.to(average.dtype))
+        part = torch.where(self.updates == 0, 1.0, 1.0 - self.decay) * (1.0 - bad)
+        for average, weight in zip(mine, theirs, strict=True):
+            average.lerp_(weight, part.to(average.dtype))
         self.updates += 1.0 - bad.to(self.updates.device)
 
     @contextlib.contextmanager

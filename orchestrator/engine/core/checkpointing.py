@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from orchestrator.common.text import Say
 from orchestrator.engine.core import average
 from orchestrator.engine.core.kept import WHAT_IS_DRAWN, Snapshot
 from orchestrator.engine.core.parts import Parts, as_path
+from orchestrator.engine.core.settings import outputs_directory
 from orchestrator.engine.core.stopping import TrainingRequest, TrainState
 from orchestrator.engine.data.batch import Batches, DataPlace
 from orchestrator.engine.models.losses import Losses
@@ -142,9 +142,9 @@ class Checkpointing:
         if self.checkpoints is not None:
             if outputs_directory() is None:
                 self.say(f"checkpoints go to {self.checkpoints.directory}")
-        elif not self.built_in:
-            self.say("nothing of it is saved: train(..., save_to=DIR) saves at the end and when it"
-                     " is stopped")  # fmt: skip
+        else:
+            how = "checkpoint.directory" if self.built_in else "train(..., save_to=DIR)"
+            self.say(f"nothing of it is saved: {how} saves at the end and when it is stopped")
 
     def end_with_nothing_done(self) -> None:
         self.say(f"nothing to do: {self.state.epoch} epochs and {self.state.step} steps are done,"
@@ -160,12 +160,8 @@ class Checkpointing:
         return checkpoints
 
     def _resumed_from(self, asked: TrainingRequest, place: Path | None) -> Checkpoints | None:
-        outputs, built_in = outputs_directory(), self.built_in
-        default = outputs / "checkpoints" if outputs else None if built_in else Path("checkpoints")
-        if asked.directory is None and default is None:
-            self._without_directory(asked, place)
-            return None
-        directory = as_path(asked.directory or default or "")
+        default = (outputs_directory() or Path()) / "checkpoints"
+        directory = as_path(asked.directory or default)
         loaded = self._begun(asked, place, directory)
         if not asked.saves:
             return None
@@ -217,22 +213,6 @@ class Checkpointing:
         )
         path = from_rank_0(path)
         return None if path is None else str(path)
-
-    def _without_directory(self, asked: TrainingRequest, place: Path | None) -> None:
-        """Load a requested checkpoint and warn that nothing is saved: the run has no experiment."""
-        loaded = self._load(None, Path.cwd(), in_memory=place) if place is not None else None
-        if not asked.saves and asked.resume == "never":
-            return
-        fix = "set checkpoint.directory"
-        if asked.asks_to_save:
-            raise CheckFailed(
-                "checkpoint.steps, seconds or best is set, but this run has no experiment to save"
-                " into",
-                fix,
-            )
-        if asked.resume not in ("never", "auto") and loaded is None:
-            self._load_named(asked.resume, Path.cwd())
-        self.say(f"this run has no experiment, so nothing of it is saved: {fix}")
 
     def _store(
         self, directory: Path, keep: int, *, background: bool, url: str | None
@@ -374,12 +354,6 @@ class Checkpointing:
             "endless": self.built_in,
             "run": dataclasses.asdict(run),
         }
-
-
-def outputs_directory() -> Path | None:
-    """Return the directory for the experiment's results; torchrun by hand has none."""
-    experiment = os.environ.get("ORCHESTRATOR_EXPERIMENT")
-    return Path(experiment, "outputs") if experiment else None
 
 
 def aliases_of(model: nn.Module) -> dict[str, str]:

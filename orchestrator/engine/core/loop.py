@@ -18,9 +18,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from orchestrator.common.errors import UsageError
-from orchestrator.engine.core.checkpointing import Checkpointing, outputs_directory
+from orchestrator.engine.core.checkpointing import Checkpointing
 from orchestrator.engine.core.parts import Parts
-from orchestrator.engine.core.stopping import PROFILE, Metrics, StopPolicy, TrainState
+from orchestrator.engine.core.settings import outputs_directory
+from orchestrator.engine.core.stopping import KEEP, PROFILE, Metrics, StopPolicy, TrainState
 from orchestrator.engine.data.batch import (
     Batches,
     BatchStream,
@@ -206,6 +207,9 @@ class Loop:
     def _vote(self) -> None:
         if steps := self.profile.wanted():
             self.policy.vote.request(PROFILE, steps)
+        memory = self.saving.memory
+        if self.policy.first and memory is not None and memory.due_by_clock():
+            self.policy.vote.request(KEEP)
         self.policy.vote.post()
 
     def _call(self, hook: Hook | None) -> None:
@@ -282,7 +286,7 @@ class Loop:
         if policy.profile and not state.ended:
             with reporter.estimate.pause():
                 self.profile.begin(policy.profile, state.step)
-        if memory is not None and memory.due(state.step):
+        if memory is not None and (policy.keep or memory.due(state.step)):
             with self._up_to_date():
                 self.saving.keep_in_memory()
 

@@ -194,7 +194,7 @@ def of_config(config: Config, everyone: Ranks) -> Parts:
     fill = functools.partial(fill_model, model, path, config, everyone.device)
     if not build.is_built_in(model):
         refuse_untrainable(model, everyone)
-        refuse_unfit(model, config)
+        fill_or_refuse(model, config)
     optimizer = configured(config, model)
     whole = mesh.spread(model, shape, everyone, config, fill)
     steppers = Steppers(
@@ -208,10 +208,10 @@ def of_config(config: Config, everyone: Ranks) -> Parts:
     return parts
 
 
-def refuse_unfit(model: nn.Module, config: Config) -> None:
-    """Refuse a user's model that differs between ranks, or has neither values nor a file."""
+def fill_or_refuse(model: nn.Module, config: Config) -> None:
+    """Give all ranks the weights of rank 0; refuse a model with neither values nor a file."""
     if not mesh.is_empty(model):
-        agreement.refuse_differences(model)
+        agreement.take_weights_of_first(model)
         return
     if config.model.weights is None:
         raise UsageError(

@@ -209,6 +209,12 @@ def of_launch() -> Config | None:
     return parse.build(Config, spec["config"])
 
 
+def outputs_directory() -> Path | None:
+    """Return the directory for the experiment's results; torchrun by hand has none."""
+    experiment = os.environ.get("ORCHESTRATOR_EXPERIMENT")
+    return Path(experiment, "outputs") if experiment else None
+
+
 def make_deterministic(config: Config) -> None:
     """Apply training.deterministic. Call it before anything is computed."""
     if config.training.deterministic:
@@ -291,7 +297,9 @@ def request_of(
     best, patience = best or checkpoint.best, patience or training.patience
     named = save_to or checkpoint.directory
     asks = bool(saving or best or save_to or (named and not built_in))
-    at_end = checkpoint.at_end if built_in or "at_end" in set_keys else asks
+    at_end = asks
+    if "at_end" in set_keys or (built_in and (asks or named or outputs_directory())):
+        at_end = checkpoint.at_end
     refuse_lone(best, patience, keep, saves=asks or at_end)
     return TrainingRequest(
         epochs=epochs,

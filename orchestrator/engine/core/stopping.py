@@ -28,10 +28,11 @@ from orchestrator.engine.ranks import ranks
 # -- the vote --------------------------------------------------------------------------------------
 
 
-# ENOUGH: Trainer.stop(), which min_period delays. PROFILE: the number of steps to trace.
-STOP, TIME, SAVE, EVALUATE, ENOUGH, PROFILE = range(6)
+# ENOUGH: Trainer.stop(), which min_period delays. KEEP: a state in memory. PROFILE: the number of
+# steps to trace.
+STOP, TIME, SAVE, EVALUATE, ENOUGH, KEEP, PROFILE = range(7)
 # These requests hold for one step; the others hold until the training ends.
-ONCE = (SAVE, EVALUATE, PROFILE)
+ONCE = (SAVE, EVALUATE, KEEP, PROFILE)
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
@@ -45,9 +46,9 @@ class StopVote:
         self.alone = dist.get_world_size() == 1
         self.group = ranks.host_group()
         self.requested: dict[int, int] = {}
-        self.voted = [0] * 6
+        self.voted = [0] * 7
         # The asynchronous all-reduce needs its tensor until it is done.
-        self.sent = torch.zeros(6)
+        self.sent = torch.zeros(7)
         self.work: dist.Work | None = None
 
     def request(self, what: int, amount: int = 1) -> None:
@@ -59,7 +60,7 @@ class StopVote:
 
     def post(self) -> None:
         """Start the all-reduce of this rank's requests; result() waits for it."""
-        self.voted = [self.requested.get(what, 0) for what in range(6)]
+        self.voted = [self.requested.get(what, 0) for what in range(7)]
         self._take_once()
         if not self.alone:
             self.sent = torch.tensor(self.voted)
@@ -311,6 +312,8 @@ class StopPolicy:
         self.urgent = False
         # A checkpoint or an evaluation is due after this step.
         self.save = self.evaluate = False
+        # A state in memory is due after this step, by rank 0's clock.
+        self.keep = False
         # The number of steps to trace from here on.
         self.profile = 0
 
@@ -360,7 +363,7 @@ class StopPolicy:
         save, evaluate = requested[SAVE], requested[EVALUATE]
         self.save = bool(save) or self._due(self.saving, seconds, "steps", "epochs")
         self.evaluate = bool(evaluate) or self._due(self.evaluating, seconds, "steps")
-        self.profile = requested[PROFILE]
+        self.keep, self.profile = bool(requested[KEEP]), requested[PROFILE]
         if limit := self._over("steps"):
             state.ended = state.ended or limit.reason
         elif self.enough and not epoch_over and self._may_end_by_count():

@@ -7,12 +7,12 @@ and micro-batches.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, NamedTuple, NoReturn
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from orchestrator.common.errors import CheckFailed, UsageError, nearest
@@ -141,6 +141,10 @@ class Losses:
         self.names = tuple(names)
         # torch divides the means of these by the weights of all targets that are not ignored.
         self.counts = type(loss) in (nn.CrossEntropyLoss, nn.NLLLoss)
+        summed: Any = copy.copy(loss)
+        if self.counts:
+            summed.reduction = "sum"
+        self.summed = summed
 
     def to(self, device: torch.device) -> None:
         """Move a loss with tensors of its own, such as class weights, to the device."""
@@ -186,12 +190,7 @@ class Losses:
     def _counted(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the sum and the count of the loss on the device, so that the host never waits."""
         loss: Any = self.loss
-        settings = {"weight": loss.weight, "ignore_index": loss.ignore_index, "reduction": "sum"}
-        if isinstance(loss, nn.CrossEntropyLoss):
-            smoothing = loss.label_smoothing
-            total = F.cross_entropy(outputs, targets, label_smoothing=smoothing, **settings)
-        else:
-            total = F.nll_loss(outputs, targets, **settings)
+        total = self.summed(outputs, targets)
         counts = targets != loss.ignore_index
         if loss.weight is None:
             return total, counts.sum()

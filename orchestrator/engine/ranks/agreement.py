@@ -1,9 +1,7 @@
-"""Makes values equal on all ranks, or refuses a model that differs between ranks."""
+"""Makes values equal on all ranks, or refuses a model of another shape on some."""
 
 from __future__ import annotations
 
-import ctypes
-import hashlib
 from collections.abc import Sequence
 
 import torch.distributed as dist
@@ -36,27 +34,6 @@ def take_values_of_first(values: Sequence[tuple[str, Tensor]]) -> None:
         first = value.data.contiguous()
         dist.broadcast(first, 0, group=host_group() if first.device.type == "cpu" else None)
         value.data.copy_(first)
-
-
-def refuse_differences(model: nn.Module) -> None:
-    """Raise CheckFailed if weights differ between ranks, because sharding would mix them."""
-    values = tensors(model)
-    refuse_other_shapes(values)
-    digests = gather([hashlib.blake2b(memory(value)).digest() for _, value in values])
-    for number, (name, _) in enumerate(values):
-        if any(own[number] != digests[0][number] for own in digests):
-            raise CheckFailed(
-                f"the model is not the same on all ranks: {name} has other values on some", FIX
-            )
-
-
-def memory(value: Tensor) -> ctypes.Array[ctypes.c_char]:
-    """Return the bytes of a tensor in host memory, without numpy."""
-    plain = value.detach().contiguous()
-    view = (ctypes.c_char * plain.nbytes).from_address(plain.data_ptr())
-    # The reference keeps the memory of the tensor alive.
-    vars(view)["of"] = plain
-    return view
 
 
 def tensors(model: nn.Module) -> list[tuple[str, Tensor]]:

@@ -102,11 +102,11 @@ def resume(
             return loaded
         begun = begun or loading.begun
     on_disk = [candidate for candidate in found.candidates if not candidate.in_memory]
-    if on_disk and not found.shared:
-        raise checkpoint_parts.nothing_whole(on_disk)
-    if begun:
+    if lacking := [each for each in on_disk if not each.whole and not found.shared]:
+        raise checkpoint_parts.nothing_whole(lacking)
+    if begun or (on_disk and not found.shared):
         raise CheckFailed(
-            "none of its checkpoints verifies, and the model holds what was read of one",
+            "none of its checkpoints verifies",
             "look at them with: orchestrator checkpoint verify; checkpoint.resume=never starts from"
             " the beginning",
         )

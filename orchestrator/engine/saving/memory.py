@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import math
 import os
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +39,8 @@ KEPT = schema.CheckpointConfig(keep=2, copies=2, asynchronous=True)
 KEPT_FREE = 0.1
 # How long the end of the program waits for a save.
 LEAVING_SECONDS = 5.0
+# The largest share of training time for states, where the config does not set how often.
+COST = 0.03
 
 
 def place(name: str, every: int | None, say: Say) -> Path | None:
@@ -62,12 +63,11 @@ class Memory(Checkpoints):
         self, where: Path, ranks: Ranks, run: TrainingRun, say: Say, *,
         node_holds_all: bool, every: int | None = 1,
     ) -> None:  # fmt: skip
-        # None until the cost of a state is measured.
+        # The steps from one state to the next, or None to keep to COST.
         self.every = every
+        self.next_at = 0.0
         # Seconds for which training waited, for each state.
         self.stalls: list[float] = []
-        self.measures: list[list[float]] = []
-        self.lap = time.perf_counter()
         # Why no more states are kept.
         self.off = ""
         # Why this rank could not keep its part of a state.
@@ -94,24 +94,13 @@ class Memory(Checkpoints):
         )
 
     def due(self, step: int) -> bool:
-        """Return True if a state is kept after this step. All ranks return the same."""
-        if self.off:
-            return False
-        now = time.perf_counter()
-        lap, self.lap = now - self.lap, now
-        if self.every is None and self.thread is not None:
-            self.wait()
-            # All ranks use the measures of the slowest rank.
-            measure = [self.stalls[-1], self.this_save[2], max(lap - self.stalls[-1], 1e-6)]
-            self.measures.append([max(each) for each in zip(*gather(measure), strict=True)])
-            # The wait is not counted as a part of the step.
-            self.lap = time.perf_counter()
-        if self.every is None and len(self.measures) == MEASURED_STATES:
-            self.every = affordable(self.measures[1:])
-            if self.every > 1:
-                self.say(f"a state is kept in memory every {self.every} steps: more often would"
-                         f" cost more than {COST:.0%} (checkpoint.memory_every)")  # fmt: skip
-        return self.every is None or step % self.every == 0
+        """Return True if the config asks for a state after this step."""
+        return not self.off and bool(self.every) and step % (self.every or 1) == 0
+
+    def due_by_clock(self) -> bool:
+        """Return True if a state costs at most COST now. Without an interval, rank 0 asks this."""
+        idle = self.thread is None or not self.thread.is_alive()
+        return not self.off and self.every is None and idle and time.monotonic() >= self.next_at
 
     def save(
         self,
@@ -134,6 +123,7 @@ class Memory(Checkpoints):
                 self.prune(1)
             super().save(step, state, progress, best=best)
             self.stalls.append(time.perf_counter() - began)
+            self.next_at = time.monotonic() + self.stalls[-1] / COST
 
     def _report(self, problem: str) -> None:
         """Note a failure, which ends these saves. end() reports the total."""
@@ -196,23 +186,3 @@ def bytes_of(tensors: Iterable[Tensor]) -> int:
 def bytes_in(directory: Path) -> int:
     """Return the bytes that the files below a directory take."""
     return sum(path.stat().st_blocks * 512 for path in directory.rglob("*") if path.is_file())
-
-
-# -- how often -------------------------------------------------------------------------------------
-
-
-# The largest share of training time for states, where the config does not set how often.
-COST = 0.03
-# The number of states that are measured first.
-MEASURED_STATES = 3
-
-
-def affordable(measures: Sequence[Sequence[float]]) -> int:
-    """Return after how many steps a state can be kept so that it costs at most COST.
-
-    Each measure has three durations: the stall of the training, the whole save, and one step.
-    """
-    return min(
-        max(1, math.ceil(stall / (COST * step)), math.ceil(busy / step))
-        for stall, busy, step in measures
-    )
