@@ -11,7 +11,6 @@ import argparse
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -114,19 +113,14 @@ def write_directory(
 ) -> tuple[int, str]:
     """Write a directory in Hugging Face's layout; return its size in bytes, and a comment on it.
 
-    The files are moved into the directory when all are written. Weights of an earlier export are
-    removed first.
+    Each file is replaced whole. Weights of an earlier export are removed last.
     """
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as directory:
-        new = Path(directory)
-        weights.write(new / weights.WEIGHTS, tensors, step)
-        weights.write_texts(new, configs)
-        size = sum(path.stat().st_size for path in new.iterdir())
-        out.mkdir(exist_ok=True)
-        for old in (*out.glob("*.safetensors"), out / weights.INDEX):
-            old.unlink(missing_ok=True)
-        for path in new.iterdir():
-            path.replace(out / path.name)
+    out.mkdir(exist_ok=True)
+    weights.write_texts(out, configs)
+    weights.write(out / weights.WEIGHTS, tensors, step)
+    for old in {*out.glob("*.safetensors"), out / weights.INDEX} - {out / weights.WEIGHTS}:
+        old.unlink(missing_ok=True)
+    size = sum((out / name).stat().st_size for name in (weights.WEIGHTS, *configs))
     return size, "" if configs else "\n  without config.json: the checkpoint has none"
 
 
@@ -148,8 +142,8 @@ def read(
     if not keys:
         raise JobFailed(f"{shown(path)} is not exported: nothing in it is called {MODEL}*")
     try:
-        configs = weights.with_dtype(weights.read_configs(progress), wanted)
-    except (ValueError, RecursionError) as error:
+        configs = weights.read_configs(progress)
+    except ValueError as error:
         raise JobFailed(
             f"{shown(path)} is not exported: its copy of the model's config is damaged: {error}"
         ) from None

@@ -40,8 +40,6 @@ class OptimizerState:
         known = {id(parameter): name for name, parameter in stepper.named}
         self.names = [known[id(parameter)] for parameter in parameters_of(self.optimizer)]
         self.likes = {repr(name): parameter for name, parameter in stepper.named}
-        # Settings from the program may be functions, which are not saved. Steps add only state.
-        self.settings = frozenset(key for group in self.optimizer.param_groups for key in group)
 
     def state_dict(self) -> dict[str, Any]:
         more = dict(self.optimizer.state_dict())
@@ -50,18 +48,9 @@ class OptimizerState:
         return {
             "state": {name: state[n] for n, name in numbered.items() if state.get(n)},
             "shared": {key: value for key, value in state.items() if key not in numbered},
-            "groups": [{k: v for k, v in g.items() if self._is_saved(k, v)} for g in groups],
+            "groups": [{k: v for k, v in g.items() if k != "params"} for g in groups],
             "more": more,
         }
-
-    def _is_saved(self, key: str, value: Any) -> bool:
-        if key == "params":
-            return False
-        try:
-            encoded(value, {}, key)
-        except UsageError:
-            return key not in self.settings
-        return True
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         now = {**self.optimizer.state_dict(), **saved["more"]}

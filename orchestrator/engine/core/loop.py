@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from orchestrator.common.errors import UsageError
 from orchestrator.engine.core.checkpointing import Checkpointing
@@ -98,7 +98,9 @@ class Loop:
             after.callback(self.reporter.file.close)
             after.callback(self._restore_randomness)
             after.enter_context(self.saving.open())
-            to_train(self.parts.model, self.parts.bare)
+            if not self.parts.bare.training:
+                # Libraries give models in eval mode. The modes of a part are the program's.
+                self.parts.model.train()
             # A hook's result counts after its step, so the vote follows it. Without a hook the vote
             # overlaps with the step's computation.
             self.votes_late = any(gather(ranks.world == 1 or self.hooks.on_step_end is not None))
@@ -375,26 +377,6 @@ def is_true(result: Any) -> bool:
     Other results are ignored, such as the metrics that a lambda returns from an evaluation.
     """
     return bool(result) if str(getattr(result, "dtype", "")).endswith("bool") else result is True
-
-
-def to_train(model: nn.Module, bare: nn.Module) -> None:
-    """Put the model into train mode, except for the parts that the user has frozen.
-
-    A frozen part is in eval mode inside a model in train mode, and none of its parameters is
-    trained. A model in eval mode as a whole comes from a library, and all of it is switched.
-    """
-    frozen = list(outermost_frozen(bare)) if bare.training else []
-    model.train()
-    for module in frozen:
-        module.eval()
-
-
-def outermost_frozen(model: nn.Module) -> Iterator[nn.Module]:
-    for child in model.children():
-        if child.training:
-            yield from outermost_frozen(child)
-        elif not any(parameter.requires_grad for parameter in child.parameters()):
-            yield child
 
 
 def evaluate_model(

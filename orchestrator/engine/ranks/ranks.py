@@ -89,15 +89,17 @@ def start_group(config: Config, device: torch.device) -> None:
     # CPU tensors stay usable beside NCCL: flags and names need no GPU.
     both = "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo"
     timeout = datetime.timedelta(seconds=config.distributed.timeout)
-    rank, world = rank_in_environment()
     # These defaults serve a single process that was started without torchrun.
-    os.environ.setdefault("RANK", "0")
-    os.environ.setdefault("WORLD_SIZE", "1")
+    rank = int(os.environ.setdefault("RANK", "0"))
+    world = int(os.environ.setdefault("WORLD_SIZE", "1"))
     # gloo then connects two ranks at their first message. A rank has open files for a few others,
     # instead of one for every rank of every group.
     os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     allow_many_files()
-    alone = None if "MASTER_ADDR" in os.environ else "tcp://127.0.0.1:0"
+    if rank >= world:
+        raise CheckFailed(f"RANK is {rank}, but WORLD_SIZE is {world}: ranks are 0 to {world - 1}")
+    # Without an address, torch names the variable that is missing.
+    alone = None if world > 1 or "MASTER_ADDR" in os.environ else "tcp://127.0.0.1:0"
     dist.init_process_group(both, alone, timeout, world, rank)
     atexit.register(finish)
     if backend == "nccl":
@@ -128,22 +130,6 @@ def allow_many_files() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def rank_in_environment() -> tuple[int, int]:
-    """Return (rank, world) of the environment. Raise CheckFailed if a variable is missing."""
-    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    missing = [name for name in names if name not in os.environ]
-    if missing and (rank > 0 or world > 1):
-        raise CheckFailed(
-            f"the environment says rank {rank} of {world}, but {' and '.join(missing)} is not set",
-            "start the program with master_launch or torchrun, or export all of "
-            + ", ".join(names),
-        )
-    if not 0 <= rank < world:
-        raise CheckFailed(f"RANK is {rank}, but WORLD_SIZE is {world}: ranks are 0 to {world - 1}")
-    return rank, world
 
 
 def gather(what: T, among: dist.ProcessGroup | None = None) -> list[T]:

@@ -36,9 +36,6 @@ def saved_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 # -- values as JSON with names of tensors, read without running code -------------------------------
 
 
-DTYPES = {str(kind): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
-
-
 def encoded(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
     """Return a value as JSON. Its tensors go into `tensors`, and the JSON has their names."""
     if isinstance(value, Tensor):
@@ -49,8 +46,6 @@ def encoded(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
         return value
     if isinstance(value, bytes):
         return {"bytes": base64.b64encode(value).decode()}
-    if isinstance(value, torch.dtype):
-        return {"dtype": str(value)}
     if isinstance(value, (list, tuple)):
         kind = "tuple" if isinstance(value, tuple) else "list"
         return {kind: [encoded(v, tensors, f"{path}[{i}]") for i, v in enumerate(value)]}
@@ -90,8 +85,6 @@ def decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         return tensors[content]
     if kind == "bytes":
         return base64.b64decode(content)
-    if kind == "dtype":
-        return DTYPES[content]
     if kind == "dict":
         return {decoded(key, tensors): decoded(inner, tensors) for key, inner in content}
     return {"list": list, "tuple": tuple}[kind](decoded(inner, tensors) for inner in content)

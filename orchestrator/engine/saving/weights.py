@@ -177,21 +177,6 @@ def read_configs(progress: Mapping[str, Any]) -> dict[str, str]:
     return dict(configs)
 
 
-def with_dtype(configs: Mapping[str, str], dtype: torch.dtype | None) -> dict[str, str]:
-    """Return the configs with `dtype` in config.json, with which a loader creates the weights."""
-    texts = dict(configs)
-    if dtype is None or "config.json" not in texts:
-        return texts
-    config = json.loads(texts["config.json"])
-    if not isinstance(config, dict):
-        raise ValueError("config.json")
-    # Versions before transformers 5 use the second key.
-    for key in ("dtype", "torch_dtype"):
-        if key in config:
-            config[key] = str(dtype).removeprefix("torch.")
-    return texts | {"config.json": json.dumps(config, indent=2, sort_keys=True) + "\n"}
-
-
 # -- reading --------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -191,17 +191,16 @@ def shard(
     whole = kept_whole(modules)
     make_shardable(model, whole, ranks.device)
     for module in modules:
-        with left_where_they_were(module):
-            fully_shard(
-                # torch 2.8 and 2.9 refuse a container that is not in a list.
-                [module],
-                mesh=mesh.mesh,
-                # The root's backward follows right after its forward, so it stays gathered.
-                reshard_after_forward=reshard and module is not model and module not in apart,
-                mp_policy=mixed_precision(fsdp, module),
-                offload_policy=offload,
-                ignored_params=whole,
-            )
+        fully_shard(
+            # torch 2.8 and 2.9 refuse a container that is not in a list.
+            [module],
+            mesh=mesh.mesh,
+            # The root's backward follows right after its forward, so it stays gathered.
+            reshard_after_forward=reshard and module is not model and module not in apart,
+            mp_policy=mixed_precision(fsdp, module),
+            offload_policy=offload,
+            ignored_params=whole,
+        )
     for rest in (model, *apart):
         # A step may use the root by a method that FSDP does not see, so backward() frees it.
         cast(FSDPModule, rest).set_reshard_after_backward(False, recurse=False)
@@ -224,21 +223,6 @@ def make_shardable(model: nn.Module, whole: set[nn.Parameter], device: torch.dev
     for parameter in whole:
         if not parameter.is_meta:
             parameter.data = parameter.data.to(device)
-
-
-@contextlib.contextmanager
-def left_where_they_were(module: nn.Module) -> Iterator[None]:
-    """Restore the data of parameters that FSDP moves to the GPU in the block and then replaces.
-
-    An optimizer still refers to these whole parameters. If they stayed on the GPU, each GPU would
-    need memory for the whole model while it is sharded.
-    """
-    before = [(each, each.data) for each in module.parameters() if not isinstance(each, DTensor)]
-    yield
-    there = set(module.parameters())
-    for parameter, data in before:
-        if parameter not in there:
-            parameter.data = data
 
 
 def prefetch(ordered: list[FSDPModule], config: Config) -> None:
@@ -385,23 +369,14 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     Buffers are copied from rank 0 first. Every rank calls it.
     """
     agreement.take_buffers_of_first(model)
-    modes = modes_of(model)
+    modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
         yield
     finally:
         reshard(model)
-        set_modes(modes)
-
-
-def modes_of(model: nn.Module) -> dict[nn.Module, bool]:
-    """Map each module to whether it is in training mode."""
-    return {module: module.training for module in model.modules()}
-
-
-def set_modes(modes: Mapping[nn.Module, bool]) -> None:
-    for module, training in modes.items():
-        module.training = training
+        for module, training in modes.items():
+            module.training = training
 
 
 def plain_class(model: nn.Module) -> type:

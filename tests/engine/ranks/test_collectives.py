@@ -14,8 +14,9 @@ import torch
 
 from orchestrator import Trainer, distributed
 from orchestrator.common.errors import CheckFailed, JobFailed, UsageError
+from orchestrator.config.schema import Config
 from orchestrator.engine.ranks import spawn
-from orchestrator.engine.ranks.ranks import rank_in_environment
+from orchestrator.engine.ranks.ranks import start_group
 from tests.engine.programs import collectives as collected
 from tests.engine.worlds import PROGRAMS, Job, run
 
@@ -73,8 +74,8 @@ def test_backends() -> None:
 @pytest.mark.parametrize(
     ("env", "words"),
     [
-        ({"RANK": "1"}, "WORLD_SIZE and MASTER_ADDR and MASTER_PORT is not set"),
-        ({"WORLD_SIZE": "2"}, "RANK and MASTER_ADDR and MASTER_PORT is not set"),
+        ({"RANK": "1"}, "RANK is 1, but WORLD_SIZE is 1"),
+        ({"WORLD_SIZE": "2"}, "environment variable MASTER_ADDR expected, but not set"),
         (
             {"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"},
             "RANK is 2, but WORLD_SIZE is 2",
@@ -88,8 +89,8 @@ def test_half_an_environment_is_refused(
         monkeypatch.delenv(name, raising=False)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(CheckFailed, match=words):
-        rank_in_environment()
+    with pytest.raises((CheckFailed, ValueError), match=words):
+        start_group(Config(), torch.device("cpu"))
 
 
 # -- launch -----------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import subprocess
 import sys
@@ -204,7 +203,7 @@ def test_a_directory_for_from_pretrained(tmp_path: Path) -> None:
     (out / "model-00001-of-00002.safetensors").write_text("of an earlier export")
     export.export(directory, out, "bf16", force=True, layout="huggingface")
     assert sorted(path.name for path in out.iterdir()) == sorted([*names, "tokenizer.json"])
-    assert json.loads((out / "config.json").read_text()) == {"dtype": "bfloat16", "width": 4}
+    assert (out / "config.json").read_text() == configs["config.json"]
     found = load_file(out / "model.safetensors")
     assert all(same(found[name], state[f"model.{name}"].bfloat16()) for name in "abc")
     assert same(found["d"], found["a"])
@@ -227,8 +226,6 @@ def test_a_model_without_a_config_has_its_weights_exported(tmp_path: Path) -> No
         {"model.safetensors.index.json": "{}"},
         {".bashrc": "x"},
         {"config.json": 1},
-        {"config.json": "no json"},
-        {"config.json": "[]"},
         ["config.json"],
     ],
     ids=str,
