@@ -11,6 +11,8 @@ import argparse
 import sys
 from pathlib import Path
 
+import torch.distributed as dist
+
 from orchestrator.common.errors import OrchestratorError
 from orchestrator.config import load
 from orchestrator.config.schema import Config
@@ -24,10 +26,11 @@ def main() -> None:
         config = read_config()
         prepare(config)
         ranks.take_place()
-        with ranks.joined(config) as everyone:
-            trainer = Trainer.from_config(config, everyone)
-            trainer.train()
-            trainer.close()
+        trainer = Trainer.from_config(config, ranks.join(config))
+        trainer.train()
+        trainer.close()
+        # After an error this is skipped: other ranks may be in a collective that never ends.
+        dist.destroy_process_group()
     except OrchestratorError as error:
         # Only errors of our own end in one sentence; those of a user's code keep their traceback.
         raise SystemExit(str(error)) from None

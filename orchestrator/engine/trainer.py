@@ -7,7 +7,6 @@ core/loop.py trains, core/checkpointing.py saves and resumes, observe/reporter.p
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 from orchestrator.config.schema import Config
 from orchestrator.engine.core import parts, settings
 from orchestrator.engine.core.checkpointing import Checkpointing
-from orchestrator.engine.core.loop import Hooks, evaluate_model, train
+from orchestrator.engine.core.loop import evaluate_model, train
 from orchestrator.engine.core.parts import Parts, as_path
 from orchestrator.engine.core.settings import TrainerSettings
 from orchestrator.engine.core.stopping import Metrics, StopPolicy, TrainState
@@ -134,9 +133,7 @@ class Trainer(TrainerSettings):
         training, held_out = settings.data_of(asked, self._data, given, self._shared)
         self._saving.begin(asked, training)
         self._policy = StopPolicy(self.state, asked)
-        calls = self.on_train_begin, self.on_step_end, self.on_epoch_end
-        hooks = Hooks(*(call and functools.partial(call, self) for call in calls))
-        train(self.parts, self._saving, self._reporting, training, held_out, self._policy, hooks)
+        train(self.parts, self._saving, self._reporting, training, held_out, self._policy, self)
         self._policy = None
         return self.state.history
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +106,7 @@ class Checkpointing:
         disk_alone: bool = True,
     ) -> checkpoint_store.Checkpoint | None:
         parts = self.parts
-        target = loading.LoadTarget(
-            parts.ranks, self.run, parts.bare, parts.auxiliary, self._accept, self.say
-        )
+        target = loading.LoadTarget(parts.ranks, self.run, parts.bare, parts.auxiliary, self.say)
         loaded = loading.resume(find, target, room, memory=in_memory, disk_alone=disk_alone)
         return self._go_on_from(loaded)
 
@@ -183,9 +181,7 @@ class Checkpointing:
     ) -> checkpoint_store.Checkpoint | None:
         """Load the checkpoint to resume from, if there is one."""
         searches = asked.directory is None and asked.resume == "auto"
-        find = search.newest(
-            directory, searches=searches, accept=self._accept_user_progress, say=self.say
-        )
+        find = search.newest(directory, searches=searches, accept=self._accept, say=self.say)
         loaded = None
         again = asked.resume == "auto" or ownership.attempt() > 1
         if again or place is not None:
@@ -254,17 +250,7 @@ class Checkpointing:
             self.memory.keep_only(self.state.step)
 
     def _accept(self, progress: Any) -> None:
-        built_in = self.built_in
-        if is_endless(progress) != built_in:
-            kinds = "a Trainer", "the built-in engine"
-            raise CheckFailed(
-                f"the checkpoint is one of {kinds[not built_in]}, not of {kinds[built_in]}",
-                "its weights alone: orchestrator checkpoint export",
-            )
-
-    def _accept_user_progress(self, progress: Any) -> None:
         """Refuse a checkpoint of another script or model, unless the user named it explicitly."""
-        self._accept(progress)
         other = ownership.run_of(progress)
         if other is None or (other.program, other.model) == (self.run.program, self.run.model):
             return
@@ -351,7 +337,6 @@ class Checkpointing:
             "stepper": snapshot.progress,
             "state": dataclasses.asdict(state),
             "scheduler": {each.name: each.scheduler.state() for each in steppers},
-            "endless": self.built_in,
             "run": dataclasses.asdict(run),
         }
 
@@ -375,7 +360,3 @@ def configs_of(model: nn.Module) -> dict[str, str]:
         return weights.configs_of(model, mesh.plain_class(model).__name__)
     except Exception:  # noqa: BLE001 (code of a user's; the weights are worth more than this)
         return {}
-
-
-def is_endless(progress: Mapping[str, Any]) -> bool:
-    return bool(progress.get("endless"))

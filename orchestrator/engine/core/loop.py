@@ -20,7 +20,7 @@ from torch import Tensor
 from orchestrator.common.errors import UsageError
 from orchestrator.engine.core.checkpointing import Checkpointing
 from orchestrator.engine.core.parts import Parts
-from orchestrator.engine.core.settings import outputs_directory
+from orchestrator.engine.core.settings import Hook, TrainerSettings, outputs_directory
 from orchestrator.engine.core.stopping import KEEP, PROFILE, Metrics, StopPolicy, TrainState
 from orchestrator.engine.data.batch import (
     Batches,
@@ -37,22 +37,6 @@ from orchestrator.engine.ranks.ranks import gather
 from orchestrator.engine.sharding import mesh
 from orchestrator.engine.sharding.copies import autocast
 
-Hook = Callable[[], Any]
-
-
-@dataclass(frozen=True)
-class Hooks:
-    """The user's callbacks, called on every rank.
-
-    If one returns True on any rank, the training ends at that point on all ranks.
-    """
-
-    # The model is in training mode when this is called.
-    on_train_begin: Hook | None = None
-    # Called after the weights and the step number change, and before the next batch is read.
-    on_step_end: Hook | None = None
-    on_epoch_end: Hook | None = None
-
 
 @dataclass
 class Loop:
@@ -64,7 +48,8 @@ class Loop:
     held_out: Batches | None
     policy: StopPolicy
     reporter: Reporter
-    hooks: Hooks
+    # The Trainer, whose hooks are called on every rank.
+    trainer: TrainerSettings
     # The names of all losses and metrics so far.
     names: tuple[str, ...] = ()
     # The names that the step gave, by the optimizers that were due.
@@ -96,16 +81,17 @@ class Loop:
             ) as self.profile,
         ):
             after.callback(self.reporter.file.close)
-            after.callback(self._restore_randomness)
+            after.callback(lambda: self.users.restore())  # noqa: PLW0108 (users changes)
             after.enter_context(self.saving.open())
-            if not self.parts.bare.training:
-                # Libraries give models in eval mode. The modes of a part are the program's.
-                self.parts.model.train()
+            for model in self.parts.models.values():
+                # Libraries give models in eval mode. The mode of a part is the program's.
+                if not model.training and any(p.requires_grad for p in model.parameters()):
+                    model.train()
             # A hook's result counts after its step, so the vote follows it. Without a hook the vote
             # overlaps with the step's computation.
-            self.votes_late = any(gather(ranks.world == 1 or self.hooks.on_step_end is not None))
+            self.votes_late = any(gather(ranks.world == 1 or self.trainer.on_step_end is not None))
             self.parts.steppers.find_whole()
-            self._call(self.hooks.on_train_begin)
+            self._call(self.trainer.on_train_begin)
             self.policy.before_first_step()
             trains = not state.ended
             while not state.ended:
@@ -199,7 +185,7 @@ class Loop:
         self.sums = {}
         for stepper in steppers.due:
             stepper.scheduler.after_step()
-        self._call(self.hooks.on_step_end)
+        self._call(self.trainer.on_step_end)
         if self.votes_late:
             self._vote()
         # Writing a trace is slow, so it does not count as step time.
@@ -220,13 +206,10 @@ class Loop:
             return
         self.users.restore()
         with self.reporter.estimate.pause():
-            enough = hook()
+            enough = hook(self.trainer)
         self.users = Randomness.now()
         if is_true(enough):
             self.policy.request_end()
-
-    def _restore_randomness(self) -> None:
-        self.users.restore()
 
     def _check_names(self) -> None:
         """Check that the step gives the same names as before, and fill in zeros for absent ones.
@@ -325,7 +308,7 @@ class Loop:
                 stepper.scheduler.after_epoch(metrics.get(stepper.loss))
         if whole:
             self.policy.compare(values)
-        self._call(self.hooks.on_epoch_end)
+        self._call(self.trainer.on_epoch_end)
 
     def _evaluate(self) -> Metrics | None:
         assert self.held_out is not None
@@ -344,7 +327,7 @@ def train(
     training: Batches,
     held_out: Batches | None,
     policy: StopPolicy,
-    hooks: Hooks,
+    trainer: TrainerSettings,
 ) -> None:
     """Run the loop of one train() call, unless nothing is left to do."""
     reporting.say(f"training on {training.description}")
@@ -368,7 +351,7 @@ def train(
         ),
     )  # fmt: skip
     reporter.epoch_sums = state.epoch_sums
-    Loop(parts, saving, training, held_out, policy, reporter, hooks).run()
+    Loop(parts, saving, training, held_out, policy, reporter, trainer).run()
 
 
 def is_true(result: Any) -> bool:

@@ -148,7 +148,7 @@ def of_settings(given: TrainerSettings) -> Parts:
     steppers = Steppers(
         trained.optimizers, names, model, shape, training, given.every or {}, trained.schedulers,
         scheduler_every=given.scheduler_every,
-        lr_factor=functools.partial(warmed_up, lr_scale, given.warmup_steps),
+        lr_factor=lambda step: lr_scale * min(1.0, step / max(1, given.warmup_steps)),
         elementwise=given.elementwise,
     )  # fmt: skip
     parts = Parts(config, everyone, shape, whole, model, losses, steppers)
@@ -166,10 +166,6 @@ def joined(config: Config, backend: str | None, device: str | int | torch.device
     if everyone.world > 1:
         raise UsageError("device= is for one process; each of several has its own", "leave it out")
     return dataclasses.replace(everyone, device=torch.device(device))
-
-
-def warmed_up(lr_scale: float, warmup_steps: int, step: int) -> float:
-    return lr_scale * min(1.0, step / max(1, warmup_steps))
 
 
 def training_of(name: str, given: TrainerSettings, training: TrainingConfig) -> TrainingConfig:

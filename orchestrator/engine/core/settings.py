@@ -227,13 +227,8 @@ def make_deterministic(config: Config) -> None:
 # -- the batch after a restart with another number of ranks ----------------------------------------
 
 
+# The number of ranks in the first attempt of this job.
 VARIABLE = "ORCHESTRATOR_FIRST_WORLD_SIZE"
-
-
-def first_world(world: int) -> int:
-    """Return the number of ranks in the first attempt of this job."""
-    value = os.environ.get(VARIABLE, "")
-    return int(value) if value.isdecimal() and int(value) else world
 
 
 def keep_batch(config: Config, world: int, say: Say) -> Config:
@@ -241,7 +236,8 @@ def keep_batch(config: Config, world: int, say: Say) -> Config:
 
     The micro-batches per rank change, and the batches of an evaluation.
     """
-    first, training = first_world(world), config.training
+    value, training = os.environ.get(VARIABLE, ""), config.training
+    first = int(value) if value.isdecimal() and int(value) else world
     if first == world:
         return config
     before = first * training.gradient_accumulation

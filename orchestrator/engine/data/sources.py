@@ -43,7 +43,10 @@ def sources(config: Config) -> tuple[Source, Source | None]:
     """Return the sources for training and for evaluation."""
     data = config.dataset
     if data.kind == "target":
-        return user_sources(config)
+        # Creating a dataset may take time, so the one for evaluations is skipped without any.
+        evaluates = config.training.eval_steps or config.training.eval_seconds
+        train = user_source(config, "train")
+        return train, user_source(config, "eval") if evaluates else None
     whole = source(config, expanded(data.path or ""))
     if data.eval_path is not None:
         return whole, source(config, expanded(data.eval_path))
@@ -161,13 +164,6 @@ def token_file(config: Config, path: Path) -> TokenFile:
 
 
 # -- the user's own ---------------------------------------------------------------------------
-
-
-def user_sources(config: Config) -> tuple[Source, Source | None]:
-    # Creating a dataset may take time, so the one for evaluations is skipped without any.
-    evaluates = config.training.eval_steps or config.training.eval_seconds
-    train = user_source(config, "train")
-    return train, user_source(config, "eval") if evaluates else None
 
 
 def user_source(config: Config, split: str) -> OwnData:

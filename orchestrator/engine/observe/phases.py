@@ -148,7 +148,7 @@ class _EventClock:
         self._last: torch.cuda.Event | None = None
 
     def mark(self) -> torch.cuda.Event:
-        event = self._spare.pop() if self._spare else _timing_event()
+        event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(self._stream)
         self._last = event
         return event
@@ -164,7 +164,3 @@ class _EventClock:
     def settle(self) -> None:
         if self._last is not None:
             self._last.synchronize()
-
-
-def _timing_event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

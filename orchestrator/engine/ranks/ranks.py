@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -50,13 +50,6 @@ class Ranks:
     def neighbours(self) -> list[int]:
         """Return the ranks of this node, this one among them."""
         return self.of_node(self.nodes[self.rank][0])
-
-
-@contextlib.contextmanager
-def joined(config: Config) -> Iterator[Ranks]:
-    yield join(config)
-    # After an error this is skipped: other ranks may be in a collective that never ends.
-    dist.destroy_process_group()
 
 
 def join(config: Config) -> Ranks:

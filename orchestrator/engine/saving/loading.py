@@ -24,7 +24,7 @@ from orchestrator.engine.ranks.ranks import Ranks, gather, host_group, together
 from orchestrator.engine.saving import nodes, reader, search
 from orchestrator.engine.saving.ownership import TrainingRun, saved_by
 from orchestrator.engine.saving.reader import METADATA, first_cause, several
-from orchestrator.engine.saving.search import Accept, Find
+from orchestrator.engine.saving.search import Find
 from orchestrator.engine.saving.state import MODEL, state_of
 from orchestrator.records import checkpoint_manifest, checkpoint_parts, checkpoint_store
 from orchestrator.records.checkpoint_parts import CheckpointCandidate, Delivery, Version
@@ -47,21 +47,19 @@ class Auxiliary(Protocol):
 
 @dataclass(frozen=True)
 class LoadTarget:
-    """The model and optimizer that a state is loaded into, and the program's check of it."""
+    """The model and optimizer that a state is loaded into."""
 
     ranks: Ranks
     run: TrainingRun
     model: nn.Module
     auxiliary: Auxiliary
-    accept: Accept
     say: Say
 
     def state(self, progress: Any, metadata: Metadata, shown: str) -> dict[str, Tensor]:
         """Check a state by its progress, and return the tensors that it is read into.
 
-        Raise CheckFailed if the program does not accept it, or if it does not fit the model.
+        Raise CheckFailed if it does not fit the model.
         """
-        self.accept(progress)
         saved = metadata.state_dict_metadata
         primed = self.auxiliary.prime(progress["stepper"], saved)
         state = state_of(self.model, primed)

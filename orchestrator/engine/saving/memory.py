@@ -11,7 +11,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +133,8 @@ class Memory(Checkpoints):
         """Return why two states and copies do not fit. Report the size if they do."""
         node, host = self.ranks.nodes[self.ranks.rank]
         parts: dict[int, int] = {}
-        for number, size in gather((node, bytes_of(map(local_tensor, state.values())))):
+        own = sum(local_tensor(value).nbytes for value in state.values())
+        for number, size in gather((node, own)):
             parts[number] = parts.get(number, 0) + size
         copies = 2 if self.writers.apart else 1
         need = 2 * copies * max(parts.values())
@@ -177,10 +178,6 @@ class Memory(Checkpoints):
         """Wait a moment for the thread before the interpreter ends."""
         if self.thread is not None:
             self.thread.join(LEAVING_SECONDS)
-
-
-def bytes_of(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def bytes_in(directory: Path) -> int:

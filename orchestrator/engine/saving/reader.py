@@ -83,16 +83,12 @@ class MetadataUnpickler(pickle.Unpickler):
         return "." not in name and (module == "torch" or module in OF_METADATA)
 
 
-def metadata_in(data: bytes) -> Metadata:
-    metadata = MetadataUnpickler(io.BytesIO(data)).load()
+def metadata_of(path: Path) -> Metadata:
+    """Return the metadata of the checkpoint in a directory."""
+    metadata = MetadataUnpickler(io.BytesIO((path / METADATA).read_bytes())).load()
     if not isinstance(metadata, Metadata):
         raise CheckFailed(f"its {METADATA} is not that of a checkpoint")
     return metadata
-
-
-def metadata_of(path: Path) -> Metadata:
-    """Return the metadata of the checkpoint in a directory."""
-    return metadata_in((path / METADATA).read_bytes())
 
 
 class SafeReader(FileSystemReader):
