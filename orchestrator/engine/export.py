@@ -78,17 +78,17 @@ def export(
     """
     refuse_target(out, force=force, layout=layout)
     try:
-        step, tensors, configs = read(path, DTYPES[dtype] if dtype else None, ema=ema)
+        step, tensors = read(path, DTYPES[dtype] if dtype else None, ema=ema)
         if layout == "file":
             weights.write(out, tensors, step)
-            size, comment = out.stat().st_size, ""
         else:
-            size, comment = write_directory(tensors, configs, step, out)
+            write_directory(tensors, step, out)
     except OSError as error:
         name = shown(error.filename or out)
         raise JobFailed(f"{shown(out)} is not written: {name}: {error.strerror}") from error
     count = plural(len(tensors), "tensor")
-    return f"step {step}: {count}, {size:,} bytes: {shown(out)}{comment}"
+    size = (out if layout == "file" else out / weights.WEIGHTS).stat().st_size
+    return f"step {step}: {count}, {size:,} bytes: {shown(out)}"
 
 
 def refuse_target(out: Path, *, force: bool, layout: str) -> None:
@@ -108,26 +108,16 @@ def refuse_target(out: Path, *, force: bool, layout: str) -> None:
         raise UsageError(f"{shown(out)} is there already", "--force replaces it")
 
 
-def write_directory(
-    tensors: Mapping[str, Tensor], configs: Mapping[str, str], step: int, out: Path
-) -> tuple[int, str]:
-    """Write a directory in Hugging Face's layout; return its size in bytes, and a comment on it.
-
-    Each file is replaced whole. Weights of an earlier export are removed last.
-    """
+def write_directory(tensors: Mapping[str, Tensor], step: int, out: Path) -> None:
+    """Write weights as Hugging Face names them; those of an earlier export are removed last."""
     out.mkdir(exist_ok=True)
-    weights.write_texts(out, configs)
     weights.write(out / weights.WEIGHTS, tensors, step)
     for old in {*out.glob("*.safetensors"), out / weights.INDEX} - {out / weights.WEIGHTS}:
         old.unlink(missing_ok=True)
-    size = sum((out / name).stat().st_size for name in (weights.WEIGHTS, *configs))
-    return size, "" if configs else "\n  without config.json: the checkpoint has none"
 
 
-def read(
-    path: Path, wanted: torch.dtype | None, *, ema: bool
-) -> tuple[int, dict[str, Tensor], dict[str, str]]:
-    """Verify a checkpoint; return its step, its weights by name, and the model's config files.
+def read(path: Path, wanted: torch.dtype | None, *, ema: bool) -> tuple[int, dict[str, Tensor]]:
+    """Verify a checkpoint; return its step and its weights by name.
 
     A tied weight is saved once and returned under each of its names, as load_state_dict needs.
     """
@@ -141,12 +131,6 @@ def read(
     keys = keys_of(metadata, ema=ema)
     if not keys:
         raise JobFailed(f"{shown(path)} is not exported: nothing in it is called {MODEL}*")
-    try:
-        configs = weights.read_configs(progress)
-    except ValueError as error:
-        raise JobFailed(
-            f"{shown(path)} is not exported: its copy of the model's config is damaged: {error}"
-        ) from None
     state = {}
     for key in keys.values():
         stored: Any = metadata.state_dict_metadata[key]
@@ -165,7 +149,7 @@ def read(
     tensors = {name: state[key] for name, key in keys.items()}
     aliases = progress.get("aliases", {}).items()
     tensors |= {alias: tensors[name] for alias, name in aliases if name in tensors}
-    return checkpoint.step, tensors, configs
+    return checkpoint.step, tensors
 
 
 def keys_of(metadata: Metadata, *, ema: bool) -> dict[str, str]:

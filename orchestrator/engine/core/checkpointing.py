@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,13 @@ from orchestrator.engine.core.parts import Parts, as_path
 from orchestrator.engine.core.settings import outputs_directory
 from orchestrator.engine.core.stopping import TrainingRequest, TrainState
 from orchestrator.engine.data.batch import Batches, DataPlace
-from orchestrator.engine.models.losses import Losses
 from orchestrator.engine.ranks import agreement, plain_names
 from orchestrator.engine.ranks.ranks import from_rank_0, gather, together
-from orchestrator.engine.saving import loading, memory, mirror, ownership, search, weights
+from orchestrator.engine.saving import loading, memory, mirror, ownership, search
 from orchestrator.engine.saving.checkpoint import Checkpoints
 from orchestrator.engine.saving.memory import Memory
 from orchestrator.engine.saving.nodes import holds_all
 from orchestrator.engine.saving.state import state_of as state_of_model
-from orchestrator.engine.sharding import mesh
 from orchestrator.records import checkpoint_store
 
 KEEP_ALL = 1 << 30
@@ -56,17 +53,10 @@ class Checkpointing:
         # True once the optimizer's state was checked to be savable.
         self.savable = False
         self.drawn = DataPlace()
-        self._keep_what_is_known()
-
-    def _keep_what_is_known(self) -> None:
-        """Register the state of averages, data and loss, which is saved beside the weights."""
-        for stepper in self.parts.steppers:
+        for stepper in parts.steppers:
             if stepper.average is not None:
                 self.keep(average.name_of(stepper.name), stepper.average)
         self.keep(WHAT_IS_DRAWN, self.drawn)
-        losses = self.parts.losses
-        if isinstance(losses, Losses) and (changing := losses.changing()) is not None:
-            self.keep("the loss", changing)
 
     def keep(self, name: str, holder: Any) -> None:
         self.parts.auxiliary.add(name, holder)
@@ -108,16 +98,11 @@ class Checkpointing:
         parts = self.parts
         target = loading.LoadTarget(parts.ranks, self.run, parts.bare, parts.auxiliary, self.say)
         loaded = loading.resume(find, target, room, memory=in_memory, disk_alone=disk_alone)
-        return self._go_on_from(loaded)
-
-    def _go_on_from(
-        self, loaded: checkpoint_store.Checkpoint | None
-    ) -> checkpoint_store.Checkpoint | None:
         if loaded is not None:
-            for words in self.parts.auxiliary.differences(loaded.progress):
+            for words in parts.auxiliary.differences(loaded.progress):
                 self.say(f"WARNING: {words}")
             self.state = TrainState(**loaded.progress["state"])
-            for stepper in self.parts.steppers:
+            for stepper in parts.steppers:
                 stepper.scheduler.restore(loaded.progress["scheduler"][stepper.name])
             if before := ownership.run_of(loaded.progress):
                 self.run = dataclasses.replace(self.run, id=before.id)
@@ -129,7 +114,9 @@ class Checkpointing:
     def begin(self, asked: TrainingRequest, training: Batches) -> None:
         """Resume if requested or restarted, and open the stores that the training saves into."""
         self.at_end, self.savable = asked.at_end, False
-        self.checkpoints = self._resumed(asked)
+        place = self._place_in_memory()
+        self.checkpoints = self._resumed(asked, place)
+        self._open_memory(place)
         self.drawn.begin(training, self.state, self.say)
 
     def say_where(self) -> None:
@@ -150,14 +137,8 @@ class Checkpointing:
         if self.checkpoints is not None:
             self.checkpoints.close()
 
-    def _resumed(self, asked: TrainingRequest) -> Checkpoints | None:
+    def _resumed(self, asked: TrainingRequest, place: Path | None) -> Checkpoints | None:
         """Resume if requested or restarted; return the store on disk, if the training saves."""
-        place = self._place_in_memory()
-        checkpoints = self._resumed_from(asked, place)
-        self._open_memory(place)
-        return checkpoints
-
-    def _resumed_from(self, asked: TrainingRequest, place: Path | None) -> Checkpoints | None:
         default = (outputs_directory() or Path()) / "checkpoints"
         directory = as_path(asked.directory or default)
         loaded = self._begun(asked, place, directory)
@@ -261,15 +242,6 @@ class Checkpointing:
 
     # -- during a training -------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def open(self) -> Iterator[None]:
-        """Close the store on disk at the end of the block."""
-        if self.checkpoints is None:
-            yield
-            return
-        with contextlib.closing(self.checkpoints):
-            yield
-
     def refuse_unsaved(self) -> None:
         """Refuse at the first step an optimizer whose state cannot be saved, if anything saves."""
         if self.savable or not (self.checkpoints or self.memory):
@@ -318,11 +290,9 @@ class Checkpointing:
             agreement.take_buffers_of_first(parts.bare)
         best = state.best is not None and state.best_step == state.step
         snapshot = parts.auxiliary.snapshot()
-        described = checkpoints.writers.first and not in_memory
         progress = {
             **self._progress(snapshot, checkpoints.run),
             "aliases": aliases_of(parts.bare),
-            "configs": configs_of(parts.bare) if described else {},
         }
         tensors = state_of_model(parts.bare, snapshot.tensors)
         checkpoints.save(state.step, tensors, progress, best=best)
@@ -352,11 +322,3 @@ def aliases_of(model: nn.Module) -> dict[str, str]:
             if saved != name and name in kept:
                 aliases[name] = saved
     return aliases
-
-
-def configs_of(model: nn.Module) -> dict[str, str]:
-    """Return the contents of Hugging Face's config files, for exporting the checkpoint later."""
-    try:
-        return weights.configs_of(model, mesh.plain_class(model).__name__)
-    except Exception:  # noqa: BLE001 (code of a user's; the weights are worth more than this)
-        return {}

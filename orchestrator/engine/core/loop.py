@@ -82,7 +82,8 @@ class Loop:
         ):
             after.callback(self.reporter.file.close)
             after.callback(lambda: self.users.restore())  # noqa: PLW0108 (users changes)
-            after.enter_context(self.saving.open())
+            if self.saving.checkpoints is not None:
+                after.callback(self.saving.checkpoints.close)
             for model in self.parts.models.values():
                 # Libraries give models in eval mode. The mode of a part is the program's.
                 if not model.training and any(p.requires_grad for p in model.parameters()):

@@ -253,20 +253,6 @@ def library_text() -> bytes:
 
 
 STRIDES = 4
-HALF = 0xFFFF_FFFF
-
-
-def scattered(x: Tensor, salt: int) -> Tensor:
-    """Return 31 pseudorandom bits for each number."""
-    return mixed(mixed(x & HALF, salt) + (x >> 32), salt) >> 1
-
-
-def mixed(x: Tensor, key: int) -> Tensor:
-    """Map 32 bits to 32 bits (the finalizer of MurmurHash3). No product exceeds 63 bits."""
-    x = (x ^ key) & HALF
-    x = ((x ^ x >> 16) * 0x45D9F3B) & HALF
-    x = ((x ^ x >> 13) * 0x2C1B3C6D) & HALF
-    return x ^ x >> 16
 
 
 class Counting:
@@ -284,7 +270,7 @@ class Counting:
 
     def batch(self, indices: Sequence[int], position: int) -> dict[str, Tensor]:
         index = torch.tensor(indices)
-        first, stride = scattered(index, 1), 1 + scattered(index, 2) % STRIDES
+        first, stride = index, 1 + index // self.vocab_size % STRIDES
         rows = first[:, None] + stride[:, None] * torch.arange(self.length + 1)
         return shifted(rows % self.vocab_size)
 
@@ -295,27 +281,29 @@ class Clicks:
     def __init__(self, model: ModelConfig, size: int) -> None:
         self.model, self.size = model, size
         self.name = "dataset.num_samples"
+        self.numbers = model.num_dense_features * model.dense_dim
+        rule = torch.Generator().manual_seed(0)
+        self.of_ids = between(torch.rand(model.sparse_features, model.vocab_size, generator=rule))
+        self.of_numbers = between(torch.rand(self.numbers, generator=rule))
 
     def __len__(self) -> int:
         return self.size
 
     def batch(self, indices: Sequence[int], position: int) -> dict[str, Tensor]:
-        model, index = self.model, torch.tensor(indices)[:, None]
-        numbers = model.num_dense_features * model.dense_dim
-        sparse = scattered(index * model.sparse_features + torch.arange(model.sparse_features), 3)
-        sparse %= model.vocab_size
-        dense = between(scattered(index * numbers + torch.arange(numbers), 4))
-        places = torch.arange(model.sparse_features) * model.vocab_size + sparse
+        model, many = self.model, self.model.sparse_features
+        own = [torch.Generator().manual_seed(index + 1) for index in indices]
+        rows = torch.stack([torch.rand(many + self.numbers, generator=each) for each in own])
+        sparse, dense = (rows[:, :many] * model.vocab_size).long(), between(rows[:, many:])
         # Both parts of the rule have about the same weight.
-        score = between(scattered(places, 5)).mean(1) * model.sparse_features**0.5
-        score += (dense * between(scattered(torch.arange(numbers), 6))).mean(1) * numbers**0.5
+        score = self.of_ids[torch.arange(many), sparse].mean(1) * many**0.5
+        score += (dense * self.of_numbers).mean(1) * self.numbers**0.5
         shape = (len(indices), model.num_dense_features, model.dense_dim)
         return {"sparse": sparse, "dense": dense.view(shape), "label": (score > 0).float()}
 
 
 def between(x: Tensor) -> Tensor:
-    """Map 31 bits to numbers from -sqrt(3) to sqrt(3), with variance 1."""
-    return ((x / 2.0**30 - 1.0) * 3**0.5).float()
+    """Map numbers from 0 to 1 to numbers from -sqrt(3) to sqrt(3), with variance 1."""
+    return (x * 2.0 - 1.0) * 3**0.5
 
 
 # -- batches of them: the share of this rank, in the order of all ranks ----------------------------

@@ -28,7 +28,6 @@ Loss = Callable[..., Totals]
 Step = Callable[[nn.Module, Any], Any]
 Criterion = Callable[[Any, Any], Any]
 
-OF_TORCH = nn.MSELoss.__module__
 FIX = (
     'Return (loss_sum, count): with reduction="sum" in the loss, and how many it summed. Means'
     " of batches that hold unequally many are not the mean of all of them; the engine divides"
@@ -150,15 +149,6 @@ class Losses:
         """Move a loss with tensors of its own, such as class weights, to the device."""
         if isinstance(self.loss, nn.Module):
             self.loss.to(device)
-
-    def changing(self) -> nn.Module | None:
-        """Return the loss if it has tensors that training changes, such as centres, else None.
-
-        The tensors of torch's own losses are settings, which stay.
-        """
-        if not isinstance(self.loss, nn.Module) or type(self.loss).__module__ == OF_TORCH:
-            return None
-        return self.loss if self.loss.state_dict() else None
 
     def __call__(
         self,

@@ -66,8 +66,6 @@ class Memory(Checkpoints):
         # The steps from one state to the next, or None to keep to COST.
         self.every = every
         self.next_at = 0.0
-        # Seconds for which training waited, for each state.
-        self.stalls: list[float] = []
         # Why no more states are kept.
         self.off = ""
         # Why this rank could not keep its part of a state.
@@ -111,7 +109,7 @@ class Memory(Checkpoints):
         best: bool = False,
     ) -> None:
         """Save a state, after removing the one before the last."""
-        began = time.perf_counter()
+        began = time.monotonic()
         self.wait()
         self._stop_if(gather(self.lost), self.say)
         if self.last_saved < 0 and not self.off:
@@ -122,8 +120,8 @@ class Memory(Checkpoints):
                 # The state that is written now is the second.
                 self.prune(1)
             super().save(step, state, progress, best=best)
-            self.stalls.append(time.perf_counter() - began)
-            self.next_at = time.monotonic() + self.stalls[-1] / COST
+            ended = time.monotonic()
+            self.next_at = ended + (ended - began) / COST
 
     def _report(self, problem: str) -> None:
         """Note a failure, which ends these saves. end() reports the total."""
@@ -169,10 +167,6 @@ class Memory(Checkpoints):
         # The registration would keep this object and its tensors alive.
         atexit.unregister(self._finish_writing)
         self.close()
-        if self.stalls[1:]:
-            mean = sum(self.stalls[1:]) / len(self.stalls[1:])
-            self.say(f"{len(self.stalls)} states were kept in memory; training waited"
-                     f" {mean * 1e3:,.1f} ms for each")  # fmt: skip
 
     def _finish_writing(self) -> None:
         """Wait a moment for the thread before the interpreter ends."""

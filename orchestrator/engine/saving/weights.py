@@ -163,20 +163,6 @@ def _texts_of(config: Any) -> dict[str, str]:
         }
 
 
-def read_configs(progress: Mapping[str, Any]) -> dict[str, str]:
-    """Return the config files in a checkpoint's progress as {name: text}.
-
-    The checkpoint is not trusted. Raise ValueError unless all names and texts are plain.
-    """
-    configs = progress.get("configs", {})
-    if not isinstance(configs, dict):
-        raise ValueError("configs")
-    for name, text in configs.items():
-        if not (PLAIN.fullmatch(name) and isinstance(text, str)):
-            raise ValueError(name)
-    return dict(configs)
-
-
 # -- reading --------------------------------------------------------------------------------------
 
 
