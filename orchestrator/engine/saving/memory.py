@@ -97,8 +97,9 @@ class Memory(Checkpoints):
 
     def due_by_clock(self) -> bool:
         """Return True if a state costs at most COST now. Without an interval, rank 0 asks this."""
-        idle = self.thread is None or not self.thread.is_alive()
-        return not self.off and self.every is None and idle and time.monotonic() >= self.next_at
+        if self.off or self.every is not None or time.monotonic() < self.next_at:
+            return False
+        return self.thread is None or not self.thread.is_alive()
 
     def save(
         self,

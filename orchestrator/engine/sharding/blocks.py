@@ -204,11 +204,6 @@ def refuse_untrainable(model: nn.Module, ranks: Ranks) -> None:
 
 def refuse_unshardable(model: nn.Module) -> None:
     """Refuse a model that only ddp can train on several ranks, because it cannot be sharded."""
-    if has_no_forward(model):
-        raise UsageError(
-            f"the model is a {type(model).__name__}, which has no forward, and cannot be sharded",
-            f"give a module with a forward, or several by name: models=; {WHOLE}",
-        )
     if has_sparse(model):
         raise UsageError(
             "the model has an embedding with sparse=True, whose gradients cannot be sharded",
@@ -220,9 +215,3 @@ def refuse_unshardable(model: nn.Module) -> None:
                 f"a hook waits for the whole gradient of {name}, which no rank has under sharding",
                 f"leave out register_hook(); {WHOLE}",
             )
-
-
-def has_no_forward(module: nn.Module) -> bool:
-    """Return True for a container that only holds other modules."""
-    held = isinstance(module, (nn.ModuleList, nn.ModuleDict))
-    return held and type(module).forward is nn.Module.forward
