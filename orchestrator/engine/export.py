@@ -78,17 +78,22 @@ def export(
     """
     refuse_target(out, force=force, layout=layout)
     try:
-        step, tensors = read(path, DTYPES[dtype] if dtype else None, ema=ema)
+        step, tensors, configs = read(path, DTYPES[dtype] if dtype else None, ema=ema)
         if layout == "file":
             weights.write(out, tensors, step)
         else:
-            write_directory(tensors, step, out)
+            write_directory(tensors, configs, step, out)
     except OSError as error:
         name = shown(error.filename or out)
         raise JobFailed(f"{shown(out)} is not written: {name}: {error.strerror}") from error
     count = plural(len(tensors), "tensor")
     size = (out if layout == "file" else out / weights.WEIGHTS).stat().st_size
-    return f"step {step}: {count}, {size:,} bytes: {shown(out)}"
+    lacks = (
+        "\n  without config.json: the checkpoint has none"
+        if layout != "file" and not configs
+        else ""
+    )
+    return f"step {step}: {count}, {size:,} bytes: {shown(out)}{lacks}"
 
 
 def refuse_target(out: Path, *, force: bool, layout: str) -> None:
@@ -108,16 +113,21 @@ def refuse_target(out: Path, *, force: bool, layout: str) -> None:
         raise UsageError(f"{shown(out)} is there already", "--force replaces it")
 
 
-def write_directory(tensors: Mapping[str, Tensor], step: int, out: Path) -> None:
-    """Write weights as Hugging Face names them; those of an earlier export are removed last."""
+def write_directory(
+    tensors: Mapping[str, Tensor], configs: Mapping[str, str], step: int, out: Path
+) -> None:
+    """Write a directory in Hugging Face's layout; weights of an earlier export go last."""
     out.mkdir(exist_ok=True)
+    weights.write_texts(out, configs)
     weights.write(out / weights.WEIGHTS, tensors, step)
     for old in {*out.glob("*.safetensors"), out / weights.INDEX} - {out / weights.WEIGHTS}:
         old.unlink(missing_ok=True)
 
 
-def read(path: Path, wanted: torch.dtype | None, *, ema: bool) -> tuple[int, dict[str, Tensor]]:
-    """Verify a checkpoint; return its step and its weights by name.
+def read(
+    path: Path, wanted: torch.dtype | None, *, ema: bool
+) -> tuple[int, dict[str, Tensor], dict[str, str]]:
+    """Verify a checkpoint; return its step, its weights by name, and the model's config files.
 
     A tied weight is saved once and returned under each of its names, as load_state_dict needs.
     """
@@ -131,6 +141,12 @@ def read(path: Path, wanted: torch.dtype | None, *, ema: bool) -> tuple[int, dic
     keys = keys_of(metadata, ema=ema)
     if not keys:
         raise JobFailed(f"{shown(path)} is not exported: nothing in it is called {MODEL}*")
+    try:
+        configs = weights.read_configs(progress)
+    except ValueError as error:
+        raise JobFailed(
+            f"{shown(path)} is not exported: its copy of the model's config is damaged: {error}"
+        ) from None
     state = {}
     for key in keys.values():
         stored: Any = metadata.state_dict_metadata[key]
@@ -149,7 +165,7 @@ def read(path: Path, wanted: torch.dtype | None, *, ema: bool) -> tuple[int, dic
     tensors = {name: state[key] for name, key in keys.items()}
     aliases = progress.get("aliases", {}).items()
     tensors |= {alias: tensors[name] for alias, name in aliases if name in tensors}
-    return checkpoint.step, tensors
+    return checkpoint.step, tensors, configs
 
 
 def keys_of(metadata: Metadata, *, ema: bool) -> dict[str, str]:

@@ -8,7 +8,6 @@ The training loop is in orchestrator/engine/core/loop.py.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 import torch.distributed as dist
@@ -24,7 +23,8 @@ from orchestrator.engine.trainer import Trainer
 def main() -> None:
     try:
         config = read_config()
-        prepare(config)
+        # This is set before anything is computed.
+        settings.make_deterministic(config)
         ranks.take_place()
         trainer = Trainer.from_config(config, ranks.join(config))
         trainer.train()
@@ -44,13 +44,6 @@ def read_config() -> Config:
     options = parser.parse_args()
     resolved = settings.of_launch() if options.config is None else None
     return resolved or load.load(options.config, options.set)
-
-
-def prepare(config: Config) -> None:
-    """Set the import path and determinism before anything is computed."""
-    # A model.target may be a module in the directory where the job was started.
-    sys.path.insert(0, str(Path.cwd()))
-    settings.make_deterministic(config)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from orchestrator.common.errors import UsageError
 from orchestrator.engine.sharding.mesh import local_tensor
 
 # Checkpoints store the average under this name.
@@ -30,12 +29,6 @@ class Average:
     """The moving average of the parameters of one optimizer."""
 
     def __init__(self, decay: float, named: Sequence[tuple[str, nn.Parameter]]) -> None:
-        for name, parameter in named:
-            if not (parameter.is_floating_point() or parameter.is_complex()):
-                raise UsageError(
-                    f"ema= averages weights, and {name} is of {parameter.dtype}",
-                    "leave it out of the optimizer, or leave out ema= (training.ema)",
-                )
         self.decay, self.parameters = decay, dict(named)
         self.weights = {name: parameter.detach().clone() for name, parameter in named}
         device = local_tensor(named[0][1]).device if named else None

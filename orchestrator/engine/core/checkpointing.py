@@ -20,11 +20,12 @@ from orchestrator.engine.core.stopping import TrainingRequest, TrainState
 from orchestrator.engine.data.batch import Batches, DataPlace
 from orchestrator.engine.ranks import agreement, plain_names
 from orchestrator.engine.ranks.ranks import from_rank_0, gather, together
-from orchestrator.engine.saving import loading, memory, mirror, ownership, search
+from orchestrator.engine.saving import loading, memory, mirror, ownership, search, weights
 from orchestrator.engine.saving.checkpoint import Checkpoints
 from orchestrator.engine.saving.memory import Memory
 from orchestrator.engine.saving.nodes import holds_all
 from orchestrator.engine.saving.state import state_of as state_of_model
+from orchestrator.engine.sharding import mesh
 from orchestrator.records import checkpoint_store
 
 KEEP_ALL = 1 << 30
@@ -170,7 +171,7 @@ class Checkpointing:
             loaded = self._load(find, directory, in_memory=place, disk_alone=again)
         named = None if asked.resume in ("auto", "never") else asked.resume
         url = named or (self.parts.config.checkpoint.mirror if again else None)
-        if loaded is None and url and mirror.is_url(url):
+        if loaded is None and url and "://" in url:
             named = self._fetched(url, directory)
         if loaded is None and named is not None:
             loaded = self._load_named(named, directory)
@@ -290,9 +291,11 @@ class Checkpointing:
             agreement.take_buffers_of_first(parts.bare)
         best = state.best is not None and state.best_step == state.step
         snapshot = parts.auxiliary.snapshot()
+        described = checkpoints.writers.first and not in_memory
         progress = {
             **self._progress(snapshot, checkpoints.run),
             "aliases": aliases_of(parts.bare),
+            "configs": configs_of(parts.bare) if described else {},
         }
         tensors = state_of_model(parts.bare, snapshot.tensors)
         checkpoints.save(state.step, tensors, progress, best=best)
@@ -322,3 +325,11 @@ def aliases_of(model: nn.Module) -> dict[str, str]:
             if saved != name and name in kept:
                 aliases[name] = saved
     return aliases
+
+
+def configs_of(model: nn.Module) -> dict[str, str]:
+    """Return the contents of Hugging Face's config files, for exporting the checkpoint later."""
+    try:
+        return weights.configs_of(model, mesh.plain_class(model).__name__)
+    except Exception:  # noqa: BLE001 (code of a user's; the weights are worth more than this)
+        return {}

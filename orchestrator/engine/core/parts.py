@@ -52,9 +52,7 @@ class Parts:
 
     def totals(self, model: nn.Module, micro: Micro) -> Totals:
         """Return the loss totals of a micro-batch, only for optimizers that are due."""
-        if isinstance(self.losses, Losses):
-            return self.losses(model, micro.data, micro.drawn, self.steppers.names_due)
-        return self.losses(model, micro.data, micro.drawn)
+        return self.losses(model, micro.data, micro.drawn, self.steppers.names_due)
 
     @functools.cached_property
     def auxiliary(self) -> AuxiliaryState:
@@ -88,7 +86,13 @@ class Parts:
     @property
     def unit(self) -> str:
         """The name of what the loss averages over: tokens, targets or samples."""
-        return counted(self.config, self.losses)
+        # A Trainer's loss is the program's own.
+        if isinstance(self.losses, Losses):
+            return "targets" if self.losses.counts or self.losses.step else "samples"
+        model, data = self.config.model, self.config.dataset
+        reads_text = data.kind in ("library", "tokens", "synthetic")
+        of_tokens = model.kind == "decoder" or (model.kind == "target" and reads_text)
+        return "tokens" if of_tokens else "samples"
 
     def introduce(self) -> None:
         """Print the ranks and devices, how the model is sharded, and the parameter count."""
@@ -105,17 +109,6 @@ class Parts:
             tell(f"{len(parameters) - trained} of {len(parameters)} are not in the optimizer")
         if self.mesh.mesh is not None:
             tell(described(self.model, sum(p.numel() for p in self.steppers.whole)))
-
-
-def counted(config: Config, losses: Loss) -> str:
-    """Return the name of what the loss averages over: tokens, targets or samples."""
-    # A Trainer's loss is the program's own.
-    if isinstance(losses, Losses):
-        return "targets" if losses.counts or losses.step else "samples"
-    text = config.dataset.kind in ("library", "tokens", "synthetic")
-    if config.model.kind == "decoder" or (config.model.kind == "target" and text):
-        return "tokens"
-    return "samples"
 
 
 # -- from the arguments of a Trainer ---------------------------------------------------------------

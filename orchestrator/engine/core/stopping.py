@@ -54,10 +54,6 @@ class StopVote:
     def request(self, what: int, amount: int = 1) -> None:
         self.requested[what] = amount
 
-    def requests(self, what: int) -> bool:
-        """Return True if this rank has such a request pending."""
-        return what in self.requested
-
     def post(self) -> None:
         """Start the all-reduce of this rank's requests; result() waits for it."""
         self.voted = [self.requested.get(what, 0) for what in range(7)]
@@ -393,7 +389,7 @@ class StopPolicy:
 
     def request_end(self, reason: str = BY_PROGRAM) -> None:
         """Request the end at the next vote, once min_period is over; any rank may call it."""
-        if not self.vote.requests(ENOUGH):
+        if ENOUGH not in self.vote.requested:
             self.enough_reason = reason
         self.vote.request(ENOUGH)
 

@@ -50,9 +50,9 @@ def loss_of(config: Config) -> Loss:
     name, model_name = config.training.loss, config.model.target
     giver = f"model.target ({model_name})" if model_name else config.model.kind
     if name is None:
-        return lambda model, batch, drawn=None: as_sums(model(batch), giver).totals()
+        return lambda model, batch, *_: as_sums(model(batch), giver).totals()
     function, giver = import_by_name.function("training.loss", name), f"training.loss ({name})"
-    return lambda model, batch, drawn=None: as_sums(function(model, batch), giver).totals()
+    return lambda model, batch, *_: as_sums(function(model, batch), giver).totals()
 
 
 def flops_per_sample(config: Config, model: nn.Module) -> float | None:

@@ -25,10 +25,6 @@ PIECE_BYTES = 8 << 20
 LEAVING_SECONDS = 300.0
 
 
-def is_url(text: str) -> bool:
-    return "://" in text
-
-
 def remote(url: str) -> tuple[Any, str]:
     """Return the file system of a URL and the path there, or raise CheckFailed."""
     fsspec = import_optional("fsspec.core", "fsspec", "checkpoint.mirror needs the package fsspec,"

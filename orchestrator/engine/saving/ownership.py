@@ -93,18 +93,22 @@ def is_locked(directory: Path) -> bool:
 def lock(directory: Path) -> bool:
     """Lock a directory until unlock() or the end. Return False if another process has the lock.
 
-    On a file system without locks, every program may save.
+    NFS has no locks for directories, so a file in the directory is locked there. On a file system
+    without any locks, every program may save.
     """
-    descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return False
-    except OSError:
-        os.close(descriptor)
-        return True
-    _locked[directory.resolve()] = descriptor
+    as_directory, as_file = os.O_RDONLY | os.O_DIRECTORY, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    for path, flags in ((directory, as_directory), (directory / LOCK, as_file)):
+        descriptor = os.open(path, flags, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return False
+        except OSError:
+            os.close(descriptor)
+            continue
+        _locked[directory.resolve()] = descriptor
+        break
     return True
 
 

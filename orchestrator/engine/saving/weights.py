@@ -43,13 +43,9 @@ def state_dict(model: nn.Module) -> dict[str, Any]:
     Every rank has to call it. A tensor that two modules share is one tensor under two names.
     """
     reshard(model)
-    return _gathered(plain_names.state_dict(model))
-
-
-def _gathered(local: Mapping[str, Any]) -> dict[str, Any]:
     state: dict[str, Any] = {}
     copies: dict[int, Tensor] = {}
-    for name, value in local.items():
+    for name, value in plain_names.state_dict(model).items():
         if isinstance(value, Tensor) and id(value) not in copies:
             whole = whole_tensor(value)
             copies[id(value)] = whole.to("cpu", copy=True) if is_first() else torch.empty(0)
@@ -161,6 +157,20 @@ def _texts_of(config: Any) -> dict[str, str]:
             for path in sorted(Path(directory).iterdir())
             if PLAIN.fullmatch(path.name)
         }
+
+
+def read_configs(progress: Mapping[str, Any]) -> dict[str, str]:
+    """Return the config files in a checkpoint's progress as {name: text}.
+
+    The checkpoint is not trusted. Raise ValueError unless all names and texts are plain.
+    """
+    configs = progress.get("configs", {})
+    if not isinstance(configs, dict):
+        raise ValueError("configs")
+    for name, text in configs.items():
+        if not (PLAIN.fullmatch(name) and isinstance(text, str)):
+            raise ValueError(name)
+    return dict(configs)
 
 
 # -- reading --------------------------------------------------------------------------------------

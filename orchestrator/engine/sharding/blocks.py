@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,9 +22,6 @@ from orchestrator.engine.ranks.ranks import Ranks
 
 class Models(nn.ModuleDict):
     """Several models by name. Each is sharded by itself, and a step gets all of them."""
-
-    def forward(self, *inputs: Any, **named: Any) -> Any:
-        raise UsageError("several models were called as one", "call one of them: models[NAME](...)")
 
 
 def parts_of(model: nn.Module) -> list[nn.Module]:
@@ -77,12 +73,9 @@ def is_stack(module: nn.Module) -> bool:
     if not isinstance(module, nn.Sequential) or len(module) < 2:
         return False
     first = module[0]
-    composite = any(True for _ in first.children()) or not is_torchs(first)
+    of_torch = type(first).__module__.startswith("torch.nn")
+    composite = any(True for _ in first.children()) or not of_torch
     return composite and len({type(member) for member in module}) == 1
-
-
-def is_torchs(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.nn")
 
 
 def hidden_matrices(model: nn.Module, blocks: Sequence[nn.Module]) -> set[str]:

@@ -96,6 +96,7 @@ def centring(directory: Path) -> None:
     torch.manual_seed(0)
     model, loss = net(), Centred()
     trainer = Trainer(model, optimizer(model), loss, strategy=os.environ["STRATEGY"])
+    trainer.keep("centre", loss)
     trainer.train(DataLoader(samples(), 8 // world()), max_period=f"{os.environ[PLACE]} steps",
                   save_to=directory.parent / "saved", save_every="2 steps",
                   resume=True)  # fmt: skip

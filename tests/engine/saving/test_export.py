@@ -180,27 +180,59 @@ def test_where_nothing_can_be_written(tmp_path: Path, out: str) -> None:
         export.export(tmp_path, tmp_path / out)
 
 
-def test_a_directory_in_the_layout_of_hugging_face(tmp_path: Path) -> None:
+def test_a_directory_for_from_pretrained(tmp_path: Path) -> None:
     state = {f"model.{name}": torch.full((4,), float(i)) for i, name in enumerate("abc")}
-    directory = save(tmp_path / "checkpoints", 1, state, {"aliases": {"d": "a"}})
+    configs = {"config.json": '{"dtype": "float32", "width": 4}', "generation_config.json": "{}"}
+    progress = {"aliases": {"d": "a"}, "configs": configs}
+    directory = save(tmp_path / "checkpoints", 1, state, progress)
     out = tmp_path / "out"
     out.mkdir()
     report = export.export(directory, out, layout="huggingface")
     size = (out / "model.safetensors").stat().st_size
     assert report == f"step 1: 4 tensors, {size:,} bytes: {out}"
-    assert [path.name for path in out.iterdir()] == ["model.safetensors"]
+    names = ["config.json", "generation_config.json", "model.safetensors"]
+    assert sorted(path.name for path in out.iterdir()) == names
+    assert (out / "config.json").read_text() == configs["config.json"]
     assert load_file(out / "model.safetensors").keys() == set("abcd")
 
     with pytest.raises(UsageError, match="is there already"):
         export.export(directory, out, layout="huggingface")
-    (out / "config.json").write_text("the user's own")
+    (out / "tokenizer.json").write_text("the user's own")
     (out / "model-00001-of-00002.safetensors").write_text("of an earlier export")
     export.export(directory, out, "bf16", force=True, layout="huggingface")
-    assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(path.name for path in out.iterdir()) == sorted([*names, "tokenizer.json"])
+    assert (out / "config.json").read_text() == configs["config.json"]
     found = load_file(out / "model.safetensors")
     assert all(same(found[name], state[f"model.{name}"].bfloat16()) for name in "abc")
     assert same(found["d"], found["a"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "out"]
+
+
+def test_a_model_without_a_config_has_its_weights_exported(tmp_path: Path) -> None:
+    directory = save(tmp_path / "checkpoints", 1, {"model.a": torch.ones(1)})
+    report = export.export(directory, tmp_path / "out", layout="huggingface")
+    assert "without config.json: the checkpoint has none" in report
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    "configs",
+    [
+        {"../config.json": "{}"},
+        {"/tmp/config.json": "{}"},
+        {"model.safetensors": "{}"},
+        {"model.safetensors.index.json": "{}"},
+        {".bashrc": "x"},
+        {"config.json": 1},
+        ["config.json"],
+    ],
+    ids=str,
+)
+def test_configs_of_a_strange_checkpoint_are_refused(tmp_path: Path, configs: Any) -> None:
+    place = save(tmp_path / "checkpoints", 1, {"model.a": torch.ones(1)}, {"configs": configs})
+    with pytest.raises(JobFailed, match="its copy of the model's config is damaged"):
+        export.export(place, tmp_path / "out", "bf16", layout="huggingface")
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
 
 
 # -- typed ------------------------------------------------------------------------------------
