@@ -8,10 +8,12 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from orchestrator.common.errors import CheckFailed, OrchestratorError
 from orchestrator.common.text import Say
+from orchestrator.common.version import __version__
 from orchestrator.engine.core import average
 from orchestrator.engine.core.kept import WHAT_IS_DRAWN, Snapshot
 from orchestrator.engine.core.parts import Parts, as_path
@@ -30,6 +32,8 @@ from orchestrator.records import checkpoint_store
 
 KEEP_ALL = 1 << 30
 NUMBERS = itertools.count(1)
+# The sections of the config in a manifest, which hold no secrets.
+RECORDED = ("training", "fsdp", "distributed")
 
 
 class Checkpointing:
@@ -302,7 +306,7 @@ class Checkpointing:
 
     def _progress(self, snapshot: Snapshot, run: ownership.TrainingRun) -> dict[str, Any]:
         """Return all state other than tensors, ready for JSON."""
-        state, steppers = self.state, self.parts.steppers
+        state, steppers, config = self.state, self.parts.steppers, self.parts.config
         return {
             "step": state.step,
             "position": state.position,
@@ -311,6 +315,8 @@ class Checkpointing:
             "state": dataclasses.asdict(state),
             "scheduler": {each.name: each.scheduler.state() for each in steppers},
             "run": dataclasses.asdict(run),
+            "config": {name: dataclasses.asdict(getattr(config, name)) for name in RECORDED},
+            "versions": {"torch": torch.__version__, "orchestrator": __version__},
         }
 
 

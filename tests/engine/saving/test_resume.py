@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from orchestrator.common.version import __version__
+from orchestrator.records import checkpoint_store
 from tests.engine.core.test_parity import accumulate, config, fsdp
 from tests.engine.worlds import NAME, Job, run
 
@@ -211,6 +214,9 @@ def test_without_a_shared_disk_every_node_keeps_its_own(tmp_path: Path) -> None:
 def test_auto_takes_the_newest_run_of_the_same_name(tmp_path: Path) -> None:
     first = job(tmp_path, "a", [1], saving())
     assert run(first) == [[0]]
+    newest = checkpoint_store.every(first.experiment() / "outputs/checkpoints")[0].progress
+    assert newest["config"]["training"]["max_steps"] == STEPS
+    assert newest["versions"] == {"torch": torch.__version__, "orchestrator": __version__}
     elsewhere = tmp_path / "b"
     shutil.copytree(tmp_path / "a" / NAME, elsewhere / NAME.replace("2026", "2025"))
     again = job(tmp_path, "b", [1], resumed(), {"training": {"max_steps": 14}})
