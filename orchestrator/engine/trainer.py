@@ -189,7 +189,7 @@ class Trainer(TrainerSettings):
         and load_state_dict(). It must be equal on all ranks, except for the shards of DTensors. It
         must have all of its tensors before train() or load_checkpoint(), which fill them in place.
         """
-        self._saving.keep(name, holder)
+        self.parts.auxiliary.add(name, holder)
 
     def save_checkpoint(self, directory: str | Path) -> Path:
         """Save into directory/step_NNNNNNNN; return that path when done. Every rank calls it."""

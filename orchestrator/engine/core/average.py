@@ -33,7 +33,6 @@ class Average:
         self.weights = {name: parameter.detach().clone() for name, parameter in named}
         device = local_tensor(named[0][1]).device if named else None
         self.updates = torch.zeros((), device=device)
-        self.is_shown = False
 
     def _pairs(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return this rank's shards of the average, and of the weights."""
@@ -55,15 +54,13 @@ class Average:
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
         """Swap the average into the model within the block, if there was a step to average."""
-        if self.is_shown or not self.updates.item():
+        if not self.updates.item():
             yield
             return
         self._swap()
-        self.is_shown = True
         try:
             yield
         finally:
-            self.is_shown = False
             self._swap()
 
     @torch.no_grad()

@@ -60,11 +60,8 @@ class Checkpointing:
         self.drawn = DataPlace()
         for stepper in parts.steppers:
             if stepper.average is not None:
-                self.keep(average.name_of(stepper.name), stepper.average)
-        self.keep(WHAT_IS_DRAWN, self.drawn)
-
-    def keep(self, name: str, holder: Any) -> None:
-        self.parts.auxiliary.add(name, holder)
+                parts.auxiliary.add(average.name_of(stepper.name), stepper.average)
+        parts.auxiliary.add(WHAT_IS_DRAWN, self.drawn)
 
     # -- calls of the program ----------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import inspect
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -372,21 +371,15 @@ class LrScheduler:
 
     def after_step(self) -> None:
         if self.scheduler is not None and self.every == "step":
-            self._step()
+            self.scheduler.step()
 
     def after_epoch(self, loss: float | None) -> None:
         """Step a scheduler per epoch; ReduceLROnPlateau only if there is a loss."""
         if self.scheduler is not None and self.every == "epoch":
             if not self.by_metric:
-                self._step()
+                self.scheduler.step()
             elif loss is not None:
-                self._step(loss)
-
-    def _step(self, *loss: float) -> None:
-        with warnings.catch_warnings():
-            # torch warns if the optimizer has not stepped before, which a skipped step causes.
-            warnings.filterwarnings("ignore", "Detected call of .lr_scheduler", UserWarning)
-            self.scheduler.step(*loss)
+                self.scheduler.step(loss)
 
     def state(self) -> dict[str, Any] | None:
         """Return the part of the scheduler's state that JSON can represent."""

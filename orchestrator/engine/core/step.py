@@ -109,7 +109,6 @@ class Stepper:
         self.average: Average | None = None
         if training.ema is not None:
             self.average = Average(training.ema, self.named)
-        self.latest: StepOutcome | None = None
         self.scaling = training.mixed_precision == "fp16"
         self.nominal = nominal
         self.scale: Tensor | float = 1.0
@@ -154,17 +153,7 @@ class Stepper:
         if self.average is not None:
             self.average.update(bad)
         self._count(bad, count)
-        self.latest = StepOutcome(norm, bad, scale, lr)
-        return self.latest
-
-    def idle(self, step: int) -> StepOutcome:
-        """Return the outcome of a step for which it is not due: that of its latest step."""
-        none = torch.zeros((), dtype=torch.float64, device=self.device)
-        if self.latest is not None:
-            return self.latest._replace(bad=none)
-        lr = self.optimizer.param_groups[0].get("lr")
-        rate = math.nan if lr is None else lr * self.lr_factor(step)
-        return StepOutcome(none * math.nan, none, self.scale, rate)
+        return StepOutcome(norm, bad, scale, lr)
 
     def _apply(self, step: int, divisor: Tensor, bad: Tensor) -> float | Tensor:
         lr, lr_factor = self.optimizer.param_groups[0].get("lr"), self.lr_factor(step)
@@ -376,12 +365,10 @@ class Steppers:
         values, count = total.unbind(), len(self.by_name)
         outcomes = {}
         for index, stepper in enumerate(self):
-            if stepper not in self.due:
-                outcomes[stepper.name] = stepper.idle(step)
-                continue
-            at = count + 2 * names.index(stepper.loss)
-            loss, number = values[at], values[at + 1]
-            outcomes[stepper.name] = stepper.step(step, values[index], loss, number, apart)
+            if stepper in self.due:
+                at = count + 2 * names.index(stepper.loss)
+                loss, number = values[at], values[at + 1]
+                outcomes[stepper.name] = stepper.step(step, values[index], loss, number, apart)
         self._forget()
         norm, bad, scale, lr = outcomes[self.due[0].name]
         each: dict[str, float | Tensor] = {}

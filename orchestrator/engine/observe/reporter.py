@@ -153,6 +153,8 @@ class Reporter:
         # True once the first step of the run was logged.
         self.begun = False
         self.latest: StepResult | None = None
+        # The newest learning rate and norm of each of several optimizers.
+        self.of_optimizers: dict[str, float] = {}
         # The sum and count of each name in the latest step that had it.
         self.seen: dict[str, tuple[float, float]] = {}
         run, local = os.environ.get("ORCHESTRATOR_RUN"), os.environ.get("LOCAL_RANK", "0")
@@ -183,6 +185,7 @@ class Reporter:
         """
         for result in self.ledger.read():
             self.latest = result
+            self.of_optimizers |= result.of_optimizers
             several = bool(result.of_optimizers)
             self.seen |= {n: p for n, p in result.sums.items() if p[1] or not several}
             if result.numbers["apart"]:
@@ -234,7 +237,7 @@ class Reporter:
             **{name: value for name, value in means.items() if name not in RESERVED},
             "lr": self.latest.numbers["lr"],
             "grad_norm": self.latest.numbers["grad_norm"],
-            **self.latest.of_optimizers,
+            **self.of_optimizers,
             "tokens": self.tokens,
             "tokens_per_s": (self.tokens - self.logged_tokens) / seconds,
             "step_ms": seconds / steps * 1e3,

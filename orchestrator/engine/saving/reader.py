@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -95,11 +95,7 @@ class SafeReader(FileSystemReader):
     """Reads like torch's own reader, but unpickles the metadata safely."""
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        metadata = metadata_of(Path(self.path))
-        if metadata.storage_meta is None:
-            metadata.storage_meta = StorageMeta()
-        metadata.storage_meta.load_id = self.load_id
-        return metadata
+        return metadata_of(Path(self.path))
 
 
 class TensorPlanner(DefaultLoadPlanner):
@@ -138,7 +134,9 @@ def misfit(state: Mapping[str, Tensor], metadata: Metadata) -> str:
     missing = []
     for name, tensor in state.items():
         entry = stored.get(name)
-        if not isinstance(entry, TensorStorageMetadata) or volume(entry) < entry.size.numel():
+        if not isinstance(entry, TensorStorageMetadata) or (
+            sum(chunk.sizes.numel() for chunk in entry.chunks) < entry.size.numel()
+        ):
             missing.append(name)
         elif entry.size != tensor.shape:
             return f"{name} has the shape {tuple(entry.size)} there, and {tuple(tensor.shape)} here"
@@ -147,10 +145,6 @@ def misfit(state: Mapping[str, Tensor], metadata: Metadata) -> str:
     unused = [name for name in stored if name not in state]
     only_there = f"; only there is {several(unused)}" if unused else ""
     return f"not all of {several(missing)} is there{only_there}"
-
-
-def volume(entry: TensorStorageMetadata) -> int:
-    return sum(chunk.sizes.numel() for chunk in entry.chunks)
 
 
 def several(names: Sequence[str]) -> str:

@@ -297,21 +297,13 @@ def backward(model: nn.Module, mesh: Mesh, config: Config, *, last: bool) -> Ite
         model.set_is_last_backward(last)
         if config.fsdp.accumulate == "whole":
             model.set_requires_gradient_sync(last)
-        elif waits_for_copies(model, mesh, config):
+        elif mesh.copies > 1 and not parts_of(model):
+            # FSDP keeps one flat tensor per block for that; several losses would each need one.
             model.set_requires_all_reduce(last)
     yield
     for rest in (model, *parts_of(model)):
         if isinstance(rest, FSDPModule):
             rest.reshard()
-
-
-def waits_for_copies(model: nn.Module, mesh: Mesh, config: Config) -> bool:
-    """Return True if gradients are summed over the copies only in a step's last micro-batch.
-
-    FSDP keeps one flat tensor per block for that. Several losses would each need their own.
-    """
-    several = bool(parts_of(model)) or config.fsdp.accumulate == "whole"
-    return mesh.copies > 1 and not several
 
 
 def as_forward(model: nn.Module, compute: Callable[[nn.Module], T]) -> T:
