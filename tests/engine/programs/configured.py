@@ -99,12 +99,6 @@ def without_memory(dim: int = 8) -> Bag:
         return Bag(dim)
 
 
-def differs(dim: int = 8) -> Bag:
-    """A user's mistake: weights that differ between ranks."""
-    torch.manual_seed(int(os.environ["RANK"]))
-    return Bag(dim)
-
-
 def shortens() -> nn.Module:
     """Each rank would shorten the rows that it looks up."""
     return nn.Embedding(5, 8, max_norm=1.0)
