@@ -293,9 +293,8 @@ def request_of(
     best, patience = best or checkpoint.best, patience or training.patience
     named = save_to or checkpoint.directory
     asks = bool(saving or best or save_to or (named and not built_in))
-    at_end = asks
-    if "at_end" in set_keys or (built_in and (asks or named or outputs_directory())):
-        at_end = checkpoint.at_end
+    by_config = "at_end" in set_keys or (built_in and (asks or named or outputs_directory()))
+    at_end = checkpoint.at_end if by_config else asks
     refuse_lone(best, patience, keep, saves=asks or at_end)
     return TrainingRequest(
         epochs=epochs,
