@@ -93,7 +93,7 @@ class Memory(Checkpoints):
 
     def due(self, step: int) -> bool:
         """Return True if the config asks for a state after this step."""
-        return not self.off and bool(self.every) and step % (self.every or 1) == 0
+        return not self.off and self.every is not None and step % self.every == 0
 
     def due_by_clock(self) -> bool:
         """Return True if a state costs at most COST now. Without an interval, rank 0 asks this."""
@@ -125,7 +125,7 @@ class Memory(Checkpoints):
             self.next_at = ended + (ended - began) / COST
 
     def _report(self, problem: str) -> None:
-        """Note a failure, which ends these saves. end() reports the total."""
+        """Note a failure, which ends these saves."""
         self.lost = problem or self.unprotected or self.lost
 
     def _no_room(self, state: Mapping[str, Tensor]) -> str:
