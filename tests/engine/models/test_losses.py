@@ -52,13 +52,6 @@ def test_a_loss_with_weights_of_its_own_is_refused() -> None:
         Losses(torch.nn.Bilinear(2, 2, 1), None, {})
 
 
-def test_a_loss_is_kept_where_it_may_change() -> None:
-    weighted = torch.nn.CrossEntropyLoss(weight=torch.ones(3))
-    own: torch.nn.Module = torch.nn.BatchNorm1d(2, affine=False)
-    losses = weighted, own, torch.nn.MSELoss()
-    assert [Losses(loss, None, {}).changing() for loss in losses] == [None, own, None]
-
-
 def test_a_dict_of_outputs_is_no_loss_of_the_only_optimizer() -> None:
     """As a model of transformers gives it, whose step forgot `.loss`."""
     with pytest.raises(CheckFailed, match="gave a dict, which is no loss") as refused:

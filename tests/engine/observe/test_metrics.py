@@ -18,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from orchestrator.config.schema import Config, DatasetConfig, ModelConfig
-from orchestrator.engine.core import parts
+from orchestrator.engine.core.parts import Parts
 from orchestrator.engine.models.losses import Loss, Losses
 from orchestrator.engine.observe.metrics import Estimate, MetricsFile, memory, progress
 from orchestrator.engine.observe.phases import Phases
@@ -338,12 +338,17 @@ def test_a_line_of_progress() -> None:
     )
 
 
+def unit(config: Config, losses: Loss) -> str:
+    nothing: Any = None
+    return Parts(config, nothing, nothing, nothing, nothing, losses, nothing).unit
+
+
 def test_speed_is_in_what_the_loss_counts() -> None:
     text, ranking = (
         Config(),
         Config(model=ModelConfig(kind="ranking"), dataset=DatasetConfig(kind="synthetic")),
     )
     sums: Loss = lambda *_: {}  # noqa: E731
-    assert [parts.counted(config, sums) for config in (text, ranking)] == ["tokens", "samples"]
+    assert [unit(config, sums) for config in (text, ranking)] == ["tokens", "samples"]
     own = [Losses(loss, None, {}) for loss in (nn.MSELoss(), nn.CrossEntropyLoss())]
-    assert [parts.counted(text, losses) for losses in own] == ["samples", "targets"]
+    assert [unit(text, losses) for losses in own] == ["samples", "targets"]
