@@ -17,6 +17,7 @@ from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.nodes.node_list import Node
+from orchestrator.head.transfer import fetch
 from orchestrator.head.transfer.fetch import Fetch
 from orchestrator.head.transfer.tree import Moved
 from orchestrator.protocol.requests.request import Beat
@@ -214,3 +215,9 @@ def test_the_job_may_be_ended_meanwhile(node: NodeChannel, bring: Bring, tmp_pat
     assert fetched.go(known.files).files == ["here/file"]
     assert (tmp_path / "here/file").read_bytes() == content
     assert node.ask(Beat(), 60).time
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../../x", "", ".", "a/.."])
+def test_no_node_chooses_a_place_elsewhere(path: str) -> None:
+    assert not fetch.plain(path)
+    assert fetch.plain("a b/c'd")
