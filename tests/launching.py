@@ -188,5 +188,6 @@ class Head:
         while time.monotonic() < deadline:
             if not any(self.left(node) for node in range(len(self.cluster.addresses))):
                 return True
-            time.sleep(0.02)
+            # Each look reads the environment of every process of a host.
+            time.sleep(0.1)
         return False

@@ -52,7 +52,7 @@ class Harm:
             if time.monotonic() > deadline:
                 record = json.dumps(self.head.record, indent=1)
                 raise Seam(f"{what} did not come:\n{record}")
-            time.sleep(0.01)
+            time.sleep(0.05)
 
     @property
     def attempts(self) -> int:

@@ -8,7 +8,10 @@ those of the training without faults, to the bit, and each sample was seen once.
 from __future__ import annotations
 
 import json
+import os
 import random
+import runpy
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +22,7 @@ from typing import Any
 from orchestrator.records.metrics import trainers
 from tests.clusters.netns import NetnsCluster
 from tests.end_to_end.harm import FAULTS, PATIENCE, Harm, Seam
+from tests.engine.worlds import Job, run
 
 STEPS_BETWEEN, BATCH = 8, 2
 LEASE = 8.0  # --node-loss-timeout
@@ -110,7 +114,7 @@ class NoSeam(Harm):
 
     def run(self) -> tuple[Trained, Trained]:
         """Train with the faults and without; Seam if they differ."""
-        self.launch(self.pace, 5 * len(self.kinds) + 5)
+        self.launch()
         end = time.monotonic() + 60 * self.minutes
         try:
             for number, kind in enumerate(self.kinds, 1):
@@ -122,16 +126,24 @@ class NoSeam(Harm):
         finally:
             self.repair()
         broken = trained(self.head.experiment, self.nodes)
-        self.launch(0.0, 0)
-        self.finish()
-        whole = trained(self.head.experiment, self.nodes)
+        whole = trained(self.undisturbed(), self.nodes)
         compare(broken, whole, self.steps)
         return broken, whole
 
-    def launch(self, pace: float, restarts: int) -> None:
-        options = ["--nproc", "1", "--max-restarts", str(restarts), "--quiet"]
+    def undisturbed(self) -> Path:
+        """Return the experiment of the same training, in ranks without nodes and supervisors."""
+        env = {"PROGRAM": str(self.head.directory / "train.py"), "STEPS": str(self.steps)}
+        place, call = str(self.head.directory / "undisturbed"), "tests.end_to_end.no_seam:alone"
+        job = Job(place, [1] * self.nodes, {}, env=env, call=call)
+        assert run(job) == [[0] * self.nodes], job.output()
+        return job.experiment()
+
+    def launch(self) -> None:
+        restarts = str(5 * len(self.kinds) + 5)
+        options = ["--nproc", "1", "--max-restarts", restarts, "--quiet"]
         options += ["--node-loss-timeout", f"{LEASE:g}", "--connect-timeout", "5"]
-        self.command = self.head.launch(*options, "train.py", str(self.steps), str(pace))
+        words = ["train.py", str(self.steps), str(self.pace)]
+        self.command = self.head.launch(*options, *words)
 
     def finish(self) -> None:
         code = self.command.finish(PATIENCE + self.steps)
@@ -160,6 +172,12 @@ class NoSeam(Harm):
 
     def await_step(self, step: int) -> None:
         self.until(lambda: self.step >= min(step, self.steps), f"step {step}")
+
+
+def alone(_: Path) -> None:
+    """Run the program in a rank that was forked from a Python which has imported torch."""
+    sys.argv = [os.environ["PROGRAM"], os.environ["STEPS"], "0"]
+    runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def order(chance: random.Random, faults: int) -> list[str]:

@@ -43,7 +43,7 @@ def wait_until(condition: Callable[[], Any], patience: float) -> float:
     began = time.monotonic()
     while not condition():
         assert time.monotonic() - began < patience, f"not within {patience} s"
-        time.sleep(0.02)
+        time.sleep(0.1)
     return time.monotonic() - began
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -37,8 +36,7 @@ def test_a_killed_rank_a_killed_head_and_a_node_cut_off_leave_no_trace(
     one = NoSeam(netns_cluster(3), tmp_path, 1, kinds)
     one.run()
     first, second, spare = one.cluster.addresses
-    broken, _ = one.head.experiments
-    record = json.loads((broken / "job.json").read_text())
+    broken, record = one.head.experiment, one.head.record
     attempts = record["attempts"]
     # A head that is killed while it starts an attempt may cost one more.
     states = [attempt["state"] for attempt in attempts]

@@ -70,6 +70,7 @@ def line(head: Head) -> Iterator[Line]:
 
 
 def test_one_has_the_hosts_one_is_refused_and_two_wait_their_turn(line: Line) -> None:
+    """A head that is killed leaves the queue, and its job keeps the hosts."""
     first = line.launch("first", "--claim", "all")
     first.wait_for("running")
     refused = line.launch("refused", "--claim", "all")
@@ -92,21 +93,6 @@ def test_one_has_the_hosts_one_is_refused_and_two_wait_their_turn(line: Line) ->
     ]
     assert len(jobs[1]["nodes"]) == 2
 
-    line.end(first)
-    second.wait_for("running")
-    line.end(second)
-    third.wait_for("running")
-    line.end(third)
-    assert line.shown() == []
-
-
-def test_a_head_that_is_killed_leaves_the_queue_and_its_job_keeps_the_hosts(line: Line) -> None:
-    first = line.launch("first", "--claim", "all")
-    first.wait_for("running")
-    second = line.launch("second", "--queue")
-    second.wait_for("in the queue")
-    third = line.launch("third", "--queue")
-    third.wait_for("in the queue")
     second.interrupt(signal.SIGKILL)
     line.until(lambda jobs: [job["place"] for job in jobs] == [None, 1])
     line.head.cluster.kill_sshd(1)
@@ -119,6 +105,7 @@ def test_a_head_that_is_killed_leaves_the_queue_and_its_job_keeps_the_hosts(line
     assert stopped.finish() == 0, stopped.text
     third.wait_for("running")
     line.end(third)
+    assert line.shown() == []
 
 
 # What the driver has of four GPUs, in /proc and /dev of one host.

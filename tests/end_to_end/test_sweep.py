@@ -125,15 +125,10 @@ def test_members_that_run_go_on_without_their_head_and_stop_ends_them(sweeps: Sw
     assert sweeps.head.nothing_left()
 
 
-@pytest.mark.parametrize("how", ["Ctrl-C", "stop"])
-def test_ctrl_c_and_stop_end_all_members(sweeps: Sweeps, how: str) -> None:
+def test_ctrl_c_ends_all_members(sweeps: Sweeps) -> None:
     first = sweeps.sweep("--grid", "x=0..4", "notes.py")
     sweeps.until(lambda: len(sweeps.starts()) == 2)
-    if how == "Ctrl-C":
-        first.interrupt()
-    else:
-        stopped = sweeps.head.command("orchestrator", "stop", sweeps.directory.name)
-        assert stopped.finish() == 0, stopped.text
+    first.interrupt()
     assert first.finish() == 130, first.text
     assert sweeps.head.nothing_left()
     assert {event.get("state") for event in sweeps.journal()} == {"not over", "interrupted"}
