@@ -5,6 +5,7 @@ Shipped to the nodes: the standard library alone, and Python 3.9.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import re
@@ -145,6 +146,7 @@ def is_this_machine(host: str, more: Collection[str] = ()) -> bool:
     return True
 
 
+@functools.cache
 def is_loopback(host: str) -> bool:
     """Return True if an address or name is reachable from this machine alone."""
     import ipaddress

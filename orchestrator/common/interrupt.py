@@ -16,20 +16,11 @@ _held: list[int] | None = None
 _before_exit: list[Callable[[], None]] = []
 
 
-def before_exit(call: Callable[[], None]) -> Callable[[], None]:
-    """Call this when the process leaves; it must neither wait nor fail.
-
-    Returns what takes it back.
-    """
+def before_exit(call: Callable[[], None]) -> None:
+    """Call this when the process leaves; it must neither wait nor fail."""
     atexit.unregister(_prepare_exit)
     atexit.register(_prepare_exit)
     _before_exit.append(call)
-
-    def take_back() -> None:
-        if call in _before_exit:
-            _before_exit.remove(call)
-
-    return take_back
 
 
 def leave(code: int) -> NoReturn:

@@ -17,14 +17,14 @@ from pathlib import Path
 
 from orchestrator.common import interrupt
 from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError, UsageError
-from orchestrator.common.hosts import out_of_url
+from orchestrator.common.hosts import is_loopback, out_of_url
 from orchestrator.config.launch import LaunchArguments
 from orchestrator.config.parse import waiting_time
 from orchestrator.head.commands.follow import follow_launched
 from orchestrator.head.connect import reach as reaching
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.connect.subprocess_transport import LocalTransport
-from orchestrator.head.nodes.facts import ProbedNode, is_loopback
+from orchestrator.head.nodes.facts import ProbedNode
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.plan import accelerate, plan
 from orchestrator.head.plan.accelerate import Accelerate

@@ -61,7 +61,7 @@ with marker(Path("directory")):
 STAYS = """
 with marker(Path("directory")):
     pass
-print(os.listdir("directory"), interrupt._before_exit)
+print(os.listdir("directory"))
 """
 
 
@@ -74,4 +74,4 @@ def test_who_leaves_at_once_leaves_no_file_in_the_users_directory(
     assert said(LEAVES, name)[1:] == ("\ninterrupted\n", 130)
     assert not list((tmp_path / "directory").iterdir())
     imports = LEAVES.partition("interrupt.answer")[0]
-    assert said(imports + STAYS, name) == ("[] []\n", "", 0)
+    assert said(imports + STAYS, name) == ("[]\n", "", 0)

@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from orchestrator.common import text
-from orchestrator.common.hosts import listed
+from orchestrator.common.hosts import is_loopback, listed
 from orchestrator.head.doctor.findings import BAD, WARN, Case, Examined, Finding, bad, unequal, warn
-from orchestrator.head.nodes.facts import is_loopback
 from orchestrator.head.plan import nccl_transport
 from orchestrator.protocol.requests.machine import LARGE_LOST
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import ipaddress
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -88,11 +86,6 @@ class ProbedNode:
     def ifname(self) -> str | None:
         """Return the interface that the user chose in the node list."""
         return self.node.ifname
-
-
-@functools.cache
-def is_loopback(address: str) -> bool:
-    return bool(address) and ipaddress.ip_address(address).is_loopback
 
 
 def release(version: str) -> tuple[int, ...] | None:

@@ -7,7 +7,8 @@ from typing import Any
 
 from orchestrator.common import text
 from orchestrator.common.errors import OrchestratorError
-from orchestrator.head.nodes.facts import Facts, ProbedNode, is_loopback
+from orchestrator.common.hosts import is_loopback
+from orchestrator.head.nodes.facts import Facts, ProbedNode
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.protocol.facts import NO_PROBLEMS, Checkup, Gpu
 from orchestrator.protocol.message import Message, decode, encode

@@ -7,7 +7,8 @@ import itertools
 from collections.abc import Sequence
 
 from orchestrator.common.errors import CheckFailed
-from orchestrator.head.nodes.facts import OWN_BRIDGES, Facts, ProbedNode, is_loopback
+from orchestrator.common.hosts import is_loopback
+from orchestrator.head.nodes.facts import OWN_BRIDGES, Facts, ProbedNode
 from orchestrator.head.plan.model import NodeAddress
 from orchestrator.protocol.facts import Address
 

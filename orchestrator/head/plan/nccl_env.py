@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestrator.common.errors import CheckFailed, nearest
-from orchestrator.head.nodes.facts import ProbedNode, is_loopback
+from orchestrator.common.hosts import is_loopback
+from orchestrator.head.nodes.facts import ProbedNode
 from orchestrator.head.plan import addresses as node_addresses
 from orchestrator.head.plan import nccl_transport
 from orchestrator.head.plan.model import EnvSetting, NodeAddress, NodePlan

@@ -288,9 +288,8 @@ def marker(directory: Path) -> Iterator[str]:
             path.unlink()
 
     # Ctrl-C during the connecting exits at once, without running the finally block.
-    forget = interrupt.before_exit(remove)
+    interrupt.before_exit(remove)
     try:
         yield str(path)
     finally:
         remove()
-        forget()
