@@ -41,9 +41,8 @@ def shell_lines(plan: Plan, node: NodePlan) -> list[str]:
         python_path = f"PYTHONPATH={quoted(first)}{rest}"
     words = ["env", *(f"-u {quoted(name)}" for name in node.unset)]
     words += [f"{quoted(name)}={quoted(value)}" for name, value in env.items()]
-    words += [python_path] if python_path else []
-    words.append(" ".join(map(quoted, node.paste)))
-    return [*lines, " \\\n  ".join(words)]
+    words += [python_path, " ".join(map(quoted, node.paste))]
+    return [*lines, " \\\n  ".join(filter(None, words))]
 
 
 def quoted(word: str) -> str:
@@ -56,9 +55,8 @@ def to_text(plan: Plan) -> str:
     plan = redact.shown(plan)
     blocks = []
     for node in plan.nodes:
-        ranks = f"rank {node.first_rank}"
-        if node.nproc > 1:
-            ranks = f"ranks {node.first_rank}-{node.last_rank}"
+        several = f"ranks {node.first_rank}-{node.last_rank}"
+        ranks = several if node.nproc > 1 else f"rank {node.first_rank}"
         head = comment(f"node {node.index}: {node.node.name} ({ranks}: {node.nproc_why})")
         blocks.append("\n".join([head, *shell_lines(plan, node)]))
     ranks = f"{plural(len(plan.nodes), 'node')}, {plural(plan.world_size, 'rank')}"
