@@ -58,8 +58,6 @@ class CheckpointCandidate:
     """A state that can be loaded if the nodes together have all files of it."""
 
     step: int
-    # The latest time at which one of its nodes saved it.
-    created: float
     in_memory: bool
     # Keyed by the checksum of the manifest.
     versions: Mapping[str, Version]
@@ -98,7 +96,7 @@ def candidates(holdings: Iterable[Holding]) -> list[CheckpointCandidate]:
     for (step, save), versions in states.items():
         held = [holding for version in versions.values() for holding in version]
         created = max(holding.created for holding in held)
-        candidate = CheckpointCandidate(step, created, held[0].in_memory, versions)
+        candidate = CheckpointCandidate(step, held[0].in_memory, versions)
         found.append(((created, step, save), candidate))
     return [candidate for _, candidate in sorted(found, key=lambda each: each[0], reverse=True)]
 

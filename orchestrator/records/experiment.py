@@ -222,11 +222,6 @@ class JobRecord:
         return max((one.ended for one in self.attempts if one.job != self.job), default=0.0)
 
     @property
-    def lost(self) -> list[NodeRecord]:
-        """Return the nodes and spares that did not report their end."""
-        return [node for node in (*self.nodes, *self.spares) if node.state == "lost"]
-
-    @property
     def latest(self) -> list[Attempt]:
         """Return the last attempt whose ranks started, and the attempts after it."""
         vain = len(list(itertools.takewhile(lambda one: one.ran == 0, reversed(self.attempts))))

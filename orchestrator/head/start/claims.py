@@ -12,7 +12,6 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TypeVar
 
 from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError
@@ -29,7 +28,6 @@ from orchestrator.head.screen.progress import ProgressBar
 from orchestrator.head.start.nodes import Nodes
 from orchestrator.head.start.request import LaunchRequest
 from orchestrator.protocol.requests.claims import (
-    NO_ENTRIES,
     STARTING,
     WAITING,
     ClaimEntry,
@@ -201,7 +199,7 @@ def holders(page: Page) -> str:
 
 # The pause between two tries to reach nodes that were lost.
 AWAY_SECONDS = 5.0
-# A node waits this long for a change of its queue before it answers.
+# The pause between two looks at the queue.
 LOOK_SECONDS = 0.3
 # The longest pause before a node looks again for programs on its GPUs.
 RETRY_SECONDS = 5.0
@@ -228,7 +226,7 @@ def wait(
     with ProgressBar("waiting for its turn"):
         while True:
             try:
-                place.look(LOOK_SECONDS if place.pages else 0.0)
+                place.look()
                 why = place.why_it_waits()
                 if not why:
                     return start(place.request, place.nodes)
@@ -236,7 +234,6 @@ def wait(
             except Occupied as error:
                 # Another launch was quicker, or a program outside of any job uses the GPUs.
                 why = in_queue(error.missing)
-                time.sleep(pause)
                 pause = min(2 * pause, RETRY_SECONDS)
             except Disconnected as error:
                 say(error.what)
@@ -246,6 +243,7 @@ def wait(
                 log.info("waits: %s", why)
                 say(why)
             said = why
+            time.sleep(pause)
 
 
 def reach_again(reach: Callable[[], tuple[LaunchRequest, Nodes]]) -> tuple[LaunchRequest, Nodes]:
@@ -288,23 +286,19 @@ class QueuePlace:
             page = self.pages[small[0]]
             has = f"{small[0]} has {page.total}, and {page.wants} are requested"
             raise CheckFailed(f"this can never start: {has}", "take fewer: --gpus N, --nproc N")
-        waits = [Wait(entry=self.entry.replace(wants=one.wants, of=one.total)) for one in pages]
+        waits = [Wait(entry=self.entry.replace(wants=one.wants)) for one in pages]
         channels = [one.channel for one in self.wanted]
         self.answered(fleet.ask_channels(channels, waits, QUICK_ANSWER_SECONDS))
         log.info("stands in the queue of %s", [*self.pages])
         self.entered = True
-        self.look(0.0)
+        self.look()
 
-    def look(self, seconds: float) -> None:
-        """Read the queue of every node; each answers on a change or after `seconds`."""
-        pages = self.answered(fleet.everywhere(self.wanted, partial(self.read, seconds)))
+    def look(self) -> None:
+        """Read the queue of every node."""
+        questions = [ReadBook(wish=one.wish or Wish()) for one in self.wanted]
+        channels = [one.channel for one in self.wanted]
+        pages = self.answered(fleet.ask_channels(channels, questions, QUICK_ANSWER_SECONDS))
         self.pages = {one.name: page for one, page in zip(self.wanted, pages, strict=True)}
-
-    def read(self, seconds: float, one: NodeClaim) -> Page:
-        """Return the queue of a node, after it changed or after `seconds`."""
-        before = self.pages[one.name].entries if self.pages else NO_ENTRIES
-        request = ReadBook(wish=one.wish or Wish(), before=before, seconds=seconds)
-        return one.channel.ask(request, QUICK_ANSWER_SECONDS + seconds)
 
     def answered(self, answers: Sequence[A | OrchestratorError]) -> list[A]:
         """Return the answers of all nodes; if one is lost, disconnect from all and raise."""

@@ -35,7 +35,6 @@ def environment_state(visit: ServerSession, request: LookAtEnvironment) -> Envir
         here.link_all(request.name, request.key)
     return EnvironmentState(
         path=here.path(request.key),
-        python=sys.executable,
         version=sys.version_info[:2],
         machine=platform.machine(),
         libc=f"glibc {release}" if libc == "glibc" else "musl",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import select
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -122,13 +121,6 @@ class ServerSession:
         """Return the payload received before the request, and clear it."""
         piece, self.piece = self.piece, bytearray()
         return piece
-
-    def is_called(self, seconds: float) -> bool:
-        """Wait so long; return True at once if the head sends more data or disconnects."""
-        if self.input is None:
-            time.sleep(seconds)
-            return False
-        return bool(select.select([self.input], [], [], seconds)[0])
 
     def refuse_if_stopped(self, run: RunDir, first: RunDir | None = None) -> None:
         """Raise a Refusal if the job was stopped while its head was still starting it."""

@@ -60,7 +60,7 @@ def start(visit: ServerSession, spec: Spec) -> StartedHere:
     pid, warm, why_cold = start_supervisor(visit, run, there)
     visit.job_started(run, spec)
     ports.hand_over()
-    return StartedHere(supervisor=pid, shared=shared, run=run.path, warm=warm, why_cold=why_cold)
+    return StartedHere(supervisor=pid, shared=shared, warm=warm, why_cold=why_cold)
 
 
 def make_run_directory(visit: ServerSession, run: RunDir, first: RunDir) -> None:
@@ -100,7 +100,7 @@ def stand_by(visit: ServerSession, spec: Spec) -> StartedHere:
         from orchestrator.node.warm.visit import SPARE_SECONDS
 
         standbys.start(run, os.environ, visit.umask, SPARE_SECONDS)
-    return StartedHere(supervisor=0, shared=False, run=run.path)
+    return StartedHere(supervisor=0, shared=False)
 
 
 def at_home(visit: ServerSession, spec: Spec) -> Spec:

@@ -56,8 +56,6 @@ class ClaimEntry(Message):
     order: Moment = 0.0
     # The number of GPUs or slots that it wants here.
     wants: Few = 0
-    # The number of those that it could have.
-    of: Few = 0
     # The host where the command was typed.
     head: str = ""
 
@@ -65,9 +63,6 @@ class ClaimEntry(Message):
     def rank(self) -> tuple[float, str]:
         """Return the sort key of a waiting entry, which is the same on all machines."""
         return self.order, self.id
-
-
-NO_ENTRIES: tuple[ClaimEntry, ...] = ()
 
 
 class Taken(Message):

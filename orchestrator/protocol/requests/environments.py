@@ -12,7 +12,6 @@ class EnvironmentState(Message):
     """This machine's Python, and one environment on it."""
 
     path: str
-    python: str
     version: tuple[Few, Few]
     machine: str
     # Such as glibc 2.36, or musl.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Optional
 
 from orchestrator.protocol.message import Message
-from orchestrator.protocol.requests.claims import NO_ENTRIES, ClaimEntry, Taken, Wish
+from orchestrator.protocol.requests.claims import ClaimEntry, Taken, Wish
 from orchestrator.protocol.requests.machine import PortWish
 from orchestrator.protocol.requests.request import Nothing, PartRequest, Request
 from orchestrator.protocol.spec import Placement, Spec
@@ -32,8 +32,6 @@ class StartedHere(Message):
     supervisor: int  # its PID
     # True if the experiment's directory is the head's own, on a disk that both share.
     shared: bool
-    # The path of the run directory.
-    run: str
     # True for a start from a standby; else the reason why none was used, if it was asked for.
     warm: bool = False
     why_cold: str = ""
@@ -121,11 +119,6 @@ class Page(Message):
 
 
 class ReadBook(Request[Page], do="read_book"):
-    """Read the lock table; with `before` only once it differs from these entries."""
+    """Read the lock table."""
 
     wish: Wish = Wish()
-    before: tuple[ClaimEntry, ...] = NO_ENTRIES
-    # The longest wait for a change.
-    seconds: float = 0.0
-    # True if a GPU with a program of no job does not count as free.
-    programs: bool = False

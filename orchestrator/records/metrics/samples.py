@@ -82,7 +82,6 @@ class MachineEvent:
     """An event in the log of a machine."""
 
     time: Moment
-    node: int
     cause: str
     text: str = ""
 
@@ -142,14 +141,13 @@ class RecentSamples:
 class Events:
     """Reads the events of one machine in one attempt, each line once."""
 
-    def __init__(self, path: Path, node: int) -> None:
-        self.node = node
+    def __init__(self, path: Path) -> None:
         self.file = GrowingFile(path, having=b'"cause":')
         # A dict keeps each event once, even if the file starts again.
         self.known: dict[MachineEvent, None] = {}
 
     def read(self) -> list[MachineEvent]:
-        events = (event_of(line, self.node) for line in self.file.lines())
+        events = (event_of(line) for line in self.file.lines())
         self.known.update((event, None) for event in events if event is not None)
         return list(self.known)
 
@@ -157,9 +155,9 @@ class Events:
 # -- lines ------------------------------------------------------------------------------------
 
 
-def event_of(line: Line, node: int) -> MachineEvent | None:
+def event_of(line: Line) -> MachineEvent | None:
     with contextlib.suppress(Nonsense):
-        return decode(MachineEvent, {**line, "node": node}, newer=True)
+        return decode(MachineEvent, line, newer=True)
     return None
 
 

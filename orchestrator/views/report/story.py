@@ -237,17 +237,17 @@ def incidents(experiment: Experiment, record: JobRecord) -> list[Moment]:
         )
         for node, paths in samples.every(experiment.path / "outputs").items()
         for path in paths
-        for event in events_of(path, node).read()
+        for event in events_of(path).read()
     ]
 
 
 @functools.lru_cache(MOST_FILES)
-def events_of(path: Path, node: int) -> Events:
+def events_of(path: Path) -> Events:
     """Return the cached reader of a node's file, which continues where it stopped.
 
     An open page reads every few seconds, and within a week such a file has 70 MB.
     """
-    return Events(path, node)
+    return Events(path)
 
 
 def placed(moment: Moment, when: Curve, record: JobRecord) -> Moment:

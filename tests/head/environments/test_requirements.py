@@ -115,7 +115,7 @@ def test_what_fits_a_libc() -> None:
 @pytest.mark.parametrize("libc", ["glibc ../../x", "", "glibc", "bionic 1.2", "glibc 2.36\n"])
 def test_what_a_node_says_of_itself_is_checked(libc: str) -> None:
     """It becomes part of the name of a directory here."""
-    state = EnvironmentState(path="/", python="/p", version=(3, 11), machine="x86_64", libc=libc)
+    state = EnvironmentState(path="/", version=(3, 11), machine="x86_64", libc=libc)
     assert isinstance(kind_of(state), NodeError)
     assert isinstance(kind_of(state.replace(libc="musl", machine="../x")), NodeError)
     assert kind_of(state.replace(libc="glibc 2.36")) == LINUX

@@ -130,8 +130,7 @@ def test_only_ranks_that_are_told_all_nodes_cost_a_line_for_each(
 def test_how_the_ranks_start_is_said_once(starts: list[tuple[bool, str]], said: list[str]) -> None:
     nodes = [NodeRecord(n, f"n{n}", "n", None, None, "", "", n, 1) for n in range(3)]
     started = [
-        StartedHere(supervisor=1, shared=False, run="", warm=warm, why_cold=why)
-        for warm, why in starts
+        StartedHere(supervisor=1, shared=False, warm=warm, why_cold=why) for warm, why in starts
     ]
     heard: list[str] = []
     with output.heard_by(heard.append):
@@ -169,8 +168,8 @@ def test_a_line_between_attempts_and_bytes_as_they_were(tmp_path: Path) -> None:
         # The node has ended its processes or has none.
         (NodeError("silent"), Nothing(), NOT_STARTED),
         (Declined("full"), NodeError("silent"), NOT_STARTED),
-        (StartedHere(supervisor=1, shared=True, run="/r"), NodeError("silent"), "lost"),
-        (StartedHere(supervisor=1, shared=True, run="/r"), Nothing(), NOT_STARTED),
+        (StartedHere(supervisor=1, shared=True), NodeError("silent"), "lost"),
+        (StartedHere(supervisor=1, shared=True), Nothing(), NOT_STARTED),
     ],
 )
 def test_who_does_not_answer_its_end_may_have_started(started: Any, ended: Any, state: str) -> None:
@@ -204,7 +203,7 @@ def test_who_waits_longer_for_slow_nodes_lets_them_start_as_long(
     class Channel:
         def ask(self, request: Any, timeout: float) -> Any:
             asked.append(timeout)
-            return StartedHere(supervisor=1, shared=True, run="/r")
+            return StartedHere(supervisor=1, shared=True)
 
     job = record("ab")
     job = replace(job, launch=replace(job.launch, connect_timeout=waits))
@@ -226,7 +225,7 @@ def test_who_may_have_started_a_further_attempt_is_asked_by_a_stop(
             if self.name == "b":
                 raise NodeError("silent")
             if isinstance(request, Start):
-                return StartedHere(supervisor=1, shared=True, run="/r")
+                return StartedHere(supervisor=1, shared=True)
             return (
                 TakenPorts(port=29500, peers_port=1)
                 if isinstance(request, TakePorts)

@@ -94,7 +94,7 @@ def test_notices_are_in_the_stream_once_for_an_attempt(
     assert told == [["shm_full"], ["shm_full"]]
     paths = samples.every(tmp_path / "outputs")[0]
     assert [path.name for path in paths] == ["node_00_metrics.jsonl", "node_00_metrics_2.jsonl"]
-    assert [n.text for n in samples.Events(paths[0], 0).read()] == [
+    assert [n.text for n in samples.Events(paths[0]).read()] == [
         "/dev/shm is full: 1 B free of 64 MiB"
     ]
     assert len(samples.RecentSamples(paths[1]).read()) == 2

@@ -36,7 +36,7 @@ def test_samples_and_what_is_none(tmp_path: Path) -> None:
     assert first.gpu("use") == 0.75 and first.gpu("watts") == 200 and first.gpu("none") is None
     machine = samples.machine(path)
     assert (machine.host, machine.gpus) == ("gpu1", ("H100",))
-    assert [event.cause for event in Events(path, 0).read()] == ["x"]
+    assert [event.cause for event in Events(path).read()] == ["x"]
     assert samples.machine(tmp_path / "none") == samples.AttemptMachine()
 
 
@@ -61,7 +61,7 @@ def test_events_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(
         lines, "parsed_together", lambda raws: (read.extend(raws), together(raws))[1]
     )
-    events = Events(path, 0)
+    events = Events(path)
     assert [each.cause for each in events.read()] == ["x"]
     assert len(read) == 2, "a sample is none"
     with path.open("a") as file:
