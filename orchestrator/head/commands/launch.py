@@ -11,7 +11,7 @@ from orchestrator.common.text import plural
 from orchestrator.config.launch import LaunchArguments, Where
 from orchestrator.head.background.process import Background
 from orchestrator.head.commands import launching
-from orchestrator.head.plan import dry_run
+from orchestrator.head.plan import dry_run, redact
 from orchestrator.head.screen import output
 from orchestrator.head.screen.keyboard import KEYS, in_foreground
 from orchestrator.head.screen.output import say
@@ -80,7 +80,7 @@ def detach(running: Running, where: Where) -> int:
 
 def plan(arguments: LaunchArguments, *, explained: bool) -> int:
     """Print what a launch would run, or where each of its settings comes from; start nothing."""
-    planned = starting.rehearse(resolve(arguments))
+    planned = redact.shown(starting.rehearse(resolve(arguments)))
     show = dry_run.explained if explained else dry_run.to_text
     output.result(dry_run.to_json(planned), lambda _: show(planned))
     return EXIT_DONE

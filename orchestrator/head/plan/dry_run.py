@@ -1,4 +1,7 @@
-"""Format a plan as text or JSON: each node's command lines, ready to paste into a shell there."""
+"""Format a plan as text or JSON: each node's command lines, ready to paste into a shell there.
+
+The plan is one from which redact.shown() has taken the secrets.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ from typing import Any
 
 from orchestrator.common.hosts import ranges
 from orchestrator.common.text import plural, table
-from orchestrator.head.plan import redact
 from orchestrator.head.plan.model import NodePlan, Plan
 from orchestrator.head.plan.plan import script_path
 from orchestrator.head.plan.redact import value_of
@@ -52,7 +54,6 @@ def quoted(word: str) -> str:
 
 
 def to_text(plan: Plan) -> str:
-    plan = redact.shown(plan)
     blocks = []
     for node in plan.nodes:
         several = f"ranks {node.first_rank}-{node.last_rank}"
@@ -74,7 +75,6 @@ def comment(text: str) -> str:
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
-    plan = redact.shown(plan)
     data: dict[str, Any] = encode(plan)
     for entry, node in zip(data["nodes"], plan.nodes, strict=True):
         entry["env"] = node.env
@@ -103,7 +103,6 @@ TRANSPORTS = {
 
 
 def explained(plan: Plan) -> str:
-    plan = redact.shown(plan)
     rows = setting_rows(plan.nodes)
     lines = [
         f"{plural(len(plan.nodes), 'node')}, {plan.world_size} ranks, {plan.start} start, "
