@@ -1,7 +1,8 @@
-"""scripts/examples: each script as its page says, on two nodes."""
+"""scripts/examples, and the program of docs/start.md: as their pages say, on two nodes."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tests.launching import Head
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "scripts" / "examples"
+START = ROOT / "docs" / "start.md"
 PAGES = {
     "multi_node_example.py": "torchrun",
     "test_multinode.py": "accelerate",
@@ -23,12 +25,14 @@ import runpy, sys
 from orchestrator import distributed
 end, distributed.cleanup_distributed = distributed.cleanup_distributed, lambda: None
 for name, words in (
+    ("start.py", []),
     ("multi_node_example.py", ["--min-period", "1 steps", "--max-period", "1 epochs"]),
     ("distributed_training_example.py", ["--epochs", "2"]),
     ("train_distributed_example.py", ["--epochs", "2"]),
 ):
     sys.argv = [name, *words]
-    runpy.run_path({str(EXAMPLES)!r} + "/" + name, run_name="__main__")
+    place = "" if name == "start.py" else {str(EXAMPLES)!r} + "/"
+    runpy.run_path(place + name, run_name="__main__")
 end()
 """
 
@@ -36,8 +40,11 @@ end()
 @pytest.mark.cluster
 def test_the_examples_run_on_two_nodes(head: Head) -> None:
     """All but accelerate's, which tests/launchers/test_accelerate.py runs."""
+    (start,) = re.findall(r"```python train.py\n(.*?)```", START.read_text(), re.DOTALL)
+    head.script("start.py", start.replace("epochs=5", "epochs=1"))
     command = head.run("--nproc", "1", head.script("all.py", ALL))
     for last in (
+        "dealt out to 2 ranks",
         "Gathered 2 tensors, their mean is 0.5",
         "Metrics over 2 processes: {",
         "Training completed successfully!",
