@@ -14,7 +14,7 @@ from orchestrator.common.errors import NodeError
 from orchestrator.head.connect.beats import beats
 from orchestrator.head.connect.transport import Channel, Connection
 from orchestrator.head.nodes import server_command
-from orchestrator.head.nodes.clock import NodeClock, clock_offset
+from orchestrator.head.nodes.clock import NodeClock
 from orchestrator.head.nodes.environment import Environment
 from orchestrator.head.nodes.library import installer, library, parcel
 from orchestrator.protocol import frames
@@ -93,7 +93,7 @@ class NodeChannel:
         self.count, self.posted_at = 0, 0.0
         # Unanswered requests by their number, and the monotonic times at which they were sent.
         self.pending: dict[int, tuple[Request[Any], float]] = {}
-        self.begun, self.clock = time.time(), NodeClock()
+        self.begun, self.clock = time.monotonic(), NodeClock()
         self.channel: Channel = connection.run(
             server_command.command(environment, self.nonce), timeout
         )
@@ -126,7 +126,7 @@ class NodeChannel:
                 " which was sent",
                 "delete ~/.orchestrator/lib there",
             )
-        self.clock.offset = clock_offset(greeting.time, self.begun, time.time())
+        self.clock.greeted(self.begun, greeting.time)
         log.debug("%s: its server greets", self.name)
         beats.keep(self)
 

@@ -27,6 +27,18 @@ class NodeClock:
         # The time of the measurement (monotonic).
         self.measured = 0.0
 
+    def greeted(self, begun: float, theirs: float) -> None:
+        """Set the offset by the greeting of a server that was started at the time `begun`.
+
+        It is 0 if the clock may be right, as its time lies between the two. The start takes most of
+        the time, and reads the clock at its end.
+        """
+        received = time.monotonic()
+        took, ahead = received - begun, theirs - time.time()
+        self.offset = 0.0 if -took <= ahead <= 0.0 else ahead + min(0.001, took)
+        # The answer to a heartbeat may wait here for minutes, and teaches nothing then.
+        self.error, self.measured = took, received
+
     def heard(self, sent: float, theirs: float) -> None:
         """Update the offset by an answer to a request of time `sent`, unless it teaches nothing."""
         received = time.monotonic()
@@ -37,14 +49,3 @@ class NodeClock:
         was_set = abs(offset - self.offset) > error + known_to
         if error <= known_to or was_set:
             self.offset, self.error, self.measured = offset, error, received
-
-
-def clock_offset(theirs: float, asked: float, answered: float) -> float:
-    """Return how far a clock is ahead of ours that was read between `asked` and `answered`.
-
-    The result is 0 if the clock may be right, as its time lies between the two. The start of the
-    node's server takes most of the round trip, and reads the clock at its end.
-    """
-    if asked <= theirs <= answered:
-        return 0.0
-    return theirs - answered + min(0.001, answered - asked)

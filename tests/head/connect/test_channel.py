@@ -24,7 +24,6 @@ from orchestrator.head.connect.reach import ask_once, open_channel, reach
 from orchestrator.head.connect.ssh_config import Destination
 from orchestrator.head.connect.subprocess_transport import LocalTransport, ProcessConnection
 from orchestrator.head.nodes import library, server_command
-from orchestrator.head.nodes.clock import clock_offset
 from orchestrator.head.nodes.environment import Environment
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.nodes.server_command import FIRST_LINE, READ_PROGRAM, quote, sized
@@ -264,17 +263,3 @@ def test_our_program_is_read_once_for_all_nodes(monkeypatch: pytest.MonkeyPatch)
     finally:
         library.read.cache_clear()
     assert read == [1]
-
-
-@pytest.mark.parametrize(
-    ("theirs", "ahead"),
-    [
-        (104.9, 0.0),
-        # The answer came late or was read early, so an answer of 5 s proves no offset.
-        (100.1, 0.0),
-        (99.0, -5.999),
-        (108.0, 3.001),
-    ],
-)
-def test_a_late_answer_makes_no_clock_wrong(theirs: float, ahead: float) -> None:
-    assert clock_offset(theirs, asked=100.0, answered=105.0) == pytest.approx(ahead)

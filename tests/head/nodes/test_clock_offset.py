@@ -83,3 +83,26 @@ def test_a_clock_that_is_set_while_an_answer_is_on_its_way(times: Times) -> None
     assert times.clock.offset == pytest.approx(3600.0, abs=0.02)
     times.exchange(0.001, 0.001)
     assert times.clock.offset == pytest.approx(3600.0, abs=0.002)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ahead"),
+    [
+        (4.9, 0.0),
+        # The greeting came late or was sent early, so a start of 5 s proves no offset.
+        (0.1, 0.0),
+        (-1.0, -5.999),
+        (8.0, 3.001),
+    ],
+)
+def test_a_late_greeting_makes_no_clock_wrong(theirs: float, ahead: float, times: Times) -> None:
+    begun, times.now = times.now, times.now + 5.0
+    times.clock.greeted(begun, begun + theirs + times.ours)
+    assert times.clock.offset == pytest.approx(ahead)
+
+
+def test_an_answer_that_has_waited_here_for_long_teaches_nothing(times: Times) -> None:
+    """A heartbeat of a connection that nothing else used meanwhile."""
+    times.clock.greeted(times.now - 0.3, times.now + times.theirs)
+    times.exchange(0.001, 60.0)
+    assert times.clock.offset == 0.0
