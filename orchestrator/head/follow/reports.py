@@ -158,7 +158,7 @@ class Reports:
         if self.job.end.open:
             self.ending(node, event)
         elif self.job.end.outcome is Outcome.FAILED:
-            self.lost_before(node, event)
+            self.lost_before(event)
 
     @take_event.register(events.Ended)
     def _(self, event: events.Ended, node: NodeState) -> None:
@@ -231,7 +231,7 @@ class Reports:
         kind = "supervisor" if event.gone else "lost"
         return self.job.nodes[event.lost].failure(event.time - event.silent, kind, event.why)
 
-    def lost_before(self, node: NodeState, event: events.Ending) -> None:
+    def lost_before(self, event: events.Ending) -> None:
         """Add the loss of a node that is reported after the failure of a rank which it caused."""
         loss = self.loss_of(event)
         if loss is None or self.has_other_heads:

@@ -401,11 +401,11 @@ class Supervisor:
         left = [] if self.processes.wait(SWEEP_SECONDS) else self.living()
         if self.spec.attempt is not None and ended_well:
             resume_dir.remove(self.run)
-        self.event(self.last_event(left, ended_well=ended_well))
+        self.event(self.last_event(left))
         self.events.release_room()
         self.lease.goodbye()
 
-    def last_event(self, left: list[Process], *, ended_well: bool) -> events.Ended:
+    def last_event(self, left: list[Process]) -> events.Ended:
         more: dict[str, Any] = {}
         if self.agent_code:
             output = self.log.last.get(AGENT, b"") + self.log.last.get(GOODBYE, b"")

@@ -215,13 +215,12 @@ def start(run: RunDir, environ: Mapping[str, str], umask: int, least: float = 0.
         for standby in others[:-1]:
             end(standby)
         os.makedirs(root(), mode=0o700, exist_ok=True)
-        spawn(path, until, run, spec, environ)
+        spawn(path, until, spec, environ)
 
 
 def spawn(
     path: str,
     until: float,
-    run: RunDir,
     spec: Spec,
     environ: Mapping[str, str],
 ) -> None:
