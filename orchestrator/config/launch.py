@@ -552,17 +552,10 @@ class LaunchArguments:
     payload: Path | None = None
 
     def refuse(self, reasons: Mapping[str, str]) -> None:
-        """Refuse options that were typed and make no sense where this is used; name the reason.
-
-        What a variable says to all commands of a shell was not typed for this one.
-        """
-        for part in (self, self.where):
-            for name, option in options_of(type(part)).items():
-                value, default = getattr(part, name), part.__dataclass_fields__[name].default
-                everywhere = os.environ.get(option.variable) if option.variable else None
-                if name in reasons and value != default and str(value) != everywhere:
-                    flag = option.flags[0] if option.flags else f"--{name.replace('_', '-')}"
-                    raise UsageError(f"{flag} {reasons[name]}", "leave it out")
+        """Refuse flags that were typed and make no sense where this is used; name the reason."""
+        for name, reason in reasons.items():
+            if getattr(self, name):
+                raise UsageError(f"--{name.replace('_', '-')} {reason}", "leave it out")
 
 
 def words_of(arguments: LaunchArguments) -> list[str]:

@@ -178,7 +178,6 @@ class NodeLine:
     on: Mapping[str, ClaimEntry]
     # The position in the queue; 0: the request is granted.
     place: int = 0
-    now: float = 0.0
 
     @property
     def waits(self) -> bool:
@@ -206,7 +205,9 @@ LINES: Table[NodeLine] = Table(
         Column("USER", lambda line: line.entry.user),
         Column("JOB", lambda line: line.entry.job),
         Column("ON", what),
-        Column("SINCE", lambda line: text.duration(round(max(0.0, line.now - line.entry.since)))),
+        Column(
+            "SINCE", lambda line: text.duration(round(max(0.0, time.time() - line.entry.since)))
+        ),
     )
 )
 
@@ -226,14 +227,14 @@ def read_books(arguments: LaunchArguments) -> tuple[list[tuple[Reached, Page]], 
 
 def queue(arguments: LaunchArguments) -> int:
     read, lost = read_books(arguments)
-    lines = list(lines_of(read, time.time()))
+    lines = list(lines_of(read))
     problems = [{"name": name, "problem": error.what} for name, error in lost]
     data = {"jobs": [queue_line(line) for line in lines], "lost": problems}
     output.result(data, partial(queue_text, lines, lost))
     return EXIT_NODE if lost else EXIT_DONE
 
 
-def lines_of(read: Iterable[tuple[Reached, Page]], now: float) -> Iterator[NodeLine]:
+def lines_of(read: Iterable[tuple[Reached, Page]]) -> Iterator[NodeLine]:
     """Yield the jobs that hold something, and then who waits, the first in the queue first."""
     found: dict[tuple[str, ...], dict[str, ClaimEntry]] = {}
     for node, book in read:
@@ -242,12 +243,12 @@ def lines_of(read: Iterable[tuple[Reached, Page]], now: float) -> Iterator[NodeL
     firsts = {key: next(iter(on.values())) for key, on in found.items()}
     holding = [one for one in firsts.values() if one.state != WAITING]
     for one in sorted(holding, key=lambda entry: entry.since):
-        yield NodeLine(one, found[whole(one)], now=now)
+        yield NodeLine(one, found[whole(one)])
     waiting = sorted(
         (one for one in firsts.values() if one.state == WAITING), key=lambda one: one.rank
     )
     for at, one in enumerate(waiting, 1):
-        yield NodeLine(one, found[whole(one)], place=at, now=now)
+        yield NodeLine(one, found[whole(one)], place=at)
 
 
 def whole(entry: ClaimEntry) -> tuple[str, ...]:
