@@ -85,7 +85,7 @@ def test_another_torch_on_one_node(ward: Head, tmp_path: Path) -> None:
     launch = ward.launch(ward.script("x.py", "print('never')"))
     assert launch.finish() == 3
     assert "nothing was started" in launch.text and found["what"] in launch.text
-    assert not ward.experiments and not list((ward.directory / "experiments").glob("*"))
+    assert not ward.experiments and not list((ward.directory / "experiments").glob("[!.]*"))
     ward.run("--check", "none", "--dry-run", "x.py")
 
 

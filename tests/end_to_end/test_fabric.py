@@ -60,6 +60,7 @@ def test_behind_a_jump_host(two_nodes: Hosts, tmp_path: Path) -> None:
 
 def test_a_host_that_only_ssh_reaches_is_refused(two_nodes: Hosts, tmp_path: Path) -> None:
     config = tmp_path / "config"
-    config.write_text(f"ProxyCommand nc %h %p\n{two_nodes.ssh_config.read_text()}")
+    proxy = "bash -c 'exec 3<>/dev/tcp/%h/%p; cat <&3 & exec cat >&3'"
+    config.write_text(f"ProxyCommand {proxy}\n{two_nodes.ssh_config.read_text()}")
     with pytest.raises(UsageError, match="proxycommand is set in your ssh_config"):
         Cluster(two_nodes.node_list, ssh_config=config).fabric()

@@ -105,4 +105,4 @@ def test_what_node_0_refuses_is_told_to_all(tmp_path: Path) -> None:
     for one in both:
         assert "num_processes is 4 in a.yaml, but these 2 nodes run 2 ranks" in one.text
     assert "error: node 0 (" in both[1].text
-    assert not list(tmp_path.glob("experiments/*"))
+    assert not list(tmp_path.glob("experiments/[!.]*"))
