@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,11 @@ from orchestrator.engine.models import build
 from orchestrator.engine.models.import_by_name import kind
 from orchestrator.engine.models.losses import Loss, Losses, Totals
 from orchestrator.engine.observe.reporter import say
-from orchestrator.engine.ranks import agreement, collectives, ranks
+from orchestrator.engine.ranks import collectives, ranks
 from orchestrator.engine.ranks.ranks import Ranks, device_name, say_once
 from orchestrator.engine.saving import weights as whole_weights
 from orchestrator.engine.sharding import mesh
-from orchestrator.engine.sharding.blocks import Models, described, refuse_untrainable
+from orchestrator.engine.sharding.blocks import Models, described
 from orchestrator.engine.sharding.mesh import Mesh
 
 FOR_EXAMPLE = 'Trainer(models={"G": g, "D": d}, optimizers={"G": o1, "D": o2}, step=step)'
@@ -116,30 +116,26 @@ class Parts:
 
 def of_settings(given: TrainerSettings) -> Parts:
     """Return the parts of a Trainer: shard its model and bind the optimizers to it."""
-    trained = trained_of(given)
-    losses = Losses(given.loss, given.step, given.metrics or {}, [*trained.optimizers])
+    model, optimizers, schedulers = trained_of(given)
+    names = names_of(model)
+    losses = Losses(given.loss, given.step, given.metrics or {}, [*optimizers])
     config = settings.trainer_config(given)
     everyone = joined(config, given.backend, given.device)
-    refuse_unknown_names(trained, given)
-    model, names = trained.model, names_of(trained.model)
+    refuse_unknown_names(optimizers, given)
     micros_asked = config.training.gradient_accumulation
     config = settings.keep_batch(config, everyone.world, functools.partial(say, everyone))
-    fill = None
-    if given.weights is not None:
-        path = as_path(given.weights)
-        whole_weights.refuse_unreadable(model, path)
-        fill = functools.partial(fill_model, model, path, config, everyone.device)
     losses.to(everyone.device)
-    shape, whole = mesh.distribute_local(model, given.strategy, everyone, config, fill)
+    fill = filler(model, given.weights, config, everyone)
+    shape, whole = mesh.distribute(model, given.strategy, everyone, config, fill)
     lr_scale = 1.0
     if given.scale_lr:
         # If a restart changes the number of ranks, the micro-batches per step change inversely, so
         # the factor stays that of the first start.
         lr_scale = everyone.world * config.training.gradient_accumulation / micros_asked
         say(everyone, f"learning rates are multiplied by {lr_scale:g}, the number of ranks")
-    training = {name: training_of(name, given, config.training) for name in trained.optimizers}
+    training = {name: training_of(name, given, config.training) for name in optimizers}
     steppers = Steppers(
-        trained.optimizers, names, model, shape, training, given.every or {}, trained.schedulers,
+        optimizers, names, model, shape, training, given.every or {}, schedulers,
         scheduler_every=given.scheduler_every,
         lr_factor=lambda step: lr_scale * min(1.0, step / max(1, given.warmup_steps)),
         elementwise=given.elementwise,
@@ -177,15 +173,11 @@ def training_of(name: str, given: TrainerSettings, training: TrainingConfig) -> 
 def of_config(config: Config, everyone: Ranks) -> Parts:
     """Return the parts that a config describes: build, shard and fill its model."""
     config = settings.keep_batch(config, everyone.world, functools.partial(say, everyone))
-    shape = mesh.make(config, everyone)
     model = build.build(config)
-    path = as_path(config.model.weights) if config.model.weights is not None else None
-    fill = functools.partial(fill_model, model, path, config, everyone.device)
-    if not build.is_built_in(model):
-        refuse_untrainable(model, everyone)
-        fill_or_refuse(model, config)
     optimizer = configured(config, model)
-    whole = mesh.spread(model, shape, everyone, config, fill)
+    fill = filler(model, config.model.weights, config, everyone)
+    strategy = config.fsdp.sharding_strategy
+    shape, whole = mesh.distribute(model, strategy, everyone, config, fill)
     steppers = Steppers(
         {"": optimizer}, {}, model, shape, {"": config.training}, {}, {},
         lr_factor=lambda step: schedule(config.scheduler, step, config.training.max_steps),
@@ -197,29 +189,25 @@ def of_config(config: Config, everyone: Ranks) -> Parts:
     return parts
 
 
-def fill_or_refuse(model: nn.Module, config: Config) -> None:
-    """Give all ranks the weights of rank 0; refuse a model with neither values nor a file."""
-    if not mesh.is_empty(model):
-        agreement.take_weights_of_first(model)
-        return
-    if config.model.weights is None:
-        raise UsageError(
-            f"model.target ({config.model.target}) made its model on the meta device",
-            "name a file with its weights: model.weights",
-        )
-    whole_weights.refuse_unreadable(model, as_path(config.model.weights))
-    agreement.refuse_other_shapes(agreement.tensors(model))
+def filler(
+    model: nn.Module, weights: str | Path | None, config: Config, everyone: Ranks
+) -> Callable[[], None] | None:
+    """Return a function that fills a sharded model from a file or the seed, or None for neither."""
+    target = torch.device("cpu") if config.fsdp.cpu_offload else everyone.device
+    if weights is not None:
+        whole_weights.refuse_unreadable(model, as_path(weights))
+    elif not build.is_built_in(model):
+        return None
 
+    def fill() -> None:
+        if build.is_built_in(model):
+            build.initialise(model, config.training.seed, target)
+        elif mesh.is_empty(model):
+            mesh.give_memory(model, target)
+        if weights is not None:
+            whole_weights.load(model, as_path(weights))
 
-def fill_model(model: nn.Module, path: Path | None, config: Config, device: torch.device) -> None:
-    """Fill a sharded model with its first values, from the seed or from a file."""
-    target = torch.device("cpu") if config.fsdp.cpu_offload else device
-    if build.is_built_in(model):
-        build.initialise(model, config.training.seed, target)
-    elif mesh.is_empty(model):
-        mesh.give_memory(model, target)
-    if path is not None:
-        whole_weights.load(model, path)
+    return fill
 
 
 def as_path(directory: str | Path) -> Path:
@@ -229,13 +217,8 @@ def as_path(directory: str | Path) -> Path:
 # -- one model, or several by name -----------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Trained:
-    """The model and the optimizers of a Trainer: one of each, without a name, or several."""
-
-    model: nn.Module
-    optimizers: Mapping[str, Any]
-    schedulers: Mapping[str, Any]
+# The model and the optimizers and schedulers by name: one of each under the empty name, or several.
+Trained = tuple[nn.Module, Mapping[str, Any], Mapping[str, Any]]
 
 
 def trained_of(given: TrainerSettings) -> Trained:
@@ -248,7 +231,7 @@ def trained_of(given: TrainerSettings) -> Trained:
                 f"a Trainer needs {lacking}", f"Trainer(model, optimizer, loss), or {FOR_EXAMPLE}"
             )
         optimizer = one_of_several(given.optimizer)
-        return Trained(given.model, {"": optimizer}, {"": given.scheduler})
+        return given.model, {"": optimizer}, {"": given.scheduler}
     one = any(each is not None for each in (given.model, given.optimizer, given.scheduler))
     if one or not given.models or not given.optimizers:
         raise UsageError(
@@ -258,9 +241,8 @@ def trained_of(given: TrainerSettings) -> Trained:
     return several_by_name(given.models, given.optimizers, given.schedulers or {})
 
 
-def refuse_unknown_names(trained: Trained, given: TrainerSettings) -> None:
+def refuse_unknown_names(optimizers: Mapping[str, Any], given: TrainerSettings) -> None:
     """Refuse arguments that name an unknown optimizer, and an every= without one in each step."""
-    optimizers = trained.optimizers
     for what in ("every", "schedulers", "clip_grad_norm", "ema"):
         values = getattr(given, what)
         for name in values if isinstance(values, Mapping) else ():
@@ -297,7 +279,7 @@ def several_by_name(
         if id(parameter) not in trained:
             # ddp would wait for its gradient.
             parameter.requires_grad_(False)
-    return Trained(model, optimizers, schedulers)
+    return model, optimizers, schedulers
 
 
 def parameters_of(name: str, optimizer: Any, model: nn.ModuleDict) -> list[nn.Parameter]:

@@ -137,14 +137,14 @@ def spread(
     return Copies(model, ranks, config) if mesh.strategy == "ddp" and trains else model
 
 
-def distribute_local(
+def distribute(
     model: nn.Module,
     strategy: str,
     ranks: Ranks,
     config: Config,
     fill: Callable[[], None] | None = None,
 ) -> tuple[Mesh, nn.Module]:
-    """Distribute a user's model over the ranks, with rank 0's weights or those `fill` reads."""
+    """Distribute a model over the ranks, with rank 0's weights or those that `fill` gives it."""
     if any(isinstance(m, (FSDPModule, DistributedDataParallel)) for m in model.modules()):
         raise UsageError(
             "the model is spread over the ranks already",
@@ -155,7 +155,7 @@ def distribute_local(
     if fill is None and is_empty(model):
         raise UsageError(
             "the model is on the meta device and has no weights",
-            'say where they are: weights="model.safetensors"; or make it on the CPU',
+            'name a file: weights="model.safetensors" (model.weights); or make it on the CPU',
         )
     if ranks.world > 1 and strategy in ("dp", "none"):
         raise UsageError(

@@ -33,7 +33,7 @@ def test_a_model_is_never_whole_on_a_rank(tmp_path: Path, nodes: list[int]) -> N
         assert max(results["same"]) < 1e-6
         for said, words in zip(
             results["refused"],
-            ("say where they are: weights=", "lacks 1 of the model's tensors, such as bias",
+            ("name a file: weights=", "lacks 1 of the model's tensors, such as bias",
              "weight has the shape (3, 5)", "no.safetensors cannot be read: ",
              "absent.safetensors cannot be read: "),
             strict=True,
@@ -58,7 +58,7 @@ def test_a_models_function_may_leave_its_memory_to_the_engine(tmp_path: Path) ->
     assert run(*jobs, refused) == [[0, 0], [0, 0], [1, 1]], refused.output()
     first, second = ([line["loss"] for line in one.metrics()] for one in jobs)
     assert first == second
-    assert "name a file with its weights: model.weights" in refused.output()
+    assert "(model.weights); or make it on the CPU" in refused.output()
 
 
 # -- files that are damaged, or not what they are taken for ---------------------------------------
