@@ -542,7 +542,7 @@ BUDGETS = {
     "protocol": 1410,
     "records": 1880,
     "engine": 244,
-    "engine/core": 1911,
+    "engine/core": 1894,
     "engine/data": 672,
     "engine/models": 574,
     "engine/observe": 745,
