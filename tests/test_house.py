@@ -361,7 +361,7 @@ def test_whoever_writes_to_the_terminal_is_seen(tmp_path: Path) -> None:
 ASK_FOR_JSON = {
     *("head/screen/output.py", "head/status/status.py", "views/top/command.py"),
     *("head/commands/launch.py", "head/commands/stop.py"),
-    *("head/commands/machines/exec.py", "head/commands/machines/transfer.py"),
+    "head/commands/machines/exec.py",
 }
 
 

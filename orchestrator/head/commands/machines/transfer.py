@@ -139,7 +139,7 @@ def pull(
     data = {"nodes": nodes, "exit_code": code}
     output.result(data, as_text)
     declined = any(isinstance(part.error, Declined) for part in parts)
-    if experiment is None and declined and "/" not in str(wanted) and not output.as_json():
+    if experiment is None and declined and "/" not in str(wanted):
         missing = experiments.missing(where.experiments, wanted)
         output.complain(f"{wanted!r} was taken for a path: {missing}")
     return code
