@@ -549,7 +549,7 @@ BUDGETS = {
     "engine/ranks": 527,
     "engine/verify": 330,
     "engine/saving": 1563,
-    "engine/sharding": 433,
+    "engine/sharding": 435,
     "head/connect": 1298,
     "head/follow": 2328,
     "head/background": 142,

@@ -163,6 +163,8 @@ def distribute(
             " train a model of its own",
             'use "ddp", or "hybrid_shard" for a model that is too large for one device',
         )
+    if strategy == "dp" and parts_of(model):
+        raise UsageError('strategy="dp" is for one model, and here are several', 'use "ddp"')
     if fill is None:
         agreement.take_weights_of_first(model)
     else:

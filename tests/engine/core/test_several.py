@@ -174,6 +174,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "ema": ({"ema": {"H": 0.9}}, r"ema= has 'H'"),
     "every": ({"every": {"H": 2}}, r"every= has 'H'"),
     "every all": ({"every": {"G": 2, "D": 2}}, r"steps in which no optimizer steps"),
+    "dp": ({"strategy": "dp"}, r"strategy=\"dp\" is for one model, and here are several"),
     "no step": ({"step": None, "loss": functional.mse_loss}, r"models= needs step="),
 }  # fmt: skip
 
