@@ -41,15 +41,15 @@ def seconds(job: Job, ended: dict[str, Any]) -> float:
     return float(ended["time"] - job.of_kind("ending")[0]["time"])
 
 
-@pytest.mark.parametrize("start", ["fork", "plain"])
 @pytest.mark.parametrize(
-    ("kind", "grace", "code", "least", "most"),
+    ("start", "kind", "grace", "code", "least", "most"),
     [
-        ("handler", 30.0, 0, SAVES, 20.0),
-        ("handler", SHORT, -9, SHORT, SAVES),
-        ("no handler", 30.0, -15, 0.0, SAVES),
-        ("deaf", 30.0, -9, 0.9, SAVES + 3.0),
-        ("trainer", 30.0, -9, 0.9, SAVES + 3.0),  # it saves with all ranks together
+        ("fork", "handler", 30.0, 0, SAVES, 20.0),
+        ("plain", "handler", 30.0, 0, SAVES, 20.0),
+        ("fork", "handler", SHORT, -9, SHORT, SAVES),
+        ("plain", "no handler", 30.0, -15, 0.0, SAVES),
+        ("fork", "deaf", 30.0, -9, 0.9, SAVES + 3.0),
+        ("plain", "trainer", 30.0, -9, 0.9, SAVES + 3.0),  # it saves with all ranks together
     ],
 )
 def test_a_rank_saves_after_another_one_failed(

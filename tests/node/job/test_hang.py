@@ -49,11 +49,13 @@ def test_who_cannot_answer_is_not_harmed(new_job: Callable[..., Job], tmp_path: 
     assert job.ended() == {0: -15, 1: -15}
 
 
-SUMS = """
+SUMS = f"""
 import os
+import torch
 import torch.distributed as dist
-dist.init_process_group("gloo", f"file://{os.getcwd()}/store", rank=0, world_size=1)
+dist.init_process_group("gloo", "file://" + os.getcwd() + "/store", rank=0, world_size=1)
 dist.barrier()
+torch._C._distributed_c10d._dump_nccl_trace_json = open({str(NCCL)!r}, 'rb').read
 print("ready")
 open("never").read()
 """
@@ -63,21 +65,26 @@ TORCH_FIRST = (
 
 
 @pytest.mark.slow
-def test_the_recorder_of_nccl_is_asked_too(new_job: Callable[..., Job], tmp_path: Path) -> None:
-    """torch's own dump, of an H200 where a kernel never ends and two sums wait for it."""
-    text = f"""{SUMS.partition("print")[0]}
-import torch
-torch._C._distributed_c10d._dump_nccl_trace_json = open({str(NCCL)!r}, 'rb').read
-print("ready")
-open("never").read()
-"""
+def test_the_recorder_is_asked_and_an_earlier_answer_is_not_the_answer(
+    new_job: Callable[..., Job], tmp_path: Path
+) -> None:
+    """torch's own dump, of an H200 where a kernel never ends and two sums wait for it.
+
+    A rank too slow to answer again would otherwise pass for one that has entered nothing since.
+    """
     os.mkfifo(tmp_path / "never")
     job = new_job()
-    job.start(job.spec(script(tmp_path, text), workdir=tmp_path))
+    spec = job.spec(script(tmp_path, SUMS), workdir=tmp_path, start="fork")
+    python, _, *words = spec["agent"]
+    job.start({**spec, "agent": [python, "-u", "-c", TORCH_FIRST, *words]})
     wait_until(lambda: job.said("ready", "0"))
     stuck = of_rank(0, 0, hang.collect(job.run)[0])
     assert stuck.waits == {("0", "nccl"): (4, "all_reduce", pytest.approx(1795823611.4, abs=1))}
     assert stuck.entered[("0", "nccl")] == 5 and ("0", "gloo") in stuck.entered
+    (pid,) = hang.rank_pids(job.run)
+    os.kill(pid, signal.SIGSTOP)
+    assert hang.collect(job.run)[0].collectives == ""
+    os.kill(pid, signal.SIGCONT)
     job.end("enough", 0.5)
     job.wait()
 
@@ -115,21 +122,3 @@ def test_a_step_that_is_told_breaks_the_silence(
     assert activity.check() == (0, 0)
     now[0] = 1400.0
     assert activity.check() == (700, 700)
-
-
-@pytest.mark.slow
-def test_an_earlier_answer_is_not_the_answer(new_job: Callable[..., Job], tmp_path: Path) -> None:
-    """Otherwise a slow rank would pass for one that has entered no collective since."""
-    os.mkfifo(tmp_path / "never")
-    job = new_job()
-    spec = job.spec(script(tmp_path, SUMS), workdir=tmp_path, start="fork")
-    python, _, *words = spec["agent"]
-    job.start({**spec, "agent": [python, "-u", "-c", TORCH_FIRST, *words]})
-    wait_until(lambda: job.said("ready", "0"))
-    assert '"collective_seq_id"' in hang.collect(job.run)[0].collectives
-    (pid,) = hang.rank_pids(job.run)
-    os.kill(pid, signal.SIGSTOP)
-    assert hang.collect(job.run)[0].collectives == ""
-    os.kill(pid, signal.SIGCONT)
-    job.end("enough", 0.5)
-    job.wait()

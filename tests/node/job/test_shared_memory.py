@@ -54,8 +54,9 @@ def left(name: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("supervisor", ["runs", "is killed", "is stopped"])
-@pytest.mark.parametrize("trackers", [True, False])
+@pytest.mark.parametrize(
+    ("supervisor", "trackers"), [("runs", True), ("is killed", False), ("is stopped", False)]
+)
 def test_a_job_that_is_killed_leaves_no_shared_memory(
     new_job: NewJob, tmp_path: Path, name: str, supervisor: str, trackers: bool
 ) -> None:

@@ -565,40 +565,40 @@ def test_torchrun_that_is_not_there(new_job: NewJob, tmp_path: Path) -> None:
     assert ended["why"].startswith("not started")
 
 
-REAL = """
-import os, sys, torch, torch.distributed as dist
+SUMS = """
+import os, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 total = torch.ones(1)
 dist.all_reduce(total)
 print("total", int(total))
 dist.barrier()
-if sys.argv[1] == "_exit":
-    os._exit(0)
-dist.destroy_process_group()
-if sys.argv[1] == "raise" and os.environ["RANK"] == "1":
-    raise ValueError("of rank 1")
+os._exit(0)
 """
 
 
-@pytest.mark.parametrize(("start", "how"), [("fork", "_exit"), ("plain", "raise")])
-def test_with_the_real_torchrun(
-    new_job: NewJob, tmp_path: Path, port: int, start: str, how: str
-) -> None:
+def test_ranks_that_the_real_torchrun_forks(new_job: NewJob, tmp_path: Path, port: int) -> None:
     job = new_job()
-    target = {**script(tmp_path, REAL), "args": [how]}
-    spec = job.spec(target, start=start, nproc=2, agent=torchrun(start, port, 2))
+    spec = job.spec(script(tmp_path, SUMS), start="fork", nproc=2, agent=torchrun("fork", port, 2))
     ended = job.start(spec).wait(60)
     # Before it gloo of torch 2.8 and 2.9 says how many are connected.
     assert job.output["0"].splitlines()[-1] == "total 2"
     assert "total 2" in job.output["1"].splitlines()
-    if how == "raise":
-        assert job.ended()[1] == 1
-        (failed,) = [event for event in job.of_kind("rank_ended") if event["rank"] == 1]
-        assert failed["error"]["line"] == 12
-        assert ended["why"] == "rank 1 failed"
-    else:
-        assert job.ended() == {0: 0, 1: 0}
-        assert (ended["agent"], ended["killed"]) == (0, {})
+    assert job.ended() == {0: 0, 1: 0}
+    assert (ended["agent"], ended["killed"]) == (0, {})
+
+
+def test_a_rank_that_fails_under_the_real_torchrun(
+    new_job: NewJob, tmp_path: Path, port: int
+) -> None:
+    job = new_job()
+    target = {**script(tmp_path, FAILS), "args": ["raise"]}
+    agent = torchrun("plain", port, 2)
+    spec = job.spec(target, start="plain", nproc=2, workdir=tmp_path, agent=agent)
+    ended = job.start(spec).wait(60)
+    assert job.ended() == {0: -9, 1: 1}
+    (failed,) = [event for event in job.of_kind("rank_ended") if event["rank"] == 1]
+    assert failed["error"]["line"] == 13
+    assert ended["why"] == "rank 1 failed"
 
 
 def test_the_real_torchrun_hurries_nobody_who_saves(
