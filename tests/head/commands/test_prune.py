@@ -587,7 +587,7 @@ def test_interrupted_anywhere_each_is_whole_or_gone(tmp_path: Path) -> None:
     for after in range(200):
         root = tmp_path / str(after) / "experiments"
         root.mkdir(parents=True)
-        for day in (1, 2, 3):
+        for day in (1, 2):
             made(root, f"m_2026010{day}_000000")
         code = cut_short(root, after)
         shown = [name for name in names(root) if not name.startswith(".")]
@@ -598,13 +598,13 @@ def test_interrupted_anywhere_each_is_whole_or_gone(tmp_path: Path) -> None:
             assert files == whole[name], f"half of {name} after {after}"
         states.add((len(shown), len(hidden)))
         assert cut_short(root, -1) == 0  # never
-        assert names(root) == ["m_20260103_000000"], after
+        assert names(root) == ["m_20260102_000000"], after
         if code == 0:
             break
         assert code == -9
     forking.communicate()
-    assert code == 0 and after > 30
-    assert states == {(3, 0), (2, 1), (2, 0), (1, 1), (1, 0)}
+    assert code == 0 and after > 15
+    assert states == {(2, 0), (1, 1), (1, 0)}
 
 
 def test_what_was_left_is_told_and_needs_a_yes(root: Path, typed: Typed) -> None:

@@ -18,7 +18,7 @@ from orchestrator.head.connect.known_hosts import KnownFile, lines_about
 from orchestrator.head.connect.ssh_config import Destination
 
 OURS, OTHER = paramiko.ECDSAKey.generate(), paramiko.ECDSAKey.generate()
-ANOTHER_KIND = paramiko.RSAKey.generate(2048)
+ANOTHER_KIND = paramiko.ECDSAKey.generate(bits=384)
 
 
 def line(names: str, key: paramiko.PKey = OURS) -> str:
