@@ -392,10 +392,6 @@ class Experiment:
         path = self.path / ".head"
         try:
             fd, mine = open_locked(path)
-            if not mine and is_of_another_login(fd):
-                os.close(fd)
-                files.replace(path, b"")
-                fd, mine = open_locked(path)
             with contextlib.suppress(PermissionError), files.opened(self.path) as directory:
                 os.fchmod(fd, files.PRIVATE)
                 files.give_to_owner_of(directory, fd)
@@ -525,13 +521,20 @@ class Experiment:
 
 
 def open_locked(path: Path) -> tuple[int, bool]:
-    """Open a private file and lock it. The second value is False if another process holds it."""
+    """Open a private file and lock it. The second value is False if another process holds it.
+
+    A login that may only read the file keeps its lock of it, and the file is replaced.
+    """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags, files.PRIVATE)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return descriptor, False
+        if not is_of_another_login(descriptor):
+            return descriptor, False
+        os.close(descriptor)
+        files.replace(path, b"")
+        return open_locked(path)
     return descriptor, True
 
 

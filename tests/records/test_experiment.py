@@ -216,6 +216,8 @@ def test_a_login_that_may_only_read_keeps_nobody_out(tmp_path: Path) -> None:
         assert owner.lock() is None
         assert owner.followed and second.lock() is not None
         assert stat.S_IMODE((one / ".head").stat().st_mode) == 0o600
+    with locked_by_a_reader(one / ".tracking"):
+        assert owner.hold(".tracking") and not second.hold(".tracking")
 
 
 def test_a_lock_is_not_left_to_children(tmp_path: Path) -> None:
