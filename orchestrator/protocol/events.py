@@ -207,15 +207,14 @@ class RankState(Message):
 
     def after(self, event: RankEvent) -> RankState:
         """Return the state after one more event."""
-        changes: dict[str, Any] = {"state": event.event[len("rank_") :]}
-        if isinstance(event, (RankStarted, RankEnded)):
-            changes["pid"] = event.pid
+        state = event.event[len("rank_") :]
         if isinstance(event, RankExit):
-            changes["words"] = event.code
+            return self.replace(state=state, words=event.code)
         if isinstance(event, RankEnded):
-            changes["code"] = event.code
-            changes["peak_kb"] = self.peak_kb if event.peak_kb is None else event.peak_kb
-        return self.replace(**changes)
+            peak = self.peak_kb if event.peak_kb is None else event.peak_kb
+            return self.replace(state=state, pid=event.pid, code=event.code, peak_kb=peak)
+        pid = event.pid if isinstance(event, RankStarted) else self.pid
+        return self.replace(state=state, pid=pid)
 
 
 # -- lines ------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from orchestrator.common.errors import UsageError
 from orchestrator.common.permissions import others
 from orchestrator.config.launch import Launch
 from orchestrator.protocol.events import RankState
-from orchestrator.protocol.message import decode, encode, parse
+from orchestrator.protocol.message import Nonsense, decode, encode, parse
 from orchestrator.records import trust
 from orchestrator.records.outcome import Head, JobVerdict, Receipt, SlowRank
 
@@ -477,9 +477,8 @@ class Experiment:
     def take_shown(self) -> dict[int, int] | None:
         """Return the positions that keep_shown() stored, and delete them."""
         try:
-            kept = json.loads(files.read_plain(self.path / SHOWN))
-            positions = {int(node): int(position) for node, position in kept.items()}
-        except (OSError, ValueError, TypeError, AttributeError):
+            positions = decode(dict[int, int], parse(files.read_plain(self.path / SHOWN)))
+        except (OSError, Nonsense):
             return None
         (self.path / SHOWN).unlink(missing_ok=True)
         return positions

@@ -164,9 +164,6 @@ def known(root: Path, wanted: str | None, *, trusted: bool = False) -> Experimen
     return experiment
 
 
-LISTS = "orchestrator ls"
-
-
 def missing(root: Path, wanted: str | None) -> UsageError:
     """Return the error for an experiment that does not exist, with the closest name.
 
@@ -178,7 +175,7 @@ def missing(root: Path, wanted: str | None) -> UsageError:
     if names:
         begun = [name for name in names if wanted and name.startswith(wanted)]
         near = f"; did you mean {begun[-1]!r}?" if begun else nearest(wanted or "", names)
-        return UsageError(what + near, f"the newest is {names[-1]}; {LISTS} shows all")
+        return UsageError(what + near, f"the newest is {names[-1]}; orchestrator ls shows all")
     return UsageError(
         what,
         "experiments are in the directory where they were launched: go there, or name one by its"
