@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from orchestrator import Trainer
 from tests.engine import pair
 
-STEPS, BATCH = 8, 8
+STEPS, BATCH = 6, 8
 NONE, FIRST, LATER = slice(0), slice(BATCH), slice(2 * BATCH, 3 * BATCH)  # samples
 Make = Callable[[Any], Optimizer]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import json
 import os
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -115,28 +114,33 @@ def loss(model: nn.Module, batch: Sample) -> tuple[Tensor, Tensor, dict[str, Ten
 
 
 def counting_loss(model: nn.Module, batch: Sample) -> tuple[Tensor, Tensor]:
-    """The same; and $COUNT_INTO/rank_N.json says which collectives this rank took part in."""
+    """The same; and $COUNT_INTO/rank_N.json says which collectives this rank took part in, how
+    often, and with how many elements."""
     if not _counted:
         _count()
     found = loss(model, batch)
     return found[0], found[1]
 
 
-_counted: Counter[str] = Counter()
+_counted: dict[str, list[int]] = {}
 
 
 def _count() -> None:
-    _counted["begun"] = 1
+    _counted["begun"] = []
+    ranks_of_node = int(os.environ["LOCAL_WORLD_SIZE"])
 
     def counted(name: str, call: Any) -> Any:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             group = kwargs.get("group") or next(
-                (arg for arg in args if isinstance(arg, dist.ProcessGroup)), None
+                (arg for arg in args if isinstance(arg, dist.ProcessGroup)), dist.group.WORLD
             )
+            nodes = {rank // ranks_of_node for rank in dist.get_process_group_ranks(group)}
             size = max(arg.numel() for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor))
             # The engine's own agreements are smaller.
             if size > 8:
-                _counted[f"{name} among {dist.get_world_size(group)}"] += 1
+                where = "between nodes" if len(nodes) > 1 else "within a node"
+                times = _counted.setdefault(f"{name} {where}", [0, 0])
+                times[:] = times[0] + 1, times[1] + size
             return call(*args, **kwargs)
 
         return wrapper

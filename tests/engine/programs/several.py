@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from orchestrator import Trainer
 
-STEPS, BATCH = 8, 8
+STEPS, BATCH = 6, 8
 CLIP = {"G": 0.1, "D": 0.3}
 
 

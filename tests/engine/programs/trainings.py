@@ -71,9 +71,10 @@ def every_strategy(directory: Path) -> None:
 
 def resumes(directory: Path) -> None:
     """A run that is interrupted in mid-epoch and resumed gives the bits of one without a break."""
-    for strategy in ("hybrid_shard", "ddp"):
+    breaks = {"hybrid_shard": ("4 steps", "3 steps"), "ddp": ("4 steps",)}
+    for strategy, periods in breaks.items():
         ended = []
-        for stops in ((), ("4 steps",), ("3 steps",)):
+        for stops in ((), *((period,) for period in periods)):
             for period in (*stops, None):
                 model = net(dropout=0.3)
                 made = Trainer(
@@ -87,7 +88,7 @@ def resumes(directory: Path) -> None:
                 )
                 own = directory / f"{strategy}{len(ended)}"
                 saved = {"save_every": "100 steps", "save_to": own, "resume": True} if stops else {}
-                made.train(loader(shuffle=True), epochs=EPOCHS + 1, max_period=period, **saved)
+                made.train(loader(shuffle=True), epochs=EPOCHS, max_period=period, **saved)
             ended.append((shards(model), made.state.train_metrics, made.state.step))
         for one in ended[1:]:
             assert all(map(torch.equal, one[0], ended[0][0])), strategy
@@ -463,11 +464,10 @@ def promises(directory: Path) -> None:
     rank = distributed.setup_distributed()["rank"]
 
     # Low precision learns the same to its own precision.
-    for precision in ("bf16", "fp16"):
-        for strategy in ("full_shard", "ddp"):
-            made = trainer(precision=precision, strategy=strategy)
-            first, last = made.train(fit, epochs=2)
-            assert last["train_loss"] < min(1.1, first["train_loss"]), (precision, strategy)
+    for precision, strategy in (("bf16", "ddp"), ("fp16", "full_shard")):
+        made = trainer(precision=precision, strategy=strategy)
+        first, last = made.train(fit, epochs=2)
+        assert last["train_loss"] < min(1.1, first["train_loss"]), (precision, strategy)
 
     # Parts that a rank does not use.
     torch.manual_seed(0)

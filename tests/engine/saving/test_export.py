@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from orchestrator.common.errors import CheckFailed, JobFailed, UsageError
 from orchestrator.config.launch import Where
@@ -22,36 +25,12 @@ from orchestrator.engine import export
 from orchestrator.engine.sharding.copies import DTYPES
 from orchestrator.head.commands import checkpoints
 from orchestrator.records import checkpoint_store
+from tests.engine.worlds import Job, run
 from tests.records.test_checkpoint_store import publish
+from tests.typed import typed
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # no_dist
 
-RANKS = """
-import os, sys
-import torch
-import torch._dynamo  # which DTensor else imports in every rank
-import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
-from tests.engine.saving.test_export import WHOLE
-
-for rank in range(3):
-    if os.fork() == 0:
-        break
-else:
-    sys.exit(max(os.wait()[1] for _ in range(3)) and 1)
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}.store", rank=rank, world_size=3)
-mesh = init_device_mesh("cpu", (3,))
-state = {"model." + name: value for name, value in WHOLE.items()}
-for name, dim in (("rows", 0), ("columns", 1), ("few", 0)):
-    state["model." + name] = distribute_tensor(WHOLE[name], mesh, [Shard(dim)])
-state["optim.rows.exp_avg"] = torch.ones(100, 4)
-state["model.extra_state"] = {"no": "tensor"}
-dcp.save(state, storage_writer=dcp.FileSystemWriter(sys.argv[1], single_file_per_rank=True))
-sys.stdout.flush()
-os._exit(0)
-"""
 WHOLE = {
     # The ranks have 4, 4 and 2 rows.
     "rows": torch.arange(40.0).reshape(10, 4) / 3,
@@ -83,13 +62,25 @@ def save(directory: Path, step: int, state: dict[str, Any], progress: Any = None
     return published(directory, step, progress)
 
 
-@pytest.fixture(scope="module")
+def save_shards(directory: Path) -> None:
+    """Save the tensors of WHOLE, some of them as shards of this rank and the others."""
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    state: dict[str, Any] = {"model." + name: value for name, value in WHOLE.items()}
+    for name, dim in (("rows", 0), ("columns", 1), ("few", 0)):
+        state["model." + name] = distribute_tensor(WHOLE[name], mesh, [Shard(dim)])
+    state["optim.rows.exp_avg"] = torch.ones(100, 4)
+    state["model.extra_state"] = {"no": "tensor"}
+    place = checkpoint_store.partial(directory, 120, "run")
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(place, single_file_per_rank=True))
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="session")
 def of_three_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("checkpoints")
-    place = checkpoint_store.partial(directory, 120, "run")
-    words = [sys.executable, "-c", RANKS, str(place)]
-    subprocess.run(words, cwd=Path(__file__).parents[3], timeout=300, check=True)
-    place.with_name(place.name + ".store").unlink(missing_ok=True)
+    job = Job(str(directory), [3], {}, call=f"{__name__}:save_shards")
+    assert run(job) == [[0] * 3], job.output()
     return published(directory, 120)
 
 
@@ -235,44 +226,43 @@ def test_configs_of_a_strange_checkpoint_are_refused(tmp_path: Path, configs: An
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
 
 
-# -- typed ------------------------------------------------------------------------------------
+# -- the command ------------------------------------------------------------------------------
 
 
-def typed(directory: Path, *words: str) -> tuple[int, str, str]:
-    done = subprocess.run(
-        [str(Path(sys.executable).parent / "orchestrator"), "checkpoint", "export", *words],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "Traceback" not in done.stderr
-    return done.returncode, done.stdout, done.stderr
+def export_of(directory: Path, dtype: str | None = None) -> int:
+    where, out = Where(experiments=directory), directory.parent / "o ut.safetensors"
+    return checkpoints.export(where, str(directory), out, None, dtype, "file", force=False)
+
+
+def fork(words: list[str], cwd: Path, *, check: bool) -> subprocess.CompletedProcess[str]:
+    """Run the module that a new Python would run, in a fork of this one."""
+    assert words[:3] == [sys.executable, "-m", "orchestrator.engine.export"] and not check
+    code, out, err = typed(words[3:], cwd, lambda: sys.exit(export.main()))
+    sys.stdout.write(out)
+    sys.stderr.write(err)
+    return subprocess.CompletedProcess(words, code)
 
 
 @pytest.mark.slow
-def test_the_newest_that_verifies(tmp_path: Path) -> None:
+def test_the_newest_that_verifies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for step in (1, 2, 3):
         save(tmp_path / "checkpoints", step, {"model.a": torch.tensor(float(step))})
     flip(tmp_path / "checkpoints" / "step_00000003")
-    (tmp_path / "torch.py").write_text("the user's own directory counts for nothing")
-    code, out, err = typed(tmp_path, "checkpoints", "o ut.safetensors", "--dtype", "bf16")
-    assert code == 0
-    assert "step_00000003 is not exported" in err
-    assert "trying the one before it, of step 2" in err
-    assert out.startswith("step 2: 1 tensor, ")
+    monkeypatch.setattr(subprocess, "run", fork)
+    assert export_of(tmp_path / "checkpoints", "bf16") == 0
+    said = capsys.readouterr()
+    assert "step_00000003 is not exported" in said.err
+    assert "trying the one before it, of step 2" in said.err
+    assert said.out.startswith("step 2: 1 tensor, ")
     found = load_file(tmp_path / "o ut.safetensors")
     assert same(found["a"], torch.tensor(2.0, dtype=torch.bfloat16))
 
 
-def export_of(directory: Path, step: int | None = None) -> int:
-    where, out = Where(experiments=directory), Path("out")
-    return checkpoints.export(where, str(directory), out, step, None, "file", force=False)
-
-
 def test_an_export_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(tmp_path, 1, {"model.a": torch.ones(1)})
+    save(tmp_path / "checkpoints", 1, {"model.a": torch.ones(1)})
     died = subprocess.CompletedProcess[bytes]([], -9)
     monkeypatch.setattr(subprocess, "run", lambda *words, **options: died)
     with pytest.raises(JobFailed, match="killed by signal 9"):
-        export_of(tmp_path)
+        export_of(tmp_path / "checkpoints")

@@ -15,13 +15,17 @@ from tests.engine.worlds import CONFIGURED, Job, run
 
 pytestmark = pytest.mark.slow
 
-STEPS = 12
+# The first ranks end after this step; they have saved on disk after the third.
+STEPS, ENDED = 7, 5
 SHARDED = fsdp("full_shard")
 TWO_NODES = [1, 1]
 
 
 def job(path: Path, name: str, nodes: list[int], *changes: dict[str, Any], **more: Any) -> Job:
-    ends = {"training": {"max_steps": STEPS}, "checkpoint": {"at_end": False, "memory_every": 1}}
+    ends = {
+        "training": {"max_steps": STEPS},
+        "checkpoint": {"at_end": False, "memory_every": 1},
+    }
     own = {"memory": str(path / "memory"), **more}
     return Job(str(path / name), nodes, config(ends, *changes, world=sum(nodes)), **own)
 
@@ -30,7 +34,7 @@ def until(steps: int) -> dict[str, Any]:
     return {"training": {"max_steps": steps}, "scheduler": {"total_steps": STEPS}}
 
 
-def on_disk(path: Path, every: int = 4) -> dict[str, Any]:
+def on_disk(path: Path, every: int = 3) -> dict[str, Any]:
     """With a restart in mind: what this job itself has saved there."""
     return {"checkpoint": {"steps": every, "directory": str(path / "disk")}}
 
@@ -43,23 +47,32 @@ def after(step: int, job: Job) -> dict[int, float]:
     return {number: loss for number, loss in losses(job).items() if number > step}
 
 
-@pytest.mark.parametrize("strategy", ["hybrid_shard", "full_shard", "ddp"])
-def test_it_goes_on_from_memory_to_the_bit(tmp_path: Path, strategy: str) -> None:
+@pytest.fixture(scope="session")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
+    """The lines of the same training by one process, by their steps."""
+    one = job(tmp_path_factory.mktemp("whole"), "whole", [1], memory="")
+    assert run(one) == [[0]]
+    return {line["step"]: line for line in one.metrics() if "loss" in line}
+
+
+def goes_on(again: Job, step: int, expected: dict[int, dict[str, Any]]) -> None:
+    rest = {number: line["loss"] for number, line in expected.items() if number > step}
+    assert losses(again) == pytest.approx(rest, abs=1e-5)
+    assert again.metrics()[-1]["tokens"] == expected[STEPS]["tokens"]
+
+
+def test_it_goes_on_from_memory_to_the_bit(tmp_path: Path) -> None:
     """Also after a node was replaced: its memory is empty, the next node has what it had."""
-    whole = job(tmp_path, "whole", [2, 2], fsdp(strategy), memory="")
-    first = job(tmp_path, "first", [2, 2], fsdp(strategy), until(7))
+    whole = job(tmp_path, "whole", [2, 2], memory="")
+    first = job(tmp_path, "first", [2, 2], until(ENDED))
     assert run(whole, first) == [[0] * 4] * 2, first.output()
-    sent = "with a copy of the node before it" in first.output()
-    # Otherwise each node has all shards by itself.
-    assert sent == (strategy == "full_shard")
+    assert "with a copy of the node before it" not in first.output(), "each has all shards"
     shutil.rmtree(first.memory_of(0))
-    again = job(tmp_path, "again", [2, 2], fsdp(strategy))
+    again = job(tmp_path, "again", [2, 2])
     assert run(again) == [[0] * 4], again.output()
-    assert f"resuming after step 7, from memory ({first.memory_of(0)}): " in again.output()
+    assert f"resuming after step {ENDED}, from memory ({first.memory_of(0)}): " in again.output()
     assert "came from other nodes" in again.output()
-    # Torch orders ddp's buckets differently after a restart.
-    exact = {} if strategy != "ddp" else {"abs": 1e-6}
-    assert losses(again) == (pytest.approx(after(7, whole), **exact) if exact else after(7, whole))
+    assert losses(again) == after(ENDED, whole)
     assert again.metrics()[-1]["tokens"] == whole.metrics()[-1]["tokens"]
 
 
@@ -75,14 +88,19 @@ def files(memory: Path, rank: int, step: int) -> list[Path]:
 
 
 def own_one(memory: Path) -> None:
-    flip(files(memory, 0, 7)[0])
+    flip(files(memory, 0, ENDED)[0])
 
 
 def torn(memory: Path) -> None:
     """A state that was being written when its ranks were killed."""
-    for path in memory.glob("node*/trainer1/step_00000007"):
+    for path in memory.glob("node*/trainer1/step_00000005"):
         (path / "manifest.json").unlink()
-        path.rename(path.parent / ".step_00000007.abcd.partial")
+        path.rename(path.parent / ".step_00000005.abcd.partial")
+
+
+def replaced(memory: Path) -> None:
+    """A node whose memory is empty: the next one has what it had."""
+    shutil.rmtree(memory / "node0")
 
 
 def all_of_a_shard(memory: Path) -> None:
@@ -91,20 +109,23 @@ def all_of_a_shard(memory: Path) -> None:
 
 
 HARM: dict[str, tuple[Callable[[Path], None], int, list[str]]] = {
-    "nothing": (lambda memory: None, 7, ["from memory"]),
-    "a flipped byte": (own_one, 6, ["WARNING: step 7 in memory cannot be trusted: __0_0.distcp is"
-                                    " damaged: its sha256 is not the manifest's (",
-                                    "from memory"]),
-    "half of a state": (torn, 6, ["from memory"]),
-    "a shard is nowhere": (all_of_a_shard, 4, ["step 7 lacks __1_0.distcp (written by ",
-                                               "step 6 lacks ", "step_00000004"]),
+    "nothing": (lambda memory: None, ENDED, ["from memory"]),
+    "a node was replaced": (replaced, ENDED, ["from memory", "came from other nodes"]),
+    "a flipped byte": (own_one, ENDED - 1, ["WARNING: step 5 in memory cannot be trusted:"
+                                            " __0_0.distcp is damaged: its sha256 is not the"
+                                            " manifest's (", "from memory"]),
+    "half of a state": (torn, ENDED - 1, ["from memory"]),
+    "a shard is nowhere": (all_of_a_shard, 3, ["step 5 lacks __1_0.distcp (written by ",
+                                               "step 4 lacks ",
+                                               "step_00000003"]),
 }  # fmt: skip
 
 
 def test_the_newest_state_that_is_whole_is_taken(tmp_path: Path) -> None:
     whole = job(tmp_path, "whole", TWO_NODES, SHARDED, memory="")
-    first = job(tmp_path, "first", TWO_NODES, SHARDED, until(7), on_disk(tmp_path))
+    first = job(tmp_path, "first", TWO_NODES, SHARDED, until(ENDED), on_disk(tmp_path))
     assert run(whole, first) == [[0, 0]] * 2, first.output()
+    assert "with a copy of the node before it" in first.output()
     restart = {"ORCHESTRATOR_ATTEMPT": "2"}
     jobs = []
     for name, (harm, _, _) in HARM.items():
@@ -123,48 +144,72 @@ def test_the_newest_state_that_is_whole_is_taken(tmp_path: Path) -> None:
 
 def test_what_is_not_this_programs_is_passed_over(tmp_path: Path) -> None:
     """Another model's memory is reported and ignored; a later step on disk is preferred."""
-    first = job(tmp_path, "first", TWO_NODES, SHARDED, until(8), on_disk(tmp_path),
-                {"checkpoint": {"memory_every": 5}})  # fmt: skip
-    other = job(tmp_path, "other", TWO_NODES, SHARDED, {"model": {"args": {"dim": 4}}}, until(1))
-    later = job(tmp_path, "later", TWO_NODES, SHARDED, on_disk(tmp_path, 100))
+    first = job(tmp_path, "first", TWO_NODES, SHARDED, until(5), on_disk(tmp_path, 5),
+                {"checkpoint": {"memory_every": 3}})  # fmt: skip
     assert run(first) == [[0, 0]]
+    memory = str(shutil.copytree(tmp_path / "memory", tmp_path / "memory of another"))
+    other = job(tmp_path, "other", TWO_NODES, SHARDED, {"model": {"args": {"dim": 4}}}, until(1),
+                memory=memory)  # fmt: skip
+    later = job(tmp_path, "later", TWO_NODES, SHARDED, on_disk(tmp_path, 100))
     assert run(later, other) == [[0, 0]] * 2, other.output()
     assert "what is in memory is skipped: it is of another program or model" in other.output()
     assert "resuming" not in other.output()
-    assert f"resuming after step 8, from {tmp_path / 'disk/step_00000008'}" in later.output()
+    assert f"resuming after step 5, from {tmp_path / 'disk/step_00000005'}" in later.output()
 
 
-# By name: the nodes and their strategy, the nodes whose memory is lost, those and the strategy
-# after it, and the harm to what is left.
-OTHER_LAYOUTS: dict[str, tuple[list[int], str, list[int], list[int], str, str]] = {
-    "a node is lost": ([1, 1, 1], "full_shard", [1], [1, 1], "full_shard", "nothing"),
-    "nodes join": ([1, 1], "full_shard", [], [2, 2], "full_shard", "nothing"),
-    "another strategy": ([2, 1], "full_shard", [1], [2], "ddp", "nothing"),
-    "each rank has buffers": ([1, 1, 1], "ddp", [0], [1, 1], "ddp", "nothing"),
-    "wider groups": ([1, 1], "hybrid_shard", [0], [2], "hybrid_shard", "nothing"),
-    "a file is damaged": ([1, 1, 1], "full_shard", [2], [1, 1], "full_shard", "a flipped byte"),
+# By name: the nodes of the first ranks and their strategy.
+FIRST: dict[str, tuple[list[int], str]] = {
+    "three": ([1, 1, 1], "full_shard"),
+    "two": ([1, 1], "full_shard"),
+    "uneven": ([2, 1], "full_shard"),
+    "with buffers": ([1, 1, 1], "ddp"),
+    "copies": ([1, 1], "hybrid_shard"),
+}
+# By name: the first ranks, the nodes whose memory is lost, the nodes and the strategy after it,
+# and the harm to what is left.
+OTHER_LAYOUTS: dict[str, tuple[str, list[int], list[int], str, str]] = {
+    "a node is lost": ("three", [1], [1, 1], "full_shard", "nothing"),
+    "nodes join": ("two", [], [2, 2], "full_shard", "nothing"),
+    "another strategy": ("uneven", [1], [2], "ddp", "nothing"),
+    "each rank has buffers": ("with buffers", [0], [1, 1], "ddp", "nothing"),
+    "wider groups": ("copies", [0], [2], "hybrid_shard", "nothing"),
+    "a file is damaged": ("three", [2], [1, 1], "full_shard", "a flipped byte"),
 }
 
 
+def beginning(name: str) -> tuple[dict[str, Any], ...]:
+    with_buffers = {"model": {"target": f"{CONFIGURED}:with_buffers"}}
+    return (with_buffers,) if name == "with buffers" else ()
+
+
+@pytest.fixture(scope="session")
+def firsts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
+    """Trainings of five steps, whose states are in memory."""
+    place = tmp_path_factory.mktemp("firsts")
+    jobs = {
+        name: job(place / name, "first", nodes, fsdp(strategy), until(ENDED), *beginning(name))
+        for name, (nodes, strategy) in FIRST.items()
+    }
+    codes = run(*jobs.values())
+    for one, ended in zip(jobs.values(), codes, strict=True):
+        assert set(ended) == {0}, one.output()
+    return jobs
+
+
 @pytest.mark.parametrize("name", OTHER_LAYOUTS)
-def test_other_ranks_put_the_state_together_from_memory(tmp_path: Path, name: str) -> None:
-    nodes, strategy, lost, after_it, other, damage = OTHER_LAYOUTS[name]
+def test_other_ranks_put_the_state_together_from_memory(
+    tmp_path: Path, name: str, firsts: dict[str, Job], expected: dict[int, dict[str, Any]]
+) -> None:
+    first, lost, after_it, other, damage = OTHER_LAYOUTS[name]
     harm, step, _ = HARM[damage]
-    buffers = {"model": {"target": f"{CONFIGURED}:with_buffers"}} if "buffers" in name else {}
-    whole = job(tmp_path, "whole", nodes, fsdp(strategy), buffers, memory="")
-    first = job(tmp_path, "first", nodes, fsdp(strategy), buffers, until(7))
-    assert run(whole, first) == [[0] * sum(nodes)] * 2, first.output()
-    for node in lost:
-        shutil.rmtree(first.memory_of(node))
-    left = [node for node in range(len(nodes)) if node not in lost]
-    for place, node in enumerate(left):
-        first.memory_of(node).rename(tmp_path / "memory" / f"node{place}")
+    nodes = range(len(FIRST[first][0]))
+    for place, node in enumerate(node for node in nodes if node not in lost):
+        shutil.copytree(firsts[first].memory_of(node), tmp_path / "memory" / f"node{place}")
     harm(tmp_path / "memory")
-    again = job(tmp_path, "again", after_it, fsdp(other), buffers)
+    again = job(tmp_path, "again", after_it, fsdp(other), *beginning(first))
     assert run(again) == [[0] * sum(after_it)], again.output()
     assert f"resuming after step {step}, from memory" in again.output()
-    assert losses(again) == pytest.approx(after(step, whole), abs=1e-5)
-    assert again.metrics()[-1]["tokens"] == whole.metrics()[-1]["tokens"]
+    goes_on(again, step, expected)
 
 
 def test_where_memory_is_short_it_is_refused_in_words(tmp_path: Path, small_disk: Path) -> None:

@@ -135,20 +135,27 @@ def test_a_url_that_nothing_can_open_is_refused() -> None:
         Mirror("nowhere://x", 1, partial(is_of, OWN))
 
 
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+    """The losses of the same training from its first step to its last."""
+    one = job(tmp_path_factory.mktemp("whole"), "whole", [1, 1], fsdp("full_shard"), saving())
+    assert run(one) == [[0, 0]]
+    return losses(one)
+
+
 @pytest.mark.parametrize("apart", [False, True])
-def test_machines_that_never_saw_the_job_go_on(tmp_path: Path, apart: bool) -> None:
-    """On one disk, and on disks of their own, where each node copies its part."""
+def test_machines_that_never_saw_the_job_go_on(
+    tmp_path: Path, apart: bool, whole: dict[int, float]
+) -> None:
+    """On one disk, where the mirror is named; and on disks of their own, where each node copies
+    its part, and the config finds it."""
     own = {"checkpoint": {"mirror": f"file://{tmp_path}/remote"}}
     strategy = fsdp("full_shard")
-    whole = job(tmp_path, "whole", [1, 1], strategy, saving())
     first = job(tmp_path, "first", [1, 1], strategy, saving(), own, *UNTIL_8, own_disks=apart)
-    assert run(whole, first) == [[0, 0]] * 2, first.output()
-    by_name = saving(resume=f"file://{tmp_path}/remote")
-    jobs = [
-        job(tmp_path, "named", [1, 1], strategy, by_name, own_disks=apart),
-        job(tmp_path, "auto", [1, 1], strategy, saving(resume="auto"), own, own_disks=apart),
-    ]
-    assert run(*jobs) == [[0, 0]] * 2, jobs[0].output()
-    for again in jobs:
-        assert f"step 8 comes from file://{tmp_path}/remote" in again.output()
-        assert losses(again) == {step: losses(whole)[step] for step in range(9, STEPS + 1)}
+    named = saving(resume=f"file://{tmp_path}/remote"), {}
+    found = saving(resume="auto"), own
+    how = found if apart else named
+    again = job(tmp_path, "again", [1, 1], strategy, *how, own_disks=apart)
+    assert run(first, again) == [[0, 0]] * 2, again.output()
+    assert f"step 8 comes from file://{tmp_path}/remote" in again.output()
+    assert losses(again) == {step: whole[step] for step in range(9, STEPS + 1)}

@@ -47,19 +47,16 @@ def checkpoints(job: Job, node: int = 0) -> list[str]:
 LAYOUTS: dict[str, tuple[list[int], list[dict[str, Any]]]] = {
     "the same": ([2, 2], []),
     "alone": ([1], []),
-    "two": ([2], [fsdp("full_shard"), accumulate(2)]),
-    "three, uneven": ([3], [fsdp("full_shard")]),
+    "three, uneven, in two": ([3], [fsdp("full_shard"), accumulate(2)]),
     "ddp": ([2], [fsdp("ddp")]),
 }
 
 
 def test_on_any_layout_it_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     """Bit for bit on the same layout; elsewhere within the rounding of another order of sums."""
-    whole = job(tmp_path, "whole", [2, 2], saving())
-    first = job(tmp_path, "first", [2, 2], saving(), {"training": {"max_steps": 8}},
-                {"scheduler": {"total_steps": STEPS}})  # fmt: skip
-    assert run(whole, first) == [[0] * 4, [0] * 4]
-    directory = first.experiment() / "outputs/checkpoints/step_00000004"
+    whole = job(tmp_path, "whole", [2, 2], saving(keep=9))
+    assert run(whole) == [[0] * 4]
+    directory = whole.experiment() / "outputs/checkpoints/step_00000004"
     jobs = {
         name: job(tmp_path, name, nodes, resumed(directory), *how)
         for name, (nodes, how) in LAYOUTS.items()
@@ -79,29 +76,25 @@ def test_on_any_layout_it_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> No
         assert one.metrics()[-1]["tokens"] == whole.metrics()[-1]["tokens"]
 
 
-# Nodes of so many ranks each, and how the parameters lie.
-
-
 def test_two_runs_with_one_seed_are_equal_bit_for_bit(tmp_path: Path) -> None:
-    exact = {"training": {"deterministic": True}, "model": {"target": None, "args": {}}}
+    exact = {
+        "training": {"deterministic": True, "max_steps": 4},
+        "model": {"target": None, "args": {}},
+    }
     one, two = (job(tmp_path, name, [2], exact) for name in ("one", "two"))
     for each in (one, two):
         each.config["training"]["loss"] = None
         each.config["model"] = {"model_dim": 32, "dropout": 0.1}
         each.config["dataset"] = {"sequence_length": 16}
-    other = Job(str(tmp_path / "other"), [2], {**one.config})
-    other.config["training"] = {**one.config["training"], "seed": 1}
-    assert run(one, two, other) == [[0] * 2] * 3
+    assert run(one, two) == [[0] * 2] * 2
     assert losses(one) == losses(two)
-    assert losses(one) != losses(other)
 
 
-@pytest.mark.parametrize("lives", [6])
-def test_killed_at_any_moment_it_resumes_and_ends_the_same(tmp_path: Path, lives: int) -> None:
+def test_killed_at_any_moment_it_resumes_and_ends_the_same(tmp_path: Path) -> None:
     """So many times SIGKILL of all ranks, also while a checkpoint is written or pruned."""
     steps = {"training": {"max_steps": 10**6}, "scheduler": {"total_steps": 10**6}}
     shared = {"directory": str(tmp_path / "checkpoints"), "resume": "auto", "keep": 2}
-    chance = random.Random(20)
+    chance, lives = random.Random(20), 4
     jobs = [
         job(
             tmp_path,
@@ -199,14 +192,14 @@ def free(directory: Path) -> int:
 
 
 def test_without_a_shared_disk_every_node_keeps_its_own(tmp_path: Path) -> None:
-    one = job(tmp_path, "a", [2, 2], saving(4, keep=2), own_disks=True)
-    assert run(one) == [[0] * 4]
+    one = job(tmp_path, "a", [1, 1], saving(4, keep=2), own_disks=True)
+    assert run(one) == [[0] * 2]
     for node in range(2):
         assert checkpoints(one, node) == ["step_00000008", "step_00000012"]
-    two = job(tmp_path, "a", [2, 2], resumed(keep=2), {"training": {"max_steps": 16}},
+    two = job(tmp_path, "a", [1, 1], resumed(keep=2), {"training": {"max_steps": 16}},
               own_disks=True)  # fmt: skip
     shutil.rmtree(one.experiment(1) / "outputs/checkpoints/step_00000012")
-    assert run(two) == [[0] * 4]
+    assert run(two) == [[0] * 2]
     # The other node has sent its own part.
     assert "resuming after step 12" in two.output()
 
@@ -230,12 +223,11 @@ def test_auto_takes_the_newest_run_of_the_same_name(tmp_path: Path) -> None:
     assert f"nothing to resume from in {directory}: starting from the beginning" in new.output()
 
 
-@pytest.mark.parametrize("world", [[1], [2]])
-def test_what_does_not_fit_is_refused_in_words(tmp_path: Path, world: list[int]) -> None:
-    first = job(tmp_path, "a", world, saving())
-    other = job(tmp_path, "b", world, resumed(first.experiment()), {"model": {"args": {"dim": 4}}})
-    sgd = job(tmp_path, "c", world, resumed(first.experiment()), {"optimizer": {"name": "sgd"}})
-    assert run(first, other, sgd) == [[0] * sum(world), [1] * sum(world), [1] * sum(world)]
+def test_what_does_not_fit_is_refused_in_words(tmp_path: Path) -> None:
+    first = job(tmp_path, "a", [2], saving())
+    other = job(tmp_path, "b", [2], resumed(first.experiment()), {"model": {"args": {"dim": 4}}})
+    sgd = job(tmp_path, "c", [2], resumed(first.experiment()), {"optimizer": {"name": "sgd"}})
+    assert run(first, other, sgd) == [[0] * 2, [1] * 2, [1] * 2]
     for refused in (other, sgd):
         assert "does not fit this model and optimizer" in refused.output()
         assert "Traceback" not in refused.output()

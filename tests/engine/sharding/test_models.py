@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.engine.programs.models import MODELS
+from tests.engine.programs.models import BETWEEN_NODES, MODELS
 from tests.engine.worlds import Job, run
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("nodes", [[2], [2, 2]])
-def test_models_train_as_in_a_plain_loop(tmp_path: Path, nodes: list[int]) -> None:
+def trained(directory: Path, nodes: list[int]) -> tuple[Job, list[dict[str, Any]]]:
     call = "tests.engine.programs.models:hybrid_shard"
-    job = Job(str(tmp_path / "job"), nodes, {}, call=call)
-    (codes,) = run(job)
-    assert codes == [0] * sum(nodes), job.output()
-    for rank in range(sum(nodes)):
-        results = json.loads((job.path / f"results_{rank}").read_text())
-        for make, groups in MODELS.items():
+    job = Job(str(directory / "job"), nodes, {}, call=call)
+    assert run(job) == [[0] * sum(nodes)], job.output()
+    each = [json.loads((job.path / f"results_{n}").read_text()) for n in range(sum(nodes))]
+    for results in each:
+        for make in MODELS if nodes == [2] else BETWEEN_NODES:
             found = results[make.__name__]
-            assert found[1:] == [0.0, groups], (make, found)
+            assert found[1:] == [0.0, MODELS[make]], (make, found)
             assert found[0] < 1e-5, (make, found)
+    return job, each
+
+
+def test_models_train_as_in_a_plain_loop_between_nodes(tmp_path: Path) -> None:
+    trained(tmp_path, [2, 2])
+
+
+def test_models_train_as_in_a_plain_loop(tmp_path: Path) -> None:
+    job, each = trained(tmp_path, [2])
+    for results in each:
         assert results["recomputed"] == [2] * 4
         for name in ("sparse", "hook"):
             assert 'strategy="ddp"' in results[name], (name, results[name])

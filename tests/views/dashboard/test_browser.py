@@ -102,18 +102,19 @@ def test_live_by_keys_in_light_and_dark(served: tuple[Path, str], tmp_path: Path
         browser.until("document.documentElement.dataset.drawn > 6")
         assert "What differs" in browser.eval("document.body.innerText")
         assert browser.console == []
+        browser.open(url.partition("/?")[0])
+        lose_the_server(browser)
 
 
-def test_a_server_that_is_gone_is_said(served: tuple[Path, str], tmp_path: Path) -> None:
-    with Browser(tmp_path) as browser:
-        browser.open(served[1])
-        browser.until("document.getElementById('alive').textContent == 'live'")
-        browser.ask("Network.enable")
-        cut = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
-        browser.ask("Network.emulateNetworkConditions", offline=True, **cut)
-        browser.until("document.getElementById('alive').textContent.includes('its new address')")
-        browser.ask("Network.emulateNetworkConditions", offline=False, **cut)
-        browser.until("document.getElementById('alive').textContent == 'live'")
+def lose_the_server(browser: Browser) -> None:
+    """It is said that the server is gone, and that it is there again."""
+    browser.until("document.getElementById('alive').textContent == 'live'")
+    browser.ask("Network.enable")
+    cut = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+    browser.ask("Network.emulateNetworkConditions", offline=True, **cut)
+    browser.until("document.getElementById('alive').textContent.includes('its new address')")
+    browser.ask("Network.emulateNetworkConditions", offline=False, **cut)
+    browser.until("document.getElementById('alive').textContent == 'live'")
 
 
 NAMES = (

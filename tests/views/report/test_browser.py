@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
-import shutil
 import struct
-import subprocess
 import zlib
 from collections import Counter
 from pathlib import Path
@@ -14,31 +11,10 @@ import pytest
 
 from orchestrator.head.status import comparison
 from orchestrator.views.report import page, story
-from tests.clusters.require import lacking
+from tests.browser import Browser
 from tests.views.report.stories import experiment
 
 pytestmark = pytest.mark.browser
-
-PATIENCE = 120.0
-
-
-def browse(html: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    program = shutil.which("chromium") or shutil.which("google-chrome")
-    if program is None:
-        lacking("there is no Chromium: apt-get install chromium")
-    return subprocess.run(
-        [
-            *(program, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
-            *("--no-first-run", "--enable-logging=stderr", "--disable-dev-shm-usage"),
-            *(f"--user-data-dir={html.parent / 'profile'}", "--virtual-time-budget=3000"),
-            *(*options, html.as_uri()),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=True,
-        env={"HOME": str(html.parent), "PATH": "/usr/bin:/bin"},
-    )
 
 
 def pixels(png: Path) -> Counter[bytes]:
@@ -85,34 +61,24 @@ def undo(kind: int, row: bytearray, above: bytes, each: int) -> None:
             row[i] = (row[i] + nearest) & 255
 
 
-@pytest.mark.parametrize(
-    ("size", "look", "line", "paper"),
-    [
-        ("900,1600", (), (0x00, 0x4C, 0xFF), (255, 255, 255)),
-        ("500,1600", ("--force-dark-mode",), (0xCA, 0x7C, 0x07), (0x0F, 0x13, 0x18)),
-    ],
-    ids=["light", "dark and narrow"],
-)
-def test_the_charts_are_drawn(
-    tmp_path: Path,
-    size: str,
-    look: tuple[str, ...],
-    line: tuple[int, int, int],
-    paper: tuple[int, int, int],
-) -> None:
+def test_the_charts_are_drawn_in_light_and_dark(tmp_path: Path) -> None:
     made = [experiment(tmp_path / name, steps=3000) for name in ("one", "two")]
-    chosen = made if look else made[:1]
-    told = [story.read_story(each, len(chosen) - 1) for each in chosen]
-    html = tmp_path / "report.html"
-    html.write_text(page.page(told, comparison.differences(*map(comparison.describe, chosen))))
-    dom = browse(html, "--dump-dom", f"--window-size={size}", *look)
-    drawn = re.search(r'data-drawn="(\d+)"', dom.stdout)
-    wanted = dom.stdout.count("<figure")
-    assert drawn and int(drawn[1]) == wanted >= 7
-    picture = tmp_path / "picture.png"
-    shot = browse(html, f"--screenshot={picture}", f"--window-size={size}", *look)
-    for console in (dom.stderr, shot.stderr):
-        assert "CONSOLE" not in console
-    colors = pixels(picture)
-    assert colors[bytes(paper)] > 10_000
-    assert sum(count for color, count in colors.items() if near(color, line)) > 300  # the curves
+    with Browser(tmp_path) as browser:
+        for dark, width, chosen, line, paper in (
+            (False, 900, made[:1], (0x00, 0x4C, 0xFF), (255, 255, 255)),
+            (True, 500, made, (0xCA, 0x7C, 0x07), (0x0F, 0x13, 0x18)),
+        ):
+            told = [story.read_story(each, len(chosen) - 1) for each in chosen]
+            html = tmp_path / f"report of {len(chosen)}.html"
+            differences = comparison.differences(*map(comparison.describe, chosen))
+            html.write_text(page.page(told, differences))
+            browser.look(width, 1600, dark=dark)
+            browser.open(html.as_uri())
+            here = f"location.href == '{html.as_uri()}'"
+            drawn = browser.until(f"{here} && +document.documentElement.dataset.drawn")
+            assert drawn == browser.eval("document.querySelectorAll('figure').length") >= 7
+            assert browser.console == []
+            colors = pixels(browser.picture(tmp_path / "picture.png"))
+            assert colors[bytes(paper)] > 10_000
+            # The curves.
+            assert sum(count for color, count in colors.items() if near(color, line)) > 300
