@@ -563,7 +563,7 @@ BUDGETS = {
     "head/screen": 1028,
     "head/status": 435,
     "head/plan": 1030,
-    "head/start": 1854,
+    "head/start": 1850,
     "head/transfer": 1239,
     "node/job": 2435,
     "node/peers": 416,

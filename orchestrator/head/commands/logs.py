@@ -130,7 +130,7 @@ class LogFetcher:
 
 # -- --system: the lines of a job's own supervisors and servers ------------------------------------
 
-# The clocks of the nodes may differ from ours by this much.
+# A node's lines from this long before and after the job are shown as well.
 MARGIN_SECONDS = 120.0
 SYSTEM = "system"
 
@@ -165,8 +165,12 @@ def question(record: JobRecord, node: NodeRecord) -> AskSystem:
         if node.name in attempt.nodes
     ]
     parts = list(dict.fromkeys([*parts, (record.job, node.index)]))
-    until = (record.ended or time.time()) + MARGIN_SECONDS
-    return AskSystem(parts=tuple(parts), since=record.started - MARGIN_SECONDS, until=until)
+    now = time.time()
+    return AskSystem(
+        parts=tuple(parts),
+        since=now - record.started + MARGIN_SECONDS,
+        until=now - (record.ended or now) - MARGIN_SECONDS,
+    )
 
 
 def system_file(experiment: Experiment, node: NodeRecord, kind: str) -> Path:

@@ -78,11 +78,13 @@ def state(visit: ServerSession, request: AskJobState) -> JobState:
 
 @answers(AskSystem)
 def system(visit: ServerSession, request: AskSystem) -> SystemLines:
-    since, until, server = request.since, request.until, run_directory.server_log()
+    now, server = time.time(), run_directory.server_log()
     runs = [RunDir(*part).system for part in request.parts]
     return SystemLines(
-        supervisor=run_directory.lines_between(runs, since, until),
-        server=run_directory.lines_between([f"{server}.1", server], since, until),
+        supervisor=run_directory.lines_between(runs, now - request.since, now - request.until),
+        server=run_directory.lines_between(
+            [f"{server}.1", server], now - request.since, now - request.until
+        ),
     )
 
 

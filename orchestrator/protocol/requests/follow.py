@@ -135,8 +135,9 @@ class AskSystem(Request[SystemLines], do="system"):
 
     # The job and the node of each attempt.
     parts: tuple[tuple[str, int], ...]
-    since: Moment
-    until: Moment
+    # Seconds ago: the node's clock may be another than the head's.
+    since: float
+    until: float
 
 
 class RankStacks(Message):
