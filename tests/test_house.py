@@ -540,7 +540,7 @@ BUDGETS = {
     "launchers": 384,
     "local_cluster": 291,
     "protocol": 1403,
-    "records": 1873,
+    "records": 1869,
     "engine": 244,
     "engine/core": 1894,
     "engine/data": 672,

@@ -7,9 +7,9 @@ may be half written, or come from a user's own program.
 
 from __future__ import annotations
 
+import functools
 import re
 import statistics
-from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -145,15 +145,12 @@ def measured_in(line: Line) -> Measured | None:
 
 
 # The sums of the files that were read last. A report reads each once, an open page repeatedly.
-KEPT: OrderedDict[Path, FileSums] = OrderedDict()
+sums_of = functools.lru_cache(MOST_FILES)(FileSums)
 
 
 def curves(path: Path, points: int) -> dict[str, Curve]:
     """Return the curves in one rank's file by name, with at most `points` points each."""
-    sums = KEPT.pop(path, None) or FileSums(path)
-    KEPT[path] = sums
-    if len(KEPT) > MOST_FILES:
-        KEPT.popitem(last=False)
+    sums = sums_of(path)
     sums.read()
     return sums.curves(points)
 

@@ -121,7 +121,6 @@ class RecentSamples:
     """
 
     def __init__(self, path: Path, keep: int = 60) -> None:
-        self.path = path
         self.samples: deque[Sample] = deque(maxlen=keep)
         try:
             size = path.stat().st_size
