@@ -73,7 +73,7 @@ def loopback_cluster(
 def netns_cluster(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Callable[..., NetnsCluster]]:
-    """`netns_cluster(size, slots=..., tmpfs=..., nics=..., second_nic=...)`: true hosts; root."""
+    """`netns_cluster(size, slots=..., tmpfs=..., second_nic=...)`: true hosts; root."""
     require_namespaces()
     with ExitStack() as running:
 

@@ -19,10 +19,11 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 from ground import require_root
+from harm_faults import FAULTS, order
 
 from tests.clusters.netns import NetnsCluster
 from tests.end_to_end.harm import Seam
-from tests.end_to_end.no_seam import NoSeam, Noted, order
+from tests.end_to_end.no_seam import NoSeam, Noted
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 900, 380, 62, 20, 56, 46
 COLOURS = {"rank": "#d9480f", "node": "#5f3dc4", "head": "#087f5b", "": "#495057"}
@@ -43,7 +44,8 @@ def main() -> None:
         work.mkdir()
         with cluster:
             kinds = order(random.Random(options.seed), options.faults)
-            one = NoSeam(cluster, work, options.seed, kinds, options.pace)
+            faults = [(kind, FAULTS[kind]) for kind in kinds]
+            one = NoSeam(cluster, work, options.seed, faults, options.pace)
             one.minutes, one.say = options.minutes, say
             try:
                 broken, whole = one.run()

@@ -1,6 +1,6 @@
 """The faults of recovery.py: to processes, links, machines, disks, memory, and by programs.
 
-Faults of any disks are in tests/end_to_end/harm.py. Each function causes its fault and returns the
+Faults of any disks are in harm_faults.py. Each function causes its fault and returns the
 place. The victims are the hosts that the verdict may name.
 """
 
@@ -16,9 +16,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import harm_faults
 from ground import ROOT  # noqa: F401  tests/ can be imported then
+from harm_faults import MOMENTS
 
-from tests.end_to_end import harm
 from tests.end_to_end.harm import Harm, Seam
 
 LEASE = 10.0  # --node-loss-timeout
@@ -251,7 +252,7 @@ def cut_as_the_next_begins(one: Job) -> str:
     one.await_next_attempt(before)
     host = one.host(node)
     one.cluster.cut(host)
-    time.sleep(one.chance.uniform(1.0, harm.MOMENTS))
+    time.sleep(one.chance.uniform(1.0, MOMENTS))
     one.cluster.restore(host)
     return f"node {node}, host {host}"
 
@@ -409,7 +410,7 @@ def the_same_in_each_attempt(one: Job) -> str:
 VANISHES = re.compile("without its disk|in the recovery|from memory")
 LAST = {"NaN": not_a_number, "the same exception in each attempt": the_same_in_each_attempt}
 FAULTS: dict[str, Callable[[Job], str]] = {
-    **{name: fault for name, fault in harm.FAULTS.items() if name != "node rebooted"},
+    **{name: fault for name, fault in harm_faults.FAULTS.items() if name != "node rebooted"},
     "all ranks killed": every_rank,
     "keeper killed": keeper,
     "our server killed": server,

@@ -61,8 +61,8 @@ class NetnsCluster(Faults):
 
     tmpfs: directories that each host has for itself, in memory and of limited size, so that they
     can be filled up; the home directory may be one of them.
-    nics: what each host calls its first interface. second_nic: another one, `fab0`, on a network
-    10.78.K.0/24 of the hosts alone, without the head. ipv6: the hosts have no IPv4 address.
+    second_nic: another interface, `fab0`, on a network 10.78.K.0/24 of the hosts alone, without the
+    head. ipv6: the hosts have no IPv4 address.
     """
 
     def __init__(
@@ -73,7 +73,6 @@ class NetnsCluster(Faults):
         slots: int | None = None,
         tmpfs: Iterable[str | Path] = (),
         tmpfs_size: str = "64m",
-        nics: Sequence[str] = (),
         second_nic: bool = False,
         ipv6: bool = False,
     ) -> None:
@@ -82,7 +81,6 @@ class NetnsCluster(Faults):
         self.slots = slots
         self.tmpfs = [str(path) for path in tmpfs]
         self.tmpfs_size = tmpfs_size
-        self.nics = list(nics) or ["eth0"] * size
         self.second_nic = second_nic
         self.ipv6 = ipv6
         self.key = self.directory / "key"
@@ -204,24 +202,17 @@ class NetnsCluster(Faults):
         for port in self._ports(i, nic):
             self._on_switch(["ip", "link", "set", port, "up"])
 
-    def slow(
-        self, i: int, rate: str = "100mbit", delay: str = "0ms", nic: int | None = None
-    ) -> None:
-        """At most `rate` to and from host `i`, and `delay` later each way."""
-        shape = f"tbf rate {rate} burst 64kb latency 400ms"
-        if float(delay.rstrip("mnus")) > 0:
-            shape = f"netem delay {delay} rate {rate} limit 10000"
-        try:
-            self._shape(i, f"replace {{}} root {shape}", nic)
-        except AssertionError as error:
-            if "qdisc kind is unknown" not in str(error):
-                raise
-            # No package brings a kernel module: even a machine that lacks nothing else may skip.
-            pytest.skip(f"this kernel cannot do 'tc qdisc ... {shape}' (modprobe sch_netem)")
-
-    def unslow(self, i: int, nic: int | None = None) -> None:
-        """The links of host `i` as fast as the machine."""
-        self._shape(i, "delete {} root", nic)
+    def slow(self, i: int, rate: str) -> None:
+        """At most `rate` to and from host `i`."""
+        shape = ["tbf", "rate", rate, "burst", "64kb", "latency", "400ms"]
+        for pid, device in ((self._switch_pid(), f"h{i}"), (self._inits[i], "eth0")):
+            try:
+                inside(pid, ["tc", "qdisc", "replace", "dev", device, "root", *shape])
+            except AssertionError as error:
+                if "qdisc kind is unknown" not in str(error):
+                    raise
+                # No package brings a kernel module: a machine that lacks nothing else may skip.
+                pytest.skip(f"this kernel cannot do 'tc qdisc ... {shape}' (modprobe sch_tbf)")
 
     def fill_disk(self, i: int, path: str | Path) -> None:
         """Not a byte is left on the private disk of host `i` that holds `path`."""
@@ -326,7 +317,7 @@ class NetnsCluster(Faults):
             lines += ["link add br1 group 77 type bridge", "link set br1 up"]
         for i, init in enumerate(self._inits):
             for number, port in enumerate(self._ports(i)):
-                peer = [self.nics[i], "fab0"][number]
+                peer = ["eth0", "fab0"][number]
                 veth = f"type veth peer name {peer} netns {init}"
                 lines.append(f"link add {port} group {GROUP} {veth}")
                 lines.append(f"link set {port} master br{number} up")
@@ -335,7 +326,7 @@ class NetnsCluster(Faults):
     def _set_up(self, i: int) -> str:
         lines = ["link set lo up"]
         own = [self._on_network(i), *(f"{fabric}/24" for fabric in self.fabric[i : i + 1])]
-        for address, nic in zip(own, [self.nics[i], "fab0"], strict=False):
+        for address, nic in zip(own, ["eth0", "fab0"], strict=False):
             lines += [f"address add {address} dev {nic}", f"link set {nic} up"]
         steps = [
             f"echo {self.hostnames[i]} > /proc/sys/kernel/hostname",
@@ -368,7 +359,7 @@ class NetnsCluster(Faults):
         inside(self._switch_pid(), argv)
 
     def _neighbour(self, i: int | None, words: list[str]) -> None:
-        device = self.nics[i] if i is not None else f"orc{self._subnet}"
+        device = "eth0" if i is not None else f"orc{self._subnet}"
         inside(os.getpid() if i is None else self._inits[i], ["ip", "neigh", *words, "dev", device])
 
     def _ports(self, i: int, nic: int | None = None) -> list[str]:
@@ -381,13 +372,6 @@ class NetnsCluster(Faults):
     def _on_network(self, i: int) -> str:
         """The address of host `i` with its network, as `ip address add` takes it."""
         return f"{self._address(i)}/64 nodad" if self.ipv6 else f"{self._address(i)}/24"
-
-    def _shape(self, i: int, command: str, nic: int | None) -> None:
-        ports, ends = self._ports(i), [self.nics[i], "fab0"]
-        for number in range(len(ports)) if nic is None else [nic]:
-            both = [(self._switch_pid(), ports[number]), (self._inits[i], ends[number])]
-            for pid, device in both:
-                inside(pid, ["tc", "qdisc", *command.format(f"dev {device}").split()])
 
     def _filler(self, i: int, path: str | Path) -> Path:
         return self.path(i, path) / ".filled"

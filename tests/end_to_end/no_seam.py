@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import runpy
 import sys
 import time
@@ -21,7 +20,7 @@ from typing import Any
 
 from orchestrator.records.metrics import trainers
 from tests.clusters.netns import NetnsCluster
-from tests.end_to_end.harm import FAULTS, PATIENCE, Harm, Seam
+from tests.end_to_end.harm import PATIENCE, Harm, Seam
 from tests.engine.worlds import Job, run
 
 STEPS_BETWEEN, BATCH = 8, 2
@@ -97,12 +96,12 @@ class NoSeam(Harm):
         cluster: NetnsCluster,
         directory: Path,
         seed: int,
-        kinds: Sequence[str],
+        faults: Sequence[tuple[str, Callable[[Harm], str]]],
         pace: float = 0.1,
     ) -> None:
         super().__init__(cluster, directory, seed, cluster.size - 1)
         # The pace is the length of a step in seconds.
-        self.kinds, self.pace = kinds, pace
+        self.faults, self.pace = faults, pace
         # No further fault starts after this time.
         self.minutes = float("inf")
         self.say: Callable[[str], object] = print
@@ -110,18 +109,18 @@ class NoSeam(Harm):
         *nodes, spare = self.cluster.addresses
         self.head.node_list = self.cluster.write_list([*nodes, f"{spare} spare"], "spare.txt")
         self.head.script("train.py", PROGRAM)
-        self.steps = (len(kinds) + 1) * STEPS_BETWEEN
+        self.steps = (len(faults) + 1) * STEPS_BETWEEN
 
     def run(self) -> tuple[Trained, Trained]:
         """Train with the faults and without; Seam if they differ."""
         self.launch()
         end = time.monotonic() + 60 * self.minutes
         try:
-            for number, kind in enumerate(self.kinds, 1):
+            for number, (kind, fault) in enumerate(self.faults, 1):
                 self.await_step(number * STEPS_BETWEEN - self.chance.randrange(STEPS_BETWEEN // 2))
                 if time.monotonic() > end:
                     break
-                self.suffer(kind)
+                self.suffer(kind, fault)
             self.finish()
         finally:
             self.repair()
@@ -139,7 +138,7 @@ class NoSeam(Harm):
         return job.experiment()
 
     def launch(self) -> None:
-        restarts = str(5 * len(self.kinds) + 5)
+        restarts = str(5 * len(self.faults) + 5)
         options = ["--nproc", "1", "--max-restarts", restarts, "--quiet"]
         options += ["--node-loss-timeout", f"{LEASE:g}", "--connect-timeout", "5"]
         words = ["train.py", str(self.steps), str(self.pace)]
@@ -152,12 +151,12 @@ class NoSeam(Harm):
 
     # -- one fault ---------------------------------------------------------------------------
 
-    def suffer(self, kind: str) -> None:
+    def suffer(self, kind: str, fault: Callable[[Harm], str]) -> None:
         """Inject a fault, wait until the training has passed it, and repair the damage."""
         self.until(lambda: self.head.record["state"] == "running", "a job that runs")
         before, began, attempts = self.step, time.monotonic(), self.attempts
         self.victims.clear()
-        where = FAULTS[kind](self)
+        where = fault(self)
         if self.victims:
             self.await_next_attempt(attempts)
         self.await_step(max(before, self.step) + 2)
@@ -178,15 +177,6 @@ def alone(_: Path) -> None:
     """Run the program in a rank that was forked from a Python which has imported torch."""
     sys.argv = [os.environ["PROGRAM"], os.environ["STEPS"], "0"]
     runpy.run_path(sys.argv[0], run_name="__main__")
-
-
-def order(chance: random.Random, faults: int) -> list[str]:
-    """Return kinds in a random order, each as often as the others or once more."""
-    chosen = list[str]()
-    while len(chosen) < faults:
-        chosen += chance.sample([*FAULTS], len(FAULTS))
-    chance.shuffle(chosen := chosen[:faults])
-    return chosen
 
 
 # -- what is left ---------------------------------------------------------------------------------

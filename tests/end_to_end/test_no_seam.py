@@ -6,13 +6,12 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 
 import pytest
 
 from tests.clusters.netns import NetnsCluster
-from tests.end_to_end.harm import FAULTS, Seam
-from tests.end_to_end.no_seam import BATCH, NoSeam, Trained, compare, order
+from tests.end_to_end.harm import Seam, head_in_the_recovery, masters_node
+from tests.end_to_end.no_seam import BATCH, NoSeam, Trained, compare
 
 pytestmark = pytest.mark.cluster
 
@@ -32,8 +31,8 @@ def test_a_killed_rank_a_killed_head_and_a_node_cut_off_leave_no_trace(
     netns_cluster: Callable[..., NetnsCluster], tmp_path: Path
 ) -> None:
     """A spare takes the place of the master's node, and ranks and supervisors meet there."""
-    kinds = ["head killed in the recovery", "master's node cut off"]
-    one = NoSeam(netns_cluster(3), tmp_path, 1, kinds)
+    faults = [("head killed", head_in_the_recovery), ("master's node cut off", masters_node)]
+    one = NoSeam(netns_cluster(3), tmp_path, 1, faults)
     one.run()
     first, second, spare = one.cluster.addresses
     broken, record = one.head.experiment, one.head.record
@@ -65,9 +64,3 @@ def test_every_trace_is_seen(broken: Trained, what: str) -> None:
     compare(WHOLE, WHOLE, STEPS)
     with pytest.raises(Seam, match=what):
         compare(broken, WHOLE, STEPS)
-
-
-def test_a_seed_repeats_the_order_and_every_kind_comes() -> None:
-    assert order(Random(3), 50) == order(Random(3), 50) != order(Random(4), 50)
-    assert set(order(Random(3), 50)) == set(FAULTS)
-    assert [len(order(Random(3), faults)) for faults in (1, 6, 50)] == [1, 6, 50]
