@@ -56,6 +56,7 @@ class Line:
         deadline = time.monotonic() + PATIENCE
         while not fits(jobs := self.shown()):
             assert time.monotonic() < deadline, jobs
+            time.sleep(0.5)
         return jobs
 
 

@@ -57,7 +57,7 @@ def test_a_slow_node_is_named_and_no_other(netns_cluster: Any, tmp_path: Path) -
     head = Head(netns_cluster(3), tmp_path)
     # The pair without it is measured first: a slow one may take all the time there is.
     head.cluster.slow(0, "20mbit")  # type: ignore[attr-defined]
-    command = verify(head, "--strict", "--quiet", "--seconds", "3", "--max-size", "16K")
+    command = verify(head, "--strict", "--quiet", "--seconds", "10", "--max-size", "16K")
     assert command.finish() == 3, command.text
     words = r"SLOW: node (\d) \(host\d\) reaches everyone at (\S+) Mb/s, others \S+ [MG]b/s"
     found = [match for line in command.lines if (match := re.fullmatch(words, line))]
