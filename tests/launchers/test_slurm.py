@@ -13,13 +13,30 @@ import pytest
 from tests.launchers.conftest import Login
 from tests.launching import BIN, PATIENCE
 
-ENGINE = ["--nproc", "1", "--set", "training.max_steps=100000", "--set", "logging.interval=5"]
 TICKS = """
 import sys, time
 print("begun with", sys.argv[1:], flush=True)
 for i in range(600):
     print("tick", i, flush=True)
     time.sleep(0.1)
+"""
+# Counts its steps, keeps the last one when it is asked to stop, and goes on from there.
+KEEPS = """
+import os, signal, sys, time
+kept = os.path.join(os.environ["ORCHESTRATOR_EXPERIMENT"], "outputs", "step")
+step = int(open(kept).read()) if os.path.exists(kept) else 0
+def keep(*_):
+    os.makedirs(os.path.dirname(kept), exist_ok=True)
+    print(step, file=open(kept, "w"), end="", flush=True)
+    print(f"saved step {step}", flush=True)
+    sys.exit()
+signal.signal(signal.SIGTERM, keep)
+if step:
+    print(f"resuming after step {step}", flush=True)
+while True:
+    step += 1
+    print("step", step, flush=True)
+    time.sleep(0.2)
 """
 
 
@@ -101,8 +118,9 @@ def test_a_submitted_job_is_queued_again_at_its_time_limit_and_resumes(login: Lo
     `logs` and `stop` work from the login node.
     """
     secret = ["--env", "PIN=hunter2"]
-    command = login.typed("submit", "slurm", "--nnodes", "1", "--time", "30", *secret, *ENGINE)
-    command.wait_for(r"step +5/100000")
+    options = ("--nnodes", "1", "--time", "30", "--no-torchrun", *secret)
+    command = login.typed("submit", "slurm", *options, login.script(KEEPS))
+    command.wait_for("step 5")
     status = login.typed("status")
     assert status.finish() == 0
     assert "running, 1 node, Slurm's job" in status.text
@@ -110,7 +128,7 @@ def test_a_submitted_job_is_queued_again_at_its_time_limit_and_resumes(login: Lo
         assert "hunter2" not in (login.experiment / file).read_text()
     job = login.record["slurm_job"]
     login.slurm.run("scancel", "--batch", "--signal=USR1", job)
-    step = command.wait_for(r"asked to [^\n]*\(step (\d+)\)")[1]
+    step = command.wait_for(r"saved step (\d+)")[1]
     command.wait_for("goes back into the queue")
     wait_until(lambda: f"{job} PENDING" in login.slurm.queue(), "the queue")
     assert login.record["state"] == "queued"
@@ -126,7 +144,7 @@ def test_a_submitted_job_is_queued_again_at_its_time_limit_and_resumes(login: Lo
     assert command.finish() == 130, command.text
     assert login.slurm.run("squeue", "-h", "-j", job).stdout == ""
     assert len(list((login.directory / "experiments").glob("[!.]*"))) == 1
-    logs = login.typed("logs", "--rank", "0")
+    logs = login.typed("logs")
     assert logs.finish() == 0
     assert "resuming after" in logs.text
 

@@ -263,17 +263,13 @@ def compare(site: Site, tmp_path: Path, case: Case, *, hashed: bool = False) -> 
 
 # What is said of the host is hashed, after lines of others, most of them with RSA keys.
 HASHED = [
-    Case("", "{name} {ed25519}\n"),
-    Case("", "{name} {ecdsa}\n"),
     Case("", "{name} {rsa}\n"),
     Case("", "{name} {wrong}\n", "host key has changed"),
     Case("", "{name} {wrong}\n{name} {ed25519}\n"),
     Case("", "@revoked {name} {rsa}\n{name} {rsa}\n", "host key (has changed|is revoked)"),
     Case("", ""),
     Case("StrictHostKeyChecking yes", "{host} {ed25519}\n"),
-    Case("StrictHostKeyChecking yes", "{host} {rsa}\n", "is not known"),
     Case("StrictHostKeyChecking yes", "", "is not known"),
-    Case("StrictHostKeyChecking no", "{name} {wrong}\n"),
     Case("HostKeyAlias big-cluster", "big-cluster {ecdsa}\n"),
 ]
 
