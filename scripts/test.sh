@@ -38,11 +38,11 @@ export OMP_NUM_THREADS=1
 # Some containers set it, and each worker then rewrites all asserts again, which takes 5 s.
 unset PYTHONDONTWRITEBYTECODE
 say "tests"
-# Tests wait for a good part of their time: one worker more than cores. Each imports torch, so
-# eight at most. One that is out of tests takes half of what another still has. Of two -n the last
-# one counts: -n 0 runs them in this process, as --pdb and -s want it.
+# Tests wait for more than half of their time: two workers for each core, and one. Each imports
+# torch, so twelve at most. One that is out of tests takes half of what another still has. Of two -n
+# the last one counts: -n 0 runs them in this process, as --pdb and -s want it.
 workers=$(env -u OMP_NUM_THREADS nproc) # which would count that instead
-workers=$((workers + 1))
+workers=$((2 * workers + 1))
 if [ "${#gear[@]}" -eq 0 ]; then
     # On loopback addresses all hosts are this one, and emergency_stop ends what others test there.
     [ "$(id -u)" -eq 0 ] || workers=1
@@ -53,4 +53,4 @@ if [ "$load" -gt 0 ]; then
         (while kill -0 "$$" 2>/dev/null; do for ((i = 0; i < 100000; i++)); do :; done; done) &
     done
 fi
-exec .venv/bin/pytest -n "$((workers < 8 ? workers : 8))" --dist worksteal "${gear[@]}" "$@"
+exec .venv/bin/pytest -n "$((workers < 12 ? workers : 12))" --dist worksteal "${gear[@]}" "$@"
