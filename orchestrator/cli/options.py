@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import re
 import shlex
 import types
@@ -34,6 +35,8 @@ from orchestrator.protocol.message import hints_of
 EVERY_OPTION = "orchestrator.every_option"
 # A launch takes the fields of these classes as options.
 LAUNCH_OPTIONS = (Where, LaunchArguments, Launch, View)
+# What ORCHESTRATOR_LOG may say, as how many -v it counts.
+VERBOSITY = {"": 0, "info": 1, "debug": 2}
 
 
 class FilePath(click.Path):
@@ -209,15 +212,18 @@ class GroupedCommand(Command):
 
 
 def show_log(_: click.Context, __: click.Parameter, verbosity: int) -> None:
-    """Show the log on standard error; -vv shows each request."""
+    """Show the log on standard error, as -v, -vv or ORCHESTRATOR_LOG ask for."""
+    word = os.environ.get("ORCHESTRATOR_LOG", "").lower()
+    if word not in VERBOSITY:
+        raise UsageError(f"ORCHESTRATOR_LOG={word} is no level", "set it to info or debug")
     # Importing logging takes 5 ms.
-    if verbosity:
+    if level := verbosity or VERBOSITY[word]:
         import logging
 
         from orchestrator.common import logs
         from orchestrator.head.screen import output
 
-        logs.to_terminal(logging.INFO if verbosity == 1 else logging.DEBUG, output.complain)
+        logs.to_terminal(logging.INFO if level == 1 else logging.DEBUG, output.complain)
 
 
 @functools.cache

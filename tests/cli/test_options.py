@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import logging
 import re
 import shlex
 from pathlib import Path
@@ -17,7 +18,8 @@ from orchestrator.cli.chores import doctor_command, nodes_command, plan_command,
 from orchestrator.cli.examples import EXAMPLES
 from orchestrator.cli.launch import launch_arguments, launch_command
 from orchestrator.cli.main import cli
-from orchestrator.cli.options import LAUNCH_OPTIONS
+from orchestrator.cli.options import LAUNCH_OPTIONS, show_log
+from orchestrator.common import logs
 from orchestrator.common.errors import UsageError
 from orchestrator.config import load
 from orchestrator.config.launch import (
@@ -284,3 +286,32 @@ def test_a_node_cannot_be_waited_for_in_less_than_no_time(
     assert re.search(
         f"connect-timeout.*({words})", str(getattr(done.exception, "what", None) or done.exception)
     )
+
+
+@pytest.mark.parametrize(
+    ("verbosity", "variable", "level"),
+    [
+        (0, "", None),
+        (1, "", logging.INFO),
+        (2, "", logging.DEBUG),
+        (5, "", logging.DEBUG),
+        (0, "debug", logging.DEBUG),
+        (0, "INFO", logging.INFO),
+        (1, "debug", logging.INFO),
+    ],
+)
+def test_show_log_prefers_what_is_typed_over_the_variable(
+    verbosity: int, variable: str, level: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = []
+    monkeypatch.setattr(logs, "to_terminal", lambda level, write: shown.append(level))
+    monkeypatch.setenv("ORCHESTRATOR_LOG", variable)
+    command = click.Command("x")
+    show_log(click.Context(command), click.Option(["-v"]), verbosity)
+    assert shown == ([] if level is None else [level])
+
+
+def test_show_log_rejects_an_unknown_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_LOG", "loud")
+    with pytest.raises(UsageError, match="ORCHESTRATOR_LOG=loud is no level"):
+        show_log(click.Context(click.Command("x")), click.Option(["-v"]), 0)
