@@ -143,6 +143,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     return losses(one)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("apart", [False, True])
 def test_machines_that_never_saw_the_job_go_on(
     tmp_path: Path, apart: bool, whole: dict[int, float]
