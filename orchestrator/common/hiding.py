@@ -113,7 +113,7 @@ def _hide(data: Any, secrets: Sequence[str]) -> Any:
         return {key: _hide(value, secrets) for key, value in data.items()}
     if isinstance(data, (list, tuple)):
         return type(data)(_hide(item, secrets) for item in data)
-    if hasattr(type(data), "_required"):
+    if hasattr(type(data), "_defaults"):
         # It is a message of the protocol, which this room does not import.
         return data.replace(**_hide(vars(data), secrets))
     if hasattr(type(data), "__dataclass_fields__"):
