@@ -123,23 +123,6 @@ def clipping(make: Make, how: Callable[..., None] = clip) -> Make:
     return hooked
 
 
-def replacing(make: Make) -> Make:
-    """An optimizer whose step() is a function of the program's, which clips."""
-
-    def replaced(parameters: Any) -> Optimizer:
-        optimizer = make(parameters)
-        own = optimizer.step
-
-        def step(closure: Any = None) -> Any:
-            clip(optimizer)
-            return own()
-
-        vars(optimizer)["step"] = step
-        return optimizer
-
-    return replaced
-
-
 def falling(make: Make) -> Make:
     """An optimizer whose learning rate rises over three steps, and falls by a fifth in each."""
     counted = itertools.count()

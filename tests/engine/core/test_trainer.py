@@ -7,7 +7,6 @@ import itertools
 import json
 import random
 import re
-import signal
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -151,8 +150,7 @@ def test_one_model_is_validated_and_saved(tmp_path: Path) -> None:
 
 
 def test_a_signal_to_the_group_leaves_its_workers(tmp_path: Path) -> None:
-    env = {"START": "fork", "SIGNAL": f"{signal.SIGTERM}"}
-    done(tmp_path, "group", [1], "stopped_with_workers", env=env)
+    done(tmp_path, "group", [1], "stopped_with_workers")
 
 
 def test_a_signal_in_a_validation_ends_it(tmp_path: Path) -> None:

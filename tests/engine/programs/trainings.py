@@ -255,13 +255,12 @@ def stopped_with_workers(directory: Path) -> None:
 
     def step(model: nn.Module, batch: Any) -> Any:
         if next(calls) == 3:
-            signalled(int(os.environ["SIGNAL"]))
+            signalled(signal.SIGTERM)
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
     model, kept = net(), directory / "kept"
     made = Trainer(model, optimizer(model), step=step)
-    how = os.environ["START"]
-    fit = DataLoader(samples(400), 4, num_workers=2, multiprocessing_context=how)
+    fit = DataLoader(samples(400), 4, num_workers=2, multiprocessing_context="fork")
     made.train(fit, epochs=1, save_every="9 epochs", save_to=kept)
     assert (made.state.ended, made.state.step < 8) == ("asked to stop", True)
     assert [path.name for path in kept.iterdir()] == [f"step_{made.state.step:08d}"]
@@ -330,16 +329,6 @@ def meets_nan(directory: Path) -> None:
         assert torch.tensor(epoch["train_loss"]).isfinite()
         assert all(value.isfinite().all() for value in whole(model).values())
         assert made.parts.steppers.first.skipped.item() == 1
-
-
-# -- every optimizer of torch ---------------------------------------------------------------------
-
-OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "ASGD": {}, "Adadelta": {"lr": 1.0}, "Adafactor": {"lr": 0.05}, "Adagrad": {"lr": 0.1},
-    "Adam": {"amsgrad": True}, "AdamW": {}, "Adamax": {}, "Muon": {}, "NAdam": {}, "RAdam": {},
-    "RMSprop": {"momentum": 0.9, "centered": True}, "Rprop": {},
-    "SGD": {"lr": 0.1, "momentum": 0.9, "nesterov": True},
-}  # fmt: skip
 
 
 # -- loaders ----------------------------------------------------------------------------------
