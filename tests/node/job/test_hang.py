@@ -83,7 +83,8 @@ def test_the_recorder_is_asked_and_an_earlier_answer_is_not_the_answer(
     assert stuck.entered[("0", "nccl")] == 5 and ("0", "gloo") in stuck.entered
     (pid,) = hang.rank_pids(job.run)
     os.kill(pid, signal.SIGSTOP)
-    assert hang.collect(job.run)[0].collectives == ""
+    stopped = hang.collect(job.run)[0]
+    assert (stopped.state, stopped.collectives) == ("T", "")
     os.kill(pid, signal.SIGCONT)
     job.end("enough", 0.5)
     job.wait()
