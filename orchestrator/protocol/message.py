@@ -83,6 +83,7 @@ Port = typing.Annotated[int, Check("a port", lambda value: 0 <= value < 1 << 16)
 class Message:
     """One immutable record. A field is omitted from the JSON if it and its default are None."""
 
+    # Each field with its default. common/hiding.py knows a message by this table.
     _defaults: typing.ClassVar[dict[str, Any]] = {}
 
     def __init_subclass__(cls, kw_only: bool = True) -> None:
