@@ -69,7 +69,7 @@ def nothing_left(place: Path) -> bool:
 
 
 def test_a_run_and_its_result_away_from_the_repository(place: Path, start: Start) -> None:
-    root = ["--nproc", "1", "--env", "OMP_NUM_THREADS=1", "--experiments", "my runs"]
+    root = ["--nproc", "1", "--experiments", "my runs"]
     command = start("--", *root, "--set", "training.max_steps=12")
     assert command.finish() == 0, command.text
     assert "node0 rank0 | hybrid_shard: 2 copies of the parameters, each in 1 shard" in command.text
