@@ -233,9 +233,8 @@ print("the last line, without an end", end="", flush=how == "raise atexit")
 HOWS = re.findall(r'^if how == "(.*?)"', ENDS, re.MULTILINE)
 
 
-@both
 @pytest.mark.parametrize("how", ["just ends", *HOWS])
-def test_a_program_ends_as_under_python(begin: Begin, tmp_path: Path, start: str, how: str) -> None:
+def test_a_program_ends_as_under_python(begin: Begin, tmp_path: Path, how: str) -> None:
     (tmp_path / "ends.py").write_text(ENDS)
     python = subprocess.run(
         [PYTHON, "-u", "ends.py", how],
@@ -243,18 +242,20 @@ def test_a_program_ends_as_under_python(begin: Begin, tmp_path: Path, start: str
     )  # fmt: skip
     left = (tmp_path / "unclosed.txt").read_text()
     kept = Path((tmp_path / "kept.txt").read_text()).exists()
-    ranks = begin(start, "ends.py", how)
-    code = ranks.end()
-    said = ranks.output
-    wanted = python.stdout
-    # Our handler also shows the Python stack.
-    if how == "abort":
-        said = said.partition("Fatal Python error")[0]
-    said, wanted = (re.sub(" at 0x[0-9a-f]+", "", text) for text in (said, wanted))
-    assert (code, said) == (python.returncode, wanted)
-    assert (tmp_path / "unclosed.txt").read_text() == left
-    assert Path((tmp_path / "kept.txt").read_text()).exists() == kept
-    assert bool(ranks.reports("finished")) == (code == 0)
+    for start in ("fork", "plain"):
+        (tmp_path / "unclosed.txt").unlink()
+        ranks = begin(start, "ends.py", how)
+        code = ranks.end()
+        said = ranks.output
+        wanted = python.stdout
+        # Our handler also shows the Python stack.
+        if how == "abort":
+            said = said.partition("Fatal Python error")[0]
+        said, wanted = (re.sub(" at 0x[0-9a-f]+", "", text) for text in (said, wanted))
+        assert (code, said) == (python.returncode, wanted), start
+        assert (tmp_path / "unclosed.txt").read_text() == left
+        assert Path((tmp_path / "kept.txt").read_text()).exists() == kept
+        assert bool(ranks.reports("finished")) == (code == 0)
 
 
 @both
