@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import json
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from orchestrator import Cluster
 from tests.clusters.netns import NetnsCluster
@@ -24,6 +25,10 @@ from tests.launching import Head
 from tests.node.job.trees import hca
 
 pytestmark = pytest.mark.cluster
+
+# Known without importing it, which takes longer than most of these tests.
+TORCH = importlib.metadata.version("torch")
+TORCH_PLACE = Path(sysconfig.get_path("purelib"), "torch")
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +84,7 @@ def test_another_torch_on_one_node(ward: Head, tmp_path: Path) -> None:
     one, two, three = ward.cluster.addresses
     ward.node_list = ward.cluster.write_list([one, f"{two} python={python}", three])
     found = only(examine(ward, "--quick", code=3), "torch", "bad", two)
-    ours = torch.__version__.partition("+")[0]
+    ours = TORCH.partition("+")[0]
     assert "2.12.1" in found["what"] and ours in found["what"]
     assert found["fix"].endswith(f"-m pip install torch=={ours}")
     launch = ward.launch(ward.script("x.py", "print('never')"))
@@ -99,14 +104,14 @@ def venv(place: Path) -> Path:
 
 def other_torch(place: Path, version: str) -> Path:
     """A virtual environment whose torch is ours, but for the version it says it is."""
-    site, real = venv(place), Path(torch.__file__).parent
+    site, real = venv(place), TORCH_PLACE
     (site / "rest.pth").write_text(f"{real.parent}\n")
     (site / "torch").mkdir()
     for entry in real.iterdir():
         if entry.name != "version.py":
             (site / "torch" / entry.name).symlink_to(entry)
     text = (real / "version.py").read_text()
-    text = text.replace(torch.__version__.partition("+")[0], version)
+    text = text.replace(TORCH.partition("+")[0], version)
     (site / "torch" / "version.py").write_text(text)
     return place / "bin" / "python"
 
@@ -125,7 +130,7 @@ def test_a_firewall_one_way_a_switch_that_takes_no_jumbo_frames_and_other_code(
     packages = venv(tmp_path / "light") / "torch"
     packages.mkdir()
     (packages / "__init__.py").write_text(STUB)
-    shutil.copy(Path(torch.__file__).with_name("version.py"), packages)
+    shutil.copy(TORCH_PLACE / "version.py", packages)
     python = tmp_path / "light/bin/python"
     ward.node_list = cluster.write_list(f"{each} python={python}" for each in (zero, one, two))
     place = tmp_path / "own"
@@ -160,7 +165,7 @@ def test_the_machines_and_the_one_that_is_missing(ward: Head, cluster: NetnsClus
     assert shown.finish() == 4
     *found, missing = json.loads(shown.text)["nodes"]
     assert [(one["name"], one["reached"]) for one in found] == [(name, True) for name in three]
-    assert {one["torch"].split("+")[0] for one in found} == {torch.__version__.split("+")[0]}
+    assert {one["torch"].split("+")[0] for one in found} == {TORCH.split("+")[0]}
     for one in found:
         assert one["name"] in [a for net in one["networks"] for a in net["addresses"]]
         assert one["hostname"] and one["cpus"] and one["memory"] and one["disk_free"]

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+from importlib.metadata import version
 
 import pytest
 
@@ -66,7 +67,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> str:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", directory], check=True)
     (packages,) = directory.glob("lib/python3*/site-packages")
     (packages / "ours.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    (directory / "constraints").write_text(f"torch=={pytest.importorskip('torch').__version__}\n")
+    (directory / "constraints").write_text(f"torch=={version('torch')}\n")
     words = [sys.executable, "-m", "pip", "--python", str(directory / "bin/python"), "install"]
     options = ["-q", "--no-compile", "-c", str(directory / "constraints")]
     done = subprocess.run(

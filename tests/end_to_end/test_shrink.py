@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from orchestrator.config import load
-from orchestrator.engine import train
 from tests.engine.worlds import Job, run
 from tests.launching import Head
 
@@ -107,6 +106,9 @@ def undisturbed(directory: Path, setting: str) -> Path:
 
 
 def train_beside(place: Path) -> None:
+    # The Python that forks the ranks has imported torch; this one need not.
+    from orchestrator.engine import train
+
     # This directory holds own_data.py.
     sys.path.insert(0, str(place.parent))
     train.main()
