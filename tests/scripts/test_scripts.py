@@ -146,8 +146,8 @@ def test_the_demo_script_hands_its_arguments_on(clone: Clone) -> None:
 @pytest.mark.parametrize(
     ("typed", "marks", "workers"),
     [
-        (["--fast", "-k", "two words"], ["-m", "not slow and not cluster and not browser"], 3),
-        (["-k", "two words"], [], 3),
+        (["--fast", "-k", "two words"], ["-m", "not slow and not cluster and not browser"], 2),
+        (["-k", "two words"], [], 5),
     ],
 )
 def test_test_sh_passes_markers_and_arguments_to_pytest(
