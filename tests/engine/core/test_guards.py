@@ -92,7 +92,7 @@ def test_one_rank_is_asked_and_all_save_and_end_together(tmp_path: Path) -> None
 
 
 def test_clocks_start_evaluations_and_checkpoints(tmp_path: Path) -> None:
-    clocks = {"training": {"max_steps": 30, "eval_seconds": 0.1},
+    clocks = {"training": {"max_steps": 15, "eval_seconds": 0.1},
               "checkpoint": {"seconds": 0.1, "keep": 100}}  # fmt: skip
     one = job(tmp_path, "a", [2], clocks)
     assert run(one) == [[0, 0]]
