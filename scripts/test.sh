@@ -38,13 +38,13 @@ export OMP_NUM_THREADS=1
 # Some containers set it, and each worker then rewrites all asserts again, which takes 5 s.
 unset PYTHONDONTWRITEBYTECODE
 say "tests"
-# Each worker imports torch, 3 s of a core: one for each core, twelve at most. One that is out of
-# tests takes half of what another still has. Of two -n the last one counts: -n 0 runs them in this
-# process, as --pdb and -s want it.
-workers=$(env -u OMP_NUM_THREADS nproc) # which would count that instead
+# Some tests wait: one worker more than cores. Each imports torch, 3 s of a core, so twelve at most.
+# One that is out of tests takes half of what another still has. Of two -n the last one counts: -n 0
+# runs them in this process, as --pdb and -s want it.
+workers=$(($(env -u OMP_NUM_THREADS nproc) + 1)) # nproc would count that instead
 if [ "${#gear[@]}" -eq 0 ]; then
     # Tests on clusters wait for more than half of their time.
-    workers=$((2 * workers + 1))
+    workers=$((2 * workers - 1))
     # On loopback addresses all hosts are this one, and emergency_stop ends what others test there.
     [ "$(id -u)" -eq 0 ] || workers=1
 fi

@@ -146,7 +146,7 @@ def test_the_demo_script_hands_its_arguments_on(clone: Clone) -> None:
 @pytest.mark.parametrize(
     ("typed", "marks", "workers"),
     [
-        (["--fast", "-k", "two words"], ["-m", "not slow and not cluster and not browser"], 2),
+        (["--fast", "-k", "two words"], ["-m", "not slow and not cluster and not browser"], 3),
         (["-k", "two words"], [], 5),
     ],
 )
