@@ -50,7 +50,7 @@ def table(head: str, kinds: list[tuple[str, type[Message]]], without: type[Messa
 def tables() -> str:
     unasked = [(kind.__name__, kind) for kind in UNASKED]
     happened = [(f"`{name}`", kind) for name, kind in events.EVENTS.items()]
-    told = [("EndOrder", events.EndOrder), ("HeadNews", control.HeadNews)]
+    told = [("EndOrder", events.EndOrder), ("HeadNews", control.HeadState)]
     parts = [
         ["From the head to the server, with the server's answers:", "", *requests()],
         ["From the server, unasked:", "", *table("message", unasked, Message)],
@@ -63,7 +63,7 @@ def tables() -> str:
         [
             "Between supervisors:",
             "",
-            *table("line", [("PeerWord", control.PeerWord)], Message),
+            *table("line", [("PeerHeartbeat", control.PeerHeartbeat)], Message),
         ],
     ]
     return "\n\n".join("\n".join(part) for part in parts)

@@ -47,7 +47,7 @@ from orchestrator.protocol.control import (
     to_line,
 )
 from orchestrator.protocol.message import Nonsense, decode, parse
-from orchestrator.protocol.requests.machine import PortWish, Probe
+from orchestrator.protocol.requests.machine import PortRequest, Probe
 from orchestrator.protocol.requests.start import TakenPorts
 from orchestrator.protocol.timing import STRANGER_SECONDS
 from orchestrator.records import experiments
@@ -188,7 +188,7 @@ def address_of(master: str, patience: float) -> str:
 def reach(request: LaunchRequest, mine: MachinePart, patience: float) -> Reached:
     """Start the server on this machine and probe it; it holds the port of torchrun from here on."""
     address = address_of(mine.master, patience)
-    port = PortWish(wanted=mine.port, exact=True, peers=mine.nnodes > 1)
+    port = PortRequest(wanted=mine.port, exact=True, peers=mine.nnodes > 1)
     asked = Probe(
         cwd=os.getcwd(),  # noqa: PTH109  (as the shell has it, links included)
         workdir=request.config.launch.workdir,

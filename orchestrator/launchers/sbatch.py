@@ -151,7 +151,7 @@ def submit(
     command = command_line(asked, words, request)
     queued = queue_job(asked, request.config.launch, command, request.where.experiments, env)
     if not detach:
-        return watch_batch(queued, queued.read_record(), report_end, anew=True)
+        return watch_batch(queued, queued.read_record(), report_end, from_start=True)
     say(f"{queued.name} is Slurm's job {queued.slurm_job()}")
     say(f"follow it: orchestrator attach {queued.name}")
     return EXIT_DONE

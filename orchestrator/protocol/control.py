@@ -14,13 +14,13 @@ from orchestrator.protocol.events import EndOrder
 from orchestrator.protocol.message import Message, Nonsense, Port, decode, encode, parse
 
 
-class HeadNews(Message):
+class HeadState(Message):
     """A head follows the job."""
 
     head: str = "here"
 
 
-class PeerWord(Message):
+class PeerHeartbeat(Message):
     """One heartbeat of a supervisor, with its whole state, as it may be the first to arrive."""
 
     node: int
@@ -35,11 +35,13 @@ def to_line(message: Message) -> bytes:
     return json.dumps(encode(message)).encode("ascii") + b"\n"
 
 
-def from_line(line: bytes) -> Union[EndOrder, HeadNews]:
+def from_line(line: bytes) -> Union[EndOrder, HeadState]:
     """Return the message of a line on the supervisor's socket."""
     data = parse(line)
     return (
-        decode(HeadNews, data, newer=True) if "head" in data else decode(EndOrder, data, newer=True)
+        decode(HeadState, data, newer=True)
+        if "head" in data
+        else decode(EndOrder, data, newer=True)
     )
 
 

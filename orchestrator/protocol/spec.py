@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Optional
 
 from orchestrator.protocol.message import Message
-from orchestrator.protocol.requests.claims import Wish
+from orchestrator.protocol.requests.claims import DeviceRequest
 from orchestrator.protocol.timing import BEATS_IN_A_LEASE, PEER_BEAT, START_PATIENCE_SECONDS
 from orchestrator.protocol.version import Version
 
@@ -108,7 +108,7 @@ class Spec(Placement):
     # The machine that it was started on: others may share its home.
     machine: str = ""
     # The GPUs or slots to reserve; None if the job requests none.
-    wish: Optional[Wish] = None
+    devices: Optional[DeviceRequest] = None
     # The path of its entry in the machine's lock table; empty if nothing is reserved.
     claim: str = ""
     # Seconds that the head waits for the start of this part.

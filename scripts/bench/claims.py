@@ -30,9 +30,9 @@ from orchestrator.head.start import claims
 from orchestrator.head.start.claims import Occupied, wait
 from orchestrator.head.start.nodes import Nodes
 from orchestrator.head.start.request import LaunchRequest, resolve
-from orchestrator.node.server.visit import Refusal, ServerSession
-from orchestrator.node.start.book import Book
+from orchestrator.node.server.session import Refusal, ServerSession
 from orchestrator.node.start.claims import Claims
+from orchestrator.node.start.lock_table import LockTable
 from orchestrator.protocol.requests.claims import RUNNING
 
 # The slots of each node.
@@ -46,8 +46,8 @@ class Machine:
     """A node as a head has it: its channel is the server's own code, in this process."""
 
     def __init__(self, place: Path) -> None:
-        self.visit = ServerSession()
-        self.visit.of(Claims).book = Book(str(place))
+        self.session = ServerSession()
+        self.session.of(Claims).lock_table = LockTable(str(place))
         name = place.name
         self.node = SimpleNamespace(name=name, slots=SLOTS, line=1)
         self.facts = SimpleNamespace(boot=name, network=0, gpus=0, clock_offset=0.0)
@@ -58,7 +58,7 @@ class Machine:
 
     def ask(self, request: Any, timeout: float) -> Any:
         try:
-            return self.visit.answer(request)
+            return self.session.answer(request)
         except Refusal as refusal:
             raise NodeError(str(refusal)) from refusal
 
@@ -79,7 +79,7 @@ def request_of(dice: random.Random, queue: bool) -> LaunchRequest:
 
 def start(request: LaunchRequest, nodes: Nodes) -> None:
     wanted = [
-        claims.NodeClaim(node.node.name, node.channel, claims.wish_of(request, node))
+        claims.NodeClaim(node.node.name, node.channel, claims.devices_of(request, node))
         for node in nodes.reached
     ]
     taken = claims.hold(wanted)
@@ -120,7 +120,7 @@ def user(places: list[Path], seed: int, told: int) -> None:
         words = "doubled" if not all(marks) else "got"
         os.write(told, f"{words} {time.monotonic() - began:.3f}\n".encode())
         for machine in machines:
-            holding = machine.visit.of(Claims)
+            holding = machine.session.of(Claims)
             holding.enter(holding.entry.replace(state=RUNNING))
         time.sleep(dice.random() * 0.02)
         if dies:
@@ -133,13 +133,13 @@ def user(places: list[Path], seed: int, told: int) -> None:
 
 def leave(machines: Any) -> None:
     for machine in machines:
-        machine.visit.leave()
+        machine.session.leave()
 
 
 def mark(machine: Any, place: Path) -> list[Path] | None:
     """Leave a mark for each slot that is held; None where a living process has one there."""
     names = []
-    for device in machine.visit.of(Claims).held:
+    for device in machine.session.of(Claims).held:
         name = place.parent / f"{place.name}-{device.key}.mark"
         try:
             name.symlink_to(str(os.getpid()))
@@ -203,7 +203,7 @@ def race(rounds: int, users: int, nodes: int, seed: int, directory: Path) -> int
 
 def free_seconds(places: list[Path]) -> float:
     """Return how long it takes until nothing is held any more."""
-    books, began = [Book(str(place)) for place in places], time.monotonic()
+    books, began = [LockTable(str(place)) for place in places], time.monotonic()
     names = [f"slot-{at}" for at in range(SLOTS)]
     while any(book.locked(name) for book in books for name in names):
         if time.monotonic() - began > STUCK_SECONDS:

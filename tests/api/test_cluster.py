@@ -84,7 +84,7 @@ pack(Path(sys.argv[1]), "work", (work, (), {}), Path.cwd())
 
 def test_a_function_finds_the_modules_of_its_program(tmp_path: Path) -> None:
     """Those beside the script, in the directory it is typed in, and in a zip; all have moved."""
-    here, there, parcel = tmp_path / "here", tmp_path / "there", tmp_path / "run" / "parcel"
+    here, there, parcel = tmp_path / "here", tmp_path / "there", tmp_path / "run" / "payload"
     for directory in (here / "tools", parcel):
         directory.mkdir(parents=True)
     (here / "tools" / "use.py").write_text(PROGRAM)

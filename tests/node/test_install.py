@@ -14,8 +14,8 @@ import pytest
 from orchestrator.common.errors import NodeError
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.nodes.environment import Environment
-from orchestrator.head.nodes.library import library, parcel
-from orchestrator.protocol.requests.request import Beat
+from orchestrator.head.nodes.library import library, packed_library
+from orchestrator.protocol.requests.request import Ping
 from orchestrator.protocol.requests.start import Hook
 from orchestrator.protocol.timing import HEAD_PATIENCE_SECONDS
 
@@ -78,17 +78,17 @@ class Node:
         self.home = home
         self.channels: list[NodeChannel] = []
 
-    def visit(self, *before: str) -> NodeChannel:
+    def session(self, *before: str) -> NodeChannel:
         """Connect to it as a head does; `before` is what its .bashrc says."""
         channel = NodeChannel(Pipes(self.home, *before), Environment(sys.executable), SECONDS)  # type: ignore[arg-type]
         self.channels.append(channel)
         channel.begin(SECONDS)
-        channel.ask(Beat(), HEAD_PATIENCE_SECONDS)
+        channel.ask(Ping(), HEAD_PATIENCE_SECONDS)
         return channel
 
     def refusal(self, *before: str) -> str:
         with pytest.raises(NodeError) as refused:
-            self.visit(*before)
+            self.session(*before)
         return str(refused.value)
 
     @property
@@ -111,7 +111,7 @@ def modes(path: Path) -> set[int]:
 
 @pytest.mark.parametrize("umask", ["000", "002", "777"])
 def test_nothing_of_it_is_for_others_whatever_the_umask(node: Node, umask: str) -> None:
-    channel = node.visit(f"umask {umask}")
+    channel = node.session(f"umask {umask}")
     assert modes(node.home / ".orchestrator") == {0o700, 0o600}
     # What a hook writes is the user's own, and so is what the ranks write.
     hooked = channel.ask(Hook(text="export SEEN=$(umask)", env={}, workdir="/"), SECONDS)
@@ -120,32 +120,32 @@ def test_nothing_of_it_is_for_others_whatever_the_umask(node: Node, umask: str) 
 
 def test_it_is_sent_only_to_a_node_that_lacks_it(node: Node) -> None:
     """0.4 MB for each command to each of 64 nodes is ten seconds of a slow line from the head."""
-    whole = len(parcel())
-    first, second = node.visit().channel, node.visit().channel
+    whole = len(packed_library())
+    first, second = node.session().channel, node.session().channel
     assert isinstance(first, Pipes)
     assert isinstance(second, Pipes)
     assert first.sent > whole
     assert second.sent < whole / 20
     (node.library / "orchestrator/common/text.py").unlink()
-    third = node.visit().channel
+    third = node.session().channel
     assert isinstance(third, Pipes)
     assert third.sent > whole
 
 
 def test_what_is_damaged_is_unpacked_anew(node: Node) -> None:
-    node.visit()
+    node.session()
     victim = node.library / "orchestrator/node/follow/stop_job.py"
     whole = victim.read_bytes()
     for damage in (b"", whole[:-9], b"\0" * len(whole)):
         victim.write_bytes(damage)
-        node.visit()
+        node.session()
         assert victim.read_bytes() == whole
     victim.unlink()
     victim.symlink_to("/etc/passwd")
-    node.visit()
+    node.session()
     assert victim.read_bytes() == whole
     victim.chmod(0o666)
-    node.visit()
+    node.session()
     assert stat.S_IMODE(victim.stat().st_mode) == 0o600
     assert [path.name for path in node.library.parent.iterdir()] == [node.library.name]
 
@@ -159,7 +159,7 @@ def test_a_level_that_others_may_write_is_refused(node: Node, level: str) -> Non
     assert f"its {path} may be written by everybody" in said
     assert f"chmod go-w {path} there" in said
     path.chmod(0o755)
-    node.visit()
+    node.session()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
@@ -168,11 +168,11 @@ def test_a_library_that_somebody_else_put_there_is_never_run(node: Node) -> None
     (node.library / "orchestrator/__init__.py").write_text("raise SystemExit('run')")
     os.chown(node.library, OTHER, OTHER)
     node.library.parent.chmod(0o700)
-    node.visit()
+    node.session()
     assert node.library.stat().st_uid == 0
 
 
 def test_files_in_the_logins_directory_are_no_modules(node: Node) -> None:
     for name in ("json", "zlib", "socket", "signal", "struct", "pwd", "random"):
         (node.home / f"{name}.py").write_text("raise SystemExit('it was run')")
-    node.visit()
+    node.session()

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.node.server.visit import HANDLERS, handler_of
+from orchestrator.node.server.session import HANDLERS, handler_of
 from orchestrator.protocol import control, events, facts, frames, spec
 from orchestrator.protocol.frames import HEADER, JSON, LARGEST, SMALLEST, STREAMS, Splitter
 from orchestrator.protocol.message import Message, Nonsense, decode, encode, parse

@@ -25,7 +25,7 @@ from orchestrator.config.schema import ProfilingConfig
 from orchestrator.engine.ranks.ranks import Ranks, gather
 from orchestrator.protocol.message import Nonsense, decode, encode, parse
 from orchestrator.protocol.requests import follow as asked
-from orchestrator.protocol.requests.follow import ProfileNews, ProfileWish
+from orchestrator.protocol.requests.follow import ProfileAnswer, ProfileRequest
 
 
 @dataclass(frozen=True)
@@ -220,8 +220,8 @@ class ProfileRequests:
     def __init__(self, ranks: Ranks) -> None:
         run = os.environ.get("ORCHESTRATOR_RUN") if ranks.rank == 0 else None
         self.run = Path(run) if run else None
-        self.path = Path(run or "", asked.WISH)
-        self.request: ProfileWish | None = None
+        self.path = Path(run or "", asked.REQUEST_FILE)
+        self.request: ProfileRequest | None = None
 
     def take(self) -> int:
         """Read and remove a new request; return its number of steps, or 0 if there is none."""
@@ -229,7 +229,7 @@ class ProfileRequests:
             return 0
         try:
             with files.open_plain(self.path) as file:
-                request = decode(ProfileWish, parse(file.read(1 << 12)), newer=True)
+                request = decode(ProfileRequest, parse(file.read(1 << 12)), newer=True)
             if time.time() - self.path.stat().st_mtime < asked.PATIENCE_SECONDS:
                 self.request = request
                 # The node accepts no other request while the file or this answer is there.
@@ -249,10 +249,10 @@ class ProfileRequests:
         if self.run is None or self.request is None:
             return
         first, last = steps
-        news = ProfileNews(
+        reply = ProfileAnswer(
             id=self.request.id, state=state, first=first, last=last, directory=directory, text=text
         )
         with contextlib.suppress(OSError):
-            files.replace(self.run / asked.NEWS, json.dumps(encode(news)))
+            files.replace(self.run / asked.ANSWER_FILE, json.dumps(encode(reply)))
         if state in (asked.WRITTEN, asked.FAILED):
             self.request = None

@@ -28,7 +28,7 @@ from orchestrator.head.screen.lines import fit
 from orchestrator.head.screen.log_reader import last_words
 from orchestrator.head.screen.output import say
 from orchestrator.head.screen.screen import Screen
-from orchestrator.head.start.job import JobEnding, Stay, make_screen
+from orchestrator.head.start.job import FollowSession, JobEnding, make_screen
 from orchestrator.head.status import status
 from orchestrator.head.status.status import FoundJob, find_job
 from orchestrator.protocol.timing import HEAD_LEAVES_SECONDS
@@ -58,7 +58,7 @@ def follow_launched(
     With `where`, a head that leaves the job running leaves another one behind in the background.
     """
     log.info("process %d follows job %s", os.getpid(), running.record.job)
-    stay = Stay(
+    session = FollowSession(
         running.experiment,
         running.transport,
         backend_of,
@@ -67,7 +67,7 @@ def follow_launched(
         keys=keys,
     )
     screen = make_screen(running.experiment, running.record, view, folds=True)
-    return report(stay, stay.follow(running, screen), where)
+    return report(session, session.follow(running, screen), where)
 
 
 def follow_again(
@@ -84,7 +84,7 @@ def follow_again(
     logs.keep_in(job.experiment.head_log)
     log.info("process %d follows job %s, which runs already", os.getpid(), record.job)
     record = replace(record, head=this_head())
-    stay = Stay(
+    session = FollowSession(
         job.experiment,
         job.transport,
         backend_of,
@@ -94,15 +94,15 @@ def follow_again(
         left_behind=left_behind,
         looks_on=looks_on,
     )
-    return report(stay, stay.join(record), where)
+    return report(session, session.join(record), where)
 
 
-def report(stay: Stay, ending: JobEnding, where: Where | None) -> int:
+def report(session: FollowSession, ending: JobEnding, where: Where | None) -> int:
     """Report the end of a head's session on the terminal and by notifications.
 
     Return the exit code of the command. The job may have ended, or may go on under another head.
     """
-    experiment, record, run = stay.experiment, ending.record, ending.run
+    experiment, record, run = session.experiment, ending.record, ending.run
     if run is not None and run.successor is not None:
         say(f"{run.successor} has taken over; this head ends, the job continues")
         # Not 0: a script that waits for this command must not assume that the job is done.
@@ -113,9 +113,9 @@ def report(stay: Stay, ending: JobEnding, where: Where | None) -> int:
     again = run is not None and run.stopped_in_time
     if again and backend_of(record).start_again(experiment, record):
         return EXIT_STOPPED
-    stay.notifier.over(record)
+    session.notifier.over(record)
     code = report_end(experiment, record, ending.screen)
-    stay.notifier.close()
+    session.notifier.close()
     return code
 
 

@@ -15,7 +15,7 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import ask_once
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.streams.follower import NodeFollower
-from orchestrator.head.follow.streams.news import Failed, News, Over
+from orchestrator.head.follow.streams.updates import Failed, NodeUpdate, Over
 from orchestrator.head.schedulers.backend import SshBackend
 from orchestrator.head.screen import failures, output
 from orchestrator.head.start.job import make_screen
@@ -60,7 +60,7 @@ class LogFetcher:
         self.record = record
         self.ssh = ssh
         self.backend = backend
-        self.inbox: queue.SimpleQueue[News] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[NodeUpdate] = queue.SimpleQueue()
         self.followers: list[NodeFollower] = []
         self.finished: set[int] = set()
         self.next_ask = time.monotonic() + SCHEDULER_SECONDS
@@ -96,13 +96,13 @@ class LogFetcher:
                 self.record = self.backend.settle(self.experiment, self.record)
             return self.record.over
         try:
-            news = self.inbox.get(timeout=wait)
+            updates = self.inbox.get(timeout=wait)
         except queue.Empty:
             return False
-        if isinstance(news, Failed):
-            raise news.error
-        if isinstance(news, Over):
-            self.finished.add(news.node)
+        if isinstance(updates, Failed):
+            raise updates.error
+        if isinstance(updates, Over):
+            self.finished.add(updates.node)
         return len(self.finished) == len(self.followers)
 
     def catch_up(self) -> None:

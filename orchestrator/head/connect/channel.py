@@ -16,17 +16,17 @@ from orchestrator.head.connect.transport import Channel, Connection
 from orchestrator.head.nodes import server_command
 from orchestrator.head.nodes.clock import NodeClock
 from orchestrator.head.nodes.environment import Environment
-from orchestrator.head.nodes.library import installer, library, parcel
+from orchestrator.head.nodes.library import installer, library, packed_library
 from orchestrator.protocol import frames
 from orchestrator.protocol.frames import HEADER, JSON, PIECE
 from orchestrator.protocol.message import Message, Nonsense, decode, parse
 from orchestrator.protocol.requests.request import (
     ROUTINE,
     Answered,
-    Beat,
     Clock,
     Greeting,
     Incoming,
+    Ping,
     Refused,
     Request,
     frame_of_request,
@@ -111,7 +111,7 @@ class NodeChannel:
         if said.startswith(ASKS):
             log.debug("%s: is sent our program", self.name)
             self.channel.settimeout(timeout)
-            self._send(parcel())
+            self._send(packed_library())
             said = self._marked(timeout)
         if said.startswith((b"!", b"?")):
             raise self._refusal(said)
@@ -195,7 +195,7 @@ class NodeChannel:
         """Send a heartbeat, unless another thread is sending; its answer is skipped."""
         if self.sending.acquire(blocking=False):
             try:
-                self._post(Beat())
+                self._post(Ping())
             except NodeError:
                 # The next request to the node reports the loss.
                 beats.drop(self)

@@ -300,73 +300,73 @@ class Execution:
     ) -> None:
         self.ssh, self.line_of, self.sink_of = ssh, line_of, sink_of
         self.limit = limit
-        self.visits = [ExecSession(node) for node in nodes]
+        self.sessions = [ExecSession(node) for node in nodes]
 
     def end(self, reason: str) -> None:
         """End it everywhere; may be called from a signal handler."""
-        for visit in self.visits:
-            visit.end(reason)
+        for session in self.sessions:
+            session.end(reason)
 
     def go(self) -> list[ExecOutcome]:
         """Run the command on all nodes, and return the outcomes in their order."""
         # An invalid command raises here, before any node is contacted.
-        lines = [self.line_of(visit.node) for visit in self.visits]
-        fleet.need_room_for(self.visits)
-        pairs = list(zip(self.visits, lines, strict=True))
-        results = fleet.everywhere(pairs, lambda pair: self._visit(*pair))
+        lines = [self.line_of(session.node) for session in self.sessions]
+        fleet.need_room_for(self.sessions)
+        pairs = list(zip(self.sessions, lines, strict=True))
+        results = fleet.everywhere(pairs, lambda pair: self._run_session(*pair))
         return [
-            ExecOutcome(visit.node, problem=result.what, fix=result.fix, lost=True)
+            ExecOutcome(session.node, problem=result.what, fix=result.fix, lost=True)
             if isinstance(result, OrchestratorError)
             else result
-            for visit, result in zip(self.visits, results, strict=True)
+            for session, result in zip(self.sessions, results, strict=True)
         ]
 
-    def _visit(self, visit: ExecSession, line: str) -> ExecOutcome:
-        connection = self.ssh.connect(visit.node.node)
+    def _run_session(self, session: ExecSession, line: str) -> ExecOutcome:
+        connection = self.ssh.connect(session.node.node)
         notice_loss(connection, SILENCE_SECONDS)
-        if not visit.start(connection, line, self.ssh.timeout):
-            return ExecOutcome(visit.node, problem=f"not started ({visit.why})")
-        assert visit.channel is not None
-        channel = visit.channel
-        out, err = (Prologue(self.sink_of(visit.node, errors)) for errors in (False, True))
+        if not session.start(connection, line, self.ssh.timeout):
+            return ExecOutcome(session.node, problem=f"not started ({session.why})")
+        assert session.channel is not None
+        channel = session.channel
+        out, err = (Prologue(self.sink_of(session.node, errors)) for errors in (False, True))
         complaints = fleet.start(lambda: receive(channel.recv_stderr, err))
         try:
             if receive(channel.recv, out, until_it_begins=True):
-                visit.begin(self.limit)
+                session.begin(self.limit)
             receive(channel.recv, out)
             complaints.join()
             code = channel.recv_exit_status()
             lost = not connection.alive
         finally:
-            visit.timer.cancel()
+            session.timer.cancel()
             out.sink.close()
             err.sink.close()
             connection.close()
-        return outcome_of(visit, code, lost=lost, said=err.said or out.said)
+        return outcome_of(session, code, lost=lost, said=err.said or out.said)
 
 
-def outcome_of(visit: ExecSession, code: int, *, lost: bool, said: bytes) -> ExecOutcome:
-    seconds = time.monotonic() - visit.began
-    if visit.why == NEVER_BEGAN:
+def outcome_of(session: ExecSession, code: int, *, lost: bool, said: bytes) -> ExecOutcome:
+    seconds = time.monotonic() - session.began
+    if session.why == NEVER_BEGAN:
         what, fix = server_command.never_begins(said.decode(errors="replace"))
-        return ExecOutcome(visit.node, None, seconds, what, fix, lost=True)
-    if not visit.begun and not visit.why and code >= 0:
+        return ExecOutcome(session.node, None, seconds, what, fix, lost=True)
+    if not session.begun and not session.why and code >= 0:
         problem, fix = why_not_begun(code, said)
-        return ExecOutcome(visit.node, None, seconds, problem, fix, lost=True)
-    ended = ExecOutcome(visit.node, code if code >= 0 else None, seconds)
-    if visit.given_up:
-        hint = f"look there: orchestrator ssh {visit.node.index}"
+        return ExecOutcome(session.node, None, seconds, problem, fix, lost=True)
+    ended = ExecOutcome(session.node, code if code >= 0 else None, seconds)
+    if session.given_up:
+        hint = f"look there: orchestrator ssh {session.node.index}"
         return ExecOutcome(
-            visit.node, None, seconds, "it does not end, and may still run", hint, True
+            session.node, None, seconds, "it does not end, and may still run", hint, True
         )
-    if visit.why == "timeout":
-        return ExecOutcome(visit.node, TIMED_OUT, seconds, "ended after its time-out")
-    if visit.why and code < 0:
-        return ExecOutcome(visit.node, None, seconds, f"ended ({visit.why})")
+    if session.why == "timeout":
+        return ExecOutcome(session.node, TIMED_OUT, seconds, "ended after its time-out")
+    if session.why and code < 0:
+        return ExecOutcome(session.node, None, seconds, f"ended ({session.why})")
     if code < 0 and lost:
-        return ExecOutcome(visit.node, None, seconds, "the connection broke", lost=True)
+        return ExecOutcome(session.node, None, seconds, "the connection broke", lost=True)
     if code < 0:
-        return ExecOutcome(visit.node, None, seconds, "somebody killed its shell")
+        return ExecOutcome(session.node, None, seconds, "somebody killed its shell")
     return ended
 
 

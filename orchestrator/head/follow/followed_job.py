@@ -111,7 +111,7 @@ class NodeState:
 
 
 class FollowedJob:
-    """A job that this head follows. Only one thread changes it; followers send it news."""
+    """A job that this head follows. Only one thread changes it; followers send it updates."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Handle the news of a job's nodes for the head that follows the job."""
+"""Handle the updates of a job's nodes for the head that follows the job."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from orchestrator.head.follow import verdict
 from orchestrator.head.follow.followed_job import FollowedJob, NodeState
 from orchestrator.head.follow.job_end import Outcome
 from orchestrator.head.follow.monitors.watchers import OPEN_ALL
-from orchestrator.head.follow.streams.news import (
+from orchestrator.head.follow.streams.updates import (
     ClockRead,
     Connected,
     DiskFull,
     Failed,
     Happened,
     Lost,
-    News,
+    NodeUpdate,
     Over,
     Warned,
     Wrote,
@@ -42,7 +42,7 @@ NOT_BEGUN = "its part of the job had not begun, and nobody starts it any more"
 
 
 class Reports:
-    """Handles the news of the nodes: events of supervisors and changes of connections.
+    """Handles the updates of the nodes: events of supervisors and changes of connections.
 
     `has_other_heads`: other nodes of the job have heads of their own.
     """
@@ -53,74 +53,74 @@ class Reports:
         # The files that were written beside the code, by node index.
         self.code_outputs: dict[int, CodeOutputs] = {}
 
-    def handle(self, news: News) -> None:
-        self.take(news, self.nodes[news.node])
+    def handle(self, updates: NodeUpdate) -> None:
+        self.take(updates, self.nodes[updates.node])
 
-    # -- news of a connection, by type ------------------------------------------------------------
+    # -- updates of a connection, by type ---------------------------------------------------------
 
     @singledispatchmethod
-    def take(self, news: News, node: NodeState) -> None:
-        """Handle news of a node."""
-        raise TypeError(f"nothing handles {type(news).__name__}")
+    def take(self, updates: NodeUpdate, node: NodeState) -> None:
+        """Handle an update of a node."""
+        raise TypeError(f"nothing handles {type(updates).__name__}")
 
     @take.register(Connected)
-    def _(self, news: Connected, node: NodeState) -> None:
-        self.set_clock(node, news.clock)
+    def _(self, updates: Connected, node: NodeState) -> None:
+        self.set_clock(node, updates.clock)
         if node.lost_since:
             log.info("%s is back after %.1f s", node.who, node.away)
             say(styled(f"{node.who} is back after {node.away:.0f} s", DONE))
         node.lost_since = 0.0
 
     @take.register(ClockRead)
-    def _(self, news: ClockRead, node: NodeState) -> None:
-        self.set_clock(node, news.clock)
+    def _(self, updates: ClockRead, node: NodeState) -> None:
+        self.set_clock(node, updates.clock)
 
     @take.register(Lost)
-    def _(self, news: Lost, node: NodeState) -> None:
+    def _(self, updates: Lost, node: NodeState) -> None:
         if not node.lost_since:
-            node.lost_since, node.silent = time.monotonic(), news.silent
-            warn(f"{node.who}: {news.why}; trying to come back")
-        node.lost_why = news.why
+            node.lost_since, node.silent = time.monotonic(), updates.silent
+            warn(f"{node.who}: {updates.why}; trying to come back")
+        node.lost_why = updates.why
 
     @take.register(Warned)
-    def _(self, news: Warned, node: NodeState) -> None:
-        warn(f"node {news.node}: {news.what}")
-        if news.receipt is not None:
+    def _(self, updates: Warned, node: NodeState) -> None:
+        warn(f"node {updates.node}: {updates.what}")
+        if updates.receipt is not None:
             of = {"node": node.record.name, "job": self.job.record.job}
-            self.not_ended(Receipt(**{**vars(news.receipt), **of}))
+            self.not_ended(Receipt(**{**vars(updates.receipt), **of}))
 
     @take.register(Wrote)
-    def _(self, news: Wrote, node: NodeState) -> None:
-        self.code_outputs[news.node] = news.with_code
+    def _(self, updates: Wrote, node: NodeState) -> None:
+        self.code_outputs[updates.node] = updates.with_code
 
     @take.register(DiskFull)
-    def _(self, news: DiskFull, node: NodeState) -> None:
+    def _(self, updates: DiskFull, node: NodeState) -> None:
         self.job.disk_full()
 
     @take.register(Over)
-    def _(self, news: Over, node: NodeState) -> None:
-        """Close a node; if its last event is missing, `news.why` says what happened to it."""
+    def _(self, updates: Over, node: NodeState) -> None:
+        """Close a node; if its last event is missing, `update.why` says what happened to it."""
         begun = node.record.state != "starting"
         node.close()
         self.job.changed = True
         if node.ended is None and not begun:
-            self.job.failed(node.failure(time.time(), "start", f"{NOT_BEGUN} ({news.why})"))
+            self.job.failed(node.failure(time.time(), "start", f"{NOT_BEGUN} ({updates.why})"))
         elif node.ended is None:
-            self.job.failed(node.failure(time.time(), "supervisor", news.why))
+            self.job.failed(node.failure(time.time(), "supervisor", updates.why))
         elif left := node.ended.left:
             self.not_ended(Receipt(node=node.record.name, job=self.job.record.job, left=left))
             what = f"processes {list(left)} do not end (stuck in the kernel?)"
             warn(f"node {node.record.index}: {what}")
 
     @take.register(Failed)
-    def _(self, news: Failed, node: NodeState) -> None:
-        raise news.error
+    def _(self, updates: Failed, node: NodeState) -> None:
+        raise updates.error
 
     # -- the events of a supervisor, by type ------------------------------------------------------
 
     @take.register(Happened)
-    def _(self, news: Happened, node: NodeState) -> None:
-        event = news.event
+    def _(self, updates: Happened, node: NodeState) -> None:
+        event = updates.event
         self.job.changed = True
         node.note_time(event)
         if node.notes(event):

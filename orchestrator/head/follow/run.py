@@ -23,7 +23,7 @@ from orchestrator.head.follow.monitors.hang import HangMonitor
 from orchestrator.head.follow.monitors.watchers import DIALS_WITHIN_SECONDS, StartMonitor
 from orchestrator.head.follow.reports import Reports
 from orchestrator.head.follow.streams.follower import NodeFollower
-from orchestrator.head.follow.streams.news import Answer, Grew, News
+from orchestrator.head.follow.streams.updates import Answer, Grew, NodeUpdate
 from orchestrator.head.screen.keyboard import KEYS, Keyboard
 from orchestrator.head.screen.output import say, warn
 from orchestrator.head.screen.screen import Display
@@ -80,7 +80,7 @@ class Run:
         self.experiment, self.end, self.backend = experiment, self.job.end, backend
         # The channels that are still open when the job is over, by node index.
         self.channels: dict[int, NodeChannel] = {}
-        self.inbox: queue.SimpleQueue[News | int] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[NodeUpdate | int] = queue.SimpleQueue()
         # True in a background process that a head started when it left.
         self.left_behind = left_behind
         self.left_on_purpose = False
@@ -148,17 +148,17 @@ class Run:
         self.monitors.check()
         self.job.save_in_turn(at_once=not self.end.open or self.end.left)
 
-    def post(self, news: News) -> None:
-        """Queue news from a follower's thread; growth of a log goes to the screen directly."""
-        if isinstance(news, Grew):
+    def post(self, updates: NodeUpdate) -> None:
+        """Queue an update from a follower's thread; growth of a log goes to the screen directly."""
+        if isinstance(updates, Grew):
             self.job.display.grew()
         else:
-            self.inbox.put(news)
+            self.inbox.put(updates)
 
     @singledispatchmethod
-    def take(self, message: News | int) -> None:
-        """Handle the news of a node, the answer to a monitor, or the number of a signal."""
-        assert isinstance(message, News)
+    def take(self, message: NodeUpdate | int) -> None:
+        """Handle the update of a node, the answer to a monitor, or the number of a signal."""
+        assert isinstance(message, NodeUpdate)
         self.reports.handle(message)
 
     @take.register(Answer)
@@ -320,10 +320,10 @@ class Monitors:
         self.job.held_up(slow.replace(time=time.time()))
         warn(slow.text)
 
-    def answer(self, news: Answer) -> None:
+    def answer(self, updates: Answer) -> None:
         """Pass an answer to the monitor that sent the request."""
-        monitor = self.hang if isinstance(news.answer, Stuck) else self.start
-        monitor.answers[news.node] = news.answer
+        monitor = self.hang if isinstance(updates.answer, Stuck) else self.start
+        monitor.answers[updates.node] = updates.answer
 
     def check(self) -> None:
         job = self.job

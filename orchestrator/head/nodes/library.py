@@ -47,7 +47,7 @@ def library() -> Library:
         return read()
 
 
-def parcel() -> bytes:
+def packed_library() -> bytes:
     """Return the payload for a node without the library: a size line and packed {name: source}."""
     with READING:
         return pack(read().files)

@@ -294,7 +294,7 @@ def quote(word: str) -> str:
 
 
 OF_BOOTSTRAP = "/.orchestrator/environments/"
-MAKE_ANEW = (
+MAKE_AGAIN = (
     "orchestrator bootstrap, typed as it was for this environment, makes it where it is missing;"
     " what is whole stays"
 )
@@ -317,7 +317,7 @@ def activation_problem(activate: str, reason: str, errors: str) -> tuple[str, st
     }
     said = f" ({last})" if last else ""
     if kind == "venv" and OF_BOOTSTRAP in value and reason.startswith("there is no "):
-        return f"{activate}: {reason}{said}", MAKE_ANEW
+        return f"{activate}: {reason}{said}", MAKE_AGAIN
     return f"{activate}: {reason}{said}", f"try in a shell there: {by_hand[kind]}"
 
 

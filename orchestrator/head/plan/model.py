@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from orchestrator.common.hosts import in_url
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.protocol.requests.claims import Wish
+from orchestrator.protocol.requests.claims import DeviceRequest
 from orchestrator.protocol.spec import Target
 
 
@@ -65,7 +65,7 @@ class NodePlan:
     # Files as (name, text) that are written into the agent's working directory.
     files: tuple[tuple[str, str], ...] = ()
     # The GPUs or slots that the job holds on the node.
-    wish: Wish | None = None
+    devices: DeviceRequest | None = None
 
     @property
     def env(self) -> dict[str, str]:

@@ -28,7 +28,7 @@ from orchestrator.head.nodes.facts import (
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.plan import nccl_env
 from orchestrator.head.plan.model import EnvSetting, NodeAddress, NodePlan, Plan
-from orchestrator.protocol.requests.claims import VISIBLE, Wish
+from orchestrator.protocol.requests.claims import VISIBLE, DeviceRequest
 from orchestrator.protocol.spec import Target
 
 log = logging.getLogger(__name__)
@@ -280,15 +280,15 @@ def resolve_name(kind: str, target: Target, facts: Facts) -> str:
     return facts.target_name if kind in ("program", "script") else target.name
 
 
-def wish_of_launch(
+def devices_of_launch(
     node: ProbedNode, config: Config, ranks: int, user_env: Sequence[EnvSetting]
-) -> Wish | None:
+) -> DeviceRequest | None:
     """Return the GPUs or slots that a launch requests on a node, None with --claim none."""
     launch = config.launch
     if launch.claim == "none":
         return None
     env = {**config.env, **{setting.name: setting.value for setting in user_env}}
-    return Wish(
+    return DeviceRequest(
         job=launch.name,
         gpus=launch.gpus,
         visible=next((env[name] for name in VISIBLE if env.get(name)), ""),
@@ -359,7 +359,7 @@ class Draft:
             paste=paste,
             library=facts.library,
             runs=facts.runs,
-            wish=wish_of_launch(probed, self.config, count, self.user_env),
+            devices=devices_of_launch(probed, self.config, count, self.user_env),
         )
 
     def settings(

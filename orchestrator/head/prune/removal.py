@@ -55,7 +55,7 @@ PIN, HEAD = ".pin", ".head"
 SELECTED, REMOVED, KEPT, FAILED = "would be removed", "removed", "kept", "failed"
 
 
-class InTheWay(Exception):
+class NotRemovable(Exception):
     """The reason why an experiment stays as it is, as a sentence."""
 
 
@@ -166,7 +166,7 @@ def lock_of_head(directory: int, create: int = 0) -> Iterator[BinaryIO]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if not is_of_another_login(file.fileno()):
-                raise InTheWay(f"it is in use by {Head.read(file.read())}") from None
+                raise NotRemovable(f"it is in use by {Head.read(file.read())}") from None
         yield file
 
 
@@ -257,7 +257,7 @@ def in_use(root: int, name: str) -> str:
     try:
         with files.opened(name, root) as directory, lock_of_head(directory):
             return ""
-    except InTheWay as reason:
+    except NotRemovable as reason:
         return str(reason)
     except OSError:
         return ""
@@ -384,7 +384,7 @@ class Removal:
         """Record the reason if a directory could not be removed."""
         try:
             yield
-        except InTheWay as why:
+        except NotRemovable as why:
             one.stays(str(why))
         except FileNotFoundError:
             one.stays("another process has removed it")
@@ -421,11 +421,11 @@ class Removal:
             with lock_of_head(directory, os.O_CREAT) as lock:
                 status = os.fstat(directory)
                 if (status.st_dev, status.st_ino) != entry.identity:
-                    raise InTheWay("it was replaced a moment ago")
+                    raise NotRemovable("it was replaced a moment ago")
                 if pinned(directory):
-                    raise InTheWay("it has just been pinned")
+                    raise NotRemovable("it has just been pinned")
                 if obstacle := mounted(self.directory / entry.name):
-                    raise InTheWay(obstacle)
+                    raise NotRemovable(obstacle)
                 yield directory, lock
 
     def take(self, entry: PruneEntry, directory: int, lock: BinaryIO) -> None:
@@ -439,7 +439,7 @@ class Removal:
         now = os.stat(hidden, dir_fd=self.root, follow_symlinks=False)
         if not os.path.samestat(now, os.fstat(directory)):
             os.rename(hidden, entry.name, src_dir_fd=self.root, dst_dir_fd=self.root)
-            raise InTheWay("something else has taken its name")
+            raise NotRemovable("something else has taken its name")
         lock.close()
         self.delete(entry, hidden)
 
@@ -455,7 +455,7 @@ def lock_of_prune(directory: int) -> None:
     try:
         fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise InTheWay("another prune is removing it") from None
+        raise NotRemovable("another prune is removing it") from None
     except OSError:
         # NFS has no locks on directories. Two prunes that delete the same one do no harm.
         pass

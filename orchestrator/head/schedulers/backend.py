@@ -254,7 +254,7 @@ class BatchBackend(SlurmBackend):
         ]
 
     def watch(self, experiment: Experiment, record: JobRecord, conclude: Conclude) -> int | None:
-        return watch_batch(experiment, record, conclude, anew=False)
+        return watch_batch(experiment, record, conclude, from_start=False)
 
 
 def backend_of(record: JobRecord) -> SshBackend:
@@ -266,13 +266,13 @@ def backend_of(record: JobRecord) -> SshBackend:
 
 
 def watch_batch(
-    experiment: Experiment, record: JobRecord, conclude: Conclude, *, anew: bool
+    experiment: Experiment, record: JobRecord, conclude: Conclude, *, from_start: bool
 ) -> int:
     """Show the head's output in the Slurm job until the job ends or the user detaches.
 
     Return the exit code of the job, or EXIT_DONE after a detach.
     """
-    view = SlurmJobView(experiment, record, anew=anew)
+    view = SlurmJobView(experiment, record, from_start=from_start)
     say(f"{experiment.name} is Slurm's job {record.slurm_job}; d leaves it, Ctrl-C stops it")
     if not view.go():
         say(f"left running; follow it again: orchestrator attach {experiment.name}")
@@ -287,11 +287,11 @@ def watch_batch(
 class SlurmJobView:
     """Shows the output of a batch job's head until the job ends or the user detaches."""
 
-    def __init__(self, experiment: Experiment, record: JobRecord, *, anew: bool) -> None:
+    def __init__(self, experiment: Experiment, record: JobRecord, *, from_start: bool) -> None:
         self.experiment, self.record = experiment, record
         self.interrupts: list[int] = []
         self.answered = 0
-        self.shown = 0 if anew else self.size()
+        self.shown = 0 if from_start else self.size()
         # True if Slurm ended the job, and its record had to be concluded here.
         self.settled = False
         self.before = ""

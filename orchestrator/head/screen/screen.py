@@ -330,7 +330,7 @@ class Display(threading.Thread):
         super().__init__(daemon=True, name="display")
         self.screen = screen
         self.messages: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self.news = threading.Event()
+        self.changed = threading.Event()
         self.muted = threading.Event()
         # True if tracebacks that are held at the end are not shown.
         self.fold = False
@@ -338,30 +338,30 @@ class Display(threading.Thread):
     def hear(self, text: str) -> None:
         """Show a message of say() above the status line, in its turn."""
         self.messages.put(f"{OURS} {text}")
-        self.news.set()
+        self.changed.set()
 
     def grew(self) -> None:
-        self.news.set()
+        self.changed.set()
 
     def mute(self) -> None:
         """Show only the current contents of the logs: output after a failure repeats it."""
         if not self.muted.is_set():
             self.screen.end_here()
             self.muted.set()
-            self.news.set()
+            self.changed.set()
 
     def finish(self, *, fold: bool = False) -> None:
         """Show the rest and end the thread; with `fold`, held tracebacks are not shown."""
         self.fold = fold
         self.messages.put(None)
-        self.news.set()
+        self.changed.set()
         self.join()
 
     def run(self) -> None:
         last = False
         while not last:
-            self.news.wait(TICK_SECONDS if self.screen.waits else None)
-            self.news.clear()
+            self.changed.wait(TICK_SECONDS if self.screen.waits else None)
+            self.changed.clear()
             last = self._speak()
             while self.screen.pump():
                 last = self._speak() or last

@@ -21,7 +21,7 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.nodes.facts import by_value, said_of
-from orchestrator.head.plan.plan import count_ranks, wish_of_launch
+from orchestrator.head.plan.plan import count_ranks, devices_of_launch
 from orchestrator.head.screen import failures
 from orchestrator.head.screen.output import say
 from orchestrator.head.screen.progress import ProgressBar
@@ -31,10 +31,17 @@ from orchestrator.protocol.requests.claims import (
     STARTING,
     WAITING,
     ClaimEntry,
-    Wish,
+    DeviceRequest,
     who_has,
 )
-from orchestrator.protocol.requests.start import Claim, Claimed, Page, ReadBook, Unclaim, Wait
+from orchestrator.protocol.requests.start import (
+    Claim,
+    Claimed,
+    LockTableState,
+    ReadLockTable,
+    Unclaim,
+    Wait,
+)
 from orchestrator.protocol.timing import QUICK_ANSWER_SECONDS
 from orchestrator.records import experiments
 
@@ -67,7 +74,7 @@ class NodeClaim:
 
     name: str
     channel: NodeChannel
-    wish: Wish | None = None
+    devices: DeviceRequest | None = None
     # The job id and node index of a restarted job, whose GPU request the node has kept.
     part: tuple[str, int] | None = None
 
@@ -116,7 +123,7 @@ def hold(wanted: Sequence[NodeClaim]) -> Hold:
 
 def ask(wanted: Sequence[NodeClaim], patience: float) -> list[Claimed]:
     """Send the claims to the nodes; if one does not answer, release the others and raise."""
-    claims = [Claim(wish=one.wish, part=one.part, patience=patience) for one in wanted]
+    claims = [Claim(devices=one.devices, part=one.part, patience=patience) for one in wanted]
     channels = [one.channel for one in wanted]
     answers = fleet.ask_channels(channels, claims, QUICK_ANSWER_SECONDS + patience)
     if silent := failures.failures(wanted, answers):
@@ -152,46 +159,46 @@ def without_claims(request: LaunchRequest) -> LaunchRequest:
     return replace(request, config=replace(request.config, launch=launch))
 
 
-def wish_of(request: LaunchRequest, node: Reached) -> Wish | None:
+def devices_of(request: LaunchRequest, node: Reached) -> DeviceRequest | None:
     """Return the GPU request of a launch on a node; None with --claim none."""
     ranks, _ = count_ranks(node.probed, request.config.launch)
-    return wish_of_launch(node.probed, request.config, ranks, request.env)
+    return devices_of_launch(node.probed, request.config, ranks, request.env)
 
 
 # -- the order of the queue (pure functions) ----------------------------------------------------
 
 
-def ahead(mine: ClaimEntry, page: Page) -> list[ClaimEntry]:
+def ahead(mine: ClaimEntry, state: LockTableState) -> list[ClaimEntry]:
     """Return the entries that wait on a node before this one, in queue order."""
-    waiting = [one for one in page.entries if one.state == WAITING and one.rank < mine.rank]
+    waiting = [one for one in state.entries if one.state == WAITING and one.rank < mine.rank]
     return sorted(waiting, key=lambda one: one.rank)
 
 
-def blocked(mine: ClaimEntry, page: Page) -> str:
+def blocked(mine: ClaimEntry, state: LockTableState) -> str:
     """Return why a launch cannot start on a node yet, "" if it can.
 
     It overtakes earlier entries only if it leaves enough for all of them.
     """
-    left = page.free - page.wants
+    left = state.free - state.wants
     if left < 0:
-        return f"{page.free} of {page.wants} free"
-    for one in ahead(mine, page):
+        return f"{state.free} of {state.wants} free"
+    for one in ahead(mine, state):
         left -= one.wants
         if left < 0:
             return f"{one.user}'s {one.job} waits before it"
     return ""
 
 
-def obstacles(mine: ClaimEntry, pages: Mapping[str, Page], least: int) -> dict[str, str]:
+def obstacles(mine: ClaimEntry, states: Mapping[str, LockTableState], least: int) -> dict[str, str]:
     """Return {} if enough nodes are ready for a launch, else the reason by the others' names."""
-    reasons = {name: why for name, page in pages.items() if (why := blocked(mine, page))}
-    return reasons if len(pages) - len(reasons) < least else {}
+    reasons = {name: why for name, state in states.items() if (why := blocked(mine, state))}
+    return reasons if len(states) - len(reasons) < least else {}
 
 
-def holders(page: Page) -> str:
+def holders(state: LockTableState) -> str:
     """Return a clause that names the jobs which hold the GPUs, "" if enough are free."""
-    some = [one for one in page.entries if one.keys]
-    if page.free >= page.wants or not some:
+    some = [one for one in state.entries if one.keys]
+    if state.free >= state.wants or not some:
         return ""
     who = ", ".join(f"{one.user}'s {one.job}" for one in some)
     return f"; {who} {'has' if len(some) == 1 else 'have'} the rest"
@@ -262,43 +269,43 @@ class QueuePlace:
     def __init__(self, request: LaunchRequest, nodes: Nodes) -> None:
         self.request, self.nodes = request, nodes
         self.wanted = [
-            NodeClaim(node.node.name, node.channel, wish_of(request, node) or Wish())
+            NodeClaim(node.node.name, node.channel, devices_of(request, node) or DeviceRequest())
             for node in nodes.reached
         ]
         self.least = nodes.bounds.least if nodes.bounds else len(nodes.reached)
         self.entry = entry_of(request, nodes.reached)
         self.entered = False
         # The last state of each node's queue, by the node's name.
-        self.pages: dict[str, Page] = {}
+        self.states: dict[str, LockTableState] = {}
 
     def why_it_waits(self) -> str:
         """Return why the launch cannot start yet, "" if it is its turn."""
         if not self.entered:
             self.enter()
-        reasons = obstacles(self.entry, self.pages, self.least)
-        return in_queue({name: why + holders(self.pages[name]) for name, why in reasons.items()})
+        reasons = obstacles(self.entry, self.states, self.least)
+        return in_queue({name: why + holders(self.states[name]) for name, why in reasons.items()})
 
     def enter(self) -> None:
         """Add an entry to the queue of all nodes; raise if too few nodes could ever fit the job."""
-        pages = self.pages.values()
-        small = [name for name, page in self.pages.items() if page.wants > page.total]
-        if len(pages) - len(small) < self.least:
-            page = self.pages[small[0]]
-            has = f"{small[0]} has {page.total}, and {page.wants} are requested"
+        states = self.states.values()
+        small = [name for name, state in self.states.items() if state.wants > state.total]
+        if len(states) - len(small) < self.least:
+            state = self.states[small[0]]
+            has = f"{small[0]} has {state.total}, and {state.wants} are requested"
             raise CheckFailed(f"this can never start: {has}", "take fewer: --gpus N, --nproc N")
-        waits = [Wait(entry=self.entry.replace(wants=one.wants)) for one in pages]
+        waits = [Wait(entry=self.entry.replace(wants=one.wants)) for one in states]
         channels = [one.channel for one in self.wanted]
         self.answered(fleet.ask_channels(channels, waits, QUICK_ANSWER_SECONDS))
-        log.info("stands in the queue of %s", [*self.pages])
+        log.info("stands in the queue of %s", [*self.states])
         self.entered = True
         self.look()
 
     def look(self) -> None:
         """Read the queue of every node."""
-        questions = [ReadBook(wish=one.wish or Wish()) for one in self.wanted]
+        questions = [ReadLockTable(devices=one.devices or DeviceRequest()) for one in self.wanted]
         channels = [one.channel for one in self.wanted]
-        pages = self.answered(fleet.ask_channels(channels, questions, QUICK_ANSWER_SECONDS))
-        self.pages = {one.name: page for one, page in zip(self.wanted, pages, strict=True)}
+        states = self.answered(fleet.ask_channels(channels, questions, QUICK_ANSWER_SECONDS))
+        self.states = {one.name: state for one, state in zip(self.wanted, states, strict=True)}
 
     def answered(self, answers: Sequence[A | OrchestratorError]) -> list[A]:
         """Return the answers of all nodes; if one is lost, disconnect from all and raise."""

@@ -278,9 +278,9 @@ def report(
 ) -> None:
     """Print which files were sent to which nodes, and which of their directories are linked in."""
     files = max((len(each.files) for each in sent), default=0)
-    news = f"; {plural(files, 'file')} sent, {size(max(s.size for s in sent))}" if files else ""
+    updates = f"; {plural(files, 'file')} sent, {size(max(s.size for s in sent))}" if files else ""
     about = f"code {tree.digest[:12]} ({plural(tree.files, 'file')}, {size(tree.size)})"
-    say(f"{about} on {listed([node.node.name for node in wanted])}{news}")
+    say(f"{about} on {listed([node.node.name for node in wanted])}{updates}")
     for note in tree.notes:
         say(note)
     where, names = os.fsdecode(tree.directory), [node.node.name for node in wanted]

@@ -106,24 +106,24 @@ class Gathering:
         others = bool(record.spares) or least < len(record.nodes)
         self.answers.clear()
         self.cordoned = cordons.read()
-        self.visit(record.nodes, lost=not others)
+        self.ask_nodes(record.nodes, lost=not others)
         ours = self.candidates()[: len(record.nodes)]
         if others and (len(ours) < most or not all(one.good for one in ours)):
-            self.visit(record.spares, lost=False)
+            self.ask_nodes(record.spares, lost=False)
         if len(record.nodes) < most:
             gone = [node for node in record.spares if node.state == "lost"]
-            fleet.start(partial(self.visit, gone, lost=True)).join(RETURN_SECONDS)
+            fleet.start(partial(self.ask_nodes, gone, lost=True)).join(RETURN_SECONDS)
         choice = choose(self.candidates(), least, most)
         resting = {one.name for one in self.candidates() if one.rests}
         if others and (choice.problem or resting & {*choice.nodes}):
-            self.visit([*record.nodes, *record.spares], lost=True)
+            self.ask_nodes([*record.nodes, *record.spares], lost=True)
             choice = choose(self.candidates(), least, most)
         silent = (isinstance(self.answers.get(node.name), NodeError) for node in record.nodes)
         if others and waited < AWAY_SECONDS and not choice.problem and any(silent):
             return Choice((), problem="a node may come back")
         return choice
 
-    def visit(self, nodes: Sequence[NodeRecord], *, lost: bool) -> None:
+    def ask_nodes(self, nodes: Sequence[NodeRecord], *, lost: bool) -> None:
         nodes = [node for node in nodes if lost or node.state != "lost"]
         results = fleet.everywhere(nodes, self.examine)
         self.answers.update(zip((node.name for node in nodes), results, strict=True))

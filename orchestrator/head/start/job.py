@@ -49,7 +49,7 @@ class JobEnding:
 
 
 @dataclass(frozen=True)
-class Stay:
+class FollowSession:
     """One head's stay with a job, over all its attempts."""
 
     experiment: Experiment

@@ -55,7 +55,7 @@ from orchestrator.head.transfer.send import send_to_all
 from orchestrator.head.transfer.tree import of_files
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.follow import End
-from orchestrator.protocol.requests.machine import PortWish
+from orchestrator.protocol.requests.machine import PortRequest
 from orchestrator.protocol.requests.request import STOPPED
 from orchestrator.protocol.requests.start import Start, StartedHere, TakenPorts, TakePorts
 from orchestrator.protocol.requests.transfer import HANDED, RemoteDir
@@ -379,7 +379,7 @@ def take_ports(ended: JobRecord, gathered: Gathered) -> TakenPorts:
     chosen = ended.launch.master_port
     before = int(ended.master.rpartition(":")[2] or DEFAULT_PORT)
     after = before + 1 if before < LAST_PORT else DEFAULT_PORT
-    wanted = PortWish(
+    wanted = PortRequest(
         wanted=chosen or after,
         exact=chosen is not None,
         peers=len(gathered.nodes) > 1,

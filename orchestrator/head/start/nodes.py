@@ -30,7 +30,7 @@ from orchestrator.head.start.request import LaunchRequest
 from orchestrator.head.transfer.listing import marker
 from orchestrator.head.transfer.scan import Scan
 from orchestrator.protocol.message import is_address
-from orchestrator.protocol.requests.machine import PortWish, Probe
+from orchestrator.protocol.requests.machine import PortRequest, Probe
 from orchestrator.records import cordons, experiments
 from orchestrator.records.cordons import Cordon
 from orchestrator.records.experiment import Experiment, JobRecord
@@ -220,11 +220,11 @@ def probe_of(request: LaunchRequest, transport: Transport, active: Sequence[Node
     )
 
 
-def port_request(request: LaunchRequest, nodes: int) -> PortWish:
+def port_request(request: LaunchRequest, nodes: int) -> PortRequest:
     """Return the request for a port on the first node of a job with `nodes` nodes."""
     launch = request.config.launch
     chosen = launch.master_port
-    return PortWish(
+    return PortRequest(
         wanted=chosen or DEFAULT_PORT,
         exact=chosen is not None,
         peers=nodes > 1,

@@ -152,7 +152,7 @@ def part(request: LaunchRequest, plan: Plan, node: NodePlan, place: Placement) -
         workdir=node.workdir,
         target=node.target,
         config=request.config_data,
-        wish=node.wish,
+        devices=node.devices,
         lease_seconds=launch.node_loss_timeout,
         attached=not request.detached,
         grace=launch.grace,

@@ -23,7 +23,7 @@ from orchestrator.head.screen.output import say
 from orchestrator.head.screen.progress import ProgressBar
 from orchestrator.head.screen.styles import WARNING, styled
 from orchestrator.head.start import claims
-from orchestrator.head.start.claims import Hold, NodeClaim, Occupied, wish_of
+from orchestrator.head.start.claims import Hold, NodeClaim, Occupied, devices_of
 from orchestrator.head.start.nodes import Bounds, Nodes, with_master
 from orchestrator.head.start.request import LaunchRequest
 from orchestrator.node.machine.disks import disk
@@ -186,9 +186,9 @@ def fit_for(
         bad, held = problems(request, nodes, chosen), Hold()
         if not bad and hold:
             wanted = [
-                NodeClaim(node.node.name, node.channel, wish)
+                NodeClaim(node.node.name, node.channel, devices)
                 for node in chosen
-                if (wish := wish_of(request, node)) and wish.needed
+                if (devices := devices_of(request, node)) and devices.needed
             ]
             held = claims.hold(wanted)
             taken.update(held.missing)

@@ -79,8 +79,8 @@ def bring(
     said = [f"{', '.join(each)} stay on the node, in {place}" for place, each in stays.items()]
     if listing.left_out:
         said.append(f"left out there: {', '.join(listing.left_out)}")
-    news = not much and any(file.path in set(result.files) for file in beside_code)
-    with_code = CodeOutputs(beside_code, listing.workdir) if news else None
+    new_files = not much and any(file.path in set(result.files) for file in beside_code)
+    with_code = CodeOutputs(beside_code, listing.workdir) if new_files else None
     return said, with_code
 
 

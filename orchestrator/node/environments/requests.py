@@ -7,8 +7,8 @@ import sys
 
 from orchestrator.node.environments.build import Build
 from orchestrator.node.environments.place import Environments
-from orchestrator.node.server.visit import Refusal, RoomState, ServerSession, answers
-from orchestrator.node.transfer.checkout import CodeVisit
+from orchestrator.node.server.session import Refusal, ServerSession, SessionState, answers
+from orchestrator.node.transfer.checkout import CodeSession
 from orchestrator.protocol.requests.environments import (
     AskBuild,
     BuildEnvironment,
@@ -19,14 +19,14 @@ from orchestrator.protocol.requests.environments import (
 from orchestrator.protocol.requests.request import Nothing
 
 
-class EnvironmentVisit(RoomState):
+class EnvironmentSession(SessionState):
     """The environment that this session's head has built."""
 
     build: Build | None = None
 
 
 @answers(LookAtEnvironment)
-def environment_state(visit: ServerSession, request: LookAtEnvironment) -> EnvironmentState:
+def environment_state(session: ServerSession, request: LookAtEnvironment) -> EnvironmentState:
     """Return the state of an environment; if it is complete, point its links to it."""
     here = Environments()
     packages = here.packages(request.key)
@@ -43,14 +43,14 @@ def environment_state(visit: ServerSession, request: LookAtEnvironment) -> Envir
 
 
 @answers(BuildEnvironment)
-def build_environment(visit: ServerSession, request: BuildEnvironment) -> Nothing:
-    visit.of(EnvironmentVisit).build = Build(request, visit.of(CodeVisit).store)
+def build_environment(session: ServerSession, request: BuildEnvironment) -> Nothing:
+    session.of(EnvironmentSession).build = Build(request, session.of(CodeSession).store)
     return Nothing()
 
 
 @answers(AskBuild)
-def ask_build(visit: ServerSession, request: AskBuild) -> BuildProgress:
-    build = visit.of(EnvironmentVisit).build
+def ask_build(session: ServerSession, request: AskBuild) -> BuildProgress:
+    build = session.of(EnvironmentSession).build
     if build is None:
         raise Refusal("no environment is made here")
     return build.progress()

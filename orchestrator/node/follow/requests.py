@@ -13,9 +13,9 @@ from orchestrator.node.follow import stop_job
 from orchestrator.node.job import job_processes, run_directory
 from orchestrator.node.job.hang import Activity, collect, step_times
 from orchestrator.node.job.run_directory import RunDir, connect
+from orchestrator.node.server.session import LIBRARY, Refusal, ServerSession, answers
 from orchestrator.node.server.stream import FileStreamer
-from orchestrator.node.server.visit import LIBRARY, Refusal, ServerSession, answers
-from orchestrator.node.warm.visit import WarmVisit
+from orchestrator.node.warm.session import StandbySession
 from orchestrator.protocol.events import Ended, EndOrder, RankEvent, RankState, Started
 from orchestrator.protocol.message import Message, Nonsense, decode, encode, parse
 from orchestrator.protocol.requests import follow as profiling
@@ -29,9 +29,9 @@ from orchestrator.protocol.requests.follow import (
     JobState,
     Living,
     LivingRuns,
-    ProfileNews,
+    ProfileAnswer,
+    ProfileRequest,
     ProfileState,
-    ProfileWish,
     Remove,
     RemovedRuns,
     Stop,
@@ -48,20 +48,20 @@ M = TypeVar("M", bound=Message)
 
 
 @answers(Follow)
-def follow(visit: ServerSession, request: Follow) -> Nothing:
+def follow(session: ServerSession, request: Follow) -> Nothing:
     run = RunDir(request.job, request.node)
     if not os.path.isdir(run.path):
         raise Refusal(f"this machine knows nothing of job {run.job}", UNKNOWN_JOB)
     other = conflict(run.job, run.version(), OWN)
     if other:
         raise Refusal(other, OTHER_VERSION)
-    visit.streamer = FileStreamer(
+    session.streamer = FileStreamer(
         run, request.log, request.ranks, request.events, request.gather or 0.0
     )
-    visit.activity = Activity(run)
-    visit.of(WarmVisit).follow(run)
+    session.activity = Activity(run)
+    session.of(StandbySession).follow(run)
     if request.head:
-        visit.streamer.tell_of_head()
+        session.streamer.tell_of_head()
     return Nothing()
 
 
@@ -69,7 +69,7 @@ def follow(visit: ServerSession, request: Follow) -> Nothing:
 
 
 @answers(AskJobState)
-def state(visit: ServerSession, request: AskJobState) -> JobState:
+def state(session: ServerSession, request: AskJobState) -> JobState:
     run = RunDir(request.job, request.node)
     if not os.path.isdir(run.path):
         return JobState(job=run.job, node=run.node, state="unknown there", ranks={})
@@ -77,7 +77,7 @@ def state(visit: ServerSession, request: AskJobState) -> JobState:
 
 
 @answers(AskSystem)
-def system(visit: ServerSession, request: AskSystem) -> SystemLines:
+def system(session: ServerSession, request: AskSystem) -> SystemLines:
     now, server = time.time(), run_directory.server_log()
     runs = [RunDir(*part).system for part in request.parts]
     return SystemLines(
@@ -89,17 +89,17 @@ def system(visit: ServerSession, request: AskSystem) -> SystemLines:
 
 
 @answers(AskStuck)
-def stuck(visit: ServerSession, request: AskStuck) -> Stuck:
+def stuck(session: ServerSession, request: AskStuck) -> Stuck:
     return Stuck(stuck=collect(RunDir(request.job, request.node)), time=time.time())
 
 
 @answers(AskProfile)
-def profile(visit: ServerSession, request: AskProfile) -> ProfileState:
-    return ask(RunDir(request.job, request.node), request.wish)
+def profile(session: ServerSession, request: AskProfile) -> ProfileState:
+    return ask(RunDir(request.job, request.node), request.trace)
 
 
 @answers(Living)
-def living(visit: ServerSession, request: Living) -> LivingRuns:
+def living(session: ServerSession, request: Living) -> LivingRuns:
     has_part = request.part is None or os.path.exists(RunDir(*request.part).spec)
     alive = tuple(job_processes.living(request.runs))
     return LivingRuns(living=alive, has_part=has_part)
@@ -109,7 +109,7 @@ def living(visit: ServerSession, request: Living) -> LivingRuns:
 
 
 @answers(End)
-def end(visit: ServerSession, request: End) -> Nothing:
+def end(session: ServerSession, request: End) -> Nothing:
     # The head has waited for other nodes to report a failure first, so the cause is certain.
     failed = {"failed": request.failed, "certain": request.failed}
     order = EndOrder(why=request.why, grace=request.grace, **failed)
@@ -118,19 +118,19 @@ def end(visit: ServerSession, request: End) -> Nothing:
 
 
 @answers(Stop)
-def stop(visit: ServerSession, request: Stop) -> StopReceipt:
+def stop(session: ServerSession, request: Stop) -> StopReceipt:
     return stop_job.stop(RunDir(request.job, request.node), request)
 
 
 @answers(StopAll)
-def stop_all(visit: ServerSession, request: StopAll) -> StopReceipts:
+def stop_all(session: ServerSession, request: StopAll) -> StopReceipts:
     if request.all_users and os.getuid() != 0:
         raise Refusal("only root can end the jobs of other users there")
     return StopReceipts(receipts=tuple(stop_job.stop_all(request)))
 
 
 @answers(Remove)
-def remove(visit: ServerSession, request: Remove) -> RemovedRuns:
+def remove(session: ServerSession, request: Remove) -> RemovedRuns:
     from orchestrator.node.job import cleanup
     from orchestrator.node.transfer import checkout
 
@@ -168,14 +168,17 @@ def job_state(run: RunDir) -> JobState:
     return JobState(job=run.job, node=run.node, ranks=ranks, **known)
 
 
-def ask(run: RunDir, request: ProfileWish) -> ProfileState:
+def ask(run: RunDir, request: ProfileRequest) -> ProfileState:
     """Write the request once; return its state. A program without training steps never answers."""
     if not os.path.isdir(run.path):
         raise ValueError(f"this machine knows nothing of job {run.job}")
     over = run.last(Ended) is not None
-    path = os.path.join(run.path, profiling.WISH)
-    waiting, news = read(run, profiling.WISH, ProfileWish), read(run, profiling.NEWS, ProfileNews)
-    state = news if news is not None and news.id == request.id else None
+    path = os.path.join(run.path, profiling.REQUEST_FILE)
+    waiting, reply = (
+        read(run, profiling.REQUEST_FILE, ProfileRequest),
+        read(run, profiling.ANSWER_FILE, ProfileAnswer),
+    )
+    state = reply if reply is not None and reply.id == request.id else None
     with contextlib.suppress(OSError):
         if time.time() - os.stat(path).st_mtime > profiling.PATIENCE_SECONDS:
             # The head that wrote it no longer repeats it.
@@ -183,8 +186,8 @@ def ask(run: RunDir, request: ProfileWish) -> ProfileState:
     steps = step_times(run).values()
     stepped = max(0.0, time.time() - max(steps)) if steps else None
     busy = waiting is not None and waiting.id != request.id
-    if news is not None and state is None:
-        busy = busy or news.state in (profiling.ASKED, profiling.TRACING)
+    if reply is not None and state is None:
+        busy = busy or reply.state in (profiling.ASKED, profiling.TRACING)
     if state is None and not (over or busy):
         if waiting is None:
             files.replace(path, json.dumps(encode(request)))
@@ -192,7 +195,7 @@ def ask(run: RunDir, request: ProfileWish) -> ProfileState:
         with contextlib.suppress(OSError):
             # The new time shows that this head still waits.
             os.utime(path)
-    return ProfileState(news=state, busy=busy, stepped=stepped, over=over)
+    return ProfileState(reply=state, busy=busy, stepped=stepped, over=over)
 
 
 def read(run: RunDir, name: str, kind: type[M]) -> M | None:

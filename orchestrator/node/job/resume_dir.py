@@ -63,7 +63,7 @@ def is_ours(path: str) -> bool:
 def remove(run: RunDir) -> bool:
     """Remove the files that the attempts of this run's job share; return True if none is left."""
     first = first_of(run) or run
-    places = [first.parcel, os.path.join(first.path, "resume")]
+    places = [first.payload, os.path.join(first.path, "resume")]
     ours = False
     with contextlib.suppress(OSError):
         ours = is_ours(root())

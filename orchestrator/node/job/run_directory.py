@@ -52,7 +52,7 @@ class RunDir:
         self.reports = os.path.join(self.path, "reports")
         # Only the time of this file is used.
         self.torch_ready = os.path.join(self.path, "torch_ready")
-        self.parcel = os.path.join(self.path, "parcel")
+        self.payload = os.path.join(self.path, "payload")
         # Exists once the end was requested.
         self.ending = os.path.join(self.path, "ending")
         # Exists once this part must not start any more.

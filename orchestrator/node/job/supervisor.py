@@ -48,7 +48,7 @@ from orchestrator.node.job.ranks.agent_start import AgentStart, limits, prctl, s
 from orchestrator.node.job.run_directory import RunDir, SystemLog, listen_in
 from orchestrator.node.peers.lease import Lease
 from orchestrator.protocol import events
-from orchestrator.protocol.control import HeadNews
+from orchestrator.protocol.control import HeadState
 from orchestrator.protocol.events import EndOrder, Event, RankEnded, RankEvent
 from orchestrator.protocol.message import decode
 from orchestrator.protocol.spec import Spec
@@ -227,8 +227,8 @@ class Supervisor:
             self.event(events.FirstOutput(time=time.time()))
         return stream
 
-    def hear(self, message: EndOrder | HeadNews) -> None:
-        if isinstance(message, HeadNews):
+    def hear(self, message: EndOrder | HeadState) -> None:
+        if isinstance(message, HeadState):
             self.lease.followed = True
         else:
             self.ask(message)
@@ -393,7 +393,7 @@ class Supervisor:
         self.log.flush(everything=True)
         # Another attempt may need it.
         if self.spec.attempt is None:
-            shutil.rmtree(self.run.parcel, ignore_errors=True)
+            shutil.rmtree(self.run.payload, ignore_errors=True)
         # The reports just read may have requested the end.
         self.lease.wake(time.monotonic())
         ended_well = not self.end.why and not self.agent_code

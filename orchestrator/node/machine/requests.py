@@ -5,7 +5,7 @@ from __future__ import annotations
 from orchestrator.node.machine import reachability
 from orchestrator.node.machine.probe import probe
 from orchestrator.node.server.ports import Ports
-from orchestrator.node.server.visit import LIBRARY, ServerSession, answers
+from orchestrator.node.server.session import LIBRARY, ServerSession, answers
 from orchestrator.protocol.facts import Checkup
 from orchestrator.protocol.requests.machine import (
     Dial,
@@ -19,10 +19,10 @@ from orchestrator.protocol.requests.machine import (
 
 
 @answers(Probe)
-def probed(visit: ServerSession, request: Probe) -> Probed:
+def probed(session: ServerSession, request: Probe) -> Probed:
     facts = probe(request)
     if request.port:
-        ports = visit.of(Ports)
+        ports = session.of(Ports)
         ports.hold(request.port)
         facts["port"] = ports.number
         if request.port.peers:
@@ -31,7 +31,7 @@ def probed(visit: ServerSession, request: Probe) -> Probed:
 
 
 @answers(Examine)
-def examine(visit: ServerSession, request: Examine) -> Checkup:
+def examine(session: ServerSession, request: Examine) -> Checkup:
     # A launch does not need this import.
     from orchestrator.node.machine.checkup import checkup
 
@@ -39,10 +39,10 @@ def examine(visit: ServerSession, request: Examine) -> Checkup:
 
 
 @answers(Listen)
-def listen(visit: ServerSession, request: Listen) -> Listening:
+def listen(session: ServerSession, request: Listen) -> Listening:
     return Listening(ports=reachability.listen(request))
 
 
 @answers(Dial)
-def dial(visit: ServerSession, request: Dial) -> Dialed:
+def dial(session: ServerSession, request: Dial) -> Dialed:
     return Dialed(answers=reachability.dial(request))

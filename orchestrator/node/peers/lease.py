@@ -12,7 +12,7 @@ from typing import Protocol
 
 from orchestrator.node.peers.peers import EventLoop as PeersLoop
 from orchestrator.node.peers.peers import Hub, Peers, Spoke
-from orchestrator.protocol.control import PeerWord
+from orchestrator.protocol.control import PeerHeartbeat
 from orchestrator.protocol.events import EndOrder, Event, LeaseFormed
 from orchestrator.protocol.spec import Spec
 from orchestrator.protocol.timing import (
@@ -125,7 +125,7 @@ class Lease:
 
     # -- the others --------------------------------------------------------------------------
 
-    def hear(self, node: int, word: PeerWord) -> None:
+    def hear(self, node: int, word: PeerHeartbeat) -> None:
         self.followed = self.followed or word.followed
         if word.end and self.hurries(word.end.grace):
             self.pass_on(word.end, but=node)
@@ -170,8 +170,8 @@ class Lease:
         if self.peers is not None:
             self.peers.goodbye(self.word().replace(done=True))
 
-    def word(self) -> PeerWord:
-        return PeerWord(node=self.node, followed=self.followed, end=self.order)
+    def word(self) -> PeerHeartbeat:
+        return PeerHeartbeat(node=self.node, followed=self.followed, end=self.order)
 
     # -- its head ----------------------------------------------------------------------------
 

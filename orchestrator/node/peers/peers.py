@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from orchestrator.protocol.control import PeerWord
+from orchestrator.protocol.control import PeerHeartbeat
 from orchestrator.protocol.message import Nonsense, decode, encode, parse
 from orchestrator.protocol.timing import STRANGER_SECONDS
 
@@ -31,7 +31,7 @@ LATE_SECONDS = 10.0
 GOODBYE_SECONDS = 0.3
 
 # The arguments are a node and its message.
-Hear = Callable[[int, PeerWord], None]
+Hear = Callable[[int, PeerHeartbeat], None]
 
 
 class EventLoop(Protocol):
@@ -170,10 +170,10 @@ class Peers:
         self.heard: dict[int, float] = {}
         self.closed: dict[int, float] = {}
 
-    def tick(self, now: float, beat: float, word: PeerWord) -> None:
+    def tick(self, now: float, beat: float, word: PeerHeartbeat) -> None:
         raise NotImplementedError
 
-    def send(self, word: PeerWord, but: int = -1) -> None:
+    def send(self, word: PeerHeartbeat, but: int = -1) -> None:
         for node, wire in list(self.wires.items()):
             if node != but:
                 try:
@@ -211,7 +211,7 @@ class Peers:
         self.heard = {node: min(now, at + seconds) for node, at in self.heard.items()}
         self.closed = {node: min(now, at + seconds) for node, at in self.closed.items()}
 
-    def goodbye(self, word: PeerWord) -> None:
+    def goodbye(self, word: PeerHeartbeat) -> None:
         """Send the last message and let it arrive: closing with unread bytes would discard it."""
         self.send(word)
         wires = [wire.connection for wire in self.wires.values() if wire.key]
@@ -264,7 +264,7 @@ class Hub(Peers):
             return
         try:
             messages = wire.receive()
-            node = decode(PeerWord, messages[0], newer=True).node if messages else 0
+            node = decode(PeerHeartbeat, messages[0], newer=True).node if messages else 0
         except (Broken, Nonsense):
             self.turn_away(wire)
             return
@@ -288,9 +288,9 @@ class Hub(Peers):
     def take(self, node: int, messages: list[dict[str, Any]]) -> None:
         for message in messages:
             self.lives(node)
-            self.hear(node, decode(PeerWord, message, newer=True))
+            self.hear(node, decode(PeerHeartbeat, message, newer=True))
 
-    def tick(self, now: float, beat: float, word: PeerWord) -> None:
+    def tick(self, now: float, beat: float, word: PeerHeartbeat) -> None:
         for wire, since in list(self.strangers.items()):
             if now - since > STRANGER_SECONDS:
                 self.turn_away(wire)
@@ -315,7 +315,7 @@ class Spoke(Peers):
         self.trouble = ""
         self.begun = time.monotonic()
 
-    def tick(self, now: float, beat: float, word: PeerWord) -> None:
+    def tick(self, now: float, beat: float, word: PeerHeartbeat) -> None:
         patience = beat * (QUIET_BEATS if self.proved else DIAL_BEATS)
         if self.wires and now - self.word_at > patience:
             self.set_aside()
@@ -374,7 +374,7 @@ class Spoke(Peers):
         for message in messages:
             self.proved = True
             self.lives(0)
-            self.hear(0, decode(PeerWord, message, newer=True))
+            self.hear(0, decode(PeerHeartbeat, message, newer=True))
 
     def drop(self, node: int, reason: str) -> None:
         super().drop(node, reason)

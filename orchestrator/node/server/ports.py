@@ -6,17 +6,17 @@ import contextlib
 import errno
 import socket
 
-from orchestrator.node.server.visit import RoomState, ServerSession
-from orchestrator.protocol.requests.machine import PortWish
+from orchestrator.node.server.session import ServerSession, SessionState
+from orchestrator.protocol.requests.machine import PortRequest
 
 PORTS_TO_TRY = 200
 
 
-class Ports(RoomState):
+class Ports(SessionState):
     """The ports that this session holds for one job."""
 
-    def __init__(self, visit: ServerSession) -> None:
-        super().__init__(visit)
+    def __init__(self, session: ServerSession) -> None:
+        super().__init__(session)
         # The number of the ranks' port.
         self.number = 0
         # The socket that holds this number.
@@ -24,7 +24,7 @@ class Ports(RoomState):
         # The other nodes' supervisors connect to this socket.
         self.peers: socket.socket | None = None
 
-    def hold(self, request: PortWish) -> None:
+    def hold(self, request: PortRequest) -> None:
         if self.holder:
             self.holder.close()
         self.number, self.holder = hold(request.wanted, exact=request.exact)

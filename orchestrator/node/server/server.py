@@ -15,7 +15,7 @@ import sys
 import time
 
 from orchestrator.node.job.run_directory import LARGEST_SERVER_LOG_BYTES, SystemLog, server_log
-from orchestrator.node.server.visit import LIBRARY, Refusal, ServerSession
+from orchestrator.node.server.session import LIBRARY, Refusal, ServerSession
 from orchestrator.protocol import frames
 from orchestrator.protocol.frames import HEADER, JSON, PIECE, Splitter
 from orchestrator.protocol.message import Message, Nonsense, encode, parse
@@ -38,8 +38,8 @@ BACKLOG_BYTES = 1 << 19
 class ChannelServer:
     """Serves one head until it disconnects."""
 
-    def __init__(self, visit: ServerSession) -> None:
-        self.visit = visit
+    def __init__(self, session: ServerSession) -> None:
+        self.session = session
         self.system = SystemLog(server_log(), LARGEST_SERVER_LOG_BYTES)
         self.waiting: list[memoryview] = []
         self.waiting_bytes = 0
@@ -70,7 +70,7 @@ class ChannelServer:
                 self.waiting[0] = self.waiting[0][done:]
 
     def loop(self) -> None:
-        self.visit.input = 0
+        self.session.input = 0
         os.set_blocking(0, False)
         os.set_blocking(1, False)
         while time.monotonic() - self.heard < SERVER_PATIENCE:
@@ -81,28 +81,28 @@ class ChannelServer:
                     return
                 if fd == 1 and events & (select.POLLERR | select.POLLHUP):
                     return
-                if self.visit.streamer and fd == self.visit.streamer.bell:
-                    self.visit.streamer.drain_bell()
+                if self.session.streamer and fd == self.session.streamer.wakeup:
+                    self.session.streamer.drain_wakeup()
             self.beat()
 
     def stream(self) -> None:
         """Send new bytes of the followed job's files."""
-        streamer = self.visit.streamer
+        streamer = self.session.streamer
         if streamer and self.waiting_bytes < BACKLOG_BYTES:
             streamer.pump(self.send, self.send_message)
             self.flush()
             if streamer.end_announced:
-                self.visit.job_over()
+                self.session.job_over()
 
     def ready(self) -> list[tuple[int, int]]:
         """Wait until something can be read or written, or an action is due; return the events."""
         poll = select.poll()
-        streamer = self.visit.streamer
+        streamer = self.session.streamer
         poll.register(0, select.POLLIN)
         if self.waiting:
             poll.register(1, select.POLLOUT)
-        elif streamer and streamer.bell is not None:
-            poll.register(streamer.bell, select.POLLIN)
+        elif streamer and streamer.wakeup is not None:
+            poll.register(streamer.wakeup, select.POLLIN)
         left = max(0.0, self.next_beat - time.monotonic())
         if streamer is not None and not self.waiting:
             left = min(left, streamer.left)
@@ -111,10 +111,10 @@ class ChannelServer:
     def beat(self) -> None:
         if time.monotonic() >= self.next_beat:
             self.next_beat = time.monotonic() + SERVER_BEAT
-            self.visit.beat()
+            self.session.beat()
             # Queued data shows that the server is alive, so no heartbeat is needed.
             if not self.waiting:
-                activity = self.visit.activity
+                activity = self.session.activity
                 silent, idle = activity.check() if activity else (None, None)
                 self.send_message(Heartbeat(beat=time.time(), silent=silent, idle=idle))
 
@@ -127,8 +127,8 @@ class ChannelServer:
         self.heard = time.monotonic()
         for kind, payload in self.splitter.feed(data):
             if kind == PIECE:
-                self.visit.piece += payload
-                self.visit.waits = self.visit.waits or not payload
+                self.session.piece += payload
+                self.session.waits = self.session.waits or not payload
             elif kind == JSON:
                 self.serve(payload)
             else:
@@ -141,7 +141,7 @@ class ChannelServer:
         if do not in ROUTINE:
             self.system.line("%s (%d) is asked", do, number)
         try:
-            answer = self.visit.answer(read_request(fields))
+            answer = self.session.answer(read_request(fields))
             data = {"id": number, "ok": encode(answer)}
         except Refusal as refusal:
             # The reason may quote the output of a user's command, so it goes only to the head.
@@ -160,8 +160,8 @@ class ChannelServer:
 def main(nonce: str, umask: int, *, fresh: bool) -> None:
     """Serve one session of a head; `fresh` is True for the first one with this library version."""
     os.write(1, f"\n{nonce}\n".encode())
-    visit = ServerSession(umask)
-    server = ChannelServer(visit)
+    session = ServerSession(umask)
+    server = ChannelServer(session)
     server.send_message(Greeting(version=OWN, time=time.time()))
     server.system.line("serves a head, from library %s", os.path.basename(LIBRARY))
     step = "SLURM_STEP_ID" in os.environ
@@ -177,7 +177,7 @@ def main(nonce: str, umask: int, *, fresh: bool) -> None:
     except Nonsense as error:
         sys.exit(f"the head broke the protocol: {error}")
     finally:
-        visit.leave()
+        session.leave()
         if fresh:
             # Only the first session of a library needs this import.
             from orchestrator.node.job import cleanup
@@ -185,6 +185,6 @@ def main(nonce: str, umask: int, *, fresh: bool) -> None:
             with contextlib.suppress(OSError, ValueError):
                 # This removes earlier versions that were unused for a week.
                 cleanup.remove_libraries(LIBRARY)
-    if step and visit.supervisor is not None:
+    if step and session.supervisor is not None:
         # Slurm kills the rest of a step when its task ends, and the task is this process.
-        visit.supervisor.wait()
+        session.supervisor.wait()

@@ -43,16 +43,16 @@ class FileStreamer:
             pass
 
     @property
-    def bell(self) -> int | None:
+    def wakeup(self) -> int | None:
         return self.supervisor.fileno() if self.supervisor else None
 
     def tell_of_head(self) -> None:
         """Notify the supervisor that a head follows. A short line always fits into the buffer."""
         if self.supervisor is not None:
             with contextlib.suppress(OSError):
-                self.supervisor.send(control.to_line(control.HeadNews()))
+                self.supervisor.send(control.to_line(control.HeadState()))
 
-    def drain_bell(self) -> None:
+    def drain_wakeup(self) -> None:
         assert self.supervisor is not None
         try:
             rung = self.supervisor.recv(1 << 16)

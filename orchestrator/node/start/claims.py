@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.machine import amd, nvidia
-from orchestrator.node.server.visit import Refusal, RoomState, ServerSession
-from orchestrator.node.start.book import Book, printable
+from orchestrator.node.server.session import Refusal, ServerSession, SessionState
+from orchestrator.node.start.lock_table import LockTable, printable
 from orchestrator.protocol.facts import Card
 from orchestrator.protocol.requests.claims import (
     RUNNING,
@@ -20,12 +20,12 @@ from orchestrator.protocol.requests.claims import (
     VISIBLE,
     WAITING,
     ClaimEntry,
+    DeviceRequest,
     Taken,
-    Wish,
     in_words,
     who_has,
 )
-from orchestrator.protocol.requests.start import Claimed, Page, ReadBook
+from orchestrator.protocol.requests.start import Claimed, LockTableState, ReadLockTable
 from orchestrator.protocol.spec import Spec
 
 # The interval of the looks at the locks of others.
@@ -52,12 +52,12 @@ class Device(NamedTuple):
     uuid: str = ""
 
 
-class Claims(RoomState):
+class Claims(SessionState):
     """The devices that this session holds, with at most one entry in the lock table."""
 
-    def __init__(self, visit: ServerSession) -> None:
-        super().__init__(visit)
-        self.book: Book | None = None
+    def __init__(self, session: ServerSession) -> None:
+        super().__init__(session)
+        self.lock_table: LockTable | None = None
         self.entry: ClaimEntry | None = None
         self.held: list[Device] = []
         # All devices that the request may use.
@@ -66,21 +66,21 @@ class Claims(RoomState):
     @property
     def files(self) -> list[int]:
         """Return the descriptor that holds all locks; a supervisor inherits it."""
-        return [self.book.fd] if self.book and self.held else []
+        return [self.lock_table.fd] if self.lock_table and self.held else []
 
     @property
     def place(self) -> str:
         """Return the path of this session's entry, or an empty string if nothing is held."""
-        if self.book is None or self.entry is None or not self.held:
+        if self.lock_table is None or self.entry is None or not self.held:
             return ""
-        return self.book.file(self.entry.id)
+        return self.lock_table.file(self.entry.id)
 
-    def opened(self) -> Book:
-        if self.book is None:
-            self.book = Book()
+    def opened(self) -> LockTable:
+        if self.lock_table is None:
+            self.lock_table = LockTable()
             # Reading the entries removes those of this user that have ended.
-            self.book.entries()
-        return self.book
+            self.lock_table.entries()
+        return self.lock_table
 
     # -- to wait ------------------------------------------------------------------------------
 
@@ -102,17 +102,17 @@ class Claims(RoomState):
         self.entry = None
 
     def enter(self, entry: ClaimEntry) -> None:
-        book = self.opened()
-        if self.entry is None and not book.lock(entry.id):
+        lock_table = self.opened()
+        if self.entry is None and not lock_table.lock(entry.id):
             raise Refusal(f"another process has the entry {entry.id}")
         if self.entry is not None:
             entry = entry.replace(id=self.entry.id)
         self.entry = entry
-        book.write(entry)
+        lock_table.write(entry)
 
     # -- to take ------------------------------------------------------------------------------
 
-    def take(self, wish: Wish, patience: float, *, new: bool = False) -> Claimed:
+    def take(self, devices: DeviceRequest, patience: float, *, new: bool = False) -> Claimed:
         """Reserve the requested devices, all or none; wait `patience` seconds for other starts.
 
         A new launch that has not waited leaves enough devices for those in the queue.
@@ -120,53 +120,53 @@ class Claims(RoomState):
         # The devices are still held from the attempt before.
         if self.held:
             return self.claimed()
-        book, deadline = self.opened(), time.monotonic() + patience
-        self.of, count, lacking = wanted(wish)
+        lock_table, deadline = self.opened(), time.monotonic() + patience
+        self.of, count, lacking = wanted(devices)
         if lacking:
             return Claimed(lacking=lacking)
         strangers, unsure = users_of(self.of) if count else ({}, "")
         while True:
-            free = [one for one in self.of if not book.locked(one.key)]
+            free = [one for one in self.of if not lock_table.locked(one.key)]
             unused = [one for one in free if one.key not in strangers]
             if new and self.entry is None:
-                before = waiting(book.entries(), len(unused) - count)
+                before = waiting(lock_table.entries(), len(unused) - count)
                 if before:
                     return Claimed(taken=before, unsure=unsure)
-            most = count if wish.needed else min(count, len(unused))
-            if len(unused) >= most and self.lock(nearest(unused, most), wish):
+            most = count if devices.needed else min(count, len(unused))
+            if len(unused) >= most and self.lock(nearest(unused, most), devices):
                 return self.claimed().replace(unsure=unsure)
             if len(unused) >= most:
                 # A device has just been taken by another launch; others may be free.
                 continue
-            taken = takers(book.entries(), self.of, strangers)
+            taken = takers(lock_table.entries(), self.of, strangers)
             if not any(each.state == STARTING for each in taken) or time.monotonic() > deadline:
                 return Claimed(taken=taken, unsure=unsure)
             time.sleep(LOOK_SECONDS)
 
-    def lock(self, chosen: Sequence[Device], wish: Wish) -> bool:
+    def lock(self, chosen: Sequence[Device], devices: DeviceRequest) -> bool:
         """Lock these devices and write the entry; return False, with no lock, if one is taken."""
-        book, got = self.opened(), list[Device]()
+        lock_table, got = self.opened(), list[Device]()
         try:
             for one in chosen:
-                if not book.lock(one.key):
+                if not lock_table.lock(one.key):
                     return False
                 got.append(one)
-            self.note(got, wish)
+            self.note(got, devices)
             self.held = got
         finally:
             # Another launch was faster, or the disk is full.
             if not self.held:
                 for one in got:
-                    book.unlock(one.key)
+                    lock_table.unlock(one.key)
         return True
 
-    def note(self, got: Sequence[Device], wish: Wish) -> None:
+    def note(self, got: Sequence[Device], devices: DeviceRequest) -> None:
         now = time.time()
         before = self.entry or ClaimEntry(id=os.urandom(8).hex(), state=STARTING, job="", since=now)
         self.enter(
             before.replace(
                 state=STARTING,
-                job=wish.job,
+                job=devices.job,
                 since=now,
                 keys=tuple(one.key for one in got),
                 names=tuple(one.name for one in got),
@@ -181,7 +181,7 @@ class Claims(RoomState):
 
     def let_go(self) -> None:
         """Release devices that no job uses; a launch from the queue returns to its place there."""
-        if self.book is None or self.entry is None or self.entry.state == RUNNING:
+        if self.lock_table is None or self.entry is None or self.entry.state == RUNNING:
             return
         if self.entry.order:
             self.wait(self.entry.replace(keys=(), names=()))
@@ -191,26 +191,26 @@ class Claims(RoomState):
 
     def drop(self) -> None:
         """Release everything; locks that a supervisor has inherited stay held by it."""
-        if self.book is None:
+        if self.lock_table is None:
             return
         if self.entry is not None and self.entry.state != RUNNING:
-            self.book.remove(self.entry.id)
-        self.book.close()
-        self.book, self.entry, self.held = None, None, []
+            self.lock_table.remove(self.entry.id)
+        self.lock_table.close()
+        self.lock_table, self.entry, self.held = None, None, []
 
     # -- for a job ----------------------------------------------------------------------------
 
     def environment(self, spec: Spec) -> dict[str, str]:
         """Reserve a job's devices if not held yet; return the variables that hide the others."""
-        if spec.wish is None:
+        if spec.devices is None:
             return {}
         try:
-            claimed = self.take(spec.wish, RIVALS_SECONDS)
+            claimed = self.take(spec.devices, RIVALS_SECONDS)
         except OSError:
-            if spec.wish.needed:
+            if spec.devices.needed:
                 raise
             return {}
-        if spec.wish.needed and (claimed.lacking or claimed.taken):
+        if spec.devices.needed and (claimed.lacking or claimed.taken):
             raise Refusal(claimed.lacking or who_has(claimed.taken))
         return hiding_others(self.held, self.of)
 
@@ -226,8 +226,8 @@ class Claims(RoomState):
             self.drop()
 
     def beat(self) -> None:
-        if self.book is not None:
-            self.book.touch()
+        if self.lock_table is not None:
+            self.lock_table.touch()
 
     def leave(self) -> None:
         self.drop()
@@ -236,18 +236,18 @@ class Claims(RoomState):
 # -- what there is --------------------------------------------------------------------------------
 
 
-def wanted(wish: Wish) -> tuple[list[Device], int, str]:
+def wanted(devices: DeviceRequest) -> tuple[list[Device], int, str]:
     """Return the devices that fit a request, the number wanted, and why that is impossible.
 
     The devices are the GPUs that the job's ranks may see, or slots of a machine without GPUs.
     """
     everything = gpus_here()
     if not everything:
-        lacking = f"has no GPU, and {wish.gpus} are wanted" if wish.gpus else ""
-        return slots_of(max(wish.of, wish.slots)), wish.gpus or wish.slots, lacking
-    named = asked_for(wish.visible)
+        lacking = f"has no GPU, and {devices.gpus} are wanted" if devices.gpus else ""
+        return slots_of(max(devices.of, devices.slots)), devices.gpus or devices.slots, lacking
+    named = asked_for(devices.visible)
     some = visible(everything, named) if named else everything
-    count, there = len(some) if wish.gpus is None else wish.gpus, len(some)
+    count, there = len(some) if devices.gpus is None else devices.gpus, len(some)
     words = f"has {there} GPUs for this job, and {count} are wanted"
     return some, count, words if count > there else ""
 
@@ -305,10 +305,12 @@ def takers(
     return (*found, *(taken for key, taken in strangers.items() if key not in booked))
 
 
-def read(visit: ServerSession, request: ReadBook) -> Page:
-    book, (some, count, _) = visit.of(Claims).opened(), wanted(request.wish)
-    free = sum(not book.locked(one.key) for one in some)
-    return Page(entries=tuple(book.entries()), free=free, total=len(some), wants=count)
+def read(session: ServerSession, request: ReadLockTable) -> LockTableState:
+    lock_table, (some, count, _) = session.of(Claims).opened(), wanted(request.devices)
+    free = sum(not lock_table.locked(one.key) for one in some)
+    return LockTableState(
+        entries=tuple(lock_table.entries()), free=free, total=len(some), wants=count
+    )
 
 
 # -- which GPUs of this machine: free ones that are near each other --------------------------------

@@ -12,18 +12,18 @@ import subprocess
 from orchestrator.node.job import resume_dir
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server.ports import Ports
-from orchestrator.node.server.visit import ServerSession, answers
-from orchestrator.node.start import book, claims, start
+from orchestrator.node.server.session import ServerSession, answers
+from orchestrator.node.start import claims, lock_table, start
 from orchestrator.node.start.claims import Claims
-from orchestrator.node.warm.visit import WarmVisit
+from orchestrator.node.warm.session import StandbySession
 from orchestrator.protocol.requests.request import Nothing
 from orchestrator.protocol.requests.start import (
     Claim,
     Claimed,
     Hook,
     Hooked,
-    Page,
-    ReadBook,
+    LockTableState,
+    ReadLockTable,
     Release,
     Start,
     StartedHere,
@@ -35,26 +35,26 @@ from orchestrator.protocol.requests.start import (
 
 
 @answers(Hook)
-def hook(visit: ServerSession, request: Hook) -> Hooked:
-    changed, unset = run_hook(request.text, request.env, request.workdir, visit.umask)
+def hook(session: ServerSession, request: Hook) -> Hooked:
+    changed, unset = run_hook(request.text, request.env, request.workdir, session.umask)
     return Hooked(env=changed, unset=tuple(unset))
 
 
 @answers(Start)
-def start_part(visit: ServerSession, request: Start) -> StartedHere:
+def start_part(session: ServerSession, request: Start) -> StartedHere:
     spec = start.part_of(request)
-    return start.stand_by(visit, spec) if request.later else start.start(visit, spec)
+    return start.stand_by(session, spec) if request.later else start.start(session, spec)
 
 
 @answers(TakePorts)
-def take_ports(visit: ServerSession, request: TakePorts) -> TakenPorts:
-    ports = visit.of(Ports)
+def take_ports(session: ServerSession, request: TakePorts) -> TakenPorts:
+    ports = session.of(Ports)
     ports.hold(request.port)
     return TakenPorts(port=ports.number, peers_port=ports.peers_number)
 
 
 @answers(Release)
-def release(visit: ServerSession, request: Release) -> Nothing:
+def release(session: ServerSession, request: Release) -> Nothing:
     from orchestrator.node.warm import standbys
 
     run = RunDir(request.job, request.node)
@@ -63,37 +63,37 @@ def release(visit: ServerSession, request: Release) -> Nothing:
         if job:
             standbys.end_of_job(job)
     # There is no next attempt.
-    visit.of(WarmVisit).next_look = math.inf
-    visit.of(Claims).drop()
+    session.of(StandbySession).next_look = math.inf
+    session.of(Claims).drop()
     resume_dir.remove(run)
     return Nothing()
 
 
 @answers(Claim)
-def claim(visit: ServerSession, request: Claim) -> Claimed:
+def claim(session: ServerSession, request: Claim) -> Claimed:
     # A later attempt uses the request stored in its first spec.
-    wish = RunDir(*request.part).read_spec().wish if request.part else request.wish
-    if wish is None:
+    devices = RunDir(*request.part).read_spec().devices if request.part else request.devices
+    if devices is None:
         return Claimed(held=True)
-    claimed = visit.of(Claims).take(wish, request.patience, new=request.part is None)
-    return claimed.replace(machine=book.machine())
+    claimed = session.of(Claims).take(devices, request.patience, new=request.part is None)
+    return claimed.replace(machine=lock_table.machine())
 
 
 @answers(Unclaim)
-def unclaim(visit: ServerSession, request: Unclaim) -> Nothing:
-    visit.of(Claims).let_go()
+def unclaim(session: ServerSession, request: Unclaim) -> Nothing:
+    session.of(Claims).let_go()
     return Nothing()
 
 
 @answers(Wait)
-def wait(visit: ServerSession, request: Wait) -> Nothing:
-    visit.of(Claims).wait(request.entry)
+def wait(session: ServerSession, request: Wait) -> Nothing:
+    session.of(Claims).wait(request.entry)
     return Nothing()
 
 
-@answers(ReadBook)
-def read_book(visit: ServerSession, request: ReadBook) -> Page:
-    return claims.read(visit, request)
+@answers(ReadLockTable)
+def read_lock_table(session: ServerSession, request: ReadLockTable) -> LockTableState:
+    return claims.read(session, request)
 
 
 # -- a shell file for each node: the variables it exports go to the job's environment ----------

@@ -15,7 +15,7 @@ from orchestrator.node.job import resume_dir
 from orchestrator.node.job.processes import OPTIONS
 from orchestrator.node.job.run_directory import RunDir, machine
 from orchestrator.node.server.ports import Ports
-from orchestrator.node.server.visit import LIBRARY, Refusal, ServerSession
+from orchestrator.node.server.session import LIBRARY, Refusal, ServerSession
 from orchestrator.node.start.claims import Claims
 from orchestrator.node.transfer import checkout, receive
 from orchestrator.protocol.events import Ended
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 TOLD_SECONDS = 10.0
 
 
-def start(visit: ServerSession, spec: Spec) -> StartedHere:
+def start(session: ServerSession, spec: Spec) -> StartedHere:
     """Start this node's part of a job; return the supervisor's PID and its directories."""
     run, first = RunDir(spec.job, spec.node), first_run(spec)
-    make_run_directory(visit, run, first)
+    make_run_directory(session, run, first)
     resume_dir.remove_forgotten(time.time())
     receive.hand_over(run, first)
     shared = is_experiment(spec.env["ORCHESTRATOR_EXPERIMENT"], spec.job)
@@ -46,30 +46,30 @@ def start(visit: ServerSession, spec: Spec) -> StartedHere:
             "ORCHESTRATOR_RESUME_DIR": resume_dir.make(first),
             "ORCHESTRATOR_FIRST_WORLD_SIZE": str(spec.attempt.ranks),
         }
-    claims = visit.of(Claims)
+    claims = session.of(Claims)
     env = {**there.env, **attempt, **claims.environment(spec)}
     there = there.replace(env=env, claim=claims.place)
-    ports = visit.of(Ports)
+    ports = session.of(Ports)
     if ports.peers:
         there = there.replace(listener=ports.peers.fileno())
     for name, text in spec.files:
         run.write(name, text)
     # The spec names the library, which stays as long as this run may need it.
-    there = at_home(visit, there)
+    there = at_home(session, there)
     run.write_spec(there)
-    pid, warm, why_cold = start_supervisor(visit, run, there)
-    visit.job_started(run, spec)
+    pid, warm, why_cold = start_supervisor(session, run, there)
+    session.job_started(run, spec)
     ports.hand_over()
     return StartedHere(supervisor=pid, shared=shared, warm=warm, why_cold=why_cold)
 
 
-def make_run_directory(visit: ServerSession, run: RunDir, first: RunDir) -> None:
+def make_run_directory(session: ServerSession, run: RunDir, first: RunDir) -> None:
     try:
         run.create()
     except FileExistsError:
         raise Refusal(f"job {run.job} already has node {run.node} here") from None
     try:
-        visit.refuse_if_stopped(run, first)
+        session.refuse_if_stopped(run, first)
     except Refusal:
         # A stop may have written its last event there.
         with contextlib.suppress(OSError):
@@ -86,43 +86,43 @@ def with_local_experiment(spec: Spec, run: RunDir, first: RunDir) -> Spec:
     return spec.replace(env={**spec.env, "ORCHESTRATOR_EXPERIMENT": directory})
 
 
-def stand_by(visit: ServerSession, spec: Spec) -> StartedHere:
+def stand_by(session: ServerSession, spec: Spec) -> StartedHere:
     """Store the spec as that of a part that is over, with which a later attempt may begin."""
-    spec = at_home(visit, spec)
+    spec = at_home(session, spec)
     run = RunDir(spec.job, spec.node)
     run.create()
     run.write_spec(spec)
     end = Ended(time=time.time(), agent=None, why="it stands by", killed={}, left=(), ranks={})
     run.append_event(end)
-    visit.job_started(run, spec)
+    session.job_started(run, spec)
     if spec.warm or spec.attempt is not None:
         from orchestrator.node.warm import standbys
-        from orchestrator.node.warm.visit import SPARE_SECONDS
+        from orchestrator.node.warm.session import SPARE_SECONDS
 
-        standbys.start(run, os.environ, visit.umask, SPARE_SECONDS)
+        standbys.start(run, os.environ, session.umask, SPARE_SECONDS)
     return StartedHere(supervisor=0, shared=False)
 
 
-def at_home(visit: ServerSession, spec: Spec) -> Spec:
+def at_home(session: ServerSession, spec: Spec) -> Spec:
     """Return the spec with the facts that only this machine knows."""
     spec = checkout.with_first(spec)
-    return spec.replace(library=LIBRARY, version=OWN, umask=visit.umask, machine=machine())
+    return spec.replace(library=LIBRARY, version=OWN, umask=session.umask, machine=machine())
 
 
-def start_supervisor(visit: ServerSession, run: RunDir, spec: Spec) -> tuple[int, bool, str]:
+def start_supervisor(session: ServerSession, run: RunDir, spec: Spec) -> tuple[int, bool, str]:
     """Start the supervisor and wait until it has started torchrun; raise a Refusal otherwise.
 
     Return its PID, True if it comes from a standby, and the reason if it should have.
     """
-    ports = visit.of(Ports)
-    inherited = [*visit.of(Claims).files, *ports.files]
+    ports = session.of(Ports)
+    inherited = [*session.of(Claims).files, *ports.files]
     supervisor: subprocess.Popen[bytes] | WarmSupervisor
     with open(os.path.join(run.path, "supervisor.err"), "wb") as errors:
-        warm, reason = take_warm(visit, run, spec, [errors.fileno(), *inherited])
+        warm, reason = take_warm(session, run, spec, [errors.fileno(), *inherited])
         if warm is not None:
             supervisor = warm
         else:
-            supervisor = visit.supervisor = subprocess.Popen(
+            supervisor = session.supervisor = subprocess.Popen(
                 [sys.executable, *OPTIONS, LIBRARY, "supervise", run.job, str(run.node)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -137,7 +137,7 @@ def start_supervisor(visit: ServerSession, run: RunDir, spec: Spec) -> tuple[int
     if word != b"ready\n":
         # A supervisor that is only slow must not start the job later.
         supervisor.kill()
-        visit.refuse_if_stopped(run)
+        session.refuse_if_stopped(run)
         with open(os.path.join(run.path, "supervisor.err"), "rb") as file:
             words = word + file.read()[-2000:]
         raise Refusal(words.decode("utf-8", "replace").strip() or "its supervisor did not start")
@@ -145,7 +145,7 @@ def start_supervisor(visit: ServerSession, run: RunDir, spec: Spec) -> tuple[int
 
 
 def take_warm(
-    visit: ServerSession, run: RunDir, spec: Spec, files: list[int]
+    session: ServerSession, run: RunDir, spec: Spec, files: list[int]
 ) -> tuple[WarmSupervisor | None, str]:
     """Start the job from a standby; return None and the reason if none fits."""
     later = spec.attempt is not None and spec.attempt.number > 1
@@ -155,7 +155,7 @@ def take_warm(
     # Most starts do not need this import.
     from orchestrator.node.warm import standbys
 
-    return standbys.hand_over(run, spec, os.environ, visit.umask, files)
+    return standbys.hand_over(run, spec, os.environ, session.umask, files)
 
 
 def part_of(request: Start) -> Spec:

@@ -11,18 +11,18 @@ from collections.abc import Iterator
 
 from orchestrator.common import files
 from orchestrator.node.job.run_directory import RunDir, home
-from orchestrator.node.server.visit import RoomState, ServerSession
+from orchestrator.node.server.session import ServerSession, SessionState
 from orchestrator.node.transfer import snapshot
 from orchestrator.node.transfer.store import Store
 from orchestrator.protocol.requests.transfer import CheckedOut, CheckOut
 from orchestrator.protocol.spec import Spec
 
 
-class CodeVisit(RoomState):
+class CodeSession(SessionState):
     """One head's work on the store, and the snapshots without a job so far."""
 
-    def __init__(self, visit: ServerSession) -> None:
-        super().__init__(visit)
+    def __init__(self, session: ServerSession) -> None:
+        super().__init__(session)
         self.store = Store()
         self.store.prepare()
         self.unused: set[bytes] = set()

@@ -205,15 +205,15 @@ def looks_at(path: str) -> Looks | None:
 
 
 def waiting_place(run: RunDir) -> str:
-    return run.path + ".parcel"
+    return run.path + ".payload"
 
 
 def hand_over(run: RunDir, first: RunDir) -> None:
     """Move the files into the run directory; a later attempt links those of the first."""
     if os.path.isdir(waiting_place(run)):
-        os.rename(waiting_place(run), run.parcel)
-    elif first.path != run.path and os.path.isdir(first.parcel):
-        os.symlink(first.parcel, run.parcel)
+        os.rename(waiting_place(run), run.payload)
+    elif first.path != run.path and os.path.isdir(first.payload):
+        os.symlink(first.payload, run.payload)
 
 
 def discard(run: RunDir) -> None:

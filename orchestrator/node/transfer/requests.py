@@ -8,7 +8,7 @@ from pathlib import Path
 from orchestrator.common import files
 from orchestrator.common.folder import Folder
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.server.visit import Refusal, RoomState, ServerSession, answers
+from orchestrator.node.server.session import Refusal, ServerSession, SessionState, answers
 from orchestrator.node.transfer import outputs, receive
 from orchestrator.node.transfer.receive import TargetDirectory, unzip
 from orchestrator.protocol import manifest
@@ -36,11 +36,11 @@ from orchestrator.protocol.requests.transfer import (
 )
 
 
-class Moving(RoomState):
+class Moving(SessionState):
     """The transfers of this session."""
 
-    def __init__(self, visit: ServerSession) -> None:
-        super().__init__(visit)
+    def __init__(self, session: ServerSession) -> None:
+        super().__init__(session)
         # The files that the head offered last.
         self.offered = receive.nothing()
         # The runs whose private files wait for the start of the job.
@@ -57,16 +57,16 @@ class Moving(RoomState):
     def offer(self, place: RemoteDir) -> TargetDirectory:
         """Return the receiver for the manifest in the payload; end the transfer before it."""
         self.offered.abandon()
-        listing = unzip(self.visit.take_piece(), LARGEST_LIST_BYTES)
+        listing = unzip(self.session.take_piece(), LARGEST_LIST_BYTES)
         entries = manifest.unpacked(listing)
         if place.kind == STORE:
-            from orchestrator.node.transfer.checkout import CodeVisit
+            from orchestrator.node.transfer.checkout import CodeSession
             from orchestrator.node.transfer.store import ToStore
 
-            self.offered = ToStore(self.visit.of(CodeVisit).store, entries, listing)
+            self.offered = ToStore(self.session.of(CodeSession).store, entries, listing)
         elif place.kind == HANDED:
             run = RunDir(place.job, place.node)
-            self.visit.refuse_if_stopped(run)
+            self.session.refuse_if_stopped(run)
             folder = Folder(Path(receive.waiting_place(run)), private=True, umask=0o077)
             self.offered = TargetDirectory(folder, entries)
             self.handed[run.path] = run
@@ -74,12 +74,12 @@ class Moving(RoomState):
             from orchestrator.node.transfer import job_files
 
             run = RunDir(place.job, place.node)
-            self.offered = job_files.target(run, place, entries, self.visit.umask)
+            self.offered = job_files.target(run, place, entries, self.session.umask)
         else:
             path = files.expanded(place.directory)
             if not path.startswith("/"):
                 raise ValueError(f"not an absolute path: {place.directory!r}")
-            folder = Folder(Path(path), private=False, umask=self.visit.umask)
+            folder = Folder(Path(path), private=False, umask=self.session.umask)
             self.offered = TargetDirectory(folder, entries)
         return self.offered
 
@@ -93,16 +93,16 @@ class Moving(RoomState):
 
 
 @answers(Offer)
-def offer(visit: ServerSession, request: Offer) -> Lacking:
-    return visit.of(Moving).offer(request.into).compare(dry_run=request.dry_run)
+def offer(session: ServerSession, request: Offer) -> Lacking:
+    return session.of(Moving).offer(request.into).compare(dry_run=request.dry_run)
 
 
 @answers(Contents)
-def contents(visit: ServerSession, request: Contents) -> Lacking:
+def contents(session: ServerSession, request: Contents) -> Lacking:
     """Write the received parts; return the files that failed."""
-    offered = visit.of(Moving).offered
+    offered = session.of(Moving).offered
     try:
-        data = unzip(visit.take_piece(), min(request.size, LARGEST_BATCH_BYTES) or 1)
+        data = unzip(session.take_piece(), min(request.size, LARGEST_BATCH_BYTES) or 1)
         if len(data) != request.size:
             raise ValueError("contents of another size came")
         for part, content in parts_of(data):
@@ -117,41 +117,41 @@ def contents(visit: ServerSession, request: Contents) -> Lacking:
 
 
 @answers(CheckOut)
-def check_out(visit: ServerSession, request: CheckOut) -> CheckedOut:
-    from orchestrator.node.transfer.checkout import CodeVisit
+def check_out(session: ServerSession, request: CheckOut) -> CheckedOut:
+    from orchestrator.node.transfer.checkout import CodeSession
 
-    return visit.of(CodeVisit).check_out(request)
+    return session.of(CodeSession).check_out(request)
 
 
 # -- home -------------------------------------------------------------------------------------
 
 
 @answers(Outputs)
-def outputs_of_job(visit: ServerSession, request: Outputs) -> OutputFiles:
+def outputs_of_job(session: ServerSession, request: Outputs) -> OutputFiles:
     run = RunDir(request.job, request.node)
     listing = outputs.of_job(run, checkpoints=request.checkpoints, beside=request.beside)
-    return visit.of(Moving).list(listing)
+    return session.of(Moving).list(listing)
 
 
 @answers(ListPath)
-def files_of_path(visit: ServerSession, request: ListPath) -> OutputFiles:
-    return visit.of(Moving).list(outputs.of_path(request.path, request.directory))
+def files_of_path(session: ServerSession, request: ListPath) -> OutputFiles:
+    return session.of(Moving).list(outputs.of_path(request.path, request.directory))
 
 
 @answers(ReadFile)
-def read_file(visit: ServerSession, request: ReadFile) -> FilePiece:
-    if (request.place, request.path) not in visit.of(Moving).listed:
+def read_file(session: ServerSession, request: ReadFile) -> FilePiece:
+    if (request.place, request.path) not in session.of(Moving).listed:
         raise Refusal(f"no such output: {request.path!r}")
     return outputs.read(request)
 
 
 @answers(AskJobFiles)
-def files_of_job(visit: ServerSession, request: AskJobFiles) -> JobFiles:
+def files_of_job(session: ServerSession, request: AskJobFiles) -> JobFiles:
     from orchestrator.node.transfer import job_files
 
     run = RunDir(request.job, request.node)
     if not os.path.exists(run.spec):
         raise Refusal("it has lost its part of the job", NO_PART)
-    found, moving = job_files.written(run, request), visit.of(Moving)
+    found, moving = job_files.written(run, request), session.of(Moving)
     moving.listed |= {(found.roots[file.place], file.path) for file in found.files}
     return found

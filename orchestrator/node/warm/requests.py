@@ -6,7 +6,7 @@ import resource
 import time
 
 from orchestrator.node.job import processes
-from orchestrator.node.server.visit import ServerSession, answers
+from orchestrator.node.server.session import ServerSession, answers
 from orchestrator.node.warm import standbys
 from orchestrator.protocol.requests.warm import (
     StandbyEnds,
@@ -18,7 +18,7 @@ from orchestrator.protocol.requests.warm import (
 
 
 @answers(Warm)
-def warm(visit: ServerSession, request: Warm) -> StandbyStates:
+def warm(session: ServerSession, request: Warm) -> StandbyStates:
     states = [
         StandbyState(
             since=each.since,
@@ -34,7 +34,7 @@ def warm(visit: ServerSession, request: Warm) -> StandbyStates:
 
 
 @answers(WarmOff)
-def warm_off(visit: ServerSession, request: WarmOff) -> StandbyEnds:
+def warm_off(session: ServerSession, request: WarmOff) -> StandbyEnds:
     gone = {each.pid: standbys.end(each) for each in standbys.find_all()}
     ended = tuple(pid for pid in gone if gone[pid])
     return StandbyEnds(ended=ended, left=tuple(pid for pid in gone if not gone[pid]))

@@ -28,7 +28,7 @@ from orchestrator.node.job.processes import LOOK_SECONDS, OPTIONS, Process
 from orchestrator.node.job.ranks.agent_start import limits
 from orchestrator.node.job.run_directory import RunDir, connect_in, home, listen_in
 from orchestrator.node.job.supervisor import agent_environment
-from orchestrator.node.server.visit import LIBRARY
+from orchestrator.node.server.session import LIBRARY
 from orchestrator.node.warm.standby import receive, send
 from orchestrator.protocol.message import Message, Nonsense, decode, encode, parse
 from orchestrator.protocol.spec import Spec

@@ -17,7 +17,7 @@ VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 WAITING, STARTING, RUNNING = "waiting", "starting", "running"
 
 
-class Wish(Message):
+class DeviceRequest(Message):
     """The GPUs or slots of one machine that a launch requests."""
 
     # The name of the launch, shown to other users.

@@ -171,7 +171,7 @@ class AskStuck(PartRequest[Stuck], do="stuck"):
 
 # -- a profile: two small files in the run directory, which rank 0 looks for once per step -----
 
-WISH, NEWS = "profile_wish.json", "profile_news.json"
+REQUEST_FILE, ANSWER_FILE = "profile_request.json", "profile_answer.json"
 # The limit of one profile: a trace has megabytes per step.
 MOST_STEPS = 20
 
@@ -185,14 +185,14 @@ WRITTEN = "written"
 FAILED = "failed"
 
 
-class ProfileWish(Message):
+class ProfileRequest(Message):
     """A server's request to rank 0 to trace a number of steps."""
 
     id: str
     steps: Few
 
 
-class ProfileNews(Message):
+class ProfileAnswer(Message):
     """Rank 0's answer: the profile is asked, tracing, written or failed."""
 
     id: str
@@ -209,8 +209,8 @@ class ProfileNews(Message):
 class ProfileState(Message):
     """The progress of the profile, and whether a rank can make one."""
 
-    # The news of this profile.
-    news: Optional[ProfileNews] = None
+    # Rank 0's answer to this request.
+    reply: Optional[ProfileAnswer] = None
     # True if another profile was requested and is not done.
     busy: bool = False
     # Seconds since a rank trained a step; None if none ever did.
@@ -222,7 +222,7 @@ class ProfileState(Message):
 class AskProfile(PartRequest[ProfileState], do="profile"):
     """Request a trace of the same steps of all ranks, and its progress, on the node of rank 0."""
 
-    wish: ProfileWish
+    trace: ProfileRequest
 
 
 class LivingRuns(Message):

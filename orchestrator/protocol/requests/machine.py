@@ -20,7 +20,7 @@ from orchestrator.protocol.requests.request import Request
 from orchestrator.protocol.spec import Target
 
 
-class PortWish(Message):
+class PortRequest(Message):
     """A port that the server shall reserve for the rendezvous of the job's ranks."""
 
     wanted: int
@@ -95,7 +95,7 @@ class Probe(Request[Probed], do="probe"):
     peers: tuple[str, ...]
     target: Target
     accelerate: bool = False
-    port: Optional[PortWish] = None
+    port: Optional[PortRequest] = None
     # A new file of the head, which the node sees if they share its disk.
     marker: str = ""
 

@@ -20,7 +20,7 @@ A = TypeVar("A", bound=Message)
 # Frequent requests, which are logged only if their answer is slow.
 ROUTINE = frozenset(
     {
-        *("request.beat", "start.read_book", "start.wanted", "follow.paces", "follow.stuck"),
+        *("request.beat", "start.read_lock_table", "start.wanted", "follow.paces", "follow.stuck"),
         *("environments.ask_build", "transfer.contents", "transfer.ask_taken"),
         *("transfer.outputs", "transfer.output", "transfer.sum_output"),
     }
@@ -67,7 +67,7 @@ class Clock(Message):
     time: Moment
 
 
-class Beat(Request[Clock], do="beat"):
+class Ping(Request[Clock], do="beat"):
     """Return the node's time; shows as well that the head is alive."""
 
 

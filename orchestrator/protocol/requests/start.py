@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Optional
 
 from orchestrator.protocol.message import Message
-from orchestrator.protocol.requests.claims import ClaimEntry, Taken, Wish
-from orchestrator.protocol.requests.machine import PortWish
+from orchestrator.protocol.requests.claims import ClaimEntry, DeviceRequest, Taken
+from orchestrator.protocol.requests.machine import PortRequest
 from orchestrator.protocol.requests.request import Nothing, PartRequest, Request
 from orchestrator.protocol.spec import Placement, Spec
 
@@ -59,7 +59,7 @@ class TakenPorts(Message):
 class TakePorts(Request[TakenPorts], do="take_ports"):
     """Reserve the ports of a job's next attempt, on its first node."""
 
-    port: PortWish
+    port: PortRequest
 
 
 class Release(PartRequest[Nothing], do="release"):
@@ -89,7 +89,7 @@ class Claimed(Message):
 class Claim(Request[Claimed], do="claim"):
     """Reserve the requested devices, all or none, until the job or this session ends."""
 
-    wish: Optional[Wish] = None
+    devices: Optional[DeviceRequest] = None
     # The part of a job that is restarted, whose stored spec has the request.
     part: Optional[tuple[str, int]] = None
     # Seconds to wait for launches that are about to start, or to give up.
@@ -106,7 +106,7 @@ class Wait(Request[Nothing], do="wait"):
     entry: ClaimEntry
 
 
-class Page(Message):
+class LockTableState(Message):
     """All entries of a machine's lock table, held and waiting."""
 
     entries: tuple[ClaimEntry, ...]
@@ -118,7 +118,7 @@ class Page(Message):
     wants: int = 0
 
 
-class ReadBook(Request[Page], do="read_book"):
+class ReadLockTable(Request[LockTableState], do="read_lock_table"):
     """Read the lock table."""
 
-    wish: Wish = Wish()
+    devices: DeviceRequest = DeviceRequest()

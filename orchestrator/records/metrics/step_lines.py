@@ -23,7 +23,7 @@ OF_ALL = rf"(?:{GAP}(?:/|of){GAP}{WHOLE})?"
 # Matches the separator between a name and its value.
 IS = rf"['\"]?{GAP}(?:[:=#|\[(]{GAP}){{0,2}}['\"]?"
 COLORS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-NEWS = re.compile(r"loss|step|iter|update|batch|epoch|%\||\[", re.IGNORECASE)
+ANSWER_FILE = re.compile(r"loss|step|iter|update|batch|epoch|%\||\[", re.IGNORECASE)
 LONGEST_CHARACTERS = 2000
 # The last line of transformers has this word, and the mean loss of the run.
 OF_THE_RUN = "train_runtime"
@@ -99,7 +99,7 @@ class StepReader:
 
     def values(self, line: str) -> dict[str, Any]:
         """Return the step, the losses and further values of a line, or {} if it has no loss."""
-        if not NEWS.search(line):
+        if not ANSWER_FILE.search(line):
             return {}
         line = COLORS.sub("", line[:LONGEST_CHARACTERS])
         if EVALUATION.search(line) or OF_THE_RUN in line:

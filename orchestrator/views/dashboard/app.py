@@ -34,7 +34,7 @@ from orchestrator.head.status.row import Row
 from orchestrator.records import experiments
 from orchestrator.records.experiment import RECORD, Experiment
 from orchestrator.records.metrics import progress
-from orchestrator.views.report import page, story
+from orchestrator.views.report import page, run_data
 
 # Only the newest are listed; the commands find older ones.
 MOST_LISTED = 200
@@ -128,10 +128,10 @@ class Board:
         stopping = "" if several else self.stopping.get(names[0], "")
 
         def render() -> str:
-            stories = [story.read_story(each, len(found) - 1) for each in found]
+            reports = [run_data.read_run_data(each, len(found) - 1) for each in found]
             differences = comparison.compared(found) if several else {}
             own: dict[str, Any] = {"live": True, "form": self.guard.form, "stopping": stopping}
-            return page.page(stories, differences, **own)
+            return page.page(reports, differences, **own)
 
         stamp = (stopping, [fingerprint(each) for each in found])
         return self.answer(request, tuple(names), stamp, render)

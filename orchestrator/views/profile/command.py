@@ -32,7 +32,12 @@ from orchestrator.head.screen.progress import ProgressBar
 from orchestrator.head.status.status import find_experiment
 from orchestrator.head.transfer.fetch import Fetch, plain
 from orchestrator.protocol.requests import follow as profiling
-from orchestrator.protocol.requests.follow import AskProfile, ProfileNews, ProfileState, ProfileWish
+from orchestrator.protocol.requests.follow import (
+    AskProfile,
+    ProfileAnswer,
+    ProfileRequest,
+    ProfileState,
+)
 from orchestrator.protocol.requests.transfer import Outputs
 from orchestrator.protocol.timing import ANSWER_SECONDS
 from orchestrator.records import experiments
@@ -90,11 +95,11 @@ def of_running(
     first = min(record.nodes, key=lambda node: node.first_rank)
     say(f"asking rank 0 on {first.name} for {plural(steps, 'step')} of {experiment.name}")
     with for_now(transport, first) as channel:
-        news = wait_for_traces(channel, record, first.index, steps, timeout)
-    lacking = fetch(transport, record, news, experiment.path / "outputs")
+        reply = wait_for_traces(channel, record, first.index, steps, timeout)
+    lacking = fetch(transport, record, reply, experiment.path / "outputs")
     for reason in lacking:
         output.complain(f"WARNING: no trace: {output.printable(reason)}")
-    return experiment.path / "outputs" / news.directory
+    return experiment.path / "outputs" / reply.directory
 
 
 # -- ask ----------------------------------------------------------------------------------------
@@ -119,19 +124,19 @@ a script without the Trainer traces itself. Add before its loop, the last line i
 
 def wait_for_traces(
     channel: NodeChannel, record: JobRecord, node: int, steps: int, patience: float
-) -> ProfileNews:
+) -> ProfileAnswer:
     """Trace some steps on all ranks; return where the nodes keep the traces."""
     unseen = UNSEEN_OLD if time.time() - record.started > OLD else UNSEEN
-    profile = ProfileWish(id=secrets.token_hex(8), steps=steps)
-    request = AskProfile(job=record.job, node=node, wish=profile)
+    profile = ProfileRequest(id=secrets.token_hex(8), steps=steps)
+    request = AskProfile(job=record.job, node=node, trace=profile)
     began, last_line = time.monotonic(), ""
     while True:
         state = channel.ask(request, ANSWER_SECONDS)
-        news, waited = state.news, time.monotonic() - began
-        if news is not None and news.state == profiling.WRITTEN:
-            return news
-        if news is not None and news.state == profiling.FAILED:
-            raise JobFailed(f"there is no profile: {news.text}", "orchestrator profile, once more")
+        reply, waited = state.reply, time.monotonic() - began
+        if reply is not None and reply.state == profiling.WRITTEN:
+            return reply
+        if reply is not None and reply.state == profiling.FAILED:
+            raise JobFailed(f"there is no profile: {reply.text}", "orchestrator profile, once more")
         refuse(state, waited, min(unseen, patience), patience)
         line = progress_of(state)
         if line != last_line:
@@ -141,8 +146,8 @@ def wait_for_traces(
 
 
 def progress_of(state: ProfileState) -> str:
-    if state.news is not None and state.news.state == profiling.TRACING:
-        return f"all ranks trace steps {state.news.first} to {state.news.last}"
+    if state.reply is not None and state.reply.state == profiling.TRACING:
+        return f"all ranks trace steps {state.reply.first} to {state.reply.last}"
     if state.busy:
         return "waiting for another profile of this job"
     if state.stepped is None:
@@ -168,16 +173,18 @@ def refuse(state: ProfileState, waited: float, unseen: float, patience: float) -
         )
 
 
-def fetch(transport: Transport, record: JobRecord, news: ProfileNews, outputs: Path) -> list[str]:
+def fetch(
+    transport: Transport, record: JobRecord, reply: ProfileAnswer, outputs: Path
+) -> list[str]:
     """Fetch the traces of all nodes; return why some are missing."""
-    if not plain(news.directory) or PurePosixPath(news.directory).parts[0] != "profile":
-        raise NodeError(f"the node broke the protocol: traces in {news.directory!r}")
+    if not plain(reply.directory) or PurePosixPath(reply.directory).parts[0] != "profile":
+        raise NodeError(f"the node broke the protocol: traces in {reply.directory!r}")
     folder = Folder(outputs, private=True)
 
     def of_node(node: NodeRecord) -> dict[str, str]:
         with for_now(transport, node) as channel:
             listing = channel.ask(Outputs(job=record.job, node=node.index), ANSWER_SECONDS)
-            wanted = [file for file in listing.files if file.path.startswith(f"{news.directory}/")]
+            wanted = [file for file in listing.files if file.path.startswith(f"{reply.directory}/")]
             with progress.lock:
                 progress.size += sum(file.size for file in wanted)
             fetch = Fetch(
@@ -192,7 +199,7 @@ def fetch(transport: Transport, record: JobRecord, news: ProfileNews, outputs: P
 
     with ProgressBar("fetching traces") as progress:
         answers = fleet.everywhere(record.nodes, of_node)
-    lacking = [news.text] if news.text else []
+    lacking = [reply.text] if reply.text else []
     for node, answer in zip(record.nodes, answers, strict=True):
         name = f"node {node.index} ({node.name})"
         if isinstance(answer, OrchestratorError):

@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestrator.common.text import duration
 from orchestrator.records.metrics.curves import WORDS, Curve, better, unit_of
-from orchestrator.views.report.story import Story, TrainingStory
+from orchestrator.views.report.run_data import RunData, TrainingData
 
 # The title, the unit, and the metrics of each chart that every training may have.
 KNOWN = (
@@ -86,32 +86,32 @@ class ChartRun:
     number: int
     # Empty if there is only one.
     name: str
-    story: Story
-    training: TrainingStory
+    run_data: RunData
+    training: TrainingData
 
 
-def runs(stories: Sequence[Story]) -> list[ChartRun]:
-    pairs = [(story, training) for story in stories for training in story.trainings]
+def runs(reports: Sequence[RunData]) -> list[ChartRun]:
+    pairs = [(run_data, training) for run_data in reports for training in run_data.trainings]
     every = []
-    for number, (story, training) in enumerate(pairs):
-        words = [story.experiment.name] * (len(stories) > 1)
-        words += [f"Trainer {training.number}"] * (len(story.trainings) > 1)
-        every.append(ChartRun(number, " ".join(words), story, training))
+    for number, (run_data, training) in enumerate(pairs):
+        words = [run_data.experiment.name] * (len(reports) > 1)
+        words += [f"Trainer {training.number}"] * (len(run_data.trainings) > 1)
+        every.append(ChartRun(number, " ".join(words), run_data, training))
     return every
 
 
-def colors(stories: Sequence[Story]) -> list[int]:
+def colors(reports: Sequence[RunData]) -> list[int]:
     """Return the color of each experiment: that of its first run."""
-    counts = [max(1, len(story.trainings)) for story in stories]
+    counts = [max(1, len(run_data.trainings)) for run_data in reports]
     return [sum(counts[:at]) for at in range(len(counts))]
 
 
 # -- charts ---------------------------------------------------------------------------------------
 
 
-def charts(stories: Sequence[Story]) -> list[Chart]:
+def charts(reports: Sequence[RunData]) -> list[Chart]:
     """Return the charts of all experiments: the same metric of each in one chart."""
-    every = runs(stories)
+    every = runs(reports)
     names = dict.fromkeys(name for run in every for name in run.training.curves)
     known = WITHOUT.union(*(members for _, _, members in KNOWN))
     groups = [*KNOWN, *of_a_program(name for name in names if name not in known)]
@@ -173,24 +173,24 @@ def split(run: ChartRun) -> Chart | None:
     return Chart(title, "ms", lines, stacked=True)
 
 
-def of_machines(stories: Sequence[Story]) -> list[Chart]:
+def of_machines(reports: Sequence[RunData]) -> list[Chart]:
     """Return the charts of the nodes: a line for each, or the range of many."""
     found = []
     for title, unit, name in OF_MACHINES:
         lines = [
             line
-            for color, story in zip(colors(stories), stories, strict=True)
-            if name in story.machines
-            for line in machine_lines(story, name, color if len(stories) > 1 else None)
+            for color, run_data in zip(colors(reports), reports, strict=True)
+            if name in run_data.machines
+            for line in machine_lines(run_data, name, color if len(reports) > 1 else None)
         ]
         if any(value for line in lines for value in line.curve.means):
             found.append(Chart(title, unit, lines, over="time"))
     return found
 
 
-def machine_lines(story: Story, name: str, color: int | None) -> list[ChartLine]:
+def machine_lines(run_data: RunData, name: str, color: int | None) -> list[ChartLine]:
     """Return a line for each node; with a color or for many nodes, one line of their mean."""
-    known = story.machines[name]
+    known = run_data.machines[name]
     columns = list(zip(*known.rows, strict=True))
     if color is not None or len(known.rows) > MOST_LINES:
         pairs = [
@@ -200,9 +200,9 @@ def machine_lines(story: Story, name: str, color: int | None) -> list[ChartLine]
         pairs = [(at, values) for at, values in pairs if values]
         means = [sum(values) / len(values) for _, values in pairs]
         lows, highs = [min(values) for _, values in pairs], [max(values) for _, values in pairs]
-        who = story.experiment.name if color is not None else f"mean of {len(known.rows)} nodes"
+        who = run_data.experiment.name if color is not None else f"mean of {len(known.rows)} nodes"
         return [ChartLine(who, Curve([at for at, _ in pairs], means, lows, highs), color or 0)]
-    names = {node.index: node.name for node in story.record.nodes}
+    names = {node.index: node.name for node in run_data.record.nodes}
     lines = []
     for at, (node, row) in enumerate(zip(known.nodes, known.rows, strict=True)):
         values = [
@@ -216,14 +216,14 @@ def machine_lines(story: Story, name: str, color: int | None) -> list[ChartLine]
 # -- as the script takes it -----------------------------------------------------------------------
 
 
-def pictures(stories: Sequence[Story]) -> dict[str, Any]:
+def pictures(reports: Sequence[RunData]) -> dict[str, Any]:
     """Return the data of all charts for the script. The page has a place for each chart."""
-    of_one = len(stories) == 1
-    began = stories[0].record.started
+    of_one = len(reports) == 1
+    began = reports[0].record.started
     return {
         "charts": [
-            *(chart_data(chart, "Training") for chart in charts(stories)),
-            *(chart_data(chart, "Machines") for chart in of_machines(stories)),
+            *(chart_data(chart, "Training") for chart in charts(reports)),
+            *(chart_data(chart, "Machines") for chart in of_machines(reports)),
         ],
         "marks": [
             {
@@ -232,9 +232,9 @@ def pictures(stories: Sequence[Story]) -> dict[str, Any]:
                 "step": moment.step,
                 "seconds": round(moment.time - began) if moment.time else None,
             }
-            for moment in (stories[0].moments if of_one else ())
+            for moment in (reports[0].moments if of_one else ())
         ],
-        "axes": [since_start(run) for run in runs(stories)],
+        "axes": [since_start(run) for run in runs(reports)],
     }
 
 
@@ -244,7 +244,7 @@ def since_start(run: ChartRun) -> list[list[float]]:
     times: list[float] = []
     known = run.training.times
     for step, time in zip(known.steps, known.highs, strict=True):
-        value = max(0.0, time - run.story.record.started)
+        value = max(0.0, time - run.run_data.record.started)
         if not times or value > times[-1]:
             steps.append(step)
             times.append(short(value))

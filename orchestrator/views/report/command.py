@@ -15,7 +15,7 @@ from orchestrator.head.screen.output import say
 from orchestrator.head.status import comparison
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment
-from orchestrator.views.report import members, page, story
+from orchestrator.views.report import members, page, run_data
 
 NAME = "report.html"
 # More lines in one chart cannot be told apart.
@@ -33,9 +33,9 @@ def report(where: Where, wanted: Sequence[str], *, out: Path | None, opened: boo
     chosen = [
         experiments.known(where.experiments, name, trusted=where.trust_record) for name in names
     ]
-    stories = [story.read_story(experiment, len(chosen) - 1) for experiment in chosen]
+    reports = [run_data.read_run_data(experiment, len(chosen) - 1) for experiment in chosen]
     differences = comparison.compared(chosen) if len(chosen) > 1 else {}
-    text = page.page(stories, differences)
+    text = page.page(reports, differences)
     if out is None:
         out = chosen[0].path / NAME if len(chosen) == 1 else where.experiments / NAME
     return deliver(chosen[0], text, out, opened=opened)

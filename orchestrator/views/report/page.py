@@ -25,7 +25,7 @@ from orchestrator.records.metrics.curves import in_thousands
 from orchestrator.records.outcome import JobVerdict
 from orchestrator.views.report import charts
 from orchestrator.views.report.members import Members
-from orchestrator.views.report.story import Story, TrainingStory
+from orchestrator.views.report.run_data import RunData, TrainingData
 
 WEB = Path(__file__).parent / "web"
 # The figures at the top are those of the last Trainers of a program.
@@ -50,10 +50,10 @@ FACTS = {
 Differences = Mapping[str, Mapping[str, Sequence[Any]]]
 
 
-def page(stories: Sequence[Story], differences: Differences, **live: Any) -> str:
+def page(reports: Sequence[RunData], differences: Differences, **live: Any) -> str:
     """Return the page of experiments; with several, a comparison."""
-    drawn = charts.pictures(stories)
-    return filled("report.html", stories=stories, differences=differences, pictures=drawn, **live)
+    drawn = charts.pictures(reports)
+    return filled("report.html", reports=reports, differences=differences, pictures=drawn, **live)
 
 
 def page_of_members(members: Members) -> str:
@@ -88,9 +88,9 @@ def digest(text: str) -> str:
 # -- the first screen -----------------------------------------------------------------------------
 
 
-def cause(story: Story) -> JobVerdict | None:
+def cause(run_data: RunData) -> JobVerdict | None:
     """Return the verdict on a failed job; a stop that its user requested is no failure."""
-    return None if story.record.state == "stopped" else story.record.verdict
+    return None if run_data.record.state == "stopped" else run_data.record.verdict
 
 
 def lasted(record: JobRecord) -> str:
@@ -99,21 +99,21 @@ def lasted(record: JobRecord) -> str:
     return f"{'after' if record.over else 'for'} {duration(seconds)}"
 
 
-def figures(story: Story) -> Iterator[tuple[str, str]]:
+def figures(run_data: RunData) -> Iterator[tuple[str, str]]:
     """Yield the few numbers that users look for first."""
-    record = story.record
+    record = run_data.record
     ranks = sum(node.nproc for node in record.nodes)
     if len({node.nproc for node in record.nodes}) > 1:
         yield "nodes, ranks", f"{len(record.nodes)}, {ranks}"
     else:
         yield "nodes x ranks", f"{len(record.nodes)} x {ranks // max(1, len(record.nodes))}"
-    for training in story.trainings[-MOST_TRAINERS:]:
-        whose = f" (Trainer {training.number})" if len(story.trainings) > 1 else ""
+    for training in run_data.trainings[-MOST_TRAINERS:]:
+        whose = f" (Trainer {training.number})" if len(run_data.trainings) > 1 else ""
         for name, value in of_training(training):
             yield f"{name}{whose}", value
 
 
-def of_training(training: TrainingStory) -> Iterator[tuple[str, str]]:
+def of_training(training: TrainingData) -> Iterator[tuple[str, str]]:
     known = training.curves
     if known:
         yield "steps", str(max(curve.steps[-1] for curve in known.values()))
@@ -135,31 +135,31 @@ def of_training(training: TrainingStory) -> Iterator[tuple[str, str]]:
         yield "peak memory", size(max(known["memory_peak_bytes"].highs))
 
 
-def median(training: TrainingStory, name: str) -> float:
+def median(training: TrainingData, name: str) -> float:
     curve = training.curves.get(name)
     return curves.median(curve.means) if curve else 0.0
 
 
 def runs(
-    stories: Sequence[Story], differences: Differences
-) -> tuple[list[str], list[tuple[int, Story, list[str]]]]:
+    reports: Sequence[RunData], differences: Differences
+) -> tuple[list[str], list[tuple[int, RunData, list[str]]]]:
     """Return the table of several experiments: its headings, and for each its color and cells."""
-    known = [{**dict(figures(story)), **speed_of_a_rank(story)} for story in stories]
+    known = [{**dict(figures(run_data)), **speed_of_a_rank(run_data)} for run_data in reports]
     names = list(dict.fromkeys(name for each in known for name in each))
     found = {**differences.get("config", {}), **differences.get("command", {})}
     keys = [key for key in found if key.partition(".")[0] not in APART][:MOST_KEYS]
     rows = []
-    for number, (color, story) in enumerate(zip(charts.colors(stories), stories, strict=True)):
+    for number, (color, run_data) in enumerate(zip(charts.colors(reports), reports, strict=True)):
         cells = [known[number].get(name, "-") for name in names]
         cells += [written(found[key][number]) for key in keys]
-        rows.append((color, story, cells))
+        rows.append((color, run_data, cells))
     return [*names, *(key.removeprefix("option ") for key in keys)], rows
 
 
-def speed_of_a_rank(story: Story) -> dict[str, str]:
+def speed_of_a_rank(run_data: RunData) -> dict[str, str]:
     """Return the speed per rank, by which runs of different sizes are compared."""
-    speed = median(story.trainings[-1], "tokens_per_s") if story.trainings else 0.0
-    ranks = sum(node.nproc for node in story.record.nodes)
+    speed = median(run_data.trainings[-1], "tokens_per_s") if run_data.trainings else 0.0
+    ranks = sum(node.nproc for node in run_data.record.nodes)
     return {"per second and rank": in_thousands(speed / ranks)} if speed and ranks else {}
 
 
@@ -185,17 +185,17 @@ def since(seconds: float) -> str:
     return f"{'-' if seconds < 0 else '+'}{duration(abs(seconds))}"
 
 
-def nodes(story: Story) -> tuple[list[str], list[list[Any]]]:
+def nodes(run_data: RunData) -> tuple[list[str], list[list[Any]]]:
     """Return the headings and the rows of the table of nodes."""
-    known = {str(node.get("name")): node["facts"] for node in with_key(story, "facts")}
+    known = {str(node.get("name")): node["facts"] for node in with_key(run_data, "facts")}
     names = [name for name in FACTS if any(facts.get(name) is not None for facts in known.values())]
     rows = []
-    for node in story.record.nodes:
+    for node in run_data.record.nodes:
         facts = known.get(node.name, {})
         last = node.first_rank + node.nproc - 1
         ranks = f"{node.first_rank} to {last}" if node.nproc > 1 else node.first_rank
         state = node.state
-        if (found := cause(story)) and found.node == node.index:
+        if (found := cause(run_data)) and found.node == node.index:
             state += " (the cause)" if found.rank is None else f" (rank {found.rank} was the cause)"
         cells = [fact(name, facts.get(name)) for name in names]
         rows.append([node.index, node.name, ranks, state, written(node.exit_code), *cells])
@@ -203,9 +203,9 @@ def nodes(story: Story) -> tuple[list[str], list[list[Any]]]:
     return [*headings, *(FACTS[name] for name in names)], rows
 
 
-def with_key(story: Story, key: str) -> list[dict[str, Any]]:
+def with_key(run_data: RunData, key: str) -> list[dict[str, Any]]:
     """Return the manifest's nodes that have a mapping of that name; its values are not checked."""
-    listed = story.manifest.get("nodes")
+    listed = run_data.manifest.get("nodes")
     return [
         node
         for node in (listed if isinstance(listed, list) else [])
@@ -219,14 +219,14 @@ def fact(name: str, value: Any) -> str:
     return written(value)
 
 
-def what_was_run(story: Story) -> tuple[list[tuple[str, Any]], list[tuple[str, str]]]:
+def what_was_run(run_data: RunData) -> tuple[list[tuple[str, Any]], list[tuple[str, str]]]:
     """Return the rows of the table, and the long texts that are folded below it."""
-    data = story.manifest
+    data = run_data.manifest
     code = data["code"] if isinstance(data.get("code"), dict) else {}
-    environments = [node["environment"] for node in with_key(story, "environment")]
+    environments = [node["environment"] for node in with_key(run_data, "environment")]
     variables = [f"{name}={value}" for name, value in (environments or [{}])[0].items()]
     rows = [
-        ("command", shlex.join(story.record.command[1:])),
+        ("command", shlex.join(run_data.record.command[1:])),
         ("directory", data.get("directory")),
         ("revision", code.get("commit")),
         ("branch", code.get("branch")),
@@ -238,7 +238,7 @@ def what_was_run(story: Story) -> tuple[list[tuple[str, Any]], list[tuple[str, s
             "Files edited since that revision",
             "\n".join(map(str, edited if isinstance(edited, list) else ())),
         ),
-        ("Config", story.config),
+        ("Config", run_data.config),
         ("Environment of the ranks on node 0", "\n".join(variables)),
     ]
     return rows, folded

@@ -13,7 +13,7 @@ from orchestrator.common import interrupt
 from orchestrator.common.errors import EXIT_DONE, EXIT_NODE, OrchestratorError, UsageError
 from orchestrator.common.wings import needed
 from orchestrator.config.launch import Where
-from orchestrator.head.commands.machines.exec import NOBODY_READS
+from orchestrator.head.commands.machines.exec import OUTPUT_CLOSED
 from orchestrator.head.commands.stop import end_job
 from orchestrator.head.connect.reach import ask_once
 from orchestrator.head.connect.transport import Transport
@@ -77,7 +77,7 @@ def show(watch: Watch, *, every: float | None) -> int:
         written = output.result(table.to_json(sample), partial(to_text, sample), indent=indent)
         if not written and every is not None:
             # The reader has closed the pipe, such as `| head -1`.
-            return NOBODY_READS
+            return OUTPUT_CLOSED
         if every is None:
             lost = any(node.checkup is None for node in sample.nodes)
             return EXIT_NODE if lost else EXIT_DONE

@@ -12,14 +12,14 @@ import pytest
 from orchestrator.node.follow.requests import ask
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol.requests import follow as profiling
-from orchestrator.protocol.requests.follow import ProfileState, ProfileWish
+from orchestrator.protocol.requests.follow import ProfileRequest, ProfileState
 from orchestrator.traces import timeline
 from orchestrator.traces.timeline import TraceEvent, of_rank, what_matters
 from tests.engine.worlds import Job, run
 
 pytestmark = pytest.mark.slow
 
-WISH = ProfileWish(id="7", steps=2)
+REQUEST_FILE = ProfileRequest(id="7", steps=2)
 STEPS = 12
 
 
@@ -34,12 +34,12 @@ def job(directory: Path) -> Job:
     return Job(str(directory), [1, 1], config)
 
 
-def asking(run_dir: RunDir, wish: ProfileWish, states: list[ProfileState]) -> threading.Thread:
+def asking(run_dir: RunDir, trace: ProfileRequest, states: list[ProfileState]) -> threading.Thread:
     """A head that asks again and again, from before the ranks are there to the end."""
 
     def go() -> None:
-        while not states or states[-1].news is None or states[-1].news.state != profiling.WRITTEN:
-            states.append(ask(run_dir, wish))
+        while not states or states[-1].reply is None or states[-1].reply.state != profiling.WRITTEN:
+            states.append(ask(run_dir, trace))
             time.sleep(0.05)
 
     thread = threading.Thread(target=go, daemon=True)
@@ -58,31 +58,31 @@ def test_all_ranks_trace_the_same_steps(tmp_path: Path, monkeypatch: pytest.Monk
     run_dir = RunDir("asked", 0)
     asked, plain = job(Path(run_dir.path)), job(tmp_path / "plain")
     asked.path.mkdir(parents=True)
-    states = [ask(run_dir, WISH)]
+    states = [ask(run_dir, REQUEST_FILE)]
     assert states[0] == ProfileState()
-    other = ask(run_dir, WISH.replace(id="8"))
-    assert other.busy and other.news is None
-    head = asking(run_dir, WISH, states)
+    other = ask(run_dir, REQUEST_FILE.replace(id="8"))
+    assert other.busy and other.reply is None
+    head = asking(run_dir, REQUEST_FILE, states)
     assert run(asked, plain) == [[0, 0], [0, 0]], asked.output()
     head.join()
 
-    news = states[-1].news
-    assert news is not None and states[-1].stepped is not None
-    assert (news.last - news.first, news.text) == (WISH.steps - 1, "")
-    directory = asked.experiment() / "outputs" / news.directory
-    assert directory.name == f"step_{news.first:08d}"
+    reply = states[-1].reply
+    assert reply is not None and states[-1].stepped is not None
+    assert (reply.last - reply.first, reply.text) == (REQUEST_FILE.steps - 1, "")
+    directory = asked.experiment() / "outputs" / reply.directory
+    assert directory.name == f"step_{reply.first:08d}"
     names = ["rank_00.json.gz", "rank_01.json.gz"]
     assert sorted(path.name for path in directory.iterdir()) == names
     for rank, name in enumerate(names):
         about, events = traced(directory / name)
-        assert (about["rank"], about["first"], about["last"]) == (rank, news.first, news.last)
+        assert (about["rank"], about["first"], about["last"]) == (rank, reply.first, reply.last)
         found = of_rank(events)
-        assert found.steps == WISH.steps
+        assert found.steps == REQUEST_FILE.steps
         assert found.compute_ms > 0 and found.communication_ms > 0
         assert "orchestrator: optimizer" in {event.name for event in events}
     losses = [[line["loss"] for line in one.metrics()] for one in (asked, plain)]
     assert losses[0] == losses[1] and len(losses[0]) == STEPS
-    assert f"steps {news.first} to {news.last} are traced" in asked.output()
+    assert f"steps {reply.first} to {reply.last} are traced" in asked.output()
     # No second request was made, and a later one is not taken for this one.
     assert len(list(directory.parent.iterdir())) == 1
-    assert not ask(run_dir, WISH.replace(id="9")).busy
+    assert not ask(run_dir, REQUEST_FILE.replace(id="9")).busy

@@ -385,7 +385,7 @@ def refuses(directory: Path) -> None:
 # -- trackers ----------------------------------------------------------------------------------
 
 
-class Book:
+class LockTable:
     """A user's tracker that records every call with its arguments."""
 
     def __init__(self) -> None:
@@ -398,7 +398,7 @@ class Book:
         self.calls.append(["close"])
 
 
-class Broken(Book):
+class Broken(LockTable):
     def log(self, values: dict[str, float], step: int) -> None:
         super().log(values, step)
         raise ConnectionError("no network")
@@ -424,7 +424,7 @@ def tracks(directory: Path) -> None:
     hangs.train(loader(), epochs=1)
     results["hangs"] = str(hangs.state.step)
     hangs.close()
-    book, broken = Book(), Broken()
+    book, broken = LockTable(), Broken()
     made = trainer(trackers=[book, broken], log_every=2)
     saving = {"save_every": "1 steps", "save_to": directory / "saved"}
     made.train(loader(), loader(), epochs=1, **saving)

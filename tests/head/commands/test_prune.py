@@ -18,7 +18,7 @@ import pytest
 
 from orchestrator.common import files
 from orchestrator.head.prune import removal as removals
-from orchestrator.head.prune.removal import InTheWay, PruneEntry, Removal
+from orchestrator.head.prune.removal import NotRemovable, PruneEntry, Removal
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from tests.records.test_experiment import as_root, locked_by_a_reader
 from tests.typed import typed as typed_in
@@ -210,11 +210,11 @@ def test_a_pin_of_the_last_moment(root: Path, removal: Removal) -> None:
     """Set while the question waits."""
     one = entry_of(removal)
     (root / one.name / ".pin").touch()
-    with pytest.raises(InTheWay, match="just been pinned"), removal.hold(one):
+    with pytest.raises(NotRemovable, match="just been pinned"), removal.hold(one):
         pass
     other = entry_of(removal, "m_20260102_000000")
     other.identity = one.identity
-    with pytest.raises(InTheWay, match="replaced a moment ago"), removal.hold(other):
+    with pytest.raises(NotRemovable, match="replaced a moment ago"), removal.hold(other):
         pass
     assert days(root) == "123"
 
@@ -285,7 +285,7 @@ def test_a_directory_that_becomes_a_link(tmp_path: Path, root: Path, removal: Re
     with removal.hold(one) as held:
         path.rename(tmp_path / "moved")
         path.symlink_to(outside)
-        with pytest.raises(InTheWay, match="something else has taken its name"):
+        with pytest.raises(NotRemovable, match="something else has taken its name"):
             removal.take(one, *held)
     with pytest.raises(NotADirectoryError), removal.hold(one):
         pass

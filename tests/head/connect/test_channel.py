@@ -29,7 +29,7 @@ from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.nodes.server_command import FIRST_LINE, READ_PROGRAM, quote, sized
 from orchestrator.protocol.requests.follow import AskJobState
 from orchestrator.protocol.requests.machine import Probe
-from orchestrator.protocol.requests.request import Answered, Beat
+from orchestrator.protocol.requests.request import Answered, Ping
 from orchestrator.protocol.spec import Target
 
 # The tests' own Python has the path of our sources, which a node does not have.
@@ -187,7 +187,7 @@ def test_a_node_hears_from_a_head_that_is_busy_elsewhere(
     while not isinstance(said := busy.message(time.monotonic() + 30, "no answer"), Answered):
         pass
     assert said.id == 1
-    assert busy.ask(Beat(), 30).time > 0 and 2 not in busy.pending, "answers are skipped"
+    assert busy.ask(Ping(), 30).time > 0 and 2 not in busy.pending, "answers are skipped"
     sent = busy.count
     busy.beat_if_quiet()
     assert busy.count == sent, "it has just heard something"

@@ -22,7 +22,7 @@ from orchestrator.head.screen import failures
 from orchestrator.head.screen.failures import failure_table
 from orchestrator.node.machine.reachability import ARRIVED, BULK_BYTES
 from orchestrator.protocol.requests.machine import Dial, Dialed
-from orchestrator.protocol.requests.request import Beat
+from orchestrator.protocol.requests.request import Ping
 from tests.node.running import PATIENCE
 
 
@@ -151,9 +151,9 @@ def test_nodes_that_are_silent_take_no_answer_from_those_after_them(
     closed.channel.close()
     os.killpg(process.pid, signal.SIGSTOP)
     try:
-        answers = fleet.ask_channels(channels, [Beat()] * 3, 3.0)
+        answers = fleet.ask_channels(channels, [Ping()] * 3, 3.0)
     finally:
         os.killpg(process.pid, signal.SIGCONT)
-    assert [type(answer) for answer in answers] == [Silent, Beat.answer, NodeError]
+    assert [type(answer) for answer in answers] == [Silent, Ping.answer, NodeError]
     assert "within 3 s" in str(answers[0])
-    assert quick.ask(Beat(), PATIENCE)
+    assert quick.ask(Ping(), PATIENCE)

@@ -149,7 +149,7 @@ def test_what_was_given_up_does_not_run_later(tmp_path: Path) -> None:
     execution = Execution(ssh, [node], lambda _: line, lambda *_: Stream())
     with ThreadPoolExecutor() as threads:
         outcomes = threads.submit(execution.go)
-        wait_until(lambda: execution.visits[0].given_up, "the limit")
+        wait_until(lambda: execution.sessions[0].given_up, "the limit")
         (tmp_path / "gate").write_text("\n")
         # The outcome of a local process comes after its end.
         (outcome,) = outcomes.result(timeout=60)

@@ -11,7 +11,7 @@ import pytest
 from orchestrator.head.follow.conclusion import cause_of
 from orchestrator.head.follow.followed_job import FollowedJob
 from orchestrator.head.follow.reports import Reports
-from orchestrator.head.follow.streams.news import Happened
+from orchestrator.head.follow.streams.updates import Happened
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.screen.screen import Display, Screen
 from orchestrator.protocol.events import Ended, from_data

@@ -27,7 +27,14 @@ from orchestrator.head.follow import verdict as verdicts
 from orchestrator.head.follow.reports import CLOCK_IS_OFF_SECONDS
 from orchestrator.head.follow.run import Run
 from orchestrator.head.follow.streams.follower import NodeFollower
-from orchestrator.head.follow.streams.news import Failed, Happened, Lost, News, Over, Warned
+from orchestrator.head.follow.streams.updates import (
+    Failed,
+    Happened,
+    Lost,
+    NodeUpdate,
+    Over,
+    Warned,
+)
 from orchestrator.head.nodes.environment import Environment
 from orchestrator.head.schedulers.backend import backend_of
 from orchestrator.head.screen.screen import Display, Screen
@@ -92,14 +99,14 @@ class Impatient(threading.Event):
         return False
 
 
-def follow(directory: Path, says: bytes, refusal: str = "") -> list[News]:
+def follow(directory: Path, says: bytes, refusal: str = "") -> list[NodeUpdate]:
     """Return the head's news of a node that sends these bytes after it has been followed."""
     answers: list[dict[str, Any]] = [{"id": 1, "ok": {"time": CLOCK}}, {"id": 2, "ok": {}}]
     if refusal:
         answers[-1:] = [{"id": 2, "error": refusal, "kind": ""}]
     connection = Liar(b"".join(map(in_json, answers)) + says)
     place = experiments.create(directory, f"run{next(count)}")
-    heard: list[News] = []
+    heard: list[NodeUpdate] = []
     channel = NodeChannel(connection, Environment("python3"), 10)
     follower = NodeFollower(LocalTransport(), "run-1", NODES[0], place, heard.append, channel)
     follower.closing = Impatient()
@@ -134,7 +141,7 @@ any_frame = st.one_of(
 @example([frame(EVENTS, OFFSET.pack(0) + b'{"event": "started", "time": 1e30}\n')])
 def test_any_bytes_are_a_lost_node(tmp_path: Path, said: list[bytes]) -> None:
     heard = follow(tmp_path, b"".join(said))
-    assert isinstance(heard[-1], Lost) and not any(isinstance(news, Failed) for news in heard)
+    assert isinstance(heard[-1], Lost) and not any(isinstance(updates, Failed) for updates in heard)
 
 
 def test_what_a_crash_left_in_the_events_is_passed_over(tmp_path: Path) -> None:
@@ -142,7 +149,7 @@ def test_what_a_crash_left_in_the_events_is_passed_over(tmp_path: Path) -> None:
     ending = {"event": "ending", "time": 5.0, "why": "swept", "grace": 0.0}
     lines = b'{"event": "rank_sta\n' + json.dumps(ending).encode() + b"\n\0\0\0\0\n"
     heard = follow(tmp_path, frame(EVENTS, OFFSET.pack(0) + lines))
-    (happened,) = (news for news in heard if isinstance(news, Happened))
+    (happened,) = (updates for updates in heard if isinstance(updates, Happened))
     assert happened.event.replace(time=5.0) == events.Ending(time=5.0, why="swept", grace=0.0)
     ahead = CLOCK - time.time()
     assert happened.event.time == pytest.approx(5.0 - ahead, abs=60.0), "by the head's clock"

@@ -14,7 +14,7 @@ import pytest
 from orchestrator.config.launch import Launch
 from orchestrator.head.follow.job_end import Outcome
 from orchestrator.head.follow.run import Run
-from orchestrator.head.follow.streams.news import Happened, Lost, Over
+from orchestrator.head.follow.streams.updates import Happened, Lost, Over
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.schedulers.backend import backend_of
 from orchestrator.head.screen.screen import Display, Screen

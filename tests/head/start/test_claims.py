@@ -12,7 +12,7 @@ from orchestrator.config.launch import LaunchArguments, Where
 from orchestrator.head.start.claims import holders, is_done, obstacles, wait_for_others
 from orchestrator.head.start.request import resolve
 from orchestrator.protocol.requests.claims import RUNNING, WAITING, ClaimEntry
-from orchestrator.protocol.requests.start import Page
+from orchestrator.protocol.requests.start import LockTableState
 from orchestrator.records import experiments
 from orchestrator.records.experiment import JobRecord
 
@@ -28,8 +28,8 @@ def runs(id: str, count: int) -> ClaimEntry:
     return ClaimEntry(id=id, state=RUNNING, job=id, user="bob", since=1.0, keys=keys)
 
 
-def node(free: int, wants: int, *entries: ClaimEntry) -> Page:
-    return Page(entries=entries, free=free, total=8, wants=wants)
+def node(free: int, wants: int, *entries: ClaimEntry) -> LockTableState:
+    return LockTableState(entries=entries, free=free, total=8, wants=wants)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def node(free: int, wants: int, *entries: ClaimEntry) -> Page:
         (waits("m", 9), node(4, 2, waits("x", 3, 2), waits("y", 4, 1)), "ada's y waits before it"),
     ],
 )
-def test_who_may_start(mine: ClaimEntry, page: Page, why: str) -> None:
+def test_who_may_start(mine: ClaimEntry, page: LockTableState, why: str) -> None:
     assert obstacles(mine, {"a": page}, 1) == ({"a": why} if why else {})
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from orchestrator.head.start import claims
 from orchestrator.head.start.claims import NodeClaim, hold
-from orchestrator.protocol.requests.claims import RUNNING, STARTING, Taken, Wish
+from orchestrator.protocol.requests.claims import RUNNING, STARTING, DeviceRequest, Taken
 from orchestrator.protocol.requests.request import Nothing, Request
 from orchestrator.protocol.requests.start import Claim, Claimed
 
@@ -49,7 +49,7 @@ class Played:
 
     def __init__(self, order: Sequence[int]) -> None:
         # A node's channel is its number here.
-        self.wanted = [NodeClaim(f"n{at}", cast(Any, at), Wish()) for at in order]
+        self.wanted = [NodeClaim(f"n{at}", cast(Any, at), DeviceRequest()) for at in order]
 
     def after(self, heard: Sequence[Sequence[Answer | None]]) -> Asked | bool:
         """Return what it asks of which nodes after these answers; at its end, whether it holds."""

@@ -1,4 +1,4 @@
-"""Nodes without the network between head and node: a visit each, in this process."""
+"""Nodes without the network between head and node: a session each, in this process."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from types import SimpleNamespace
 from typing import Any
 
 from orchestrator.head.connect.channel import Declined
-from orchestrator.node.server.visit import Refusal, ServerSession
+from orchestrator.node.server.session import Refusal, ServerSession
 from orchestrator.protocol.requests.request import Request
 
 
 class Channel:
-    """A channel to a visit; it notes what was asked."""
+    """A channel to a session; it notes what was asked."""
 
     def __init__(self) -> None:
-        self.visit, self.asked = ServerSession(), list[str]()
+        self.session, self.asked = ServerSession(), list[str]()
         self.connection = SimpleNamespace(address="127.0.0.1", close=lambda: None)
 
     def ask(self, request: Request[Any], seconds: float) -> Any:
         self.asked.append(request.do.partition(".")[2])
         try:
-            return self.visit.answer(request)
+            return self.session.answer(request)
         except Refusal as refusal:
             raise Declined(str(refusal), refusal.kind) from None
 
     def put(self, data: bytes, seconds: float) -> None:
-        self.visit.piece += data
+        self.session.piece += data
 
     def post(self, request: Request[Any]) -> Any:
         """Answer at once; an answer that is a refusal is raised when it is waited for."""

@@ -20,7 +20,7 @@ from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.transfer import fetch
 from orchestrator.head.transfer.fetch import Fetch
 from orchestrator.head.transfer.tree import Moved
-from orchestrator.protocol.requests.request import Beat
+from orchestrator.protocol.requests.request import Ping
 from orchestrator.protocol.requests.transfer import ListPath, OutputFile, OutputFiles
 
 Bring = Callable[..., Moved]
@@ -207,14 +207,14 @@ def test_the_job_may_be_ended_meanwhile(node: NodeChannel, bring: Bring, tmp_pat
         nonlocal pieces
         pieces += 1
         if pieces == 1:  # before the first piece is asked for
-            node.post(Beat())
+            node.post(Ping())
 
     known = listing(node, tmp_path / "node/here")
     folder = Folder(tmp_path, private=False)
     fetched = Fetch(node, known.place, folder, label="x", replace=lambda _: True, progress=asks)
     assert fetched.go(known.files).files == ["here/file"]
     assert (tmp_path / "here/file").read_bytes() == content
-    assert node.ask(Beat(), 60).time
+    assert node.ask(Ping(), 60).time
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../../x", "", ".", "a/.."])

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.head.transfer import growing, home
 from orchestrator.head.transfer.growing import GROWS, GrowingFiles
-from orchestrator.node.server.visit import Refusal, ServerSession
+from orchestrator.node.server.session import Refusal, ServerSession
 from orchestrator.protocol.requests.transfer import OutputFile, OutputFiles
 from tests.records.one_node import NODE
 
@@ -24,7 +24,7 @@ class Node:
     def __init__(self, home: Path) -> None:
         self.outputs = home / "runs" / JOB / "0" / "experiment" / "outputs"
         self.outputs.mkdir(parents=True)
-        self.visit = ServerSession()
+        self.session = ServerSession()
 
     def write(self, name: str, text: str) -> None:
         path = self.outputs / name
@@ -38,7 +38,7 @@ class Node:
         while request := files.question():
             assert files.question() is None, "one at a time"
             try:
-                files.answered(request, self.visit.answer(request))
+                files.answered(request, self.session.answer(request))
             except Refusal:
                 files.refused(request)
 
@@ -197,7 +197,7 @@ def test_the_end_of_a_job_brings_the_last_lines(node: Node, here: Path) -> None:
     here.mkdir()
     (here / METRICS).write_text(steps(1, 10, 1))
     node.write(METRICS, steps(1, 7, 1) + steps(8, 10, 2))
-    channel = cast("Any", SimpleNamespace(ask=lambda request, _: node.visit.answer(request)))
+    channel = cast("Any", SimpleNamespace(ask=lambda request, _: node.session.answer(request)))
     said, _ = home.bring(channel, GrowingFiles(JOB, NODE, here))
     assert not said
     assert (here / METRICS).read_text() == steps(1, 7, 1) + steps(8, 10, 2)

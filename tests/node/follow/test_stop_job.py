@@ -18,7 +18,7 @@ from orchestrator.node.follow import stop_job
 from orchestrator.node.job import cleanup
 from orchestrator.node.job.processes import Process
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.server.visit import Refusal, ServerSession
+from orchestrator.node.server.session import Refusal, ServerSession
 from orchestrator.node.start import start as node_start
 from orchestrator.protocol import manifest
 from orchestrator.protocol.events import Ended, EndOrder, RankState
@@ -81,9 +81,9 @@ def test_what_was_stopped_first_never_starts(new_job: NewJob, tmp_path: Path) ->
     assert not receipt.known and not receipt.left
     assert refused(ServerSession(), spec)
     with pytest.raises(Refusal) as refusal:  # a large one, on its way
-        visit = ServerSession()
-        visit.piece += zlib.compress(manifest.packed([]))
-        visit.answer(Offer(into=RemoteDir(kind=HANDED, job=job.run.job, node=0)))
+        session = ServerSession()
+        session.piece += zlib.compress(manifest.packed([]))
+        session.answer(Offer(into=RemoteDir(kind=HANDED, job=job.run.job, node=0)))
     assert refusal.value.kind == STOPPED
     assert not list(Path(job.run.path).parent.glob("0*/*"))
     stop_job.end(other.run, EndOrder(why="not started", grace=0.0))

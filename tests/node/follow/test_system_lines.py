@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.node.job.run_directory import RunDir, SystemLog
-from orchestrator.node.server.visit import ServerSession
+from orchestrator.node.server.session import ServerSession
 from orchestrator.protocol.requests.follow import AskSystem
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.node.job import cleanup, job_processes
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.server.visit import LIBRARY, Refusal, ServerSession
+from orchestrator.node.server.session import LIBRARY, Refusal, ServerSession
 from orchestrator.protocol.events import Ended, to_data
 from orchestrator.protocol.message import Nonsense, decode, encode
 from orchestrator.protocol.requests.follow import Remove

@@ -11,7 +11,7 @@ from orchestrator.node.follow import stop_job
 from orchestrator.node.job import job_processes
 from orchestrator.node.job.run_directory import RunDir, machine
 from orchestrator.node.machine import probe
-from orchestrator.node.server.visit import ServerSession
+from orchestrator.node.server.session import ServerSession
 from orchestrator.protocol.events import Ended, Started
 from orchestrator.protocol.requests.follow import AskJobState, StopAll
 from orchestrator.protocol.requests.start import Start

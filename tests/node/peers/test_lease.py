@@ -16,7 +16,7 @@ from orchestrator.node.peers import lease as leases
 from orchestrator.node.peers import peers
 from orchestrator.node.peers.lease import Lease
 from orchestrator.node.peers.peers import Hub, Spoke
-from orchestrator.protocol.control import PeerWord
+from orchestrator.protocol.control import PeerHeartbeat
 from orchestrator.protocol.events import EndOrder, Event, LeaseFormed
 from orchestrator.protocol.timing import (
     GONE_SECONDS,
@@ -106,7 +106,7 @@ def test_others_may_speak_first_unless_the_cause_is_certain(certain: bool, waits
         lease = Lease(supervisor, bare_spec(node=1, attached=True, **master))
         # No peer is there to call.
         lease.next_beat = math.inf
-        lease.hear(0, PeerWord(node=0, followed=True, end=order))
+        lease.hear(0, PeerHeartbeat(node=0, followed=True, end=order))
         if waits:
             now += waits - 0.001
             lease.turn()

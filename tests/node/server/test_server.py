@@ -26,7 +26,7 @@ from orchestrator.head.nodes.environment import Environment
 from orchestrator.head.nodes.library import library
 from orchestrator.node.job import job_processes
 from orchestrator.node.job.run_directory import RunDir, connect, note_stop_of_all, runs_here
-from orchestrator.node.server.visit import Refusal, ServerSession
+from orchestrator.node.server.session import Refusal, ServerSession
 from orchestrator.node.start import start as node_start
 from orchestrator.protocol.requests.follow import (
     AskJobState,
@@ -37,8 +37,8 @@ from orchestrator.protocol.requests.follow import (
     StopAll,
     StopReceipt,
 )
-from orchestrator.protocol.requests.machine import PortWish, Probe
-from orchestrator.protocol.requests.request import Beat
+from orchestrator.protocol.requests.machine import PortRequest, Probe
+from orchestrator.protocol.requests.request import Ping
 from orchestrator.protocol.requests.start import Start
 from orchestrator.protocol.spec import Target
 from tests.node.running import (
@@ -218,7 +218,7 @@ class Copy:
 )
 def test_what_a_login_prints_first_is_no_matter(new_link: NewLink, noise: str) -> None:
     link = new_link(noise)
-    assert link.ask(Beat(), PATIENCE).time == pytest.approx(time.time(), abs=10)
+    assert link.ask(Ping(), PATIENCE).time == pytest.approx(time.time(), abs=10)
 
 
 def test_a_probe_pays_for_nothing_that_it_does_not_need() -> None:
@@ -286,7 +286,7 @@ def test_a_probe_holds_a_port_for_the_job(new_link: NewLink, tmp_path: Path) -> 
         "peers": (),
         "target": Target(kind="engine", name=""),
     }
-    port = PortWish(wanted=41000, exact=False)
+    port = PortRequest(wanted=41000, exact=False)
     first = new_link().ask(Probe(**request, port=port), PATIENCE)
     second = new_link().ask(Probe(**request, port=port), PATIENCE)
     assert first.port is not None and second.port is not None
@@ -431,7 +431,7 @@ def test_a_slow_head_does_not_fill_the_nodes_memory(
         status = Path(f"/proc/{link.process.pid}/status").read_text()
         return int(status.split("VmHWM:")[1].split()[0])
 
-    link.ask(Beat(), PATIENCE)
+    link.ask(Ping(), PATIENCE)
     before = peak_kb()
     link.follow(job)
     # By now it could have read all 20 MB.

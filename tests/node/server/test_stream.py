@@ -59,7 +59,7 @@ def test_lines_that_come_fast_go_together_and_an_event_takes_them_along(
     append(run.log, b"the last one\n")
     assert head.frames == 5
     supervisor.close()
-    streamer.drain_bell()
+    streamer.drain_wakeup()
     head.pump(streamer)
     assert head.files[LOG] == Path(run.log).read_bytes()
     assert [type(message) for message in head.messages] == [SupervisorGone]

@@ -20,19 +20,19 @@ from orchestrator.node.job import supervisor
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.job.supervisor import Supervisor
 from orchestrator.node.machine import nvidia
-from orchestrator.node.server.visit import Refusal, ServerSession
+from orchestrator.node.server.session import Refusal, ServerSession
 from orchestrator.node.start import claims as module
-from orchestrator.node.start.book import Book
 from orchestrator.node.start.claims import Claims, Device
+from orchestrator.node.start.lock_table import LockTable
 from orchestrator.protocol.requests.claims import (
     RUNNING,
     STARTING,
     WAITING,
     ClaimEntry,
-    Wish,
+    DeviceRequest,
     who_has,
 )
-from orchestrator.protocol.requests.start import Claim, ReadBook, Unclaim, Wait
+from orchestrator.protocol.requests.start import Claim, ReadLockTable, Unclaim, Wait
 from orchestrator.protocol.spec import AttemptNumber
 from tests.node.running import bare_spec
 
@@ -46,11 +46,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def visits() -> Iterator[list[ServerSession]]:
+def sessions() -> Iterator[list[ServerSession]]:
     made = [ServerSession(), ServerSession(), ServerSession()]
     yield made
-    for visit in made:
-        visit.leave()
+    for session in made:
+        session.leave()
 
 
 @pytest.fixture
@@ -81,106 +81,108 @@ def used_by(tools: Path, lines: str) -> None:
     (tools / "nvidia-smi").chmod(0o755)
 
 
-def wish(slots: int = 1, of: int = 2, **more: object) -> Wish:
-    return Wish(job="train", slots=slots, of=of, **more)  # type: ignore[arg-type]
+def devices(slots: int = 1, of: int = 2, **more: object) -> DeviceRequest:
+    return DeviceRequest(job="train", slots=slots, of=of, **more)  # type: ignore[arg-type]
 
 
 # -- slots, and what a lock is --------------------------------------------------------------------
 
 
-def test_one_launch_has_a_slot_at_a_time(visits: list[ServerSession]) -> None:
-    first, second, third = visits
-    assert first.answer(Claim(wish=wish())).held and second.answer(Claim(wish=wish())).held
-    answer = third.answer(Claim(wish=wish()))
+def test_one_launch_has_a_slot_at_a_time(sessions: list[ServerSession]) -> None:
+    first, second, third = sessions
+    assert (
+        first.answer(Claim(devices=devices())).held and second.answer(Claim(devices=devices())).held
+    )
+    answer = third.answer(Claim(devices=devices()))
     assert not answer.held
     assert [(one.names, one.job, one.state) for one in answer.taken] == [
         (("slot 0",), "train", STARTING),
         (("slot 1",), "train", STARTING),
     ]
     first.answer(Unclaim())
-    assert third.answer(Claim(wish=wish())).words == "slot 0 of 2"
-    assert first.answer(Claim(wish=wish(2))).taken
+    assert third.answer(Claim(devices=devices())).words == "slot 0 of 2"
+    assert first.answer(Claim(devices=devices(2))).taken
 
 
-def test_all_of_it_or_nothing(visits: list[ServerSession]) -> None:
-    first, second, third = visits
-    assert first.answer(Claim(wish=wish(1, 3))).held
-    assert not second.answer(Claim(wish=wish(3, 3))).held
-    assert third.answer(Claim(wish=wish(2, 3))).held
+def test_all_of_it_or_nothing(sessions: list[ServerSession]) -> None:
+    first, second, third = sessions
+    assert first.answer(Claim(devices=devices(1, 3))).held
+    assert not second.answer(Claim(devices=devices(3, 3))).held
+    assert third.answer(Claim(devices=devices(2, 3))).held
 
 
-def test_a_launch_waits_a_moment_for_one_that_may_give_up(visits: list[ServerSession]) -> None:
-    first, second, _ = visits
-    first.answer(Claim(wish=wish(2)))
+def test_a_launch_waits_a_moment_for_one_that_may_give_up(sessions: list[ServerSession]) -> None:
+    first, second, _ = sessions
+    first.answer(Claim(devices=devices(2)))
     began = time.monotonic()
-    assert not second.answer(Claim(wish=wish(2), patience=0.2)).held
+    assert not second.answer(Claim(devices=devices(2), patience=0.2)).held
     assert time.monotonic() - began > 0.15
     entry = first.of(Claims).entry
     assert entry is not None
     first.of(Claims).enter(entry.replace(state=RUNNING))
     began = time.monotonic()
-    assert not second.answer(Claim(wish=wish(2), patience=60.0)).held
+    assert not second.answer(Claim(devices=devices(2), patience=60.0)).held
     assert time.monotonic() - began < 30.0
 
 
 HOLD = """
 import sys, time
-from orchestrator.node.server.visit import ServerSession
-from orchestrator.protocol.requests.claims import Wish
+from orchestrator.node.server.session import ServerSession
+from orchestrator.protocol.requests.claims import DeviceRequest
 from orchestrator.protocol.requests.start import Claim
-visit = ServerSession()
-assert visit.answer(Claim(wish=Wish(job="killed", slots=1, of=1))).held
+session = ServerSession()
+assert session.answer(Claim(devices=DeviceRequest(job="killed", slots=1, of=1))).held
 print("held", flush=True)
 sys.stdin.read()
 """
 
 
 def test_the_kernel_frees_what_a_killed_holder_had(
-    visits: list[ServerSession], place: Path
+    sessions: list[ServerSession], place: Path
 ) -> None:
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
-    (taken,) = visits[0].answer(Claim(wish=wish(1, 1))).taken
+    (taken,) = sessions[0].answer(Claim(devices=devices(1, 1))).taken
     assert taken.job == "killed"
     holder.kill()
     holder.wait()
-    assert visits[1].answer(Claim(wish=wish(1, 1))).held
+    assert sessions[1].answer(Claim(devices=devices(1, 1))).held
     # Its entry is gone.
     assert len(list(place.glob("*.json"))) == 1
 
 
 def test_a_supervisor_that_inherits_the_file_holds_what_its_visit_held(
-    visits: list[ServerSession],
+    sessions: list[ServerSession],
 ) -> None:
-    first, second, _ = visits
-    first.answer(Claim(wish=wish(1, 1)))
+    first, second, _ = sessions
+    first.answer(Claim(devices=devices(1, 1)))
     held = first.of(Claims).files
     child = subprocess.Popen(["sleep", "1000"], pass_fds=held)
     first.of(Claims).job_started(RunDir("job", 0), bare_spec())
     try:
-        assert second.answer(Claim(wish=wish(1, 1))).taken
+        assert second.answer(Claim(devices=devices(1, 1))).taken
     finally:
         child.kill()
         child.wait()
-    assert second.answer(Claim(wish=wish(1, 1))).held
+    assert second.answer(Claim(devices=devices(1, 1))).held
 
 
 def test_a_job_that_may_be_started_again_keeps_what_it_has_between_attempts(
-    visits: list[ServerSession],
+    sessions: list[ServerSession],
 ) -> None:
-    first, second, _ = visits
+    first, second, _ = sessions
     again = AttemptNumber(number=1, restarts=1, first_job="job", first_node=0)
-    spec = bare_spec().replace(attempt=again, wish=wish(1, 1))
+    spec = bare_spec().replace(attempt=again, devices=devices(1, 1))
     assert first.of(Claims).environment(spec) == {}
     first.of(Claims).job_started(RunDir("job", 0), spec)
-    assert second.answer(Claim(wish=wish(1, 1))).taken  # though no supervisor lives
+    assert second.answer(Claim(devices=devices(1, 1))).taken  # though no supervisor lives
     assert first.of(Claims).environment(spec) == {} and first.of(Claims).files
     first.answer(Unclaim())  # is for those who have not started
-    assert second.answer(Claim(wish=wish(1, 1))).taken
+    assert second.answer(Claim(devices=devices(1, 1))).taken
     first.of(Claims).drop()
-    assert second.answer(Claim(wish=wish(1, 1))).held
+    assert second.answer(Claim(devices=devices(1, 1))).held
 
 
 @pytest.mark.parametrize(
@@ -219,54 +221,56 @@ def test_when_a_supervisor_lets_go(
 # -- the book -------------------------------------------------------------------------------------
 
 
-def test_who_waits_is_read_by_all_until_it_leaves(visits: list[ServerSession]) -> None:
-    first, second, _ = visits
+def test_who_waits_is_read_by_all_until_it_leaves(sessions: list[ServerSession]) -> None:
+    first, second, _ = sessions
     first.answer(Wait(entry=ENTRY))
-    (seen,) = second.answer(ReadBook()).entries
+    (seen,) = second.answer(ReadLockTable()).entries
     assert (seen.id, seen.state, seen.wants) == (ENTRY.id, WAITING, 1) and seen.user
-    assert first.answer(Claim(wish=wish(1, 1))).held
-    (seen,) = second.answer(ReadBook()).entries
+    assert first.answer(Claim(devices=devices(1, 1))).held
+    (seen,) = second.answer(ReadLockTable()).entries
     assert (seen.state, seen.names) == (STARTING, ("slot 0",))
     first.answer(Unclaim())
-    (seen,) = second.answer(ReadBook()).entries
+    (seen,) = second.answer(ReadLockTable()).entries
     assert (seen.state, seen.names) == (WAITING, ())  # back at its place
     first.leave()
-    assert second.answer(ReadBook()).entries == ()
+    assert second.answer(ReadLockTable()).entries == ()
 
 
-def test_who_has_not_waited_leaves_enough_to_those_who_do(visits: list[ServerSession]) -> None:
-    first, second, _ = visits
+def test_who_has_not_waited_leaves_enough_to_those_who_do(sessions: list[ServerSession]) -> None:
+    first, second, _ = sessions
     first.answer(Wait(entry=ENTRY.replace(wants=2)))
-    answer = second.answer(Claim(wish=wish(2, 3)))
+    answer = second.answer(Claim(devices=devices(2, 3)))
     assert not answer.held and "'s later waits for what is free" in who_has(answer.taken)
-    assert second.answer(Claim(wish=wish(1, 3))).held
+    assert second.answer(Claim(devices=devices(1, 3))).held
     second.answer(Unclaim())
-    assert second.answer(Claim(wish=wish(2, 3))).taken  # it still has not waited
-    assert first.answer(Claim(wish=wish(2, 3))).held
+    assert second.answer(Claim(devices=devices(2, 3))).taken  # it still has not waited
+    assert first.answer(Claim(devices=devices(2, 3))).held
 
 
 def test_an_entry_that_no_living_process_wrote_says_nothing(
-    visits: list[ServerSession], place: Path
+    sessions: list[ServerSession], place: Path
 ) -> None:
-    book = Book()
-    book.write(ENTRY.replace(user="somebody else"))
+    lock_table = LockTable()
+    lock_table.write(ENTRY.replace(user="somebody else"))
     (place / "fedcba9876543210.json").write_text("{}")
     (place / "0000000000000000.json").symlink_to("/etc/passwd")
     (place / "aaaaaaaaaaaaaaaa.json").write_text(json.dumps({"id": ENTRY.id}))
-    assert visits[0].answer(ReadBook()).entries == ()
-    book.close()
+    assert sessions[0].answer(ReadLockTable()).entries == ()
+    lock_table.close()
 
 
-def test_whose_an_entry_is_the_file_system_says(visits: list[ServerSession]) -> None:
-    visits[0].answer(Wait(entry=ENTRY.replace(user="the emperor")))
-    (seen,) = visits[1].answer(ReadBook()).entries
+def test_whose_an_entry_is_the_file_system_says(sessions: list[ServerSession]) -> None:
+    sessions[0].answer(Wait(entry=ENTRY.replace(user="the emperor")))
+    (seen,) = sessions[1].answer(ReadLockTable()).entries
     assert seen.user != "the emperor"
 
 
-def test_an_entry_writes_no_line_of_its_own_on_other_terminals(visits: list[ServerSession]) -> None:
+def test_an_entry_writes_no_line_of_its_own_on_other_terminals(
+    sessions: list[ServerSession],
+) -> None:
     said = ENTRY.replace(job="x\norchestrator: done\x1b[2J", names=("\r",))
-    visits[0].answer(Wait(entry=said))
-    (seen,) = visits[1].answer(ReadBook()).entries
+    sessions[0].answer(Wait(entry=said))
+    (seen,) = sessions[1].answer(ReadLockTable()).entries
     assert (seen.job, seen.names) == ("x?orchestrator: done?[2J", ("?",))
 
 
@@ -274,19 +278,19 @@ ANOTHER = """
 import os, resource, sys
 import encodings.ascii, encodings.latin_1  # this Python may be below a home directory
 import orchestrator.node.start.requests
-from orchestrator.node.server.visit import ServerSession
+from orchestrator.node.server.session import ServerSession
 from orchestrator.node.start.claims import Claims, Device
-from orchestrator.protocol.requests.claims import Wish
+from orchestrator.protocol.requests.claims import DeviceRequest
 from orchestrator.protocol.requests.start import Claim
 os.setgroups([])
 os.setgid(65534)
 os.setuid(int(sys.argv[1]))
 os.umask(0o077)
-visit = ServerSession()
-answer = visit.answer(Claim(wish=Wish(job="theirs", slots=1, of=2)))
+session = ServerSession()
+answer = session.answer(Claim(devices=DeviceRequest(job="theirs", slots=1, of=2)))
 print(answer.held, answer.words, flush=True)
 try:
-    visit.of(Claims).opened().remove(sys.argv[2])
+    session.of(Claims).opened().remove(sys.argv[2])
 except OSError as error:
     print(error, flush=True)
 sys.stdin.read()
@@ -295,13 +299,13 @@ sys.stdin.read()
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be others")
 def test_users_of_one_machine_share_its_book(
-    visits: list[ServerSession], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sessions: list[ServerSession], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first creates it under any umask; the others lock it and change their own entries."""
     with tempfile.TemporaryDirectory() as open_to_all:
         Path(open_to_all).chmod(0o777)
         monkeypatch.setenv("ORCHESTRATOR_CLAIMS", f"{open_to_all}/claims")
-        visits[0].answer(Wait(entry=ENTRY.replace(wants=0)))
+        sessions[0].answer(Wait(entry=ENTRY.replace(wants=0)))
         others = [
             subprocess.Popen(
                 [sys.executable, "-c", ANOTHER, uid, ENTRY.id],
@@ -317,7 +321,7 @@ def test_users_of_one_machine_share_its_book(
             said.append((other.stdout.readline().strip(), other.stdout.readline()))
         assert sorted(first for first, _ in said) == ["True slot 0 of 2", "True slot 1 of 2"]
         assert all("Operation not permitted" in second for _, second in said)
-        taken = visits[1].answer(Claim(wish=wish(1, 2))).taken
+        taken = sessions[1].answer(Claim(devices=devices(1, 2))).taken
         assert {one.user for one in taken} == {"nobody", "user 65533"}
         assert all(
             stat.S_IMODE(file.stat().st_mode) == 0o644
@@ -325,37 +329,37 @@ def test_users_of_one_machine_share_its_book(
         )
         for other in others:
             other.communicate("")
-        assert visits[1].answer(Claim(wish=wish(2, 2))).held
+        assert sessions[1].answer(Claim(devices=devices(2, 2))).held
 
 
 # -- GPUs -----------------------------------------------------------------------------------------
 
 
 def test_the_gpus_of_a_launch_are_near_each_other(
-    visits: list[ServerSession], gpus: list[Device]
+    sessions: list[ServerSession], gpus: list[Device]
 ) -> None:
-    first, second, third = visits
-    assert first.answer(Claim(wish=wish(gpus=2))).words == "GPU 0-1 of 8"
-    assert second.answer(Claim(wish=wish(gpus=4))).words == "GPU 2-5 of 8"
-    spec = bare_spec().replace(wish=wish(gpus=2))
+    first, second, third = sessions
+    assert first.answer(Claim(devices=devices(gpus=2))).words == "GPU 0-1 of 8"
+    assert second.answer(Claim(devices=devices(gpus=4))).words == "GPU 2-5 of 8"
+    spec = bare_spec().replace(devices=devices(gpus=2))
     assert third.of(Claims).environment(spec) == {"CUDA_VISIBLE_DEVICES": "GPU-6,GPU-7"}
     second.answer(Unclaim())
-    assert second.answer(Claim(wish=wish())).taken  # all eight, of which four are free
+    assert second.answer(Claim(devices=devices())).taken  # all eight, of which four are free
     with pytest.raises(Refusal, match=r"GPU 0-1: .*train.*; GPU 6-7: "):
-        second.of(Claims).environment(bare_spec().replace(wish=wish()))
+        second.of(Claims).environment(bare_spec().replace(devices=devices()))
 
 
-def test_whoever_has_all_sees_all(visits: list[ServerSession], gpus: list[Device]) -> None:
-    spec = bare_spec().replace(wish=wish())
-    assert visits[0].of(Claims).environment(spec) == {}
-    assert visits[0].of(Claims).claimed().words == "GPU 0-7"
+def test_whoever_has_all_sees_all(sessions: list[ServerSession], gpus: list[Device]) -> None:
+    spec = bare_spec().replace(devices=devices())
+    assert sessions[0].of(Claims).environment(spec) == {}
+    assert sessions[0].of(Claims).claimed().words == "GPU 0-7"
 
 
 def test_more_than_there_are_is_never_to_be_had(
-    visits: list[ServerSession], gpus: list[Device]
+    sessions: list[ServerSession], gpus: list[Device]
 ) -> None:
     assert "has 8 GPUs for this job, and 9 are wanted" in (
-        visits[0].answer(Claim(wish=wish(gpus=9))).lacking
+        sessions[0].answer(Claim(devices=devices(gpus=9))).lacking
     )
 
 
@@ -370,17 +374,17 @@ def test_more_than_there_are_is_never_to_be_had(
     ],
 )
 def test_a_launch_that_names_its_gpus_holds_those(
-    visits: list[ServerSession], gpus: list[Device], named: str, held: str
+    sessions: list[ServerSession], gpus: list[Device], named: str, held: str
 ) -> None:
-    answer = visits[0].answer(Claim(wish=wish(visible=named)))
+    answer = sessions[0].answer(Claim(devices=devices(visible=named)))
     assert answer.held and answer.words == held.replace(" of 2", "")
     if "GPU 2" in held:
-        assert visits[1].answer(Claim(wish=wish(visible="3"))).taken
-        assert visits[1].answer(Claim(wish=wish(visible="4"))).held
+        assert sessions[1].answer(Claim(devices=devices(visible="3"))).taken
+        assert sessions[1].answer(Claim(devices=devices(visible="4"))).held
 
 
 def test_a_gpu_on_which_somebody_computes_is_taken(
-    visits: list[ServerSession], gpus: list[Device], tmp_path: Path
+    sessions: list[ServerSession], gpus: list[Device], tmp_path: Path
 ) -> None:
     used_by(
         tmp_path / "tools",
@@ -388,20 +392,20 @@ def test_a_gpu_on_which_somebody_computes_is_taken(
         "77, GPU-0, 20, nvidia-cuda-mps-server\n",
     )
     # Each look costs a command.
-    assert visits[0].answer(ReadBook()).free == 8
-    answer = visits[0].answer(Claim(wish=wish()))
+    assert sessions[0].answer(ReadLockTable()).free == 8
+    answer = sessions[0].answer(Claim(devices=devices()))
     (taken,) = answer.taken
     assert (taken.names, taken.program, taken.pid) == (("GPU 3",), "python3?[2J", os.getpid())
-    assert visits[0].answer(Claim(wish=wish(gpus=4))).words == "GPU 4-7 of 8"
-    assert visits[1].answer(Claim(wish=wish(gpus=2))).words == "GPU 0-1 of 8"
-    assert visits[2].answer(Claim(wish=wish(gpus=2))).taken
+    assert sessions[0].answer(Claim(devices=devices(gpus=4))).words == "GPU 4-7 of 8"
+    assert sessions[1].answer(Claim(devices=devices(gpus=2))).words == "GPU 0-1 of 8"
+    assert sessions[2].answer(Claim(devices=devices(gpus=2))).taken
 
 
 def test_that_nobody_knows_who_computes_is_said(
-    visits: list[ServerSession], gpus: list[Device], tmp_path: Path
+    sessions: list[ServerSession], gpus: list[Device], tmp_path: Path
 ) -> None:
     (tmp_path / "tools/nvidia-smi").write_text("#!/bin/sh\necho broken; exit 9\n")
-    answer = visits[0].answer(Claim(wish=wish()))
+    answer = sessions[0].answer(Claim(devices=devices()))
     assert answer.held and "exit code 9: broken" in answer.unsure
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.head.plan.plan import OF_TORCHRUN
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.server.visit import Refusal
+from orchestrator.node.server.session import Refusal
 from orchestrator.node.start.start import part_of
 from orchestrator.protocol.requests.request import NO_PART
 from orchestrator.protocol.requests.start import Start

@@ -7,7 +7,7 @@ import zlib
 from pathlib import Path
 
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.server.visit import ServerSession
+from orchestrator.node.server.session import ServerSession
 from orchestrator.node.transfer import receive
 from orchestrator.protocol import manifest
 from orchestrator.protocol.manifest import FILE, ManifestEntry
@@ -23,12 +23,12 @@ from orchestrator.protocol.requests.transfer import (
 
 def keep(run: RunDir, name: str, content: bytes) -> None:
     listing = manifest.packed([ManifestEntry(name.encode(), FILE, 0o600, len(content), b"")])
-    visit = ServerSession(0o022)
-    visit.piece += zlib.compress(listing)
-    visit.answer(Offer(into=RemoteDir(kind=HANDED, job=run.job, node=run.node)))
+    session = ServerSession(0o022)
+    session.piece += zlib.compress(listing)
+    session.answer(Offer(into=RemoteDir(kind=HANDED, job=run.job, node=run.node)))
     data = FilePart(0, 0, len(content)).packed() + content
-    visit.piece += zlib.compress(data)
-    assert visit.answer(Contents(size=len(data))) == Lacking(failed={})
+    session.piece += zlib.compress(data)
+    assert session.answer(Contents(size=len(data))) == Lacking(failed={})
 
 
 def test_a_file_becomes_one_of_the_run(home: Path) -> None:
@@ -37,7 +37,7 @@ def test_a_file_becomes_one_of_the_run(home: Path) -> None:
     keep(RunDir("job", 1), "call.pkl", b"another node of the same home")
     run.create()
     receive.hand_over(run, run)
-    (file,) = Path(run.parcel).iterdir()
+    (file,) = Path(run.payload).iterdir()
     assert file.read_bytes() == b"onetwo"
     for path, mode in ((file, 0o600), (file.parent, 0o700), (Path(run.path).parent, 0o700)):
         assert stat.S_IMODE(path.stat().st_mode) == mode

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.common.folder import Folder, PartialFile
-from orchestrator.node.server.visit import Refusal, ServerSession
+from orchestrator.node.server.session import Refusal, ServerSession
 from orchestrator.node.transfer.receive import TargetDirectory
 from orchestrator.protocol import manifest
 from orchestrator.protocol.manifest import FILE, ManifestEntry
@@ -81,11 +81,11 @@ def test_a_file_that_cannot_be_written_is_named(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(PartialFile, "put", full)
-    visit = ServerSession(0o022)
+    session = ServerSession(0o022)
 
     def asked(request: Any, data: bytes) -> Any:
-        visit.piece += data
-        return visit.answer(request)
+        session.piece += data
+        return session.answer(request)
 
     packed = zlib.compress(manifest.packed(entries()))
     asked(Offer(into=RemoteDir(directory=str(tmp_path))), packed)

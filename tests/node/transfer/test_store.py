@@ -15,9 +15,9 @@ from typing import Any, cast
 import pytest
 
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.server.visit import Refusal, ServerSession
+from orchestrator.node.server.session import Refusal, ServerSession
 from orchestrator.node.transfer import checkout, outputs, snapshot
-from orchestrator.node.transfer.checkout import CodeVisit
+from orchestrator.node.transfer.checkout import CodeSession
 from orchestrator.node.transfer.store import Store
 from orchestrator.protocol import manifest
 from orchestrator.protocol.events import Ended
@@ -67,26 +67,26 @@ def store(home: Path) -> Store:
     return store
 
 
-def asked(visit: ServerSession, request: Request[Any], data: bytes) -> Any:
-    visit.piece += zlib.compress(data)
-    return visit.answer(request)
+def asked(session: ServerSession, request: Request[Any], data: bytes) -> Any:
+    session.piece += zlib.compress(data)
+    return session.answer(request)
 
 
-def send(own: CodeVisit | None = None) -> int:
-    """Send what is lacking, in a visit of its own; return how many contents that were."""
-    visit = own.visit if own is not None else ServerSession()
-    lacking = asked(visit, Offer(into=RemoteDir(kind=STORE)), LISTING)
+def send(own: CodeSession | None = None) -> int:
+    """Send what is lacking, in a session of its own; return how many contents that were."""
+    session = own.session if own is not None else ServerSession()
+    lacking = asked(session, Offer(into=RemoteDir(kind=STORE)), LISTING)
     numbers = list(manifest.numbers_in(lacking.ranges, len(ENTRIES)))
     parts = [(at, CONTENTS[ENTRIES[at].path]) for at in numbers]
     data = b"".join(FilePart(at, 0, len(content)).packed() + content for at, content in parts)
-    written = asked(visit, Contents(size=len(data)), data)
+    written = asked(session, Contents(size=len(data)), data)
     assert written.failed == {}
     return len(numbers)
 
 
-def check_out(visit: CodeVisit, name: str = "x", beside: str = "/nowhere") -> CheckedOut:
+def check_out(session: CodeSession, name: str = "x", beside: str = "/nowhere") -> CheckedOut:
     target = Target(kind="auto", name="a.py")
-    return visit.check_out(
+    return session.check_out(
         CheckOut(tree=DIGEST, snapshot=name, title="u/w/my proj", beside=beside, target=target)
     )
 
@@ -100,12 +100,12 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_tree_comes_and_is_checked_out(store: Store, way: str) -> None:
-    visit = ServerSession().of(CodeVisit)
+    session = ServerSession().of(CodeSession)
     with pytest.raises(ValueError, match="was not offered"):
-        check_out(visit)
+        check_out(session)
     # Two files have the same content.
-    assert send(visit) == 4
-    checked = check_out(visit)
+    assert send(session) == 4
+    checked = check_out(session)
     assert checked.own == ()
     assert checked.target == Target(kind="script", name="a.py")
     root = Path(checked.workdir)
@@ -113,24 +113,24 @@ def test_a_tree_comes_and_is_checked_out(store: Store, way: str) -> None:
         assert (root / os.fsdecode(path)).read_bytes() == content
     assert (root / "way").readlink() == Path("pkg/b.py")
     assert list((root / "void").iterdir()) == [root / "void/inner"]
-    names = [Path(one.workdir).parents[2].name for one in (checked, check_out(visit))]
+    names = [Path(one.workdir).parents[2].name for one in (checked, check_out(session))]
     assert names == ["x-0", "x-1"], "a node that shares this disk asks for the same name"
-    assert send(ServerSession().of(CodeVisit)) == 0
+    assert send(ServerSession().of(CodeSession)) == 0
 
 
 def test_a_job_that_writes_changes_only_its_own(store: Store) -> None:
-    visit = ServerSession().of(CodeVisit)
-    send(visit)
-    first, second = (Path(check_out(visit, name).workdir) for name in ("x-0", "y-0"))
+    session = ServerSession().of(CodeSession)
+    send(session)
+    first, second = (Path(check_out(session, name).workdir) for name in ("x-0", "y-0"))
     (first / "a.py").write_text("changed")
     assert (second / "a.py").read_bytes() == CONTENTS[b"a.py"]
-    assert send(visit) == 0
+    assert send(session) == 0
 
 
 @pytest.mark.parametrize("how", ["longer", "other content", "other mode"])
 def test_a_content_that_somebody_changed_comes_again(store: Store, way: str, how: str) -> None:
-    visit = ServerSession().of(CodeVisit)
-    send(visit)
+    session = ServerSession().of(CodeSession)
+    send(session)
     (changed,) = (e for e in ENTRIES if e.path == b"a.py")
     path = Path(os.fsdecode(store.path_of(changed)))
     if how == "other mode":
@@ -138,25 +138,25 @@ def test_a_content_that_somebody_changed_comes_again(store: Store, way: str, how
     else:
         path.write_bytes(b"print(2)\n" * (2 if how == "longer" else 1))
     with pytest.raises(ValueError, match=r"a\.py has to come again"):
-        check_out(visit)
+        check_out(session)
     assert not list(Path(os.fsdecode(store.snapshots)).iterdir())
-    assert send(visit) == 1
-    assert Path(check_out(visit).workdir, "a.py").read_bytes() == CONTENTS[b"a.py"]
+    assert send(session) == 1
+    assert Path(check_out(session).workdir, "a.py").read_bytes() == CONTENTS[b"a.py"]
 
 
 def test_what_lies_is_refused(store: Store) -> None:
-    visit, into = ServerSession(), RemoteDir(kind=STORE)
+    session, into = ServerSession(), RemoteDir(kind=STORE)
     with pytest.raises(Refusal, match="no list of files"):
-        asked(visit, Offer(into=into), LISTING[1:-1])
+        asked(session, Offer(into=into), LISTING[1:-1])
     nameless = manifest.packed([ENTRIES[0]._replace(value=b"")])
     with pytest.raises(Refusal, match="without its checksum"):
-        asked(visit, Offer(into=into), nameless)
+        asked(session, Offer(into=into), nameless)
     part = FilePart(0, 0, 1).packed() + b"x"
     with pytest.raises(Refusal, match="was not lacking"):
-        asked(visit, Contents(size=len(part)), part)
-    asked(visit, Offer(into=into), LISTING)
+        asked(session, Contents(size=len(part)), part)
+    asked(session, Offer(into=into), LISTING)
     with pytest.raises(Refusal, match="more than 3 bytes"):
-        asked(visit, Contents(size=3), b"xxxxx")
+        asked(session, Contents(size=3), b"xxxxx")
     for name, title in (("../x", "t"), ("x", "../t"), ("x", ".."), ("x", ""), (".x", "t")):
         with pytest.raises(ValueError, match="not the name of a snapshot"):
             snapshot.make(store, name, title, ENTRIES)
@@ -165,7 +165,7 @@ def test_what_lies_is_refused(store: Store) -> None:
 def test_a_store_that_others_may_change_is_refused(store: Store) -> None:
     Path(os.fsdecode(store.objects)).chmod(0o777)
     with pytest.raises(ValueError, match="may be written by everybody"):
-        ServerSession().of(CodeVisit)
+        ServerSession().of(CodeSession)
 
 
 def test_inputs_that_only_the_node_has_are_linked_and_nothing_else(
@@ -178,14 +178,14 @@ def test_inputs_that_only_the_node_has_are_linked_and_nothing_else(
         path = beside / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(name)
-    visit = ServerSession().of(CodeVisit)
-    send(visit)
+    session = ServerSession().of(CodeSession)
+    send(session)
     target = Target(kind="module", name="a")
     request = CheckOut(
         tree=DIGEST, snapshot="x-0", title="t", beside=str(beside), target=target,
         outputs=("runs/mine", "data"), inputs=("data", ".venv", "pkg/corpus", "pkg", "none"),
     )  # fmt: skip
-    checked = visit.check_out(request)
+    checked = session.check_out(request)
     root = Path(checked.workdir)
     assert checked.own == ("data", ".venv", "pkg/corpus")
     for name in ("state.pt", "ck/new.pt"):
@@ -197,23 +197,23 @@ def test_inputs_that_only_the_node_has_are_linked_and_nothing_else(
     (root / "runs/mine/result").write_text("r")
     assert (beside / "runs/mine/result").read_text() == "r"
     deeper = request.replace(snapshot="y-0", title="u/proj", outputs=("../outputs", "../../x"))
-    root = Path(visit.check_out(deeper).workdir)
+    root = Path(session.check_out(deeper).workdir)
     (root.parent / "outputs/result").write_text("r")
     assert (tmp_path / "outputs/result").read_text() == "r"
     for name in ("../../../x", "..", "../..", "."):
         with pytest.raises(ValueError, match="leads out of the snapshot"):
-            visit.check_out(request.replace(snapshot="z-0", title="u/proj", outputs=(name,)))
+            session.check_out(request.replace(snapshot="z-0", title="u/proj", outputs=(name,)))
 
 
 def test_snapshots_go_with_their_jobs(store: Store) -> None:
-    visit = ServerSession().of(CodeVisit)
-    send(visit)
-    started, never = (check_out(visit, name).workdir for name in ("x-0", "y-0"))
+    session = ServerSession().of(CodeSession)
+    send(session)
+    started, never = (check_out(session, name).workdir for name in ("x-0", "y-0"))
     run = RunDir("job-1", 0)
     run.create()
     run.write_spec(bare_spec(workdir=started))
-    visit.job_started(run, bare_spec(workdir=started))
-    visit.leave()
+    session.job_started(run, bare_spec(workdir=started))
+    session.leave()
     assert Path(started).is_dir()
     assert not Path(never).exists()
     later = time.time() + 2 * snapshot.UNUSED_SECONDS
@@ -228,15 +228,15 @@ def test_old_snapshots_go_unless_a_program_wrote_there(
     store: Store, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkout, "clean", lambda: 0)  # here, and not in a thread
-    visit = ServerSession().of(CodeVisit)
-    send(visit)
+    session = ServerSession().of(CodeSession)
+    send(session)
     roots = {}
     for name in ("untouched", "runs", "wrote", "above", "edited", "newest"):
-        roots[name] = Path(check_out(visit, f"{name}-0").workdir)
+        roots[name] = Path(check_out(session, f"{name}-0").workdir)
         run = RunDir(name, 0)
         run.create()
         run.write_spec(bare_spec(workdir=str(roots[name])))
-        visit.job_started(run, bare_spec(workdir=str(roots[name])))
+        session.job_started(run, bare_spec(workdir=str(roots[name])))
         if name != "runs":
             run.append_event(ENDED)
         if name != "newest":
@@ -254,13 +254,13 @@ def test_old_snapshots_go_unless_a_program_wrote_there(
 
 
 def test_what_a_job_wrote_beside_its_code_is_listed_with_its_outputs(store: Store) -> None:
-    visit = ServerSession().of(CodeVisit)
-    send(visit)
-    root = Path(check_out(visit).workdir)
+    session = ServerSession().of(CodeSession)
+    send(session)
+    root = Path(check_out(session).workdir)
     run = RunDir("job-1", 0)
     run.create()
     run.write_spec(bare_spec(workdir=str(root)))
-    visit.job_started(run, bare_spec(workdir=str(root)))
+    session.job_started(run, bare_spec(workdir=str(root)))
     (Path(outputs.directory(run))).mkdir(parents=True)
     (Path(outputs.directory(run)) / "loss.csv").write_text("1")
     above = ("../outputs/a", "../.cache/b", "../../c", "../../../d")
@@ -308,16 +308,16 @@ def test_a_job_that_names_another_directory_loses_nothing(store: Store, tmp_path
 
 
 def test_what_nobody_used_for_long_goes(store: Store) -> None:
-    visit = ServerSession().of(CodeVisit)
-    send(visit)
-    check_out(visit)
+    session = ServerSession().of(CodeSession)
+    send(session)
+    check_out(session)
     later = time.time() + 8 * 86400
     snapshot.tidy(store, later)
     assert os.listdir(store.snapshots) == []  # noqa: PTH208
     assert store.collect(time.time()) == 0
     assert store.collect(later) > 0
     with pytest.raises(ValueError, match="has to come again"):
-        check_out(visit, "z-0")
+        check_out(session, "z-0")
 
 
 class Finder:
@@ -340,11 +340,11 @@ def test_an_install_of_the_nodes_own_copy_is_answered_by_the_snapshot(
     )
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
     monkeypatch.setattr(sys, "path", [*sys.path, str(beside / "flat"), str(packages)])
-    visit = ServerSession().of(CodeVisit)
-    send(visit)
+    session = ServerSession().of(CodeSession)
+    send(session)
     target = Target(kind="module", name="a")
     request = CheckOut(tree=DIGEST, snapshot="x", title="t", beside=str(beside), target=target)
-    checked = visit.check_out(request)
+    checked = session.check_out(request)
     assert (checked.installed, checked.strange) == (("flat", "src", "lib"), ())
     spec = bare_spec(workdir=checked.workdir).replace(env={"PYTHONPATH": "theirs"})
     first = checkout.with_first(spec)
@@ -352,6 +352,6 @@ def test_an_install_of_the_nodes_own_copy_is_answered_by_the_snapshot(
     assert first.env["PYTHONPATH"].split(":") == [*places, "theirs"]
     assert checkout.with_first(first) == first
     mapping["renamed"] = f"{beside}/src/mine"
-    assert visit.check_out(request.replace(snapshot="y")).strange == ("renamed",)
-    none = visit.check_out(request.replace(snapshot="z", beside=str(tmp_path / "none")))
+    assert session.check_out(request.replace(snapshot="y")).strange == ("renamed",)
+    none = session.check_out(request.replace(snapshot="z", beside=str(tmp_path / "none")))
     assert none.installed == none.strange == ()

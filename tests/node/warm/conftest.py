@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node.server.visit import ServerSession
+from orchestrator.node.server.session import ServerSession
 from orchestrator.node.start import start as node_start
 from orchestrator.node.warm import standbys
+from orchestrator.node.warm.session import StandbySession
 from orchestrator.node.warm.standbys import Standby
-from orchestrator.node.warm.visit import WarmVisit
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.requests.start import Start, StartedHere
 from orchestrator.protocol.spec import Spec
@@ -83,9 +83,9 @@ class WarmNode:
 
     def leave_standby(self, job: Job) -> None:
         """Run the server's steps after it has streamed this job to its end."""
-        visit = ServerSession(umask=0o022).of(WarmVisit)
-        visit.follow(job.run)
-        visit.job_over()
+        session = ServerSession(umask=0o022).of(StandbySession)
+        session.follow(job.run)
+        session.job_over()
 
     def keep_warm(self, job: Job) -> Standby:
         self.leave_standby(job)

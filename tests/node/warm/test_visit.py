@@ -7,9 +7,14 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node.server.visit import ServerSession
+from orchestrator.node.server.session import ServerSession
 from orchestrator.node.warm import standbys
-from orchestrator.node.warm.visit import AFTER_SECONDS, AGAIN_SECONDS, SILENT_SECONDS, WarmVisit
+from orchestrator.node.warm.session import (
+    AFTER_SECONDS,
+    AGAIN_SECONDS,
+    SILENT_SECONDS,
+    StandbySession,
+)
 from orchestrator.protocol.events import Event, FirstOutput, RankStarted
 from orchestrator.protocol.spec import Spec
 from tests.node.running import Job, bare_spec
@@ -19,11 +24,11 @@ pytestmark = pytest.mark.slow
 STARTED = RankStarted(time=1000.0, rank=0, local=0, pid=1, keeper=2)
 
 
-def following(job: Job, spec: Spec) -> WarmVisit:
+def following(job: Job, spec: Spec) -> StandbySession:
     job.run.write_spec(spec)
-    visit = ServerSession().of(WarmVisit)
-    visit.follow(job.run)
-    return visit
+    session = ServerSession().of(StandbySession)
+    session.follow(job.run)
+    return session
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 
 from orchestrator.node.follow import stop_job
 from orchestrator.node.job import job_processes, processes
-from orchestrator.node.server.visit import Refusal
+from orchestrator.node.server.session import Refusal
 from orchestrator.node.warm import standbys
 from orchestrator.node.warm.standbys import Standby
 from orchestrator.protocol.events import Ended

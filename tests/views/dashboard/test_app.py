@@ -17,7 +17,7 @@ from orchestrator.views.dashboard.app import MOST_PAGES, Guard
 from orchestrator.views.dashboard.command import stop
 from orchestrator.views.serve import listen
 from tests.views.dashboard.client import Site
-from tests.views.report.stories import experiment, line
+from tests.views.report.reports import experiment, line
 from tests.views.report.test_page import EVIL, Parts, drawn
 
 RUN = "run_20260101_000000"

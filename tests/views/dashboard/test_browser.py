@@ -12,7 +12,7 @@ import pytest
 
 from tests.browser import Browser
 from tests.launching import BIN, Command
-from tests.views.report.stories import experiment, line
+from tests.views.report.reports import experiment, line
 from tests.views.report.test_browser import near, pixels
 
 pytestmark = pytest.mark.browser

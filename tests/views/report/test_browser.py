@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.head.status import comparison
-from orchestrator.views.report import page, story
+from orchestrator.views.report import page, run_data
 from tests.browser import Browser
-from tests.views.report.stories import experiment
+from tests.views.report.reports import experiment
 
 pytestmark = pytest.mark.browser
 
@@ -68,7 +68,7 @@ def test_the_charts_are_drawn_in_light_and_dark(tmp_path: Path) -> None:
             (False, 900, made[:1], (0x00, 0x4C, 0xFF), (255, 255, 255)),
             (True, 500, made, (0xCA, 0x7C, 0x07), (0x0F, 0x13, 0x18)),
         ):
-            told = [story.read_story(each, len(chosen) - 1) for each in chosen]
+            told = [run_data.read_run_data(each, len(chosen) - 1) for each in chosen]
             html = tmp_path / f"report of {len(chosen)}.html"
             differences = comparison.differences(*map(comparison.describe, chosen))
             html.write_text(page.page(told, differences))

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.records.experiment import Experiment
-from orchestrator.views.report import charts, page, story
-from tests.views.report.stories import experiment, sample_machines, train_again
+from orchestrator.views.report import charts, page, run_data
+from tests.views.report.reports import experiment, sample_machines, train_again
 
 # How light reaches an eye that lacks one kind of cone (Machado, Oliveira and Fernandes, 2009).
 
@@ -21,7 +21,7 @@ def test_a_run_has_one_color_in_all_charts_and_a_metric_one_dash(tmp_path: Path)
     for made in both:
         sample_machines(made)
     add(both[1], step=20, eval_loss=0.5)
-    told = [story.read_story(made, 1) for made in both]
+    told = [run_data.read_run_data(made, 1) for made in both]
     found = charts.charts(told)
     of_a_run = {
         (line.run, line.color) for chart in found if not chart.stacked for line in chart.lines
@@ -39,14 +39,14 @@ def test_a_run_has_one_color_in_all_charts_and_a_metric_one_dash(tmp_path: Path)
 def test_from_the_fifth_line_on_dashes_help(tmp_path: Path) -> None:
     made = experiment(tmp_path / "run", steps=0, ranks=4)
     sample_machines(made, nodes=6)
-    lines = charts.of_machines([story.read_story(made)])[0].lines
+    lines = charts.of_machines([run_data.read_run_data(made)])[0].lines
     assert [(line.color, line.dash) for line in lines] == [
         (0, 0), (1, 0), (2, 0), (3, 0), (4, 1), (5, 1),
     ]  # fmt: skip
 
 
 def test_steps_have_a_time(tmp_path: Path) -> None:
-    told = story.read_story(experiment(tmp_path / "run", steps=40))
+    told = run_data.read_run_data(experiment(tmp_path / "run", steps=40))
     ((steps, times),) = charts.pictures([told])["axes"]
     assert (steps[:2], times[:2]) == ([1, 2], [1, 2])
     assert '<option value="time">' in page.page([told], {})
@@ -69,7 +69,7 @@ def add(made: Experiment, **line: object) -> None:
 def test_what_is_counted_is_said(tmp_path: Path) -> None:
     made = experiment(tmp_path / "run", steps=5)
     add(made, step=6, step_ms=1.0, tokens=600, tokens_per_s=1000.0, unit="samples")
-    text = page.page([story.read_story(made)], {})
+    text = page.page([run_data.read_run_data(made)], {})
     assert "samples per second" in text and "tokens" not in text.split("<script")[0]
 
 
@@ -85,6 +85,6 @@ def sized(path: Path, ranks: int, speed: float, **more: float) -> Experiment:
 
 def test_sizes_are_compared_by_what_a_rank_contributes(tmp_path: Path) -> None:
     runs = [sized(tmp_path / "large", 8, 6000.0), sized(tmp_path / "small", 2, 2000.0)]
-    headings, rows = page.runs([story.read_story(each, 1) for each in runs], {})
+    headings, rows = page.runs([run_data.read_run_data(each, 1) for each in runs], {})
     at = headings.index("per second and rank")
     assert [cells[at] for _, _, cells in rows] == ["750", "1k"]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.records.metrics import lines
-from orchestrator.views.report import charts, story
+from orchestrator.views.report import charts, run_data
 from tests.records.test_checkpoint_store import change, save
-from tests.views.report.stories import STARTED, experiment, line, sample_machines
+from tests.views.report.reports import STARTED, experiment, line, sample_machines
 from tests.views.report.test_page import drawn, parts_of
 
 
@@ -35,7 +35,7 @@ def test_a_foreign_script_has_the_curves_of_its_machines(tmp_path: Path) -> None
 def test_of_many_nodes_there_is_a_range(tmp_path: Path) -> None:
     made = experiment(tmp_path / "run", steps=0)
     sample_machines(made, nodes=20)
-    (line,) = charts.of_machines([story.read_story(made)])[0].lines
+    (line,) = charts.of_machines([run_data.read_run_data(made)])[0].lines
     assert line.name == "mean of 20 nodes"
     assert (line.curve.lows[-2], line.curve.highs[-2]) == (0.7, 0.9)
 
@@ -48,9 +48,9 @@ def test_a_long_stream_is_read_at_some_places_only(tmp_path: Path) -> None:
             line = {"time": STARTED + 5 * at, "node": 0, "cpu": at / 20_000, "net": {}}
             file.write(json.dumps({**line, "disks": {"/": [1 << 40, 1 << 41]}}) + "\n")
     assert path.stat().st_size > lines.WHOLE_BYTES
-    cpu = story.read_machines(made.path / "outputs", made.read_record())["cpu"]
+    cpu = run_data.read_machines(made.path / "outputs", made.read_record())["cpu"]
     (row,) = cpu.rows
-    assert 80 < len(row) <= story.MACHINE_COLUMNS
+    assert 80 < len(row) <= run_data.MACHINE_COLUMNS
     assert None not in row and row == sorted(row, key=lambda value: value or 0)
 
 
@@ -65,7 +65,7 @@ def test_events_of_steps_are_placed_on_the_time(tmp_path: Path) -> None:
     record = made.read_record()
     record.slow.extend(slow)
     made.write_record(record)
-    told = story.read_story(made)
+    told = run_data.read_run_data(made)
     found = [(moment.what, moment.time) for moment in told.moments]
     assert ("rank 2 is slow", STARTED + 20) in found
     assert ("the head finds it slow", STARTED + 12.5) in found
@@ -83,8 +83,8 @@ def test_the_cause_is_told_whatever_many_machines_say(tmp_path: Path) -> None:
         lines = ({"time": STARTED + 2, "cause": f"c{i}", "text": f"trouble {i}"} for i in range(4))
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (made.path / f"outputs/node_{node:02d}_metrics.jsonl").write_text(text)
-    told = [moment.what for moment in story.read_story(made).moments]
-    assert len(told) == story.MOST_MOMENTS + 1
+    told = [moment.what for moment in run_data.read_run_data(made).moments]
+    assert len(told) == run_data.MOST_MOMENTS + 1
     left_out = "63 more checkpoints and notices of machines are left out here"
     for what in ("launched", "an exception", "failed", left_out):
         assert what in told
@@ -103,7 +103,7 @@ def test_what_rank_0_tells_is_placed_whatever_its_clock_says(tmp_path: Path, ahe
     (made.path / "outputs/rank_00_metrics.jsonl").write_text(text)
     checkpoint = save(made.path / "outputs" / "checkpoints", 12)
     change(checkpoint, created=STARTED + ahead + 12)
-    told = {moment.what: moment.time - STARTED for moment in story.read_story(made).moments}
+    told = {moment.what: moment.time - STARTED for moment in run_data.read_run_data(made).moments}
     assert told["rank 1 waits for its data"] == 9
     assert told["1 step skipped for NaN or inf"] == 21
     assert told["2 steps whose loss is NaN or inf"] == 21
@@ -130,8 +130,8 @@ def test_a_wrong_clock_is_put_right(tmp_path: Path, ahead: float) -> None:
         ]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (made.path / f"outputs/{name}.jsonl").write_text(text)
-    known = story.read_machines(made.path / "outputs", made.read_record())
+    known = run_data.read_machines(made.path / "outputs", made.read_record())
     assert known["cpu"].steps == [2, 7, 22, 27]
     assert known["cpu"].rows == [[0.5, 0.5, None, None], [0.5] * 4]
-    told = {moment.what: moment.time - STARTED for moment in story.read_story(made).moments}
+    told = {moment.what: moment.time - STARTED for moment in run_data.read_run_data(made).moments}
     assert [at for what, at in told.items() if "trouble of" in what] == [7, 7, 27]

@@ -18,9 +18,9 @@ from orchestrator.config.launch import Where
 from orchestrator.head.status import comparison
 from orchestrator.records.experiment import Attempt, Experiment
 from orchestrator.records.outcome import JobVerdict
-from orchestrator.views.report import charts, page, story
+from orchestrator.views.report import charts, page, run_data
 from orchestrator.views.report import command as report
-from tests.views.report.stories import STARTED, experiment, line, train_again
+from tests.views.report.reports import STARTED, experiment, line, train_again
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
@@ -55,7 +55,7 @@ def compared(experiments: Sequence[Experiment]) -> comparison.Differences:
 
 
 def parts_of(*experiments: Experiment) -> Parts:
-    told = [story.read_story(each, len(experiments) - 1) for each in experiments]
+    told = [run_data.read_run_data(each, len(experiments) - 1) for each in experiments]
     return Parts(page.page(told, compared(experiments)))
 
 
@@ -99,7 +99,7 @@ def test_what_was_held_out_shares_a_chart_with_what_was_trained(tmp_path: Path) 
     ]
     with (made.path / "outputs" / "rank_00_metrics.jsonl").open("a") as file:
         file.write("".join(json.dumps(each) + "\n" for each in epochs))
-    own = charts.charts([story.read_story(made)])
+    own = charts.charts([run_data.read_run_data(made)])
     known = {chart.title: [line.name for line in chart.lines] for chart in own}
     assert known["Loss per epoch"] == ["train_loss", "val_loss"]
     assert {"train_x", "val_y", "acc"} < known.keys()
@@ -122,9 +122,9 @@ def test_a_line_without_end_is_cut(tmp_path: Path) -> None:
     """Forty lines of 64 KiB from each of 64 nodes would make the page too large to send."""
     made = experiment(tmp_path / "run", steps=3)
     made.log(made.read_record().nodes[0]).write_text(f"first{'x' * 60_000}last\n" * 40)
-    text = page.page([story.read_story(made)], {})
-    small = len(page.page([story.read_story(experiment(tmp_path / "small", steps=3))], {}))
-    assert len(text) - small < 41 * story.LONGEST_LINE_CHARACTERS + 1000
+    text = page.page([run_data.read_run_data(made)], {})
+    small = len(page.page([run_data.read_run_data(experiment(tmp_path / "small", steps=3))], {}))
+    assert len(text) - small < 41 * run_data.LONGEST_LINE_CHARACTERS + 1000
     assert "first" in text and "last" in text
 
 
@@ -159,7 +159,7 @@ def test_nothing_that_a_job_says_becomes_a_part_of_the_page(tmp_path: Path) -> N
     made.log(record.nodes[0]).write_text(EVIL + "\n")
     metrics = made.path / "outputs" / "rank_00_metrics.jsonl"
     metrics.write_text(json.dumps({"step": 1, EVIL: 5.0, "step_ms": 1.0}) + "\n")
-    text = page.page([story.read_story(made)], {})
+    text = page.page([run_data.read_run_data(made)], {})
     parts = Parts(text)
     assert parts.tags.count("script") == 2 and "img" not in parts.tags
     assert not any(name.startswith("on") for name, _ in parts.attributes)
@@ -185,7 +185,7 @@ def test_attempts_are_told_and_marked(tmp_path: Path) -> None:
     made.write_record(dataclasses.replace(made.read_record(), attempts=[lost, last]))
     parts = parts_of(made)
     assert "attempt 1 ended: node lost; started again: a spare takes its place" in parts.words
-    text = page.page([story.read_story(made)], {})
+    text = page.page([run_data.read_run_data(made)], {})
     (cause,) = re.findall('<pre class="cause">(.*?)</pre>', text, re.DOTALL)
     # The page escapes it.
     assert "KeyError" in cause and "KeyError: 'labels'" not in cause
@@ -220,11 +220,11 @@ def test_metrics_that_may_not_be_read_are_named(
     if me == 0:
         os.seteuid(65534)
     try:
-        (told,) = story.closed(Path())
+        (told,) = run_data.closed(Path())
     finally:
         os.seteuid(me)
     assert told.what.startswith("rank_00_metrics.jsonl cannot be read: Permission denied")
-    assert not [*story.closed(outputs)] or me != 0
+    assert not [*run_data.closed(outputs)] or me != 0
 
 
 def test_a_log_that_is_a_link_is_not_read(tmp_path: Path) -> None:

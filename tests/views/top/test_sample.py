@@ -22,7 +22,7 @@ from orchestrator.records.experiment import Attempt
 from orchestrator.records.metrics import progress, trainers
 from orchestrator.views.top import sample as sampled
 from orchestrator.views.top.sample import NodeSample, Watch
-from tests.views.report.stories import experiment, line, train_again
+from tests.views.report.reports import experiment, line, train_again
 from tests.views.top.samples import gpu, load, rank
 
 

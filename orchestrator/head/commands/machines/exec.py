@@ -39,7 +39,7 @@ from orchestrator.head.screen import failures, output, styles
 from orchestrator.head.screen.lines import LineSplitter
 
 # A shell reports a process that SIGPIPE ended by this exit code.
-NOBODY_READS = 128 + signal.SIGPIPE
+OUTPUT_CLOSED = 128 + signal.SIGPIPE
 STOPPED = "you stopped it"
 
 
@@ -111,7 +111,7 @@ def execute(
     shown.when_broken = lambda: execution.end("nobody reads its output")
     stopped = answer_interrupts(execution)
     outcomes = execution.go()
-    code = EXIT_STOPPED if stopped else NOBODY_READS if shown.broken else exit_code(outcomes)
+    code = EXIT_STOPPED if stopped else OUTPUT_CLOSED if shown.broken else exit_code(outcomes)
     if output.as_json():
         data = [as_json(outcome, kept) for outcome in outcomes]
         output.result({"nodes": data, "exit_code": code}, indent=None)
@@ -119,7 +119,7 @@ def execute(
     for heading, text in folded(nodes, kept):
         output.write_out(output.paint(heading, styles.STRONG, output.terminal()))
         output.write_out(text)
-    if code not in (EXIT_DONE, NOBODY_READS):
+    if code not in (EXIT_DONE, OUTPUT_CLOSED):
         output.complain(summary(outcomes))
     return code
 

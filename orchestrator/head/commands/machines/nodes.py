@@ -39,7 +39,7 @@ from orchestrator.protocol.facts import Checkup
 from orchestrator.protocol.message import encode
 from orchestrator.protocol.requests.claims import WAITING, ClaimEntry, in_words
 from orchestrator.protocol.requests.machine import Examine
-from orchestrator.protocol.requests.start import Page, ReadBook
+from orchestrator.protocol.requests.start import LockTableState, ReadLockTable
 from orchestrator.protocol.requests.warm import StandbyEnds, StandbyStates, Warm, WarmOff
 from orchestrator.protocol.timing import ANSWER_SECONDS, QUICK_ANSWER_SECONDS
 from orchestrator.records import cordons
@@ -215,13 +215,15 @@ LINES: Table[NodeLine] = Table(
 Lost = Sequence[tuple[str, OrchestratorError]]
 
 
-def read_books(arguments: LaunchArguments) -> tuple[list[tuple[Reached, Page]], Lost]:
+def read_books(arguments: LaunchArguments) -> tuple[list[tuple[Reached, LockTableState]], Lost]:
     """Return the lock tables of the nodes that answer, and the errors of the others."""
     answered = try_all(resolve(arguments))
-    books = fleet.ask(answered.reached, [ReadBook()] * len(answered.reached), QUICK_ANSWER_SECONDS)
-    pairs = list(zip(answered.reached, books, strict=True))
-    read = [(node, book) for node, book in pairs if isinstance(book, Page)]
-    silent = [(node.node, book) for node, book in pairs if isinstance(book, OrchestratorError)]
+    states = fleet.ask(
+        answered.reached, [ReadLockTable()] * len(answered.reached), QUICK_ANSWER_SECONDS
+    )
+    pairs = list(zip(answered.reached, states, strict=True))
+    read = [(node, state) for node, state in pairs if isinstance(state, LockTableState)]
+    silent = [(node.node, state) for node, state in pairs if isinstance(state, OrchestratorError)]
     return read, [(node.name, error) for node, error in (*answered.lost, *silent)]
 
 
@@ -234,11 +236,11 @@ def queue(arguments: LaunchArguments) -> int:
     return EXIT_NODE if lost else EXIT_DONE
 
 
-def lines_of(read: Iterable[tuple[Reached, Page]]) -> Iterator[NodeLine]:
+def lines_of(read: Iterable[tuple[Reached, LockTableState]]) -> Iterator[NodeLine]:
     """Yield the jobs that hold something, and then who waits, the first in the queue first."""
     found: dict[tuple[str, ...], dict[str, ClaimEntry]] = {}
-    for node, book in read:
-        for entry in book.entries:
+    for node, state in read:
+        for entry in state.entries:
             found.setdefault(whole(entry), {})[node.node.name] = entry
     firsts = {key: next(iter(on.values())) for key, on in found.items()}
     holding = [one for one in firsts.values() if one.state != WAITING]

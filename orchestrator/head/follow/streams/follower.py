@@ -24,7 +24,9 @@ from orchestrator.head.connect.channel import (
 )
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.transport import Transport
-from orchestrator.head.follow.streams.news import (
+from orchestrator.head.follow.streams.node_logs import AppendOnly, NodeLogs, log_files
+from orchestrator.head.follow.streams.printed import Printed
+from orchestrator.head.follow.streams.updates import (
     Answer,
     ClockRead,
     Connected,
@@ -33,13 +35,11 @@ from orchestrator.head.follow.streams.news import (
     Grew,
     Happened,
     Lost,
-    News,
+    NodeUpdate,
     Over,
     Warned,
     Wrote,
 )
-from orchestrator.head.follow.streams.node_logs import AppendOnly, NodeLogs, log_files
-from orchestrator.head.follow.streams.printed import Printed
 from orchestrator.head.transfer import home
 from orchestrator.head.transfer.growing import GrowingFiles
 from orchestrator.protocol import events
@@ -57,9 +57,9 @@ from orchestrator.protocol.requests.request import (
     OTHER_VERSION,
     UNKNOWN_JOB,
     Answered,
-    Beat,
     Clock,
     Heartbeat,
+    Ping,
     Refused,
     Request,
     SupervisorGone,
@@ -94,7 +94,7 @@ class NodeFollower:
         job: str,
         node: NodeRecord,
         experiment: Experiment,
-        post: Callable[[News], None],
+        post: Callable[[NodeUpdate], None],
         channel: NodeChannel | None = None,
         *,
         logs: NodeLogs | None = None,
@@ -261,7 +261,7 @@ class NodeFollower:
         self.event_rest = b""
         self.growing.begin()
         # This tells the clock's time, which later heartbeats tell more precisely.
-        channel.ask(Beat(), HEAD_PATIENCE_SECONDS)
+        channel.ask(Ping(), HEAD_PATIENCE_SECONDS)
         request = Follow(
             job=self.job,
             node=self.node.index,
@@ -306,13 +306,13 @@ class NodeFollower:
         lost = self.heard_at + HEAD_PATIENCE_SECONDS
         return min(self.next_beat, self.growing.due, self.printed.due, lost)
 
-    def _ask_what_is_due(self, channel: NodeChannel, *, news: bool = True) -> None:
-        """Send a heartbeat when it is due, and with `news` the request for grown output files."""
+    def _ask_what_is_due(self, channel: NodeChannel, *, updates: bool = True) -> None:
+        """Send a heartbeat when due, and with `updates` the request for grown output files."""
         now = time.monotonic()
         if now >= self.next_beat:
             self.next_beat = now + HEAD_BEAT_SECONDS
-            channel.post(Beat())
-        if news and (question := self.growing.question()) is not None:
+            channel.post(Ping())
+        if updates and (question := self.growing.question()) is not None:
             channel.post(question)
 
     # -- messages between the pieces of the stream, by type ---------------------------------------
@@ -363,7 +363,7 @@ class NodeFollower:
         rest = self._write(file, data)
         while rest and not self.closing.wait(1.0):
             self.post(DiskFull(self.node.index))
-            self._ask_what_is_due(channel, news=False)
+            self._ask_what_is_due(channel, updates=False)
             rest = self._write(file, rest)
 
     def _write(self, file: AppendOnly, data: memoryview) -> memoryview:

@@ -13,7 +13,7 @@ from orchestrator.common import files, hiding
 from orchestrator.node.job.run_directory import SystemLog
 from orchestrator.node.peers.peers import EventLoop
 from orchestrator.protocol import control, events
-from orchestrator.protocol.control import HeadNews
+from orchestrator.protocol.control import HeadState
 from orchestrator.protocol.events import EndOrder, Event
 from orchestrator.protocol.message import Nonsense
 
@@ -55,7 +55,7 @@ class Listeners:
         self,
         loop: EventLoop,
         system: SystemLog,
-        hear: Callable[[EndOrder | HeadNews], None],
+        hear: Callable[[EndOrder | HeadState], None],
     ) -> None:
         self.loop, self.system, self.hear = loop, system, hear
         self.connections: list[socket.socket] = []

@@ -14,14 +14,14 @@ from typing import Any
 
 
 def main() -> None:
-    parcel = os.path.join(os.environ["ORCHESTRATOR_RUN"], "parcel")
+    payload = os.path.join(os.environ["ORCHESTRATOR_RUN"], "payload")
     # The package's own directory moves to the end of the path.
     sys.path.append(sys.path[0])
-    sys.path[0] = os.path.join(parcel, "cloudpickle.zip")
+    sys.path[0] = os.path.join(payload, "cloudpickle.zip")
     import cloudpickle  # type: ignore[import-untyped,unused-ignore]  # the head's own version
 
     try:
-        with open(os.path.join(parcel, "call.pkl"), "rb") as file:
+        with open(os.path.join(payload, "call.pkl"), "rb") as file:
             # The caller's module directories come first; the current directory follows, as with -m.
             places = map(os.path.abspath, [*pickle.load(file), "."])
             sys.path[:1] = filter(os.path.exists, dict.fromkeys(places))

@@ -14,10 +14,10 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import Silent
 from orchestrator.head.follow.streams import follower as following
 from orchestrator.head.follow.streams.follower import NodeFollower
-from orchestrator.head.follow.streams.news import News, Warned
 from orchestrator.head.follow.streams.node_logs import open_logs
+from orchestrator.head.follow.streams.updates import NodeUpdate, Warned
 from orchestrator.protocol.requests.follow import Stop
-from orchestrator.protocol.requests.request import Beat
+from orchestrator.protocol.requests.request import Ping
 from orchestrator.protocol.requests.transfer import Outputs
 from orchestrator.records import experiments
 from orchestrator.records.experiment import NodeRecord
@@ -66,7 +66,7 @@ def test_a_follower_wakes_when_something_is_due_and_loses_who_is_silent(
     follower.growing.begin()
     with pytest.raises(Silent, match="no word for 8 s"):
         follower._stream(channel)
-    assert channel.posted == [(0.0, Beat), (2.0, Outputs), (3.0, Beat), (6.0, Beat)]
+    assert channel.posted == [(0.0, Ping), (2.0, Outputs), (3.0, Ping), (6.0, Ping)]
     assert channel.now == 1008.0
 
 
@@ -84,7 +84,7 @@ def test_what_a_killed_supervisor_left_is_ended_and_the_job_may_start_again(tmp_
             asked.append(request)
             return SimpleNamespace(left=(40,))
 
-    said: list[News] = []
+    said: list[NodeUpdate] = []
     directory = experiments.create(tmp_path, "run")
     follower = NodeFollower(Any, "run-1", NODES[0], directory, said.append)  # type: ignore[arg-type]
     follower._sweep(Channel())  # type: ignore[arg-type]

@@ -50,7 +50,7 @@ def machine() -> str:
     return f"{boot}-{network_space()}"
 
 
-class Book:
+class LockTable:
     """A machine's lock table, opened once. Locks taken through it last until it is closed."""
 
     def __init__(self, path: str = "") -> None:

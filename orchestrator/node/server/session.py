@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from orchestrator.node.job import processes
 from orchestrator.node.job.run_directory import RunDir, stop_of_all
 from orchestrator.protocol.message import Message
-from orchestrator.protocol.requests.request import STOPPED, Beat, Clock, Request
+from orchestrator.protocol.requests.request import STOPPED, Clock, Ping, Request
 from orchestrator.protocol.spec import Spec
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ LIBRARY = os.path.abspath(__file__).rsplit(os.sep, 4)[0]
 
 R = TypeVar("R", bound=Request[Any])
 A = TypeVar("A", bound=Message)
-S = TypeVar("S", bound="RoomState")
+S = TypeVar("S", bound="SessionState")
 Handler = Callable[["ServerSession", Any], Message]
 
 HANDLERS: dict[type[Request[Any]], Handler] = {}
@@ -61,11 +61,11 @@ def handler_of(kind: type[Request[Any]]) -> Handler:
     return HANDLERS[kind]
 
 
-class RoomState:
+class SessionState:
     """A room's state in one session, with callbacks for the session's events."""
 
-    def __init__(self, visit: ServerSession) -> None:
-        self.visit = visit
+    def __init__(self, session: ServerSession) -> None:
+        self.session = session
 
     def job_started(self, run: RunDir, spec: Spec) -> None:
         """Hand prepared resources over to a started job; `spec` is as the head sent it."""
@@ -88,7 +88,7 @@ class ServerSession:
         self.umask = umask
         # The payload that belongs to the next request.
         self.piece = bytearray()
-        self.states: dict[type[RoomState], RoomState] = {}
+        self.states: dict[type[SessionState], SessionState] = {}
         # The last stop of all jobs before this session.
         self.stop_of_all = stop_of_all()
         # True if the session was opened in advance and its head sends requests later.
@@ -145,6 +145,6 @@ class ServerSession:
             state.leave()
 
 
-@answers(Beat)
-def clock(visit: ServerSession, request: Beat) -> Clock:
+@answers(Ping)
+def clock(session: ServerSession, request: Ping) -> Clock:
     return Clock(time=time.time())

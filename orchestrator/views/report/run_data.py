@@ -59,7 +59,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class TrainingStory:
+class TrainingData:
     """The metrics of one Trainer of a program; most programs have one."""
 
     number: int
@@ -74,7 +74,7 @@ class TrainingStory:
 
 
 @dataclass(frozen=True)
-class Story:
+class RunData:
     """All data that a page shows of one experiment."""
 
     experiment: Experiment
@@ -82,7 +82,7 @@ class Story:
     # Values in it are not checked.
     manifest: dict[str, Any]
     config: str
-    trainings: list[TrainingStory]
+    trainings: list[TrainingData]
     moments: list[Moment]
     # The node's name and the last lines.
     logs: list[tuple[str, list[str]]]
@@ -90,13 +90,13 @@ class Story:
     machines: dict[str, NodeRows]
 
 
-def read_story(experiment: Experiment, others: int = 0) -> Story:
+def read_run_data(experiment: Experiment, others: int = 0) -> RunData:
     """Gather one experiment's data, for a page that also shows `others` more."""
     record = experiment.read_record()
     data, unread = manifest_of(experiment)
     outputs = experiment.path / "outputs"
     trainings = read_trainings(outputs, max(200, curves.POINTS // (others + 1)))
-    return Story(
+    return RunData(
         experiment,
         record,
         data,
@@ -108,7 +108,7 @@ def read_story(experiment: Experiment, others: int = 0) -> Story:
     )
 
 
-def read_trainings(outputs: Path, points: int) -> list[TrainingStory]:
+def read_trainings(outputs: Path, points: int) -> list[TrainingData]:
     trainings = []
     for trainer, paths in trainers.every(outputs).items():
         first = paths[min(paths)]
@@ -116,9 +116,7 @@ def read_trainings(outputs: Path, points: int) -> list[TrainingStory]:
         times = of_trainer.pop("time", Curve())
         if of_trainer:
             last = trainers.last(first)
-            trainings.append(
-                TrainingStory(trainer, of_trainer, times, last.loss_is_lost, last.unit)
-            )
+            trainings.append(TrainingData(trainer, of_trainer, times, last.loss_is_lost, last.unit))
     return trainings
 
 
@@ -174,7 +172,7 @@ def moments(
     experiment: Experiment,
     record: JobRecord,
     data: Mapping[str, Any],
-    trainings: Sequence[TrainingStory],
+    trainings: Sequence[TrainingData],
 ) -> list[Moment]:
     """List the events in order: the start, checkpoints, skipped steps, the failure, the end."""
     timeline = data.get("timeline")
@@ -259,7 +257,7 @@ def placed(moment: Moment, when: Curve, record: JobRecord) -> Moment:
     return moment if time is None else replace(moment, time=time - goodput.ahead_at(record, time))
 
 
-def not_finite(training: TrainingStory, record: JobRecord) -> Iterator[Moment]:
+def not_finite(training: TrainingData, record: JobRecord) -> Iterator[Moment]:
     """Yield how many steps had no finite loss: the metrics have their steps and no times."""
     whose = f" (Trainer {training.number})" if training.number > 1 else ""
     for name, words in NOT_FINITE.items():

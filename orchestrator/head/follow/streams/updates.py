@@ -9,23 +9,23 @@ from orchestrator.protocol.requests.follow import StopReceipt, Stuck
 from orchestrator.protocol.requests.machine import Dialed
 
 
-class News(Message, kw_only=False):
+class NodeUpdate(Message, kw_only=False):
     """A message from a node, or a change of the connection to it."""
 
     node: int
 
 
-class Happened(News, kw_only=False):
+class Happened(NodeUpdate, kw_only=False):
     """The node's supervisor wrote an event."""
 
     event: Event
 
 
-class Grew(News, kw_only=False):
+class Grew(NodeUpdate, kw_only=False):
     """The local copies of the logs have grown."""
 
 
-class Lost(News, kw_only=False):
+class Lost(NodeUpdate, kw_only=False):
     """The connection broke; the follower tries to reconnect."""
 
     why: str
@@ -33,49 +33,49 @@ class Lost(News, kw_only=False):
     silent: float
 
 
-class Connected(News, kw_only=False):
+class Connected(NodeUpdate, kw_only=False):
     """The stream begins, or begins again. `clock`: the node's clock minus this machine's."""
 
     clock: float
 
 
-class ClockRead(News, kw_only=False):
+class ClockRead(NodeUpdate, kw_only=False):
     """The clock was read again, as it may be set at any time."""
 
     clock: float
 
 
-class Answer(News, kw_only=False):
+class Answer(NodeUpdate, kw_only=False):
     """The node answers a request of a monitor."""
 
     answer: Stuck | Dialed
 
 
-class Warned(News, kw_only=False):
+class Warned(NodeUpdate, kw_only=False):
     """A warning on outputs or processes of the job that are left on the node."""
 
     what: str
     receipt: StopReceipt | None = None
 
 
-class Wrote(News, kw_only=False):
+class Wrote(NodeUpdate, kw_only=False):
     """The ranks of the node wrote files beside their code."""
 
     with_code: CodeOutputs
 
 
-class DiskFull(News, kw_only=False):
+class DiskFull(NodeUpdate, kw_only=False):
     """The head's disk has no room for the log."""
 
 
-class Over(News, kw_only=False):
+class Over(NodeUpdate, kw_only=False):
     """The job has ended on the node and all files were fetched, or the node has no such job."""
 
     # The reason if the supervisor's last event is missing.
     why: str = "its supervisor was killed"
 
 
-class Failed(News, kw_only=False):
+class Failed(NodeUpdate, kw_only=False):
     """The follower cannot go on: the job has an unsupported version, or there is a defect."""
 
     error: Exception

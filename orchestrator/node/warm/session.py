@@ -12,7 +12,7 @@ import os
 import time
 
 from orchestrator.node.job.run_directory import RunDir, stop_of_all
-from orchestrator.node.server.visit import RoomState, ServerSession
+from orchestrator.node.server.session import ServerSession, SessionState
 from orchestrator.protocol.events import FirstOutput, RankStarted
 from orchestrator.protocol.spec import Spec
 
@@ -28,11 +28,11 @@ SPARE_SECONDS = 12 * IDLE_SECONDS
 AGAIN_SECONDS = 60.0
 
 
-class WarmVisit(RoomState):
+class StandbySession(SessionState):
     """The standby that may be needed after the followed job."""
 
-    def __init__(self, visit: ServerSession) -> None:
-        super().__init__(visit)
+    def __init__(self, session: ServerSession) -> None:
+        super().__init__(session)
         self.followed: RunDir | None = None
         self.spec: Spec | None = None
         self.next_look = math.inf
@@ -61,7 +61,7 @@ class WarmVisit(RoomState):
 
     def job_over(self) -> None:
         """Start a standby for the next launch, as the followed job is over."""
-        if self.followed is None or stop_of_all() != self.visit.stop_of_all:
+        if self.followed is None or stop_of_all() != self.session.stop_of_all:
             return
         run, self.followed = self.followed, None
         if self.spec is not None and self.spec.warm:
@@ -71,7 +71,7 @@ class WarmVisit(RoomState):
         # Most jobs do not need this import.
         from orchestrator.node.warm import standbys
 
-        standbys.start(run, os.environ, self.visit.umask, least)
+        standbys.start(run, os.environ, self.session.umask, least)
 
 
 def due(run: RunDir) -> float:
