@@ -32,11 +32,6 @@ TIME, DATE_AND_TIME = "%H:%M:%S", "%Y-%m-%d %H:%M:%S"
 _secrets = list(hiding.of_environment(os.environ))
 
 
-def hide(secrets: Iterable[str]) -> None:
-    """Hide these values too in all that is logged from now on."""
-    _secrets.extend(secrets)
-
-
 class Formatter(logging.Formatter):
     """Writes a record on a line: its time, where it comes from, its words without secrets."""
 
@@ -49,7 +44,10 @@ class Formatter(logging.Formatter):
 
 
 class TerminalHandler(logging.Handler):
-    """Writes lines by a function, which knows of a line on the terminal that moves."""
+    """Writes lines by a function, which knows of a line on the terminal that moves.
+
+    A record with the attribute `shown` is skipped: the terminal has its words already.
+    """
 
     def __init__(self, level: int, write: Callable[[str], None]) -> None:
         super().__init__(level)
@@ -57,7 +55,8 @@ class TerminalHandler(logging.Handler):
         self.write = write
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.write(self.format(record))
+        if not hasattr(record, "shown"):
+            self.write(self.format(record))
 
 
 class Held(logging.Handler):
@@ -109,8 +108,11 @@ def to_terminal(level: int, write: Callable[[str], None]) -> None:
 
 
 def hold(secrets: Iterable[str] = ()) -> None:
-    """Hold what is logged from now on for the head.log of a job that has no directory yet."""
-    hide(secrets)
+    """Hold what is logged from now on for the head.log of a job that has no directory yet.
+
+    These secrets are hidden in it, and on the terminal as well.
+    """
+    _secrets.extend(secrets)
     PACKAGE.setLevel(logging.DEBUG)
     if not any(isinstance(each, Held) for each in PACKAGE.handlers):
         PACKAGE.addHandler(Held())

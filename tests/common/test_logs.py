@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.common import logs
+from orchestrator.head.screen import output
 
 LOG = logging.getLogger("orchestrator.head.connect.channel")
 SECRET = "s3cret-value-0815"
@@ -48,6 +49,17 @@ def test_the_terminal_has_what_was_asked_for(level: int) -> None:
         *["INFO    paramiko.transport: Connected"] * debug,
         "WARNING paramiko.transport: Oops",
     ]
+
+
+def test_a_message_to_the_user_is_logged_in_the_file_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs.to_terminal(logging.DEBUG, output.complain)
+    logs.keep_in(tmp_path / "head.log")
+    output.say("sends the code")
+    shown = capsys.readouterr()
+    assert (shown.out + shown.err).count("sends the code") == 1
+    assert "screen.output: says: sends the code\n" in (tmp_path / "head.log").read_text()
 
 
 def test_a_job_has_what_was_logged_before_its_directory(tmp_path: Path) -> None:

@@ -166,7 +166,8 @@ def safe(text: str) -> str:
 
 def say(text: str) -> None:
     """Log a message for the user, and pass it to the listener of heard_by(), else print it."""
-    log.debug("says: %s", printable(text))
+    # The mark keeps the record off the terminal, which has the message itself.
+    log.debug("says: %s", printable(text), extra={"shown": True})
     (listeners[-1] if listeners else on_the_screen)(text)
 
 
