@@ -113,9 +113,9 @@ def _hide(data: Any, secrets: Sequence[str]) -> Any:
         return {key: _hide(value, secrets) for key, value in data.items()}
     if isinstance(data, (list, tuple)):
         return type(data)(_hide(item, secrets) for item in data)
-    if hasattr(type(data), "_defaults"):
-        # It is a message of the protocol, which this room does not import.
-        return data.replace(**_hide(vars(data), secrets))
+    if hasattr(type(data), "map_fields"):
+        # Messages of the protocol have this method; this room does not import them.
+        return data.map_fields(lambda value: _hide(value, secrets))
     if hasattr(type(data), "__dataclass_fields__"):
         # The import takes 6 ms, and the start of a supervisor does not need it.
         import dataclasses

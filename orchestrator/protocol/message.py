@@ -83,7 +83,7 @@ Port = typing.Annotated[int, Check("a port", lambda value: 0 <= value < 1 << 16)
 class Message:
     """One immutable record. A field is omitted from the JSON if it and its default are None."""
 
-    # Each field with its default. common/hiding.py knows a message by this table.
+    # Each field with its default.
     _defaults: typing.ClassVar[dict[str, Any]] = {}
 
     def __init_subclass__(cls, kw_only: bool = True) -> None:
@@ -96,13 +96,14 @@ class Message:
         cls._defaults.update({name: vars(cls).get(name, REQUIRED) for name in names})
 
     def __init__(self, *positional: Any, **values: Any) -> None:
-        defaults = self._defaults
         if positional:
-            values.update(zip(defaults, positional))  # noqa: B905  3.9 has no strict=
-            assert len(positional) <= len(defaults)
-        if not values.keys() <= defaults.keys():
-            raise TypeError(f"{type(self).__name__} has no {sorted(values.keys() - defaults)}")
-        vars(self).update({**defaults, **values})
+            values.update(zip(self._defaults, positional))  # noqa: B905  3.9 has no strict=
+            assert len(positional) <= len(self._defaults)
+        if not values.keys() <= self._defaults.keys():
+            raise TypeError(
+                f"{type(self).__name__} has no {sorted(values.keys() - self._defaults)}"
+            )
+        vars(self).update({**self._defaults, **values})
         missing = [name for name, value in vars(self).items() if value is REQUIRED]
         if missing:
             raise TypeError(f"{type(self).__name__} needs {', '.join(missing)}")
@@ -123,6 +124,10 @@ class Message:
     def replace(self: M, **changes: Any) -> M:
         """Return a copy with other values for these fields."""
         return type(self)(**{**vars(self), **changes})
+
+    def map_fields(self: M, function: typing.Callable[[Any], Any]) -> M:
+        """Return a copy with the function's result for the value of each field."""
+        return self.replace(**{name: function(value) for name, value in vars(self).items()})
 
 
 # -- to JSON ----------------------------------------------------------------------------------
@@ -150,8 +155,9 @@ def encode(value: Any, *, nones: bool = False) -> Any:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode("ascii")
     if hasattr(value, "__dataclass_fields__"):
-        names = value.__dataclass_fields__
-        return {name: encode(getattr(value, name), nones=nones) for name in names}
+        return {
+            name: encode(getattr(value, name), nones=nones) for name in value.__dataclass_fields__
+        }
     return value
 
 
@@ -187,8 +193,7 @@ def decode(
     it is used for data that a process of another version may have written. `ahead` is how far the
     clock of the node is ahead of the reader's, in seconds: times of the node are moved by it.
     """
-    value: T = _read(kind, data, Reading(newer, ahead), where or kind.__name__)
-    return value
+    return typing.cast("T", _read(kind, data, Reading(newer, ahead), where or kind.__name__))
 
 
 @functools.cache
