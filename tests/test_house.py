@@ -561,7 +561,7 @@ BUDGETS = {
     "head/prune": 293,
     "head/schedulers": 434,
     "head/screen": 1028,
-    "head/status": 435,
+    "head/status": 450,
     "head/plan": 1030,
     "head/start": 1850,
     "head/transfer": 1239,

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +116,9 @@ def to_text(
     lines.append(STATES_THERE.text(rows_of(record, states), terminal).rstrip())
     if words := goodput.in_words(time_of(experiment, record)):
         lines.append(f"  time spent: {words}")
+    if steps := start_times(experiment, record):
+        words = ", ".join(f"{step} {took:.2f} s" for step, took in steps.items())
+        lines.append(f"  start: {words}")
     lines += [f"  {output.printable(slow.text)}" for slow in record.slow]
     lines += [
         f"  {line if terminal.color else output.printable(line)}"
@@ -213,6 +216,25 @@ def time_of(experiment: Experiment, record: JobRecord) -> dict[str, float]:
     return goodput.of(record, experiment.path, time.time())
 
 
+# A step of a start -> the moment of the manifest's timeline at which it ends.
+STEPS = {"connect": "reached", "code": "synced", "plan": "planned", "check": "checked"}
+
+
+def start_times(experiment: Experiment, record: JobRecord) -> dict[str, float]:
+    """Return the seconds of each step of a job's first start; empty where they are not known."""
+    ranks = [node.times.get("ranks", 0.0) for node in record.nodes]
+    if record.attempt > 1 or not all(ranks):
+        return {}
+    try:
+        timeline = manifest.read(experiment)["timeline"]
+        moments = [float(timeline[name]) for name in ("begin", *STEPS.values())]
+    except (UsageError, LookupError, TypeError, ValueError):
+        return {}
+    # The clocks of two machines may differ.
+    took = [max(0.0, end - begin) for begin, end in pairwise((*moments, max(ranks)))]
+    return dict(zip((*STEPS, "ranks"), took, strict=True))
+
+
 def to_json(
     experiment: Experiment, record: JobRecord, states: Sequence[JobState], scheduled: Scheduled
 ) -> dict[str, Any]:
@@ -238,6 +260,7 @@ def to_json(
         "slow": encode(record.slow),
         "attempts": encode(record.attempts),
         "goodput": time_of(experiment, record),
+        "start": start_times(experiment, record),
         "nodes": nodes,
         **scheduled.data,
     }

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from pathlib import Path
+from typing import Any, cast
 
-from orchestrator.head.status.status import from_record, state_of, to_text
+from orchestrator.head.status.status import from_record, start_times, state_of, to_text
 from orchestrator.protocol.events import RankState
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.outcome import JobVerdict
@@ -64,3 +66,18 @@ def test_a_job_that_has_no_nodes_yet() -> None:
     assert to_text(EXPERIMENT, dataclasses.replace(RECORD, nodes=[]), []).startswith(
         "job-1: running, 0 nodes\n"
     )
+
+
+def test_a_start_has_the_seconds_of_its_steps_once_the_ranks_run(tmp_path: Path) -> None:
+    times = {"begin": 10, "reached": 10.5, "synced": 10.75, "planned": 11, "checked": 11.5}
+    (tmp_path / "manifest.json").write_text(json.dumps({"timeline": times}))
+    nodes = [dataclasses.replace(node, times={"ranks": 12.0 + node.index}) for node in NODES]
+    started = dataclasses.replace(RECORD, nodes=nodes)
+    steps = "  start: connect 0.50 s, code 0.25 s, plan 0.25 s, check 0.50 s, ranks 1.50 s"
+    assert steps in to_text(Experiment(tmp_path), started, from_record(started)).splitlines()
+    for experiment, record in (
+        (Experiment(tmp_path), RECORD),
+        (Experiment(tmp_path), dataclasses.replace(started, attempts=[cast("Any", None)])),
+        (Experiment(tmp_path / "none"), started),
+    ):
+        assert start_times(experiment, record) == {}
