@@ -49,9 +49,6 @@ def test_a_value_is_hidden_without_the_white_space_around_it(value: str) -> None
     assert hiding.hide("token=abc123xy.", secrets) == f"token={hiding.REDACTED}."
 
 
-MANY = [f"s3{number:03}Kr/" * (1 + number % 3) + "=" * (number % 5) for number in range(150)]
-
-
 @given(secret=st.text("abc", min_size=6, max_size=20), cut=st.integers(0, 19), more=st.binary())
 def test_the_beginning_of_a_secret_is_seen(secret: str, cut: int, more: bytes) -> None:
     secret_bytes = secret.encode()

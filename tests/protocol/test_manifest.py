@@ -30,9 +30,6 @@ def test_any_names_come_back(names: set[bytes]) -> None:
     assert tree.digest_of(listing) == tree.digest_of(tree.packed(entries))
 
 
-TREES = st.dictionaries(NAMES, st.sampled_from([(FILE, NOTHING), (LINK, b"to"), (DIRECTORY, b"")]))
-
-
 def test_links_and_directories_come_back() -> None:
     entries = (
         ManifestEntry(b"d", DIRECTORY, 0o755, 0, b""),

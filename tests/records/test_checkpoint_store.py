@@ -177,7 +177,7 @@ class Killed(BaseException):
 
 
 @contextmanager
-def ends_at(number: int, failure: Callable[[], BaseException], *, once: bool) -> Iterator[None]:
+def ends_at(number: int, failure: BaseException, *, once: bool) -> Iterator[None]:
     """The call of that number to the file system fails; after a kill, so do all that follow."""
     count = itertools.count(1)
 
@@ -185,7 +185,7 @@ def ends_at(number: int, failure: Callable[[], BaseException], *, once: bool) ->
         def instead(*args: Any, **options: Any) -> Any:
             now = next(count)
             if now == number or (now > number and not once):
-                raise failure()
+                raise failure
             return call(*args, **options)
 
         return instead
@@ -219,22 +219,29 @@ def clean(directory: Path) -> Callable[[], object]:
     return lambda: checkpoint_store.clean(directory, "later")
 
 
-OPERATIONS = [first_save, prune, clean]
+FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_a_kill_at_any_moment_leaves_what_was_whole(
-    tmp_path: Path, operation: Callable[[Path], Callable[[], object]]
+@pytest.mark.parametrize("operation", [first_save, prune, clean])
+@pytest.mark.parametrize(("failure", "once"), [(Killed(), False), (FULL, True)])
+def test_a_kill_or_an_error_at_any_moment_leaves_what_was_whole(
+    tmp_path: Path,
+    operation: Callable[[Path], Callable[[], object]],
+    failure: BaseException,
+    once: bool,
 ) -> None:
+    """An error, as of a full disk, is said in words."""
     for number in itertools.count(1):
         directory = tmp_path / str(number)
         action = operation(directory)
         before = max(one.step for one in good(directory))
         try:
-            with ends_at(number, Killed, once=False):
+            with ends_at(number, failure, once=once):
                 action()
         except Killed:
             pass
+        except JobFailed as error:
+            assert "No space left on device" in str(error)
         except LookupError:
             break
         assert max(one.step for one in good(directory)) >= before, listing(directory)
@@ -246,29 +253,6 @@ def test_a_kill_at_any_moment_leaves_what_was_whole(
         save(directory, before + 1)
         assert checkpoint_store.prune(directory, 1)
         assert steps(directory) == [before + 1]
-    assert number > 5
-
-
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_an_error_at_any_moment_leaves_what_was_whole(
-    tmp_path: Path, operation: Callable[[Path], Callable[[], object]]
-) -> None:
-    """A full disk: in words, and the checkpoint before it is as it was."""
-    for number in itertools.count(1):
-        directory = tmp_path / str(number)
-        action = operation(directory)
-        before = max(one.step for one in good(directory))
-        try:
-            full = OSError(errno.ENOSPC, "No space left on device")
-            with ends_at(number, lambda error=full: error, once=True):  # type: ignore[misc]
-                action()
-        except JobFailed as error:
-            assert "No space left on device" in str(error)
-        except LookupError:
-            break
-        assert max(one.step for one in good(directory)) >= before, listing(directory)
-        checkpoint_store.clean(directory, "later")
-        assert max(one.step for one in good(directory)) >= before
     assert number > 5
 
 

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import strategies as st
 
 from orchestrator.common.errors import UsageError
 from orchestrator.protocol.events import RankState
@@ -24,7 +23,6 @@ from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.experiments import create, every, find
 from orchestrator.records.outcome import Head, JobVerdict
 
-ROOT = Path(__file__).parents[2]
 NODE = NodeRecord(0, "bob@gpu01", "gpu01", "bob", None, "10.0.0.1", "/usr/bin/python3", 0, 2)
 
 
@@ -333,21 +331,6 @@ def test_a_node_and_a_rank_of_the_job(
             record(nodes=nodes).check_choice(node, rank, "--{} {}")
     else:
         record(nodes=nodes).check_choice(node, rank, "--{} {}")
-
-
-# -- a record that anybody may have written ---------------------------------------------------
-
-NASTY = ["../../x", "\x00", "\x1b[2J", "-oProxyCommand=x", "9" * 400]
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False)
-    | st.text(max_size=20)
-    | st.sampled_from(NASTY),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
-    max_leaves=6,
-)
 
 
 def test_a_place_is_held_by_one_process(tmp_path: Path) -> None:

@@ -183,18 +183,13 @@ def test_what_a_program_prints_shows_that_it_got_further() -> None:
     assert "3 attempts in a row got nowhere" in decide(stuck, 9).why
 
 
-# -- planned changes --------------------------------------------------------------------------
+# -- what is written down of an attempt -------------------------------------------------------
 
-GONE = {"kind": "lost", "node": 1, "node_name": "b", "message": "gone"}
-IMPORT = {"kind": "exception", "node": 2, "node_name": "c", "message": "ImportError", "where": "x"}
 FAILED = JobRecord(
     job="j", experiment="", state="failed", command=[], nodes=[NODE], started=10.0,
     ended=20.0, exit_code=1, verdict=JobVerdict(kind="signal", node=0, rank=0),
     launch=Launch(max_restarts=1),
 )  # fmt: skip
-
-
-# -- what is written down of an attempt -------------------------------------------------------
 
 
 def experiment(tmp_path: Path) -> Experiment:

@@ -6,8 +6,10 @@ import io
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,34 +22,51 @@ from orchestrator.head.schedulers.backend import backend_of
 from orchestrator.head.screen.screen import Display, Screen
 from orchestrator.protocol.events import Ended, Ending, GpuReport, RankState
 from orchestrator.protocol.timing import HEARSAY_SECONDS
-from orchestrator.records import experiment, experiments
+from orchestrator.records import experiments
 from orchestrator.records.experiment import JobRecord, NodeRecord
 
-
-def run_of(
-    directory: experiment.Experiment, record: JobRecord, *, left_behind: bool = False
-) -> Run:
-    directory.write_record(record)
-    screen = Screen([], io.StringIO(), tty=False, color=False, quiet=True)
-    backend = backend_of(record)
-    return Run(directory, record, Display(screen), backend, left_behind=left_behind)
+Follow = Callable[..., Run]
 
 
-def job(directory: experiment.Experiment, *, batch: bool = False) -> JobRecord:
-    command = ["master_launch"]
-    return JobRecord("run-1", str(directory.path), "running", command, [], 1000.0, batch=batch)
+@pytest.fixture
+def follow(tmp_path: Path) -> Follow:
+    """Return a function that follows a job of this many nodes, n0, n1, ... with one rank each."""
+
+    def follow(count: int = 0, *, left_behind: bool = False, **fields: Any) -> Run:
+        directory = experiments.create(tmp_path, "run")
+        nodes = [
+            NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1)
+            for i in range(count)
+        ]
+        command = ["master_launch"]
+        record = JobRecord("run-1", str(directory.path), "running", command, nodes, 1000.0)
+        record = replace(record, **fields)
+        directory.write_record(record)
+        screen = Screen([], io.StringIO(), tty=False, color=False, quiet=True)
+        backend = backend_of(record)
+        run = Run(directory, record, Display(screen), backend, left_behind=left_behind)
+        run.job.followers = [Deaf() for _ in record.nodes]  # type: ignore[misc]
+        return run
+
+    return follow
+
+
+class Deaf:
+    """A follower of a node that cannot be asked anything."""
+
+    def end(self, why: str, grace: float, *, failed: bool = False) -> None:
+        pass
 
 
 @pytest.mark.parametrize(("out_of_time", "written"), [(True, "running"), (False, "stopped")])
 def test_a_job_that_may_be_queued_again_is_not_said_to_be_over(
-    out_of_time: bool, written: str, tmp_path: Path
+    out_of_time: bool, written: str, follow: Follow
 ) -> None:
     """A head on another machine that follows the record leaves a finished job."""
-    directory = experiments.create(tmp_path, "run")
-    run = run_of(directory, job(directory, batch=True))
+    run = follow(batch=True)
     run.end.outcome, run.out_of_time = Outcome.STOPPED, out_of_time
     run.conclude()
-    assert directory.read_record().state == written
+    assert run.experiment.read_record().state == written
     assert (run.record.state, run.record.exit_code) == ("stopped", 130)
     assert run.stopped_in_time is out_of_time
 
@@ -61,11 +80,10 @@ def test_a_job_that_may_be_queued_again_is_not_said_to_be_over(
     ],
 )
 def test_a_signal_to_the_ranks_and_then_to_their_head_is_a_stop(
-    message: str, number: int, state: str, tmp_path: Path
+    message: str, number: int, state: str, follow: Follow
 ) -> None:
     """scancel sends SIGTERM to all of them, and a rank's end may be heard of first."""
-    directory = experiments.create(tmp_path, "run")
-    run = run_of(directory, job(directory))
+    run = follow()
     run.job.failed(Failure(1, "n2", 1, 1001.0, "signal", message))
     run.inbox.put(number)
     run.await_signal()
@@ -85,13 +103,9 @@ GONE = "NVRM: Xid (PCI:0000:4f:00): 79, pid='<unknown>', name=<unknown>, GPU has
     ],
 )
 def test_a_gpu_that_broke_explains_a_hang_and_those_that_lost_it(
-    kind: str, message: str, blamed: bool, tmp_path: Path, said: list[str]
+    kind: str, message: str, blamed: bool, follow: Follow, said: list[str]
 ) -> None:
-    directory = experiments.create(tmp_path, "run")
-    nodes = [
-        NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "python3", i, 1) for i in (0, 1)
-    ]
-    run = run_of(directory, replace(job(directory), nodes=nodes))
+    run = follow(2)
     for _ in range(2):
         run.reports.handle(Happened(1, GpuReport(time=1000.0, line=GONE)))
     run.job.failed(Failure(0, "n0", 0, 1001.0, kind, message))
@@ -108,10 +122,8 @@ def test_a_gpu_that_broke_explains_a_hang_and_those_that_lost_it(
         assert verdict.message.endswith(f"rank 0 on node 0 (n0): {message}")
 
 
-def test_what_did_not_end_by_itself_is_named(tmp_path: Path, said: list[str]) -> None:
-    directory = experiments.create(tmp_path, "run")
-    node = NodeRecord(0, "n1", "n1", None, None, "10.0.0.1", "python3", 0, 2)
-    run = run_of(directory, replace(job(directory), nodes=[node]))
+def test_what_did_not_end_by_itself_is_named(follow: Follow, said: list[str]) -> None:
+    run = follow(1)
     ranks = {number: RankState(state="ended", pid=50 + number) for number in (0, 1)}
     ended = Ended(time=1005.04, agent=0, why="", killed={}, left=(), ranks=ranks)
     run.end.outcome = Outcome.STOPPED
@@ -126,37 +138,30 @@ def test_what_did_not_end_by_itself_is_named(tmp_path: Path, said: list[str]) ->
         run.job.nodes[0], ended.replace(time=1001.23, killed={50: "python"})
     )
     assert said == [
-        "node 0 (n1): killed rank 1: still there 5 s after it was asked",
-        "node 0 (n1): killed rank 0: still there 1.2 s after it was asked",
+        "node 0 (n0): killed rank 1: still there 5 s after it was asked",
+        "node 0 (n0): killed rank 0: still there 1.2 s after it was asked",
     ]
 
 
-def test_a_log_that_lacks_its_end_is_named(tmp_path: Path, said: list[str]) -> None:
+def test_a_log_that_lacks_its_end_is_named(follow: Follow, said: list[str]) -> None:
     """The job itself goes on when its node's disk is full, and may end well."""
-    directory = experiments.create(tmp_path, "run")
-    node = NodeRecord(0, "n1", "n1", None, None, "10.0.0.1", "python3", 0, 1)
-    run = run_of(directory, replace(job(directory), nodes=[node]))
+    run = follow(1)
     ended = Ended(time=1005.0, agent=0, why="", killed={}, left=(), ranks={})
     for event in (ended, ended.replace(lost=90_000_000)):
         run.reports.handle(Happened(0, event))
     (line,) = said
-    assert line.startswith("node 0 (n1): the last 90 MB of output are in no log")
+    assert line.startswith("node 0 (n0): the last 90 MB of output are in no log")
 
 
 @pytest.mark.parametrize("failure_first", [True, False])
 def test_a_loss_is_the_cause_whether_it_is_heard_of_before_what_it_did(
-    tmp_path: Path, *, failure_first: bool
+    follow: Follow, *, failure_first: bool
 ) -> None:
     """Node 2 ends its ranks as it hears nothing of node 0: node 1's rank misses them at once."""
-    directory = experiments.create(tmp_path, "run")
-    nodes = [
-        NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1) for i in (0, 1, 2)
-    ]
-    run = run_of(directory, replace(job(directory), nodes=nodes))
+    run = follow(3)
     broke = (
         "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:691"
     )
-    run.job.followers = [Deaf() for _ in nodes]  # type: ignore[misc]
     failure = Failure(1, "n1", 1, 1010.1, "communication", broke)
     why = "no word between node 2 and node 0 for 10 s"
     ending = Ending(time=1010.0, why=why, grace=0.5, lost=2, silent=10.0)
@@ -176,14 +181,10 @@ def test_a_loss_is_the_cause_whether_it_is_heard_of_before_what_it_did(
 
 @pytest.mark.parametrize(("agent", "blamed"), [(-9, 2), (1, 1)])
 def test_a_killed_torchrun_is_the_cause_though_its_node_ends_last(
-    tmp_path: Path, agent: int, blamed: int
+    follow: Follow, agent: int, blamed: int
 ) -> None:
     """It ends with any code where ranks of other nodes have failed; no failure kills it."""
-    directory = experiments.create(tmp_path, "run")
-    nodes = [
-        NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1) for i in (0, 1, 2)
-    ]
-    run = run_of(directory, replace(job(directory), nodes=nodes))
+    run = follow(3)
     broke = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:6"
     run.job.failed(Failure(1, "n1", 1, 1010.1, "communication", broke))
     ended = Ended(time=1011.0, agent=agent, why="", killed={}, left=(), ranks={})
@@ -196,12 +197,11 @@ def test_a_killed_torchrun_is_the_cause_though_its_node_ends_last(
 
 @pytest.mark.parametrize(("state", "kind"), [("starting", "start"), ("running", "supervisor")])
 def test_a_part_that_never_began_is_no_supervisor_that_was_killed(
-    tmp_path: Path, state: str, kind: str
+    follow: Follow, state: str, kind: str
 ) -> None:
     """The head that was starting it was killed, and another follows the job before it begins."""
-    directory = experiments.create(tmp_path, "run")
-    node = NodeRecord(0, "n1", "n1", None, None, "10.0.0.1", "py", 0, 1, state=state)
-    run = run_of(directory, replace(job(directory), nodes=[node]))
+    node = NodeRecord(0, "n0", "n0", None, None, "10.0.0.1", "py", 0, 1, state=state)
+    run = follow(nodes=[node])
     run.reports.handle(Over(0))
     run.conclude()
     assert run.record.verdict is not None
@@ -209,15 +209,14 @@ def test_a_part_that_never_began_is_no_supervisor_that_was_killed(
 
 
 def test_a_record_that_cannot_be_written_is_said_with_the_reason(
-    tmp_path: Path, said: list[str]
+    follow: Follow, said: list[str]
 ) -> None:
     """Its directory was removed: no disk is full."""
-    directory = experiments.create(tmp_path, "run")
-    run = run_of(directory, job(directory))
-    shutil.rmtree(directory.path)
+    run = follow()
+    shutil.rmtree(run.experiment.path)
     run.job.save()
     run.job.save()
-    assert said == [f"{directory.path} cannot be written: No such file or directory"]
+    assert said == [f"{run.experiment.path} cannot be written: No such file or directory"]
 
 
 @pytest.mark.parametrize(
@@ -232,13 +231,9 @@ def test_a_record_that_cannot_be_written_is_said_with_the_reason(
     ],
 )
 def test_a_head_that_was_left_behind_does_not_take_itself_for_the_world(
-    tmp_path: Path, away: tuple[float, float], left: bool, outcome: Outcome
+    follow: Follow, away: tuple[float, float], left: bool, outcome: Outcome
 ) -> None:
-    directory = experiments.create(tmp_path, "run")
-    nodes = [NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1) for i in (0, 1)]
-    record = replace(job(directory), nodes=nodes, launch=Launch(node_loss_timeout=10.0))
-    run = run_of(directory, record, left_behind=True)
-    run.job.followers = [Deaf(), Deaf()]  # type: ignore[list-item]
+    run = follow(2, left_behind=True, launch=Launch(node_loss_timeout=10.0))
     for node, seconds in zip(run.job.nodes, away, strict=True):
         node.lost_since = time.monotonic() - seconds if seconds else 0.0
     run.check_patience()
@@ -256,14 +251,9 @@ def test_a_head_that_was_left_behind_does_not_take_itself_for_the_world(
     ],
 )
 def test_a_lost_node_is_not_waited_for_longer_than_it_was_silent(
-    tmp_path: Path, silent: float, over: bool, given_up: bool
+    follow: Follow, silent: float, over: bool, given_up: bool
 ) -> None:
-    directory = experiments.create(tmp_path, "run")
-    nodes = [NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1) for i in (0, 1)]
-    run = run_of(
-        directory, replace(job(directory), nodes=nodes, launch=Launch(node_loss_timeout=5))
-    )
-    run.job.followers = [Deaf(), Deaf()]  # type: ignore[list-item]
+    run = follow(2, launch=Launch(node_loss_timeout=5))
     run.reports.handle(Lost(1, "no word", silent))
     if over:
         run.job.give_up_on(
@@ -273,15 +263,13 @@ def test_a_lost_node_is_not_waited_for_longer_than_it_was_silent(
     assert [node.given_up for node in run.job.nodes] == [False, given_up]
 
 
-def test_only_of_nodes_that_have_ended_a_channel_is_waited_for(tmp_path: Path) -> None:
-    directory = experiments.create(tmp_path, "run")
-    nodes = [NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1) for i in (0, 1)]
-    run = run_of(directory, replace(job(directory), nodes=nodes, launch=Launch(max_restarts=1)))
+def test_only_of_nodes_that_have_ended_a_channel_is_waited_for(follow: Follow) -> None:
+    run = follow(2, launch=Launch(max_restarts=1))
     asked: list[int] = []
 
     class Giving(Deaf):
         def __init__(self, index: int) -> None:
-            self.node = nodes[index]
+            self.node = run.record.nodes[index]
 
         def give_channel(self) -> None:
             asked.append(self.node.index)
@@ -293,28 +281,19 @@ def test_only_of_nodes_that_have_ended_a_channel_is_waited_for(tmp_path: Path) -
     assert asked == [0]
 
 
-def test_what_ends_a_head_that_was_left_behind_does_not_end_its_job(tmp_path: Path) -> None:
-    directory = experiments.create(tmp_path, "run")
-    run = run_of(directory, job(directory), left_behind=True)
+def test_what_ends_a_head_that_was_left_behind_does_not_end_its_job(follow: Follow) -> None:
+    run = follow(left_behind=True)
     run.signalled(signal.SIGTERM)
     assert run.end.left and run.end.open
 
 
-class Deaf:
-    """A follower of a node that cannot be asked anything."""
-
-    def end(self, why: str, grace: float, *, failed: bool = False) -> None:
-        pass
-
-
 @pytest.mark.parametrize(("hang_timeout", "dials"), [(600.0, True), (0.0, True), (4.0, False)])
 def test_a_short_limit_for_hangs_comes_before_the_look_at_the_port(
-    hang_timeout: float, dials: bool, tmp_path: Path
+    hang_timeout: float, dials: bool, follow: Follow
 ) -> None:
-    directory = experiments.create(tmp_path, "run")
     launch = Launch(hang_timeout=hang_timeout)
-    record = replace(job(directory), master="10.0.0.1:29500", launch=launch)
-    assert run_of(directory, record).monitors.start.master == ("10.0.0.1:29500" if dials else "")
+    run = follow(master="10.0.0.1:29500", launch=launch)
+    assert run.monitors.start.master == ("10.0.0.1:29500" if dials else "")
 
 
 @pytest.mark.parametrize(
@@ -328,10 +307,9 @@ def test_a_short_limit_for_hangs_comes_before_the_look_at_the_port(
     ],
 )
 def test_a_rank_that_was_killed_is_the_cause_and_nobody_is_heard_first(
-    rank: int | None, kind: str, message: str, at_once: bool, tmp_path: Path
+    rank: int | None, kind: str, message: str, at_once: bool, follow: Follow
 ) -> None:
-    directory = experiments.create(tmp_path, "run")
-    run = run_of(directory, job(directory))
+    run = follow()
     run.job.failed(Failure(1, "n2", rank, 1001.0, kind, message))
     assert run.end.order_is_due(time.monotonic()) is at_once
     assert run.end.order_is_due(time.monotonic() + HEARSAY_SECONDS)

@@ -14,8 +14,6 @@ from orchestrator.head.nodes.node_list import (
     read_nodes,
 )
 
-ROOT = Path(__file__).resolve().parents[3]
-
 
 def problems(text: str) -> list[tuple[int, str]]:
     with pytest.raises(NodeListError) as caught:

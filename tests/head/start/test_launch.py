@@ -34,11 +34,6 @@ from tests.head.plan.probed import facts
 from tests.head.start.test_gather import Asking, gathering, record
 from tests.records.one_node import NODE
 
-NODES = [
-    NodeRecord(i, name, name, None, None, f"10.0.0.{i}", "py", i, 1, "running")
-    for i, name in enumerate("ab")
-]
-
 
 @pytest.fixture(autouse=True)
 def own_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

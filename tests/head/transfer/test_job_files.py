@@ -29,8 +29,6 @@ from tests.node.start.test_next_spec import FIRST
 from tests.records.one_node import NODE
 
 JOB = "run-1"
-# This time is before any job.
-BEFORE = 1_000_000_000
 
 
 class Machine(Channel):

@@ -11,7 +11,6 @@ from orchestrator.records.metrics import lines, samples
 from orchestrator.records.metrics.samples import Events, RecentSamples
 
 ABOUT = {"time": 1.0, "about": {"host": "gpu1", "cpus": 8, "memory_bytes": 100, "gpus": ["H100"]}}
-EVENT = {"time": 3, "cause": "x"}
 LINE = {
     "cpu": 0.5,
     "memory_bytes": 50,
