@@ -267,30 +267,12 @@ def bootstrap_command(
 @click.command("nodes", cls=GroupedCommand, params=[*launch_options("nodes")])
 @click.option("--queue", is_flag=True, help="Show who holds GPUs, and who waits.")
 @click.option(
-    "--cordon",
-    multiple=True,
-    metavar="N|NAME",
-    shell_complete=node_names,
-    help="Start no further job on this node: launches take a spare in its place.",
-)
-@click.option(
-    "--uncordon",
-    multiple=True,
-    metavar="N|NAME",
-    shell_complete=node_names,
-    help="Start jobs on this node again.",
-)
-@click.option("--reason", default="", metavar="TEXT", help="With --cordon: why, for lists.")
-@click.option(
     "--warm", type=click.Choice(["list", "off"]), help="List what --warm left there, or end it."
 )
 @json_option
 @color_option
 def nodes_command(
     queue: bool,
-    cordon: tuple[str, ...],
-    uncordon: tuple[str, ...],
-    reason: str,
     warm: str | None,
     **params: Any,
 ) -> int:
@@ -301,8 +283,6 @@ def nodes_command(
     from orchestrator.head.commands.machines import nodes
 
     arguments = arguments_from(params)
-    if cordon or uncordon:
-        return nodes.cordon(arguments.where.node_list, cordon, uncordon, reason)
     if warm:
         return nodes.warm(arguments.where, off=warm == "off")
     return nodes.queue(arguments) if queue else nodes.nodes(arguments)

@@ -67,7 +67,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "nodes": (
         ("orchestrator nodes", "what each machine of the list is"),
         ("orchestrator nodes --queue", "who holds GPUs, and who waits"),
-        ("orchestrator nodes --cordon gpu3 --reason 'ECC errors'", "keep jobs away from gpu3"),
+        ("orchestrator nodes --warm off", "end the processes that --warm left there"),
     ),
     "plan": (
         ("orchestrator plan train.py", "what a launch would run on each node"),

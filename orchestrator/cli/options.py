@@ -114,7 +114,7 @@ GONE_COMMANDS = {
     " --print prints a batch file; --accelerate-config takes accelerate's",
     "label": "name it at its launch: --tag WORD, --set launch.note=TEXT",
     "metrics": "orchestrator track --serve 9400",
-    "node": "orchestrator nodes --cordon HOST, or --uncordon HOST",
+    "node": "# before its line in the node list keeps jobs away from a machine",
     "queue": "orchestrator nodes --queue",
     "skill": "orchestrator help agents",
     "start-report": "`timeline` in the manifest.json of an experiment",

@@ -1,8 +1,7 @@
-"""Nodes that are cordoned, lost or not fit are passed over, and a spare takes their place."""
+"""Nodes that are lost or not fit are passed over, and a spare takes their place."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from tests.clusters.netns import NetnsCluster
 from tests.clusters.require import require_namespaces, require_sshd
-from tests.launching import BIN, Command, Head
+from tests.launching import Head
 
 pytestmark = pytest.mark.slow
 
@@ -39,39 +38,6 @@ def someone(four_nodes: NetnsCluster, tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "node_ip_list.txt").write_bytes(head.node_list.read_bytes())
     head.script("meet.py", MEET)
     return head
-
-
-def node(head: Head, *words: str) -> str:
-    command = Command([str(BIN / "orchestrator"), "nodes", *words], head.directory, {})
-    assert command.finish() == 0, command.text
-    return command.text
-
-
-def test_cordoned_until_it_is_not(someone: Head) -> None:
-    """Seen by every command that shows nodes, obeyed by the launch, and lifted again."""
-    first, second, _, spare = someone.cluster.addresses
-    lines = [first, second, f"{spare} spare"]
-    someone.node_list = someone.cluster.write_list(lines, "three.txt")
-    (someone.directory / "node_ip_list.txt").write_bytes(someone.node_list.read_bytes())
-    assert "launches skip it" in node(someone, "--cordon", second, "--reason", "a bad fan")
-    text = someone.run("--no-torchrun", "meet.py").text
-    assert f"{second} is skipped: it is cordoned (a bad fan, since " in text
-    assert f"{spare} (spare) takes its place" in text
-    assert f"2 nodes, {spare} at {first}" in text and f"nodes, {second}" not in text
-    for words, expected in (
-        (("nodes",), f"{second} (cordoned)"),
-        (("doctor", "--quick"), f"{second}: it is cordoned (a bad fan"),
-        (("plan", "meet.py"), f"# note: {second} is skipped: it is cordoned"),
-    ):
-        command = someone.command("orchestrator", *words)
-        assert command.finish() == 0 and expected in command.text, command.text
-    node(someone, "--cordon", spare)
-    command = someone.launch("meet.py")
-    assert command.finish() == 3
-    assert f"orchestrator nodes --uncordon {second} --uncordon {spare}" in command.text
-    node(someone, "--uncordon", second, "--uncordon", spare)
-    text = someone.run("--no-torchrun", "--nnodes", "1", "--max-restarts", "1", "meet.py").text
-    assert re.search(rf"2 spare nodes: {second}.*{spare}", text) and f"1 nodes, {first}" in text
 
 
 def test_a_master_that_is_gone(someone: Head, four_nodes: NetnsCluster) -> None:

@@ -55,13 +55,6 @@ def reach(case: Case) -> Iterator[Finding]:
             yield bad(node, node.error, node.fix)
 
 
-def cordon(case: Case) -> Iterator[Finding]:
-    for node in case.nodes:
-        if node.cordoned:
-            fix = f"orchestrator nodes --uncordon {node.name}"
-            yield warn(node, f"it is cordoned ({node.cordoned}): launches skip it", fix)
-
-
 def python(case: Case) -> Iterator[Finding]:
     versions = [(n.name, ".".join(f.python_version.split(".")[:2])) for n, f in case.seen]
     fix = "python=/path/to/python{most} after these nodes in the list"

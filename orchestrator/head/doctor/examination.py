@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.common.errors import CheckFailed, OrchestratorError
@@ -42,7 +42,6 @@ from orchestrator.protocol.timing import DIAL_SECONDS, EXAMINE_ANSWER_SECONDS, Q
 
 CHECKS: dict[str, Callable[[Case], Iterator[Finding]]] = {
     "reach": check_machine.reach,
-    "cordon": check_machine.cordon,
     "python": check_machine.python,
     "torch": check_machine.torch,
     "nccl": check_machine.nccl,
@@ -90,7 +89,6 @@ def diagnose(
     lost: Sequence[Examined],
     needs: Needs,
     ask: Ask | None = None,
-    cordoned: Mapping[str, str] | None = None,
     head: Disk | None = None,
 ) -> Diagnosis:
     """Return the findings on the nodes; with `ask` the full checks run, which send requests.
@@ -110,9 +108,8 @@ def diagnose(
         examined(node, answer, failed.get(node.name, ""))
         for node, answer in zip(nodes, answers, strict=True)
     ]
-    known = cordoned or {}
     case = Case(
-        nodes=tuple(replace(node, cordoned=known.get(node.name, "")) for node in (*seen, *lost)),
+        nodes=(*seen, *lost),
         full=ask is not None,
         needs=needs,
         addresses=addresses,

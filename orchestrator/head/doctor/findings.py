@@ -43,8 +43,6 @@ class Examined:
     slots: int | None = None
     # True if the node list has a workdir= for it.
     placed: bool = False
-    # The reason why no job may run there, and since when.
-    cordoned: str = ""
 
 
 @dataclass(frozen=True)

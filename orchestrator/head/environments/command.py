@@ -24,7 +24,7 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.environments import wheels
 from orchestrator.head.environments.wheels import Kind, Requirements
-from orchestrator.head.nodes import environment
+from orchestrator.head.nodes import activations
 from orchestrator.head.nodes.facts import by_value
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.screen import output
@@ -43,7 +43,6 @@ from orchestrator.protocol.requests.environments import (
 )
 from orchestrator.protocol.requests.transfer import STORE, RemoteDir
 from orchestrator.protocol.timing import ANSWER_SECONDS, WORK_ANSWER_SECONDS
-from orchestrator.records.machines import machine_of
 
 USUAL = "~/.orchestrator/environments"
 POLL_SECONDS = 0.2
@@ -106,9 +105,9 @@ def remember(nodes: Nodes, made: Sequence[BuildOutcome]) -> None:
         if "torch" not in outcome.packages:
             without_torch = True
         elif not (node.python or node.activate or node.wrap):
-            new[machine_of(node)] = f"venv:{usual(outcome.path)}"
+            new[activations.machine_of(node)] = f"venv:{usual(outcome.path)}"
     if new:
-        environment.remember(new)
+        activations.remember(new)
         say(
             "launches from any directory use it without --activate, as these nodes have no other"
             " torch (--activate none: the login's own Python)"

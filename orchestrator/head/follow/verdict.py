@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import signal
 import time as clock
 from collections.abc import Callable, Sequence
@@ -163,8 +162,8 @@ def _of_exception(begun: Failure, event: RankEnded, error: RankError) -> Failure
 
 
 def _blamed_on_gpu(failure: Failure, xid: Xid, who: str) -> Failure:
-    cordon = f"`orchestrator nodes --cordon {shlex.quote(failure.node_name)}`"
-    fix = f"{cordon} keeps jobs off; {failure_kinds.fix_of('gpu_fault')}"
+    comment = f"# before {failure.node_name} in the node list keeps jobs off"
+    fix = f"{comment}; {failure_kinds.fix_of('gpu_fault')}"
     message = f"{xid}; {who}: {first_line(failure.message)}"
     return replace(failure, kind="gpu_fault", message=message, fix=fix)
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.common.errors import UsageError
-from orchestrator.records import machines
-from orchestrator.records.machines import ListedNode, machine_of
 
 # In the node list: overrides the setting for all nodes.
 NONE = "none"
@@ -57,24 +54,3 @@ def chosen(of_node: str | None, usual: str | None = None) -> str | None:
     """Return the setting of a node, else that for all nodes; None if it is "none"."""
     setting = of_node or usual
     return None if setting == NONE else setting
-
-
-# -- remembered ---------------------------------------------------------------------------------
-# The newest environment of `orchestrator bootstrap`, for machines whose own Python has no torch: no
-# launch could run there without it.
-
-REMEMBERED = "activations.json"
-
-# Activations by machine.
-Activations = dict[str, str]
-
-
-def remembered(node: ListedNode) -> str:
-    """Return the activation of the newest environment of a node; "" if there is none."""
-    return machines.read(REMEMBERED, Activations).get(machine_of(node), "")
-
-
-def remember(new: Mapping[str, str]) -> None:
-    """Save the activation of each of these machines."""
-    with machines.changing(REMEMBERED, Activations) as known:
-        known.update(new)

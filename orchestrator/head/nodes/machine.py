@@ -42,8 +42,6 @@ class Machine(Message):
     spare: bool = False
     # The site as the node list has it.
     site: str = ""
-    # The reason why no job may run there, and since when.
-    cordoned: str = ""
     # The reason why it could not be reached.
     problem: str = ""
     fix: str = ""

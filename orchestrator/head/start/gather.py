@@ -20,7 +20,6 @@ from orchestrator.head.start import claims
 from orchestrator.head.start.selection import Candidate, Choice, choose
 from orchestrator.protocol.requests.follow import Living, LivingRuns, Stop
 from orchestrator.protocol.timing import ANSWER_SECONDS, DEATH_SECONDS, HEAD_PATIENCE_SECONDS
-from orchestrator.records import cordons
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 log = logging.getLogger(__name__)
@@ -62,7 +61,6 @@ class Gathering:
         self.open = {node.name: channels[node.index] for node in nodes}
         # The answers by the node's name.
         self.answers: dict[str, LivingRuns | OrchestratorError] = {}
-        self.cordoned: cordons.Cordons = {}
         # The jobs or users that have a node's GPUs, by the node's name.
         self.occupied: dict[str, str] = {}
 
@@ -105,7 +103,6 @@ class Gathering:
         least, most = restarts.bounds(record)
         others = bool(record.spares) or least < len(record.nodes)
         self.answers.clear()
-        self.cordoned = cordons.read()
         self.ask_nodes(record.nodes, lost=not others)
         ours = self.candidates()[: len(record.nodes)]
         if others and (len(ours) < most or not all(one.good for one in ours)):
@@ -161,8 +158,6 @@ class Gathering:
     def problem(self, node: NodeRecord) -> str:
         """Return why a node cannot be used as a clause after its name, "" if it can."""
         answer = self.answers.get(node.name)
-        if reason := cordons.words_of(node, self.cordoned):
-            return f"is cordoned ({reason})"
         if node.name in self.occupied:
             return f"cannot hold the job's GPUs: {self.occupied[node.name]}"
         if isinstance(answer, OrchestratorError):

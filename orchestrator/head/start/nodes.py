@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError, UsageError
+from orchestrator.common.errors import NodeError, OrchestratorError, UsageError
 from orchestrator.common.hosts import listed
 from orchestrator.common.text import plural
 from orchestrator.config.launch import Launch
@@ -18,7 +18,7 @@ from orchestrator.head.connect.reach import Reached, reach
 from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.transport import Transport
-from orchestrator.head.nodes import environment
+from orchestrator.head.nodes import activations
 from orchestrator.head.nodes.environment import chosen
 from orchestrator.head.nodes.facts import ProbedNode
 from orchestrator.head.nodes.node_list import Node, read_nodes
@@ -31,10 +31,8 @@ from orchestrator.head.transfer.listing import marker
 from orchestrator.head.transfer.scan import Scan
 from orchestrator.protocol.message import is_address
 from orchestrator.protocol.requests.machine import PortRequest, Probe
-from orchestrator.records import cordons, experiments
-from orchestrator.records.cordons import Cordon
+from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord
-from orchestrator.records.machines import machine_of
 
 log = logging.getLogger(__name__)
 
@@ -74,11 +72,10 @@ class ListedNodes:
 
 @dataclass(frozen=True)
 class Bounds:
-    """The least and most nodes of a job, and the nodes of the list that are cordoned."""
+    """The least and most nodes of a job."""
 
     least: int
     most: int
-    passed_over: tuple[tuple[Node, Cordon], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -122,13 +119,12 @@ def source_of(request: LaunchRequest) -> NodeSource:
 def reach_all(request: LaunchRequest) -> Nodes:
     """Connect to the nodes that a job can run on, spares last; raise if too few answer."""
     source = source_of(request)
-    listed, bounds = candidates(source.nodes, request.config.launch, cordons.read())
+    listed, bounds = candidates(source.nodes, request.config.launch)
     nodes = reach_these(request, source, listed)
     if len(nodes.reached) < bounds.least:
         total = len(nodes.reached) + len(nodes.lost)
         table = failures.failure_table(nodes.lost, total, "; nothing was started")
-        more = [*(f"  {note}" for note in nodes.notes), *cordoned_lines(bounds)]
-        raise NodeError("\n".join([table, *more]))
+        raise NodeError("\n".join([table, *(f"  {note}" for note in nodes.notes)]))
     return replace(nodes, bounds=bounds)
 
 
@@ -138,9 +134,7 @@ def try_all(request: LaunchRequest, settle: Callable[[Node, Launch], Node] | Non
     return reach_these(request, source, spares_last(source.nodes), settle)
 
 
-def candidates(
-    nodes: Sequence[Node], launch: Launch, cordoned: Mapping[str, Cordon]
-) -> tuple[list[Node], Bounds]:
+def candidates(nodes: Sequence[Node], launch: Launch) -> tuple[list[Node], Bounds]:
     """Return the nodes that a job can run on, preferred ones first, and the job's bounds."""
     active = sum(not node.spare for node in nodes)
     least, most = launch.node_counts or (active, active)
@@ -149,25 +143,7 @@ def candidates(
         raise UsageError(
             f"--nnodes {launch.nnodes}: {has}", "add nodes to the list, or ask for fewer"
         )
-    bounds = Bounds(
-        least,
-        most,
-        tuple((node, cordoned[machine_of(node)]) for node in nodes if machine_of(node) in cordoned),
-    )
-    usable = [node for node in spares_last(nodes) if machine_of(node) not in cordoned]
-    if len(usable) < least:
-        uncordon = " ".join(f"--uncordon {machine_of(node)}" for node, _ in bounds.passed_over)
-        raise CheckFailed(
-            f"the job needs {plural(least, 'node')}, and {len(usable)} can be used; nothing was"
-            " started\n" + "\n".join(cordoned_lines(bounds)),
-            f"orchestrator nodes {uncordon}; or add a line with 'spare' to the node list"
-            + (f"; or --nnodes {len(usable)}" if usable else ""),
-        )
-    return usable, bounds
-
-
-def cordoned_lines(bounds: Bounds) -> list[str]:
-    return [f"  {node.name} is cordoned ({reason.words})" for node, reason in bounds.passed_over]
+    return spares_last(nodes), Bounds(least, most)
 
 
 def spares_last(nodes: Sequence[Node]) -> list[Node]:
@@ -266,7 +242,7 @@ def settled(node: Node, launch: Launch) -> Node:
 def remembered(node: Node, launch: Launch) -> str:
     """Return the activation that bootstrap recorded for this node, unless another one is named."""
     named = (node.activate, launch.activate, node.python, launch.python, node.wrap, launch.wrap)
-    return "" if any(named) else environment.remembered(node)
+    return "" if any(named) else activations.read().get(activations.machine_of(node), "")
 
 
 def note_remembered(nodes: Sequence[Node], launch: Launch) -> list[str]:

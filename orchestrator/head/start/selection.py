@@ -27,7 +27,6 @@ from orchestrator.head.start.claims import Hold, NodeClaim, Occupied, devices_of
 from orchestrator.head.start.nodes import Bounds, Nodes, with_master
 from orchestrator.head.start.request import LaunchRequest
 from orchestrator.node.machine.disks import disk
-from orchestrator.records import cordons
 
 log = logging.getLogger(__name__)
 
@@ -138,9 +137,8 @@ def select(request: LaunchRequest, nodes: Nodes, *, hold: bool) -> Nodes:
     log.info("not chosen: %s", [one.node.name for one in standing_by])
     bad_spares = problems(request, nodes, standing_by)
     spares = [node for node in standing_by if node.node.name not in bad_spares]
-    cordoned = {node.name: f"it is cordoned ({c.words})" for node, c in bounds.passed_over}
     lost = {node.name: error.what for node, error in nodes.lost}
-    skipped = {**cordoned, **lost, **unfit}
+    skipped = {**lost, **unfit}
     instead = [node.node.name for node in chosen if node.node.spare]
     notes = [f"{name} is skipped: {reason}" for name, reason in skipped.items()]
     notes += [f"{name} (spare) takes its place" for name in instead]
@@ -253,11 +251,8 @@ def diagnose(request: LaunchRequest, nodes: Nodes, *, full: bool) -> Diagnosis:
     )
     lost = [Examined(node.name, error=error.what, fix=error.fix) for node, error in nodes.lost]
     ask = partial(fleet.ask, nodes.reached)
-    known = cordons.read()
-    listed = [*(node.node for node in nodes.reached), *(node for node, _ in nodes.lost)]
-    cordoned = {node.name: reason for node in listed if (reason := cordons.words_of(node, known))}
     head = disk(str(request.where.experiments))
-    return examination.diagnose(nodes.probed, lost, needs, ask if full else None, cordoned, head)
+    return examination.diagnose(nodes.probed, lost, needs, ask if full else None, head)
 
 
 def fabric_of(request: LaunchRequest, nodes: Nodes) -> str:

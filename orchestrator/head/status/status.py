@@ -32,7 +32,7 @@ from orchestrator.head.screen.progress import SEPARATOR
 from orchestrator.protocol.events import RankState
 from orchestrator.protocol.message import encode
 from orchestrator.protocol.requests.follow import AskJobState, JobState
-from orchestrator.records import cordons, experiments, goodput, manifest
+from orchestrator.records import experiments, goodput, manifest
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.metrics import progress
 
@@ -129,10 +129,9 @@ def to_text(
 
 def rows_of(record: JobRecord, states: Sequence[JobState]) -> Iterator[StatusLine]:
     """Yield a line for each node, followed by one for each kind of rank on it."""
-    cordoned, fault = cordons.read(), rank_at_fault(record)
+    fault = rank_at_fault(record)
     for node, state in zip(record.nodes, states, strict=True):
-        reason = cordons.words_of(node, cordoned)
-        notes = [state.why, f"cordoned ({reason})" if reason else ""]
+        notes = [state.why]
         if state.log_time:
             silence = duration(round(max(0.0, time.time() - state.log_time)))
             notes.append(f"last output {silence} ago")
@@ -238,12 +237,10 @@ def start_times(experiment: Experiment, record: JobRecord) -> dict[str, float]:
 def to_json(
     experiment: Experiment, record: JobRecord, states: Sequence[JobState], scheduled: Scheduled
 ) -> dict[str, Any]:
-    cordoned = cordons.read()
     nodes = [
         {
             **{"index": node.index, "name": node.name, "address": node.address, **encode(state)},
             "agent": state.agent,
-            **({"cordoned": reason} if (reason := cordons.words_of(node, cordoned)) else {}),
         }
         for node, state in zip(record.nodes, states, strict=True)
     ]

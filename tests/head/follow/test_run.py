@@ -117,7 +117,7 @@ def test_a_gpu_that_broke_explains_a_hang_and_those_that_lost_it(
     verdict = run.record.verdict
     assert verdict is not None
     assert (verdict.kind, verdict.node) == (("gpu_fault", 1) if blamed else (kind, 0))
-    assert ("nodes --cordon n1" in verdict.fix) == blamed
+    assert ("# before n1 in the node list" in verdict.fix) == blamed
     if blamed:
         assert verdict.message.endswith(f"rank 0 on node 0 (n0): {message}")
 

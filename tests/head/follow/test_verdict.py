@@ -350,7 +350,7 @@ def test_what_the_driver_of_the_gpus_reports(
     assert (verdict.kind, verdict.message) == (kind, message)
     assert not failure.echo
     assert failure_kinds.of_a_machine(kind, message) == (kind != "exception")
-    assert ("`orchestrator nodes --cordon b`" in verdict.fix) == (kind == "gpu_fault")
+    assert ("# before b in the node list" in verdict.fix) == (kind == "gpu_fault")
 
 
 def test_more_ranks_than_gpus_are_named_as_the_cause() -> None:

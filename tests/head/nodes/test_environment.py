@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.config.launch import Launch
-from orchestrator.head.nodes import environment
+from orchestrator.head.nodes import activations
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.start.nodes import note_remembered, settled
 
@@ -21,8 +21,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_remembered_is_used_and_said() -> None:
-    environment.remember({"a": MADE.replace("0", "f")})
-    environment.remember({"a": MADE})
+    activations.remember({"a": MADE.replace("0", "f")})
+    activations.remember({"a": MADE})
     nodes = [Node("a"), Node("b")]
     assert [settled(node, Launch()).activate for node in nodes] == [MADE, None]
     (note,) = note_remembered(nodes, Launch())
@@ -45,7 +45,7 @@ def test_what_is_remembered_is_used_and_said() -> None:
 def test_what_is_named_wins(
     node: dict[str, str], launch: dict[str, str], activate: str | None
 ) -> None:
-    environment.remember({"a": MADE})
+    activations.remember({"a": MADE})
     there, asked = replace(Node("a"), **node), replace(Launch(), **launch)
     assert settled(there, asked).activate == activate
     assert not note_remembered([there], asked)

@@ -23,7 +23,7 @@ from orchestrator.head.start.selection import Candidate, choose
 from orchestrator.protocol.requests.claims import Taken
 from orchestrator.protocol.requests.follow import LivingRuns
 from orchestrator.protocol.requests.start import Claim, Claimed
-from orchestrator.records import cordons, experiments
+from orchestrator.records import experiments
 from orchestrator.records.experiment import Attempt, JobRecord, NodeRecord
 from orchestrator.records.outcome import JobVerdict
 
@@ -98,26 +98,21 @@ def gathering(tmp_path: Path, job: JobRecord, silent: str = "") -> tuple[Asking,
 
 
 @pytest.mark.parametrize(
-    ("job", "silent", "cordoned", "nodes", "spares"),
+    ("job", "silent", "nodes", "spares"),
     [
-        (record("abc"), "", "", "abc", ""),
-        (record("abc", spares="s"), "", "", "abc", "s"),
-        (record("abc", "a", "s"), "a", "", "sbc", "a"),
-        (record("abc", "b", "st"), "bs", "", "atc", "bs"),
-        (record("abc", "", "s"), "c", "", "abs", "c"),
-        (record("abc", "", "s"), "", "b", "asc", "b"),
-        (record("abc", "b", "s"), "s", "", "abc", "s"),  # the lost one is back: it is looked for
-        (record("abc", "b", "", "2:3"), "b", "", "ac", "b"),
-        (record("ac", "", "b", "2:3"), "", "", "acb", ""),
-        (lost_before("ac", "b", "2:3"), "", "", "acb", ""),  # it was lost, and is back
-        (lost_before("ac", "b", "2:3"), "b", "", "ac", "b"),
+        (record("abc"), "", "abc", ""),
+        (record("abc", spares="s"), "", "abc", "s"),
+        (record("abc", "a", "s"), "a", "sbc", "a"),
+        (record("abc", "b", "st"), "bs", "atc", "bs"),
+        (record("abc", "", "s"), "c", "abs", "c"),
+        (record("abc", "b", "s"), "s", "abc", "s"),  # the lost one is back: it is looked for
+        (record("abc", "b", "", "2:3"), "b", "ac", "b"),
+        (record("ac", "", "b", "2:3"), "", "acb", ""),
+        (lost_before("ac", "b", "2:3"), "", "acb", ""),  # it was lost, and is back
+        (lost_before("ac", "b", "2:3"), "b", "ac", "b"),
     ],
 )
-def test_who_goes_on(
-    job: JobRecord, silent: str, cordoned: str, nodes: str, spares: str, tmp_path: Path
-) -> None:
-    if cordoned:
-        cordons.add(list(cordoned), "a bad fan")
+def test_who_goes_on(job: JobRecord, silent: str, nodes: str, spares: str, tmp_path: Path) -> None:
     asking, _ = gathering(tmp_path, job, silent)
     gathered = asking.run()
     assert "".join(one.name for one in gathered.nodes) == nodes
@@ -320,10 +315,10 @@ def test_the_same_first_spares_second_fewer_third(
 
 
 def test_too_few_are_named_with_what_to_type() -> None:
-    choice = choose([A, lost(B), replace(C, problem="is cordoned")], 2, 3)
+    choice = choose([A, lost(B), replace(C, problem="is lost")], 2, 3)
     assert choice.nodes == ()
     assert choice.problem == (
-        f"the job needs at least 2 nodes, and 1 can be used: b {GONE}; c is cordoned"
+        f"the job needs at least 2 nodes, and 1 can be used: b {GONE}; c is lost"
     )
 
 

@@ -17,7 +17,6 @@ from orchestrator.head.start import selection
 from orchestrator.head.start.nodes import Bounds, Nodes, candidates
 from orchestrator.head.start.request import resolve
 from orchestrator.protocol.facts import Disk
-from orchestrator.records.cordons import Cordon
 from tests.head.plan.probed import facts
 
 DISK = Disk("/job", 2 * 10**12, 10**12, 0, 0, "/", True)
@@ -25,38 +24,25 @@ LIST = "a\nb\nc spare\nd\ne spare\n"
 
 
 @pytest.mark.parametrize(
-    ("nnodes", "cordoned", "usable", "least", "most"),
+    ("nnodes", "least", "most"),
     [
-        (None, "", "abdce", 3, 3),
-        (None, "b", "adce", 3, 3),
-        (None, "bc", "ade", 3, 3),
-        (2, "", "abdce", 2, 2),
-        ("2:4", "bcd", "ae", 2, 4),
-        ("5", "", "abdce", 5, 5),
-        ("1:9", "", "abdce", 1, 9),
+        (None, 3, 3),
+        (2, 2, 2),
+        ("2:4", 2, 4),
+        ("5", 5, 5),
+        ("1:9", 1, 9),
     ],
 )
-def test_spares_come_last_and_cordoned_ones_never(
-    nnodes: str | int | None, cordoned: str, usable: str, least: int, most: int
-) -> None:
-    known = {name: Cordon(name, 0.0, "why") for name in cordoned}
-    nodes, bounds = candidates(parse_nodes(LIST, "list"), Launch(nnodes=nnodes), known)
-    assert "".join(node.host for node in nodes) == usable
+def test_spares_come_last(nnodes: str | int | None, least: int, most: int) -> None:
+    nodes, bounds = candidates(parse_nodes(LIST, "list"), Launch(nnodes=nnodes))
+    assert "".join(node.host for node in nodes) == "abdce"
     assert (bounds.least, bounds.most) == (least, most)
-    assert {node.host for node, _ in bounds.passed_over} == set(cordoned)
 
 
 def test_too_few_are_left() -> None:
     nodes = parse_nodes(LIST, "list")
     with pytest.raises(UsageError, match="--nnodes 6: the node list has 5 nodes"):
-        candidates(nodes, Launch(nnodes=6), {})
-    known = {name: Cordon(name, 0.0, "a bad fan") for name in "abc"}
-    with pytest.raises(CheckFailed, match="needs 3 nodes, and 2 can be used") as caught:
-        candidates(nodes, Launch(), known)
-    assert "  b is cordoned (a bad fan, since 1970-01-01" in caught.value.what
-    assert caught.value.fix.startswith(
-        "orchestrator nodes --uncordon a --uncordon b --uncordon c; or "
-    )
+        candidates(nodes, Launch(nnodes=6))
 
 
 # -- of those that were reached ---------------------------------------------------------------

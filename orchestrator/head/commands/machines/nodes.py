@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from orchestrator.common import text
@@ -26,7 +25,7 @@ from orchestrator.head.nodes import machine
 from orchestrator.head.nodes.environment import chosen
 from orchestrator.head.nodes.facts import said_of
 from orchestrator.head.nodes.machine import Machine
-from orchestrator.head.nodes.node_list import Node, choose, read_nodes
+from orchestrator.head.nodes.node_list import Node, read_nodes
 from orchestrator.head.screen import failures, output, styles
 from orchestrator.head.screen.output import Cell, Column, Table, Terminal
 from orchestrator.head.start.code import expect_code
@@ -42,15 +41,13 @@ from orchestrator.protocol.requests.machine import Examine
 from orchestrator.protocol.requests.start import LockTableState, ReadLockTable
 from orchestrator.protocol.requests.warm import StandbyEnds, StandbyStates, Warm, WarmOff
 from orchestrator.protocol.timing import ANSWER_SECONDS, QUICK_ANSWER_SECONDS
-from orchestrator.records import cordons
-from orchestrator.records.machines import machine_of
 
 LOST = styles.FAILED
 
 
 def name_of(node: Machine) -> str:
-    """Return the machine's name, marked as spare or cordoned where it is."""
-    return f"{node.name}{' (spare)' * node.spare}{' (cordoned)' * bool(node.cordoned)}"
+    """Return the machine's name, marked as spare where it is."""
+    return f"{node.name}{' (spare)' * node.spare}"
 
 
 MACHINES: Table[Machine] = Table(
@@ -94,11 +91,7 @@ def find_machines(request: LaunchRequest) -> list[Machine]:
         checkup = checkups.get(node.node.name)
         tool = checkup if isinstance(checkup, Checkup) else None
         known[node.node.name] = machine.machine(node.probed, tool)
-    cordoned = cordons.read()
-    return [
-        known[node.name].replace(cordoned=cordons.words_of(node, cordoned))
-        for node in answered.source.nodes
-    ]
+    return [known[node.name] for node in answered.source.nodes]
 
 
 def examine(nodes: Sequence[Reached], *parts: str) -> list[Checkup | OrchestratorError]:
@@ -108,18 +101,13 @@ def examine(nodes: Sequence[Reached], *parts: str) -> list[Checkup | Orchestrato
 
 
 def to_text(machines: Sequence[Machine], terminal: Terminal) -> str:
-    """Return the table of machines, with the reasons for missing and cordoned nodes."""
+    """Return the table of machines, with the reasons for missing nodes."""
     lost = [node for node in machines if not node.reached]
-    cordoned = [
-        f"{node.name} is cordoned ({node.cordoned}): orchestrator nodes --uncordon {node.name}"
-        for node in machines
-        if node.cordoned
-    ]
-    notes = [reasons(lost, len(machines)) if lost else "", "\n".join(cordoned)]
     sited = [SITE] * any(node.site for node in machines)
     shown = replace(MACHINES, columns=(*MACHINES.columns, *sited))
-    parts = [shown.text(machines, terminal), *map(output.printable, notes)]
-    return "\n\n".join(filter(None, parts))
+    parts = [shown.text(machines, terminal)]
+    parts += [output.printable(reasons(lost, len(machines)))] * bool(lost)
+    return "\n\n".join(parts)
 
 
 def reasons(lost: Sequence[Machine], total: int) -> str:
@@ -127,31 +115,6 @@ def reasons(lost: Sequence[Machine], total: int) -> str:
     lines = failures.reasons((node.name, node.problem, node.fix) for node in lost)
     first = f"{len(lost)} of {text.plural(total, 'node')} cannot be reached"
     return "\n  ".join([first, *lines])
-
-
-# -- machines that launches pass over --------------------------------------------------------------
-
-
-def cordon(node_list: Path, hosts: Sequence[str], free: Sequence[str], reason: str) -> int:
-    """Exclude some machines from launches, and admit others again."""
-    if hosts:
-        nodes = choose(read_nodes(node_list), hosts)
-        machines = list(dict.fromkeys(machine_of(each.node) for each in nodes))
-        for each in cordons.add(machines, reason.strip()):
-            output.write_out(f"{each.machine} is cordoned ({each.words}): launches skip it")
-    known = cordons.read()
-    again = [
-        name for host in free for name in ([host] if host in known else named(node_list, host))
-    ]
-    cordons.remove(again)
-    for name in dict.fromkeys(again):
-        output.write_out(f"{name} {'is used again' if name in known else 'was not cordoned'}")
-    return EXIT_DONE
-
-
-def named(node_list: Path, host: str) -> list[str]:
-    """Return the machines that a name or a number means in the node list."""
-    return [machine_of(each.node) for each in choose(read_nodes(node_list), (host,))]
 
 
 # -- doctor: what is wrong with them ---------------------------------------------------------------
