@@ -85,6 +85,12 @@ class Command:
                 return self.process.wait(timeout=10)
             self.lines.append(line)
 
+    def ends(self, code: int = 0) -> Command:
+        """Wait for its end, which must have this exit code."""
+        found = self.finish()
+        assert found == code, self.text
+        return self
+
     def interrupt(self, number: signal.Signals = signal.SIGINT) -> None:
         self.process.send_signal(number)
 
@@ -132,10 +138,7 @@ class Head:
 
     def run(self, *words: str, **env: str) -> Command:
         """A launch to its end, which has to be a good one."""
-        command = self.launch(*words, **env)
-        code = command.finish()
-        assert code == 0, command.text
-        return command
+        return self.launch(*words, **env).ends()
 
     def script(self, name: str, text: str) -> str:
         (self.directory / name).write_text(text)

@@ -10,11 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from tests.launching import PATIENCE, Command, Head
-
-pytestmark = pytest.mark.cluster
 
 # Counts until a file says stop, then writes an output and its total.
 COUNT = """
@@ -73,14 +69,13 @@ def test_detached_it_goes_on_and_attach_takes_over(head: Head) -> None:
     script, secret = head.script("count.py", COUNT), "only-the-command-knows"
     notify = f"cat >> {head.directory / 'told'}; : {secret}"
     words = ["--no-torchrun", "--detach", "--notify", notify, script, str(head.directory)]
-    launch = head.launch(*words)
-    assert launch.finish() == 0, launch.text
+    launch = head.run(*words)
     assert head.record["state"] == "running"
     first = background(launch)
     for node in (0, 1):
         until(lambda node=node: len(in_file(head, node)) > 20, "its log grows")
-    status = head.command("orchestrator", "status", "--json")
-    assert status.finish() == 0 and json.loads(status.text)["state"] == "running"
+    status = head.command("orchestrator", "status", "--json").ends()
+    assert json.loads(status.text)["state"] == "running"
     attached = head.command("orchestrator", "attach")
     attached.wait_for(r"node1 rank1 \| line 50$")
     until(lambda: gone(first), "the head that was left behind leaves")
@@ -103,22 +98,20 @@ def test_detached_it_goes_on_and_attach_takes_over(head: Head) -> None:
     ]
     showing = [path.name for path in ours if secret.encode() in path.read_bytes()]
     assert showing == [".notify"]
-    again = head.command("orchestrator", "attach")
-    assert again.finish() == 0, again.text
+    again = head.command("orchestrator", "attach").ends()
     for node in (0, 1):
         assert complete(head, node)
         assert (head.experiment / "outputs" / f"of_{node}").read_text() == "result"
         # Each once, none lost; a line may have been cut in two where the first one left.
         assert "".join(lines_of(node, attached, again)) == "".join(in_file(head, node))
-    once_more = head.command("orchestrator", "attach")
-    assert once_more.finish() == 0 and not lines_of(0, once_more)
+    once_more = head.command("orchestrator", "attach").ends()
+    assert not lines_of(0, once_more)
 
 
 def test_one_that_is_ended_leaves_the_job_and_stop_ends_both(head: Head) -> None:
     script = head.script("count.py", COUNT)
     words = ["--nnodes", "1", "--no-torchrun", "--detach", script, str(head.directory)]
-    launch = head.launch(*words)
-    assert launch.finish() == 0, launch.text
+    launch = head.run(*words)
     first = background(launch)
     until(lambda: len(in_file(head, 0)) > 5, "its log grows")
     until((head.experiment / "head.txt").read_text, "it says who it is")
@@ -132,8 +125,7 @@ def test_one_that_is_ended_leaves_the_job_and_stop_ends_both(head: Head) -> None
     attached.interrupt(signal.SIGHUP)
     assert attached.finish() == 0
     second = background(attached)
-    stop = head.command("orchestrator", "stop", "--now")
-    assert stop.finish() == 0, stop.text
+    stop = head.command("orchestrator", "stop", "--now").ends()
     assert stop.text.count("nothing left") == 1
     until(lambda: gone(second), "the head ends with its job")
     record = head.record

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from tests.head.environments.test_requirements import wheel
 from tests.launching import Command, Head
-
-pytestmark = pytest.mark.cluster
 
 
 def bootstrap(head: Head, *words: str) -> Command:
@@ -30,21 +26,16 @@ def test_a_node_gets_its_environment_once(head: Head) -> None:
     head.node_list = head.cluster.write_list(head.cluster.addresses[:1], "one.txt")
     wheel(head.directory, "mine", "1.0")
     (head.directory / "requirements.txt").write_text("mine\n")
-    made = bootstrap(head, "--name", "first")
-    assert made.finish() == 0, made.text
+    made = bootstrap(head, "--name", "first").ends()
     assert "activate=venv:" in made.text and "--activate bootstrap:first" in made.text
-    again = bootstrap(head, "--json")
-    assert again.finish() == 0, again.text
+    again = bootstrap(head, "--json").ends()
     nodes = environments(again)
     assert len(nodes) == 1 and not nodes[0]["made"]
     path = str(nodes[0]["path"])
-    seen = head.command("orchestrator", "nodes", "--activate", "bootstrap:first", "--json")
-    assert seen.finish() == 0, seen.text
+    seen = head.command("orchestrator", "nodes", "--activate", "bootstrap:first", "--json").ends()
     assert seen.text.count(f'"python": "{path}/bin/python"') == 1
     (head.directory / "requirements.txt").write_text("mine==2\n")
-    unmet = bootstrap(head)
-    assert unmet.finish() == 3
+    unmet = bootstrap(head).ends(3)
     assert "No matching distribution found for mine==2" in unmet.text
-    none = head.command("orchestrator", "nodes", "--activate", "bootstrap:second")
-    assert none.finish() == 4
+    none = head.command("orchestrator", "nodes", "--activate", "bootstrap:second").ends(4)
     assert "orchestrator bootstrap makes it" in none.text

@@ -12,24 +12,21 @@ import pytest
 from orchestrator.head.nodes.node_list import read_nodes
 from tests.launching import BIN, PATIENCE, Head
 
-pytestmark = pytest.mark.cluster
-
 
 def test_a_command_on_all_nodes(head: Head) -> None:
     here = str(head.directory)
-    command = head.command("orchestrator", "exec", "--", "printf", "%s|", "a b", "$HOME", "it's")
-    assert command.finish() == 0
+    command = head.command(
+        "orchestrator", "exec", "--", "printf", "%s|", "a b", "$HOME", "it's"
+    ).ends()
     assert sorted(command.lines) == [f"node{i} | a b|$HOME|it's|" for i in (0, 1)]
     text = r"printf '\033[2J\351\n\001'; pwd; echo no >&2; test -e odd && exit 7"
     (head.directory / "odd").touch()
-    command = head.command("orchestrator", "exec", "--workdir", here, text)
-    assert command.finish() == 1
+    command = head.command("orchestrator", "exec", "--workdir", here, text).ends(1)
     assert {"node0 | \N{REPLACEMENT CHARACTER}", f"node1 | ␁{here}", "node0 | no"} <= {
         *command.lines
     }
     assert re.search(r"nodes 0-1 +\S+, \S+ +7$", command.text, re.M) and "EXIT CODE" in command.text
-    command = head.command("orchestrator", "exec", "--fold", "--", "uname", "-s")
-    assert command.finish() == 0
+    command = head.command("orchestrator", "exec", "--fold", "--", "uname", "-s").ends()
     first, second = (node.name for node in read_nodes(head.node_list))
     assert command.lines == [f"--- nodes 0-1 ({first}, {second})", "Linux"]
 
@@ -54,8 +51,7 @@ def test_json_has_all_of_it(head: Head) -> None:
 def test_one_that_is_down_is_a_row_and_the_others_run(head: Head) -> None:
     head.cluster.kill_sshd(1)
     try:
-        command = head.command("orchestrator", "exec", "--", "echo", "here")
-        assert command.finish() == 4
+        command = head.command("orchestrator", "exec", "--", "echo", "here").ends(4)
     finally:
         head.cluster.start_sshd(1)
     assert "node0 | here" in command.lines
@@ -96,21 +92,19 @@ def test_files_to_all_nodes(head: Head) -> None:
     copy = f"{head.directory}/copy"
     # The hosts of this test share the directory.
     only = ["--node", "1"]
-    command = head.command("orchestrator", "push", "set", copy, *only, "--json")
-    assert command.finish() == 0, command.text
+    command = head.command("orchestrator", "push", "set", copy, *only, "--json").ends()
     (node,) = json.loads(command.text)["nodes"]
     assert (node["node"], node["sent"], node["bytes"]) == (1, ["a"], 1000)
     assert (head.directory / "copy/a").read_bytes() == b"x" * 1000
-    again = head.command("orchestrator", "push", "set", copy)
-    assert again.finish() == 0 and again.text.count("0 B") == 2, again.text
-    wrong = head.command("orchestrator", "push", "nothing", copy)
-    assert wrong.finish() == 2 and "no such file" in wrong.text
+    again = head.command("orchestrator", "push", "set", copy).ends()
+    assert again.text.count("0 B") == 2
+    wrong = head.command("orchestrator", "push", "nothing", copy).ends(2)
+    assert "no such file" in wrong.text
 
 
 def is_seen_among_all_nodes(head: Head) -> None:
     """A job that runs on the first of two."""
-    command = head.command("orchestrator", "top", "--json")
-    assert command.finish() == 0
+    command = head.command("orchestrator", "top", "--json").ends()
     seen = json.loads(command.text)
     assert [node["name"] for node in seen["nodes"]] == head.cluster.addresses
     assert all(node["load"]["cpus"] >= 1 for node in seen["nodes"])
@@ -122,8 +116,7 @@ def is_seen_among_all_nodes(head: Head) -> None:
 def test_all_nodes_at_a_look_and_one_that_is_down(head: Head) -> None:
     head.cluster.kill_sshd(1)
     try:
-        command = head.command("orchestrator", "top", "--once")
-        assert command.finish() == 4
+        command = head.command("orchestrator", "top", "--once").ends(4)
     finally:
         head.cluster.start_sshd(1)
     assert "refuses connections" in command.text and "no job runs there" in command.text

@@ -18,8 +18,6 @@ from tests.clusters.netns import NetnsCluster
 from tests.clusters.require import require_namespaces
 from tests.launching import Head
 
-pytestmark = pytest.mark.cluster
-
 # A job that waits at a FIFO until the test writes into it, and imports another file only then.
 PROGRAM = """
 import os, helper
@@ -80,8 +78,7 @@ def test_code_travels_as_far_as_it_is_lacking(apart: Apart, two_nodes: NetnsClus
     assert names(head, 0) == names(head, 1)
     head.script("helper.py", "WORD = 'two'")
     head.script("later.py", "WORD = 'two, too'")
-    planned = head.launch("--dry-run", "train.py")
-    assert planned.finish() == 0, planned.text
+    planned = head.run("--dry-run", "train.py")
     assert "a launch sends the code (3 files" in planned.text
     alone = ["--nnodes", "1", "--no-torchrun"]
     second = head.run(*alone, "--name", "second", "train.py")
@@ -101,12 +98,10 @@ def test_code_travels_as_far_as_it_is_lacking(apart: Apart, two_nodes: NetnsClus
     first.wait_for_all("rank0.*later it says one, too", "rank1.*later it says one, too")
     assert first.finish() == 0
     assert [snapshots(head, node) for node in range(2)] == [3, 1]
-    prune = head.command("orchestrator", "prune", "--keep", "1", "--on-nodes", "--yes")
-    assert prune.finish() == 0, prune.text
+    head.command("orchestrator", "prune", "--keep", "1", "--on-nodes", "--yes").ends()
     assert [snapshots(head, node) for node in range(2)] == [1, 0]
     helper = head.script("helper.py", "raise ValueError('no word')")
-    broken = head.launch(*alone, "--name", "broken", "train.py")
-    assert broken.finish() == 1
+    broken = head.launch(*alone, "--name", "broken", "train.py").ends(1)
     assert f"at {head.directory / helper}:1 in <module>" in broken.text
 
 
@@ -116,12 +111,10 @@ def test_a_mix_of_shared_and_not(apart: Apart, two_nodes: NetnsCluster) -> None:
     (head.directory / "data/x").write_text("data here")
     with (head.directory / "large").open("wb") as file:
         file.truncate(3_000_000)
-    refused = head.launch("--set", "sync.largest_file=1", "train.py")
-    assert refused.finish() == 3, refused.text
+    refused = head.launch("--set", "sync.largest_file=1", "train.py").ends(3)
     assert "large has 3 MB" in refused.text
     assert "--set sync.largest_file=3" in refused.text
-    off = head.launch("--sync", "off", "train.py")
-    assert off.finish() == 3, off.text
+    off = head.launch("--sync", "off", "train.py").ends(3)
     assert "script not found: " in off.text
     command = head.run("--no-torchrun", "--set", "sync.exclude=[large]", "train.py")
     assert "it says one in my project data here" in command.text
@@ -138,8 +131,7 @@ def test_a_full_disk_on_one_node_is_named(apart: Apart, two_nodes: NetnsCluster)
     two_nodes.exec(1, ["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "small", inside])
     try:
         (head.directory / "large").write_bytes(os.urandom(2_000_000))
-        full = head.launch("train.py")
-        assert full.finish() == 4, full.text
+        full = head.launch("train.py").ends(4)
         assert "1 of 2 nodes cannot be used; nothing was started" in full.text
         assert f"{inside} cannot be written: No space left on device" in full.text
         assert head.experiments == []
@@ -159,8 +151,7 @@ def test_an_experiment_runs_again_when_its_code_has_moved_on(
     name = head.experiment.name
     (head.directory / "helper.py").unlink()
     head.script("dice.py", "raise SystemExit('the new code')")
-    again = head.command("orchestrator", "rerun", "--set", "launch.note=again")
-    assert again.finish() == 0, again.text
+    again = head.command("orchestrator", "rerun", "--set", "launch.note=again").ends()
     for rank in range(2):
         assert f"rank{rank} | it says one a b" in again.text
     old, new = (json.loads((path / "manifest.json").read_text()) for path in head.experiments)
@@ -211,8 +202,7 @@ def test_what_a_node_has_by_hand_is_neither_run_nor_written(
     head.script("src/mine.py", "X = 2")
     head.script("saves.py", SAVES)
     words = ["--no-torchrun", "--max-restarts", "1", "--python", str(python), "saves.py"]
-    command = head.launch(*words)
-    assert command.finish() == 0, command.text
+    command = head.run(*words)
     assert command.text.count("attempt 1 imports 2 starts at 0") == 2, command.text
     assert command.text.count("attempt 2 imports 2 starts at step 1") == 2, command.text
     assert "ranks import the copy" in command.text

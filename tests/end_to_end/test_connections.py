@@ -9,13 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.clusters.netns import NetnsCluster
 from tests.conftest import Cluster
 from tests.launching import Head
-
-pytestmark = pytest.mark.cluster
 
 TIMEOUT = 3.0
 
@@ -100,8 +96,7 @@ def test_unknown_hosts_are_recorded_once_or_refused(two_nodes: Cluster, tmp_path
     own.write_text("\n".join([*lines, f'  UserKnownHostsFile "{known}"', ""]))
     script = head.script("x.py", "")
     words = ("--ssh-config", str(own), script)
-    strict = head.launch("--strict-host-keys", *words)
-    assert strict.finish() == 4
+    strict = head.launch("--strict-host-keys", *words).ends(4)
     assert "host key is not known" in strict.text and not known.exists()
     head.run("--dry-run", *words)
     first = known.read_text()

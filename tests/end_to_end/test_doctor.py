@@ -24,8 +24,6 @@ from tests.end_to_end.test_verdicts import SKEWED
 from tests.launching import Head
 from tests.node.job.trees import hca
 
-pytestmark = pytest.mark.cluster
-
 # Known without importing it, which takes longer than most of these tests.
 TORCH = importlib.metadata.version("torch")
 TORCH_PLACE = Path(sysconfig.get_path("purelib"), "torch")
@@ -54,8 +52,7 @@ def broken(cluster: NetnsCluster, host: int, how: str, mend: str) -> Iterator[No
 
 def examine(head: Head, *words: str, code: int) -> list[dict[str, Any]]:
     """Its findings; the text form must tell the same, once each, and end alike."""
-    shown = head.command("orchestrator", "doctor", "--json", *words)
-    assert shown.finish() == code, shown.text
+    shown = head.command("orchestrator", "doctor", "--json", *words).ends(code)
     told = json.loads(shown.text)
     assert told["ok"] == (code == 0)
     findings: list[dict[str, Any]] = told["findings"]
@@ -72,8 +69,7 @@ def only(findings: list[dict[str, Any]], check: str, level: str, *nodes: str) ->
 def test_a_healthy_cluster_gives_no_alarm(ward: Head) -> None:
     ward.node_list = ward.cluster.write_list(ward.cluster.addresses[:2])
     assert examine(ward, code=0) == []
-    text = ward.command("orchestrator", "doctor", "--quick")
-    assert text.finish() == 0
+    text = ward.command("orchestrator", "doctor", "--quick").ends()
     assert "all is well" in text.text and "links" not in text.text
     assert ward.nothing_left()
 
@@ -87,8 +83,7 @@ def test_another_torch_on_one_node(ward: Head, tmp_path: Path) -> None:
     ours = TORCH.partition("+")[0]
     assert "2.12.1" in found["what"] and ours in found["what"]
     assert found["fix"].endswith(f"-m pip install torch=={ours}")
-    launch = ward.launch(ward.script("x.py", "print('never')"))
-    assert launch.finish() == 3
+    launch = ward.launch(ward.script("x.py", "print('never')")).ends(3)
     assert "nothing was started" in launch.text and found["what"] in launch.text
     assert not ward.experiments and not list((ward.directory / "experiments").glob("[!.]*"))
     ward.run("--check", "none", "--dry-run", "x.py")
@@ -161,8 +156,7 @@ def test_a_firewall_one_way_a_switch_that_takes_no_jumbo_frames_and_other_code(
 def test_the_machines_and_the_one_that_is_missing(ward: Head, cluster: NetnsCluster) -> None:
     three = cluster.addresses
     ward.node_list = cluster.write_list([*three, "10.77.77.99"])
-    shown = ward.command("orchestrator", "nodes", "--json", "--connect-timeout", "3")
-    assert shown.finish() == 4
+    shown = ward.command("orchestrator", "nodes", "--json", "--connect-timeout", "3").ends(4)
     *found, missing = json.loads(shown.text)["nodes"]
     assert [(one["name"], one["reached"]) for one in found] == [(name, True) for name in three]
     assert {one["torch"].split("+")[0] for one in found} == {TORCH.split("+")[0]}
@@ -259,8 +253,7 @@ def test_hosts_that_cannot_be_asked(ward: Head, cluster: NetnsCluster) -> None:
         findings = examine(ward, "--quick", code=3)
         kinds = {tuple(f["nodes"]): (f["check"], f["level"]) for f in findings}
         assert kinds == {(two,): ("reach", "bad"), (three,): ("reach", "bad")}
-        text = ward.command("orchestrator", "doctor", "--quick")
-        assert text.finish() == 3
+        text = ward.command("orchestrator", "doctor", "--quick").ends(3)
         assert "refuses connections" in text.text and "host key" in text.text
     finally:
         cluster.start_sshd(1)

@@ -6,11 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.launching import Head
-
-pytestmark = pytest.mark.cluster
 
 PROGRAM = str(Path(__file__).with_name("elsewhere.py"))
 ROOT = str(Path(__file__).parents[2])

@@ -12,14 +12,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from orchestrator.config.schema import Config
 from tests.clusters.netns import NetnsCluster
 from tests.conftest import Cluster
 from tests.launching import PATIENCE, Head
-
-pytestmark = pytest.mark.cluster
 
 # Rank 3 fails; the others wait for it in a collective.
 FAIL = """
@@ -77,8 +73,7 @@ def sleepers(cluster: Cluster) -> int:
 
 
 def test_a_failing_rank_ends_the_job_everywhere(head: Head) -> None:
-    command = head.launch("--nproc", "2", head.script("fail.py", FAIL))
-    assert command.finish() == 1
+    command = head.launch("--nproc", "2", head.script("fail.py", FAIL)).ends(1)
     # From the file: what a busy machine has not shown by then, a failure leaves out of the screen.
     (began,) = [line[5:] for line in head.log(1).decode().splitlines() if line.startswith("TIME ")]
     took = head.record["ended"] - float(began)
@@ -99,8 +94,7 @@ def test_a_failing_rank_ends_the_job_everywhere(head: Head) -> None:
 
 
 def test_the_other_ranks_may_save_after_a_failure_on_all_hosts(head: Head) -> None:
-    command = head.launch("--no-torchrun", head.script("emergency.py", EMERGENCY))
-    assert command.finish() == 1
+    head.launch("--no-torchrun", head.script("emergency.py", EMERGENCY)).ends(1)
     assert b"saved 0" in head.log(0) and head.record["verdict"]["rank"] == 1
     assert head.nothing_left()
 
@@ -143,8 +137,7 @@ def test_torchrun_itself_fails(head: Head) -> None:
     (head.directory / "broken" / "torch.py").write_text("raise ImportError('broken torch')\n")
     hook = head.directory / "hook.sh"
     hook.write_text(f'[ "$NODE_RANK" = 0 ] || export PYTHONPATH={head.directory}/broken\n')
-    command = head.launch("--hook", str(hook), head.script("x.py", ""))
-    assert command.finish() == 1
+    command = head.launch("--hook", str(hook), head.script("x.py", "")).ends(1)
     assert head.record["verdict"]["node"] == 1
     assert head.record["verdict"]["kind"] == "environment"
     assert re.search(r"^node1 +\| ImportError: broken torch$", command.text, re.MULTILINE)
@@ -159,8 +152,7 @@ def test_stop_ends_one_job_and_proves_it(head: Head) -> None:
         for _ in range(ranks):
             job.wait_for("ready")
     first = next(e for e in head.experiments if e.name.startswith("one"))
-    stop = head.command("orchestrator", "stop", first.name)
-    assert stop.finish() == 0, stop.text
+    stop = head.command("orchestrator", "stop", first.name).ends()
     assert stop.text.count("nothing left") == 2
     assert stop.text.count("; port ") == 1
     assert jobs[0].finish() == 130
@@ -168,12 +160,10 @@ def test_stop_ends_one_job_and_proves_it(head: Head) -> None:
     # The keeper, the rank and its child.
     assert [len(receipt["ended"]) for receipt in receipts.values()] == [3, 3]
     assert jobs[1].process.poll() is None
-    emergency = head.command("emergency_stop")
-    assert emergency.finish() == 0, emergency.text
+    head.command("emergency_stop").ends()
     assert jobs[1].finish() == 130
     assert head.nothing_left() and sleepers(head.cluster) == 0
-    again = head.command("emergency_stop")
-    assert again.finish() == 0
+    again = head.command("emergency_stop").ends()
     assert "no job runs" in again.text
 
 
@@ -208,15 +198,14 @@ def test_a_stop_while_the_job_is_being_started(head: Head) -> None:
     while not reached.exists():
         assert command.process.poll() is None and time.monotonic() < deadline, command.text
         time.sleep(0.05)
-    stop = head.command("orchestrator", "stop", "--now")
-    assert stop.finish() == 0, stop.text
+    stop = head.command("orchestrator", "stop", "--now").ends()
     assert stop.text.count("nothing left") == 2
     assert command.finish() == 130, command.text
     assert "was stopped before it had started" in command.text
     assert (head.record["state"], head.record["exit_code"]) == ("stopped", 130)
     assert head.nothing_left() and sleepers(head.cluster) == 0
-    again = head.command("orchestrator", "stop")
-    assert again.finish() == 0 and "has ended already (stopped)" in again.text
+    again = head.command("orchestrator", "stop").ends()
+    assert "has ended already (stopped)" in again.text
 
 
 def test_a_node_that_is_lost_for_good(
@@ -234,8 +223,7 @@ def test_a_node_that_is_lost_for_good(
     assert head.record["state"] == "lost" and head.record["verdict"]["node"] == 1
     assert not head.left(0)
     cluster.restore(1)
-    stop = head.command("orchestrator", "emergency-stop")
-    assert stop.finish() == 0, stop.text
+    head.command("orchestrator", "emergency-stop").ends()
     assert head.nothing_left()
 
 
@@ -248,7 +236,6 @@ def test_a_terminal_that_is_closed_leaves_the_job(head: Head) -> None:
     assert command.finish() == 0
     assert "keeps recording its logs" in command.text and "attach" in command.text
     assert head.record["state"] == "running" and head.left(0)
-    stop = head.command("orchestrator", "stop", "--now")
-    assert stop.finish() == 0, stop.text
+    head.command("orchestrator", "stop", "--now").ends()
     assert head.record["state"] == "stopped"
     assert head.nothing_left()

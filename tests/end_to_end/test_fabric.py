@@ -14,8 +14,6 @@ from orchestrator import Cluster
 from orchestrator.common.errors import UsageError
 from tests.conftest import Cluster as Hosts
 
-pytestmark = pytest.mark.cluster
-
 
 def test_run_put_get_on_two_nodes(two_nodes: Hosts, tmp_path: Path) -> None:
     cluster = Cluster(two_nodes.node_list, ssh_config=two_nodes.ssh_config)

@@ -20,8 +20,6 @@ import pytest
 from tests.clusters.netns import NetnsCluster
 from tests.launching import BIN, Head
 
-pytestmark = pytest.mark.cluster
-
 # Numbered lines at a steady pace until a file says stop; their count is the last line.
 COUNT = """
 import os, sys, time
@@ -84,8 +82,7 @@ def test_a_killed_head_and_an_attach_that_goes_on(head: Head) -> None:
     command.wait_for(r"node1 rank1 \| line 20 ")
     # A status needs no head, and waits for none that holds the job and stands still.
     os.kill(command.process.pid, signal.SIGSTOP)
-    status = head.command("orchestrator", "status", "--json")
-    assert status.finish() == 0, status.text
+    status = head.command("orchestrator", "status", "--json").ends()
     os.kill(command.process.pid, signal.SIGKILL)
     command.finish()
     size = len(head.log(1))
@@ -94,8 +91,7 @@ def test_a_killed_head_and_an_attach_that_goes_on(head: Head) -> None:
     assert sorted(told["nodes"][1]["ranks"]) == ["1"]
     attached = head.command("orchestrator", "attach")
     attached.wait_for(r"node1 rank1 \| line")
-    second = head.command("orchestrator", "attach")
-    assert second.finish() == 2
+    second = head.command("orchestrator", "attach").ends(2)
     assert "is followed by process" in second.text
     (head.directory / "stop").touch()
     assert attached.finish() == 0, attached.text
@@ -105,28 +101,24 @@ def test_a_killed_head_and_an_attach_that_goes_on(head: Head) -> None:
     for node in (0, 1):
         assert same_bytes(head, node) and numbered(head, node, node)
     assert head.record["state"] == "done" and head.record["exit_code"] == 0
-    done = head.command("orchestrator", "attach")
-    assert done.finish() == 0
+    head.command("orchestrator", "attach").ends()
 
 
 def test_detached_from_the_start_and_looked_at_from_anywhere(head: Head) -> None:
     directory = str(head.directory)
     began = time.monotonic()
     words = ("--no-torchrun", head.script("count.py", COUNT), directory)
-    command = head.launch("--detach", *words)
-    assert command.finish() == 0
+    command = head.run("--detach", *words)
     assert "orchestrator attach multinode_" in command.text and time.monotonic() - began < 30
     look = head.command("orchestrator", "logs", "-f", "--rank", "1")
     look.wait_for(r"node1 rank1 \| line 5 ")
     assert "rank0" not in look.text
     (head.directory / "stop").touch()
     assert look.finish() == 0
-    attached = head.command("orchestrator", "attach", head.experiment.name)
-    assert attached.finish() == 0, attached.text
+    head.command("orchestrator", "attach", head.experiment.name).ends()
     assert numbered(head, 0, 0) and numbered(head, 1, 1)
     assert head.record["state"] == "done"
-    finished = head.command("orchestrator", "logs", "--rank", "1")
-    assert finished.finish() == 0
+    finished = head.command("orchestrator", "logs", "--rank", "1").ends()
     assert finished.lines[0] == "node1 rank1 | line 1 of rank 1"
     total = f"TOTAL {len(finished.lines) - 1}"
     assert finished.lines[-1] == f"node1 rank1 | {total}"
@@ -170,8 +162,7 @@ def test_the_key_that_leaves_it_running(head: Head) -> None:
     os.close(terminal)
     time.sleep(4)
     assert head.record["state"] == "running" and head.left(0)
-    stop = head.command("orchestrator", "stop", "--now")
-    assert stop.finish() == 0, stop.text
+    head.command("orchestrator", "stop", "--now").ends()
 
 
 def test_much_output_does_not_grow_the_head(head: Head) -> None:
@@ -257,11 +248,9 @@ def test_a_disk_that_is_full_already_starts_nothing(head: Head, small: Path) -> 
         while file.write(bytes(1 << 12)):
             pass
     words = ["--experiments", str(small), head.script("x.py", "print('never')")]
-    command = head.launch(*words)
-    assert command.finish() == 3
+    command = head.launch(*words).ends(3)
     assert "nothing was started" in command.text and "0 B free of" in command.text
-    command = head.launch("--check", "none", *words)
-    assert command.finish() == 2
+    command = head.launch("--check", "none", *words).ends(2)
     assert "cannot be written: No space left on device; nothing was started" in command.text
     assert [path.name for path in small.iterdir()] == ["filler"]
     assert head.nothing_left()

@@ -17,8 +17,6 @@ import pytest
 
 from tests.launching import Head
 
-pytestmark = pytest.mark.cluster
-
 PACKAGES = ["lightning", "transformers[torch]"]
 # One program, importing included, may take this long on a busy machine.
 SECONDS = 400.0

@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from tests.clusters.netns import NetnsCluster
 from tests.launching import Head
-
-pytestmark = pytest.mark.cluster
 
 # It spins, as NCCL does: the processors are busy, nothing is printed, and the wait is old.
 SPINNING = """import time, torch, torch.distributed as dist
@@ -79,8 +75,7 @@ time.sleep(60)
 
 def test_computing_in_silence_is_no_hang(head: Head) -> None:
     options = ["--nnodes", "1", "--no-torchrun", "--hang-timeout", "1"]
-    command = head.launch(*options, head.script("silent.py", SILENT))
-    assert command.finish() == 1
+    command = head.launch(*options, head.script("silent.py", SILENT)).ends(1)
     before, _, after = command.text.partition("computed")
     assert "no progress" not in before
     assert "no progress" in after
@@ -101,8 +96,7 @@ def walled(netns_cluster: Callable[..., NetnsCluster], tmp_path: Path) -> Head:
 
 def test_ranks_that_never_start(netns_cluster: Callable[..., NetnsCluster], tmp_path: Path) -> None:
     head = walled(netns_cluster, tmp_path)
-    command = head.launch("--hang-timeout", "4", head.script("x.py", "print('never')"))
-    assert command.finish() == 1, command.text
+    head.launch("--hang-timeout", "4", head.script("x.py", "print('never')")).ends(1)
     verdict = head.record["verdict"]
     assert (verdict["kind"], verdict["rank"]) == ("hang", None)
     assert "no rank has started" in verdict["message"]

@@ -8,13 +8,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from tests.clusters.netns import NetnsCluster
 from tests.launching import Head
 from tests.node.running import wait_until
-
-pytestmark = pytest.mark.cluster
 
 ALL_REDUCE = """
 import os, sys, torch, torch.distributed as dist
@@ -175,20 +171,17 @@ def test_an_environment_and_a_container_around_a_node(head: Head) -> None:
     assert (env["HOME"], env["SET_BY"]) == (str(inside), str(inside))
     run = inside / ".orchestrator/runs" / str(head.record["job"])
     assert run.exists()
-    missing = head.launch("--activate", "conda:no-such", program)
-    assert missing.finish() == 4
+    missing = head.launch("--activate", "conda:no-such", program).ends(4)
     assert "1 of 2 nodes cannot be used" in missing.text
     assert "conda:no-such: there is no" in missing.text
-    prune = head.command("orchestrator", "prune", "--keep", "0", "--on-nodes", "--yes")
-    assert prune.finish() == 0, prune.text
+    head.command("orchestrator", "prune", "--keep", "0", "--on-nodes", "--yes").ends()
     assert not run.exists()
 
 
 def test_a_hook_that_fails_starts_nothing(head: Head) -> None:
     hook = head.directory / "hook.sh"
     hook.write_text("echo no such module >&2\nreturn 3\n")
-    command = head.launch("--hook", str(hook), head.script("tell.py", TELL))
-    assert command.finish() == 3
+    command = head.launch("--hook", str(hook), head.script("tell.py", TELL)).ends(3)
     assert "no such module" in command.text and "exit code 3" in command.text
     assert not head.experiments
 
@@ -199,8 +192,9 @@ def test_if_one_node_cannot_start_the_others_are_ended_again(head: Head) -> None
         'runs="${ORCHESTRATOR_HOME:-$HOME/.orchestrator}/runs"\n'
         '[ "$NODE_RANK" = 0 ] || { mkdir -p "$runs"; : > "$runs/$ORCHESTRATOR_JOB"; }\n'
     )
-    command = head.launch("--no-torchrun", "--hook", str(hook), head.script("x.py", "input()"))
-    assert command.finish() == 4, command.text
+    command = head.launch(
+        "--no-torchrun", "--hook", str(hook), head.script("x.py", "input()")
+    ).ends(4)
     assert "1 of 2 nodes cannot be used; the others were ended again" in command.text
     assert (head.record["state"], head.record["verdict"]["kind"]) == ("failed", "start")
     assert (head.experiment / "manifest.json").exists()

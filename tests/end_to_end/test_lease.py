@@ -16,8 +16,6 @@ import pytest
 from tests.clusters.netns import NetnsCluster
 from tests.launching import PATIENCE, Command, Head
 
-pytestmark = pytest.mark.cluster
-
 # No collective: only its supervisor can tell a node that another one is gone. Does what a file
 # says as soon as it is there: fail (node 1 only), or end well.
 WAIT = """
@@ -78,8 +76,7 @@ def test_a_failure_ends_the_job_everywhere_without_a_head(head: Head) -> None:
     wait_until(lambda: not head.left(0) and not head.left(1), 20)
     (ending,) = events(head, 0, "ending")
     assert ending["why"] == "rank 1 on node 1 failed"
-    attached = head.command("orchestrator", "attach")
-    assert attached.finish() == 1
+    attached = head.command("orchestrator", "attach").ends(1)
     assert (head.record["verdict"]["node"], head.record["verdict"]["rank"]) == (1, 1)
     assert "ValueError: it was told to" in attached.text
 
@@ -91,8 +88,7 @@ def test_a_supervisor_that_is_killed_ends_the_job_everywhere_without_a_head(head
     wait_until(lambda: not head.left(0), 30)
     (ending,) = events(head, 0, "ending")
     assert ending["lost"] == 1 and "node 1's supervisor has ended" in ending["why"]
-    attached = head.command("orchestrator", "attach")
-    assert attached.finish() == 1, attached.text
+    head.command("orchestrator", "attach").ends(1)
     assert head.record["verdict"]["kind"] == "supervisor" and head.record["verdict"]["node"] == 1
     assert not head.left(1), "what it left is ended"
 
@@ -118,8 +114,7 @@ def test_a_cut_shorter_than_the_lease_does_no_harm_and_a_longer_one_ends_the_job
         assert ending["time"] - cut > 3, "its lease has not run out"
         assert ending["lost"] == 1 and "no word between node 1 and node 0" in ending["why"]
     lonely.cluster.restore(1)
-    attached = lonely.command("orchestrator", "attach")
-    assert attached.finish() == 4, attached.text
+    lonely.command("orchestrator", "attach").ends(4)
     assert lonely.record["state"] == "lost" and lonely.record["verdict"]["node"] == 1
 
 
@@ -141,8 +136,7 @@ def test_a_head_takes_over_from_another(head: Head) -> None:
     script = head.script("lines.py", LINES)
     first = head.launch("--nnodes", "1", "--no-torchrun", script, str(head.directory))
     first.wait_for("node0 rank0 . line 5")
-    second = head.command("orchestrator", "attach")
-    assert second.finish() == 2
+    second = head.command("orchestrator", "attach").ends(2)
     assert re.search(r"is followed by process \d+ on \S+, since 20", second.text), second.text
     assert "attach --steal" in second.text
     heads = [first]

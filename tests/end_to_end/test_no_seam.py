@@ -13,8 +13,6 @@ from tests.clusters.netns import NetnsCluster
 from tests.end_to_end.harm import Seam, head_in_the_recovery, masters_node
 from tests.end_to_end.no_seam import BATCH, NoSeam, Trained, compare
 
-pytestmark = pytest.mark.cluster
-
 RANKS, STEPS = 4, 3
 WHOLE = Trained(
     {step: 1.0 / step for step in range(1, STEPS + 1)},

@@ -13,8 +13,6 @@ import pytest
 
 from tests.launching import BIN, PATIENCE, Command, Head
 
-pytestmark = pytest.mark.cluster
-
 # A step takes 0.1 s, so that the job waits for the commands and does not only compute.
 SLOW = """
 import time
@@ -59,8 +57,7 @@ def test_metrics_come_home_and_traces_and_checkpoints_when_they_are_asked_for(
     options = [word for key in ENDLESS for word in ("--set", key)]
     job = apart.launch("--nproc", "1", "--sync", "always", *options)
     job.wait_for(r"step +2\b")
-    asked = apart.command("orchestrator", "profile", "--json", "--steps", "2")
-    assert asked.finish() == 0, asked.text
+    asked = apart.command("orchestrator", "profile", "--json", "--steps", "2").ends()
     found = json.loads(asked.text[asked.text.index("{\n") :])
     first = int(found["directory"].rpartition("_")[2])
     assert first > 2
@@ -70,11 +67,9 @@ def test_metrics_come_home_and_traces_and_checkpoints_when_they_are_asked_for(
     names = ["rank_00.json.gz", "rank_01.json.gz"]
     assert sorted(path.name for path in place.iterdir()) == names
     job.wait_for(rf"step +{first + 3}\b")
-    stop = apart.command("orchestrator", "stop")
-    assert stop.finish() == 0, stop.text
+    apart.command("orchestrator", "stop").ends()
     job.finish()
-    again = apart.command("orchestrator", "profile")
-    assert again.finish() == 0, again.text
+    again = apart.command("orchestrator", "profile").ends()
     assert re.search(rf"is over: reading its traces in .*{place.name}", again.text)
     assert re.search(r"^ +0( +[0-9.]+){6}  host0", again.text, re.MULTILINE), again.text
 
@@ -85,12 +80,12 @@ def test_metrics_come_home_and_traces_and_checkpoints_when_they_are_asked_for(
         steps = [line["step"] for line in lines if "loss" in line]
         assert steps == list(range(1, len(steps) + 1)) and len(steps) > first
     name = apart.experiment.name
-    pull = apart.command("orchestrator", "pull", "--checkpoints", name)
-    assert pull.finish() == 0, pull.text
-    verify = Command([str(BIN / "orchestrator"), "checkpoint", "verify", name], apart.directory, {})
-    assert verify.finish() == 0 and "step" in verify.text, verify.text
-    kept = apart.command("orchestrator", "pull", "--checkpoints", "--json", name)
-    assert kept.finish() == 0
+    apart.command("orchestrator", "pull", "--checkpoints", name).ends()
+    verify = Command(
+        [str(BIN / "orchestrator"), "checkpoint", "verify", name], apart.directory, {}
+    ).ends()
+    assert "step" in verify.text
+    kept = apart.command("orchestrator", "pull", "--checkpoints", "--json", name).ends()
     assert [node["bytes"] for node in json.loads(kept.text)["nodes"]] == [0, 0]
 
 
@@ -139,8 +134,7 @@ def test_any_program_may_leave_files(apart: Head) -> None:
     assert apart.command("orchestrator", "pull", "--node", "1").finish() == 0
     assert (place / "large 1").stat().st_size == (64 << 20) + 1
     path = f"{apart.directory}/leaves.py"
-    pull = apart.command("orchestrator", "pull", path, "copies")
-    assert pull.finish() == 0, pull.text
+    apart.command("orchestrator", "pull", path, "copies").ends()
     copies = sorted((apart.directory / "copies").glob("*/*"))
     assert [copy.read_text().strip() for copy in copies] == [PROGRAM.strip()] * 2
     assert [copy.parent.name for copy in copies] == [
@@ -195,8 +189,7 @@ def test_metrics_grow_here_while_the_job_runs(apart: Head) -> None:
     go_on(2)
     attached = apart.command("orchestrator", "attach")
     until(3)
-    asked = apart.command("orchestrator", "profile", "--timeout", "1")
-    assert asked.finish() == 3
+    asked = apart.command("orchestrator", "profile", "--timeout", "1").ends(3)
     assert "no rank of this job has made a step with the Trainer" in asked.text
     assert "trace.step()  # after each training step" in asked.text
     go_on(3)

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from tests.launching import Head
-
-pytestmark = pytest.mark.cluster
 
 SHOW = """
 import os
@@ -17,8 +13,7 @@ print("CARDS", os.environ.get("NCCL_IB_HCA"), os.environ.get("NCCL_IB_GID_INDEX"
 
 
 def explain(head: Head, *words: str, code: int = 0, **env: str) -> str:
-    command = head.command("orchestrator", "plan", "--explain", *words, **env)
-    assert command.finish() == code, command.text
+    command = head.command("orchestrator", "plan", "--explain", *words, **env).ends(code)
     assert "Traceback" not in command.text
     assert not (head.directory / "experiments").exists()
     return command.text
@@ -49,16 +44,15 @@ def test_every_setting_has_its_reason(head: Head) -> None:
 
 def test_without_why_it_is_the_dry_run(head: Head) -> None:
     name = head.script("show.py", SHOW)
-    plan = head.command("orchestrator", "plan", "--json", "--nproc", "2", name, "a b")
-    assert plan.finish() == 0, plan.text
+    plan = head.command("orchestrator", "plan", "--json", "--nproc", "2", name, "a b").ends()
     found = json.loads(plan.text)
     assert (found["world_size"], found["transport"]) == (4, "ethernet")
     assert found["nodes"][1]["shell"].endswith("'a b'")
 
     why = {setting["name"]: setting["why"] for setting in found["nodes"][1]["settings"]}
     assert why["GLOO_SOCKET_IFNAME"] == "it leads to the master"
-    plain = head.command("orchestrator", "plan", name)
-    assert plain.finish() == 0 and plain.text.startswith("# 2 nodes, 2 ranks")
+    plain = head.command("orchestrator", "plan", name).ends()
+    assert plain.text.startswith("# 2 nodes, 2 ranks")
 
 
 def test_what_is_yours_is_shown_as_yours(head: Head) -> None:

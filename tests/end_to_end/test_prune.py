@@ -17,8 +17,6 @@ from orchestrator.records.experiment import Experiment
 from tests.conftest import Cluster
 from tests.launching import Head
 
-pytestmark = pytest.mark.cluster
-
 HELLO = "import os; open(os.environ['ORCHESTRATOR_EXPERIMENT'] + '/outputs/x', 'a'); print('hi')\n"
 WAIT = "import time; print('ready', flush=True); time.sleep(1000)\n"
 OLD = "f" * 16
@@ -97,8 +95,7 @@ def test_here_and_on_the_nodes(head: Head, over: Path) -> None:
 
 def test_what_runs_is_never_removed(head: Head) -> None:
     """Nor a copy of its record, nor while it is not followed, nor what it has on its nodes."""
-    command = head.launch("--no-torchrun", "--detach", head.script("wait.py", WAIT))
-    assert command.finish() == 0
+    head.run("--no-torchrun", "--detach", head.script("wait.py", WAIT))
     head.end_background()
     experiment, running = head.experiment, head.record["job"]
     copies = [experiment.with_name(f"copy_2025010{day}_000000") for day in (1, 2)]
@@ -126,8 +123,7 @@ def test_what_runs_is_never_removed(head: Head) -> None:
         for node in (0, 1):
             head.cluster.start_sshd(node)
     assert running in runs(head, 0) and head.left(0) and head.left(1)
-    stop = head.command("orchestrator", "stop", experiment.name, "--now")
-    assert stop.finish() == 0, stop.text
+    head.command("orchestrator", "stop", experiment.name, "--now").ends()
     assert prune(head, "--keep", "0", "--yes", "--on-nodes")[0] == 0
     assert names(head) == [] and head.nothing_left()
     assert not [name for node in (0, 1) for name in runs(head, node) if running in name]

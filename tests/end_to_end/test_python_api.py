@@ -19,8 +19,6 @@ from orchestrator.records.experiment import Experiment
 from tests.launching import PATIENCE, Head, interrupt_when
 from tests.node.running import wait_until
 
-pytestmark = pytest.mark.cluster
-
 SLEEPS = """
 import os, signal, sys, time
 def save(*_):
@@ -106,8 +104,7 @@ def test_the_verdict_of_a_failing_job(cluster: Cluster, head: Head) -> None:
     with pytest.raises(JobFailed, match="the cause: rank 1 on node 1") as raised:
         job.wait(check=True)
     assert raised.value.verdict == told and raised.value.exit_code == 1
-    attached = head.command("orchestrator", "attach")
-    assert attached.finish() == 1
+    attached = head.command("orchestrator", "attach").ends(1)
     assert "the cause: rank 1 on node 1" in attached.text
 
 

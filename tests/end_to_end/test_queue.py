@@ -16,8 +16,6 @@ from orchestrator.protocol.requests.claims import RUNNING, WAITING
 from tests.clusters.netns import NetnsCluster
 from tests.launching import PATIENCE, Command, Head
 
-pytestmark = pytest.mark.cluster
-
 # Runs until a file is there, in a directory that the hosts share with the test.
 UNTIL = """
 import os, sys, time
@@ -47,8 +45,7 @@ class Line:
         assert command.finish() == 0, command.text
 
     def shown(self) -> list[dict[str, Any]]:
-        command = self.head.command("orchestrator", "nodes", "--queue", "--json")
-        assert command.finish() == 0, command.text
+        command = self.head.command("orchestrator", "nodes", "--queue", "--json").ends()
         jobs: list[dict[str, Any]] = json.loads(command.text)["jobs"]
         return jobs
 
@@ -74,13 +71,12 @@ def test_one_has_the_hosts_one_is_refused_and_two_wait_their_turn(line: Line) ->
     """A head that is killed leaves the queue, and its job keeps the hosts."""
     first = line.launch("first", "--claim", "all")
     first.wait_for("running")
-    refused = line.launch("refused", "--claim", "all")
-    assert refused.finish() == 3
+    refused = line.launch("refused", "--claim", "all").ends(3)
     assert "what it wants of them is not free; nothing was started" in refused.text
     assert re.search(r"slot 0: \S+, job first_", refused.text)
     assert "--queue" in refused.text
-    none = line.launch("none", "--gpus", "2")
-    assert none.finish() == 3 and "has no GPU, and 2 are wanted" in none.text
+    none = line.launch("none", "--gpus", "2").ends(3)
+    assert "has no GPU, and 2 are wanted" in none.text
 
     second = line.launch("second", "--queue")
     second.wait_for(r"in the queue: .* 0 of 1 free; .*first_.* has the rest")
@@ -102,8 +98,7 @@ def test_one_has_the_hosts_one_is_refused_and_two_wait_their_turn(line: Line) ->
     line.until(lambda jobs: [job["place"] for job in jobs] == [None, 1])
     first.interrupt(signal.SIGKILL)
     assert [job["state"] for job in line.shown()] == [RUNNING, WAITING]
-    stopped = line.head.command("orchestrator", "stop", line.shown()[0]["job"].rpartition("-")[0])
-    assert stopped.finish() == 0, stopped.text
+    line.head.command("orchestrator", "stop", line.shown()[0]["job"].rpartition("-")[0]).ends()
     third.wait_for("running")
     line.end(third)
     assert line.shown() == []
@@ -151,8 +146,7 @@ def test_two_jobs_share_the_gpus_of_both_hosts(line: Line, gpus: None) -> None:
     second = line.launch("second", "--gpus", "2")
     second.wait_for_all(*(f"node{node} .*sees GPU-1,GPU-2$" for node in (0, 1)))
     # This launch requests all GPUs.
-    refused = line.launch("refused")
-    assert refused.finish() == 3
+    refused = line.launch("refused").ends(3)
     assert re.search(r"GPU 0: \S+ job first_\S+; GPU 1-2: \S+ job second_", refused.text)
     by_name = line.launch("by_name", "--env", "CUDA_VISIBLE_DEVICES=3")
     by_name.wait_for("node0 .*sees 3$")
@@ -163,5 +157,5 @@ def test_two_jobs_share_the_gpus_of_both_hosts(line: Line, gpus: None) -> None:
 
 
 def test_an_option_that_does_nothing_is_refused(line: Line) -> None:
-    command = line.launch("wrong", "--queue", "--claim", "none")
-    assert command.finish() == 2 and "--queue waits for GPUs to hold" in command.text
+    command = line.launch("wrong", "--queue", "--claim", "none").ends(2)
+    assert "--queue waits for GPUs to hold" in command.text

@@ -10,8 +10,6 @@ import pytest
 
 from tests.launching import Head
 
-pytestmark = pytest.mark.cluster
-
 PROGRAM = """
 import os, signal, sys, torch.distributed as dist
 import orchestrator
@@ -48,8 +46,7 @@ def test_any_program_is_told_which_attempt_it_is_and_may_refuse_another(head: He
     script = head.script("program.py", PROGRAM)
     told = head.directory / "told"
     words = ["--max-restarts", "9", "--notify", f"cat >> {told}; sleep 0.1"]
-    command = head.launch("--nproc", "2", *words, script)
-    assert command.finish() == 1, command.text
+    command = head.launch("--nproc", "2", *words, script).ends(1)
     assert "the data are gone" in command.text and "the program wants no restart" in command.text
     assert command.text.count("attempt 2 count 1 kept by attempt 1") == 4
     assert "not every node sees" not in command.text
@@ -61,8 +58,8 @@ def test_any_program_is_told_which_attempt_it_is_and_may_refuse_another(head: He
     assert (failure["event"], failure["state"], failure["attempt"]) == ("failure", "failed", 2)
     assert head.record["launch"]["notify"] == ["cat (redacted)"]
     assert len(head.record["attempts"]) == 2
-    status = head.command("orchestrator", "status")
-    assert status.finish() == 0 and "attempt 2 of at most 10" in status.text
+    status = head.command("orchestrator", "status").ends()
+    assert "attempt 2 of at most 10" in status.text
     assert head.nothing_left() and not resume_dirs(head)
 
 
@@ -109,8 +106,7 @@ def test_all_nodes_find_what_rank_0_alone_has_saved(apart: Head) -> None:
     command = apart.launch("--no-torchrun", "--max-restarts", "3", script)
     command.wait_for("stays")
     command.wait_for("stays")
-    stop = apart.command("orchestrator", "stop", "--grace", "0")
-    assert stop.finish() == 0, stop.text
+    apart.command("orchestrator", "stop", "--grace", "0").ends()
     assert command.finish() == 130, command.text
     record = apart.record
     assert record["state"] == "stopped" and record["job"].endswith(".3")

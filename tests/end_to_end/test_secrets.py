@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.launching import Head
-
-pytestmark = pytest.mark.cluster
 
 PROGRAM = """
 import base64, json, os, sys, time, urllib.parse

@@ -16,8 +16,6 @@ from orchestrator.config import load
 from tests.engine.worlds import Job, run
 from tests.launching import Head
 
-pytestmark = pytest.mark.cluster
-
 # The batch is that of all ranks.
 STEPS, BATCH = 40, 12
 

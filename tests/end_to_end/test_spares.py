@@ -11,8 +11,6 @@ from tests.clusters.netns import NetnsCluster
 from tests.clusters.require import require_namespaces, require_sshd
 from tests.launching import Head
 
-pytestmark = pytest.mark.slow
-
 MEET = """
 import os
 names = "NNODES", "NODE_IP", "MASTER_ADDR"

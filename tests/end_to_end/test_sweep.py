@@ -15,8 +15,6 @@ import pytest
 from orchestrator.records.experiment import Experiment
 from tests.launching import PATIENCE, Command, Head
 
-pytestmark = pytest.mark.cluster
-
 # Notes each start with its arguments, and ends when its file is there; fails where it is told to.
 NOTES = """
 import json, os, sys, time
@@ -83,11 +81,9 @@ def test_values_of_any_kind_reach_the_program_and_the_result_is_json(sweeps: Swe
     odd = json.dumps(["-1", "a b'\"$c,9"])
     options = ("--json", "--metric", "acc", "--set", "launch.note=odd", "--tag", "mine")
     what = ("--grid", f"x={odd}", "fail=0,1", "--", "notes.py", "{x}")
-    shown = sweeps.sweep("--json", "--dry-run", *what)
-    assert shown.finish() == 0, shown.text
+    shown = sweeps.sweep("--json", "--dry-run", *what).ends()
     assert [words[-2:] for words in json.loads(shown.text)][3] == ["a b'\"$c,9", "--fail=1"]
-    done = sweeps.sweep(*options, *what)
-    assert done.finish() == 1, done.text
+    done = sweeps.sweep(*options, *what).ends(1)
     text = done.text[done.text.index("{") :]
     found = json.JSONDecoder().raw_decode(text)[0]
     assert [(one["values"], one["state"]) for one in found["members"]] == [
@@ -106,8 +102,7 @@ def test_values_of_any_kind_reach_the_program_and_the_result_is_json(sweeps: Swe
         ["a b'\"$c,9", "--fail=0"],
         ["a b'\"$c,9", "--fail=1"],
     ]
-    again = sweeps.head.command("orchestrator", "rerun", found["best"]["experiment"])
-    assert again.finish() == 0, again.text
+    sweeps.head.command("orchestrator", "rerun", found["best"]["experiment"]).ends()
     assert sweeps.starts()['[["a b\'\\"$c,9", "--fail=0"], null]'] == 2
 
 
@@ -118,8 +113,7 @@ def test_members_that_run_go_on_without_their_head_and_stop_ends_them(sweeps: Sw
     sweeps.until(lambda: len(sweeps.journal()) == 4)
     first.interrupt(signal.SIGKILL)
     first.finish()
-    stopped = sweeps.head.command("orchestrator", "stop", sweeps.directory.name)
-    assert stopped.finish() == 0, stopped.text
+    stopped = sweeps.head.command("orchestrator", "stop", sweeps.directory.name).ends()
     assert stopped.text.count("ended") >= 2, stopped.text
     assert sum(sweeps.starts().values()) == 2
     assert sweeps.head.nothing_left()
@@ -135,5 +129,5 @@ def test_ctrl_c_ends_all_members(sweeps: Sweeps) -> None:
 
 
 def test_a_sweep_stays_with_its_terminal(sweeps: Sweeps) -> None:
-    refused = sweeps.sweep("--detach", "--grid", "x=0", "--", "notes.py")
-    assert refused.finish() == 2 and "tmux or nohup keep a sweep" in refused.text
+    refused = sweeps.sweep("--detach", "--grid", "x=0", "--", "notes.py").ends(2)
+    assert "tmux or nohup keep a sweep" in refused.text

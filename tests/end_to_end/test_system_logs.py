@@ -5,11 +5,7 @@ from __future__ import annotations
 import re
 import stat
 
-import pytest
-
 from tests.launching import Head
-
-pytestmark = pytest.mark.cluster
 
 PROGRAM = "import os\nprint('here', os.environ['RANK'], flush=True)\n"
 SECRET = "v3ry-secret-0815"
@@ -35,8 +31,7 @@ def found_in_order(text: str, words: tuple[str, ...]) -> list[str]:
 def test_a_job_keeps_what_its_head_did_and_its_nodes_did(head: Head) -> None:
     name = head.script("wait.py", PROGRAM)
     words = ["--no-torchrun", "--secret", "API_KEY", name]
-    launched = head.launch("-v", *words, API_KEY=SECRET)
-    assert launched.finish() == 0, launched.text
+    launched = head.run("-v", *words, API_KEY=SECRET)
     assert any("INFO    start.selection: checks 2 nodes" in line for line in launched.lines)
     assert not any("DEBUG" in line for line in launched.lines)
     path = head.experiment / "logs" / "head.log"
@@ -46,14 +41,12 @@ def test_a_job_keeps_what_its_head_did_and_its_nodes_did(head: Head) -> None:
     # A node that cannot be reached is named, and the others are shown.
     head.cluster.kill_sshd(1)
     try:
-        shown = head.command("orchestrator", "logs", "--system")
-        assert shown.finish() == 4
+        shown = head.command("orchestrator", "logs", "--system").ends(4)
     finally:
         head.cluster.start_sshd(1)
     assert re.search(r"node 1 \(.*\) cannot be asked: ", shown.text)
     assert "node 0" in shown.text and "event rank_started rank=0" in shown.text
-    shown = head.command("orchestrator", "logs", "--system")
-    assert shown.finish() == 0, shown.text
+    shown = head.command("orchestrator", "logs", "--system").ends()
     system = head.experiment / "logs" / "system"
     for node, address in enumerate(head.cluster.addresses):
         stem = f"node_{node}_{address}"
@@ -67,18 +60,15 @@ def test_a_job_keeps_what_its_head_did_and_its_nodes_did(head: Head) -> None:
         assert supervisor in shown.text + "\n" and server in shown.text + "\n"
     for file in head.experiment.rglob("*"):
         assert not file.is_file() or SECRET.encode() not in file.read_bytes(), file
-    stopped = head.command("orchestrator", "stop")
+    head.command("orchestrator", "stop").ends()
     # The job is over, and a stop does not change that.
-    assert stopped.finish() == 0
     assert path.read_text() == text
 
 
 def test_a_stop_is_in_the_log_of_the_job_and_so_is_another_head(head: Head) -> None:
     name = head.script("wait.py", f"{PROGRAM}import time\ntime.sleep(1000)\n")
-    launched = head.launch("--no-torchrun", "--nnodes", "1", "--detach", name)
-    assert launched.finish() == 0, launched.text
+    head.run("--no-torchrun", "--nnodes", "1", "--detach", name)
     log = head.experiment / "logs" / "head.log"
-    stopped = head.command("orchestrator", "stop")
-    assert stopped.finish() == 0, stopped.text
+    head.command("orchestrator", "stop").ends()
     words = ("follows job", "which runs already", "stops the job on 1 nodes", "ended")
     assert found_in_order(log.read_text(), ("all 1 supervisors have started", *words[1:])) == []

@@ -20,8 +20,6 @@ import pytest
 from tests.clusters.netns import NetnsCluster
 from tests.launching import Command, Head
 
-pytestmark = pytest.mark.cluster
-
 BEGIN = """
 import datetime, os, sys
 import torch, torch.distributed as dist
@@ -89,8 +87,7 @@ dist.all_reduce(torch.ones(1))
 def test_the_cause_is_named(head: Head, planted: Planted) -> None:
     script = head.script("train.py", BEGIN + planted.text)
     ranks = ("--nnodes", str(planted.nodes), "--nproc", str(2 // planted.nodes))
-    command = head.launch(*ranks, script)
-    assert command.finish() == 1, command.text
+    command = head.launch(*ranks, script).ends(1)
     verdict = head.record["verdict"]
     assert verdict["kind"] == planted.kind, verdict
     assert re.search(planted.words, verdict["message"].splitlines()[0]), verdict
@@ -162,8 +159,7 @@ while not os.path.exists("failed"): time.sleep(0.001)
 time.sleep(0.2)
 raise ValueError("second")
 """
-    command = head.launch("--no-torchrun", head.script("train.py", text))
-    assert command.finish() == 1, command.text
+    command = head.launch("--no-torchrun", head.script("train.py", text)).ends(1)
     verdict = head.record["verdict"]
     assert (verdict["rank"], verdict["message"]) == (1, "ValueError: first")
     assert [told["message"] for told in verdict["also"]] == ["ValueError: second"]
@@ -244,8 +240,7 @@ with open("{home}/weights", "wb", buffering=0) as file:
     script = head.script("train.py", text)
     # A disk of 16 MiB is too small for the check before the start.
     anyway = ("--check", "none", "--no-torchrun", script)
-    filled = head.launch(*anyway)
-    assert filled.finish() == 1, filled.text
+    head.launch(*anyway).ends(1)
     verdict = head.record["verdict"]
     assert (verdict["kind"], verdict["rank"]) == ("disk_full", 0), verdict
     assert verdict["message"] == "OSError: [Errno 28] No space left on device"
@@ -253,16 +248,13 @@ with open("{home}/weights", "wb", buffering=0) as file:
     assert head.nothing_left()
     # The job itself had written files there.
     cluster.fill_disk(0, home)
-    refused = head.launch(*anyway[2:])
-    assert refused.finish() == 3, refused.text
+    refused = head.launch(*anyway[2:]).ends(3)
     assert re.search(rf"^BAD   disk: \S+: {home}: 0 B free", refused.text, re.M), refused.text
-    again = head.launch(*anyway)
-    assert again.finish() == 4, again.text
+    again = head.launch(*anyway).ends(4)
     assert f"{home}/.orchestrator/runs/" in again.text and "No space left on device" in again.text
     verdict = head.record["verdict"]
     assert (verdict["kind"], verdict["node"]) == ("disk_full", 0)
-    attached = head.command("orchestrator", "attach")
-    assert attached.finish() == 4
+    attached = head.command("orchestrator", "attach").ends(4)
     assert attached.lines[-1] == f"orchestrator: what to do: {verdict['fix']}"
 
 

@@ -12,8 +12,6 @@ import pytest
 
 from tests.launching import BIN, Command, Head
 
-pytestmark = pytest.mark.cluster
-
 SHORT = ["--seconds", "1", "--max-size", "1M"]
 
 
@@ -57,8 +55,7 @@ def test_a_slow_node_is_named_and_no_other(netns_cluster: Any, tmp_path: Path) -
     head = Head(netns_cluster(3), tmp_path)
     # The pair without it is measured first: a slow one may take all the time there is.
     head.cluster.slow(0, "20mbit")  # type: ignore[attr-defined]
-    command = verify(head, "--strict", "--quiet", "--seconds", "10", "--max-size", "16K")
-    assert command.finish() == 3, command.text
+    command = verify(head, "--strict", "--quiet", "--seconds", "10", "--max-size", "16K").ends(3)
     words = r"SLOW: node (\d) \(host\d\) reaches everyone at (\S+) Mb/s, others \S+ [MG]b/s"
     found = [match for line in command.lines if (match := re.fullmatch(words, line))]
     assert len(found) == 1, command.text
@@ -101,8 +98,7 @@ def test_a_wrong_result_is_told_and_fails(head: Head) -> None:
     place.mkdir()
     (place / "sitecustomize.py").write_text(SPOIL)
     one = ("--nnodes", "1", "--nproc", "2", "--env", f"PYTHONPATH={place}")
-    command = verify(head, *one, *SHORT)
-    assert command.finish() == 1, command.text
+    command = verify(head, *one, *SHORT).ends(1)
     what = "wrong result: element 200 is 99, not "
 
     (told,) = [line for line in command.lines if line.startswith("WRONG: ")]
@@ -126,6 +122,5 @@ def test_a_wrong_result_is_told_and_fails(head: Head) -> None:
 def test_what_cannot_be_meant(tmp_path: Path, words: list[str], expected: str) -> None:
     """Before any node is asked."""
     (tmp_path / "node_ip_list.txt").write_text("127.0.0.1:1\n")
-    command = Command([str(BIN / "orchestrator"), "verify", *words], tmp_path, {})
-    assert command.finish() == 2
+    command = Command([str(BIN / "orchestrator"), "verify", *words], tmp_path, {}).ends(2)
     assert expected in command.text

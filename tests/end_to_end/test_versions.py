@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from orchestrator import Cluster
 from tests.launching import PATIENCE, Head
-
-pytestmark = pytest.mark.cluster
 
 WAIT = "import time; print('waiting', flush=True); time.sleep(1000)"
 
 
 def test_a_job_of_a_version_that_is_not_understood(head: Head) -> None:
     words = ["--nnodes", "1", "--no-torchrun", "--detach"]
-    launched = head.launch(*words, head.script("wait.py", WAIT))
-    assert launched.finish() == 0, launched.text
+    head.run(*words, head.script("wait.py", WAIT))
     spec = head.node_file(0, "spec.json")
     theirs = {"protocol": 99, "oldest": 98, "package": "9.0"}
     spec.write_text(json.dumps({**json.loads(spec.read_text()), "version": theirs}))
-    attached = head.command("orchestrator", "attach")
-    assert attached.finish() == 4, attached.text
+    attached = head.command("orchestrator", "attach").ends(4)
     assert "was started by orchestrator 9.0, which speaks protocol 99; this is" in attached.text
     assert "attach with orchestrator 9.0, or end the job with `orchestrator stop`" in attached.text
     assert "Traceback" not in attached.text
@@ -35,6 +29,5 @@ def test_a_job_of_a_version_that_is_not_understood(head: Head) -> None:
     told = (job.directory / "head.txt").read_text()
     assert "orchestrator: job" in told and "was started by orchestrator 9.0" in told
     assert "Traceback" not in told
-    stop = head.command("orchestrator", "stop")
-    assert stop.finish() == 0, stop.text
+    head.command("orchestrator", "stop").ends()
     assert head.nothing_left()

@@ -10,8 +10,6 @@ import pytest
 
 from tests.launching import PATIENCE, Head
 
-pytestmark = pytest.mark.cluster
-
 PROGRAM = """
 import os, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")

@@ -52,15 +52,13 @@ def test_ctrl_c_saves_and_a_resume_goes_on_from_there(head: Head) -> None:
     assert f"resuming after step {step}, from {first}" in second.text
     assert last_step(head.experiment, 0) == step + 5
 
-    listed = typed(head, "ls", "--json")
-    assert listed.finish() == 0
+    listed = typed(head, "ls", "--json").ends()
     (found,) = json.loads(listed.text)["checkpoints"]
     assert (found["step"], found["world"]) == (step + 5, 1)
     # What lies in the user's own directory counts for nothing in an export.
     (head.directory / "torch.py").write_text("raise KeyError")
     out = str(head.directory / "model of mine.safetensors")
-    exported = typed(head, "export", head.experiment.name, out)
-    assert exported.finish() == 0, exported.text
+    typed(head, "export", head.experiment.name, out).ends()
     with safe_open(out, "pt") as file:
         assert "embedding.weight" in file.keys()  # noqa: SIM118  (it is no mapping)
 
@@ -91,8 +89,7 @@ def test_the_examples_of_the_trainer_run_alone_and_on_two_nodes(head: Head) -> N
     text = (ROOT / "docs/trainer.md").read_text(encoding="utf-8")
     example, gan, helpers = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     head.script("train.py", f"{example}\n{gan}\nloss = torch.tensor(2.0)\n{helpers}")
-    alone = Command([sys.executable, "train.py"], head.directory, {})
-    assert alone.finish() == 0, alone.text
+    alone = Command([sys.executable, "train.py"], head.directory, {}).ends()
     assert "one process on" in alone.text
     assert "training on 900 samples, shuffled by seed 0 and epoch\n" in alone.text
     both = head.run("--nproc", "1", "train.py")
@@ -103,7 +100,6 @@ def test_the_examples_of_the_trainer_run_alone_and_on_two_nodes(head: Head) -> N
     lines = (head.experiment / "outputs/rank_00_metrics.jsonl").read_text().splitlines()
     found = [line for line in map(json.loads, lines) if "val_accuracy" in line]
     assert found[-1]["val_accuracy"] > 0.8
-    listed = typed(head, "ls", "--json")
-    assert listed.finish() == 0
+    listed = typed(head, "ls", "--json").ends()
     saved = json.loads(listed.text)["checkpoints"]
     assert [(one["step"], one["world"]) for one in saved] == [(45, 2), (30, 2), (15, 2)]

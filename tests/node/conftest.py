@@ -30,3 +30,8 @@ def new_job(home: Path) -> Iterator[Callable[..., Job]]:
     yield make
     for job in jobs:
         job.clear()
+
+
+@pytest.fixture
+def job(new_job: Callable[..., Job]) -> Job:
+    return new_job()

@@ -83,7 +83,7 @@ class Job:
     def __init__(self, home: Path, name: str = "job", node: int = 0) -> None:
         self.run = RunDir(name, node)
         self.home = home
-        self.supervisor: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
 
     def spec(
         self,
@@ -118,21 +118,25 @@ class Job:
     def start(self, spec: dict[str, Any], files: tuple[int, ...] = ()) -> Job:
         self.run.create()
         self.run.write_spec(spec_of(spec))
-        self.supervisor = subprocess.Popen(
+        self.process = subprocess.Popen(
             [PYTHON, "-IS", "-c", SUPERVISE, "supervise", self.run.job, str(self.run.node)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             start_new_session=True,
             pass_fds=files,
         )
-        assert self.supervisor.stdout is not None
-        said = self.supervisor.stdout.readline()
+        assert self.process.stdout is not None
+        said = self.process.stdout.readline()
         assert said == b"ready\n", said
         return self
 
+    @property
+    def supervisor(self) -> subprocess.Popen[bytes]:
+        assert self.process is not None, "the job was not started"
+        return self.process
+
     def wait(self, patience: float = PATIENCE) -> dict[str, Any]:
         """The last event, once the supervisor is gone."""
-        assert self.supervisor is not None
         self.supervisor.wait(patience)
         return self.events[-1]
 
@@ -164,7 +168,7 @@ class Job:
 
     def said(self, words: str, stream: str = "0") -> bool:
         there = words in self.output.get(stream, "")
-        over = self.supervisor is not None and self.supervisor.poll() is not None
+        over = self.process is not None and self.process.poll() is not None
         assert there or not over, f"it ended without {words!r}: {self.output}"
         return there
 
@@ -173,11 +177,11 @@ class Job:
 
     def clear(self) -> None:
         """Remove the leftovers of a failed test."""
-        if self.supervisor is not None:
-            self.supervisor.kill()
-            self.supervisor.wait()
-            assert self.supervisor.stdout is not None
-            self.supervisor.stdout.close()
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            assert self.process.stdout is not None
+            self.process.stdout.close()
         for process in job_processes.of_job(self.run.job, self.run.node):
             processes.send(process, signal.SIGKILL)
 

@@ -45,13 +45,11 @@ WAITS = "import time; print('ready'); time.sleep(1000)"
 
 @pytest.mark.slow
 def test_a_look_that_takes_longer_than_the_patience_is_followed_by_a_kill(
-    new_job: NewJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a busy machine with many processes it may."""
-    job = new_job()
     job.start(job.spec(script(tmp_path, WAITS)))
     wait_until(lambda: job.said("ready"))
-    assert job.supervisor is not None
     job.supervisor.send_signal(signal.SIGSTOP)
     monkeypatch.setattr(stop_job, "DEATH_SECONDS", 0.0)
     order = Stop(job=job.run.job, node=job.run.node, why="enough", grace=0.0, wait=0.1)
@@ -106,7 +104,7 @@ def test_a_stop_of_all_jobs_is_one_of_those_that_are_on_their_way(
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["stop", "stop_all"])
 def test_a_stop_while_a_slow_node_starts_its_supervisor(
-    home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, new_job: NewJob, how: str
+    home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, job: Job, how: str
 ) -> None:
     """It is known by its command line alone: it has opened nothing yet."""
     library = tmp_path / "library"
@@ -119,7 +117,6 @@ def test_a_stop_while_a_slow_node_starts_its_supervisor(
         "from orchestrator.node.main import main; main()\n"
     )
     monkeypatch.setattr(node_start, "LIBRARY", str(library))
-    job = new_job()
     spare_others(monkeypatch, {job.run.job})
     session, spec, results = ServerSession(), job.spec(script(tmp_path, WAITS)), []
     head = threading.Thread(target=lambda: results.append(refused(session, spec)))
@@ -139,11 +136,8 @@ def test_a_stop_while_a_slow_node_starts_its_supervisor(
 
 
 @pytest.mark.slow
-def test_a_supervisor_that_comes_after_a_stop_starts_nothing(
-    new_job: NewJob, tmp_path: Path
-) -> None:
+def test_a_supervisor_that_comes_after_a_stop_starts_nothing(job: Job, tmp_path: Path) -> None:
     """The stop has looked between the server's look for its mark and the supervisor's."""
-    job = new_job()
     job.run.create()
     job.run.write_spec(spec_of(job.spec(script(tmp_path, WAITS))))
     job.run.forbid_start()

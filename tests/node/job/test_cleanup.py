@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from orchestrator.protocol.requests.start import Start
 from tests.node.running import Job, bare_spec, script, spec_of, wait_until
 
 OLD, NEW, OWN = "0" * 16, "1" * 16, "2" * 16
-NewJob = Callable[..., Job]
 
 
 def left(home: Path, job: str, node: int = 0, **spec: Any) -> RunDir:
@@ -54,8 +52,7 @@ def test_a_run_that_is_over(home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_runs(home: Path, new_job: NewJob, tmp_path: Path) -> None:
-    job = new_job()
+def test_a_run_that_runs(home: Path, job: Job, tmp_path: Path) -> None:
     job.start(job.spec(script(tmp_path, "import time; print('here'); time.sleep(1000)")))
     wait_until(lambda: job.said("here"))
     wanted = (job.run.job, 0)
@@ -65,7 +62,6 @@ def test_a_run_that_runs(home: Path, new_job: NewJob, tmp_path: Path) -> None:
     # Its supervisor alone is enough, and so is a process alone.
     for process in job.living():
         os.kill(process, 19)
-    assert job.supervisor is not None
     job.supervisor.kill()
     job.supervisor.wait()
     assert job_processes.living([wanted]) == [wanted]
@@ -140,8 +136,7 @@ def test_libraries(home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_spec_says_which_library_it_needs(home: Path, new_job: NewJob) -> None:
-    job = new_job()
+def test_a_spec_says_which_library_it_needs(home: Path, job: Job) -> None:
     spec = job.spec({"kind": "script", "name": "x", "args": []}, agent=["/no/such/python"])
     with pytest.raises(Refusal):
         ServerSession().answer(Start(spec=spec_of(spec)))

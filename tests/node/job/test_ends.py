@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,16 +36,14 @@ def marked(mark: Path) -> list[int]:
 )
 @pytest.mark.slow
 def test_a_stop_ends_all_leftovers(
-    new_job: Callable[..., Job], tmp_path: Path, kind: str, signum: signal.Signals | None
+    job: Job, tmp_path: Path, kind: str, signum: signal.Signals | None
 ) -> None:
     """Also of a supervisor that was stopped or killed; then the tag alone shows whose they are."""
     mark = tmp_path / "mark"
     mark.touch()
-    job = new_job()
     target = {"kind": "script", "name": leftovers.__file__, "args": [kind, str(mark)]}
     job.start(job.spec(target))
     wait_until(lambda: job.said("ready"))
-    assert job.supervisor is not None
     if signum is not None:
         job.supervisor.send_signal(signum)
     wait = 0.5 if signum == signal.SIGSTOP else 3.0

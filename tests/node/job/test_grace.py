@@ -53,7 +53,7 @@ def seconds(job: Job, ended: dict[str, Any]) -> float:
     ],
 )
 def test_a_rank_saves_after_another_one_failed(
-    new_job: NewJob,
+    job: Job,
     tmp_path: Path,
     start: str,
     kind: str,
@@ -62,7 +62,6 @@ def test_a_rank_saves_after_another_one_failed(
     least: float,
     most: float,
 ) -> None:
-    job = new_job()
     target = {**script(tmp_path, PROGRAM), "args": [kind]}
     spec = job.spec(target, start=start, nproc=2, workdir=tmp_path)
     job.start({**spec, "grace": grace})
@@ -91,9 +90,8 @@ time.sleep(1000)
 """
 
 
-def test_a_rank_that_fails_as_it_saves_hurries_no_other(new_job: NewJob, tmp_path: Path) -> None:
+def test_a_rank_that_fails_as_it_saves_hurries_no_other(job: Job, tmp_path: Path) -> None:
     """`stop --grace` may give more than the launch did."""
-    job = new_job()
     job.start({**job.spec(script(tmp_path, STOPPED), nproc=2), "grace": SHORT})
     wait_until(lambda: job.said("ready", "0") and job.said("ready", "1"))
     job.end("the user said so", 20.0)

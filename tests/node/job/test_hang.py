@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,10 +28,9 @@ os.execlp("sh", "sh", "-c", "echo a shell; read line < never")
 
 
 @pytest.mark.slow
-def test_who_cannot_answer_is_not_harmed(new_job: Callable[..., Job], tmp_path: Path) -> None:
+def test_who_cannot_answer_is_not_harmed(job: Job, tmp_path: Path) -> None:
     """The signal that asks a Python for its stacks would kill any other program."""
     os.mkfifo(tmp_path / "never")
-    job = new_job()
     job.start(job.spec(script(tmp_path, WAITS), nproc=2, workdir=tmp_path))
     wait_until(lambda: job.said("ready", "0") and job.said("a shell", "1"))
     answers = {}
@@ -66,14 +64,13 @@ TORCH_FIRST = (
 
 @pytest.mark.slow
 def test_the_recorder_is_asked_and_an_earlier_answer_is_not_the_answer(
-    new_job: Callable[..., Job], tmp_path: Path
+    job: Job, tmp_path: Path
 ) -> None:
     """torch's own dump, of an H200 where a kernel never ends and two sums wait for it.
 
     A rank too slow to answer again would otherwise pass for one that has entered nothing since.
     """
     os.mkfifo(tmp_path / "never")
-    job = new_job()
     spec = job.spec(script(tmp_path, SUMS), workdir=tmp_path, start="fork")
     python, _, *words = spec["agent"]
     job.start({**spec, "agent": [python, "-u", "-c", TORCH_FIRST, *words]})

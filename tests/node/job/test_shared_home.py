@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from orchestrator.protocol.requests.start import Start
 from tests.node.follow.test_stop_job import WAITS, spare_others
 from tests.node.running import Job, bare_spec, script, wait_until
 
-NewJob = Callable[..., Job]
 # No supervisor is there to answer.
 ALL = StopAll(why="emergency", grace=0.0, wait=1.0)
 
@@ -52,9 +50,8 @@ def test_a_job_of_another_machine_is_left_alone(
 
 @pytest.mark.slow
 def test_a_job_that_lives_here_is_ours_whatever_this_machine_was_called(
-    new_job: NewJob, tmp_path: Path
+    job: Job, tmp_path: Path
 ) -> None:
-    job = new_job()
     job.start({**job.spec(script(tmp_path, WAITS)), "machine": "its-old-name f00d"})
     wait_until(lambda: job.said("ready"))
     assert job_processes.here([job.run, started_on("gpu02 f00d", "theirs")]) == [job.run]

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,6 @@ from orchestrator.node.job.processes import Process
 from orchestrator.protocol.requests.follow import Stop
 from tests.node.running import Job, script, wait_until
 
-NewJob = Callable[..., Job]
 SHM = Path("/dev/shm")
 SHARES = """
 import os, signal, sys, time
@@ -58,14 +57,12 @@ def left(name: str) -> list[str]:
     ("supervisor", "trackers"), [("runs", True), ("is killed", False), ("is stopped", False)]
 )
 def test_a_job_that_is_killed_leaves_no_shared_memory(
-    new_job: NewJob, tmp_path: Path, name: str, supervisor: str, trackers: bool
+    job: Job, tmp_path: Path, name: str, supervisor: str, trackers: bool
 ) -> None:
     """Python's own tracker may be there to remove it, or not."""
-    job = new_job()
     job.start(job.spec({**script(tmp_path, SHARES), "args": [name]}, nproc=2))
     wait_until(lambda: job.said("ready", "0") and job.said("ready", "1"))
     assert len(left(name)) == 2
-    assert job.supervisor is not None
     if not trackers:
         for pid in job.living():
             if "resource_tracker" in " ".join(processes.words_of(pid)):
@@ -80,10 +77,7 @@ def test_a_job_that_is_killed_leaves_no_shared_memory(
 
 
 @pytest.mark.slow
-def test_what_another_process_still_maps_is_named(
-    new_job: NewJob, tmp_path: Path, name: str
-) -> None:
-    job = new_job()
+def test_what_another_process_still_maps_is_named(job: Job, tmp_path: Path, name: str) -> None:
     job.start(job.spec({**script(tmp_path, SHARES), "args": [name]}))
     wait_until(lambda: job.said("ready"))
     path = SHM / f"{name}0"

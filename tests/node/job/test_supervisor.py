@@ -82,7 +82,7 @@ def test_a_job_from_start_to_end(
     for rank in ("4", "5"):
         said = f"argument ff200a\nrank {rank} 3 é False\ncwd {tmp_path}\nno end"
         assert job.output[rank] == f"python {Path(PYTHON).parent / 'python3'}\n{said}"
-    assert job.of_kind("started")[0]["supervisor"] == job.supervisor.pid  # type: ignore[union-attr]
+    assert job.of_kind("started")[0]["supervisor"] == job.supervisor.pid
     assert job.ended() == {4: 0, 5: 0}
     assert [event["event"] for event in job.events].count("rank_finished") == 2
     assert (ended["event"], ended["agent"], ended["why"]) == ("ended", 0, "")
@@ -91,9 +91,8 @@ def test_a_job_from_start_to_end(
     assert not job.of_kind("ending")
 
 
-def test_the_ranks_have_the_umask_of_the_login(new_job: NewJob, tmp_path: Path) -> None:
+def test_the_ranks_have_the_umask_of_the_login(job: Job, tmp_path: Path) -> None:
     """The supervisor's own umask is 077, because its files are private."""
-    job = new_job()
     spec = job.spec(script(tmp_path, "import os; print(os.umask(0))"))
     job.start({**spec, "umask": 0o027}).wait()
     assert job.output["0"] == f"{0o027}\n"
@@ -114,7 +113,6 @@ def test_ranks_have_the_logins_limit_of_open_files(
     try:
         spec = job.spec(script(tmp_path, f"{text}; time.sleep(1000)"))
         job.start({**spec, "nnodes": nnodes})
-        assert job.supervisor is not None
         raised = resource.prlimit(job.supervisor.pid, resource.RLIMIT_NOFILE)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, kept)
@@ -125,8 +123,7 @@ def test_ranks_have_the_logins_limit_of_open_files(
     job.wait()
 
 
-def test_its_files_are_its_owners_alone(new_job: NewJob, tmp_path: Path) -> None:
-    job = new_job()
+def test_its_files_are_its_owners_alone(job: Job, tmp_path: Path) -> None:
     job.start(job.spec(script(tmp_path, "print(1)"))).wait()
     directory = Path(job.run.path)
     for path in (directory, directory.parent):
@@ -154,9 +151,8 @@ def test_relative_places_of_modules_are_below_the_workdir() -> None:
 
 @pytest.mark.parametrize("code", [0, 3])
 def test_what_torchrun_says_after_its_ranks_ended_well_is_told_apart(
-    new_job: NewJob, tmp_path: Path, code: int
+    job: Job, tmp_path: Path, code: int
 ) -> None:
-    job = new_job()
     spec = job.spec(script(tmp_path, f"import os\nos._exit({code})"), nproc=2)
     job.start({**spec, "agent": [*spec["agent"], "--talks"]}).wait()
     begins, ends = "at the beginning\n", "at the end\n"
@@ -167,8 +163,7 @@ def test_what_torchrun_says_after_its_ranks_ended_well_is_told_apart(
 
 
 @both
-def test_no_byte_of_much_output_is_lost(new_job: NewJob, tmp_path: Path, start: str) -> None:
-    job = new_job()
+def test_no_byte_of_much_output_is_lost(job: Job, tmp_path: Path, start: str) -> None:
     job.start(job.spec(script(tmp_path, MANY_LINES), start=start, nproc=2)).wait()
     for rank in ("0", "1"):
         words = [PYTHON, str(tmp_path / "program.py")]
@@ -207,10 +202,9 @@ time.sleep(1000)
     ],
 )
 def test_one_rank_that_fails_ends_them_all(
-    new_job: NewJob, tmp_path: Path, start: str, how: str, code: int
+    job: Job, tmp_path: Path, start: str, how: str, code: int
 ) -> None:
     """Also ranks that ignore SIGTERM; and how each of them ended is on record."""
-    job = new_job()
     target = {**script(tmp_path, FAILS), "args": [how]}
     spec = job.spec(target, start=start, nproc=2, workdir=tmp_path)
     ended = job.start(spec).wait()
@@ -230,7 +224,7 @@ def test_one_rank_that_fails_ends_them_all(
 
 
 def test_a_secret_in_an_error_leaves_the_node_by_no_file(
-    new_job: NewJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Libraries put a URL with its key into their exceptions; a key has many lines."""
     text = "import os\nprint(os.environ['THE_KEY'])\n"
@@ -238,7 +232,6 @@ def test_a_secret_in_an_error_leaves_the_node_by_no_file(
     # A variable whose name looks like a secret is also hidden.
     monkeypatch.setenv("THE_KEY", "l0gin-of-the-node")
     secrets = {"A": "t0ken-of-hub", "B": "-----BEGIN\nMIIEvQIBADANBgkqhkiG9w0\n-----END"}
-    job = new_job()
     spec = job.spec(script(tmp_path, text), workdir=tmp_path, env=secrets)
     job.start({**spec, "secrets": ["A", "B"]}).wait()
     (ended,) = job.of_kind("rank_ended")
@@ -299,8 +292,7 @@ def test_a_gpu_that_breaks_is_told_of_at_once(home: Path, monkeypatch: pytest.Mo
     assert not select.select([log], [], [], 0)[0]
 
 
-def test_a_keeper_that_is_killed_is_its_ranks_end(new_job: NewJob, tmp_path: Path) -> None:
-    job = new_job()
+def test_a_keeper_that_is_killed_is_its_ranks_end(job: Job, tmp_path: Path) -> None:
     job.start(job.spec(script(tmp_path, "import time; print('ready'); time.sleep(1000)")))
     wait_until(lambda: job.said("ready"))
     (started,) = wait_until(lambda: job.of_kind("rank_started"))
@@ -320,10 +312,9 @@ sys.exit(2)
 
 @both
 def test_a_rank_that_tears_down_when_it_is_asked_has_failed_by_itself(
-    new_job: NewJob, tmp_path: Path, start: str
+    job: Job, tmp_path: Path, start: str
 ) -> None:
     """Its connections are closed by then: others may have failed before, because of it."""
-    job = new_job()
     job.start(job.spec(script(tmp_path, TEARS_DOWN), start=start))
     wait_until(lambda: job.of_kind("rank_exit"))
     job.end("rank 0 on node 1 failed", 20.0)
@@ -350,9 +341,8 @@ while True:
 
 
 @both
-def test_a_rank_may_save_within_the_grace(new_job: NewJob, tmp_path: Path, start: str) -> None:
+def test_a_rank_may_save_within_the_grace(job: Job, tmp_path: Path, start: str) -> None:
     """Undisturbed: its sibling that ends at once is no reason to hurry it."""
-    job = new_job()
     job.start(job.spec(script(tmp_path, SAVES), start=start, nproc=2))
     wait_until(lambda: job.said("ready", "0") and job.said("ready", "1"))
     job.end("the user said so", 20.0)
@@ -378,10 +368,9 @@ os._exit(0)
 
 @both
 def test_a_rank_that_had_left_before_it_was_asked_has_left_by_itself(
-    new_job: NewJob, tmp_path: Path, start: str
+    job: Job, tmp_path: Path, start: str
 ) -> None:
     """Its keeper, on a busy machine, says so only after others have failed by it."""
-    job = new_job()
     job.start(job.spec(script(tmp_path, LEAVES_UNSEEN), start=start))
     (rank,) = wait_until(lambda: job.of_kind("rank_started"))
     wait_until(lambda: not alive(rank["pid"]))
@@ -391,9 +380,8 @@ def test_a_rank_that_had_left_before_it_was_asked_has_left_by_itself(
     assert (event["code"], event["asked"]) == (0, "")
 
 
-def test_an_end_before_there_are_ranks(new_job: NewJob, tmp_path: Path) -> None:
+def test_an_end_before_there_are_ranks(job: Job, tmp_path: Path) -> None:
     """Torchrun imports torch for a second or more; a stop must also work in that time."""
-    job = new_job()
     slow = [PYTHON, "-c", "import time; print('importing', flush=True); time.sleep(1000)"]
     job.start(job.spec(script(tmp_path, "print('never')"), agent=slow))
     wait_until(lambda: job.said("importing", "-"))
@@ -404,9 +392,8 @@ def test_an_end_before_there_are_ranks(new_job: NewJob, tmp_path: Path) -> None:
     assert (ended["agent"], ended["ranks"]) == (-15, {})
 
 
-def test_a_rank_that_starts_after_the_end_is_told_so(new_job: NewJob, tmp_path: Path) -> None:
+def test_a_rank_that_starts_after_the_end_is_told_so(job: Job, tmp_path: Path) -> None:
     """Torchrun that does not listen starts its ranks all the same."""
-    job = new_job()
     spec = job.spec(script(tmp_path, "import time; print('ready'); time.sleep(1000)"))
     deaf = "trap '' TERM; echo deaf; while [ ! -e go ]; do sleep 0.02; done; \"$@\"; exit 0"
     words = ["sh", "-c", f"cd {tmp_path}; {deaf}", "sh", *spec["agent"]]
@@ -420,12 +407,10 @@ def test_a_rank_that_starts_after_the_end_is_told_so(new_job: NewJob, tmp_path: 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_supervisor_that_is_told_to_stop_ends_its_job(
-    new_job: NewJob, tmp_path: Path, number: signal.Signals
+    job: Job, tmp_path: Path, number: signal.Signals
 ) -> None:
-    job = new_job()
     job.start(job.spec(script(tmp_path, SAVES)))
     wait_until(lambda: job.said("ready"))
-    assert job.supervisor is not None
     job.supervisor.send_signal(number)
     ended = job.wait()
     assert job.said("saved")
@@ -448,8 +433,7 @@ while not (os.path.exists("ready_1") and os.path.exists("ready_2")):
 
 
 @both
-def test_leftovers_of_a_finished_job_are_swept(new_job: NewJob, tmp_path: Path, start: str) -> None:
-    job = new_job()
+def test_leftovers_of_a_finished_job_are_swept(job: Job, tmp_path: Path, start: str) -> None:
     ended = job.start(job.spec(script(tmp_path, LEAVES), start=start, workdir=tmp_path)).wait()
     assert job.ended() == {0: 0}
     assert (tmp_path / "polite").exists()
@@ -462,19 +446,15 @@ def test_leftovers_of_a_finished_job_are_swept(new_job: NewJob, tmp_path: Path, 
 # -- torchrun itself --------------------------------------------------------------------------
 
 
-def test_torchrun_that_fails_by_itself(new_job: NewJob, tmp_path: Path) -> None:
-    job = new_job()
+def test_torchrun_that_fails_by_itself(job: Job, tmp_path: Path) -> None:
     words = ["sh", "-c", "echo these are its words >&2; exit 7"]
     ended = job.start(job.spec(script(tmp_path, ""), agent=words)).wait()
     assert (ended["agent"], ended["why"], ended["ranks"]) == (7, "", {})
     assert job.output == {"-": "these are its words\n"}
 
 
-def test_torchrun_that_is_killed_is_the_cause_not_its_ranks(
-    new_job: NewJob, tmp_path: Path
-) -> None:
+def test_torchrun_that_is_killed_is_the_cause_not_its_ranks(job: Job, tmp_path: Path) -> None:
     """They are ended because of it: that must not look like their own failure."""
-    job = new_job()
     job.start(job.spec(script(tmp_path, "import time; print('ready'); time.sleep(1000)"), nproc=2))
     wait_until(lambda: job.said("ready", "0") and job.said("ready", "1"))
     os.kill(job.of_kind("started")[0]["agent"], signal.SIGKILL)
@@ -484,9 +464,8 @@ def test_torchrun_that_is_killed_is_the_cause_not_its_ranks(
     assert all(event["asked"] for event in job.of_kind("rank_ended"))
 
 
-def test_ranks_are_not_interrupted_when_torchrun_is_killed(new_job: NewJob, tmp_path: Path) -> None:
+def test_ranks_are_not_interrupted_when_torchrun_is_killed(job: Job, tmp_path: Path) -> None:
     """They would fail before their supervisor has seen why; a handler might call that a Ctrl-C."""
-    job = new_job()
     text = "import time; print('ready'); time.sleep(1000)"
     job.start(job.spec(script(tmp_path, text), start="fork"))
     wait_until(lambda: job.said("ready"))
@@ -513,21 +492,16 @@ time.sleep(1000)
 """
 
 
-def test_a_rank_that_torchrun_has_ended_did_not_fail_by_itself(
-    new_job: NewJob, tmp_path: Path
-) -> None:
+def test_a_rank_that_torchrun_has_ended_did_not_fail_by_itself(job: Job, tmp_path: Path) -> None:
     """Torchrun may be quicker than the supervisor, on a machine that does other work."""
     os.mkfifo(tmp_path / "go")
-    job = new_job()
     job.start(job.spec(script(tmp_path, ONE_FAILS), nproc=2, workdir=tmp_path))
     wait_until(lambda: job.said("ready", "0") and job.said("ready", "1"))
     other = next(event["pid"] for event in job.of_kind("rank_started") if event["rank"] == 1)
-    supervisor = job.supervisor
-    assert supervisor is not None
-    supervisor.send_signal(signal.SIGSTOP)
+    job.supervisor.send_signal(signal.SIGSTOP)
     (tmp_path / "go").write_text("")
     wait_until(lambda: not alive(other))
-    supervisor.send_signal(signal.SIGCONT)
+    job.supervisor.send_signal(signal.SIGCONT)
     job.wait()
     assert job.ended() == {0: 3, 1: -15}
     assert {event["rank"]: event["asked"] for event in job.of_kind("rank_ended")} == {
@@ -536,11 +510,8 @@ def test_a_rank_that_torchrun_has_ended_did_not_fail_by_itself(
     }
 
 
-def test_torchrun_is_not_waited_for_once_all_ranks_have_ended(
-    new_job: NewJob, tmp_path: Path
-) -> None:
+def test_torchrun_is_not_waited_for_once_all_ranks_have_ended(job: Job, tmp_path: Path) -> None:
     """It takes its time to say what is known already, and a restart waits for it."""
-    job = new_job()
     # The shell waits without a limit.
     stays = ["sh", "-c", '"$@"; sleep 1000', "sh"]
     spec = job.spec(script(tmp_path, "import time; print('ready'); time.sleep(1000)"), nproc=2)
@@ -555,8 +526,7 @@ def test_torchrun_is_not_waited_for_once_all_ranks_have_ended(
     assert not job.living()
 
 
-def test_torchrun_that_is_not_there(new_job: NewJob, tmp_path: Path) -> None:
-    job = new_job()
+def test_torchrun_that_is_not_there(job: Job, tmp_path: Path) -> None:
     spec = job.spec(script(tmp_path, ""), agent=["/no/such/python"])
     with pytest.raises(AssertionError, match="/no/such/python: No such file or directory"):
         job.start(spec)
@@ -576,8 +546,7 @@ os._exit(0)
 """
 
 
-def test_ranks_that_the_real_torchrun_forks(new_job: NewJob, tmp_path: Path, port: int) -> None:
-    job = new_job()
+def test_ranks_that_the_real_torchrun_forks(job: Job, tmp_path: Path, port: int) -> None:
     spec = job.spec(script(tmp_path, SUMS), start="fork", nproc=2, agent=torchrun("fork", port, 2))
     ended = job.start(spec).wait(60)
     # Before it gloo of torch 2.8 and 2.9 says how many are connected.
@@ -587,10 +556,7 @@ def test_ranks_that_the_real_torchrun_forks(new_job: NewJob, tmp_path: Path, por
     assert (ended["agent"], ended["killed"]) == (0, {})
 
 
-def test_a_rank_that_fails_under_the_real_torchrun(
-    new_job: NewJob, tmp_path: Path, port: int
-) -> None:
-    job = new_job()
+def test_a_rank_that_fails_under_the_real_torchrun(job: Job, tmp_path: Path, port: int) -> None:
     target = {**script(tmp_path, FAILS), "args": ["raise"]}
     agent = torchrun("plain", port, 2)
     spec = job.spec(target, start="plain", nproc=2, workdir=tmp_path, agent=agent)
@@ -601,10 +567,7 @@ def test_a_rank_that_fails_under_the_real_torchrun(
     assert ended["why"] == "rank 1 failed"
 
 
-def test_the_real_torchrun_hurries_nobody_who_saves(
-    new_job: NewJob, tmp_path: Path, port: int
-) -> None:
-    job = new_job()
+def test_the_real_torchrun_hurries_nobody_who_saves(job: Job, tmp_path: Path, port: int) -> None:
     spec = job.spec(script(tmp_path, SAVES), start="fork", nproc=2, agent=torchrun("fork", port, 2))
     job.start(spec)
     wait_until(lambda: job.said("ready", "0") and job.said("ready", "1"), patience=60)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ WAITS = "import sys; print('up', flush=True); open(sys.argv[1]).read()"
 
 
 def sampler_of(job: Job) -> Process | None:
-    assert job.supervisor is not None
     children = [p for p in processes.everyone().values() if p.parent == job.supervisor.pid]
     command = {p.pid: Path(f"/proc/{p.pid}/cmdline").read_bytes().split(b"\0") for p in children}
     return next((p for p in children if b"sample" in command[p.pid]), None)
@@ -39,10 +37,7 @@ def waiting(job: Job, tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_it_samples_beside_a_job_and_is_no_part_of_it(
-    new_job: Callable[..., Job], tmp_path: Path
-) -> None:
-    job = new_job()
+def test_it_samples_beside_a_job_and_is_no_part_of_it(job: Job, tmp_path: Path) -> None:
     go = waiting(job, tmp_path)
     path = tmp_path / "e/outputs/node_00_metrics.jsonl"
     wait_until(lambda: path.exists() and samples.machine(path).host)  # it is there before a line
@@ -55,18 +50,15 @@ def test_it_samples_beside_a_job_and_is_no_part_of_it(
 
 
 @pytest.mark.slow
-def test_a_killed_supervisor_takes_it_along(new_job: Callable[..., Job], tmp_path: Path) -> None:
-    job = new_job()
+def test_a_killed_supervisor_takes_it_along(job: Job, tmp_path: Path) -> None:
     waiting(job, tmp_path)
     own = wait_until(lambda: sampler_of(job))
-    assert job.supervisor is not None
     job.supervisor.kill()
     wait_until(lambda: not alive(own.pid))
 
 
 @pytest.mark.slow
-def test_a_sampler_that_hangs_holds_nobody_up(new_job: Callable[..., Job], tmp_path: Path) -> None:
-    job = new_job()
+def test_a_sampler_that_hangs_holds_nobody_up(job: Job, tmp_path: Path) -> None:
     go = waiting(job, tmp_path)
     own = wait_until(lambda: sampler_of(job))
     os.kill(own.pid, signal.SIGSTOP)

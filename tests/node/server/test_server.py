@@ -308,9 +308,8 @@ def test_a_job_that_is_not_known_is_refused(new_link: NewLink) -> None:
 
 @pytest.mark.slow
 def test_a_job_starts_once_and_outlives_its_link(
-    new_link: NewLink, new_job: NewJob, tmp_path: Path
+    new_link: NewLink, job: Job, tmp_path: Path
 ) -> None:
-    job = new_job()
     os.mkfifo(tmp_path / "go")
     text = (
         "import os; print('ready'); open('go').read(); print(os.environ['ORCHESTRATOR_EXPERIMENT'])"
@@ -398,10 +397,9 @@ for number in range(30_000):
 
 @pytest.mark.slow
 def test_every_byte_is_sent_once_and_a_new_link_goes_on_at_the_offsets(
-    new_link: NewLink, new_job: NewJob, tmp_path: Path
+    new_link: NewLink, job: Job, tmp_path: Path
 ) -> None:
     """The link is cut repeatedly in the middle of a transfer."""
-    job = new_job()
     job.start(job.spec(script(tmp_path, LINES), nproc=2))
     copy = Copy()
     for cut in (0, 1, 3, 7):
@@ -421,9 +419,8 @@ def test_every_byte_is_sent_once_and_a_new_link_goes_on_at_the_offsets(
 
 @pytest.mark.slow
 def test_a_slow_head_does_not_fill_the_nodes_memory(
-    new_link: NewLink, new_job: NewJob, tmp_path: Path
+    new_link: NewLink, job: Job, tmp_path: Path
 ) -> None:
-    job = new_job()
     job.start(job.spec(script(tmp_path, "for _ in range(200): print('x' * 99_999)"))).wait()
     link = new_link()
 
@@ -448,8 +445,7 @@ WAITS = "import time; print('ready'); time.sleep(1000)"
 
 
 @pytest.mark.slow
-def test_an_end_with_its_receipt(new_link: NewLink, new_job: NewJob, tmp_path: Path) -> None:
-    job = new_job()
+def test_an_end_with_its_receipt(new_link: NewLink, job: Job, tmp_path: Path) -> None:
     job.start(job.spec(script(tmp_path, WAITS)))
     wait_until(lambda: job.said("ready"))
     link, who = new_link(), {"job": job.run.job, "node": 0}
@@ -484,7 +480,6 @@ def test_a_job_whose_supervisor_was_killed_is_swept(
     for one in (job, other):
         one.start(one.spec(script(tmp_path, ORPHANS), nproc=2))
         wait_until(lambda one=one: one.said("ready", "0") and one.said("ready", "1"))
-    assert job.supervisor is not None
     wait_until(lambda: len(job.living()) == 7)  # torchrun; and twice keeper, rank, sleep
     living = job.living()
     job.supervisor.kill()
