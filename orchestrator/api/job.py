@@ -359,7 +359,7 @@ def unreadable(rank: int, error: Exception) -> JobFailed:
     """Return the error for a result of which this Python cannot make an object again."""
     return JobFailed(
         f"the result of rank {rank} cannot be read here: {type(error).__name__}: {error}",
-        "return what this Python knows, too: numbers, strings, numpy arrays; of tensors, "
+        "return what this Python also knows: numbers, strings, numpy arrays; of tensors, "
         "those that are on the CPU, where torch is installed here",
     )
 

@@ -128,8 +128,8 @@ def ssh_command(**params: Any) -> int:
 
 @command("pull")
 @partial(reaching, jobs=True)
-@click.option("--checkpoints", is_flag=True, help="Fetch the job's checkpoints, too.")
-@click.option("--dry-run", is_flag=True, help="Say how much there is; fetch nothing.")
+@click.option("--checkpoints", is_flag=True, help="Also fetch the job's checkpoints.")
+@click.option("--dry-run", is_flag=True, help="Show how much there is; fetch nothing.")
 @json_option
 @click.argument("wanted", required=False, metavar="[EXP_OR_PATH]", shell_complete=experiment_names)
 @click.argument("destination", required=False, type=FILE, metavar="[DST]")
@@ -148,7 +148,7 @@ def pull_command(**params: Any) -> int:
 
 @command("push")
 @reaching
-@click.option("--dry-run", is_flag=True, help="Say what would be sent; send nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be sent; send nothing.")
 @json_option
 @click.argument("source", type=FILE, metavar="SRC")
 @click.argument("destination", required=False, metavar="[DST]")
@@ -222,7 +222,7 @@ def verify_command(
 @click.command("doctor", cls=GroupedCommand, params=[*launch_options("doctor"), PROGRAM])
 @click.option("--quick", is_flag=True, help="Run only the checks that every launch runs.")
 @click.option(
-    "--fix-hints/--no-fix-hints", "hints", default=True, help="Say how to fix each problem."
+    "--fix-hints/--no-fix-hints", "hints", default=True, help="Show how to fix each problem."
 )
 @json_option
 @color_option

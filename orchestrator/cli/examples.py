@@ -106,7 +106,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "pull": (
         ("orchestrator pull", "fetch what the newest job left on its nodes"),
-        ("orchestrator pull EXP --checkpoints", "its checkpoints, too"),
+        ("orchestrator pull EXP --checkpoints", "also its checkpoints"),
         ("orchestrator pull /var/log/syslog logs/", "a path of every node, into logs/node_<i>_..."),
     ),
     "bootstrap": (

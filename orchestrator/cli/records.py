@@ -177,7 +177,7 @@ def track(
     "--port", type=click.IntRange(0, 65535), help="Listen on this port. [default: 8321, or any]"
 )
 @click.option(
-    "--name", "names", multiple=True, help="A name by which browsers call this machine, too."
+    "--name", "names", multiple=True, help="Another name by which browsers call this machine."
 )
 @click.option("--open", "opened", is_flag=True, help="Open it in the browser of this machine.")
 def dashboard(

@@ -121,7 +121,7 @@ class Launch:
     )
     nproc: int | None = option(
         None,
-        "Start N ranks on each node, whatever slots= in the node list says.",
+        "Start N ranks on each node, regardless of slots= in the node list.",
         COMMON,
         commands=EXAMINE,
         shown="slots= in the node list, else the number of GPUs, else 1",
@@ -154,7 +154,7 @@ class Launch:
     claim: str = option(
         "gpus",
         "Start only where no other job or program has the GPUs, and hold them until the job ends;"
-        " all: hold slots of machines without GPUs, too; none: start whoever else is there.",
+        " all: also hold slots of machines without GPUs; none: start beside other jobs.",
         NODES,
         choices=("gpus", "all", "none"),
         commands=("launch", "verify"),

@@ -110,7 +110,7 @@ def refuse_target(out: Path, *, force: bool, layout: str) -> None:
         raise UsageError(f"{shown(out)} is a file", "name the directory to write")
     empty = layout != "file" and out.is_dir() and not any(out.iterdir())
     if os.path.lexists(out) and not empty and not force:
-        raise UsageError(f"{shown(out)} is there already", "--force replaces it")
+        raise UsageError(f"{shown(out)} already exists", "--force replaces it")
 
 
 def write_directory(

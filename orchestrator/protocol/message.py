@@ -73,7 +73,7 @@ Moment = typing.Annotated[float, A_TIME]
 NODE_TIME = Check(A_TIME.what, A_TIME.fits)
 NodeTime = typing.Annotated[float, NODE_TIME]
 IpAddress = typing.Annotated[str, Check("an IP address", is_address)]
-NoAddress = typing.Annotated[str, Check("an address or nothing", lambda v: not v or is_address(v))]
+NoAddress = typing.Annotated[str, Check("an address or empty", lambda v: not v or is_address(v))]
 Count = typing.Annotated[int, Check("a count", lambda value: 0 <= value < 1 << 63)]
 Few = typing.Annotated[int, Check("a number below 10,000", lambda value: 0 <= value < 10_000)]
 Port = typing.Annotated[int, Check("a port", lambda value: 0 <= value < 1 << 16)]

@@ -591,7 +591,7 @@ def first_step(place: Path) -> Seen:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", help="names of checks, or parts of them, with commas between")
-    parser.add_argument("--json", type=Path, help="write the results there, too")
+    parser.add_argument("--json", type=Path, help="also write the results there")
     parser.add_argument(
         "--rehearse", action="store_true", help="on the CPU: does this script work?"
     )

@@ -110,7 +110,9 @@ def main() -> None:
     parser.add_argument("--programs", default=",".join(PROGRAMS))
     parser.add_argument("--minutes", type=float, default=float("inf"), help="until the last job")
     parser.add_argument("--out", type=Path, help="where each result is appended as JSON")
-    parser.add_argument("--clocks", action="store_true", help="those of nodes jump, too")
+    parser.add_argument(
+        "--clocks", action="store_true", help="let the clocks of nodes jump as well"
+    )
     parser.add_argument("--shared", action="store_true", help="nodes and head share a disk")
     options = parser.parse_args()
     if options.clocks:

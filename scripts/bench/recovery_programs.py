@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 SUFFERING = '''
-"""What the ranks do to themselves: {control}/do_<rank> says what, and at which step."""
+"""The harm that ranks do to themselves: {control}/do_<rank> says what, and at which step."""
 
 import json, os, signal, sys, time
 

@@ -146,7 +146,7 @@ def test_the_record_of_a_job_and_a_secret_that_is_in_none_of_it(head: Head) -> N
     assert (record["state"], record["exit_code"], record["verdict"]) == ("done", 0, None)
     assert record["command"][-1] == "x"
     loose = [path for path in (experiment, *experiment.rglob("*")) if path.stat().st_mode & 0o077]
-    assert not loose, "others may read it, whatever the umask"
+    assert not loose, "others may read it in spite of the umask"
     manifest = (experiment / "manifest.json").read_text()
     assert json.loads(manifest)["nodes"][0]["facts"]["torch"]
     assert "launch:" in (experiment / "config.yaml").read_text()

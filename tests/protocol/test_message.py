@@ -57,7 +57,7 @@ ADDRESSES = st.ip_addresses().map(str)
 NARROW: dict[str, st.SearchStrategy[Any]] = {
     "a time": st.floats(0, 1e11, exclude_max=True),
     "an IP address": ADDRESSES,
-    "an address or nothing": st.just("") | ADDRESSES,
+    "an address or empty": st.just("") | ADDRESSES,
     "a count": st.integers(0, 2**63 - 1),
     "a number below 10,000": st.integers(0, 9999),
     "a port": st.integers(0, 2**16 - 1),

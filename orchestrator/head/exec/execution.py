@@ -366,7 +366,7 @@ def outcome_of(session: ExecSession, code: int, *, lost: bool, said: bytes) -> E
     if code < 0 and lost:
         return ExecOutcome(session.node, None, seconds, "the connection broke", lost=True)
     if code < 0:
-        return ExecOutcome(session.node, None, seconds, "somebody killed its shell")
+        return ExecOutcome(session.node, None, seconds, "its shell was killed")
     return ended
 
 

@@ -73,7 +73,7 @@ KINDS = {
     "lost": (
         "the node is lost",
         "check whether it runs (`ssh`, its console): it or the network to it went down; when it"
-        " answers again, `orchestrator emergency-stop` ends whatever still runs there",
+        " answers again, `orchestrator emergency-stop` ends what still runs there",
     ),
     "hang": (
         "no progress",

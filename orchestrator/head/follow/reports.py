@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 # From this offset on the user is warned, because the times in the node's log are misleading.
 CLOCK_IS_OFF_SECONDS = 2.0
-NOT_BEGUN = "its part of the job had not begun, and nobody starts it any more"
+NOT_BEGUN = "its part of the job had not begun, and it is not started any more"
 
 
 class Reports:
@@ -149,7 +149,7 @@ class Reports:
             warn(
                 f"{node.who} cannot reach node 0's supervisor ({event.why}): without a head,"
                 " an end on one will not be an end on the other. If that is a firewall, ranks"
-                f" that connect to each other hang, too: {OPEN_ALL}",
+                f" that connect to each other hang as well: {OPEN_ALL}",
             )
 
     @take_event.register(events.Ending)

@@ -402,7 +402,7 @@ def not_started(
     if not unable:
         return cause
     first, *others = unable
-    also = tuple(OtherFailure(node=node.index, message="its part, too") for node in others)
+    also = tuple(OtherFailure(node=node.index, message="also its part") for node in others)
     return replace(cause, node=first.index, node_name=first.name, also=also)
 
 

@@ -172,7 +172,7 @@ def say(text: str) -> None:
 
 
 def warn(text: str) -> None:
-    """Say a message on which the user may have to act."""
+    """Pass on a message on which the user may have to act."""
     say(styles.styled(text, styles.WARNING))
 
 

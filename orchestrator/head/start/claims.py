@@ -62,7 +62,7 @@ class Occupied(CheckFailed):
         super().__init__(
             f"the job needs {plural(least, 'node')}, and what it wants of them is not free; nothing"
             f" was started{lines}",
-            "wait for it: --queue; or take a part of each node: --gpus N; or start whoever else is"
+            "wait for it: --queue; or take a part of each node: --gpus N; or start beside what is"
             " there: --claim none",
         )
         self.missing = missing

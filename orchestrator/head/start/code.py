@@ -267,7 +267,7 @@ def refuse_strange(wanted: Sequence[Reached], checked: Sequence[CheckedOut], whe
         who = listed([n.node.name for n, a in zip(wanted, checked, strict=True) if a.strange])
         raise CheckFailed(
             f"the Python of {who} imports {listed([*strange])} from its own {where} (an editable"
-            " install), whatever is sent there",
+            " install), instead of what is sent there",
             f"remove it: orchestrator exec -- pip uninstall -y {next(iter(strange))}; or run the"
             " nodes' own code: --sync off",
         )

@@ -270,7 +270,7 @@ def users_of(some: Sequence[Device]) -> tuple[dict[str, Taken], str]:
         whose = owner(holder.pid) or {}
         found[device.key] = Taken(
             names=(device.name,),
-            user=str(whose.get("user") or "somebody"),
+            user=str(whose.get("user") or "another user"),
             job=printable(str(whose.get("job") or "")),
             program=printable(program),
             pid=holder.pid,

@@ -129,7 +129,7 @@ class TargetDirectory:
         return Arriving(self.folder, entry, self.folder.mode(entry.mode), self.label)
 
     def publish(self, arriving: Arriving) -> None:
-        """Give a complete file its name."""
+        """Rename a complete file to its name."""
         arriving.finish()
 
     def finish(self) -> None:

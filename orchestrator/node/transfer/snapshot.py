@@ -40,7 +40,7 @@ def make(
     entries: Iterable[ManifestEntry],
     first: Iterable[str] = (),
 ) -> tuple[bytes, bytes]:
-    """Make a snapshot of stored contents; return its directory, and that of its tree.
+    """Create a snapshot of stored contents; return its directory, and that of its tree.
 
     Its ranks search the `first` directories below the tree first.
     """

@@ -282,7 +282,7 @@ def asked_of(name: str) -> tuple[list[int], Sections]:
 # Of the session, and each when it is asked for: workers of pytest take tests from each other.
 @pytest.fixture(scope="session")
 def observed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Seen]:
-    """What is seen of a base or of a change, which is run once."""
+    """The observations of a base or of a change, which is run once."""
     directory = tmp_path_factory.mktemp("fields")
     for name, step in (("one", 1), ("other", 3)):
         token_file(directory / f"{name}.bin", step)

@@ -32,7 +32,7 @@ def test_what_a_team_does_in_its_first_week(tmp_path: Path) -> None:
     for rank in range(2):
         results = json.loads((job.path / f"results_{rank}").read_text())
         (whole, *copies), (sharded, *_) = results["unfrozen"]
-        assert copies[0] == copies[1], "what is unfrozen is summed over the ranks, too"
+        assert copies[0] == copies[1], "what is unfrozen is summed over the ranks as well"
         assert whole == pytest.approx(sharded, abs=1e-5)
         assert "give it all of them from the start" in results["another group"]
         assert "a parameter of shape (2, 2) that is not the model's" in results["stranger"]

@@ -165,7 +165,7 @@ SHARED = Adam([*G.parameters(), *D.parameters()])
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "no models": ({"models": None}, r"models= and optimizers= go together"),
     "no optimizers": ({"optimizers": None}, r"models= and optimizers= go together"),
-    "a model, too": ({"model": G}, r"models= and optimizers= go together"),
+    "a model as well": ({"model": G}, r"models= and optimizers= go together"),
     "no optimizer": ({"optimizers": {"g": SGD}}, r"by the name of a model, .*\(there are G, D\)"),
     "shared": ({"optimizers": {"G": SHARED, "D": SGD(D.parameters())}},
                r"D\.first\.weight is in two optimizers, 'G' and 'D'"),

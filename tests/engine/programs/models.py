@@ -253,7 +253,7 @@ def hybrid_shard(directory: Path) -> None:
 
 
 def others(results: dict[str, Any]) -> None:
-    """What is refused, what is computed twice, and what shards cannot hold."""
+    """Models that are refused, that compute twice, and that shards cannot hold."""
     results["recomputed"] = recomputed()
     results["hook"] = message(trained, Masked(), torch.optim.SGD)
     results["shortened"] = message(trained, shortened(), torch.optim.SGD, "ddp")

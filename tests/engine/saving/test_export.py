@@ -149,7 +149,7 @@ def test_what_is_there_is_replaced_only_when_asked(
     directory = save(tmp_path / "checkpoints", 1, {"model.a": torch.ones(1)})
     out = tmp_path / "out"
     out.write_text("precious")
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         export.export(directory, out)
 
     def full(fd: int) -> None:
@@ -186,7 +186,7 @@ def test_a_directory_for_from_pretrained(tmp_path: Path) -> None:
     assert (out / "config.json").read_text() == configs["config.json"]
     assert load_file(out / "model.safetensors").keys() == set("abcd")
 
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         export.export(directory, out, layout="huggingface")
     (out / "tokenizer.json").write_text("the user's own")
     (out / "model-00001-of-00002.safetensors").write_text("of an earlier export")

@@ -43,7 +43,7 @@ def test_an_emergency_stop_looks_into_containers_first(
     ) -> list[Receipt]:
         assert all_users and not only_show
         order.append([node.place for node in nodes])
-        return [Receipt(node=nodes[0].name, job="job", took=0.1, error="nobody is there")]
+        return [Receipt(node=nodes[0].name, job="job", took=0.1, error="no node is there")]
 
     def inside(nodes: Sequence[Node], _: Where, matters: object) -> list[Node]:
         assert matters is status.is_open

@@ -192,7 +192,7 @@ def test_a_node_hears_from_a_head_that_is_busy_elsewhere(
     busy.beat_if_quiet()
     assert busy.count == sent, "it has just heard something"
     busy.beat()
-    assert busy.count == sent + 1, "whoever wants to be heard at once is"
+    assert busy.count == sent + 1, "a caller that wants an answer at once gets it"
     busy.close()
     assert not list(own.channels), "one that is closed is not heard from again"
 

@@ -338,5 +338,5 @@ def test_one_connection_to_a_jump_host_for_all_nodes(site: Site, tmp_path: Path)
     through.close()
     again = transport.connect_to(nodes[0], 60)
     assert isinstance(again, FabricConnection)
-    assert again.through is not through, "an ended connection is made anew"
+    assert again.through is not through, "an ended connection is replaced"
     again.close()

@@ -102,7 +102,7 @@ def test_a_late_greeting_makes_no_clock_wrong(theirs: float, ahead: float, times
 
 
 def test_an_answer_that_has_waited_here_for_long_teaches_nothing(times: Times) -> None:
-    """A heartbeat of a connection that nothing else used meanwhile."""
+    """A heartbeat of a connection that nothing else used."""
     times.clock.greeted(times.now - 0.3, times.now + times.theirs)
     times.exchange(0.001, 60.0)
     assert times.clock.offset == 0.0

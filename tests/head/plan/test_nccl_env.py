@@ -195,7 +195,7 @@ CLUSTERS = {
         notes=["WARNING: NCCL uses TCP, because gpu01 has RoCE and the others do not: "
                "gpu02 (mlx5_0:1: DOWN)"],
     ),
-    "cards that nobody can use are switched off": Cluster(
+    "cards that no process can use are switched off": Cluster(
         [node(n, rdma=[infiniband("mlx5_0", state="DOWN")]) for n in (1, 2)], "ethernet", [OFF],
     ),
     "software RDMA is no RDMA": Cluster(
@@ -206,11 +206,11 @@ CLUSTERS = {
         [node(n, rdma=[infiniband("efa_0", link_layer="Unspecified")]) for n in (1, 2)],
         "ethernet", [OFF],
     ),
-    "without GPUs nobody needs the same cards": Cluster(
+    "without GPUs no node needs the same cards": Cluster(
         [node(1, gpus=0, rdma=EIGHT), node(2, gpus=0)], "ethernet", [OFF],
         notes=["WARNING: NCCL uses TCP, because gpu01 has InfiniBand"],
     ),
-    "docker and libvirt have addresses, too": Cluster(
+    "docker and libvirt have addresses as well": Cluster(
         [node(n, "docker0 172.17.0.1/16", "virbr0 192.168.122.1/24") for n in (1, 2)],
         "ethernet", [{}],
     ),
@@ -222,7 +222,7 @@ CLUSTERS = {
         [node(n, rdma=EIGHT) for n in (1, 2)], "ethernet", [OFF], profile="ethernet",
         why={"NCCL_IB_DISABLE": "nccl.profile is ethernet"},
     ),
-    "the profile says RoCE, where there is InfiniBand, too": Cluster(
+    "the profile says RoCE, where there is also InfiniBand": Cluster(
         [node(n, f"eth1 10.1.0.{n}/24", rdma=[*EIGHT, roce("mlx5_8", "eth1", f"10.1.0.{n}")])
          for n in (1, 2)],
         "roce", [cards("mlx5_8:1")], profile="roce",

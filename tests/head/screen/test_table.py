@@ -29,7 +29,7 @@ def test_every_column_is_in_the_reference_and_in_a_test(table: Table[Any], test:
     heads = [line.split("  ") for line in PAGES.splitlines() if line.startswith(headings[0])]
     assert headings in [[cell.strip() for cell in line if cell] for line in heads]
     cases = (ROOT / test).read_text()
-    assert all(f'"{heading}": ' in cases for heading in headings), "compare the new column, too"
+    assert all(f'"{heading}": ' in cases for heading in headings), "compare the new column as well"
 
 
 def shown(rows: Sequence[int], terminal: Terminal = PLAIN, **options: Any) -> list[str]:

@@ -343,7 +343,7 @@ def test_what_came_from_the_master_does_not_come_home_at_the_end(place: Path) ->
     assert (place_of[1] / "best.pt").read_text() == "best"
     assert not (place_of[1] / "rank_00_metrics.jsonl").exists()
     assert outputs.of_job(job["b"].run, checkpoints=False).files == ()
-    (place_of[1] / "best.pt").write_text("written anew")
+    (place_of[1] / "best.pt").write_text("written again")
     assert [file.path for file in outputs.of_job(job["b"].run, checkpoints=False).files] == [
         "best.pt"
     ]

@@ -18,4 +18,4 @@ def refuse_to_alarm() -> None:
     if os.geteuid():
         pytest.skip("only root may write to the kernel's log")
     if Path("/proc/driver/nvidia").exists():
-        pytest.skip("whoever watches this machine's GPUs would take them for broken")
+        pytest.skip("a monitor of this machine's GPUs would take them for broken")

@@ -144,7 +144,7 @@ def test_a_process_counts_until_its_last_thread_has_ended(
     wait_until(lambda: shown.read_text().rpartition(")")[2].split()[0] == "Z")
     ours = JobProcesses(job, 0)
     assert [one.pid for one in ours.living()] == [pid]
-    assert processes.is_leaving(process(pid)), "for whoever asks whether it ends by itself"
+    assert processes.is_leaving(process(pid)), "to tell whether it ends by itself"
     os.kill(pid, signal.SIGKILL)
     assert ours.wait(30.0)
     assert not alive(pid)

@@ -69,7 +69,7 @@ def test_a_time_limit_leaves_the_ranks_their_grace(
 
 
 @pytest.mark.parametrize("node", [0, 1])
-@pytest.mark.parametrize("what", ["nobody came", "detached", "followed"])
+@pytest.mark.parametrize("what", ["no head came", "detached", "followed"])
 def test_a_part_that_no_head_has_followed_and_no_other_was_heard_of_ends(
     monkeypatch: pytest.MonkeyPatch, node: int, what: str
 ) -> None:
@@ -89,7 +89,7 @@ def test_a_part_that_no_head_has_followed_and_no_other_was_heard_of_ends(
             now += lease.beat
             lease.turn()
         supervisor.orders = supervisor.orders[:1]
-    assert [order.headless for order in supervisor.orders] == [True] * (what == "nobody came")
+    assert [order.headless for order in supervisor.orders] == [True] * (what == "no head came")
     if lease.peers is not None:
         for wire in list(lease.peers.wires.values()):
             wire.close()
@@ -284,7 +284,7 @@ def test_a_supervisor_that_did_not_run_counts_no_silence_and_knows_for_how_long(
     alone = Lease(Supervisor(), bare_spec())
     alone.turn()
     alone.wake(two.now + 60.0)
-    assert not alone.stood_still, "nobody is heard by it, and it has nothing to do for a minute"
+    assert not alone.stood_still, "it hears no peer, and has nothing to do for a minute"
 
 
 @contextmanager

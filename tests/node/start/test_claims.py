@@ -251,7 +251,7 @@ def test_an_entry_that_no_living_process_wrote_says_nothing(
     sessions: list[ServerSession], place: Path
 ) -> None:
     lock_table = LockTable()
-    lock_table.write(ENTRY.replace(user="somebody else"))
+    lock_table.write(ENTRY.replace(user="another"))
     (place / "fedcba9876543210.json").write_text("{}")
     (place / "0000000000000000.json").symlink_to("/etc/passwd")
     (place / "aaaaaaaaaaaaaaaa.json").write_text(json.dumps({"id": ENTRY.id}))

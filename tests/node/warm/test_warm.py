@@ -314,7 +314,7 @@ def test_a_stop_during_the_hand_over(
 
 
 HOLD = """\
-def hold():  # until nobody holds the other end
+def hold():  # until no process holds the other end
     with open({fifo!r}) as end:
         end.read()
 

@@ -59,7 +59,7 @@ def test_events_of_steps_are_placed_on_the_time(tmp_path: Path) -> None:
     slow = [
         {**known, "step": 20, "text": "rank 2 is slow"},
         {**known, "time": STARTED + 12.5, "text": "the head finds it slow"},
-        {**known, "text": "nobody knows when"},
+        {**known, "text": "at an unknown time"},
     ]
     made = experiment(tmp_path / "slow", steps=40)
     record = made.read_record()
@@ -69,7 +69,7 @@ def test_events_of_steps_are_placed_on_the_time(tmp_path: Path) -> None:
     found = [(moment.what, moment.time) for moment in told.moments]
     assert ("rank 2 is slow", STARTED + 20) in found
     assert ("the head finds it slow", STARTED + 12.5) in found
-    assert "nobody knows when" not in dict(found)
+    assert "at an unknown time" not in dict(found)
 
 
 def test_the_cause_is_told_whatever_many_machines_say(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def execute(
         return shell_line(words, directory(node, workdir))
 
     execution = Execution(chosen.transport(), nodes, line_of, sink_of, limit=limit)
-    shown.when_broken = lambda: execution.end("nobody reads its output")
+    shown.when_broken = lambda: execution.end("its output is closed")
     stopped = answer_interrupts(execution)
     outcomes = execution.go()
     code = EXIT_STOPPED if stopped else OUTPUT_CLOSED if shown.broken else exit_code(outcomes)

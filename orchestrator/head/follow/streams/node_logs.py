@@ -30,7 +30,7 @@ class AppendOnly:
         self.size = os.fstat(self.fd).st_size - before
         if self.size < 0:
             os.close(self.fd)
-            raise UsageError(f"{path} is shorter than its record says: somebody has changed it")
+            raise UsageError(f"{path} is shorter than its record says: it was changed")
 
     def append(self, data: memoryview) -> memoryview:
         """Append the data; return the rest that did not fit on the disk."""
