@@ -45,12 +45,6 @@ def made(root: Path, name: str, state: str = "done", **fields: Any) -> Path:
     return path
 
 
-@pytest.fixture(autouse=True)
-def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The login's key, of which the commands know by their environment."""
-    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
-
-
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     path = tmp_path / "experiments"

@@ -158,11 +158,8 @@ def test_a_node_that_cannot_be_asked_is_left(monkeypatch: pytest.MonkeyPatch) ->
     assert [login.closed for login in logins] == [True]
 
 
-def test_a_job_can_be_looked_after_where_its_environment_has_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_can_be_looked_after_where_its_environment_has_gone(tmp_path: Path) -> None:
     """It was renamed, or its disk is away: the job that runs in it must be ended all the same."""
-    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
     node = Node("here", activate=f"script:{tmp_path}/gone", wrap="env INSIDE=1")
     question = AskJobState(job="job", node=0)
     assert ask_once(LocalTransport(), node, question, 30).state == "unknown there"
@@ -176,11 +173,8 @@ def test_a_job_can_be_looked_after_where_its_environment_has_gone(
         ask_once(LocalTransport(), missing, AskJobState(job="job", node=0), 30)
 
 
-def test_a_node_hears_from_a_head_that_is_busy_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_hears_from_a_head_that_is_busy_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """A head that downloads for minutes, or serves a slow node, would be left by the others."""
-    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(beats, "HEAD_BEAT_SECONDS", 0.01)
     monkeypatch.setattr(channel, "beats", own := beats.Beats())
     busy = open_channel(ProcessConnection((), ""), Node("here", python=sys.executable), 10)

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import cast
 
 import pytest
@@ -107,9 +106,8 @@ def test_what_opens_more_files_than_this_process_may_fails_in_words() -> None:
 
 
 @pytest.fixture
-def channels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[NodeChannel]]:
+def channels() -> Iterator[list[NodeChannel]]:
     """Three nodes: servers of this machine."""
-    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
     here = Node("here", python=sys.executable)
     opened = [open_channel(ProcessConnection((), ""), here, PATIENCE) for _ in range(3)]
     yield opened

@@ -66,10 +66,8 @@ def test_a_supervisor_that_stood_still_is_the_cause_of_what_others_missed(
     reached: bool,
     named: int,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A node that hears nothing of node 0 can only say so of itself."""
-    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path))
     job = followed(tmp_path)
     what = "no word between node 1 and node 0 for 60 s"
     job.failures.append(job.nodes[1].failure(1001.0, "lost", what))
@@ -84,9 +82,8 @@ def test_a_supervisor_that_stood_still_is_the_cause_of_what_others_missed(
         assert cause.message.startswith("its supervisor did not run for 40 s: ")
 
 
-def test_what_holds_a_rank_up_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_holds_a_rank_up_is_told_once(tmp_path: Path) -> None:
     """Also where another head hears of it again."""
-    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path))
     job = followed(tmp_path)
     event = {
         "event": "rank_slow", "time": 2000.0, "rank": 1, "local": 0, "cause": "disk", "who": 1,

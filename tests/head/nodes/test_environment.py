@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -13,11 +12,6 @@ from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.start.nodes import note_remembered, settled
 
 MADE = "venv:~/.orchestrator/environments/0123456789abcdef"
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path))
 
 
 def test_what_is_remembered_is_used_and_said() -> None:

@@ -29,8 +29,7 @@ from orchestrator.records.outcome import JobVerdict
 
 
 @pytest.fixture(autouse=True)
-def own_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "login"))
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gather, "RETRY_SECONDS", 0.0)
     monkeypatch.setattr(output, "listeners", [])
     monkeypatch.setattr(gather, "AWAY_SECONDS", 0.0)

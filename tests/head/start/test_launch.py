@@ -36,8 +36,7 @@ from tests.records.one_node import NODE
 
 
 @pytest.fixture(autouse=True)
-def own_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "login"))
+def unheard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "listeners", [])
 
 

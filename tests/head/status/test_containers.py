@@ -18,12 +18,6 @@ NODES = parse_nodes("a\nb wrap='docker exec -i listed'\nuser@c:22", "list")
 IN_JOB = "docker exec -i job"
 
 
-@pytest.fixture(autouse=True)
-def login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The home of this login, where its key is."""
-    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
-
-
 def part(host: str, wrap: str | None, user: str | None = None, port: int | None = None) -> Any:
     return NodeRecord(0, host, host, user, port, host, "/inside/python", 0, 1, wrap=wrap)
 

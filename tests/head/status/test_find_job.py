@@ -15,12 +15,6 @@ from orchestrator.records.experiment import Experiment, Untrusted, this_head
 from tests.records.test_experiment import record
 
 
-@pytest.fixture(autouse=True)
-def login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The home of this login, where its key is."""
-    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
-
-
 def launched(root: Path, day: int, state: str = "done") -> Path:
     path = root / f"run_202601{day:02d}_000000"
     path.mkdir(parents=True, mode=0o700)

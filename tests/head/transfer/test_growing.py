@@ -44,10 +44,9 @@ class Node:
 
 
 @pytest.fixture
-def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
-    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "node"))
+def node(login: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     monkeypatch.setattr(growing, "GROWTH_SECONDS", 3600.0)
-    return Node(tmp_path / "node")
+    return Node(login)
 
 
 @pytest.fixture

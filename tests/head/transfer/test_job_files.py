@@ -90,7 +90,6 @@ class Job:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
     (tmp_path / "shm").mkdir()
     monkeypatch.setattr(resume_dir, "MEMORY", str(tmp_path / "shm"))
     yield tmp_path

@@ -25,9 +25,8 @@ Push = Callable[..., Moved]
 
 
 @pytest.fixture
-def push(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Push:
+def push(tmp_path: Path) -> Push:
     """Send tmp_path/here to a node's server on this machine, as tmp_path/there."""
-    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "state"))
     (tmp_path / "here").mkdir()
     node = NumberedNode(0, Node("here", python=sys.executable))
 

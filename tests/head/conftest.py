@@ -1,0 +1,7 @@
+"""Each test of the head has a login of its own."""
+
+from __future__ import annotations
+
+from tests.records.conftest import login
+
+__all__ = ["login"]
