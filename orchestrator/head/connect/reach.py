@@ -13,7 +13,7 @@ from orchestrator.common.errors import NodeError
 from orchestrator.head.connect.channel import NodeChannel, NotActive
 from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.connect.transport import Connection, Transport
-from orchestrator.head.nodes.environment import Environment, chosen
+from orchestrator.head.nodes.environment import Environment
 from orchestrator.head.nodes.facts import Facts, ProbedNode
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.protocol.message import Message
@@ -47,7 +47,7 @@ def open_channel(connection: Connection, node: Login, timeout: float) -> NodeCha
     On failure the connection is closed: repeated attempts would otherwise fill the node.
     """
     try:
-        environment = Environment(node.python, chosen(node.activate), chosen(node.wrap))
+        environment = Environment(node.python, node.activate, node.wrap)
         channel = NodeChannel(connection, environment, timeout)
         channel.name = node.host
         channel.begin(timeout)

@@ -104,7 +104,7 @@ def remember(nodes: Nodes, made: Sequence[BuildOutcome]) -> None:
             continue
         if "torch" not in outcome.packages:
             without_torch = True
-        elif not (node.python or node.activate or node.wrap):
+        elif all(way is None for way in (node.python, node.activate, node.wrap)):
             new[activations.machine_of(node)] = f"venv:{usual(outcome.path)}"
     if new:
         activations.remember(new)

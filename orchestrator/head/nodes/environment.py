@@ -9,7 +9,7 @@ from pathlib import Path
 
 from orchestrator.common.errors import UsageError
 
-# In the node list: overrides the setting for all nodes.
+# As an activation or a wrapper: the login's own, whatever is set for all nodes.
 NONE = "none"
 MODULE = r"[\w./+][\w./+=:-]*"
 ACTIVATIONS = (
@@ -48,9 +48,3 @@ def absolute(activate: str | None) -> str | None:
     if kind not in ("venv", "script") or not colon or not path or path[0] in "/~":
         return activate
     return f"{kind}:{os.path.normpath(Path.cwd() / path)}"
-
-
-def chosen(of_node: str | None, usual: str | None = None) -> str | None:
-    """Return the setting of a node, else that for all nodes; None if it is "none"."""
-    setting = of_node or usual
-    return None if setting == NONE else setting

@@ -18,7 +18,7 @@ from orchestrator.common import hosts as host_ranges
 from orchestrator.common.errors import OrchestratorError, UsageError, nearest, nearest_file
 from orchestrator.common.hosts import BadRange
 from orchestrator.common.text import plural
-from orchestrator.head.nodes.environment import ACTIVATION_FORMS, ACTIVATIONS, chosen
+from orchestrator.head.nodes.environment import ACTIVATION_FORMS, ACTIVATIONS, NONE
 
 # A typo in a range could make more, and all nodes are contacted at once.
 MAX_NODES = 16384
@@ -56,6 +56,7 @@ class Node:
     python: str | None = None
     workdir: str | None = None
     ifname: str | None = None
+    # Empty if the line says "none": the login's own, whatever a launch sets for all nodes.
     activate: str | None = None
     wrap: str | None = None
     # The site of the machine, which is only shown.
@@ -76,8 +77,7 @@ class Node:
     @property
     def place(self) -> str:
         """Return the name of the node, with its wrap command if it has one."""
-        wrap = chosen(self.wrap)
-        return f"{self.name} ({wrap})" if wrap else self.name
+        return f"{self.name} ({self.wrap})" if self.wrap else self.name
 
 
 class NodeListError(UsageError):
@@ -170,7 +170,7 @@ def options(words: Sequence[str]) -> Node:
             raise ValueError(f"{key} is {wanted}, not {word.removeprefix(f'{key}=')!r}")
         if key in values:
             raise ValueError(f"{key!r} is given twice")
-        values[key] = value
+        values[key] = "" if value == NONE and key in ("activate", "wrap") else value
     slots, spare = values.pop("slots", None), values.pop("spare", None)
     return Node("", slots=int(slots) if slots else None, spare=spare is not None, **values)
 

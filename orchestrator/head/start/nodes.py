@@ -19,7 +19,7 @@ from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes import activations
-from orchestrator.head.nodes.environment import chosen
+from orchestrator.head.nodes.environment import NONE
 from orchestrator.head.nodes.facts import ProbedNode
 from orchestrator.head.nodes.node_list import Node, read_nodes
 from orchestrator.head.plan.plan import DEFAULT_PORT
@@ -198,11 +198,10 @@ def probe_of(request: LaunchRequest, transport: Transport, active: Sequence[Node
 
 def port_request(request: LaunchRequest, nodes: int) -> PortRequest:
     """Return the request for a port on the first node of a job with `nodes` nodes."""
-    launch = request.config.launch
-    chosen = launch.master_port
+    wanted = request.config.launch.master_port
     return PortRequest(
-        wanted=chosen or DEFAULT_PORT,
-        exact=chosen is not None,
+        wanted=wanted or DEFAULT_PORT,
+        exact=wanted is not None,
         peers=nodes > 1,
     )
 
@@ -239,10 +238,20 @@ def settled(node: Node, launch: Launch) -> Node:
     )
 
 
+def chosen(of_node: str | None, usual: str | None) -> str | None:
+    """Return the setting of a node, else that for all nodes; None if it is the login's own."""
+    setting = usual if of_node is None else of_node
+    return None if setting in ("", NONE) else setting
+
+
 def remembered(node: Node, launch: Launch) -> str:
     """Return the activation that bootstrap recorded for this node, unless another one is named."""
     named = (node.activate, launch.activate, node.python, launch.python, node.wrap, launch.wrap)
-    return "" if any(named) else activations.read().get(activations.machine_of(node), "")
+    return (
+        ""
+        if any(way is not None for way in named)
+        else activations.read().get(activations.machine_of(node), "")
+    )
 
 
 def note_remembered(nodes: Sequence[Node], launch: Launch) -> list[str]:

@@ -22,7 +22,6 @@ from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
-from orchestrator.head.nodes.environment import chosen
 from orchestrator.head.nodes.node_list import Node, in_words
 from orchestrator.head.schedulers.backend import UNSCHEDULED, Scheduled, SshBackend, backend_of
 from orchestrator.head.screen import output, styles
@@ -419,8 +418,8 @@ def containers_of(
             continue
         for part in (*record.nodes, *record.spares):
             key = (part.host, part.user, part.port)
-            node, wrap = listed.get(key), chosen(part.wrap)
-            if node is not None and wrap not in (None, chosen(node.wrap)):
+            node, wrap = listed.get(key), part.wrap
+            if node is not None and wrap not in (None, node.wrap):
                 inside = replace(node, python=part.python, activate=part.activate, wrap=wrap)
                 found[key, wrap] = inside
     return list(found.values())
@@ -430,7 +429,7 @@ def trusted_record(experiment: Experiment) -> JobRecord | None:
     """Return its record, if this login launched it: how a node is entered is a command there."""
     with contextlib.suppress(UsageError):
         record = experiment.read_record()
-        if any(chosen(part.wrap) for part in (*record.nodes, *record.spares)):
+        if any(part.wrap for part in (*record.nodes, *record.spares)):
             experiment.check_launched(record)
             return record
     return None

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.config.launch import Launch
 from orchestrator.head.nodes import activations
-from orchestrator.head.nodes.node_list import Node
+from orchestrator.head.nodes.node_list import Node, parse_nodes
 from orchestrator.head.start.nodes import note_remembered, settled
 
 MADE = "venv:~/.orchestrator/environments/0123456789abcdef"
@@ -25,21 +25,34 @@ def test_what_is_remembered_is_used_and_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("node", "launch", "activate"),
+    ("options", "launch", "activate"),
     [
-        ({"activate": "conda:x"}, {}, "conda:x"),
-        ({"activate": "none"}, {}, None),
-        ({"python": "/p"}, {}, None),
-        ({"wrap": "docker exec -i x"}, {}, None),
-        ({}, {"activate": "bootstrap"}, "bootstrap"),
-        ({}, {"activate": "none"}, None),
-        ({}, {"python": "/p"}, None),
+        ("activate=conda:x", {}, "conda:x"),
+        ("activate=conda:x", {"activate": "none"}, "conda:x"),
+        ("activate=none", {}, None),
+        ("activate=none", {"activate": "conda:x"}, None),
+        ("python=/p", {}, None),
+        ("wrap='docker exec -i x'", {}, None),
+        ("wrap=none", {}, None),
+        ("", {"activate": "bootstrap"}, "bootstrap"),
+        ("", {"activate": "none"}, None),
+        ("", {"python": "/p"}, None),
     ],
 )
-def test_what_is_named_wins(
-    node: dict[str, str], launch: dict[str, str], activate: str | None
-) -> None:
+def test_what_is_named_wins(options: str, launch: dict[str, str], activate: str | None) -> None:
     activations.remember({"a": MADE})
-    there, asked = replace(Node("a"), **node), replace(Launch(), **launch)
+    (there,) = parse_nodes(f"a {options}", "list")
+    asked = replace(Launch(), **launch)
     assert settled(there, asked).activate == activate
     assert not note_remembered([there], asked)
+
+
+@pytest.mark.parametrize(
+    ("options", "wrap", "result"),
+    [("", "enroot", "enroot"), ("wrap=docker", "enroot", "docker"), ("wrap=none", "enroot", None)],
+)
+def test_a_wrapper_of_the_list_wins(options: str, wrap: str, result: str | None) -> None:
+    (node,) = parse_nodes(f"a {options}", "list")
+    assert settled(node, replace(Launch(), wrap=wrap)).wrap == result
+    # A command that launches nothing enters the node as the list says.
+    assert bool(node.wrap) == ("docker" in options)

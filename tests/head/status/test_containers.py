@@ -42,7 +42,7 @@ def test_those_of_jobs_that_run_on_nodes_of_the_list(tmp_path: Path) -> None:
     root.mkdir()
     other = part("c", IN_JOB)  # the same machine by another login is another node of a list
     launched(root, [part("a", IN_JOB), part("b", "docker exec -i listed"), other])
-    launched(root, [part("a", IN_JOB), part("c", IN_JOB, "user", 22), part("a", "none")])
+    launched(root, [part("a", IN_JOB), part("c", IN_JOB, "user", 22), part("a", None)])
     launched(root, [part("a", "docker exec -i over")], state="done")
     launched(root, [part("a", "docker exec -i forged")], signed=False)
     assert found(root) == [

@@ -22,7 +22,6 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached, ask_once
 from orchestrator.head.doctor import examination
 from orchestrator.head.nodes import machine
-from orchestrator.head.nodes.environment import chosen
 from orchestrator.head.nodes.facts import said_of
 from orchestrator.head.nodes.machine import Machine
 from orchestrator.head.nodes.node_list import Node, read_nodes
@@ -301,8 +300,7 @@ def words_of(answer: Answer) -> Iterator[list[str]]:
 def warm_data(answers: Replies) -> dict[str, object]:
     rows: list[dict[str, object]] = []
     for node, answer in answers:
-        wrap = chosen(node.wrap)
-        place = {"node": node.name, "wrap": wrap} if wrap else {"node": node.name}
+        place = {"node": node.name, "wrap": node.wrap} if node.wrap else {"node": node.name}
         if isinstance(answer, OrchestratorError):
             rows.append({**place, "state": "unreachable", "why": answer.what})
             continue
