@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import socket
@@ -25,7 +24,6 @@ from orchestrator.head.connect.subprocess_transport import (
 )
 from orchestrator.head.follow import verdict as verdicts
 from orchestrator.head.follow.reports import CLOCK_IS_OFF_SECONDS
-from orchestrator.head.follow.run import Run
 from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.streams.updates import (
     Failed,
@@ -36,14 +34,13 @@ from orchestrator.head.follow.streams.updates import (
     Warned,
 )
 from orchestrator.head.nodes.environment import Environment
-from orchestrator.head.schedulers.backend import backend_of
-from orchestrator.head.screen.screen import Display, Screen
 from orchestrator.head.transfer import fetch
 from orchestrator.protocol import events, frames
 from orchestrator.protocol.frames import EVENTS, JSON, LARGEST, LOG, OFFSET, RANKS
 from orchestrator.protocol.requests.follow import StopReceipt
 from orchestrator.records import experiments
-from orchestrator.records.experiment import JobRecord, NodeRecord
+from orchestrator.records.experiment import NodeRecord
+from tests.head.follow.conftest import Follow
 from tests.protocol.test_message import json_data, made
 
 NODES = [NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1) for i in range(2)]
@@ -99,7 +96,7 @@ class Impatient(threading.Event):
         return False
 
 
-def follow(directory: Path, says: bytes, refusal: str = "") -> list[NodeUpdate]:
+def hear(directory: Path, says: bytes, refusal: str = "") -> list[NodeUpdate]:
     """Return the head's news of a node that sends these bytes after it has been followed."""
     answers: list[dict[str, Any]] = [{"id": 1, "ok": {"time": CLOCK}}, {"id": 2, "ok": {}}]
     if refusal:
@@ -140,7 +137,7 @@ any_frame = st.one_of(
 @example([frame(JSON, b"[" * 100_000)])
 @example([frame(EVENTS, OFFSET.pack(0) + b'{"event": "started", "time": 1e30}\n')])
 def test_any_bytes_are_a_lost_node(tmp_path: Path, said: list[bytes]) -> None:
-    heard = follow(tmp_path, b"".join(said))
+    heard = hear(tmp_path, b"".join(said))
     assert isinstance(heard[-1], Lost) and not any(isinstance(updates, Failed) for updates in heard)
 
 
@@ -148,7 +145,7 @@ def test_what_a_crash_left_in_the_events_is_passed_over(tmp_path: Path) -> None:
     """Half a line of a full disk, NUL bytes of a power failure; what is whole still counts."""
     ending = {"event": "ending", "time": 5.0, "why": "swept", "grace": 0.0}
     lines = b'{"event": "rank_sta\n' + json.dumps(ending).encode() + b"\n\0\0\0\0\n"
-    heard = follow(tmp_path, frame(EVENTS, OFFSET.pack(0) + lines))
+    heard = hear(tmp_path, frame(EVENTS, OFFSET.pack(0) + lines))
     (happened,) = (updates for updates in heard if isinstance(updates, Happened))
     assert happened.event.replace(time=5.0) == events.Ending(time=5.0, why="swept", grace=0.0)
     ahead = CLOCK - time.time()
@@ -167,16 +164,9 @@ def test_what_a_crash_left_in_the_events_is_passed_over(tmp_path: Path) -> None:
 @example([events.Ending(time=1.0, why="", grace=0.0, lost=-77)], 0.0)
 @example([events.Ending(time=1.0, why="", grace=0.0, lost=77)], 0.0)
 def test_any_events_end_in_a_record_and_a_verdict(
-    tmp_path: Path, said: list[events.Event], clock: float
+    follow: Follow, said: list[events.Event], clock: float
 ) -> None:
-    place = experiments.create(tmp_path, f"run{next(count)}")
-    record = JobRecord("run-1", str(place.path), "running", ["x"], NODES, 1000.0)
-    place.write_record(record)
-    display = Display(Screen([], io.StringIO(), tty=False, color=False, quiet=True))
-    run = Run(place, record, display, backend_of(record))
-    run.job.followers = [
-        NodeFollower(LocalTransport(), "run-1", node, place, run.inbox.put) for node in NODES
-    ]
+    run = follow(2)
     run.reports.set_clock(run.job.nodes[0], clock)
     for event in said:
         run.reports.handle(
@@ -188,22 +178,15 @@ def test_any_events_end_in_a_record_and_a_verdict(
     run.reports.handle(Over(0))
     run.reports.handle(Over(1))
     run.conclude()
-    written = place.read_record()
+    written = run.experiment.read_record()
     assert written.state == run.record.state
     assert written.nodes[0].clock == (clock if abs(clock) > CLOCK_IS_OFF_SECONDS else 0.0)
     if written.verdict is not None:
         assert verdicts.to_lines(written.verdict)
-    for follower in run.job.followers:
-        follower.text.close()
-        follower.ranks.close()
 
 
-def test_stop_asks_again_where_an_end_was_not_proved_whatever_failed_first(tmp_path: Path) -> None:
-    place = experiments.create(tmp_path, "run")
-    record = JobRecord("run-1", str(place.path), "running", ["x"], NODES, 1000.0)
-    place.write_record(record)
-    display = Display(Screen([], io.StringIO(), tty=False, color=False, quiet=True))
-    run = Run(place, record, display, backend_of(record))
+def test_stop_asks_again_where_an_end_was_not_proved_whatever_failed_first(follow: Follow) -> None:
+    run = follow(2)
     full = events.RankError(
         type="OSError", message="[Errno 28] No space left on device", traceback="", time=1.0
     )
@@ -215,7 +198,7 @@ def test_stop_asks_again_where_an_end_was_not_proved_whatever_failed_first(tmp_p
     for node in run.job.nodes:
         run.reports.handle(Over(node.record.index))
     run.conclude()
-    written = place.read_record()
+    written = run.experiment.read_record()
     assert written.over and written.verdict is not None and written.verdict.kind == "disk_full"
     assert [may_run_on(written, node) for node in written.nodes] == [False, True]
     assert written.receipts["n1"].left == (77,)

@@ -272,20 +272,25 @@ def test_the_pythons_that_have_torch_are_said(pythons: list[tuple[str, ...]], wo
     assert failed.value.fix.startswith(words)
 
 
-def test_a_program_that_no_node_has_is_misspelt_and_not_left_out() -> None:
-    missing = program("missing", "/w/x.py")
-    with pytest.raises(CheckFailed) as nowhere:
-        make(found("a\nb", target=missing))
-    with pytest.raises(CheckFailed) as on_one:
-        make(change(found("a\nb"), 1, target=missing))
-    with pytest.raises(CheckFailed) as no_directory:
-        make(found("a\nb", target=missing, workdir_exists=False, workdir="/gone"))
-    assert "check its spelling" in nowhere.value.fix
-    assert "copy it" in on_one.value.fix
-    assert "copy it" in no_directory.value.fix
-    with pytest.raises(CheckFailed) as not_here:
-        make(change(found("a\nb"), 1, target=program("not executable", "/x")))
-    assert "chmod +x" in not_here.value.fix
+MISSING = program("missing", "/w/x.py")
+
+
+@pytest.mark.parametrize(
+    ("everywhere", "fields", "fix"),
+    [
+        (True, {"target": MISSING}, "check its spelling"),
+        (False, {"target": MISSING}, "copy it"),
+        (True, {"target": MISSING, "workdir_exists": False, "workdir": "/gone"}, "copy it"),
+        (False, {"target": program("not executable", "/x")}, "chmod +x"),
+    ],
+)
+def test_a_program_that_no_node_has_is_misspelt_and_not_left_out(
+    everywhere: bool, fields: dict[str, Any], fix: str
+) -> None:
+    machines = found("a\nb", **fields) if everywhere else change(found("a\nb"), 1, **fields)
+    with pytest.raises(CheckFailed) as failed:
+        make(machines)
+    assert fix in failed.value.fix
 
 
 def test_the_engine_needs_no_workdir() -> None:

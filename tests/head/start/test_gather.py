@@ -153,15 +153,6 @@ def test_who_is_missing_is_said(tmp_path: Path) -> None:
         asking.run()
 
 
-def test_a_node_that_was_named_three_times_is_swapped(tmp_path: Path) -> None:
-    job = record("abc", spares="s")
-    verdict = JobVerdict(node=1, node_name="b", kind="signal", message="killed by signal 9")
-    job = replace(job, attempts=[replace(job.attempts[0], verdict=verdict)] * 3)
-    asking, said = gathering(tmp_path, job)
-    assert [one.name for one in asking.run().nodes] == ["a", "s", "c"]
-    assert said == ["b was named as the cause of 3 failures: s takes its place"]
-
-
 @pytest.mark.parametrize(
     ("job", "nodes", "said"),
     [
@@ -216,18 +207,19 @@ def test_of_nodes_that_cannot_do_their_part_none_comes_back_before_another(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"),
+    ("kind", "times", "ran", "words"),
     [
-        ("disk_full", "has no space left on a disk"),
-        ("gpu_fault", "has a broken GPU"),
+        ("signal", 3, None, "was named as the cause of 3 failures"),
+        ("disk_full", 1, 5.0, "has no space left on a disk"),
+        ("gpu_fault", 1, 5.0, "has a broken GPU"),
     ],
 )
-def test_a_node_that_will_fail_again_makes_way_at_once(
-    tmp_path: Path, kind: str, words: str
+def test_a_node_that_will_fail_again_makes_way(
+    tmp_path: Path, kind: str, times: int, ran: float | None, words: str
 ) -> None:
     job = record("abc", spares="s")
     verdict = JobVerdict(node=1, node_name="b", kind=kind, message="OSError: [Errno 28]")
-    job = replace(job, attempts=[replace(job.attempts[0], verdict=verdict, ran=5.0)])
+    job = replace(job, attempts=[replace(job.attempts[0], verdict=verdict, ran=ran)] * times)
     asking, said = gathering(tmp_path, job)
     assert "".join(one.name for one in asking.run().nodes) == "asc"
     assert said == [f"b {words}: s takes its place"]

@@ -44,6 +44,12 @@ class Machine(Channel):
         env = {"ORCHESTRATOR_EXPERIMENT": str(Path(self.run.path) / "experiment")}
         self.run.write_spec(FIRST.replace(node=index, env=env, workdir=str(self.work)))
         self.resume = Path(resume_dir.make(self.run))
+        # A test sets what happens before this node answers a request.
+        self.before: Callable[[Request[Any]], object] = lambda request: None
+
+    def ask(self, request: Request[Any], seconds: float) -> Any:
+        self.before(request)
+        return super().ask(request, seconds)
 
     def write(self, name: str, content: str, at: float = 0.0) -> None:
         path = self.work / name
@@ -268,14 +274,12 @@ def test_what_cannot_be_brought_ends_the_attempt(
         full = "orchestrator.common.folder.PartialFile.put"
         monkeypatch.setattr(full, lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
     else:
-        own = job["a"].ask
 
-        def ask(request: Request[Any], seconds: float) -> Any:
+        def changes(request: Request[Any]) -> None:
             if isinstance(request, ReadFile):
                 job["a"].write("c-40/model.pt", "another")
-            return own(request, seconds)
 
-        cast("Any", job["a"]).ask = ask
+        job["a"].before = changes
     with pytest.raises(CheckFailed, match="its ranks would start from the beginning") as refusal:
         job.again("ab")
     assert refusal.value.names == ("b",), "a spare takes the place of who is the reason"
@@ -286,10 +290,10 @@ def test_no_attempt_begins_beside_a_node_that_does_not_answer(place: Path) -> No
     job = Job("ab", place)
     job["a"].write("\x1b[2Jckpt.pt", "step 40")
 
-    def gone(request: Request[Any], _: float) -> Any:
+    def gone(request: Request[Any]) -> None:
         raise NodeError("it does not answer")
 
-    cast("Any", job["b"]).ask = gone
+    job["b"].before = gone
     with pytest.raises(CheckFailed, match=r"ckpt\.pt, which a has, did not come to b") as refusal:
         job.again("ab")
     assert "\x1b" not in str(refusal.value) and refusal.value.names == ("b",)
@@ -298,14 +302,12 @@ def test_no_attempt_begins_beside_a_node_that_does_not_answer(place: Path) -> No
 def test_a_master_that_is_lost_on_the_way_is_named(place: Path) -> None:
     job = Job("ab", place)
     job["a"].write("model.pt", "weights")
-    own = job["a"].ask
 
-    def ask(request: Request[Any], seconds: float) -> Any:
+    def breaks(request: Request[Any]) -> None:
         if isinstance(request, ReadFile):
             raise NodeError("the connection broke")
-        return own(request, seconds)
 
-    cast("Any", job["a"]).ask = ask
+    job["a"].before = breaks
     with pytest.raises(CheckFailed, match=r"did not come to a \(the connection broke\)") as refusal:
         job.again("ab")
     assert refusal.value.names == ("a",) and job["b"].has() == {}

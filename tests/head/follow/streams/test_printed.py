@@ -27,8 +27,12 @@ def lines(experiment: Path, rank: int) -> list[dict[str, Any]]:
     return [{k: v for k, v in line.items() if k not in ("time", "left_s")} for line in told]
 
 
-def test_each_rank_that_tells_its_steps_has_a_file(tmp_path: Path) -> None:
-    log = LogFile(0, "10.0.0.1", tmp_path / "log", tmp_path / "ranks")
+@pytest.fixture
+def log(tmp_path: Path) -> LogFile:
+    return LogFile(0, "10.0.0.1", tmp_path / "log", tmp_path / "ranks")
+
+
+def test_each_rank_that_tells_its_steps_has_a_file(log: LogFile, tmp_path: Path) -> None:
     append(log, "0", "step 1 loss 9\n")
     # A previous head has read the log up to here.
     reading = Printed(log, tmp_path, range(2))
@@ -48,11 +52,10 @@ def test_each_rank_that_tells_its_steps_has_a_file(tmp_path: Path) -> None:
 
 
 def test_a_log_is_looked_at_when_it_has_grown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    log: LogFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
     monkeypatch.setattr(printed.time, "monotonic", lambda: now)
-    log = LogFile(0, "10.0.0.1", tmp_path / "log", tmp_path / "ranks")
     reading = Printed(log, tmp_path, range(2))
     assert reading.due == math.inf
     for step in (1, 2):
@@ -68,8 +71,7 @@ def test_a_log_is_looked_at_when_it_has_grown(
         assert reading.due == math.inf
 
 
-def test_a_program_that_measures_by_itself_is_believed(tmp_path: Path) -> None:
-    log = LogFile(0, "10.0.0.1", tmp_path / "log", tmp_path / "ranks")
+def test_a_program_that_measures_by_itself_is_believed(log: LogFile, tmp_path: Path) -> None:
     reading = Printed(log, tmp_path, range(2))
     outputs = tmp_path / "outputs"
     outputs.mkdir()
@@ -80,16 +82,18 @@ def test_a_program_that_measures_by_itself_is_believed(tmp_path: Path) -> None:
     assert trainers.every(outputs)[1][0].parent == outputs
 
 
-def test_of_a_log_that_grows_faster_than_it_is_read_the_end_is_read(tmp_path: Path) -> None:
-    log = LogFile(0, "10.0.0.1", tmp_path / "log", tmp_path / "ranks")
+def test_of_a_log_that_grows_faster_than_it_is_read_the_end_is_read(
+    log: LogFile, tmp_path: Path
+) -> None:
     reading = Printed(log, tmp_path, range(2))
     append(log, "0", "step 1 loss 1\n" + "x" * printed.MOST_BYTES + "\nstep 2 loss 2\n")
     reading.check(0.0, last=True)
     assert [line["step"] for line in lines(tmp_path, 0)] == [2]
 
 
-def test_an_evaluation_at_a_step_that_is_written_adds_its_loss(tmp_path: Path) -> None:
-    log = LogFile(0, "10.0.0.1", tmp_path / "log", tmp_path / "ranks")
+def test_an_evaluation_at_a_step_that_is_written_adds_its_loss(
+    log: LogFile, tmp_path: Path
+) -> None:
     reading = Printed(log, tmp_path, range(2))
     append(log, "0", "iter 2: loss 3.4\nstep 2: val loss 3.5\niter 2: loss 3.4\n")
     reading.check(0.0, last=True)
