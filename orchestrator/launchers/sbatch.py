@@ -123,7 +123,6 @@ def queue_job(
         submitted.write_signed(record)
         job = queue.submit(str(submitted.path / "batch.sh"), env)
     except OrchestratorError:
-        (submitted.path / "batch.sh").unlink(missing_ok=True)
         submitted.discard()
         raise
     submitted.write(experiment.SLURM_JOB, job + "\n")

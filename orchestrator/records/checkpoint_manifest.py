@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from orchestrator.common import files
 from orchestrator.common.text import plural
 from orchestrator.protocol import message
 from orchestrator.protocol.message import Check, Count, Moment, Nonsense
@@ -23,8 +23,6 @@ NAME = "manifest.json"
 LONGEST_TEXT = 4096
 Text = Annotated[str, Check("a name", lambda text: len(text) <= LONGEST_TEXT)]
 Sha256 = Annotated[str, Check("a checksum", re.compile("[0-9a-f]{64}").fullmatch)]
-# The size of one read. sha256 of 1 MiB takes about 1 ms.
-PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -56,24 +54,10 @@ def shown(name: str | Path) -> str:
     return text if text.isprintable() else repr(text)
 
 
-def digest(
-    path: Path, *, sync: bool = False, seen: Callable[[int], None] | None = None
-) -> FileRecord:
-    """Return the size and sha256 of a file. `sync` flushes it to disk first.
-
-    seen() is called with the size of each piece after it is read.
-    """
-    checksum, size = hashlib.sha256(), 0
-    piece = memoryview(bytearray(PIECE_BYTES))
-    with path.open("rb", buffering=0) as file:
-        if sync:
-            os.fsync(file.fileno())
-        while count := file.readinto(piece):
-            checksum.update(piece[:count])
-            size += count
-            if seen:
-                seen(count)
-    return FileRecord(size, checksum.hexdigest())
+def digest(path: Path) -> FileRecord:
+    """Return the size and sha256 of a file."""
+    with path.open("rb") as file:
+        return FileRecord(os.fstat(file.fileno()).st_size, files.digest(file.fileno()))
 
 
 def to_json(manifest: Manifest) -> str:
@@ -117,9 +101,9 @@ def unfit_names(names: Iterable[str]) -> str:
     return ""
 
 
-def problems(path: Path, files: Mapping[str, FileRecord]) -> dict[str, str]:
+def problems(path: Path, records: Mapping[str, FileRecord]) -> dict[str, str]:
     """Return the problems of files that are missing or have another size, by name."""
-    found = {name: mis_sized(path, name, record) for name, record in files.items()}
+    found = {name: mis_sized(path, name, record) for name, record in records.items()}
     return {name: problem for name, problem in found.items() if problem}
 
 

@@ -197,9 +197,12 @@ def load(path: Path) -> Checkpoint:
 def verify(
     checkpoint: Checkpoint,
     only: Sequence[str] | None = None,
-    seen: Callable[[int], None] | None = None,
+    seen: Callable[[int], None] = lambda _: None,
 ) -> list[str]:
-    """Read every byte and return the problems. `only` restricts it to some files."""
+    """Read every byte and return the problems. `only` restricts it to some files.
+
+    seen() is called with the size of each file after it is read.
+    """
     if not checkpoint.files:
         return [checkpoint.problem]
     problems = []
@@ -208,11 +211,12 @@ def verify(
         problem = checkpoint_manifest.mis_sized(checkpoint.path, name, record)
         if not problem:
             try:
-                if digest(checkpoint.path / name, seen=seen) != record:
+                if digest(checkpoint.path / name) != record:
                     problem = f"{shown(name)} is damaged: its sha256 is not the manifest's"
             except OSError as error:
                 problem = f"{shown(name)} cannot be read: {error.strerror}"
         problems += [problem] if problem else []
+        seen(record.size)
     return problems
 
 

@@ -484,16 +484,12 @@ class Experiment:
         return positions
 
     def discard(self) -> None:
-        """Undo create(), and remove the files that are written before a start."""
-        if self.slurm_job() is not None:
-            # It was submitted before, and its record describes its fate.
-            return
-        for file in (".head", RECORD, NOTIFY, trust.SIGNATURE):
-            (self.path / file).unlink(missing_ok=True)
-        for each in (HEAD_LOG, f"{HEAD_LOG}.1"):
-            (self.logs / each).unlink(missing_ok=True)
-        for inner in (self.path / "outputs", self.logs, self.path):
-            inner.rmdir()
+        """Delete an experiment that was created and not started.
+
+        One that was submitted before stays, as its record describes its fate.
+        """
+        if self.slurm_job() is None:
+            files.delete(self.path)
 
     def again(self) -> Experiment:
         """Prepare this directory for the next attempt of the job.

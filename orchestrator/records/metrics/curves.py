@@ -70,7 +70,7 @@ class FileSums:
         self.metrics: dict[str, Columns] = {}
         # A column has 2**shift steps.
         self.shift = 0
-        self.first = self.last = -1  # columns
+        self.known: set[int] = set()
 
     def read(self) -> None:
         """Read the new lines. A file that was truncated is read from its start."""
@@ -82,37 +82,28 @@ class FileSums:
                     self._add(*measured)
 
     def _add(self, step: int, values: Mapping[str, Any]) -> None:
-        at = self._column_of(step)
+        self.known.add(step >> self.shift)
+        while len(self.known) > self.most:
+            self.shift += 1
+            self.known = {at >> 1 for at in self.known}
+            self.metrics = {name: halved(columns) for name, columns in self.metrics.items()}
         for name, value in values.items():
             short = shortened(name)
             if number(value) is not None and (
                 short in self.metrics or len(self.metrics) < MOST_NAMES
             ):
-                add(self.metrics.setdefault(short, {}), at, Sums(step, value, value, value))
-
-    def _column_of(self, step: int) -> int:
-        """Return the column of a step. Columns are merged if there would be too many."""
-        at = step >> self.shift
-        self.first = at if self.first < 0 else min(self.first, at)
-        self.last = max(self.last, at)
-        while self.last - self.first >= self.most:
-            self.metrics = {name: halved(columns) for name, columns in self.metrics.items()}
-            self.shift += 1
-            self.first, self.last, at = self.first >> 1, self.last >> 1, at >> 1
-        return at
+                columns = self.metrics.setdefault(short, {})
+                add(columns, step >> self.shift, Sums(step, value, value, value))
 
     def curves(self, points: int) -> dict[str, Curve]:
-        shift = 0
-        while (self.last >> shift) - (self.first >> shift) >= points:
-            shift += 1
-        return {name: curve_of(halved(of, shift)) for name, of in self.metrics.items()}
+        return {name: curve_of(columns, points) for name, columns in self.metrics.items()}
 
 
-def halved(columns: Columns, times: int = 1) -> Columns:
-    """Return the sums in columns of 2**times as many steps."""
+def halved(columns: Columns) -> Columns:
+    """Return the sums in columns of twice as many steps."""
     joined: Columns = {}
     for at, sums in columns.items():
-        add(joined, at >> times, sums)
+        add(joined, at >> 1, sums)
     return joined
 
 
@@ -126,7 +117,9 @@ def add(columns: Columns, at: int, new: Sums) -> None:
     columns[at] = new
 
 
-def curve_of(columns: Columns) -> Curve:
+def curve_of(columns: Columns, points: int) -> Curve:
+    while len(columns) > points:
+        columns = halved(columns)
     known = [columns[at] for at in sorted(columns)]
     return Curve(
         [sums.step for sums in known],

@@ -7,18 +7,18 @@ A line has the time, the node, and either `about` (the machine), `cause` (an eve
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
-from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 from orchestrator.protocol.message import Check, Moment, Nonsense, decode
-from orchestrator.records.metrics.lines import GrowingFile, Line
+from orchestrator.records.metrics.lines import GrowingFile, Line, last_lines
 
 FILE = re.compile(r"node_(\d{2,6})_metrics(?:_(\d{1,6}))?\.jsonl")
-# The size of a usual sample.
-SAMPLE_BYTES = 1 << 10
+# Few samples are longer.
+SAMPLE_BYTES = 1 << 14
 # The first part of a file, which has the description of the machine.
 BEGINNING_BYTES = 1 << 18
 # The most GPUs, interfaces and disks.
@@ -114,27 +114,10 @@ def machine(path: Path) -> AttemptMachine:
     return next(filter(None, known), AttemptMachine())
 
 
-class RecentSamples:
-    """The last samples of one growing file, of which only new lines are read.
-
-    `machine` has the last description of the machine.
-    """
-
-    def __init__(self, path: Path, keep: int = 60) -> None:
-        self.samples: deque[Sample] = deque(maxlen=keep)
-        try:
-            size = path.stat().st_size
-        except OSError:
-            size = 0
-        self.file = GrowingFile(path, max(0, size - keep * SAMPLE_BYTES))
-        self.machine = machine(path)
-
-    def read(self) -> deque[Sample]:
-        for line in self.file.lines():
-            if (sample := sample_of(line)) is not None:
-                self.samples.append(sample)
-            self.machine = machine_of(line) or self.machine
-        return self.samples
+def last(path: Path, most: int = 1) -> list[Sample]:
+    """Return the last samples of a file, in order."""
+    known = filter(None, map(sample_of, last_lines(path, most * SAMPLE_BYTES)))
+    return list(itertools.islice(known, most))[::-1]
 
 
 class Events:

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.common import files
-from orchestrator.records.metrics.lines import number, parsed
+from orchestrator.records.metrics.lines import last_lines, number
 
 FILE = re.compile(r"rank_([0-9]{2,9})_metrics(?:_([0-9]{1,4}))?\.jsonl")
 # The end of a file, which is searched for its last values.
@@ -80,16 +79,8 @@ def last(path: Path | None) -> Point:
     """
     if path is None:
         return Point()
-    try:
-        with files.open_plain(path) as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - END_BYTES))
-            raws = file.read(END_BYTES).split(b"\n")
-    except OSError:
-        # The rank has no file, or its files stay on the node.
-        return Point()
     known: dict[str, Any] = {}
-    lines = (line for raw in reversed(raws) if (line := parsed(raw)) is not None)
-    for line in itertools.islice(lines, END_LINES):
+    for line in itertools.islice(last_lines(path, END_BYTES), END_LINES):
         known = {**line, **known}
         if OF_A_STEP in line:
             break

@@ -21,7 +21,7 @@ from orchestrator.common.hosts import is_this_machine
 from orchestrator.records import experiments, goodput
 from orchestrator.records.experiment import RECORD, Experiment, JobRecord
 from orchestrator.records.metrics import samples, trainers
-from orchestrator.records.metrics.samples import RecentSamples, Sample
+from orchestrator.records.metrics.samples import Sample
 from orchestrator.records.metrics.trainers import Point
 
 # A job that is over is still exported for this time, so that an alarm sees it.
@@ -92,13 +92,11 @@ class Exposition:
     root: Path
     trusted: bool = False
     records: dict[Path, tuple[float, JobRecord | None]] = field(default_factory=dict)
-    samples: dict[Path, RecentSamples] = field(default_factory=dict)
 
     def text(self) -> str:
         return written(self.points(time.time()))
 
     def points(self, now: float) -> Iterator[Metric]:
-        shown = dict[Path, RecentSamples]()
         for each, record in self.current(now):
             labels = {"experiment": each.name}
             yield from of_job(record, labels)
@@ -113,10 +111,8 @@ class Exposition:
                 path = samples.newest(each.path / "outputs", node.index)
                 if path is None or record.over:
                     continue
-                recent = shown[path] = self.samples.get(path) or RecentSamples(path, keep=1)
-                if (last := recent.read()) and now - changed(path) < OLD_SECONDS:
+                if (last := samples.last(path)) and now - changed(path) < OLD_SECONDS:
                     yield from of_node(last[-1], {**labels, "node": node.name})
-        self.samples = shown
 
     def current(self, now: float) -> Iterator[tuple[Experiment, JobRecord]]:
         """Yield the experiments that run, or ended within STAYS_SECONDS."""

@@ -89,7 +89,7 @@ def test_notices_are_in_the_stream_once_for_an_attempt(
     assert [n.text for n in samples.Events(paths[0]).read()] == [
         "/dev/shm is full: 1 B free of 64 MiB"
     ]
-    assert len(samples.RecentSamples(paths[1]).read()) == 2
+    assert len(samples.last(paths[1], 9)) == 2
 
 
 def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.records.metrics import lines, samples
-from orchestrator.records.metrics.samples import Events, RecentSamples
+from orchestrator.records.metrics.samples import Events
 
 ABOUT = {"time": 1.0, "about": {"host": "gpu1", "cpus": 8, "memory_bytes": 100, "gpus": ["H100"]}}
 LINE = {
@@ -30,7 +30,7 @@ def test_samples_and_what_is_none(tmp_path: Path) -> None:
         json.dumps(line) for line in (ABOUT, {"time": 2.0, **LINE}, {"time": 3, "cause": "x"})
     ]
     path.write_text("\n".join([*written, *NONSENSE, '{"time": 4, "cp']))
-    (first,) = RecentSamples(path).read()
+    (first,) = samples.last(path, 9)
     assert (first.cpu, first.memory, first.received, first.sent) == (0.5, 50, 101, 202)
     assert first.gpu("use") == 0.75 and first.gpu("watts") == 200 and first.gpu("none") is None
     machine = samples.machine(path)
@@ -56,10 +56,8 @@ def test_events_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     sample = json.dumps({"time": 3, **LINE}) + "\n"
     path.write_text('{"time": 1, "cause": "x"}\n{"time": "now", "cause": "y"}\n' + sample * 99)
     read: list[bytes] = []
-    together = lines.parsed_together
-    monkeypatch.setattr(
-        lines, "parsed_together", lambda raws: (read.extend(raws), together(raws))[1]
-    )
+    parsed = lines.parsed
+    monkeypatch.setattr(lines, "parsed", lambda raw: (read.append(raw), parsed(raw))[1])
     events = Events(path)
     assert [each.cause for each in events.read()] == ["x"]
     assert len(read) == 2, "a sample is none"
@@ -71,17 +69,15 @@ def test_events_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert len(events.read()) == 2, "what was told stays, each once"
 
 
-def test_what_grows_is_read_once(tmp_path: Path) -> None:
+def test_the_last_samples_are_those_with_a_whole_line(tmp_path: Path) -> None:
     path = tmp_path / "grows"
-    recent = RecentSamples(path, keep=3)
-    assert not recent.read()
+    assert not samples.last(path, 3)
     with path.open("a") as file:
         for at in range(5):
             file.write(json.dumps({"time": at, "cpu": 0.1}) + "\n")
         file.write('{"time": 5,')
         file.flush()
-        assert [sample.time for sample in recent.read()] == [2, 3, 4]
+        assert [sample.time for sample in samples.last(path, 3)] == [2, 3, 4]
         file.write(' "cpu": 0.2}\n')
         file.flush()
-        assert [sample.time for sample in recent.read()] == [3, 4, 5]
-    assert recent.file.at == path.stat().st_size
+        assert [sample.time for sample in samples.last(path, 3)] == [3, 4, 5]

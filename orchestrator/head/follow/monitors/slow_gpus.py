@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from orchestrator.records.experiment import NodeRecord
 from orchestrator.records.metrics import samples
-from orchestrator.records.metrics.samples import RecentSamples, Sample
+from orchestrator.records.metrics.samples import Sample
 from orchestrator.records.outcome import SlowRank
 
 # The causes as in job.json. From outside a data loader, a disk and a lock look alike.
@@ -143,8 +143,6 @@ class SlowMonitor:
     ) -> None:
         self.nodes, self.outputs, self.report = nodes, outputs, report
         self.due_at = time.monotonic() + FIRST_SECONDS
-        # The samples by node index.
-        self.recent: dict[int, RecentSamples] = {}
         # The time of the newest sample by node index.
         self.last: dict[int, float] = {}
         # The index of the node that the last check found.
@@ -165,24 +163,22 @@ class SlowMonitor:
 
     def find(self) -> SlowRank | None:
         """Return the rank whose GPU slows down the others, None if there is none."""
-        for node in self.nodes:
-            path = samples.newest(self.outputs, node.index)
-            if path and node.index not in self.recent and samples.machine(path).gpus:
-                self.recent[node.index] = RecentSamples(path, SAMPLES)
+        newest = {node.index: samples.newest(self.outputs, node.index) for node in self.nodes}
+        paths = {index: path for index, path in newest.items() if path is not None}
+        models = {index: samples.machine(path).gpus for index, path in paths.items()}
         # If a node has fewer ranks than GPUs, it is unknown here which GPUs they use.
         full = {
             node.index: node
             for node in self.nodes
-            if node.index in self.recent and len(self.recent[node.index].machine.gpus) == node.nproc
+            if node.index in paths and len(models[node.index]) == node.nproc
         }
-        read = {index: tuple(self.recent[index].read()) for index in full}
+        read = {index: samples.last(paths[index], SAMPLES) for index in full}
         before, self.last = (
             self.last,
             {i: each[-1].time if each else 0.0 for i, each in read.items()},
         )
         # A hanging driver repeats old samples, so nodes without a new one are left out.
         moving = {i: each for i, each in read.items() if self.last[i] != before.get(i)}
-        models = {index: self.recent[index].machine.gpus for index in full}
         found = slow_gpu(moving, models)
         if found is None:
             return None

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.head.follow.monitors.slow_gpus import SlowGpu, SlowMonitor, slow_gpu
 from orchestrator.records.experiment import NodeRecord
-from orchestrator.records.metrics.samples import RecentSamples, Sample
+from orchestrator.records.metrics.samples import Sample, last
 from orchestrator.records.outcome import SlowRank
 
 Values = Sequence[float | None]
@@ -23,7 +23,7 @@ def samples(path: Path, use: Callable[[int], Values], mhz: Values) -> list[Sampl
         for n in range(12)
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return list(RecentSamples(path).read())
+    return last(path, 12)
 
 
 def found(
