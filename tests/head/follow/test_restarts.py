@@ -128,9 +128,6 @@ def test_a_crash_loop_ends_with_its_first_cause() -> None:
     assert same.why.endswith("the cause is that of attempt 2")
 
 
-LOST = {**KILLED, "kind": "link"}
-
-
 @pytest.mark.parametrize(
     ("verdicts", "lasted", "ran", "restarts"),
     [

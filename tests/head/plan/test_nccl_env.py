@@ -210,6 +210,16 @@ CLUSTERS = {
         [node(1, gpus=0, rdma=EIGHT), node(2, gpus=0)], "ethernet", [OFF],
         notes=["WARNING: NCCL uses TCP, because gpu01 has InfiniBand"],
     ),
+    # NCCL takes the first address of an interface; the one of the other family leads nowhere.
+    "IPv6 only": Cluster(
+        [ProbedNode(Node(f"n{n}"), facts(f"eth0 2001:db8::{n}/64", boot=str(n)), f"2001:db8::{n}")
+         for n in (1, 2)],
+        "ethernet", [{"NCCL_SOCKET_FAMILY": "AF_INET6"}],
+    ),
+    "the demo: several nodes on one machine": Cluster(
+        [ProbedNode(Node(f"n{n}"), facts(boot="one"), f"127.0.0.{n}") for n in (2, 3)],
+        "ethernet", [{}], sockets=["lo"],
+    ),
     "docker and libvirt have addresses as well": Cluster(
         [node(n, "docker0 172.17.0.1/16", "virbr0 192.168.122.1/24") for n in (1, 2)],
         "ethernet", [{}],
@@ -304,22 +314,6 @@ def test_more_connections_where_one_is_too_slow(
         assert f"{speed // 1000} Gb/s" in why(net, "NCCL_SOCKET_NTHREADS")
     cards_instead = nccl_env.make([node(n, rdma=EIGHT) for n in (1, 2)])
     assert "NCCL_SOCKET_NTHREADS" not in told(cards_instead, 0)
-
-
-def test_ipv6_only() -> None:
-    """NCCL takes the first address of an interface; the one of the other family leads nowhere."""
-    members = [
-        ProbedNode(Node(f"n{n}"), facts(f"eth0 2001:db8::{n}/64", boot=str(n)), f"2001:db8::{n}")
-        for n in (1, 2)
-    ]
-    net = nccl_env.make(members)
-    assert told(net, 1) == {**sockets(), "NCCL_SOCKET_FAMILY": "AF_INET6"}
-
-
-def test_loopback_needs_nothing_more() -> None:
-    """The demo: several nodes on one machine."""
-    members = [ProbedNode(Node(f"n{n}"), facts(boot="one"), f"127.0.0.{n}") for n in (2, 3)]
-    assert told(nccl_env.make(members), 1) == sockets("lo")
 
 
 @pytest.mark.parametrize("name", ["NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_NET", "NCCL_NET_PLUGIN"])

@@ -1,7 +1,9 @@
-"""Nodes without the network between head and node: a session each, in this process."""
+"""Nodes without the network between head and node, and what is in a directory of one."""
 
 from __future__ import annotations
 
+import stat
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,3 +40,18 @@ class Channel:
         if isinstance(answer, Declined):
             raise answer
         return answer
+
+
+def tree(root: Path, *, times: bool = False) -> dict[str, object]:
+    """Return everything below a directory: contents and modes of files, targets of links."""
+    known: dict[str, object] = {}
+    for path in sorted(root.rglob("*")):
+        status = path.lstat()
+        value: object = "other"
+        if stat.S_ISLNK(status.st_mode):
+            value = str(path.readlink())
+        elif stat.S_ISREG(status.st_mode):
+            changed = [status.st_mtime_ns] if times else []
+            value = (path.read_bytes(), stat.S_IMODE(status.st_mode), *changed)
+        known[str(path.relative_to(root))] = value
+    return known

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from orchestrator.head.transfer.fetch import Fetch
 from orchestrator.head.transfer.tree import Moved
 from orchestrator.protocol.requests.request import Ping
 from orchestrator.protocol.requests.transfer import ListPath, OutputFile, OutputFiles
+from tests.head.transfer.nodes import tree
 
 Bring = Callable[..., Moved]
 
@@ -55,21 +55,6 @@ def bring(node: NodeChannel, tmp_path: Path) -> Bring:
         return result
 
     return bring
-
-
-def tree(root: Path) -> dict[str, object]:
-    """Everything below a directory: contents, modes, targets."""
-    known: dict[str, object] = {}
-    for path in sorted(root.rglob("*")):
-        status = path.lstat()
-        if stat.S_ISLNK(status.st_mode):
-            value: object = str(path.readlink())
-        elif stat.S_ISREG(status.st_mode):
-            value = (path.read_bytes(), stat.S_IMODE(status.st_mode))
-        else:
-            value = "other"
-        known[str(path.relative_to(root))] = value
-    return known
 
 
 def test_a_tree_with_odd_names(bring: Bring, tmp_path: Path) -> None:
@@ -155,14 +140,12 @@ def test_a_file_that_another_node_gives_meanwhile_stays(
 
 
 def test_what_shrinks_after_it_was_listed_is_not_taken_for_whole(
-    node: NodeChannel, tmp_path: Path
+    node: NodeChannel, bring: Bring, tmp_path: Path
 ) -> None:
-    (tmp_path / "node/here").mkdir(parents=True)
     (tmp_path / "node/here/file").write_bytes(b"x" * 1000)
     known = listing(node, tmp_path / "node/here")
     (tmp_path / "node/here/file").write_bytes(b"x" * 10)
-    folder = Folder(tmp_path, private=False)
-    result = Fetch(node, known.place, folder, label="x", replace=lambda _: True).go(known.files)
+    result = bring(*known.files)
     assert "changed while it was read" in result.failed["here/file"]
     assert not (tmp_path / "here/file").exists()
 
@@ -209,10 +192,7 @@ def test_the_job_may_be_ended_meanwhile(node: NodeChannel, bring: Bring, tmp_pat
         if pieces == 1:  # before the first piece is asked for
             node.post(Ping())
 
-    known = listing(node, tmp_path / "node/here")
-    folder = Folder(tmp_path, private=False)
-    fetched = Fetch(node, known.place, folder, label="x", replace=lambda _: True, progress=asks)
-    assert fetched.go(known.files).files == ["here/file"]
+    assert bring(progress=asks).files == ["here/file"]
     assert (tmp_path / "here/file").read_bytes() == content
     assert node.ask(Ping(), 60).time
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from orchestrator.head.nodes.node_list import Node, NumberedNode
 from orchestrator.head.screen.progress import ProgressBar
 from orchestrator.head.transfer import push as pushing
 from orchestrator.head.transfer.tree import Moved
+from tests.head.transfer.nodes import tree
 
 pytestmark = pytest.mark.slow
 
@@ -40,21 +40,6 @@ def push(tmp_path: Path) -> Push:
     return push
 
 
-def tree(root: Path) -> dict[str, object]:
-    """Everything below a directory: contents, modes, times, targets."""
-    known: dict[str, object] = {}
-    for path in sorted(root.rglob("*")):
-        status = path.lstat()
-        if stat.S_ISLNK(status.st_mode):
-            known[str(path.relative_to(root))] = str(path.readlink())
-        elif stat.S_ISREG(status.st_mode):
-            mode = stat.S_IMODE(status.st_mode)
-            known[str(path.relative_to(root))] = (path.read_bytes(), mode, status.st_mtime_ns)
-        else:
-            known[str(path.relative_to(root))] = "directory"
-    return known
-
-
 def test_a_tree_and_then_what_has_changed(push: Push, tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     (here / "empty").mkdir()
@@ -68,7 +53,7 @@ def test_a_tree_and_then_what_has_changed(push: Push, tmp_path: Path) -> None:
     assert push(dry_run=True).files and not there.exists()
     first = push()
     assert (len(first.files), first.kept, first.failed) == (4, 0, {})
-    assert tree(there) == tree(here)
+    assert tree(there, times=True) == tree(here, times=True)
     again = push()
     assert (again.files, again.kept, again.size) == ([], 4, 0)
     (here / "program").write_text("y")
@@ -79,7 +64,7 @@ def test_a_tree_and_then_what_has_changed(push: Push, tmp_path: Path) -> None:
     changed = push()
     assert (changed.files, changed.size) == ([".hidden", "program"], 2)
     (there / "own").unlink()
-    assert tree(there) == tree(here)
+    assert tree(there, times=True) == tree(here, times=True)
 
 
 def test_nothing_is_written_through_a_link(push: Push, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,15 +13,11 @@ from hypothesis import strategies as st
 
 from orchestrator.records.metrics import curves, lines
 from orchestrator.records.metrics.curves import Curve, FileSums
-
-
-def write(path: Path, told: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(line) + "\n" for line in told))
-    return path
+from tests.records.metrics.test_points import write
 
 
 def test_few_lines_are_points_as_they_are(tmp_path: Path) -> None:
-    path = write(tmp_path / "m", [{"step": step, "loss": 2.0 / step} for step in (1, 5, 10)])
+    path = write(tmp_path / "m", *[{"step": step, "loss": 2.0 / step} for step in (1, 5, 10)])
     curve = curves.curves(path, 100)["loss"]
     assert curve.steps == [1, 5, 10]
     assert curve.means == curve.lows == curve.highs == [2.0, 0.4, 0.2]
@@ -33,7 +28,7 @@ def test_of_many_lines_every_point_keeps_its_range(tmp_path: Path) -> None:
     # A spike of one step must not get lost.
     losses[4_321] = 99.0
     told = [{"step": step, "loss": loss} for step, loss in enumerate(losses)]
-    curve = curves.curves(write(tmp_path / "m", told), 100)["loss"]
+    curve = curves.curves(write(tmp_path / "m", *told), 100)["loss"]
     assert 50 < len(curve.steps) <= 100
     assert (max(curve.highs), min(curve.lows)) == (99.0, 1.0)
     at = curve.highs.index(99.0)
@@ -54,13 +49,13 @@ def test_what_is_no_number_or_no_line_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_names_without_end_are_not_kept(tmp_path: Path) -> None:
-    path = write(tmp_path / "m", [{"step": 1, **{f"m{i}": i for i in range(500)}}])
+    path = write(tmp_path / "m", *[{"step": 1, **{f"m{i}": i for i in range(500)}}])
     assert len(curves.curves(path, 10)) == curves.MOST_NAMES
 
 
 def test_very_long_names_are_cut_and_stay_apart(tmp_path: Path) -> None:
     first, second = "x" * 5000 + "/a", "x" * 5000 + "/b"
-    path = write(tmp_path / "m", [{"step": step, first: 1.0, second: 2.0} for step in (1, 2)])
+    path = write(tmp_path / "m", *[{"step": step, first: 1.0, second: 2.0} for step in (1, 2)])
     found = curves.curves(path, 10)
     assert [len(name) for name in found] == [100, 100]
     assert [(name[-2:], curve.means) for name, curve in found.items()] == [

@@ -70,11 +70,6 @@ def test_a_follower_wakes_when_something_is_due_and_loses_who_is_silent(
     assert channel.now == 1008.0
 
 
-class Beats:
-    def post(self, request: object) -> int:
-        return 1
-
-
 def test_what_a_killed_supervisor_left_is_ended_and_the_job_may_start_again(tmp_path: Path) -> None:
     """A stop for good would forbid the next attempt on that node."""
     asked: list[Stop] = []
