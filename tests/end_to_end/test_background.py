@@ -6,11 +6,10 @@ import json
 import os
 import re
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from tests.launching import PATIENCE, Command, Head
+from tests.node.running import wait_until
 
 # Counts until a file says stop, then writes an output and its total.
 COUNT = """
@@ -24,13 +23,6 @@ with open(os.environ["ORCHESTRATOR_EXPERIMENT"] + f"/outputs/of_{os.environ['RAN
     file.write("result")
 print("TOTAL", number, flush=True)
 """
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not happen"
-        time.sleep(0.05)
 
 
 def background(command: Command) -> int:
@@ -73,20 +65,20 @@ def test_detached_it_goes_on_and_attach_takes_over(head: Head) -> None:
     assert head.record["state"] == "running"
     first = background(launch)
     for node in (0, 1):
-        until(lambda node=node: len(in_file(head, node)) > 20, "its log grows")
+        wait_until(lambda node=node: len(in_file(head, node)) > 20, "its log grows", PATIENCE)
     status = head.command("orchestrator", "status", "--json").ends()
     assert json.loads(status.text)["state"] == "running"
     attached = head.command("orchestrator", "attach")
     attached.wait_for(r"node1 rank1 \| line 50$")
-    until(lambda: gone(first), "the head that was left behind leaves")
+    wait_until(lambda: gone(first), "the head that was left behind leaves", PATIENCE)
     # A closed terminal sends this signal.
     attached.interrupt(signal.SIGHUP)
     assert attached.finish() == 0, attached.text
     second = background(attached)
     seen = len(in_file(head, 1))
-    until(lambda: len(in_file(head, 1)) > seen, "its log grows")
+    wait_until(lambda: len(in_file(head, 1)) > seen, "its log grows", PATIENCE)
     (head.directory / "stop").touch()
-    until(lambda: gone(second), "the head ends with its job")
+    wait_until(lambda: gone(second), "the head ends with its job", PATIENCE)
     record = head.record
     assert (record["state"], record["exit_code"], record["verdict"]) == ("done", 0, None)
     # By a head that another shell left behind.
@@ -113,11 +105,11 @@ def test_one_that_is_ended_leaves_the_job_and_stop_ends_both(head: Head) -> None
     words = ["--nnodes", "1", "--no-torchrun", "--detach", script, str(head.directory)]
     launch = head.run(*words)
     first = background(launch)
-    until(lambda: len(in_file(head, 0)) > 5, "its log grows")
-    until((head.experiment / "head.txt").read_text, "it says who it is")
+    wait_until(lambda: len(in_file(head, 0)) > 5, "its log grows", PATIENCE)
+    wait_until((head.experiment / "head.txt").read_text, "it says who it is", PATIENCE)
     # A shutdown of this machine sends this signal.
     os.kill(first, signal.SIGTERM)
-    until(lambda: gone(first), "it leaves")
+    wait_until(lambda: gone(first), "it leaves", PATIENCE)
     assert head.record["state"] == "running" and head.left(0)
     attached = head.command("orchestrator", "attach")
     # No earlier command has shown the line.
@@ -127,7 +119,7 @@ def test_one_that_is_ended_leaves_the_job_and_stop_ends_both(head: Head) -> None
     second = background(attached)
     stop = head.command("orchestrator", "stop", "--now").ends()
     assert stop.text.count("nothing left") == 1
-    until(lambda: gone(second), "the head ends with its job")
+    wait_until(lambda: gone(second), "the head ends with its job", PATIENCE)
     record = head.record
     assert (record["state"], len(record["receipts"])) == ("stopped", 1)
     assert head.nothing_left()

@@ -16,6 +16,7 @@ from orchestrator.config.schema import Config
 from tests.clusters.netns import NetnsCluster
 from tests.conftest import Cluster
 from tests.launching import PATIENCE, Head
+from tests.node.running import wait_until
 
 # Rank 3 fails; the others wait for it in a collective.
 FAIL = """
@@ -194,10 +195,7 @@ def test_a_stop_while_the_job_is_being_started(head: Head) -> None:
     (head.directory / "slow_nodes").write_text(f"{first}\n{second} python={python}\n")
     script = head.script("save.py", SAVE)
     command = head.launch(*("--nodes", "slow_nodes", "--no-torchrun", "--detach", script, "polite"))
-    deadline = time.monotonic() + PATIENCE
-    while not reached.exists():
-        assert command.process.poll() is None and time.monotonic() < deadline, command.text
-        time.sleep(0.05)
+    wait_until(reached.exists, "the start", PATIENCE)
     stop = head.command("orchestrator", "stop", "--now").ends()
     assert stop.text.count("nothing left") == 2
     assert command.finish() == 130, command.text

@@ -19,6 +19,7 @@ import pytest
 
 from tests.clusters.netns import NetnsCluster
 from tests.launching import BIN, Head
+from tests.node.running import wait_until
 
 # Numbered lines at a steady pace until a file says stop; their count is the last line.
 COUNT = """
@@ -204,12 +205,8 @@ def test_a_reader_that_leaves_does_not_end_the_job(head: Head) -> None:
     assert process.stdout is not None
     process.stdout.readline()
     process.stdout.close()
-    deadline = time.monotonic() + 40
     logs = head.directory / "experiments"
-    while time.monotonic() < deadline:
-        if any(file.stat().st_size > 2000 for file in logs.glob("*/logs/node_0_*.txt")):
-            break
-        time.sleep(0.05)
+    wait_until(lambda: any(x.stat().st_size > 2000 for x in logs.glob("*/logs/node_0_*.txt")))
     assert process.poll() is None
     (head.directory / "stop").touch()
     assert process.wait(timeout=40) == 0

@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 import re
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.launching import BIN, PATIENCE, Command, Head
+from tests.node.running import wait_until
 
 # A step takes 0.1 s, so that the job waits for the commands and does not only compute.
 SLOW = """
 import time
 from torch import nn
 from torch.utils.data import Dataset
+from tests.node.running import wait_until
 
 class Slow(Dataset):
     def __len__(self):
@@ -174,10 +175,7 @@ def test_metrics_grow_here_while_the_job_runs(apart: Head) -> None:
         return [json.loads(line) for line in text.splitlines()]
 
     def until(steps: int) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while any(len(lines(rank)) < steps for rank in range(2)):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: all(len(lines(rank)) >= steps for rank in range(2)), patience=PATIENCE)
 
     head = apart.launch("--no-torchrun", "--sync", "off", "writes.py")
     head.wait_for("logs in")

@@ -190,13 +190,6 @@ def test_ctrl_c_between_the_start_and_the_answer_stops_what_has_started(
     assert head.nothing_left()
 
 
-def while_followed(job: Job) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while Experiment(job.directory).followed:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 KILLED = """
 import os, sys
 from orchestrator import Cluster
@@ -215,7 +208,7 @@ def test_a_killed_program_and_a_killed_head_are_no_end(cluster: Cluster, head: H
     begun(job)
     assert job.status == "running"
     os.kill(head.record["head"]["pid"], signal.SIGKILL)
-    while_followed(job)
+    wait_until(lambda: not Experiment(job.directory).followed, patience=PATIENCE)
     again = cluster.attach(job.name)
     begun(again)
     assert job.status == "running" and Experiment(job.directory).followed

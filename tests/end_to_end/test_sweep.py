@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from orchestrator.records.experiment import Experiment
 from tests.launching import PATIENCE, Command, Head
+from tests.node.running import wait_until
 
 # Notes each start with its arguments, and ends when its file is there; fails where it is told to.
 NOTES = """
@@ -60,10 +60,7 @@ class Sweeps:
         return [json.loads(line) for line in (self.directory / "journal.jsonl").open()]
 
     def until(self, there: Callable[[], object]) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while not there():
-            assert time.monotonic() < deadline, self.running[-1].text
-            time.sleep(0.02)
+        wait_until(there, self.running[-1].text, PATIENCE)
 
 
 @pytest.fixture

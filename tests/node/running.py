@@ -77,6 +77,14 @@ def bare_spec(**fields: Any) -> Spec:
     return decode(Spec, {**text, **numbers, **rest, **fields})
 
 
+def run_dir(job: str = "job", node: int = 0, **fields: Any) -> RunDir:
+    """Return a run directory that exists and has a spec with these fields."""
+    run = RunDir(job, node)
+    run.create()
+    run.write_spec(bare_spec(**fields))
+    return run
+
+
 class Job:
     """One job on one node. `home` is where ORCHESTRATOR_HOME points to."""
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from orchestrator.engine.data.tokens import HEADER, WIDTHS, Header, read_header
+from tests.node.running import wait_until
 from tests.typed import typed
 
 pytestmark = pytest.mark.slow
@@ -200,9 +201,7 @@ def test_a_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     ):
         text.write("some words")
         text.flush()
-        deadline = time.monotonic() + 60
-        while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: len(list(tmp_path.iterdir())) >= 2)
         time.sleep(0.2)  # it waits for more to read
         made.send_signal(signal.SIGINT)
         assert made.wait(60) == 130

@@ -15,7 +15,7 @@ from orchestrator.protocol.events import Ended, Started
 from orchestrator.protocol.requests.follow import AskJobState, StopAll
 from orchestrator.protocol.requests.start import Start
 from tests.node.follow.test_stop_job import WAITS, spare_others
-from tests.node.running import Job, bare_spec, script, wait_until
+from tests.node.running import Job, bare_spec, run_dir, script, wait_until
 
 # No supervisor is there to answer.
 ALL = StopAll(why="emergency", grace=0.0, wait=1.0)
@@ -23,9 +23,7 @@ ALL = StopAll(why="emergency", grace=0.0, wait=1.0)
 
 def started_on(machine: str, job: str, node: int = 0) -> RunDir:
     """The files of a part of a job whose processes are not here."""
-    run = RunDir(job, node)
-    run.create()
-    run.write_spec(bare_spec(job=job, machine=machine))
+    run = run_dir(job, node, machine=machine)
     run.append_event(Started(time=0.0, agent=1, supervisor=2))
     return run
 

@@ -21,12 +21,11 @@ from orchestrator.node.job import supervisor
 from orchestrator.node.job.part import oom_evidence
 from orchestrator.node.job.part.part_end import HURRY_SECONDS
 from orchestrator.node.job.ranks import fast_torchrun, no_torchrun
-from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.job.supervisor import Supervisor
 from orchestrator.protocol.events import RankEnded
 from tests.free_ports import free_ports
 from tests.node.job.kernel_log import refuse_to_alarm, say
-from tests.node.running import PYTHON, Job, alive, bare_spec, script, wait_until
+from tests.node.running import PYTHON, Job, alive, bare_spec, run_dir, script, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -244,10 +243,7 @@ def test_a_secret_in_an_error_leaves_the_node_by_no_file(
 def test_the_last_words_of_a_rank_are_in_the_log_before_its_end_is_told(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ORCHESTRATOR_HOME", str(home))
-    run = RunDir("job", 0)
-    run.create()
-    run.write_spec(bare_spec())
+    run = run_dir()
     job = Supervisor(run)
     theirs, writing = os.pipe()
     os.set_blocking(theirs, False)
@@ -266,12 +262,9 @@ def test_the_last_words_of_a_rank_are_in_the_log_before_its_end_is_told(
 def test_a_gpu_that_breaks_is_told_of_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that waits for it may hang, and never fail."""
     refuse_to_alarm()
-    monkeypatch.setenv("ORCHESTRATOR_HOME", str(home))
     # This path stands in for a driver's device.
     monkeypatch.setattr(oom_evidence, "NVIDIA", "/dev/null")
-    run = RunDir("job", 0)
-    run.create()
-    run.write_spec(bare_spec())
+    run = run_dir()
     job = Supervisor(run)
     told: list[Any] = []
     monkeypatch.setattr(job, "event", told.append)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 from orchestrator.node.machine import tool
+from tests.node.running import alive, wait_until
 
 
 def run(*argv: str, seconds: float = 20.0, **env: str) -> tuple[str, str]:
@@ -38,17 +38,7 @@ def test_one_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
     out, problem = run("sh", "-c", script, seconds=0.5)
     assert (out, problem) == ("", "sh did not end within 0.5 s")
     child = int((tmp_path / "child").read_text())
-    deadline = time.monotonic() + 10
-    while "Z" not in _state(child):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
-    except OSError:
-        return "Z"
+    wait_until(lambda: not alive(child))
 
 
 def test_what_a_tool_leaves_behind_holds_nothing_up() -> None:

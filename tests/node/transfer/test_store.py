@@ -33,7 +33,7 @@ from orchestrator.protocol.requests.transfer import (
     RemoteDir,
 )
 from orchestrator.protocol.spec import Target
-from tests.node.running import bare_spec
+from tests.node.running import bare_spec, run_dir
 
 CONTENTS = {
     b"a.py": b"print(1)\n",
@@ -91,6 +91,21 @@ def check_out(session: CodeSession, name: str = "x", beside: str = "/nowhere") -
     )
 
 
+def start(session: CodeSession, job: str, workdir: str) -> RunDir:
+    """Start a job in a snapshot."""
+    run = run_dir(job, workdir=workdir)
+    session.job_started(run, run.read_spec())
+    return run
+
+
+@pytest.fixture
+def session(store: Store) -> CodeSession:
+    """A session to which a head has sent all contents."""
+    made = ServerSession().of(CodeSession)
+    send(made)
+    return made
+
+
 @pytest.fixture(params=["copied", "linked"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Small trees are copied, large ones linked."""
@@ -118,9 +133,7 @@ def test_a_tree_comes_and_is_checked_out(store: Store, way: str) -> None:
     assert send(ServerSession().of(CodeSession)) == 0
 
 
-def test_a_job_that_writes_changes_only_its_own(store: Store) -> None:
-    session = ServerSession().of(CodeSession)
-    send(session)
+def test_a_job_that_writes_changes_only_its_own(store: Store, session: CodeSession) -> None:
     first, second = (Path(check_out(session, name).workdir) for name in ("x-0", "y-0"))
     (first / "a.py").write_text("changed")
     assert (second / "a.py").read_bytes() == CONTENTS[b"a.py"]
@@ -128,9 +141,9 @@ def test_a_job_that_writes_changes_only_its_own(store: Store) -> None:
 
 
 @pytest.mark.parametrize("how", ["longer", "other content", "other mode"])
-def test_a_content_that_somebody_changed_comes_again(store: Store, way: str, how: str) -> None:
-    session = ServerSession().of(CodeSession)
-    send(session)
+def test_a_content_that_somebody_changed_comes_again(
+    store: Store, session: CodeSession, way: str, how: str
+) -> None:
     (changed,) = (e for e in ENTRIES if e.path == b"a.py")
     path = Path(os.fsdecode(store.path_of(changed)))
     if how == "other mode":
@@ -169,7 +182,7 @@ def test_a_store_that_others_may_change_is_refused(store: Store) -> None:
 
 
 def test_inputs_that_only_the_node_has_are_linked_and_nothing_else(
-    store: Store, tmp_path: Path
+    store: Store, session: CodeSession, tmp_path: Path
 ) -> None:
     """The program's own files stay in the snapshot, even under names in the node's directory."""
     beside = tmp_path / "proj"
@@ -178,8 +191,6 @@ def test_inputs_that_only_the_node_has_are_linked_and_nothing_else(
         path = beside / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(name)
-    session = ServerSession().of(CodeSession)
-    send(session)
     target = Target(kind="module", name="a")
     request = CheckOut(
         tree=DIGEST, snapshot="x-0", title="t", beside=str(beside), target=target,
@@ -205,14 +216,9 @@ def test_inputs_that_only_the_node_has_are_linked_and_nothing_else(
             session.check_out(request.replace(snapshot="z-0", title="u/proj", outputs=(name,)))
 
 
-def test_snapshots_go_with_their_jobs(store: Store) -> None:
-    session = ServerSession().of(CodeSession)
-    send(session)
+def test_snapshots_go_with_their_jobs(store: Store, session: CodeSession) -> None:
     started, never = (check_out(session, name).workdir for name in ("x-0", "y-0"))
-    run = RunDir("job-1", 0)
-    run.create()
-    run.write_spec(bare_spec(workdir=started))
-    session.job_started(run, bare_spec(workdir=started))
+    run = start(session, "job-1", started)
     session.leave()
     assert Path(started).is_dir()
     assert not Path(never).exists()
@@ -233,10 +239,7 @@ def test_old_snapshots_go_unless_a_program_wrote_there(
     roots = {}
     for name in ("untouched", "runs", "wrote", "above", "edited", "newest"):
         roots[name] = Path(check_out(session, f"{name}-0").workdir)
-        run = RunDir(name, 0)
-        run.create()
-        run.write_spec(bare_spec(workdir=str(roots[name])))
-        session.job_started(run, bare_spec(workdir=str(roots[name])))
+        run = start(session, name, str(roots[name]))
         if name != "runs":
             run.append_event(ENDED)
         if name != "newest":
@@ -253,14 +256,11 @@ def test_old_snapshots_go_unless_a_program_wrote_there(
     assert left == ["runs", "wrote", "above", "edited", "newest"]
 
 
-def test_what_a_job_wrote_beside_its_code_is_listed_with_its_outputs(store: Store) -> None:
-    session = ServerSession().of(CodeSession)
-    send(session)
+def test_what_a_job_wrote_beside_its_code_is_listed_with_its_outputs(
+    store: Store, session: CodeSession
+) -> None:
     root = Path(check_out(session).workdir)
-    run = RunDir("job-1", 0)
-    run.create()
-    run.write_spec(bare_spec(workdir=str(root)))
-    session.job_started(run, bare_spec(workdir=str(root)))
+    run = start(session, "job-1", str(root))
     (Path(outputs.directory(run))).mkdir(parents=True)
     (Path(outputs.directory(run)) / "loss.csv").write_text("1")
     above = ("../outputs/a", "../.cache/b", "../../c", "../../../d")
@@ -307,9 +307,7 @@ def test_a_job_that_names_another_directory_loses_nothing(store: Store, tmp_path
         assert snapshot.snapshot_of(store, workdir) == b""
 
 
-def test_what_nobody_used_for_long_goes(store: Store) -> None:
-    session = ServerSession().of(CodeSession)
-    send(session)
+def test_what_nobody_used_for_long_goes(store: Store, session: CodeSession) -> None:
     check_out(session)
     later = time.time() + 8 * 86400
     snapshot.tidy(store, later)
@@ -327,7 +325,7 @@ class Finder:
 
 
 def test_an_install_of_the_nodes_own_copy_is_answered_by_the_snapshot(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, session: CodeSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a directory on the path, or by names; one that no directory answers is named."""
     beside = tmp_path / "proj"
@@ -340,8 +338,6 @@ def test_an_install_of_the_nodes_own_copy_is_answered_by_the_snapshot(
     )
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
     monkeypatch.setattr(sys, "path", [*sys.path, str(beside / "flat"), str(packages)])
-    session = ServerSession().of(CodeSession)
-    send(session)
     target = Target(kind="module", name="a")
     request = CheckOut(tree=DIGEST, snapshot="x", title="t", beside=str(beside), target=target)
     checked = session.check_out(request)

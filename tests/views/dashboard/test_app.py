@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from orchestrator.config.launch import Where
 from orchestrator.views.dashboard.app import MOST_PAGES, Guard
 from orchestrator.views.dashboard.command import stop
 from orchestrator.views.serve import listen
+from tests.node.running import wait_until
 from tests.views.dashboard.client import Site
 from tests.views.report.reports import experiment, line
 from tests.views.report.test_page import EVIL, Parts, drawn
@@ -127,10 +127,7 @@ def test_who_may_stop_a_job(site: Site, form: str, headers: dict[str, str], code
     path = f"/experiment/{RUN}/stop"
     assert site.ask(path, "POST", {**site.own, **given}, body).code == code
     if code == 303:
-        deadline = time.monotonic() + 60
-        while "nothing left" not in site.get(f"/experiment/{RUN}").text:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_until(lambda: "nothing left" in site.get(f"/experiment/{RUN}").text, patience=60)
     assert site.stopped == [RUN] * (code == 303)
     assert site.get(path).code == 405  # a link, a picture
 
