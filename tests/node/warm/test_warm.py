@@ -33,12 +33,6 @@ STANDBY, SUPERVISE = "orchestrator/node/warm/standby.py", "orchestrator/node/war
 WAITS = "import time; print('waits', flush=True); time.sleep(1000)"
 
 
-@pytest.fixture
-def standby(node: WarmNode) -> Standby:
-    """The standby that a first job has left."""
-    return node.keep_warm(node.run(HELLO)[0])
-
-
 def test_it_is_used_once_and_ended_with_proof(node: WarmNode) -> None:
     job, cold = node.run(HELLO)
     assert not cold.warm and cold.why_cold == "cold start: nothing waited there"
@@ -140,7 +134,8 @@ def test_a_rank_finds_the_same_as_after_a_cold_start(
 # -- not any more -----------------------------------------------------------------------------
 
 
-def test_another_environment_is_cold_and_says_why(node: WarmNode, standby: Standby) -> None:
+def test_another_environment_is_cold_and_says_why(node: WarmNode) -> None:
+    standby = node.keep_warm(node.run(HELLO)[0])
     _, plain = node.run(HELLO, env={"LANG": "C"}, warm=0.0)
     assert not plain.warm and not plain.why_cold and alive(standby.pid)
     job, other = node.run(HELLO, env={"LANG": "C"})
@@ -149,8 +144,9 @@ def test_another_environment_is_cold_and_says_why(node: WarmNode, standby: Stand
     assert node.keep_warm(job).directory != standby.directory
 
 
-def test_only_who_asks_starts_from_what_others_left(node: WarmNode, standby: Standby) -> None:
+def test_only_who_asks_starts_from_what_others_left(node: WarmNode) -> None:
     """A launch without --warm ignores a standby, and so does a job's first attempt."""
+    standby = node.keep_warm(node.run(HELLO)[0])
     for fields in ({}, {"start": "plain"}, {"attempt": attempt_of("a", 1)}):
         job, answer = node.run(HELLO, warm=0.0, **fields)
         assert not answer.warm and not answer.why_cold and job.output == {"0": "hello\n"}
@@ -174,7 +170,8 @@ def attempt_of(job: str, number: int) -> dict[str, Any]:
     return {"number": number, "restarts": 3, "first_job": job, "first_node": 0}
 
 
-def test_a_package_that_changed_is_imported_anew(node: WarmNode, standby: Standby) -> None:
+def test_a_package_that_changed_is_imported_anew(node: WarmNode) -> None:
+    standby = node.keep_warm(node.run(HELLO)[0])
     node.package("torch.__init__", "version = 2\n")
     job, cold = node.run("import torch; print(torch.version)")
     assert not cold.warm and "torch/__init__.py has changed" in cold.why_cold
@@ -256,7 +253,8 @@ def test_no_more_than_two_wait(node: WarmNode) -> None:
     assert not alive(began[0].pid)
 
 
-def test_a_killed_process_is_a_cold_start(node: WarmNode, standby: Standby) -> None:
+def test_a_killed_process_is_a_cold_start(node: WarmNode) -> None:
+    standby = node.keep_warm(node.run(HELLO)[0])
     os.kill(standby.pid, signal.SIGKILL)
     wait_until(lambda: not alive(standby.pid), "its end")
     job, cold = node.run(HELLO)
@@ -265,8 +263,9 @@ def test_a_killed_process_is_a_cold_start(node: WarmNode, standby: Standby) -> N
 
 
 def test_one_that_does_not_answer_is_killed(
-    node: WarmNode, standby: Standby, monkeypatch: pytest.MonkeyPatch
+    node: WarmNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    standby = node.keep_warm(node.run(HELLO)[0])
     monkeypatch.setattr(standbys, "STANDBY_SECONDS", 0.2)
     os.kill(standby.pid, signal.SIGSTOP)
     job, cold = node.run(HELLO)
@@ -274,7 +273,8 @@ def test_one_that_does_not_answer_is_killed(
     assert job.output == {"0": "hello\n"} and not alive(standby.pid)
 
 
-def test_two_that_want_it_do_not_both_get_it(node: WarmNode, standby: Standby) -> None:
+def test_two_that_want_it_do_not_both_get_it(node: WarmNode) -> None:
+    standby = node.keep_warm(node.run(HELLO)[0])
     claimed = standbys.claim(standby)
     assert claimed is not None and standbys.claim(standby) is None
     assert standbys.end(standby) and alive(standby.pid), "another caller has it"
@@ -286,9 +286,10 @@ def test_two_that_want_it_do_not_both_get_it(node: WarmNode, standby: Standby) -
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_stop_during_the_hand_over(
-    node: WarmNode, standby: Standby, monkeypatch: pytest.MonkeyPatch, moment: str
+    node: WarmNode, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     """In either order no process is left, and none starts afterwards."""
+    standby = node.keep_warm(node.run(HELLO)[0])
     receipts, send = [], standbys.send
 
     def send_and_stop(connection: Any, message: dict[str, Any], files: Any = ()) -> None:
