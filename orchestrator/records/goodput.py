@@ -158,10 +158,16 @@ def spans_of(record: JobRecord, now: float) -> list[Span]:
     return spans
 
 
-def ahead_at(record: JobRecord, moment: float) -> float:
-    """Return how far the clock of rank 0's node was ahead of the head's at a given moment."""
+def head_time(record: JobRecord, moment: float, node: int | None = None) -> float:
+    """Return by the head's clock what a node has written down by its own.
+
+    Without `node` it is a time of rank 0, by the clock that its node had in that attempt. Of all
+    nodes the record has the latest clock alone.
+    """
+    if node is not None:
+        return moment - (record.nodes[node].clock if node < len(record.nodes) else 0.0)
     spans = reversed(spans_of(record, moment))
-    return next((span.clock for span in spans if moment - span.clock >= span.started), 0.0)
+    return moment - next((span.clock for span in spans if moment - span.clock >= span.started), 0.0)
 
 
 def failed_at(verdict: JobVerdict | None) -> float | None:

@@ -219,17 +219,16 @@ def saves(experiment: Experiment, record: JobRecord) -> Iterator[Moment]:
     for checkpoint in checkpoint_store.every(experiment.path / checkpoint_store.CHECKPOINTS):
         if checkpoint.complete and checkpoint.created:
             what = f"checkpoint of step {checkpoint.step}, {size(checkpoint.size)}"
-            when = checkpoint.created - goodput.ahead_at(record, checkpoint.created)
+            when = goodput.head_time(record, checkpoint.created)
             yield Moment(when, what, checkpoint.step)
 
 
 def incidents(experiment: Experiment, record: JobRecord) -> list[Moment]:
     """List the nodes' incidents from the log: throttling, a full disk, swapping."""
     names = {node.index: f"node {node.index} ({node.name})" for node in record.nodes}
-    clocks = {node.index: node.clock for node in record.nodes}
     return [
         Moment(
-            event.time - clocks.get(node, 0.0),
+            goodput.head_time(record, event.time, node),
             f"{names.get(node, f'node {node}')}: {event.text}",
             bad=True,
         )
@@ -254,7 +253,7 @@ def placed(moment: Moment, when: Curve, record: JobRecord) -> Moment:
         return moment
     times = zip(when.steps, when.highs, strict=True)
     time = next((time for step, time in times if step >= moment.step), None)
-    return moment if time is None else replace(moment, time=time - goodput.ahead_at(record, time))
+    return moment if time is None else replace(moment, time=goodput.head_time(record, time))
 
 
 def not_finite(training: TrainingData, record: JobRecord) -> Iterator[Moment]:
@@ -273,14 +272,13 @@ def not_finite(training: TrainingData, record: JobRecord) -> Iterator[Moment]:
 
 def read_machines(outputs: Path, record: JobRecord) -> dict[str, NodeRows]:
     """Read the samples of all nodes; of large files a few lines for each column."""
-    clocks = {node.index: node.clock for node in record.nodes}
     measured: dict[int, list[Measured]] = {}
     for node, paths in samples.every(outputs).items():
         for path in paths:
             for line in sampled(path, 2 * MACHINE_COLUMNS):
                 sample = samples.sample_of(line)
                 if sample is not None:
-                    second = int(sample.time - clocks.get(node, 0.0) - record.started)
+                    second = int(goodput.head_time(record, sample.time, node) - record.started)
                     if 0 <= second < MOST_DAYS * 86400:
                         measured.setdefault(node, []).append((second, drawn_values(sample)))
     names = dict.fromkeys(name for of in measured.values() for _, values in of for name in values)

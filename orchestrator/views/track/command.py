@@ -22,7 +22,7 @@ from orchestrator.head.screen.output import say
 from orchestrator.head.status.status import find_experiment
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord
-from orchestrator.records.goodput import ahead_at
+from orchestrator.records.goodput import head_time
 from orchestrator.records.metrics import samples, trainers
 from orchestrator.records.metrics.lines import GrowingFile, Line
 from orchestrator.records.metrics.samples import Sample
@@ -254,7 +254,7 @@ class PassingOn:
                 continue
             self.reached[name] = step
             values = point.numbers(MOST_VALUES, NO_CURVE)
-            yield Value(values, step, moment - ahead_at(record, moment))
+            yield Value(values, step, head_time(record, moment))
 
 
 def read_kept(path: Path) -> dict[str, Any]:
@@ -282,7 +282,6 @@ def of_rank_0(passing: PassingOn, record: JobRecord) -> Iterator[Value | None]:
 
 def of_nodes(passing: PassingOn, record: JobRecord) -> Iterator[Value | None]:
     """Yield the samples of each node; their steps are seconds since the start."""
-    clocks = {node.index: node.clock for node in record.nodes}
     for node, paths in samples.every(passing.outputs).items():
         for path in paths:
             host = samples.machine(path).host or f"node {node}"
@@ -291,7 +290,7 @@ def of_nodes(passing: PassingOn, record: JobRecord) -> Iterator[Value | None]:
                 if line is None:
                     yield None
                 elif sample and (found := {f"node/{host}/{n}": v for n, v in numbers_of(sample)}):
-                    moment = sample.time - clocks.get(node, 0.0)
+                    moment = head_time(record, sample.time, node)
                     yield Value(found, max(0, int(moment - record.started)), moment)
 
 

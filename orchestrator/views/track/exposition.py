@@ -107,7 +107,7 @@ class Exposition:
                     whose = {"trainer": str(trainer)} if trainer > 1 else {}
                     for rank in range(node.first_rank, node.first_rank + node.nproc):
                         of = {**labels, "node": node.name, "rank": str(rank), **whose}
-                        yield from of_rank(trainers.last(files.get(rank)), of, node.clock)
+                        yield from of_rank(trainers.last(files.get(rank)), of, record, node.index)
                 path = samples.newest(each.path / "outputs", node.index)
                 if path is None or record.over:
                     continue
@@ -153,11 +153,12 @@ def of_job(record: JobRecord, labels: dict[str, str]) -> Iterator[Metric]:
         yield "job_goodput_ratio", labels, record.goodput.get("training", 0.0) / whole
 
 
-def of_rank(point: Point, labels: dict[str, str], ahead: float = 0.0) -> Iterator[Metric]:
-    """Yield a rank's last metrics; its clock is `ahead` seconds ahead of this machine's."""
+def of_rank(point: Point, labels: dict[str, str], record: JobRecord, node: int) -> Iterator[Metric]:
+    """Yield a rank's last metrics, with the time of a line by this machine's clock."""
     for name, (help_text, divided) in OF_RANK.items():
         if (value := point.number(name)) is not None:
-            yield help_text, labels, value / divided - (ahead if name == "time" else 0.0)
+            known = goodput.head_time(record, value, node) if name == "time" else value / divided
+            yield help_text, labels, known
     if point.loss_is_lost:
         yield "loss", labels, math.nan
     for name in PARTS:
