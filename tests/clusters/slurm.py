@@ -146,7 +146,7 @@ class Slurm:
             except subprocess.TimeoutExpired:
                 one.kill()
                 one.wait()
-        for pid in of_directory(self.directory):
+        for pid in with_variable(f"SLURM_CONF={self.directory}/"):
             with contextlib.suppress(ProcessLookupError):
                 # This is a slurmstepd whose slurmd is gone.
                 os.kill(pid, signal.SIGKILL)
@@ -169,9 +169,9 @@ class Slurm:
         return (self.directory / "slurmctld.log").read_text()[-3000:]
 
 
-def of_directory(directory: Path) -> list[int]:
-    """Processes of this Slurm, by the configuration in their environment."""
-    wanted = f"SLURM_CONF={directory}/".encode()
+def with_variable(text: str) -> list[int]:
+    """Return the processes that have a variable in their environment that begins with this text."""
+    wanted = text.encode()
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):

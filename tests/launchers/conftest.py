@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.clusters.slurm import Slurm, of_directory, require_slurm
+from tests.clusters.slurm import Slurm, require_slurm, with_variable
 from tests.launching import BIN, Command
 
 
@@ -59,7 +59,7 @@ def slurm() -> Iterator[Slurm]:
     with tempfile.TemporaryDirectory(prefix="slurm-", ignore_cleanup_errors=True) as place:
         with Slurm(Path(place)) as running:
             yield running
-        assert of_directory(Path(place)) == []
+        assert with_variable(f"SLURM_CONF={place}/") == []
 
 
 @pytest.fixture

@@ -58,23 +58,6 @@ def test_one_file_starts_all_nodes_and_the_sum_is_right(head: Head) -> None:
     assert (kept["machine_rank"], kept["mixed_precision"]) == (0, "bf16")
 
 
-@pytest.mark.cluster
-@pytest.mark.parametrize(
-    ("keys", "options", "words"),
-    [
-        ({"num_processes": 8}, ["--nproc", "1"], "num_processes is 8 in a.yaml, but these 2 nodes"),
-    ],
-)
-def test_what_does_not_fit_is_named_before_anything_starts(
-    head: Head, keys: dict[str, object], options: list[str], words: str
-) -> None:
-    file = config(head.directory, **keys)
-    command = head.launch("--accelerate-config", file, *options, head.script("v.py", TOLD))
-    assert command.finish() == 3, command.text
-    assert words in command.text
-    assert not head.experiments
-
-
 def by_hand(directory: Path, rank: int, *words: str, nnodes: str = "2") -> Command:
     place = {"MASTER_ADDR": "127.0.0.1", "NNODES": nnodes}
     home = {"ORCHESTRATOR_HOME": str(directory / "home")}

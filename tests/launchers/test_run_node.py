@@ -6,7 +6,6 @@ import contextlib
 import json
 import socket
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,9 @@ from orchestrator.common.errors import UsageError
 from orchestrator.launchers import run_node as by_hand
 from orchestrator.launchers.run_node import Master, disagreement
 from orchestrator.protocol.control import Agreed, Hello, Reply, to_line
-from tests.clusters.slurm import free_ports
+from tests.clusters.slurm import free_ports, with_variable
 from tests.launching import BIN, Command
+from tests.node.running import wait_until
 
 ENDLESS = """
 import sys, time
@@ -61,28 +61,6 @@ class Machines:
         found: dict[str, Any] = json.loads(path.read_text())
         return found
 
-    def nothing_left(self) -> bool:
-        """A supervisor may need a moment to leave after its last word."""
-        deadline = time.monotonic() + 10
-        while self.left() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return self.left() == []
-
-    def left(self) -> list[str]:
-        mark = f"ORCHESTRATOR_HOME={self.directory}/home".encode()
-        return [
-            path.parent.name
-            for path in Path("/proc").glob("[0-9]*/environ")
-            if path.exists() and mark in read(path)
-        ]
-
-
-def read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
-
 
 @pytest.fixture
 def machines(tmp_path: Path) -> Machines:
@@ -120,7 +98,11 @@ def test_a_failure_ends_it_on_all_nodes(machines: Machines) -> None:
     assert "ValueError: of its own" in second.text
     assert "rank 1 on node 1 failed; this node ends its part" in first.text
     assert machines.record("multinode")["verdict"]["kind"] == "elsewhere"
-    assert machines.nothing_left()
+    # A supervisor may need a moment to leave after its last word.
+    wait_until(
+        lambda: not with_variable(f"ORCHESTRATOR_HOME={machines.directory}/home"),
+        "the end of all processes",
+    )
 
 
 @pytest.mark.cluster

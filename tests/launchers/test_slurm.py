@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import time
-from collections.abc import Callable
 
 import pytest
 
 from tests.launchers.conftest import Login
 from tests.launching import BIN, PATIENCE
+from tests.node.running import wait_until
 
 TICKS = """
 import sys, time
@@ -38,13 +37,6 @@ while True:
     print("step", step, flush=True)
     time.sleep(0.2)
 """
-
-
-def wait_until(there: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not there():
-        assert time.monotonic() < deadline, f"{what} did not come"
-        time.sleep(0.1)
 
 
 @pytest.mark.cluster
@@ -130,7 +122,7 @@ def test_a_submitted_job_is_queued_again_at_its_time_limit_and_resumes(login: Lo
     login.slurm.run("scancel", "--batch", "--signal=USR1", job)
     step = command.wait_for(r"saved step (\d+)")[1]
     command.wait_for("goes back into the queue")
-    wait_until(lambda: f"{job} PENDING" in login.slurm.queue(), "the queue")
+    wait_until(lambda: f"{job} PENDING" in login.slurm.queue(), "the queue", PATIENCE)
     assert login.record["state"] == "queued"
     status = login.typed("status")
     assert status.finish() == 0

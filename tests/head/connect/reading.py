@@ -1,6 +1,8 @@
-"""Helper that makes a test read an ssh_config again, as each command does."""
+"""Helpers for tests of SSH: an ssh_config is read again, as by each command, and keys are made."""
 
 from __future__ import annotations
+
+import subprocess
 
 from orchestrator.head.connect import ssh_config
 
@@ -12,3 +14,7 @@ def read_again() -> None:
         ssh_config.SshConfig.last_hop,
     ):
         remembered.cache_clear()  # type: ignore[attr-defined]
+
+
+def keygen(*words: object) -> None:
+    subprocess.run(["ssh-keygen", "-q", *map(str, words)], check=True, capture_output=True)

@@ -29,6 +29,7 @@ from orchestrator.head.connect.transport import NeedsSsh
 from orchestrator.head.nodes.node_list import Node
 from tests.clusters.loopback import FaultyLoopback
 from tests.clusters.require import require_sshd
+from tests.head.connect.reading import keygen
 
 PATIENCE = 60.0
 
@@ -38,10 +39,6 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     fabric_login.agent_answers.cache_clear()
     load_key.cache_clear()
-
-
-def keygen(*words: object) -> None:
-    subprocess.run(["ssh-keygen", "-q", *map(str, words)], check=True)
 
 
 def add(agent: Path, key: Path) -> None:

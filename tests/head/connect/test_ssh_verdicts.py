@@ -25,6 +25,7 @@ from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.nodes.node_list import Node
 from tests.clusters.loopback import FaultyLoopback
 from tests.clusters.require import require_sshd
+from tests.head.connect.reading import keygen
 
 pytestmark = [
     pytest.mark.slow,
@@ -32,10 +33,6 @@ pytestmark = [
 ]
 
 KINDS = ("ed25519", "ecdsa", "rsa")
-
-
-def keygen(*words: object) -> None:
-    subprocess.run(["ssh-keygen", "-q", *map(str, words)], check=True, capture_output=True)
 
 
 @dataclass

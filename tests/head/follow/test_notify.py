@@ -17,6 +17,7 @@ from orchestrator.head.start import record as recording
 from orchestrator.head.start.request import resolve
 from orchestrator.records.experiment import NOTIFY, Attempt, Experiment, JobRecord, NodeRecord
 from orchestrator.records.outcome import JobVerdict
+from tests.node.running import alive, wait_until
 
 URL = "https://hooks.example.org/services/T0/B0/hidden-part?token=1"
 
@@ -177,18 +178,7 @@ def test_a_command_that_does_not_end_is_killed_with_its_children(tmp_path: Path)
     problem = run_command(command, EVENT, 1)
     assert problem == "it was not done within 1 s"
     child = int((tmp_path / "child").read_text())
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline and lives(child):
-        time.sleep(0.01)
-    assert not lives(child)
-
-
-def lives(process: int) -> bool:
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
+    wait_until(lambda: not alive(child), "its end")
 
 
 def test_who_tells(tmp_path: Path, said: list[str]) -> None:
