@@ -280,9 +280,6 @@ def test_every_field_says_what_it_is() -> None:
             assert rebuilt == value
 
 
-# -- the environment ----------------------------------------------------------------------------
-
-
 # -- values that cannot both be meant --------------------------------------------------------
 
 

@@ -77,18 +77,36 @@ def test_tail_looks_back_until_the_lines_are_whole(tmp_path: Path) -> None:
             assert tail(log, count, None) == lines[-count:]
 
 
-def test_tail_leaves_no_hole_where_a_stream_said_one_thing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("pieces", "limit", "count", "rank", "lines"),
+    [
+        # No hole is left where a stream said one thing.
+        ([("0", b"a\n" * 20), ("1", b"only\n")], ("_WINDOW_BYTES", 16), 2, None, ["a", "only"]),
+        # It looks back far enough, and gives what it has.
+        (
+            [("0", b"words\n" * 50_000), ("1", b"the only line\n")],
+            *(("_LOOKS_BACK_BYTES", 100_000), 5, 1, ["the only line"]),
+        ),
+        # The unfinished words of a rank that died are a line.
+        (
+            [("1", b"begun\nFatal "), ("0", b"busy\n" * 20_000), ("1", b"error")],
+            *(("_LOOKS_BACK_BYTES", 16 << 20), 1, 1, ["Fatal error"]),
+        ),
+    ],
+    ids=["no hole", "far enough", "unfinished"],
+)
+def test_tail_of_several_streams(
+    tmp_path: Path,
+    pieces: list[tuple[str, bytes]],
+    limit: tuple[str, int],
+    count: int,
+    rank: int | None,
+    lines: list[str],
+) -> None:
     log = log_in(tmp_path)
-    append(log, ("0", b"a\n" * 20), ("1", b"only\n"))
-    with mock.patch.object(log_reader, "_WINDOW_BYTES", 16):
-        assert tail(log, 2, None) == ["a", "only"]
-
-
-def test_tail_that_looked_back_far_enough_gives_what_it_has(tmp_path: Path) -> None:
-    log = log_in(tmp_path)
-    append(log, ("0", b"words\n" * 50_000), ("1", b"the only line\n"))
-    with mock.patch.object(log_reader, "_LOOKS_BACK_BYTES", 100_000):
-        assert tail(log, 5, 1) == ["the only line"]
+    append(log, *pieces)
+    with mock.patch.object(log_reader, *limit):
+        assert tail(log, count, rank) == lines
 
 
 def test_tail_of_one_endless_line_is_its_last_piece(tmp_path: Path) -> None:
@@ -97,12 +115,6 @@ def test_tail_of_one_endless_line_is_its_last_piece(tmp_path: Path) -> None:
     with mock.patch.object(log_reader, "_LOOKS_BACK_BYTES", 100_000):
         [line] = tail(log, 1, None)
     assert set(line) == {"x"}
-
-
-def test_tail_has_the_unfinished_words_of_a_rank_that_died(tmp_path: Path) -> None:
-    log = log_in(tmp_path)
-    append(log, ("1", b"begun\nFatal "), ("0", b"busy\n" * 20_000), ("1", b"error"))
-    assert tail(log, 1, 1) == ["Fatal error"]
 
 
 def test_torchruns_farewells_are_no_last_lines(tmp_path: Path) -> None:

@@ -30,8 +30,7 @@ class Clock:
     def monotonic(self) -> float:
         return self.now
 
-    def time(self) -> float:
-        return self.now
+    time = monotonic
 
 
 @dataclass

@@ -11,18 +11,9 @@ from orchestrator.head.follow.monitors import watchers
 from orchestrator.head.follow.monitors.watchers import StartMonitor
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.protocol.requests.machine import Dialed
+from tests.head.follow.monitors.test_hang import Clock
 
 SILENCE, REFUSED = "no answer in 3 s", "connection refused"
-
-
-@dataclass
-class Clock:
-    now: float = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    time = monotonic
 
 
 @dataclass
