@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from orchestrator.common.errors import UsageError
@@ -23,8 +22,6 @@ Differences = dict[str, dict[str, list[Any]]]
 
 NAN = "NaN"
 UNREAD = "not read"
-# A program may create many Trainers; only the last ones are compared.
-MOST_TRAINERS = 8
 # The path of a snapshot differs in each launch.
 SNAPSHOT = re.compile(r"/code/snapshots/[^/]+/")
 SAME = "/code/snapshots/.../"
@@ -132,34 +129,25 @@ def of_nodes(names: Sequence[str], nodes: Sequence[Mapping[str, Any]]) -> Sectio
 
 
 def metrics(experiments: Sequence[Experiment]) -> dict[str, list[Any]]:
-    """Return the metrics of each Trainer's first rank: medians, peaks, or values at one step."""
-    outputs = [experiment.path / "outputs" for experiment in experiments]
-    files = [first_files(each) for each in outputs]
-    every = [read_curves(each) for each in files]
-    # A loss that is NaN or infinite is in no curve.
-    lost = [{t for t, path in each.items() if trainers.last(path).loss_is_lost} for each in files]
-    rows: dict[str, list[Any]] = {}
-    for trainer in sorted({trainer for each in every for trainer in each})[-MOST_TRAINERS:]:
-        whose = f" (Trainer {trainer})" if trainer > 1 else ""
-        known = [each.get(trainer, {}) for each in every]
-        last = [max((c.steps[-1] for c in each.values()), default=None) for each in known]
-        rows[f"steps{whose}"] = last
-        rows[f"loss, last{whose}"] = [NAN if trainer in each else None for each in lost]
-        for name in dict.fromkeys(name for each in known for name in each):
-            if name not in APART:
-                of_name = [each.get(name, Curve()) for each in known]
-                key, values = at_one_step(name, of_name)
-                rows[f"{key}{whose}"] = values
+    """Return the metrics of each first rank: medians, peaks, or values at one step."""
+    files = [trainers.of_first_rank(experiment.path / "outputs") for experiment in experiments]
+    every = [read_curves(experiment) for experiment in experiments]
+    rows: dict[str, list[Any]] = {
+        "steps": [max((c.steps[-1] for c in each.values()), default=None) for each in every],
+        # A loss that is NaN or infinite is in no curve.
+        "loss, last": [NAN if trainers.last(path).loss_is_lost else None for path in files],
+    }
+    for name in dict.fromkeys(name for each in every for name in each):
+        if name not in APART:
+            key, values = at_one_step(name, [each.get(name, Curve()) for each in every])
+            rows[key] = values
     return rows
 
 
-def first_files(outputs: Path) -> dict[int, Path]:
-    """Return the metrics of each Trainer's first rank."""
-    return {trainer: files[min(files)] for trainer, files in trainers.every(outputs).items()}
-
-
-def read_curves(files: Mapping[int, Path]) -> dict[int, dict[str, Curve]]:
-    return {trainer: curves(path, POINTS) for trainer, path in files.items()}
+def read_curves(experiment: Experiment) -> dict[str, Curve]:
+    """Return the metrics of the newest Trainer's first rank."""
+    path = trainers.of_first_rank(experiment.path / "outputs")
+    return {} if path is None else curves(path, POINTS)
 
 
 def at_one_step(name: str, of_name: Sequence[Curve]) -> tuple[str, list[Any]]:

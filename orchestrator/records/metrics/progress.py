@@ -35,8 +35,6 @@ class Progress:
     left: float | None = None
     # The rank that keeps the others waiting, as text.
     slowest: str = ""
-    # The number of the newest Trainer, to which the step belongs.
-    trainer: int = 1
 
 
 def parts(progress: Progress) -> list[str]:
@@ -44,8 +42,6 @@ def parts(progress: Progress) -> list[str]:
     if progress.step is None:
         return []
     words = [f"step {progress.step}" + (f"/{progress.steps}" if progress.steps else "")]
-    if progress.trainer > 1:
-        words[0] += f" (Trainer {progress.trainer})"
     if progress.lost or progress.loss is not None:
         words.append("loss NaN" if progress.lost else f"loss {progress.loss:.4g}")
     if progress.rate is not None:
@@ -99,12 +95,12 @@ def of(
     experiment: Path, record: JobRecord, steps: int | None
 ) -> tuple[Progress, Sequence[RankProgress]]:
     """Return the progress of a job and of each of its ranks, from the metrics."""
-    trainer, paths = trainers.newest(experiment / "outputs")
+    paths = trainers.newest(experiment / "outputs")
     ranks = of_ranks(record, paths)
     point = trainers.last(paths[min(paths)] if paths else None)
-    # Some programs print it. The number in the config is that of the first Trainer.
+    # Some programs print it.
     printed = point.number("steps")
-    steps = int(printed) if printed else steps if trainer == 1 else None
+    steps = int(printed) if printed else steps
     step, step_ms = point.step, point.number("step_ms")
     left = point.number("left_s")
     if left is None and step is not None and step_ms is not None and steps is not None:
@@ -119,7 +115,6 @@ def of(
         # Less than a second is not shown: the job starts or ends then.
         left=None if left is None or left < 1.0 else left,
         slowest=slowest(ranks),
-        trainer=trainer,
     )
     return progress, ranks
 

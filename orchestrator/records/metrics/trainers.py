@@ -116,11 +116,6 @@ def printed(outputs: Path) -> Path:
     return outputs.parent / "printed"
 
 
-def every(outputs: Path) -> dict[int, Files]:
-    """Return the files of all Trainers, else those made from the ranks' output."""
-    return measured(outputs) or measured(printed(outputs))
-
-
 def measured(outputs: Path) -> dict[int, Files]:
     """Return the files of all Trainers in order. Symbolic links are skipped."""
     found: dict[int, Files] = {}
@@ -135,10 +130,18 @@ def measured(outputs: Path) -> dict[int, Files]:
     return {trainer: dict(sorted(found[trainer].items())) for trainer in sorted(found)}
 
 
-def newest(outputs: Path) -> tuple[int, Files]:
-    """Return the newest Trainer that has measured something, and its files."""
-    found = every(outputs)
-    for trainer, paths in reversed(found.items()):
+def newest(outputs: Path) -> Files:
+    """Return the files of the newest Trainer that has measured something.
+
+    Without a Trainer these are the files made from the ranks' output.
+    """
+    found = measured(outputs) or measured(printed(outputs))
+    for paths in reversed(found.values()):
         if last(paths[min(paths)]).line:
-            return trainer, paths
-    return 1, found.get(1, {})
+            return paths
+    return found.get(1, {})
+
+
+def of_first_rank(outputs: Path) -> Path | None:
+    """Return the newest Trainer's file of its first rank, or None if there is none."""
+    return next(iter(newest(outputs).values()), None)

@@ -81,7 +81,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class ChartRun:
-    """One Trainer of one experiment, among all that a page shows."""
+    """One experiment, among all that a page shows."""
 
     number: int
     # Empty if there is only one.
@@ -91,19 +91,11 @@ class ChartRun:
 
 
 def runs(reports: Sequence[RunData]) -> list[ChartRun]:
-    pairs = [(run_data, training) for run_data in reports for training in run_data.trainings]
-    every = []
-    for number, (run_data, training) in enumerate(pairs):
-        words = [run_data.experiment.name] * (len(reports) > 1)
-        words += [f"Trainer {training.number}"] * (len(run_data.trainings) > 1)
-        every.append(ChartRun(number, " ".join(words), run_data, training))
-    return every
-
-
-def colors(reports: Sequence[RunData]) -> list[int]:
-    """Return the color of each experiment: that of its first run."""
-    counts = [max(1, len(run_data.trainings)) for run_data in reports]
-    return [sum(counts[:at]) for at in range(len(counts))]
+    several = len(reports) > 1
+    return [
+        ChartRun(number, each.experiment.name * several, each, each.training)
+        for number, each in enumerate(reports)
+    ]
 
 
 # -- charts ---------------------------------------------------------------------------------------
@@ -179,7 +171,7 @@ def of_machines(reports: Sequence[RunData]) -> list[Chart]:
     for title, unit, name in OF_MACHINES:
         lines = [
             line
-            for color, run_data in zip(colors(reports), reports, strict=True)
+            for color, run_data in enumerate(reports)
             if name in run_data.machines
             for line in machine_lines(run_data, name, color if len(reports) > 1 else None)
         ]

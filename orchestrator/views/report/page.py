@@ -28,8 +28,6 @@ from orchestrator.views.report.members import Members
 from orchestrator.views.report.run_data import RunData, TrainingData
 
 WEB = Path(__file__).parent / "web"
-# The figures at the top are those of the last Trainers of a program.
-MOST_TRAINERS = 4
 # The limit of columns for settings that differ between runs.
 MOST_KEYS = 8
 # Settings of how the job runs, not of the training.
@@ -107,10 +105,7 @@ def figures(run_data: RunData) -> Iterator[tuple[str, str]]:
         yield "nodes, ranks", f"{len(record.nodes)}, {ranks}"
     else:
         yield "nodes x ranks", f"{len(record.nodes)} x {ranks // max(1, len(record.nodes))}"
-    for training in run_data.trainings[-MOST_TRAINERS:]:
-        whose = f" (Trainer {training.number})" if len(run_data.trainings) > 1 else ""
-        for name, value in of_training(training):
-            yield f"{name}{whose}", value
+    yield from of_training(run_data.training)
 
 
 def of_training(training: TrainingData) -> Iterator[tuple[str, str]]:
@@ -149,16 +144,16 @@ def runs(
     found = {**differences.get("config", {}), **differences.get("command", {})}
     keys = [key for key in found if key.partition(".")[0] not in APART][:MOST_KEYS]
     rows = []
-    for number, (color, run_data) in enumerate(zip(charts.colors(reports), reports, strict=True)):
+    for number, run_data in enumerate(reports):
         cells = [known[number].get(name, "-") for name in names]
         cells += [written(found[key][number]) for key in keys]
-        rows.append((color, run_data, cells))
+        rows.append((number, run_data, cells))
     return [*names, *(key.removeprefix("option ") for key in keys)], rows
 
 
 def speed_of_a_rank(run_data: RunData) -> dict[str, str]:
     """Return the speed per rank, by which runs of different sizes are compared."""
-    speed = median(run_data.trainings[-1], "tokens_per_s") if run_data.trainings else 0.0
+    speed = median(run_data.training, "tokens_per_s")
     ranks = sum(node.nproc for node in run_data.record.nodes)
     return {"per second and rank": in_thousands(speed / ranks)} if speed and ranks else {}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -60,11 +60,10 @@ class Moment:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """The metrics of one Trainer of a program; most programs have one."""
+    """The metrics of a program's newest Trainer; most programs have one."""
 
-    number: int
     # The metrics of the lowest rank.
-    curves: dict[str, Curve]
+    curves: dict[str, Curve] = field(default_factory=dict)
     # The time when each of its steps was logged.
     times: Curve = field(default_factory=Curve)
     # Set if its last loss is NaN or infinite.
@@ -82,7 +81,7 @@ class RunData:
     # Values in it are not checked.
     manifest: dict[str, Any]
     config: str
-    trainings: list[TrainingData]
+    training: TrainingData
     moments: list[Moment]
     # The node's name and the last lines.
     logs: list[tuple[str, list[str]]]
@@ -95,29 +94,26 @@ def read_run_data(experiment: Experiment, others: int = 0) -> RunData:
     record = experiment.read_record()
     data, unread = manifest_of(experiment)
     outputs = experiment.path / "outputs"
-    trainings = read_trainings(outputs, max(200, curves.POINTS // (others + 1)))
+    training = read_training(outputs, max(200, curves.POINTS // (others + 1)))
     return RunData(
         experiment,
         record,
         data,
         config_text(experiment),
-        trainings,
-        [*moments(experiment, record, data, trainings), *unread, *closed(outputs)],
+        training,
+        [*moments(experiment, record, data, training), *unread, *closed(outputs)],
         last_lines(experiment, record),
         read_machines(outputs, record),
     )
 
 
-def read_trainings(outputs: Path, points: int) -> list[TrainingData]:
-    trainings = []
-    for trainer, paths in trainers.every(outputs).items():
-        first = paths[min(paths)]
-        of_trainer = curves.curves(first, points)
-        times = of_trainer.pop("time", Curve())
-        if of_trainer:
-            last = trainers.last(first)
-            trainings.append(TrainingData(trainer, of_trainer, times, last.loss_is_lost, last.unit))
-    return trainings
+def read_training(outputs: Path, points: int) -> TrainingData:
+    path = trainers.of_first_rank(outputs)
+    if path is None:
+        return TrainingData()
+    known, last = curves.curves(path, points), trainers.last(path)
+    times = known.pop("time", Curve())
+    return TrainingData(known, times, last.loss_is_lost, last.unit)
 
 
 def manifest_of(experiment: Experiment) -> tuple[dict[str, Any], list[Moment]]:
@@ -130,13 +126,13 @@ def manifest_of(experiment: Experiment) -> tuple[dict[str, Any], list[Moment]]:
 
 def closed(outputs: Path) -> Iterator[Moment]:
     """Yield the metrics that this login may not read: a container leaves them to root."""
-    for paths in trainers.every(outputs).values():
-        path = paths[min(paths)]
-        try:
+    path = trainers.of_first_rank(outputs)
+    try:
+        if path is not None:
             files.open_plain(path).close()
-        except OSError as error:
-            what = f"{path.name} cannot be read: {error.strerror}; its curves are missing here"
-            yield Moment(0.0, what, bad=True)
+    except OSError as error:
+        what = f"{path and path.name} cannot be read: {error.strerror}; its curves are missing here"
+        yield Moment(0.0, what, bad=True)
 
 
 def config_text(experiment: Experiment) -> str:
@@ -172,7 +168,7 @@ def moments(
     experiment: Experiment,
     record: JobRecord,
     data: Mapping[str, Any],
-    trainings: Sequence[TrainingData],
+    training: TrainingData,
 ) -> list[Moment]:
     """List the events in order: the start, checkpoints, skipped steps, the failure, the end."""
     timeline = data.get("timeline")
@@ -193,10 +189,9 @@ def moments(
         found.append(Moment(record.verdict.time, record.verdict.title, bad=True))
     if record.ended:
         found.append(Moment(record.ended, record.state, bad=record.state in ("failed", "lost")))
-    found += [moment for training in trainings for moment in not_finite(training, record)]
-    times_of_first = trainings[0].times if trainings else Curve()
+    found += not_finite(training, record)
     found += [
-        placed(Moment(each.time or 0.0, each.text, each.step, bad=True), times_of_first, record)
+        placed(Moment(each.time or 0.0, each.text, each.step, bad=True), training.times, record)
         for each in record.slow
         if each.step is not None or each.time is not None
     ]
@@ -258,12 +253,11 @@ def placed(moment: Moment, when: Curve, record: JobRecord) -> Moment:
 
 def not_finite(training: TrainingData, record: JobRecord) -> Iterator[Moment]:
     """Yield how many steps had no finite loss: the metrics have their steps and no times."""
-    whose = f" (Trainer {training.number})" if training.number > 1 else ""
     for name, words in NOT_FINITE.items():
         curve = training.curves.get(name, Curve())
         if total := max(curve.highs, default=0.0):
             first = next(step for step, most in zip(curve.steps, curve.highs, strict=True) if most)
-            what = f"{plural(int(total), 'step')} {words}{whose}"
+            what = f"{plural(int(total), 'step')} {words}"
             yield placed(Moment(0.0, what, first, bad=True), training.times, record)
 
 

@@ -186,8 +186,7 @@ PARTS: Table[DetailRow] = Table(
 
 def step_words(job: JobSample) -> str:
     step = "-" if job.step is None else str(job.step)
-    known = job.trainer > 1 and job.step is not None
-    return step + f" of {job.steps}" * bool(job.steps) + f" (Trainer {job.trainer})" * known
+    return step + f" of {job.steps}" * bool(job.steps)
 
 
 def loss_words(job: JobSample) -> Cell:

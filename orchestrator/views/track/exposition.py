@@ -100,14 +100,11 @@ class Exposition:
         for each, record in self.current(now):
             labels = {"experiment": each.name}
             yield from of_job(record, labels)
-            known = trainers.every(each.path / "outputs")
+            files = trainers.newest(each.path / "outputs")
             for node in record.nodes:
-                for trainer, files in known.items():
-                    # The first Trainer has no label, as most programs have only one.
-                    whose = {"trainer": str(trainer)} if trainer > 1 else {}
-                    for rank in range(node.first_rank, node.first_rank + node.nproc):
-                        of = {**labels, "node": node.name, "rank": str(rank), **whose}
-                        yield from of_rank(trainers.last(files.get(rank)), of, record, node.index)
+                for rank in node.numbers:
+                    of = {**labels, "node": node.name, "rank": str(rank)}
+                    yield from of_rank(trainers.last(files.get(rank)), of, record, node.index)
                 path = samples.newest(each.path / "outputs", node.index)
                 if path is None or record.over:
                     continue

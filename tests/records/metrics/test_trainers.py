@@ -20,11 +20,11 @@ def test_files_are_found_by_trainer_and_rank(tmp_path: Path) -> None:
         write(tmp_path, rank, trainer)
     (tmp_path / "rank_03_metrics.jsonl").symlink_to("/etc/passwd")
     (tmp_path / "rank_04_metrics.jsonl").mkdir()
-    found = trainers.every(tmp_path)
+    found = trainers.measured(tmp_path)
     assert [(trainer, list(files)) for trainer, files in found.items()] == [
         *((1, [2, 10]), (2, [0, 128]), (10, [0])),
     ]
-    assert trainers.every(tmp_path / "none") == {}
+    assert trainers.measured(tmp_path / "none") == {}
 
 
 @pytest.mark.parametrize(
@@ -45,9 +45,9 @@ def test_a_name_tells_what_it_was_made_of(pair: tuple[int, int]) -> None:
 
 
 def test_the_newest_is_the_last_that_has_measured_something(tmp_path: Path) -> None:
-    assert trainers.newest(tmp_path) == (1, {})
+    assert trainers.newest(tmp_path) == {}
     first = write(tmp_path, 0, 1, "")
-    assert trainers.newest(tmp_path) == (1, {0: first})
+    assert trainers.newest(tmp_path) == {0: first}
     second = write(tmp_path, 0, 2)
     write(tmp_path, 0, 3, "")  # made, and it has not begun
-    assert trainers.newest(tmp_path) == (2, {0: second})
+    assert trainers.newest(tmp_path) == {0: second}

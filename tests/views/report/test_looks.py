@@ -9,15 +9,13 @@ import pytest
 
 from orchestrator.records.experiment import Experiment
 from orchestrator.views.report import charts, page, run_data
-from tests.views.report.reports import experiment, sample_machines, train_again
+from tests.views.report.reports import experiment, sample_machines
 
 # How light reaches an eye that lacks one kind of cone (Machado, Oliveira and Fernandes, 2009).
 
 
 def test_a_run_has_one_color_in_all_charts_and_a_metric_one_dash(tmp_path: Path) -> None:
     both = [experiment(tmp_path / name, steps=20) for name in ("one", "two")]
-    # A second Trainer is a run of its own.
-    train_again(both[0])
     for made in both:
         sample_machines(made)
     add(both[1], step=20, eval_loss=0.5)
@@ -26,14 +24,13 @@ def test_a_run_has_one_color_in_all_charts_and_a_metric_one_dash(tmp_path: Path)
     of_a_run = {
         (line.run, line.color) for chart in found if not chart.stacked for line in chart.lines
     }
-    assert of_a_run == {(0, 0), (1, 1), (2, 2)}
+    assert of_a_run == {(0, 0), (1, 1)}
     loss = next(chart for chart in found if chart.title == "Loss")
     assert [(line.name, line.color, line.dash) for line in loss.lines] == [
-        ("one Trainer 1 training", 0, 0), ("one Trainer 2 training", 1, 0),
-        ("two training", 2, 0), ("two held out", 2, 1),
+        ("one training", 0, 0), ("two training", 1, 0), ("two held out", 1, 1),
     ]  # fmt: skip
-    # A curve of machines is of an experiment, and has the color of its first run.
-    assert {line.color for chart in charts.of_machines(told) for line in chart.lines} == {0, 2}
+    # A curve of machines is of an experiment, and has its color.
+    assert {line.color for chart in charts.of_machines(told) for line in chart.lines} == {0, 1}
 
 
 def test_from_the_fifth_line_on_dashes_help(tmp_path: Path) -> None:

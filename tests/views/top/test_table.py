@@ -47,8 +47,6 @@ def test_each_job_has_a_row() -> None:
     many = job("z", nodes=tuple(f"gpu{number}" for number in range(1, 65)))
     # Node lists use this notation.
     assert jobs.words(many)[-1] == "gpu[1-64]"
-    second = job("gan", step=7, steps=None, left=None, trainer=2)
-    assert jobs.words(second)[:2] == ["gan", "7 (Trainer 2)"]
     assert jobs.words(job("y", loss=None, lost=True))[2] == "NaN"
 
 

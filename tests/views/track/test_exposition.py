@@ -58,7 +58,7 @@ def test_what_ranks_and_nodes_say(tmp_path: Path) -> None:
     node = {**own, "node": "a"}
     assert found["node_cpu_ratio"] == [(node, 0.5)]
     tell(made, "rank_00_metrics_2.jsonl", {"time": NOW, "rank": 0, "step": 3})
-    assert points(tmp_path)["step"] == [(rank, 8), ({**rank, "trainer": "2"}, 3)]
+    assert points(tmp_path)["step"] == [(rank, 3)]
     assert found["node_network_sent_bytes_per_second"] == [({**node, "interface": "eth0"}, 2.0)]
     assert found["node_gpu"] == [({**node, "gpu": "0", "name": "use"}, 0.9)]
     assert found.keys() <= HELP.keys()

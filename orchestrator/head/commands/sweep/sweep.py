@@ -54,7 +54,7 @@ from orchestrator.head.screen import output, styles
 from orchestrator.head.screen.output import Column, Table, Terminal, say, write_out
 from orchestrator.head.start.nodes import ListedNodes, source_of
 from orchestrator.head.start.request import resolve
-from orchestrator.head.status.comparison import first_files, read_curves
+from orchestrator.head.status.comparison import read_curves
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.metrics.curves import better
@@ -263,17 +263,13 @@ LONGEST_LINE = 1 << 16
 
 def last_value(experiment: Experiment, record: JobRecord, metric: str) -> tuple[float | None, str]:
     """Return the last value of a metric, or None and the reason."""
-    names, values = list[str](), list[float]()
-    trainers = read_curves(first_files(experiment.path / "outputs"))
-    for _, curves in sorted(trainers.items(), reverse=True):
-        names += curves
-        if not values and metric in curves:
-            values = list(curves[metric].means)
+    known = read_curves(experiment)
+    values = known[metric].means if metric in known else []
     if not values:
         logs = log_files(experiment, record.nodes)
         values = [value for log in logs for value in printed(log.text, metric)]
     if not values:
-        return None, f"nothing measured or printed {metric}{nearest(metric, names)}"
+        return None, f"nothing measured or printed {metric}{nearest(metric, known)}"
     if not math.isfinite(values[-1]):
         return None, f"the last {metric} is {values[-1]}"
     return values[-1], ""

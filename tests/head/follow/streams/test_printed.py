@@ -22,7 +22,7 @@ def append(log: LogFile, stream: str, text: str) -> None:
 
 
 def lines(experiment: Path, rank: int) -> list[dict[str, Any]]:
-    path = trainers.every(experiment / "outputs")[1][rank]
+    path = trainers.newest(experiment / "outputs")[rank]
     told = [json.loads(line) for line in path.read_text().splitlines()]
     return [{k: v for k, v in line.items() if k not in ("time", "left_s")} for line in told]
 
@@ -48,7 +48,7 @@ def test_each_rank_that_tells_its_steps_has_a_file(log: LogFile, tmp_path: Path)
         {"rank": 0, "step": 3, "loss": None, "lost_steps": 1},
     ]
     assert lines(tmp_path, 1) == [{"rank": 1, "step": 4, "steps": 8, "loss": 0.25}]
-    assert list(trainers.every(tmp_path / "outputs")[1]) == [0, 1]
+    assert list(trainers.newest(tmp_path / "outputs")) == [0, 1]
 
 
 def test_a_log_is_looked_at_when_it_has_grown(
@@ -79,7 +79,7 @@ def test_a_program_that_measures_by_itself_is_believed(log: LogFile, tmp_path: P
     append(log, "0", "step 2 loss 0.5\n")
     reading.check(0.0, last=True)
     assert not trainers.printed(outputs).exists()
-    assert trainers.every(outputs)[1][0].parent == outputs
+    assert trainers.newest(outputs)[0].parent == outputs
 
 
 def test_of_a_log_that_grows_faster_than_it_is_read_the_end_is_read(
@@ -109,4 +109,4 @@ def test_a_node_tells_of_its_own_ranks_alone(tmp_path: Path) -> None:
     for stream in ("0", "2", "02", "999999999"):
         append(log, stream, "step 2 loss nan\n")
     reading.check(0.0, last=True)
-    assert list(trainers.every(tmp_path / "outputs")[1]) == [2]
+    assert list(trainers.newest(tmp_path / "outputs")) == [2]
