@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator.head.follow.monitors.hang import of_rank
-from orchestrator.node.job import hang
+from orchestrator.node.job import hang, processes
 from tests.node.running import Job, script, wait_until
 
 NCCL = Path(__file__).with_name("nccl_h200.json")
@@ -80,6 +80,8 @@ def test_the_recorder_is_asked_and_an_earlier_answer_is_not_the_answer(
     assert stuck.entered[("0", "nccl")] == 5 and ("0", "gloo") in stuck.entered
     (pid,) = hang.rank_pids(job.run)
     os.kill(pid, signal.SIGSTOP)
+    # Each thread stops when it is scheduled next.
+    wait_until(lambda: (now := processes.find(pid)) is not None and now.state == "T")
     stopped = hang.collect(job.run)[0]
     assert (stopped.state, stopped.collectives) == ("T", "")
     os.kill(pid, signal.SIGCONT)
