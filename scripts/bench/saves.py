@@ -77,7 +77,7 @@ def measure(model: nn.Module, place: Path, repeat: int, found: dict[str, list[fl
     state = {f"model.{name}": value for name, value in state.items()}
     kept, run = schema.CheckpointConfig(keep=1), TrainingRun("run", "bench")
     store = Checkpoints(kept, place / "ours", alone, run, quiet, node_holds_all=True)
-    target = LoadTarget(alone, run, model, Beside(), quiet, quiet)
+    target = LoadTarget(alone, run, model, Beside(), quiet)
 
     def timed(what: str, call: Callable[[], object]) -> None:
         began = time.perf_counter()
