@@ -39,6 +39,7 @@ from orchestrator import Trainer  # noqa: E402
 from orchestrator.config import load, parse  # noqa: E402
 from orchestrator.config.schema import Config  # noqa: E402
 from orchestrator.engine.observe import speed  # noqa: E402
+from orchestrator.engine.observe.reporter import Reporting  # noqa: E402
 from orchestrator.engine.ranks import ranks  # noqa: E402
 from orchestrator.engine.ranks.ranks import Ranks  # noqa: E402
 from orchestrator.engine.saving import checkpoint  # noqa: E402
@@ -453,13 +454,13 @@ def recompiles(place: Path) -> Seen:
     sections = llama(max_steps=4, eval_steps=2)
     sections["compile"] = {"enabled": True, "backend": "eager" if REHEARSING else "inductor"}
     graphs = []
-    said = Trainer._say
+    said = Reporting.say
 
-    def noted(self: Trainer, text: str) -> None:
+    def noted(self: Reporting, text: str) -> None:
         graphs.append((text[:24], counters["stats"]["unique_graphs"]))
         said(self, text)
 
-    Trainer._say = noted  # type: ignore[method-assign]
+    Reporting.say = noted  # type: ignore[method-assign]
     engine(place, sections)
     trained, evaluated = graphs[0][1], counters["stats"]["unique_graphs"]
     layers = sections["model"]["num_layers"]

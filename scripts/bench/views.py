@@ -77,7 +77,7 @@ def make(path: Path, steps: int, ranks: int) -> int:
         )
         for index in range(ranks // PER_NODE)
     ]  # fmt: skip
-    record = JobRecord("long", str(path), "running", ["master_launch"], nodes, time.time(), {})
+    record = JobRecord("long", str(path), "running", ["master_launch"], nodes, time.time())
     Experiment(path).write_record(record)
     first = path / "outputs" / "rank_00_metrics.jsonl"
     with first.open("w") as file:
