@@ -117,7 +117,7 @@ GONE_COMMANDS = {
     "node": "# before its line in the node list keeps jobs away from a machine",
     "queue": "orchestrator nodes --queue",
     "skill": "orchestrator help agents",
-    "start-report": "`timeline` in the manifest.json of an experiment",
+    "start-report": "orchestrator status EXP has the steps of a start on one line",
     "try": "orchestrator help agents shows how a sweep of one line does it",
     "usage": "orchestrator ls --all --json has the nodes and times of each job",
     "warm": "orchestrator nodes --warm list, or --warm off",

@@ -59,6 +59,7 @@ GONE_OPTIONS = {
     "--epilog": "run it after master_launch: orchestrator exec COMMAND",
     "--prolog-timeout": "--hook FILE runs on each node before its ranks",
     "--cordon": "# before its line in the node list keeps jobs off a machine",
+    "--reason": "write it behind the # in the node list",
     "--uncordon": "remove the # before its line in the node list",
     "--history": "orchestrator ls shows how jobs ended",
     "--nightly": "run `orchestrator doctor --json` from cron",
