@@ -49,7 +49,7 @@ def flip(file: Path) -> None:
 # -- ls ---------------------------------------------------------------------------------------
 
 
-def test_ls_of_the_newest_experiment_that_has_any(root: Path, typed: Typed) -> None:
+def test_ls_shows_newest_experiment_with_checkpoints(root: Path, typed: Typed) -> None:
     (saved(root, 32) / "__0_0.distcp").unlink()
     (saved(root, 31) / "manifest.json").write_text("{")
     change(saved(root, 30), created=time.mktime((2026, 1, 2, 3, 4, 5, 0, 0, -1)))
@@ -64,7 +64,7 @@ def test_ls_of_the_newest_experiment_that_has_any(root: Path, typed: Typed) -> N
     assert lines[3] == "  30  2026-01-02 03:04:05  2 kB      2  complete"
 
 
-def test_ls_in_json(root: Path, typed: Typed) -> None:
+def test_ls_json_has_all_fields(root: Path, typed: Typed) -> None:
     os.truncate(saved(root, 20, "run_20260101_000000") / ".metadata", 1)
     code, out, err = typed("ls", "run_20260101_000000", "--json")
     assert (code, err) == (0, "")
@@ -91,7 +91,7 @@ def test_ls_in_json(root: Path, typed: Typed) -> None:
         ["--nodes", "none", "--ssh-config", "none", "run_20260101_000000"],
     ],
 )
-def test_the_ways_to_name_them(typed: Typed, words: list[str]) -> None:
+def test_ls_accepts_every_form_of_name(typed: Typed, words: list[str]) -> None:
     code, out, _ = typed("ls", *words, "--json")
     assert code == 0
     assert [one["step"] for one in json.loads(out)["checkpoints"]] == [20, 10]
@@ -111,13 +111,13 @@ def test_the_ways_to_name_them(typed: Typed, words: list[str]) -> None:
         (["export", "--dtype", "fp8", "out"], "'fp32', 'bf16', 'fp16'"),
     ],
 )
-def test_what_cannot_be_meant(typed: Typed, words: list[str], said: str) -> None:
+def test_commands_refuse_unknown_names(typed: Typed, words: list[str], said: str) -> None:
     code, out, err = typed(*words)
     assert (code, out) == (2, "")
     assert said in err
 
 
-def test_odd_names_are_shown(root: Path, typed: Typed) -> None:
+def test_ls_escapes_unprintable_names(root: Path, typed: Typed) -> None:
     save(root / "a\nb €", 5)
     for encoding, name in (("utf-8", "a\\nb €'"), ("latin-1", "a\\nb \\u20ac'")):
         code, out, _ = typed("ls", "a\nb €", PYTHONIOENCODING=encoding)
@@ -126,7 +126,7 @@ def test_odd_names_are_shown(root: Path, typed: Typed) -> None:
         assert len(out.splitlines()) == 3
 
 
-def test_a_reader_that_leaves(typed: Typed, root: Path) -> None:
+def test_ls_is_quiet_if_reader_closes_pipe(typed: Typed, root: Path) -> None:
     done = subprocess.run(
         ["/bin/sh", "-c", f"'{ORCHESTRATOR}' checkpoint ls | head -c 1 >/dev/null"],
         cwd=root,
@@ -137,7 +137,7 @@ def test_a_reader_that_leaves(typed: Typed, root: Path) -> None:
     assert done.stderr == ""
 
 
-def test_completion(root: Path) -> None:
+def test_completion_offers_experiments_and_quotes_none_that_shell_would_run(root: Path) -> None:
     def complete(words: str) -> list[str]:
         place = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
         env = {**place, "_ORCHESTRATOR_COMPLETE": "bash_complete"}
@@ -158,7 +158,7 @@ def test_completion(root: Path) -> None:
 # -- verify -----------------------------------------------------------------------------------
 
 
-def test_verify_where_all_is_well(root: Path, typed: Typed) -> None:
+def test_verify_reports_good_checkpoints(root: Path, typed: Typed) -> None:
     code, out, err = typed("verify")
     assert (code, err) == (0, "")
     lines = out.splitlines()
@@ -167,7 +167,7 @@ def test_verify_where_all_is_well(root: Path, typed: Typed) -> None:
         assert line.startswith(f"step {step}: good (2 kB in 0.")
 
 
-def test_verify_names_what_is_damaged_and_what_to_resume_from(root: Path, typed: Typed) -> None:
+def test_verify_names_damage_and_step_to_resume_from(root: Path, typed: Typed) -> None:
     flip(saved(root, 32) / "__0_0.distcp")
     flip(saved(root, 32) / "__1_0.distcp")
     (saved(root, 30) / ".metadata").unlink()
@@ -190,7 +190,7 @@ def test_verify_names_what_is_damaged_and_what_to_resume_from(root: Path, typed:
     assert [len(one["problems"]) for one in told["checkpoints"]] == [2, 0, 1]
 
 
-def test_verify_of_one(root: Path, typed: Typed) -> None:
+def test_verify_checks_single_checkpoint(root: Path, typed: Typed) -> None:
     flip(saved(root, 32) / ".metadata")
     code, out, _ = typed("verify", str(saved(root, 32)))
     assert code == 1
@@ -198,7 +198,7 @@ def test_verify_of_one(root: Path, typed: Typed) -> None:
     assert typed("verify", str(saved(root, 31)))[0] == 0
 
 
-def test_what_is_pruned_meanwhile_is_not_damaged(
+def test_verify_skips_checkpoint_pruned_during_run(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = checkpoint_store.resolve(None, root / "experiments")
@@ -210,7 +210,7 @@ def test_what_is_pruned_meanwhile_is_not_damaged(
     assert [one["step"] for one in told["checkpoints"]] == [32, 31]
 
 
-def test_a_terminal_sees_how_far_it_is(root: Path) -> None:
+def test_verify_shows_progress_on_terminal_and_clears_it(root: Path) -> None:
     """And nothing of it stays."""
     big = root / "big"
     save(big, 1, {f"__{rank}_0.distcp": bytes(1 << 20) for rank in range(6)})
@@ -245,7 +245,7 @@ def test_a_terminal_sees_how_far_it_is(root: Path) -> None:
 # -- export -----------------------------------------------------------------------------------
 
 
-def test_without_torch_export_says_what_is_needed(root: Path) -> None:
+def test_export_without_torch_says_what_is_needed(root: Path) -> None:
     (root / "hidden").mkdir()
     (root / "hidden" / "sitecustomize.py").write_text("import sys; sys.modules['torch'] = None\n")
     done = subprocess.run(
@@ -262,7 +262,7 @@ def test_without_torch_export_says_what_is_needed(root: Path) -> None:
     assert "on a node" in err
 
 
-def test_export_of_nothing_whole(root: Path, typed: Typed) -> None:
+def test_export_refuses_if_no_checkpoint_is_complete(root: Path, typed: Typed) -> None:
     for step in (30, 31, 32):
         (saved(root, step) / "__0_0.distcp").unlink()
     code, out, err = typed("export", "out")

@@ -36,7 +36,7 @@ def listed(root: Path, capsys: pytest.CaptureFixture[str], **options: Any) -> li
     return capsys.readouterr().out.splitlines()
 
 
-def test_each_job_has_a_line_the_newest_first(
+def test_ls_prints_line_per_job_newest_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert listed(tmp_path, capsys) == [f"there is no job in {tmp_path}"]
@@ -62,7 +62,7 @@ def test_each_job_has_a_line_the_newest_first(
     runs.unlock()
 
 
-def test_of_many_the_newest_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ls_limits_list_to_newest_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(22):
         name = f"run_20260101_0000{number:02d}"
         experiment(tmp_path, name, "done", ended=time.time(), exit_code=0)
@@ -72,9 +72,7 @@ def test_of_many_the_newest_are_listed(tmp_path: Path, capsys: pytest.CaptureFix
     assert len(listed(tmp_path, capsys, every=True)) == 23
 
 
-def test_those_with_all_of_some_tags_are_listed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ls_filters_by_all_given_tags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, tags in zip(NAMES, (["a"], ["a", "b"], []), strict=True):
         launch = Launch(tag=tuple(tags))
         experiment(tmp_path, name, "done", ended=time.time(), exit_code=0, launch=launch)

@@ -64,7 +64,7 @@ def machines() -> list[Machine]:
 
 
 @pytest.mark.cluster
-def test_each_machine_is_a_row_with_all_that_it_is(machines: list[Machine]) -> None:
+def test_table_has_row_per_machine(machines: list[Machine]) -> None:
     one, two, three = (
         dict(zip(MACHINES.headings, MACHINES.words(each), strict=True)) for each in machines
     )
@@ -90,7 +90,7 @@ def test_each_machine_is_a_row_with_all_that_it_is(machines: list[Machine]) -> N
 
 
 @pytest.mark.cluster
-def test_the_site_is_shown_where_the_list_has_one(machines: list[Machine]) -> None:
+def test_table_has_site_column_only_if_list_has_sites(machines: list[Machine]) -> None:
     assert "SITE" not in to_text(machines, PLAIN)
     lost = machine.lost(node("10.0.0.4", site="hall2"), NodeError("gone", ""))
     sited = described("10.0.0.5", facts("eth0 10.0.0.5/24"), site="hall1")
@@ -101,21 +101,21 @@ def test_the_site_is_shown_where_the_list_has_one(machines: list[Machine]) -> No
 
 
 @pytest.mark.cluster
-def test_what_slurm_gives_of_a_machine_is_told_apart_from_what_it_has() -> None:
+def test_gpu_text_tells_slurm_allocation_from_hardware() -> None:
     known = facts(gpus=2, cards=(Card("nvidia", H100),) * 8)
     assert machine.gpu_text(described("a", known)) == f"2 of 8 x {H100}"
     assert machine.gpu_text(described("a", facts(gpus=2))) == "2 GPUs"
 
 
 @pytest.mark.cluster
-def test_json_has_every_field_of_every_machine(machines: list[Machine]) -> None:
+def test_json_round_trips_every_field(machines: list[Machine]) -> None:
     for each in machines:
         data = json.loads(json.dumps(machine.to_json(each)))
         assert set(data) == set(Machine.__annotations__)
         assert machine.from_json(data) == each
 
 
-def test_whoever_is_not_let_in_reads_what_to_type() -> None:
+def test_every_table_shows_fix_for_refused_login() -> None:
     error, lost = NodeError("there is no key", "once: ssh-keygen"), node("gone")
     receipts = stop.receipts_of(["gone"], [error], 0.0, "")
     shown = NodeSample("gone", problem=error.what, fix=error.fix)
@@ -129,7 +129,7 @@ def test_whoever_is_not_let_in_reads_what_to_type() -> None:
         assert re.search(r"^ *gone: .*there is no key\n +-> once: ssh-keygen$", text, re.M), text
 
 
-def test_processes_that_wait_and_nodes_without_one_share_a_table() -> None:
+def test_warm_table_shows_standbys_and_nodes_without_one() -> None:
     state = StandbyState(
         since=1.0, seconds_left=120.0, ready=True, pid=7, memory=1 << 20, python="/p"
     )

@@ -83,7 +83,7 @@ def days(root: Path) -> str:
     return "".join(name[9] for name in names(root) if name.startswith("m_2026010"))
 
 
-def test_it_shows_and_asks_nobody_where_nobody_is(root: Path, typed: Typed) -> None:
+def test_prune_refuses_to_ask_without_terminal(root: Path, typed: Typed) -> None:
     code, out, err = typed("--keep", "1")
     assert code == 2
     assert "no terminal to ask on" in err and "--yes" in err
@@ -94,7 +94,7 @@ def test_it_shows_and_asks_nobody_where_nobody_is(root: Path, typed: Typed) -> N
     assert days(root) == "123"
 
 
-def test_yes(root: Path, typed: Typed) -> None:
+def test_yes_removes_and_reports_freed_space(root: Path, typed: Typed) -> None:
     code, out, err = typed("--keep", "1", "--yes")
     assert (code, err) == (0, "")
     assert names(root) == ["m_20260103_000000"]
@@ -103,7 +103,7 @@ def test_yes(root: Path, typed: Typed) -> None:
     assert (code, out) == (0, f"nothing to remove: 1 experiment in {root}\n")
 
 
-def test_a_dry_run_changes_nothing(root: Path, typed: Typed) -> None:
+def test_dry_run_changes_nothing(root: Path, typed: Typed) -> None:
     before = snapshot(root)
     code, out, _ = typed("--keep", "0", "--dry-run")
     assert code == 0 and out.count("m_2026") == 3
@@ -112,7 +112,7 @@ def test_a_dry_run_changes_nothing(root: Path, typed: Typed) -> None:
     assert snapshot(root) == before
 
 
-def test_where_there_is_nothing(tmp_path: Path) -> None:
+def test_prune_handles_missing_or_invalid_directory(tmp_path: Path) -> None:
     root = tmp_path / "experiments"
     assert type_it(root, "--keep", "1") == (
         0, "nothing to remove: there is no directory experiments\n", ""
@@ -133,7 +133,9 @@ def test_where_there_is_nothing(tmp_path: Path) -> None:
         (["--pin", "m_20260101_000000"], "--pin is gone: touch experiments/NAME/.pin"),
     ],
 )
-def test_what_cannot_be_meant(root: Path, typed: Typed, words: list[str], said: str) -> None:
+def test_prune_refuses_invalid_options(
+    root: Path, typed: Typed, words: list[str], said: str
+) -> None:
     before = snapshot(root)
     code, out, err = typed(*words)
     assert (code, out) == (2, "")
@@ -141,7 +143,7 @@ def test_what_cannot_be_meant(root: Path, typed: Typed, words: list[str], said: 
     assert snapshot(root) == before
 
 
-def test_json(root: Path, typed: Typed) -> None:
+def test_json_lists_every_experiment(root: Path, typed: Typed) -> None:
     (root / ".gitkeep").touch()
     code, out, _ = typed("--keep", "2", "--yes", "--json")
     told = json.loads(out)
@@ -156,7 +158,7 @@ def test_json(root: Path, typed: Typed) -> None:
     ("answer", "left", "code"),
     [("y\n", "3", 0), ("n\n", "123", 130), ("\n", "123", 130), ("\x04", "123", 130)],
 )
-def test_it_asks_on_a_terminal(root: Path, answer: str, left: str, code: int) -> None:
+def test_prune_asks_on_terminal(root: Path, answer: str, left: str, code: int) -> None:
     leader, follower = pty.openpty()
     running = subprocess.Popen(
         [ORCHESTRATOR, "prune", "--keep", "1"],
@@ -179,7 +181,7 @@ def test_it_asks_on_a_terminal(root: Path, answer: str, left: str, code: int) ->
 # -- pins -------------------------------------------------------------------------------------
 
 
-def test_a_pinned_one_stays(root: Path, typed: Typed) -> None:
+def test_pinned_experiment_is_kept(root: Path, typed: Typed) -> None:
     pin = root / "m_20260101_000000/.pin"
     pin.touch()
     told = json.loads(typed("--keep", "0", "--yes", "--json")[1])
@@ -200,7 +202,9 @@ def entry_of(removal: Removal, name: str = "m_20260101_000000") -> PruneEntry:
     return next(one for one in removals.scan(removal.root)[0] if one.name == name)
 
 
-def test_a_pin_of_the_last_moment(root: Path, removal: Removal) -> None:
+def test_hold_refuses_experiment_pinned_or_replaced_during_question(
+    root: Path, removal: Removal
+) -> None:
     """Set while the question waits."""
     one = entry_of(removal)
     (root / one.name / ".pin").touch()
@@ -232,7 +236,7 @@ def snapshot(path: Path) -> dict[str, Any]:
     return told
 
 
-def test_symlinks_in_every_place(tmp_path: Path, root: Path, typed: Typed) -> None:
+def test_prune_follows_no_symlink(tmp_path: Path, root: Path, typed: Typed) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     made(outside, "m_20260101_000000")
@@ -269,7 +273,9 @@ def test_symlinks_in_every_place(tmp_path: Path, root: Path, typed: Typed) -> No
     assert code == 1
 
 
-def test_a_directory_that_becomes_a_link(tmp_path: Path, root: Path, removal: Removal) -> None:
+def test_take_refuses_directory_replaced_by_link(
+    tmp_path: Path, root: Path, removal: Removal
+) -> None:
     """In the moment between the look and the deletion."""
     outside = tmp_path / "outside"
     made(tmp_path, "outside")
@@ -294,7 +300,7 @@ NOT_OURS = (
 )
 
 
-def test_what_is_not_ours_stays(root: Path, typed: Typed) -> None:
+def test_prune_keeps_directories_that_are_no_experiments(root: Path, typed: Typed) -> None:
     for number, text in enumerate(NOT_OURS):
         other = root / f"other{number}_20250101_000000"
         other.mkdir()
@@ -308,7 +314,7 @@ def test_what_is_not_ours_stays(root: Path, typed: Typed) -> None:
     assert sorted(told) == others and all(why.startswith("it") for why in told.values())
 
 
-def test_other_things_that_lie_there(root: Path, typed: Typed) -> None:
+def test_prune_keeps_files_fifos_and_odd_records(root: Path, typed: Typed) -> None:
     os.mkfifo(root / "fifo_20250101_000000")
     (root / "file_20250101_000000").write_text("")
     odd = made(root, "odd_20250101_000000")
@@ -325,7 +331,7 @@ def test_other_things_that_lie_there(root: Path, typed: Typed) -> None:
     assert names(root) == before
 
 
-def test_one_that_is_in_use(root: Path, typed: Typed) -> None:
+def test_prune_keeps_experiment_in_use(root: Path, typed: Typed) -> None:
     place = Experiment(root / "m_20260101_000000")
     assert place.lock() is None
     before = snapshot(place.path)
@@ -339,7 +345,7 @@ def test_one_that_is_in_use(root: Path, typed: Typed) -> None:
     assert days(root) == "3"
 
 
-def test_one_that_is_taken_up_while_the_question_waits(root: Path, removal: Removal) -> None:
+def test_prune_keeps_experiment_locked_during_question(root: Path, removal: Removal) -> None:
     found = removals.scan(removal.root)[0]
     place = Experiment(root / "m_20260101_000000")
     assert place.lock() is None
@@ -354,16 +360,14 @@ def test_one_that_is_taken_up_while_the_question_waits(root: Path, removal: Remo
 
 
 @as_root
-def test_a_login_that_may_only_read_keeps_none_from_removal(root: Path, typed: Typed) -> None:
+def test_prune_ignores_lock_of_reader_without_write_permission(root: Path, typed: Typed) -> None:
     with locked_by_a_reader(root / "m_20260101_000000/.head"):
         code, out, _ = typed("--keep", "1", "--yes")
     assert code == 0 and "in use" not in out
     assert days(root) == "3"
 
 
-def test_a_record_that_says_running_and_a_node_that_does_not_answer(
-    root: Path, typed: Typed
-) -> None:
+def test_prune_keeps_running_job_whose_node_does_not_answer(root: Path, typed: Typed) -> None:
     nodes = [dataclasses.replace(NODE, host="127.0.0.1", port=1, name="gpu 7")]
     for state in ("starting", "running", "something new"):
         made(root, f"{state}_20250101_000000", state, nodes=nodes)
@@ -375,7 +379,7 @@ def test_a_record_that_says_running_and_a_node_that_does_not_answer(
 
 
 @pytest.mark.slow
-def test_machines_of_a_record_that_nobody_here_wrote_are_not_asked(
+def test_prune_contacts_no_machines_of_foreign_record(
     root: Path, typed: Typed, tmp_path: Path
 ) -> None:
     """Such as one that came with a cloned repository: its ssh_config is a program to run."""
@@ -400,7 +404,7 @@ def test_machines_of_a_record_that_nobody_here_wrote_are_not_asked(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
-def test_what_others_may_write_is_not_ours(root: Path, typed: Typed) -> None:
+def test_prune_keeps_what_others_own_or_may_write(root: Path, typed: Typed) -> None:
     os.chown(root / "m_20260101_000000", 12345, 12345)
     (root / "m_20260102_000000/job.json").chmod(0o666)
     code, out, _ = typed("--keep", "0", "--yes", "--json")
@@ -413,7 +417,7 @@ def test_what_others_may_write_is_not_ours(root: Path, typed: Typed) -> None:
     assert days(root) == ""
 
 
-def test_nodes_that_cannot_be_cleaned_keep_their_record(root: Path, typed: Typed) -> None:
+def test_prune_keeps_record_if_node_cannot_be_cleaned(root: Path, typed: Typed) -> None:
     nodes = [dataclasses.replace(NODE, host="127.0.0.1", port=1, name="gpu7")]
     made(root, "far_20250101_000000", nodes=nodes)
     code, out, _ = typed("--keep", "1", "--yes", "--on-nodes")
@@ -428,7 +432,7 @@ OTHERS_FILES = "-dac_override,-dac_read_search,-fowner"
 
 
 @as_root
-def test_what_cannot_be_deleted_is_named_and_stays_whole(root: Path) -> None:
+def test_prune_keeps_experiment_whole_if_part_is_read_only(root: Path) -> None:
     theirs = root / "m_20260101_000000/outputs/checkpoints"
     os.chown(theirs, 65534, 65534)
     theirs.chmod(0o755)
@@ -466,7 +470,7 @@ main()
 
 @as_root
 @pytest.mark.parametrize("when", ["early", "asked", "held"])
-def test_what_is_mounted_inside_stays(root: Path, tmp_path: Path, when: str) -> None:
+def test_prune_keeps_experiment_with_mount_inside(root: Path, tmp_path: Path, when: str) -> None:
     """Before it asks, while it asks, and after the last look at the experiment."""
     outside = tmp_path / "a data set"
     outside.mkdir()
@@ -504,7 +508,7 @@ ODD = [
 ]
 
 
-def test_odd_names(root: Path, typed: Typed) -> None:
+def test_prune_handles_odd_names(root: Path, typed: Typed) -> None:
     for name in ODD:
         made(root, f"{name}_20250101_000000")
     broken = os.fsdecode(b"\xff\xfe_20250101_000000")
@@ -564,7 +568,7 @@ for line in sys.stdin:
 
 
 @pytest.mark.slow
-def test_interrupted_anywhere_each_is_whole_or_gone(tmp_path: Path) -> None:
+def test_interrupted_prune_leaves_each_experiment_whole_or_gone(tmp_path: Path) -> None:
     """`cut_short` is a prune that gets a signal before the n-th thing it does to the disk."""
     forking = subprocess.Popen(
         [sys.executable, "-c", PRUNES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -601,7 +605,7 @@ def test_interrupted_anywhere_each_is_whole_or_gone(tmp_path: Path) -> None:
     assert states == {(2, 0), (1, 1), (1, 0)}
 
 
-def test_what_was_left_is_told_and_needs_a_yes(root: Path, typed: Typed) -> None:
+def test_prune_removes_leftovers_of_interrupted_prune_after_yes(root: Path, typed: Typed) -> None:
     gone = root / ".m_20250101_000000.gone-0123abcd"
     (root / "m_20260101_000000").rename(gone)
     code, out, _ = typed("--keep", "5")

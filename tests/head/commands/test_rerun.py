@@ -25,7 +25,7 @@ def changed(*words: str, env: tuple[str, ...] = (), where: Where | None = None) 
     return rerun.changed(arguments, where or Where(), env, origin, EXPERIMENT)
 
 
-def test_settings_are_the_experiments_and_paths_where_they_were_typed() -> None:
+def test_rerun_takes_settings_of_experiment_and_paths_of_command_line() -> None:
     arguments = changed("--env", "A", "train.py", "--lr", "3")
     assert arguments.program == ("train.py", "--lr", "3")
     assert arguments.config_file == EXPERIMENT.path / "config.yaml"
@@ -36,7 +36,7 @@ def test_settings_are_the_experiments_and_paths_where_they_were_typed() -> None:
     assert changed("train.py", where=Where(nodes=Path("/other"))).where.nodes == Path("/other")
 
 
-def test_what_was_not_written_down_is_asked_for() -> None:
+def test_rerun_asks_for_hidden_values() -> None:
     hidden = ["--env", "TOKEN=(redacted)", "--env", "OTHER=(redacted)", "train.py"]
     with pytest.raises(UsageError, match=r"TOKEN, OTHER\n.*--env TOKEN=VALUE add --env OTHER"):
         changed(*hidden)
@@ -48,7 +48,7 @@ def test_what_was_not_written_down_is_asked_for() -> None:
         rerun.refuse_hidden(Config(env={"KEY": "(redacted)"}))
 
 
-def test_other_commands_are_named() -> None:
+def test_options_of_names_foreign_command() -> None:
     there = Path("/a project")
     with pytest.raises(UsageError, match=r"not started by(.|\n)*cd '/a project'; python notebook"):
         rerun.options_of(["python", "notebook"], EXPERIMENT, there)
@@ -56,7 +56,7 @@ def test_other_commands_are_named() -> None:
 
 
 @pytest.mark.parametrize("tree", ["", "0" * 64], ids=["no code", "too large"])
-def test_code_that_was_not_kept_is_not_replaced_by_other(tree: str) -> None:
+def test_code_of_refuses_code_that_was_not_kept(tree: str) -> None:
     manifest = {"tree": tree, "command": "master_launch x"}
     with (
         pytest.raises(CheckFailed, match="was not kept"),

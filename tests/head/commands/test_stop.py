@@ -24,13 +24,13 @@ from tests.records.one_node import NODE
 
 
 @pytest.mark.parametrize("grace", [math.inf, 1e10, math.nan, -1.0])
-def test_a_grace_that_nobody_can_wait_for_is_refused(tmp_path: Path, grace: float) -> None:
+def test_stop_refuses_grace_out_of_range(tmp_path: Path, grace: float) -> None:
     """Before anything is asked of a node: there, a timer would overflow, or kill at once."""
     with pytest.raises(UsageError, match=r"--grace (must be at least 0|is .*; it must be at most)"):
         stop.stop(Where(experiments=tmp_path), None, grace=grace)
 
 
-def test_an_emergency_stop_looks_into_containers_first(
+def test_emergency_stop_asks_containers_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """From outside their processes are another user's, or a job there is killed without a word."""
@@ -72,7 +72,7 @@ def test_an_emergency_stop_looks_into_containers_first(
         (replace(NODE, state=NOT_STARTED), True),
     ],
 )
-def test_what_never_began_leaves_nothing_to_be_known(node: NodeRecord, *, proved: bool) -> None:
+def test_never_began_job_counts_as_proved_stop(node: NodeRecord, *, proved: bool) -> None:
     receipt = Receipt(node="a", job="lm", known=False, runs="here")
     began = not stop.stopping.never_began(receipt, node)
     assert receipt.replace(began=began).proved is proved
@@ -80,7 +80,7 @@ def test_what_never_began_leaves_nothing_to_be_known(node: NodeRecord, *, proved
     assert not stop.stopping.never_began(away, node)
 
 
-def test_many_nodes_that_ended_alike_share_a_receipt() -> None:
+def test_to_text_merges_equal_receipts() -> None:
     receipts = [
         Receipt(node=f"gpu{number}", job="lm", took=number / 10, ended={"7": "python"})
         for number in range(1, 41)
@@ -92,7 +92,7 @@ def test_many_nodes_that_ended_alike_share_a_receipt() -> None:
     ]
 
 
-def test_shared_memory_that_stays_is_named() -> None:
+def test_to_text_names_shared_memory_that_stays() -> None:
     receipt = Receipt(
         node="a", job="lm", took=1.0, ended={7: "python"}, shared_memory=("/dev/shm/x",)
     )
@@ -118,7 +118,7 @@ OTHER = Receipt(node="b", job="lm-2", left=(9,), experiment="/data/experiments/l
         (None, {"dry_run": True}, True, False, 0),
     ],
 )
-def test_an_emergency_stop_shows_what_it_will_end(
+def test_emergency_stop_previews_and_asks(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -160,7 +160,7 @@ def test_an_emergency_stop_shows_what_it_will_end(
     ("experiment", "elsewhere"),
     [("lm", False), ("other", True), ("", False), ("/data/lm", True), ("HERE/gone", False)],
 )
-def test_a_job_is_of_this_directory_where_its_experiment_is(
+def test_preview_matches_jobs_to_experiments_directory(
     tmp_path: Path, experiment: str, *, elsewhere: bool
 ) -> None:
     """Nodes that share no disk with the head know only the experiment's name, or not even that."""
@@ -172,7 +172,7 @@ def test_a_job_is_of_this_directory_where_its_experiment_is(
     assert ("1 of these not of" in shown) is elsewhere
 
 
-def test_a_job_is_shown_once_whatever_its_machine_is_called(
+def test_preview_lists_job_once_per_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """127.0.0.2 and 127.0.0.3 are one machine, which tells both times of all that lives on it."""

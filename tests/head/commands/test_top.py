@@ -8,7 +8,7 @@ OURS = '  File "/home/a/lib/c2/orchestrator/node/job/ranks/rank.py", line 411 in
 BELOW = '  File "/usr/lib/python3/torch/distributed/run.py", line 982 in run_script_path'
 
 
-def test_a_stack_is_that_of_the_program() -> None:
+def test_users_stack_hides_frames_of_launcher() -> None:
     """Some thirty frames of ours and torchrun's had stood below the two that matter."""
     tree = "/home/ada/.orchestrator/code/snapshots/0123abcd-42/home/ada/my work"
     stacks = f"""Thread 0x00007f01 (most recent call first):

@@ -45,7 +45,7 @@ print(orchestrator.__file__, Trainer.__module__)
 
 
 @pytest.mark.slow
-def test_the_engine_and_a_users_imports_need_nothing_else(tmp_path: Path) -> None:
+def test_library_is_enough_for_engine_and_user_imports(tmp_path: Path) -> None:
     for name, data in library.library().files:
         path = tmp_path / "library" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def test_the_engine_and_a_users_imports_need_nothing_else(tmp_path: Path) -> Non
     ]
 
 
-def test_any_login_shell_takes_a_quoted_word_as_it_is() -> None:
+def test_quote_survives_every_login_shell() -> None:
     shells = [
         shell for shell in ("sh", "bash", "zsh", "csh", "tcsh", "fish") if shutil.which(shell)
     ]
@@ -75,7 +75,7 @@ def test_any_login_shell_takes_a_quoted_word_as_it_is() -> None:
             assert run.stdout.decode() == f"<{word}>", shell
 
 
-def test_a_program_may_come_in_pieces_and_what_follows_it_is_left() -> None:
+def test_read_program_accepts_pieces_and_leaves_rest() -> None:
     """As a link brings it, and a pipe of 64 KB."""
     program = f"print({'é' * 99_000!r} == 99_000 * 'é', f.read(4))"
     data = FIRST_LINE + sized(program) + b"next"
@@ -101,7 +101,7 @@ def test_a_program_may_come_in_pieces_and_what_follows_it_is_left() -> None:
         (["broken"], "its Python, BROKEN, ends before our program starts: Error: no encodings"),
     ],
 )
-def test_a_login_without_a_fitting_python(
+def test_begin_explains_missing_or_broken_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pythons: list[str], words: str
 ) -> None:
     # This stand-in handles our program as Python 2 does, which is no longer installed anywhere.
@@ -129,7 +129,7 @@ def test_a_login_without_a_fitting_python(
     assert refused.value.what == words.replace("BROKEN", str(broken)).replace("TWO", str(two))
 
 
-def test_a_connection_on_which_no_server_starts_is_closed() -> None:
+def test_open_channel_closes_connection_if_server_fails() -> None:
     """A head that looks for a node for days would leave it another login each time."""
     connection = Login((), "")
     with pytest.raises(NodeError, match="there is no /no/such/python"):
@@ -137,7 +137,7 @@ def test_a_connection_on_which_no_server_starts_is_closed() -> None:
     assert connection.closed
 
 
-def test_a_node_that_cannot_be_asked_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reach_closes_connection_if_probe_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     logins: list[Login] = []
 
     class Transport(LocalTransport):
@@ -158,7 +158,7 @@ def test_a_node_that_cannot_be_asked_is_left(monkeypatch: pytest.MonkeyPatch) ->
     assert [login.closed for login in logins] == [True]
 
 
-def test_a_job_can_be_looked_after_where_its_environment_has_gone(tmp_path: Path) -> None:
+def test_ask_once_works_without_nodes_environment(tmp_path: Path) -> None:
     """It was renamed, or its disk is away: the job that runs in it must be ended all the same."""
     node = Node("here", activate=f"script:{tmp_path}/gone", wrap="env INSIDE=1")
     question = AskJobState(job="job", node=0)
@@ -173,7 +173,7 @@ def test_a_job_can_be_looked_after_where_its_environment_has_gone(tmp_path: Path
         ask_once(LocalTransport(), missing, AskJobState(job="job", node=0), 30)
 
 
-def test_a_node_hears_from_a_head_that_is_busy_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beats_reach_node_while_head_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """A head that downloads for minutes, or serves a slow node, would be left by the others."""
     monkeypatch.setattr(beats, "HEAD_BEAT_SECONDS", 0.01)
     monkeypatch.setattr(channel, "beats", own := beats.Beats())
@@ -225,7 +225,7 @@ class Pieces:
         return False
 
 
-def test_a_refusal_in_pieces() -> None:
+def test_begin_joins_refusal_sent_in_pieces() -> None:
     connection = Pieces(b"noise\nNONCE\n", b"?", b"it is not ", b"there\n")
     environment = Environment(activate="script:/a")
     with pytest.raises(NodeError) as refused:
@@ -233,7 +233,7 @@ def test_a_refusal_in_pieces() -> None:
     assert refused.value.what == "script:/a: it is not there"
 
 
-def test_our_program_is_read_once_for_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_library_is_read_once_for_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """With packing it takes 0.1 s: 64 nodes that are reached at once had cost the head 5 s."""
     read = []
     together, another = threading.Barrier(8), threading.Event()

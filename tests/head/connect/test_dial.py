@@ -50,15 +50,13 @@ def silent() -> Iterator[tuple[int, tuple[str, int]]]:
         ("255.255.255.255", 22, "there is no route to it"),
     ],
 )
-def test_what_keeps_a_call_from_a_host_is_told(
-    host: str, port: int, what: str, tmp_path: Path
-) -> None:
+def test_connect_explains_unreachable_host(host: str, port: int, what: str, tmp_path: Path) -> None:
     with pytest.raises(NodeError, match=what) as failed:
         SshTransport(SshConfig()).connect_to(known(tmp_path, host, port), PATIENCE)
     assert (host in failed.value.fix) == ("resolved" in what)
 
 
-def test_a_host_that_is_silent_is_told(tmp_path: Path) -> None:
+def test_connect_times_out_on_silent_host(tmp_path: Path) -> None:
     with silent() as (_, (host, port)), pytest.raises(NodeError, match="it does not answer on"):
         SshTransport(SshConfig()).connect_to(known(tmp_path, host, port), 0.3)
 
@@ -73,13 +71,13 @@ def test_a_host_that_is_silent_is_told(tmp_path: Path) -> None:
         (EOFError("gone"), "the jump host b cannot reach gpu01:22 (gone)", "ssh -p 22 gpu01"),
     ],
 )  # fmt: skip
-def test_a_jump_host_that_leads_no_further(error: Exception, what: str, fix: str) -> None:
+def test_no_way_on_explains_failing_jump_host(error: Exception, what: str, fix: str) -> None:
     told = no_way_on(Destination(host="gpu01", user="bob", port=22, keys=(), jump="a,b"), error)
     assert (told.what, fix in told.fix) == (what, True)
 
 
 @pytest.mark.parametrize(("drops", "said"), [(1, "closes every connection"), (0, "hangs in the")])
-def test_the_last_of_many_tries_does_not_hide_that_the_others_were_dropped(
+def test_connect_reports_dropped_tries_over_last_time_out(
     drops: int, said: str, tmp_path: Path
 ) -> None:
     """A server with no room (MaxStartups) hangs up at once; a last try may have no time left."""
@@ -103,7 +101,7 @@ def test_the_last_of_many_tries_does_not_hide_that_the_others_were_dropped(
 
 
 @pytest.mark.cluster
-def test_a_link_that_is_cut_while_much_is_sent(
+def test_cut_link_ends_large_send(
     netns_cluster: Callable[..., NetnsCluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel would go on for a quarter of an hour, and paramiko with it."""

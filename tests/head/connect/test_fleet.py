@@ -25,7 +25,7 @@ from orchestrator.protocol.requests.request import Ping
 from tests.node.running import PATIENCE
 
 
-def test_every_node_that_failed_is_named_with_its_fix() -> None:
+def test_failure_table_names_each_node_and_fix() -> None:
     failed = [
         (Node("gpu1"), NodeError("it refuses connections", "is sshd running?")),
         (Node("gpu12", user="bob"), NodeError("no answer")),
@@ -40,7 +40,7 @@ def test_every_node_that_failed_is_named_with_its_fix() -> None:
     )
 
 
-def test_many_nodes_that_failed_alike_share_a_line() -> None:
+def test_failure_table_merges_equal_failures() -> None:
     error = NodeError("it refuses connections", "is sshd running?")
     failed = [(Node(f"gpu{number}"), error) for number in range(1, 20)]
     assert failure_table(failed, 20, "").splitlines()[1:] == [
@@ -49,7 +49,7 @@ def test_many_nodes_that_failed_alike_share_a_line() -> None:
     ]
 
 
-def test_many_nodes_whose_fix_names_them_have_one_example() -> None:
+def test_failure_table_shows_one_example_for_many_fixes() -> None:
     """A few have each fix as it is to be typed; hundreds have the first."""
 
     def table(count: int) -> list[str]:
@@ -90,7 +90,7 @@ for result in fleet.everywhere(range(100), connect):
 """
 
 
-def test_what_opens_more_files_than_this_process_may_fails_in_words() -> None:
+def test_connect_explains_limit_of_open_files() -> None:
     """Before anything is begun where that can be known; else each node that found no room."""
     done = subprocess.run(
         [sys.executable, "-c", FEW_FILES], capture_output=True, text=True, check=True
@@ -127,7 +127,7 @@ def answer_together(listener: socket.socket, count: int) -> None:
             caller.sendall(ARRIVED)
 
 
-def test_all_nodes_are_at_work_on_their_answers_at_once(channels: list[NodeChannel]) -> None:
+def test_ask_channels_asks_all_nodes_at_once(channels: list[NodeChannel]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(
             target=answer_together, args=(listener, len(channels)), daemon=True
@@ -139,7 +139,7 @@ def test_all_nodes_are_at_work_on_their_answers_at_once(channels: list[NodeChann
     assert [cast("Dialed", answer).answers for answer in answers] == [("",)] * len(channels)
 
 
-def test_nodes_that_are_silent_take_no_answer_from_those_after_them(
+def test_ask_channels_returns_answers_despite_silent_nodes(
     channels: list[NodeChannel],
 ) -> None:
     """All channels share one deadline, in any order of waiting."""

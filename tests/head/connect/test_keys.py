@@ -47,7 +47,7 @@ def add(agent: Path, key: Path) -> None:
 
 
 @pytest.mark.parametrize("agent", ["", "/some/agent"])
-def test_a_key_with_a_passphrase_is_unlocked_by_an_agent(
+def test_load_key_with_passphrase_points_to_agent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agent: str
 ) -> None:
     monkeypatch.setenv("SSH_AUTH_SOCK", agent)
@@ -57,7 +57,7 @@ def test_a_key_with_a_passphrase_is_unlocked_by_an_agent(
     assert load_key(path) == (f"{path} needs a passphrase", f"{start}ssh-add '{path}'")
 
 
-def test_a_key_that_others_can_read(tmp_path: Path) -> None:
+def test_load_key_refuses_key_readable_by_others(tmp_path: Path) -> None:
     path = tmp_path / "key"
     path.touch(mode=0o644)
     path.chmod(0o644)
@@ -66,7 +66,7 @@ def test_a_key_that_others_can_read(tmp_path: Path) -> None:
     assert remedy == f"chmod 600 {path}"
 
 
-def test_a_file_without_a_key(tmp_path: Path) -> None:
+def test_load_key_refuses_file_without_key(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("no key")
     (tmp_path / "key").chmod(0o600)
     assert str(load_key(tmp_path / "key")).startswith(f"('{tmp_path}/key is not a key that")
@@ -102,7 +102,7 @@ def offered(*paths: Path, only: bool = False) -> tuple[list[str], list[tuple[str
     return [label_of(source) for source in keys.get_sources()], keys.unusable
 
 
-def test_the_keys_of_the_agent(
+def test_agent_keys_are_offered_in_order_of_config(
     agent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert offered() == (["agent: one", "agent: two", "agent: three"], [])
@@ -115,14 +115,14 @@ def test_the_keys_of_the_agent(
     assert offered() == ([], [])
 
 
-def test_a_key_is_offered_once(agent: Path, tmp_path: Path) -> None:
+def test_key_in_file_and_agent_is_offered_once(agent: Path, tmp_path: Path) -> None:
     keygen("-t", "ed25519", "-N", "", "-f", tmp_path / "mine")
     add(agent, tmp_path / "mine")
     labels, _ = offered(tmp_path / "mine")
     assert labels == [str(tmp_path / "mine"), "agent: one", "agent: two", "agent: three"]
 
 
-def test_an_agent_that_hangs_costs_its_time_once(
+def test_agent_that_hangs_costs_one_time_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fabric_login, "AGENT_SECONDS", 0.1)
@@ -156,7 +156,7 @@ def write_security_key(path: Path) -> None:
     path.with_suffix(".pub").write_text(f"{kind.decode()} {base64.b64encode(half).decode()} me\n")
 
 
-def test_a_security_key_is_for_the_agent(agent: Path, tmp_path: Path) -> None:
+def test_security_key_is_offered_by_agent_alone(agent: Path, tmp_path: Path) -> None:
     """ssh lists such a key among the usual ones: another, which is good, counts as ever."""
     write_security_key(tmp_path / "id_sk")
     keygen("-t", "ed25519", "-N", "", "-f", tmp_path / "good")
@@ -173,7 +173,7 @@ def test_a_security_key_is_for_the_agent(agent: Path, tmp_path: Path) -> None:
 # -- logins that fail ---------------------------------------------------------------------------
 
 
-def test_which_command_lets_a_first_key_in() -> None:
+def test_denied_names_command_for_first_key() -> None:
     there = Destination(host="gpu01", user="bob", port=22, keys=())
     copy = "ssh-copy-id -p 22 bob@gpu01"
     none = denied(there, [], 0, [])
@@ -183,7 +183,7 @@ def test_which_command_lets_a_first_key_in() -> None:
     assert (refused.what, refused.fix) == ("it denies bob every key (id_rsa)", copy)
 
 
-def test_a_login_that_fails_names_the_keys_that_could_not_be_tried() -> None:
+def test_denied_names_keys_that_could_not_be_used() -> None:
     there = Destination(host="gpu01", user="bob", port=22, keys=())
     locked = ("k1 needs a passphrase", "ssh-add k1")
     unread = ("k2 cannot be read", "")
@@ -223,7 +223,7 @@ def log_in(cluster: FaultyLoopback, key: Path) -> object:
     return connection
 
 
-def test_a_key_of_openssl_is_for_ssh(trusting: FaultyLoopback, tmp_path: Path) -> None:
+def test_pkcs8_key_goes_through_ssh(trusting: FaultyLoopback, tmp_path: Path) -> None:
     """ssh reads PKCS#8 as well, which openssl and many clouds write."""
     key, known = tmp_path / "id", trusting.node(0) / "authorized_keys"
     keygen("-t", "ecdsa", "-m", "PKCS8", "-N", "", "-f", key)
@@ -237,7 +237,7 @@ def test_a_key_of_openssl_is_for_ssh(trusting: FaultyLoopback, tmp_path: Path) -
     assert isinstance(connection, SshProcess) and "is not a key that" in connection.way.why
 
 
-def test_a_certificate_beside_a_key_is_for_ssh(trusting: FaultyLoopback, tmp_path: Path) -> None:
+def test_key_with_certificate_goes_through_ssh(trusting: FaultyLoopback, tmp_path: Path) -> None:
     key, authority = tmp_path / "id", trusting.directory.parent / "authority"
     keygen("-t", "ed25519", "-N", "", "-f", key)
     there = Destination("gpu01", "bob", 22, (key, tmp_path / "id.pub"))
@@ -247,7 +247,7 @@ def test_a_certificate_beside_a_key_is_for_ssh(trusting: FaultyLoopback, tmp_pat
     assert isinstance(log_in(trusting, key), SshProcess)
 
 
-def test_an_empty_file_in_place_of_a_certificate(trusting: FaultyLoopback, tmp_path: Path) -> None:
+def test_empty_certificate_goes_through_ssh(trusting: FaultyLoopback, tmp_path: Path) -> None:
     """A command that should have signed the key has failed."""
     key = tmp_path / "id"
     key.write_bytes(trusting.key.read_bytes())

@@ -82,7 +82,7 @@ needs_openssh = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="n
 
 @needs_openssh
 @pytest.mark.parametrize(("host", "port"), HOSTS)
-def test_lines_are_read_as_openssh_reads_them(known_hosts: Path, host: str, port: int) -> None:
+def test_lines_about_agrees_with_openssh(known_hosts: Path, host: str, port: int) -> None:
     names = [*PATTERNS, hashed("gpu01"), hashed("[gpu01]:2222"), hashed("other")]
     lines = [line(name) for name in names]
     lines += [f"{marker} {line}" for marker in ("@revoked", "@cert-authority") for line in lines]
@@ -101,15 +101,13 @@ patterns = st.lists(st.text("ab*?!.[]:2", min_size=1, max_size=6), min_size=1, m
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-def test_any_pattern_is_read_as_openssh_reads_it(
-    known_hosts: Path, lists: list[list[str]], host: str
-) -> None:
+def test_patterns_agree_with_openssh(known_hosts: Path, lists: list[list[str]], host: str) -> None:
     path = write(known_hosts, "".join(line(",".join(names)) for names in lists))
     for port in (22, 2):
         compare(path, host, port)
 
 
-def test_what_is_no_key_is_passed_over(known_hosts: Path) -> None:
+def test_lines_about_skips_lines_without_key(known_hosts: Path) -> None:
     text = "# gpu01 comment\n\n   \ngpu01\ngpu01 ssh-rsa\ngpu01 ssh-rsa !!!\n\t " + line("gpu01")
     text += "@cert-authority " + line("gpu01") + "@revoked " + line("gpu01", OTHER) + "\0\xff\n"
     found = lines_about(destination(write(known_hosts, text)))
@@ -117,7 +115,7 @@ def test_what_is_no_key_is_passed_over(known_hosts: Path) -> None:
     assert [key.marker for key in found] == ["", "@cert-authority", "@revoked"]
 
 
-def test_a_file_is_read_again_where_it_has_changed(known_hosts: Path) -> None:
+def test_lines_about_rereads_changed_file(known_hosts: Path) -> None:
     there = destination(write(known_hosts, line("other")))
     assert not lines_about(there)
     with known_hosts.open("a") as file:
@@ -135,14 +133,14 @@ def test_a_file_is_read_again_where_it_has_changed(known_hosts: Path) -> None:
     ],
     ids=["plain", "hashed", "two kinds", "no last newline"],
 )
-def test_paramiko_is_told_the_known_keys(known_hosts: Path, text: str) -> None:
+def test_prepared_client_has_known_keys(known_hosts: Path, text: str) -> None:
     there = destination(write(known_hosts, text))
     connection = fabric_login.prepared(there, False)
     assert connection.client.get_host_keys().check("gpu01", OURS)
     assert known_hosts.read_text() == text
 
 
-def test_the_keys_of_the_global_file_count(known_hosts: Path, tmp_path: Path) -> None:
+def test_lines_about_reads_global_file(known_hosts: Path, tmp_path: Path) -> None:
     system = write(tmp_path / "system" / "known_hosts", line("gpu01"))
     there = replace(destination(known_hosts), global_known_hosts=(system,))
     assert [known.where for known in lines_about(there)] == [f"{system}:1"]

@@ -104,7 +104,7 @@ class Desk:
         return channel.recv_exit_status(), connection.alive
 
 
-def test_a_connection_that_is_open_lets_us_in(
+def test_connect_uses_open_control_master(
     cluster: FaultyLoopback, tmp_path: Path, sockets: Path
 ) -> None:
     """Also where keys alone do not, as where a second factor is asked for."""
@@ -123,7 +123,7 @@ def test_a_connection_that_is_open_lets_us_in(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be others")
-def test_a_socket_of_another_user_is_no_connection(
+def test_connect_ignores_socket_of_other_user(
     cluster: FaultyLoopback, tmp_path: Path, sockets: Path
 ) -> None:
     desk = Desk(cluster, tmp_path, f"ControlPath {sockets}/path\n")
@@ -137,7 +137,7 @@ def test_a_socket_of_another_user_is_no_connection(
             theirs.accept()
 
 
-def test_one_to_a_jump_host_leads_to_those_behind(
+def test_control_master_of_jump_host_is_used(
     cluster: FaultyLoopback, tmp_path: Path, sockets: Path
 ) -> None:
     desk = Desk(cluster, tmp_path, f"ControlPath {sockets}/%C\n")
@@ -153,7 +153,7 @@ def test_one_to_a_jump_host_leads_to_those_behind(
     assert not isinstance(desk.connect("two"), SshProcess)
 
 
-def test_one_that_takes_no_further_command_is_named(
+def test_full_control_master_is_named(
     cluster: FaultyLoopback, tmp_path: Path, sockets: Path
 ) -> None:
     config = cluster.node(1) / "sshd_config"
@@ -187,7 +187,7 @@ def test_one_that_takes_no_further_command_is_named(
         ("HostbasedAuthentication yes\nIdentityFile {none}", "no key"),
     ],
 )
-def test_what_ssh_alone_can_do_it_does(
+def test_host_that_needs_ssh_goes_through_ssh(
     cluster: FaultyLoopback,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -209,22 +209,20 @@ def test_what_ssh_alone_can_do_it_does(
         cluster.allow_keys(0)
 
 
-def test_a_proxy_command_that_fails_is_named(cluster: FaultyLoopback, tmp_path: Path) -> None:
+def test_failing_proxy_command_is_named(cluster: FaultyLoopback, tmp_path: Path) -> None:
     desk = Desk(cluster, tmp_path, "ProxyCommand sh -c 'echo no route to %n >&2; exit 3'")
     with pytest.raises(NodeError, match=r"ssh itself says: .*no route to one"):
         desk.connect("one")
 
 
-def test_a_proxy_command_that_is_silent_is_given_up(
-    cluster: FaultyLoopback, tmp_path: Path
-) -> None:
+def test_silent_proxy_command_times_out(cluster: FaultyLoopback, tmp_path: Path) -> None:
     desk = Desk(cluster, tmp_path, "ProxyCommand sleep 7654")
     way = SshTransport(SshConfig(desk.file), timeout=1.0)
     with pytest.raises(NodeError):
         open_channel(way.connect(Node("one")), Node("one"), 1.0)
 
 
-def test_a_proxy_command_ends_with_its_connection(cluster: FaultyLoopback, tmp_path: Path) -> None:
+def test_proxy_command_ends_with_connection(cluster: FaultyLoopback, tmp_path: Path) -> None:
     relay = tmp_path / "relay.py"
     relay.write_text(RELAY)
     proxy = f"ProxyCommand {shlex.quote(sys.executable)} {relay} {tmp_path}/pid %h %p"
@@ -242,7 +240,7 @@ def test_a_proxy_command_ends_with_its_connection(cluster: FaultyLoopback, tmp_p
         os.close(process)
 
 
-def test_a_changed_host_is_named(cluster: FaultyLoopback, tmp_path: Path) -> None:
+def test_changed_host_key_is_named(cluster: FaultyLoopback, tmp_path: Path) -> None:
     desk = Desk(cluster, tmp_path, "Ciphers chacha20-poly1305@openssh.com")
     cluster.change_host_key(0)
     try:
@@ -253,7 +251,7 @@ def test_a_changed_host_is_named(cluster: FaultyLoopback, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("lines", ["Ciphers chacha20-poly1305@openssh.com", "UserKnownHostsFile /"])
-def test_strictly_an_unknown_host_is_refused(
+def test_strict_checking_refuses_unknown_host(
     cluster: FaultyLoopback, tmp_path: Path, lines: str
 ) -> None:
     desk = Desk(cluster, tmp_path, f"{lines}\nUserKnownHostsFile {tmp_path}/known")
@@ -262,7 +260,9 @@ def test_strictly_an_unknown_host_is_refused(
     assert not (tmp_path / "known").exists()
 
 
-def test_without_ssh_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_host_without_ssh_program_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A new host is written down by ssh alone."""
     monkeypatch.setenv("PATH", str(tmp_path))
     there = Destination("127.0.0.1", "bob", 1, (), settings={"proxycommand": ("nc",)})
@@ -270,7 +270,7 @@ def test_without_ssh_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         SshTransport(SshConfig()).connect_to(there, 10.0)
 
 
-def test_a_key_that_its_agent_refuses_keeps_no_other_out(
+def test_key_refused_by_agent_does_not_block_next_key(
     cluster: FaultyLoopback, tmp_path: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its user does not confirm it; then another one is known as well."""
@@ -365,7 +365,7 @@ def served(opens: Opens, tmp_path: Path, key: Path) -> Iterator[tuple[SshTranspo
             opens.over.set()
 
 
-def test_a_server_that_asks_for_nothing_is_given_nothing(tmp_path: Path) -> None:
+def test_ssh_login_without_authentication_works(tmp_path: Path) -> None:
     with served(Opens(may=True), tmp_path, Path("/no/key")) as (ssh, there):
         connection = ssh.connect_to(there, PATIENCE)
         assert isinstance(connection, SshProcess)
@@ -374,9 +374,7 @@ def test_a_server_that_asks_for_nothing_is_given_nothing(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("by", ["ssh", "fabric"])
-def test_what_a_login_that_waits_says_is_shown(
-    cluster: FaultyLoopback, tmp_path: Path, by: str
-) -> None:
+def test_banner_of_waiting_login_is_shown(cluster: FaultyLoopback, tmp_path: Path, by: str) -> None:
     key = cluster.key if by == "fabric" else Path("/no/key")
     with (
         served(Opens(may=False), tmp_path, key) as (ssh, there),

@@ -82,7 +82,7 @@ def home(tmp_path: Path) -> Path:
     return home
 
 
-def test_a_venv(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_venv_is_activated(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     venv.create(home / "venv", symlinks=True)
     env = environment(Node("n", activate="venv:~/venv"), home, monkeypatch)
     assert env["VIRTUAL_ENV"] == str(home / "venv")
@@ -91,7 +91,7 @@ def test_a_venv(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"venv:~/none: there is no {home}/none/bin/python" in refused.what
 
 
-def test_conda(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conda_environment_is_activated(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = home / "miniconda3"
     program(root / "bin/conda", CONDA.replace("ROOT", str(root)))
     venv.create(root / "envs/train", symlinks=True)
@@ -107,7 +107,7 @@ def test_conda(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "install python in it" in refused.what
 
 
-def test_modules(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_are_loaded(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     init = home / "modules/init/sh"
     init.parent.mkdir(parents=True)
     init.write_text(
@@ -129,7 +129,7 @@ def test_modules(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("bash", [True, False], ids=["bash", "sh"])
-def test_a_script(bash: bool, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_script_is_sourced(bash: bool, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not bash:
         tools = home / "tools"
         tools.mkdir()
@@ -156,7 +156,7 @@ def test_a_script(bash: bool, home: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert shlex.split(refused.fix.partition("there: ")[2]) == [".", str(script)]
 
 
-def test_one_that_never_ends(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_activation_times_out(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_command, "ACTIVATION_SECONDS", 1)
     os.mkfifo(home / "fifo")
     (home / "s.sh").write_text(f"echo waiting >&2; read x <'{home}/fifo'\n")
@@ -165,7 +165,9 @@ def test_one_that_never_ends(home: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("shell", [*filter(shutil.which, ["bash", "dash", "zsh", "csh", "fish"])])
-def test_any_login_shell(shell: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_activation_works_in_every_login_shell(
+    shell: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     login = home / "login"
     program(login, f'#!/bin/sh\nexec {shell} -c "$3"\n')
     (home / "it's.sh").write_text("export SET=1")
@@ -190,7 +192,7 @@ def test_any_login_shell(shell: str, home: Path, monkeypatch: pytest.MonkeyPatch
         ("echo one >&2; echo two >&2; exit 3", "ends before our program starts: two"),
     ],
 )
-def test_an_rc_file_that_takes_our_place(
+def test_rc_file_that_hijacks_command_is_refused(
     rc: str, what: str, activate: str | None, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is said in a sentence, and no shell takes our Python for commands."""
@@ -223,7 +225,7 @@ CLOUD = """echo 'Please login as the user "ubuntu" rather than the user "root".'
         ("echo python-here /nfs/python; cat >/dev/null", "its Python, /nfs/python, takes", "slow"),
     ],
 )
-def test_what_a_login_says_before_it_hangs_is_shown(
+def test_output_of_hanging_login_is_shown(
     home: Path, monkeypatch: pytest.MonkeyPatch, rc: str, what: str, fix: str
 ) -> None:
     """A cloud's machine that names another user waits for ten seconds, as long as we do."""
@@ -237,9 +239,7 @@ def test_what_a_login_says_before_it_hangs_is_shown(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a disk")
-def test_a_home_that_went_read_only_can_be_looked_at(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_server_runs_with_read_only_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files of our last session are enough to see the running processes and to end them."""
     environment(Node("n"), home, monkeypatch)
     own = r'mount --bind "$HOME" "$HOME" && mount -o remount,bind,ro "$HOME" && touch "$HOME/x"'
@@ -248,7 +248,7 @@ def test_a_home_that_went_read_only_can_be_looked_at(
     assert not (home / "x").exists()
 
 
-def test_a_new_edition_removes_those_that_nobody_used_for_a_week(
+def test_new_edition_removes_editions_unused_for_week(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, recent = (home / ".orchestrator/lib" / (digit * 16) for digit in "01")
@@ -261,7 +261,7 @@ def test_a_new_edition_removes_those_that_nobody_used_for_a_week(
     assert recent.exists()
 
 
-def test_a_command_around_all_of_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrap_surrounds_whole_server(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inside = home / "inside"
     inside.mkdir(mode=0o700)
     around = f"env HOME='{inside}'"
@@ -281,7 +281,7 @@ def test_a_command_around_all_of_it(home: Path, monkeypatch: pytest.MonkeyPatch)
     "text",
     ["venv", "venv:", "venv:relative", "conda:", "conda:-n", "module:", "module:a,,-b", "x:/a"],
 )
-def test_what_nothing_could_activate_is_refused(text: str) -> None:
+def test_check_refuses_unknown_activation(text: str) -> None:
     with pytest.raises(Exception, match="nothing is known to activate"):
         check(text, None)
 
@@ -289,5 +289,5 @@ def test_what_nothing_could_activate_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["venv:~/a b", "conda:base", "conda:/opt/x", "module:a/1.2,b c", "script:/a", "none"]
 )
-def test_what_can_be_activated(text: str) -> None:
+def test_check_accepts_known_activation(text: str) -> None:
     check(text, "docker exec -i x")

@@ -25,9 +25,7 @@ SENDS: dict[str, Callable[[FabricChannel], None]] = {
 
 
 @pytest.mark.parametrize("what", SENDS)
-def test_a_sender_that_is_the_first_to_see_it_leaves_it_to_the_reader(
-    two_nodes: Cluster, what: str
-) -> None:
+def test_failed_send_leaves_report_to_reader(two_nodes: Cluster, what: str) -> None:
     transport = SshTransport(SshConfig(two_nodes.ssh_config))
     node = read_nodes(two_nodes.node_list)[0]
     connection = transport.connect(node)

@@ -45,7 +45,7 @@ def reach(directory: Path, text: str, node: str) -> Destination:
 # -- what is read -----------------------------------------------------------------------------
 
 
-def test_an_empty_config(tmp_path: Path) -> None:
+def test_empty_config_gives_defaults(tmp_path: Path) -> None:
     there = reach(tmp_path, "", "gpu01")
     assert (there.host, there.alias, there.user, there.port) == ("gpu01", "", ME, 22)
     assert HOME / ".ssh/id_ed25519" in there.keys
@@ -56,7 +56,7 @@ def test_an_empty_config(tmp_path: Path) -> None:
     assert not there.only_these_keys
 
 
-def test_the_list_wins_over_the_config(tmp_path: Path) -> None:
+def test_node_list_overrides_config(tmp_path: Path) -> None:
     text = "User config\nPort 1000\n"
     there = reach(tmp_path, text, "gpu01")
     assert (there.user, there.port) == ("config", 1000)
@@ -64,14 +64,14 @@ def test_the_list_wins_over_the_config(tmp_path: Path) -> None:
     assert (there.user, there.port) == ("list", 2222)
 
 
-def test_an_alias(tmp_path: Path) -> None:
+def test_alias_is_resolved(tmp_path: Path) -> None:
     text = "Host big\n  HostName 10.0.0.7\n  User bob\n  Port 2200\nHost *\n  User other\n"
     there = reach(tmp_path, text, "big")
     assert (there.host, there.alias, there.user, there.port) == ("10.0.0.7", "", "bob", 2200)
     assert reach(tmp_path, text, "small").user == "other"
 
 
-def test_a_host_name_for_all(tmp_path: Path) -> None:
+def test_host_name_without_block_applies_to_all(tmp_path: Path) -> None:
     """Odd, and ssh does it: every name is one machine."""
     assert reach(tmp_path, "HostName 10.0.0.7\n", "gpu01").host == "10.0.0.7"
     assert reach(tmp_path, "HostName %h.lan\n", "gpu01").host == "gpu01.lan"
@@ -91,11 +91,11 @@ def test_a_host_name_for_all(tmp_path: Path) -> None:
         ("hOsT=gpu01\n  pOrT=77\n", "gpu01", 77),
     ],
 )
-def test_blocks(tmp_path: Path, text: str, node: str, port: int) -> None:
+def test_blocks_are_matched(tmp_path: Path, text: str, node: str, port: int) -> None:
     assert reach(tmp_path, text, node).port == port
 
 
-def test_includes(tmp_path: Path) -> None:
+def test_includes_are_read(tmp_path: Path) -> None:
     (tmp_path / "inner").write_text("Host gpu01\n  Port 77\n")
     (tmp_path / "all").write_text("User everyone\n")
     for pattern in ("inner all", "*"):
@@ -105,7 +105,7 @@ def test_includes(tmp_path: Path) -> None:
         assert reach(tmp_path / "..", f"Include {names}\n", "gpu02").port == 22
 
 
-def test_tokens_are_for_ssh_to_fill_in(tmp_path: Path) -> None:
+def test_tokens_are_kept_for_ssh(tmp_path: Path) -> None:
     """They are left as they stand, and way.choose sends the host to ssh."""
     text = "IdentityFile ~/.ssh/id_%n\nProxyCommand nc -x %r@%h:%p %n %%\n"
     there = reach(tmp_path, text, "bob@gpu01:22")
@@ -123,14 +123,14 @@ def test_tokens_are_for_ssh_to_fill_in(tmp_path: Path) -> None:
         ("a,bob@[2001:db8::1]:2222", ("bob", "2001:db8::1", 2222)),
     ],
 )
-def test_the_last_jump_host(tmp_path: Path, jump: str, hop: tuple[str, str, int]) -> None:
+def test_last_hop_is_resolved(tmp_path: Path, jump: str, hop: tuple[str, str, int]) -> None:
     (tmp_path / "config").write_text("")
     last = SshConfig(tmp_path / "config").last_hop(jump)
     assert (last.user, last.host, last.port) == hop
 
 
 @pytest.mark.parametrize("jump", ["", "bob@", "[::1", "::1", "jump:ssh", "[::1]:"])
-def test_what_is_no_jump_host(tmp_path: Path, jump: str) -> None:
+def test_last_hop_refuses_invalid_host(tmp_path: Path, jump: str) -> None:
     with pytest.raises(UsageError, match="is not a host"):
         SshConfig(tmp_path / "config").last_hop(jump)
 
@@ -154,7 +154,9 @@ def test_what_is_no_jump_host(tmp_path: Path, jump: str) -> None:
     ],
 )
 @pytest.mark.parametrize("block", ["", "Host gpu01\n  "])
-def test_what_is_honoured(tmp_path: Path, block: str, line: str, field: str, value: object) -> None:
+def test_options_are_honoured(
+    tmp_path: Path, block: str, line: str, field: str, value: object
+) -> None:
     assert getattr(reach(tmp_path, f"{block}{line}\n", "gpu01"), field) == value
 
 
@@ -171,14 +173,14 @@ def test_what_is_honoured(tmp_path: Path, block: str, line: str, field: str, val
     ],
 )
 @pytest.mark.parametrize("block", ["", "Host gpu01\n  "])
-def test_what_chooses_the_way_is_kept(
+def test_options_that_choose_program_are_kept(
     tmp_path: Path, block: str, line: str, keyword: str, value: str
 ) -> None:
     assert reach(tmp_path, f"{block}{line}\n", "gpu01").settings[keyword] == (value,)
 
 
 @pytest.mark.parametrize("host", ["2001:db8::1", "fe80::1%eth0", "10.0.0.1", "a_b-c.d"])
-def test_any_host_can_be_asked_for(tmp_path: Path, host: str) -> None:
+def test_destination_accepts_any_host_name(tmp_path: Path, host: str) -> None:
     for text in ("", "Host x\n  Port 1\n"):
         assert reach(tmp_path, text, host).host == host
 
@@ -186,19 +188,21 @@ def test_any_host_can_be_asked_for(tmp_path: Path, host: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"), [("Nonsense 1\n", "bad configuration option"), ("Port x\n", "port")]
 )
-def test_a_config_that_ssh_refuses(tmp_path: Path, text: str, words: str) -> None:
+def test_config_refused_by_ssh_is_explained(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(UsageError, match="ssh cannot read its configuration") as refused:
         reach(tmp_path, text, "gpu01")
     assert words in refused.value.what.lower() and "\n" not in refused.value.what
     assert ("IgnoreUnknown" in refused.value.fix) == ("bad configuration option" in words)
 
 
-def test_a_config_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file"):
         SshConfig(tmp_path / "none").destination("gpu01")
 
 
-def test_without_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_without_ssh_program_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only a config needs it; paramiko connects by itself."""
     monkeypatch.setattr(ssh_config.shutil, "which", lambda _: None)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -215,7 +219,7 @@ def test_without_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # -- one question for all nodes ---------------------------------------------------------------
 
 
-def test_many_nodes_need_one_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_nodes_need_one_ssh_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     ask = ssh_config.ask
 

@@ -234,7 +234,7 @@ def kinds_and_names(known: Path) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_verdict_is_that_of_ssh(site: Site, tmp_path: Path, case: Case) -> None:
+def test_verdict_agrees_with_ssh(site: Site, tmp_path: Path, case: Case) -> None:
     compare(site, tmp_path, case)
 
 
@@ -272,9 +272,7 @@ HASHED = [
 
 
 @pytest.mark.parametrize("case", HASHED, ids=lambda case: f"{case}: {case.known}")
-def test_the_verdict_is_that_of_ssh_where_many_names_are_hashed(
-    site: Site, tmp_path: Path, case: Case
-) -> None:
+def test_verdict_agrees_with_ssh_for_hashed_names(site: Site, tmp_path: Path, case: Case) -> None:
     others = "".join(f"other{n} {{{kind}}}\n" for n, kind in enumerate(("rsa", "rsa", "ecdsa")))
     compare(site, tmp_path, replace(case, known=others + case.known), hashed=True)
 
@@ -282,7 +280,7 @@ def test_the_verdict_is_that_of_ssh_where_many_names_are_hashed(
 # -- several jump hosts at once ---------------------------------------------------------------
 
 
-def test_a_dead_jump_host_holds_up_nobody_else(site: Site, tmp_path: Path) -> None:
+def test_dead_jump_host_does_not_delay_others(site: Site, tmp_path: Path) -> None:
     """One jump host accepts and stays silent; at that time another one leads to its node."""
     with socket.create_server(("127.0.0.1", 0)) as dead:
         place = f"127.0.0.1:{dead.getsockname()[1]}"
@@ -319,7 +317,7 @@ def test_a_dead_jump_host_holds_up_nobody_else(site: Site, tmp_path: Path) -> No
     assert len(refused) == 2 and all("its jump host 127.0.0.1: it" in what for what in refused)
 
 
-def test_one_connection_to_a_jump_host_for_all_nodes(site: Site, tmp_path: Path) -> None:
+def test_jump_host_connection_is_shared(site: Site, tmp_path: Path) -> None:
     own = SshConfig(write_case(site, tmp_path / "case", Case("ProxyJump {jump1}", "")))
     # Fabric knows the hosts from then on.
     assert own.file is not None and by_ssh(own.file)[0]

@@ -84,10 +84,10 @@ NAMES = [b"", b"\xff\xfe", b"none", b"curve25519-sha256,ssh-ed25519,aes128-ctr,h
 @example(b"\x1b]52;c;ZXZpbA==\x07\r\n" * 200)
 @example(f"SSH-2.0-{EVIL}\r\n".encode())
 @example(VERSION + offer(NAMES[-1]) + packet(31, b"\xff" * 40))
-def test_any_answer_is_an_error_in_words(says: bytes) -> None:
+def test_any_answer_is_explained(says: bytes) -> None:
     words = connect(says)
     assert words and all(c.isprintable() or c in "\n\t" for c in output.printable(words))
 
 
-def test_an_sshd_that_knows_no_algorithm_of_ours_is_named() -> None:
+def test_sshd_without_common_algorithm_is_named() -> None:
     assert "no common algorithm" in connect(VERSION + offer(b"none"))

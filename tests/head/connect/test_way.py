@@ -64,9 +64,7 @@ def way_to(tmp_path: Path, text: str, known: str = PLAIN, here: Here | None = No
     ],
 )
 @pytest.mark.parametrize("block", ["", "Host gpu01\n  "])
-def test_an_option_that_only_ssh_can_do(
-    tmp_path: Path, block: str, text: str, keyword: str
-) -> None:
+def test_ssh_only_option_chooses_ssh(tmp_path: Path, block: str, text: str, keyword: str) -> None:
     found = way_to(tmp_path, f"{block}{text}\n")
     assert found == Way("ssh", f"{keyword} is set in your ssh_config")
 
@@ -96,11 +94,11 @@ def test_an_option_that_only_ssh_can_do(
         "CanonicalizeHostname yes\nCanonicalizeFallbackLocal yes",
     ],
 )
-def test_an_option_that_fabric_does_or_that_changes_nothing(tmp_path: Path, text: str) -> None:
+def test_harmless_option_chooses_fabric(tmp_path: Path, text: str) -> None:
     assert way_to(tmp_path, text + "\n") == Way("fabric", "nothing asks for ssh itself")
 
 
-def test_a_config_that_writes_out_what_ssh_does_anyway(tmp_path: Path) -> None:
+def test_written_out_defaults_choose_fabric(tmp_path: Path) -> None:
     defaults = SshConfig().defaults()
     assert len(defaults) > 50
     lines = [f"{key} {value}" for key in defaults for value in defaults[key]]
@@ -109,7 +107,7 @@ def test_a_config_that_writes_out_what_ssh_does_anyway(tmp_path: Path) -> None:
     assert way_to(tmp_path, "\n".join([*lines, ""])).program == "fabric"
 
 
-def test_an_option_of_a_newer_ssh_is_for_ssh() -> None:
+def test_unknown_newer_option_chooses_ssh() -> None:
     assert choose({"new": ("yes",)}, {"new": ("no",)}, [], Here()).by_ssh
     assert choose({}, {"new": ("no",)}, [], Here()).by_ssh
     known = KnownFile(PLAIN, Path("known_hosts")).about("gpu01")
@@ -135,7 +133,7 @@ def test_an_option_of_a_newer_ssh_is_for_ssh() -> None:
          ":2 is a second ssh-ed25519 key of it"),
     ],
 )  # fmt: skip
-def test_lines_of_known_hosts_that_only_ssh_can_judge(tmp_path: Path, known: str, why: str) -> None:
+def test_known_hosts_lines_for_ssh_choose_ssh(tmp_path: Path, known: str, why: str) -> None:
     found = way_to(tmp_path, "", known)
     expected = Way("ssh", f"known_hosts{why}") if why else Way("fabric", found.why)
     assert found == expected
@@ -144,17 +142,17 @@ def test_lines_of_known_hosts_that_only_ssh_can_judge(tmp_path: Path, known: str
 @pytest.mark.parametrize(
     "text", ["IdentityFile ~/.ssh/%h", "IdentityFile ${KEY}", "ProxyJump %r-jump"]
 )
-def test_a_token_is_for_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_token_chooses_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("KEY", "/keys/id")
     assert "has a token of ssh's" in way_to(tmp_path, text + "\n").why
 
 
-def test_a_host_that_known_hosts_does_not_have_is_for_ssh(tmp_path: Path) -> None:
+def test_unknown_host_chooses_ssh(tmp_path: Path) -> None:
     for known in ("", f"other ssh-ed25519 {ED25519}", "gpu01 ssh-ed25519 !!!"):
         assert way_to(tmp_path, "", known) == Way("ssh", "known_hosts does not have it yet")
 
 
-def test_the_facts_of_this_machine(tmp_path: Path) -> None:
+def test_control_master_and_certificate_choose_ssh(tmp_path: Path) -> None:
     assert way_to(tmp_path, "", here=Here(master=True)) == Way(
         "ssh", "your ssh holds a connection to it"
     )

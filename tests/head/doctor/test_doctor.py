@@ -97,14 +97,14 @@ def findings(one: Case) -> list[Finding]:
 
 
 @pytest.mark.parametrize(("engine", "level"), [(True, BAD), (False, WARN)])
-def test_more_ranks_than_gpus_by_the_option(engine: bool, level: str) -> None:
+def test_nproc_above_gpus_is_reported(engine: bool, level: str) -> None:
     seen = findings(case({"slots": 9}, needs=Needs(nproc=9, engine=engine)))
     assert [(finding.check, finding.level) for finding in seen] == [("gpus", level)]
     assert seen[0].what == "gpu1, gpu2, gpu3, gpu4: it has 8 GPUs, and --nproc is 9"
     assert findings(case({"slots": 9}, needs=Needs(nproc=8))) == []
 
 
-def test_the_engine_needs_a_torch_that_can_shard() -> None:
+def test_engine_needs_torch_that_can_shard() -> None:
     changed = [{"torch": "2.7.1+cu126"}, {"torch": "2.7.1"}, {"torch": "2.8.0"}]
     told = [found.what for found in findings(case(*changed, needs=Needs(engine=True)))]
     assert "gpu2: the engine needs torch 2.8, here is 2.7.1+cu126" in told
@@ -112,14 +112,14 @@ def test_the_engine_needs_a_torch_that_can_shard() -> None:
     assert not any("the engine needs" in found.what for found in findings(case(*changed)))
 
 
-def test_sound_machines_give_no_alarm() -> None:
+def test_healthy_machines_give_no_finding() -> None:
     assert findings(case()) == []
     assert findings(case(full=False)) == []
     assert findings(Case(case().nodes[:1], full=True)) == []
     assert findings(Case((), full=True)) == []
 
 
-def test_a_torch_for_cpus_is_refused_at_each_launch_of_a_python() -> None:
+def test_cpu_torch_on_gpu_node_is_refused_for_python_launch() -> None:
     changed = [{"torch": "2.13.0+cpu"}] * 4
     (found,) = findings(case(*changed, full=False))
     assert (found.level, found.nodes) == (BAD, ("gpu1", "gpu2", "gpu3", "gpu4"))
@@ -209,7 +209,9 @@ PLANTED: list[tuple[dict[str, Any], str, str, str]] = [
 
 
 @pytest.mark.parametrize(("change", "check", "level", "words"), PLANTED)
-def test_one_thing_wrong(change: dict[str, Any], check: str, level: str, words: str) -> None:
+def test_single_defect_gives_single_finding(
+    change: dict[str, Any], check: str, level: str, words: str
+) -> None:
     (found,) = findings(case(change))
     assert (found.check, found.level, found.nodes) == (check, level, ("gpu4",))
     assert words in found.what
@@ -225,18 +227,18 @@ def test_one_thing_wrong(change: dict[str, Any], check: str, level: str, words: 
         ({"inodes_free": 0}, BAD, "0 inodes left"),
     ],
 )
-def test_the_disk_of_the_experiments(change: dict[str, int], level: str, words: str) -> None:
+def test_disk_of_experiments_is_checked(change: dict[str, int], level: str, words: str) -> None:
     (found,) = findings(case(head=ROOM.replace(**change)))
     assert (found.check, found.level, found.nodes) == ("disk", level, ())
     assert words in found.what and "on this machine, of /job" in found.what
 
 
-def test_a_disk_may_lack_both_room_and_inodes() -> None:
+def test_disk_may_lack_room_and_inodes() -> None:
     both = findings(case({"disk": DISK_FULL.replace(inodes_free=3)}))
     assert [finding.level for finding in both] == [BAD, BAD]
 
 
-def test_the_fix_names_the_version_of_most() -> None:
+def test_fix_names_most_common_version() -> None:
     (found,) = findings(case({"torch": "2.12.1+cu130"}, {"torch": "2.12.1+cu130"}, {}))
     assert found.nodes == ("gpu2", "gpu3")
     assert found.fix.endswith("pip install torch==2.13.0")
@@ -244,14 +246,14 @@ def test_the_fix_names_the_version_of_most() -> None:
     assert found.fix.startswith("orchestrator bootstrap torch==2.13.0 numpy ")
 
 
-def test_one_fact_is_one_finding() -> None:
+def test_missing_torch_is_one_finding() -> None:
     without = {"torch": "", "checkup": look(torch=Torch("/p", error="No module named 'torch'"))}
     (found,) = findings(case(without, without))
     assert found.nodes == ("gpu3", "gpu4")
     assert found.what == "gpu3, gpu4: /usr/bin/python3 has no torch"
 
 
-def test_the_engine_runs_where_its_directory_is_not() -> None:
+def test_engine_accepts_missing_default_workdir() -> None:
     """Its directory is sent; a directory that the user named is still reported as missing."""
     anywhere = case({"workdir_exists": False}, needs=Needs(workdir=False))
     assert findings(anywhere) == []
@@ -261,7 +263,7 @@ def test_the_engine_runs_where_its_directory_is_not() -> None:
     assert (found.check, found.level, found.nodes) == ("workdir", BAD, ("gpu4",))
 
 
-def test_what_to_type_can_be_typed_with_a_space_in_it() -> None:
+def test_fix_quotes_paths_with_spaces() -> None:
     (plain,) = findings(case({"workdir_exists": False}))
     assert plain.fix.startswith("ssh gpu4 mkdir -p /job, or")
     (found,) = findings(case({"workdir_exists": False, "workdir": "/my job"}))
@@ -280,7 +282,9 @@ def test_what_to_type_can_be_typed_with_a_space_in_it() -> None:
         ([("a", 1), ("b", 2), ("c", 3), ("d", 1)], 1, {2: ["b"], 3: ["c"]}),
     ],
 )
-def test_who_is_odd(values: list[tuple[str, int]], most: int | None, odd: dict[int, Any]) -> None:
+def test_odd_values_names_minority(
+    values: list[tuple[str, int]], most: int | None, odd: dict[int, Any]
+) -> None:
     assert odd_values(values) == (most, odd)
 
 
@@ -319,7 +323,7 @@ def blocked(*pairs: tuple[int, int]) -> dict[tuple[str, str, int], str]:
         ({"rdma": ()}, ""),
     ],
 )
-def test_a_link_that_is_slow_for_all(fields: dict[str, Any], words: str) -> None:
+def test_link_slow_for_all_is_reported(fields: dict[str, Any], words: str) -> None:
     slow = slow_links("auto", fields)
     assert [(f.check, f.level, len(f.nodes)) for f in slow] == [("net", WARN, 4)] * bool(words)
     assert not slow or words in slow[0].what
@@ -337,7 +341,7 @@ def slow_links(profile: str, fields: dict[str, Any], *theirs: str) -> list[Findi
     return [finding for finding in seen if "the nodes meet over" in finding.what]
 
 
-def test_cards_that_the_plan_does_not_use_make_no_link_fast() -> None:
+def test_unused_cards_do_not_hide_slow_link() -> None:
     slow = {"interfaces": (interface("eth0", speed=1000),)}
     # With nccl.profile=ethernet InfiniBand stays unused.
     assert slow_links("ethernet", slow)
@@ -357,13 +361,13 @@ def test_cards_that_the_plan_does_not_use_make_no_link_fast() -> None:
          ["no node reaches gpu3", "gpu3 reaches no node"]),
     ],
 )  # fmt: skip
-def test_who_does_not_reach_whom(pairs: Sequence[tuple[int, int]], told: list[str]) -> None:
+def test_unreachable_pairs_are_reported(pairs: Sequence[tuple[int, int]], told: list[str]) -> None:
     found = findings(case(silent=blocked(*pairs)))
     assert [one.what.partition(" (")[0] for one in found] == told
     assert all(one.level == BAD and "firewall" in one.fix for one in found)
 
 
-def test_a_path_that_loses_large_packets() -> None:
+def test_lost_large_packets_are_mtu_finding() -> None:
     """It is a matter of the MTU and not of a firewall, and one for both directions."""
     silent = dict.fromkeys(blocked((1, 2), (2, 1)), LARGE_LOST)
     (finding,) = findings(case(silent=silent))
@@ -375,7 +379,7 @@ def test_a_path_that_loses_large_packets() -> None:
     assert "ip link set INTERFACE mtu" in finding.fix
 
 
-def test_the_masters_port() -> None:
+def test_taken_master_port_is_reported() -> None:
     def port(exact: bool, **fields: Any) -> list[tuple[str, str]]:
         one = case(needs=Needs(port=29500, that_port=exact))
         first = Examined("gpu1", machine(1, **fields), "10.0.0.1", checkup=look())
@@ -389,7 +393,7 @@ def test_the_masters_port() -> None:
     assert port(True, port=0)[0][0] == BAD
 
 
-def test_two_names_of_one_machine() -> None:
+def test_two_names_of_one_machine_are_reported() -> None:
     (found,) = findings(case({"boot": "boot1", "hostname": "host1"}))
     assert (found.check, found.level, found.nodes) == ("names", BAD, ("gpu1", "gpu4"))
     again = Examined("gpu9", machine(1), "10.0.0.9", checkup=look())
@@ -410,7 +414,7 @@ def sick() -> Diagnosis:
     return judge(Case((*one.nodes, lost), full=True, addresses=one.addresses), 0.0)
 
 
-def test_what_fails_on_many_nodes_is_told_once() -> None:
+def test_failure_on_many_nodes_is_one_finding() -> None:
     error, fix = "it refuses connections on port 22", "is sshd running?"
     lost = [Examined(f"gpu{number}", error=error, fix=fix) for number in range(8)]
     odd = Examined("gpu8", error="its host key is another", fix="look")
@@ -427,7 +431,7 @@ def test_what_fails_on_many_nodes_is_told_once() -> None:
     assert told.fix == "ssh-copy-id ada@10.0.0.0  # for each of them, with its name"
 
 
-def test_the_report(sick: Diagnosis) -> None:
+def test_to_text_prints_findings_and_hints(sick: Diagnosis) -> None:
     lines = to_text(sick).splitlines()
     assert lines[-1].startswith("5 nodes, all checks") and lines[-1].endswith("2 BAD, 1 warn")
     advice = lines.index("       -> is sshd running?")
@@ -437,7 +441,7 @@ def test_the_report(sick: Diagnosis) -> None:
     assert to_text(judge(case(), 0.0)).endswith(" s: all is well")
 
 
-def test_what_scripts_read(sick: Diagnosis) -> None:
+def test_to_json_lists_checks_per_node(sick: Diagnosis) -> None:
     told = to_json(sick)
     assert (told["ok"], told["full"]) == (False, True)
     assert told["nodes"][2]["checks"]["torch"] == "bad"
@@ -448,13 +452,13 @@ def test_what_scripts_read(sick: Diagnosis) -> None:
     }
 
 
-def test_quick_checks_leave_out_what_was_not_asked() -> None:
+def test_quick_examination_omits_full_checks() -> None:
     quick = judge(case(full=False), 0.0)
     assert not {"busy", "code", "links"} & to_json(quick)["nodes"][0]["checks"].keys()
 
 
 @pytest.mark.parametrize("check", list(CHECKS.values()), ids=list(CHECKS))
-def test_no_check_needs_what_may_be_missing(check: Callable[[Case], Any]) -> None:
+def test_checks_accept_missing_facts(check: Callable[[Case], Any]) -> None:
     bare = facts("eth0 10.0.0.1/24")
     nodes = (Examined("a", bare, "10.0.0.1", checkup=Checkup()), Examined("b", error="down"))
     list(check(Case(nodes, full=True)))

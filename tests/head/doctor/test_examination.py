@@ -55,7 +55,7 @@ def examined(answer: Answer, *lost: Examined) -> tuple[Diagnosis, list[list[Requ
     return diagnose(nodes(3), lost, needs, asking), rounds
 
 
-def test_every_node_calls_every_other_with_its_own_word() -> None:
+def test_every_node_calls_every_other() -> None:
     diagnosis, (looks, listens, dials) = examined(sound)
     assert diagnosis.case.full and not diagnosis.case.silent
     assert [look.script for look in looks if isinstance(look, Examine)] == ["x.py"] * 3
@@ -69,14 +69,14 @@ def test_every_node_calls_every_other_with_its_own_word() -> None:
     assert places == [(second, third), (*first, third), (*first, second)]
 
 
-def test_without_a_way_to_ask_only_the_facts_are_read() -> None:
+def test_diagnose_without_channels_uses_facts_alone() -> None:
     lost = Examined("n4", error="no answer")
     case = diagnose(nodes(2), [lost], Needs()).case
     assert not case.full and [node.name for node in case.nodes] == ["n1", "n2", "n4"]
     assert case.addresses["n2"].address == "10.0.0.2"
 
 
-def test_a_call_that_failed_is_known_by_who_called_whom() -> None:
+def test_failed_call_is_recorded_by_pair() -> None:
     def answer(index: int, request: Any) -> Any:
         if isinstance(request, Dial) and index == 2:
             return Dialed(answers=("", "refused", ""))
@@ -86,7 +86,7 @@ def test_a_call_that_failed_is_known_by_who_called_whom() -> None:
     assert diagnosis.case.silent == {("n3", "n1", 4000): "refused"}
 
 
-def test_a_node_that_cannot_look_or_listen_is_still_examined() -> None:
+def test_node_that_cannot_listen_is_still_examined() -> None:
     def answer(index: int, request: Any) -> Any:
         if index == 1 and not isinstance(request, Dial):
             return NodeError("too slow")
@@ -100,7 +100,7 @@ def test_a_node_that_cannot_look_or_listen_is_still_examined() -> None:
 @pytest.mark.parametrize(
     ("kind", "when"), [(Dial, "it called the others"), (Listen, "it was called")]
 )
-def test_a_node_that_is_lost_meanwhile_is_named_beside_what_is_known(kind: type, when: str) -> None:
+def test_node_lost_during_examination_is_named(kind: type, when: str) -> None:
     def answer(index: int, request: Any) -> Any:
         if isinstance(request, Dial) and index == 2:
             return Dialed(answers=("refused",))

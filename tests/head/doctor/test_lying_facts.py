@@ -48,7 +48,7 @@ def lying() -> st.SearchStrategy[Facts]:
     suppress_health_check=list(HealthCheck),
 )
 @given(lying(), st.none() | made(Checkup), st.sampled_from(["train.py", ""]))
-def test_any_facts_are_a_plan_or_an_error_in_words(
+def test_plan_and_examination_survive_any_facts(
     said: Facts, checkup: Checkup | None, name: str
 ) -> None:
     listed = parse_nodes("a\nb", "list")

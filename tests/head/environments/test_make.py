@@ -18,7 +18,7 @@ from tests.head.plan.probed import facts
 pytestmark = pytest.mark.slow
 
 
-def test_it_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_make_builds_environment_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "its home"
     home.mkdir(mode=0o700)
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(home))

@@ -38,7 +38,7 @@ def wheel(directory: Path, name: str, version: str, needs: str = "") -> None:
             archive.writestr(path, text)
 
 
-def test_the_key_changes_with_all_that_decides(tmp_path: Path) -> None:
+def test_key_changes_with_every_input(tmp_path: Path) -> None:
     file, more = tmp_path / "requirements.txt", tmp_path / "more.txt"
     file.write_text("-r more.txt\na\n")
     more.write_text("b\n")
@@ -57,7 +57,9 @@ def test_the_key_changes_with_all_that_decides(tmp_path: Path) -> None:
     assert len(keys) == 7
 
 
-def test_the_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_finds_default_requirements_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"there is no uv\.lock"):
         wheels.read((), (), index=True)
@@ -69,7 +71,7 @@ def test_the_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         wheels.read(("requirements.txt",), (), index=True)
 
 
-def test_packages_that_are_typed_are_told_from_files(
+def test_read_tells_typed_packages_from_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -104,7 +106,7 @@ def test_packages_that_are_typed_are_told_from_files(
             read(*words)
 
 
-def test_what_fits_a_libc() -> None:
+def test_kind_lists_platforms_for_libc() -> None:
     old = Kind((3, 9), "aarch64", "glibc 2.30")
     assert old.uv_platform == "aarch64-manylinux_2_28"
     assert old.pip_platforms[0] == "manylinux_2_30_aarch64"
@@ -113,7 +115,7 @@ def test_what_fits_a_libc() -> None:
 
 
 @pytest.mark.parametrize("libc", ["glibc ../../x", "", "glibc", "bionic 1.2", "glibc 2.36\n"])
-def test_what_a_node_says_of_itself_is_checked(libc: str) -> None:
+def test_kind_of_refuses_invalid_answer_of_node(libc: str) -> None:
     """It becomes part of the name of a directory here."""
     state = EnvironmentState(path="/", version=(3, 11), machine="x86_64", libc=libc)
     assert isinstance(kind_of(state), NodeError)
@@ -122,7 +124,7 @@ def test_what_a_node_says_of_itself_is_checked(libc: str) -> None:
 
 
 @pytest.mark.slow
-def test_wheels_are_downloaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wheels_for_downloads_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     links = tmp_path / "links"
     links.mkdir()
@@ -150,7 +152,7 @@ def test_wheels_are_downloaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_a_wheel_without_any_of_its_hashes_is_refused(
+def test_wheels_for_refuses_wheel_without_matching_hash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -169,7 +171,9 @@ def test_a_wheel_without_any_of_its_hashes_is_refused(
         wheels.wheels_for(replace(HERE, version=(3, 1)), sources)
 
 
-def test_what_pip_cannot_read_needs_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pins_without_uv_refuses_what_pip_cannot_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     project = Requirements(tmp_path / "pyproject.toml", b"")
     plain = Requirements(tmp_path / "requirements.txt", b"")
@@ -179,7 +183,7 @@ def test_what_pip_cannot_read_needs_uv(tmp_path: Path, monkeypatch: pytest.Monke
             wheels.pins(kind, sources, tmp_path, "no")
 
 
-def test_where_nodes_have_other_paths_each_is_told_its_own() -> None:
+def test_how_to_activate_names_path_of_each_node() -> None:
     common = "/root/.orchestrator/environments"
     same = [
         BuildOutcome("a", f"{common}/{'0' * 16}"),

@@ -7,7 +7,7 @@ from orchestrator.head.exec.execution import ExecOutcome
 from orchestrator.head.nodes.node_list import Node, NumberedNode
 
 
-def test_every_node_has_the_same_keys() -> None:
+def test_as_json_has_same_keys_for_every_node() -> None:
     """A script need not know which of them could be reached."""
     node = NumberedNode(0, Node("n"))
     stream = Stream()

@@ -9,7 +9,7 @@ from orchestrator.head.exec.execution import ssh_command
 from orchestrator.head.nodes.node_list import Node, NumberedNode
 
 
-def test_a_command_of_the_config_is_not_in_the_way(tmp_path: Path) -> None:
+def test_ssh_command_overrides_remote_command_of_config(tmp_path: Path) -> None:
     """A RemoteCommand (`tmux attach`) is for people who type `ssh gpu01`."""
     config = tmp_path / "config"
     config.write_text("Host *\n  RemoteCommand tmux attach\n  RequestTTY force\n")

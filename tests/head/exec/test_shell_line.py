@@ -54,19 +54,19 @@ def run(line: str, shell: str = "sh", **env: str) -> tuple[int, bytes, bytes]:
 
 
 @pytest.mark.parametrize("shell", [name for name in SHELLS if shutil.which(name)])
-def test_any_login_shell_passes_words_on(shell: str) -> None:
+def test_shell_line_passes_words_through_every_login_shell(shell: str) -> None:
     code, out, _ = run(shell_line([sys.executable, "-c", PRINT, *ODD], Directory("/")), shell)
     assert code == 0
     assert out.split(b"\0") == [os.fsencode(word) for word in ODD]
 
 
-def test_one_word_is_shell_text_and_several_are_not() -> None:
+def test_shell_line_takes_one_word_as_shell_text() -> None:
     text = shell_line(["echo a | tr a b; exit 3"], Directory("/"))
     assert run(text, SHELL="/bin/sh") == (3, b"b\n", b"")
     assert run(shell_line(["echo", "a | tr a b"], Directory("/"))) == (0, b"a | tr a b\n", b"")
 
 
-def test_the_directory(tmp_path: Path) -> None:
+def test_shell_line_enters_directory(tmp_path: Path) -> None:
     inside = tmp_path / "it's here"
     inside.mkdir()
 
@@ -82,17 +82,17 @@ def test_the_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("said", [b"", b"exit\n", b"go\n", b"another\ngo\n"])
-def test_nothing_runs_before_the_head_has_said_so(said: bytes) -> None:
+def test_shell_line_runs_nothing_before_go_ahead(said: bytes) -> None:
     process = started(shell_line(["true"], Directory("/")))
     process.communicate(said, timeout=60)
     assert process.returncode == 125
 
 
-def test_without_input_there_is_none() -> None:
+def test_shell_line_gives_empty_input() -> None:
     assert run(shell_line(["cat", "-"], Directory("/"))) == (0, b"", b"")
 
 
-def test_a_command_that_is_too_long_is_refused() -> None:
+def test_shell_line_refuses_too_long_command() -> None:
     with pytest.raises(UsageError, match=r"too long.*\n.*push FILE"):
         shell_line(["echo", "x" * 200_000], Directory("/"))
 
@@ -123,7 +123,9 @@ class RcFile(LocalTransport):
         ("echo waiting for a disk; cat >/dev/null", "it says: waiting for a disk"),
     ],
 )
-def test_what_an_rc_file_does(tmp_path: Path, shell: str, text: str, problem: str) -> None:
+def test_execution_survives_or_reports_rc_file(
+    tmp_path: Path, shell: str, text: str, problem: str
+) -> None:
     """Either the command runs, and nothing else is shown, or it never does, and that is said."""
     mark = tmp_path / "ran"
     out, err = Stream(), Stream()
@@ -139,7 +141,7 @@ def test_what_an_rc_file_does(tmp_path: Path, shell: str, text: str, problem: st
     assert (bytes(out.data), bytes(err.data)) == (b"" if problem else b"said\n", b"")
 
 
-def test_what_was_given_up_does_not_run_later(tmp_path: Path) -> None:
+def test_command_given_up_never_runs_later(tmp_path: Path) -> None:
     """A login shell that waits, and does not read, comes to the command when all is over."""
     os.mkfifo(tmp_path / "gate")
     ssh = RcFile(tmp_path, "bash", f"read x <{tmp_path}/gate")

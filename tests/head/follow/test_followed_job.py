@@ -32,7 +32,7 @@ def followed(path: Path) -> FollowedJob:
 
 @pytest.mark.parametrize("asked", ["", "rank 0 failed"])
 @pytest.mark.parametrize("how", [{"event": "rank_finished"}, {"event": "rank_ended", "code": 0}])
-def test_who_left_by_itself_is_the_cause_of_what_others_missed(
+def test_early_exit_is_cause_of_later_failures(
     how: dict[str, Any], asked: str, tmp_path: Path
 ) -> None:
     """However late its end is seen; who left because it was asked to is the cause of nothing."""
@@ -61,7 +61,7 @@ def test_who_left_by_itself_is_the_cause_of_what_others_missed(
         ((40.0, 0.2), False, 1),
     ],
 )
-def test_a_supervisor_that_stood_still_is_the_cause_of_what_others_missed(
+def test_stalled_supervisor_is_cause_of_silence(
     still: tuple[float, float],
     reached: bool,
     named: int,
@@ -82,7 +82,7 @@ def test_a_supervisor_that_stood_still_is_the_cause_of_what_others_missed(
         assert cause.message.startswith("its supervisor did not run for 40 s: ")
 
 
-def test_what_holds_a_rank_up_is_told_once(tmp_path: Path) -> None:
+def test_slow_rank_is_recorded_once(tmp_path: Path) -> None:
     """Also where another head hears of it again."""
     job = followed(tmp_path)
     event = {

@@ -136,12 +136,12 @@ any_frame = st.one_of(
 @example([in_json({"id": 1, "ok": {}})])
 @example([frame(JSON, b"[" * 100_000)])
 @example([frame(EVENTS, OFFSET.pack(0) + b'{"event": "started", "time": 1e30}\n')])
-def test_any_bytes_are_a_lost_node(tmp_path: Path, said: list[bytes]) -> None:
+def test_any_bytes_end_as_lost_node(tmp_path: Path, said: list[bytes]) -> None:
     heard = hear(tmp_path, b"".join(said))
     assert isinstance(heard[-1], Lost) and not any(isinstance(updates, Failed) for updates in heard)
 
 
-def test_what_a_crash_left_in_the_events_is_passed_over(tmp_path: Path) -> None:
+def test_damaged_event_lines_are_skipped(tmp_path: Path) -> None:
     """Half a line of a full disk, NUL bytes of a power failure; what is whole still counts."""
     ending = {"event": "ending", "time": 5.0, "why": "swept", "grace": 0.0}
     lines = b'{"event": "rank_sta\n' + json.dumps(ending).encode() + b"\n\0\0\0\0\n"
@@ -163,7 +163,7 @@ def test_what_a_crash_left_in_the_events_is_passed_over(tmp_path: Path) -> None:
 )
 @example([events.Ending(time=1.0, why="", grace=0.0, lost=-77)], 0.0)
 @example([events.Ending(time=1.0, why="", grace=0.0, lost=77)], 0.0)
-def test_any_events_end_in_a_record_and_a_verdict(
+def test_any_events_end_in_record_and_verdict(
     follow: Follow, said: list[events.Event], clock: float
 ) -> None:
     run = follow(2)
@@ -185,7 +185,7 @@ def test_any_events_end_in_a_record_and_a_verdict(
         assert verdicts.to_lines(written.verdict)
 
 
-def test_stop_asks_again_where_an_end_was_not_proved_whatever_failed_first(follow: Follow) -> None:
+def test_unproved_end_may_still_run_on_its_node(follow: Follow) -> None:
     run = follow(2)
     full = events.RankError(
         type="OSError", message="[Errno 28] No space left on device", traceback="", time=1.0
@@ -207,14 +207,14 @@ def test_stop_asks_again_where_an_end_was_not_proved_whatever_failed_first(follo
 @given(st.text() | st.sampled_from(["../x", "/x", "a/../../b", "a\0b", "\ud800", "results/\udcff"]))
 @example("a\0b")
 @example("\ud800")
-def test_outputs_stay_below_their_directory(path: str) -> None:
+def test_output_paths_stay_below_directory(path: str) -> None:
     if fetch.plain(path):
         there = Path("/outputs") / path
         there.exists()  # a name that the file system takes
         assert there.is_relative_to("/outputs") and ".." not in there.parts
 
 
-def test_half_a_character_is_no_name() -> None:
+def test_plain_refuses_invalid_names() -> None:
     assert [fetch.plain(name) for name in ("a\0b", "\ud800", "\udcff", "ä")] == [
         *(False, False, True, True)
     ]

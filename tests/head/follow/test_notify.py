@@ -31,7 +31,7 @@ URL = "https://hooks.example.org/services/T0/B0/hidden-part?token=1"
         ("slack:x", "(redacted)", ["slack:x"]),
     ],
 )
-def test_records_show_the_program_alone(written: str, shown: str, secrets: list[str]) -> None:
+def test_shown_command_hides_arguments(written: str, shown: str, secrets: list[str]) -> None:
     (checked,) = notify.checked([written, written])
     assert notify.shown(checked) == shown and notify.secrets([checked]) == secrets
 
@@ -46,14 +46,14 @@ def test_records_show_the_program_alone(written: str, shown: str, secrets: list[
         ("a\0b", "there is no command", "write a shell command"),
     ],
 )
-def test_what_is_refused(written: str, problem: str, fix: str) -> None:
+def test_checked_refuses_invalid_command(written: str, problem: str, fix: str) -> None:
     with pytest.raises(UsageError) as refusal:
         notify.checked([written])
     assert problem in refusal.value.what and fix in refusal.value.fix
     assert "hidden" not in str(refusal.value)
 
 
-def test_no_record_of_a_launch_shows_a_secret() -> None:
+def test_launch_records_hide_secrets_of_notify() -> None:
     words = (f"curl -d @- '{URL}'", "./tell.sh")
     typed = ["master_launch", "--notify", words[0], f"--notify={words[1]}", "x"]
     request = resolve(LaunchArguments(program=("x",), launch={"notify": words}), typed)
@@ -63,7 +63,7 @@ def test_no_record_of_a_launch_shows_a_secret() -> None:
     assert "hidden-part" in json.dumps(request.secrets)  # hidden wherever else they would stand
 
 
-def test_it_is_kept_for_its_owner_alone(tmp_path: Path) -> None:
+def test_notify_file_is_private(tmp_path: Path) -> None:
     experiment = Experiment(tmp_path)
     assert notify.kept(experiment) == ()
     experiment.write(NOTIFY, json.dumps((f"curl '{URL}'", "a b")))
@@ -76,7 +76,7 @@ def test_it_is_kept_for_its_owner_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[[1]]", "[" * 100_000, "3", "\xff"])
-def test_a_damaged_file_says_so(tmp_path: Path, text: str) -> None:
+def test_damaged_notify_file_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / ".notify").write_bytes(text.encode("latin-1"))
     (tmp_path / ".notify").chmod(0o600)
     with pytest.raises(UsageError, match="damaged"):
@@ -104,7 +104,7 @@ def record(state: str = "failed", **more: Any) -> JobRecord:
     return JobRecord(**{**fields, **more})  # type: ignore[arg-type]
 
 
-def test_a_failure_has_the_verdict(tmp_path: Path, said: list[str]) -> None:
+def test_failure_event_has_verdict(tmp_path: Path, said: list[str]) -> None:
     notifier = Notifier([f"cat > {tmp_path}/told"])
     notifier.over(record())
     notifier.close()
@@ -118,7 +118,7 @@ def test_a_failure_has_the_verdict(tmp_path: Path, said: list[str]) -> None:
     assert told["verdict"]["rank"] == 3 and len(told["verdict"]["traceback"]) == 8000
 
 
-def test_a_failing_command_is_named_once_without_its_arguments(said: list[str]) -> None:
+def test_failing_command_is_reported_once_without_arguments(said: list[str]) -> None:
     notifier = Notifier(["sh -c 'exit 3' hidden"])
     for _ in range(3):
         notifier.over(record())
@@ -126,9 +126,7 @@ def test_a_failing_command_is_named_once_without_its_arguments(said: list[str]) 
     assert said == ["--notify sh (redacted): exit code 3; this is said once"]
 
 
-def test_a_slow_command_holds_up_neither_the_head_nor_the_others(
-    tmp_path: Path, said: list[str]
-) -> None:
+def test_slow_command_delays_neither_head_nor_others(tmp_path: Path, said: list[str]) -> None:
     slow = f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done"
     notifier = Notifier([slow, f"echo >> {tmp_path}/told"])
     for _ in range(3):
@@ -142,7 +140,7 @@ def test_a_slow_command_holds_up_neither_the_head_nor_the_others(
     (tmp_path / "go").touch()
 
 
-def test_a_command_gets_the_event(tmp_path: Path, said: list[str]) -> None:
+def test_command_receives_event_as_json_and_environment(tmp_path: Path, said: list[str]) -> None:
     command = f'cat > "{tmp_path}/$NOTIFY_EVENT"; env > {tmp_path}/env; echo done'
     notifier = Notifier([command])
     attempt = Attempt(1, "j", 100.0, 130.0, "failed", 1, CAUSE, ["a", "b"], step=7, restarted=True)
@@ -169,11 +167,11 @@ def test_a_command_gets_the_event(tmp_path: Path, said: list[str]) -> None:
         ("kill -9 $$", "exit code -9"),
     ],
 )
-def test_a_command_that_fails(command: str, problem: str) -> None:
+def test_run_command_returns_problem(command: str, problem: str) -> None:
     assert problem in run_command(command, EVENT, 20)
 
 
-def test_a_command_that_does_not_end_is_killed_with_its_children(tmp_path: Path) -> None:
+def test_run_command_kills_overdue_command_with_children(tmp_path: Path) -> None:
     command = f"sleep 600 & echo $! > {tmp_path}/child; sleep 600"
     problem = run_command(command, EVENT, 1)
     assert problem == "it was not done within 1 s"
@@ -181,7 +179,7 @@ def test_a_command_that_does_not_end_is_killed_with_its_children(tmp_path: Path)
     wait_until(lambda: not alive(child), "its end")
 
 
-def test_who_tells(tmp_path: Path, said: list[str]) -> None:
+def test_notifier_of_picks_head_of_first_node(tmp_path: Path, said: list[str]) -> None:
     """Only the head of the first node's part notifies, unless other users may write the file."""
     experiment, some = Experiment(tmp_path), record()
     experiment.write(NOTIFY, json.dumps(["x"]))

@@ -76,7 +76,7 @@ def attempts(*ends: tuple[dict[str, Any], int | None], **more: Any) -> list[Atte
         ([(KILLED, 0), (KILLED, 0), (KILLED, 8), (KILLED, 8), (KILLED, 8)], 9, True),
     ],
 )
-def test_what_is_started_again(
+def test_decide_restarts_by_cause_and_limit(
     ends: list[tuple[dict[str, Any], int | None]], allowed: int, restarts: bool
 ) -> None:
     assert decide(attempts(*ends), allowed).restart == restarts
@@ -98,24 +98,24 @@ def full(node: str) -> tuple[dict[str, Any], None]:
         ("aba", True, False),
     ],
 )
-def test_a_full_disk_ends_no_job_that_another_node_can_go_on_with(
+def test_decide_restarts_after_full_disk_if_spare_exists(
     nodes: str, spares: bool, restarts: bool
 ) -> None:
     assert decide(attempts(*map(full, nodes)), 9, spares=spares).restart == restarts
 
 
 @pytest.mark.parametrize("state", ["done", "stopped"])
-def test_what_has_not_failed_is_left(state: str) -> None:
+def test_decide_leaves_attempt_that_did_not_fail(state: str) -> None:
     (attempt,) = attempts((KILLED, 10))
     assert not decide([Attempt(**{**vars(attempt), "state": state})], 3).restart
 
 
-def test_a_program_may_refuse() -> None:
+def test_decide_honours_exit_code_that_refuses_restart() -> None:
     decision = decide(attempts((BUG, 10), codes=[93, 1]), 3)
     assert not decision.restart and "93" in decision.why
 
 
-def test_a_crash_loop_ends_with_its_first_cause() -> None:
+def test_decide_ends_crash_loop_with_first_cause() -> None:
     ends = [(KILLED, 7), (BUG, 7), (KILLED, 7), ({**KILLED, "kind": "hang"}, 7)]
     decision = decide(attempts(*ends), 9)
     assert not decision.restart and decision.verdict is not None
@@ -141,7 +141,7 @@ def test_a_crash_loop_ends_with_its_first_cause() -> None:
         ([KILLED] * 4, [3700] * 4, [3600] * 4, True),
     ],
 )
-def test_attempts_of_unknown_steps_get_somewhere_by_running_long(
+def test_decide_counts_long_attempts_as_progress_if_steps_are_unknown(
     verdicts: list[dict[str, Any]], lasted: list[float], ran: list[float] | None, restarts: bool
 ) -> None:
     ends = attempts(*((verdict, None) for verdict in verdicts))
@@ -155,7 +155,7 @@ def test_attempts_of_unknown_steps_get_somewhere_by_running_long(
         assert "3 attempts in a row got nowhere" in decision.why
 
 
-def test_why_an_attempt_could_not_be_started_is_told_at_the_end() -> None:
+def test_decide_names_why_attempt_could_not_start() -> None:
     """The cause is that of the first attempt; what kept the job from going on is another."""
     unstarted = {"kind": "start", "message": "b does not have ckpt.pt (no room)\nmore"}
     decision = decide(attempts((KILLED, None), (unstarted, None), (unstarted, None)), 9)
@@ -163,7 +163,7 @@ def test_why_an_attempt_could_not_be_started_is_told_at_the_end() -> None:
     assert "attempt 2: it could not be started: b does not have ckpt.pt (no room);" in decision.why
 
 
-def test_words() -> None:
+def test_because_names_cause_in_words() -> None:
     (one,) = attempts(({"kind": "lost", "rank": None}, None))
     assert because(one) == "node 1 lost"
     (two,) = attempts((KILLED, None))
@@ -171,7 +171,7 @@ def test_words() -> None:
     assert decide([two], 1) == Decision(True, because(two), None)
 
 
-def test_what_a_program_prints_shows_that_it_got_further() -> None:
+def test_decide_counts_printed_steps_as_progress() -> None:
     """It was killed each 40 seconds, on another node each time, and went on from what it saved."""
     ends = attempts(*[(KILLED, None)] * 4)
     further = [replace(one, printed=8 * at) for at, one in enumerate(ends, 1)]
@@ -195,7 +195,7 @@ def experiment(tmp_path: Path) -> Experiment:
     return Experiment(tmp_path)
 
 
-def test_a_job_goes_on_or_is_over(tmp_path: Path) -> None:
+def test_after_attempt_continues_or_ends_job(tmp_path: Path) -> None:
     place = experiment(tmp_path)
     (tmp_path / "outputs/rank_00_metrics.jsonl").write_text('{"step": 3}\n{"step": 4}\n{"st')
     first = after_attempt(place, FAILED)
@@ -213,7 +213,7 @@ def test_a_job_goes_on_or_is_over(tmp_path: Path) -> None:
     )
 
 
-def test_how_long_the_ranks_of_an_attempt_ran(tmp_path: Path) -> None:
+def test_after_attempt_notes_running_time_of_ranks(tmp_path: Path) -> None:
     """An attempt that waits for a node, and is then not started, has not run at all."""
     place = experiment(tmp_path)
     times = [{"torchrun": 11.0, "ranks": 12.0}, {"torchrun": 11.0, "ranks": 14.0}, {}]
@@ -225,13 +225,13 @@ def test_how_long_the_ranks_of_an_attempt_ran(tmp_path: Path) -> None:
     assert (waiting.attempts[0].ran, waiting.attempts[0].alive) == (0.0, 0.0)
 
 
-def test_steps_that_are_not_known(tmp_path: Path) -> None:
+def test_step_reached_is_none_without_valid_steps(tmp_path: Path) -> None:
     assert step_reached(tmp_path) is None
     (tmp_path / "rank_00_metrics.jsonl").write_text('[]\nnonsense\n{"step": "x"}\n')
     assert step_reached(tmp_path) is None
 
 
-def test_the_step_that_lines_told_is_noted(tmp_path: Path) -> None:
+def test_after_attempt_notes_printed_step(tmp_path: Path) -> None:
     place = experiment(tmp_path)
     (tmp_path / "printed").mkdir()
     (tmp_path / "printed/rank_00_metrics.jsonl").write_text('{"step": 14, "loss": 1.0}\n')
@@ -239,7 +239,7 @@ def test_the_step_that_lines_told_is_noted(tmp_path: Path) -> None:
     assert (last.step, last.printed) == (None, 14)
 
 
-def test_an_attempt_that_never_began_is_no_failure_of_the_program() -> None:
+def test_decide_does_not_blame_program_that_never_began() -> None:
     """The program has not run there, and the same disk may have space a moment later."""
     full = {"kind": "disk_full", "message": "b: No space left on device", "rank": None}
     one, two = attempts((full, None), (full, None), ran=0.0)

@@ -19,9 +19,7 @@ from tests.head.follow.conftest import Deaf, Follow
 
 
 @pytest.mark.parametrize(("out_of_time", "written"), [(True, "running"), (False, "stopped")])
-def test_a_job_that_may_be_queued_again_is_not_said_to_be_over(
-    out_of_time: bool, written: str, follow: Follow
-) -> None:
+def test_batch_job_out_of_time_stays_open(out_of_time: bool, written: str, follow: Follow) -> None:
     """A head on another machine that follows the record leaves a finished job."""
     run = follow(batch=True)
     run.end.outcome, run.out_of_time = Outcome.STOPPED, out_of_time
@@ -39,7 +37,7 @@ def test_a_job_that_may_be_queued_again_is_not_said_to_be_over(
         ("killed by signal 15 (SIGTERM)", signal.SIGINT, "failed"),
     ],
 )
-def test_a_signal_to_the_ranks_and_then_to_their_head_is_a_stop(
+def test_interrupt_of_ranks_and_head_is_a_stop(
     message: str, number: int, state: str, follow: Follow
 ) -> None:
     """scancel sends SIGTERM to all of them, and a rank's end may be heard of first."""
@@ -62,7 +60,7 @@ GONE = "NVRM: Xid (PCI:0000:4f:00): 79, pid='<unknown>', name=<unknown>, GPU has
         ("exception", "ValueError: the loss is NaN", False),
     ],
 )
-def test_a_gpu_that_broke_explains_a_hang_and_those_that_lost_it(
+def test_broken_gpu_explains_hang_and_lost_gpus(
     kind: str, message: str, blamed: bool, follow: Follow, said: list[str]
 ) -> None:
     run = follow(2)
@@ -82,7 +80,7 @@ def test_a_gpu_that_broke_explains_a_hang_and_those_that_lost_it(
         assert verdict.message.endswith(f"rank 0 on node 0 (n0): {message}")
 
 
-def test_what_did_not_end_by_itself_is_named(follow: Follow, said: list[str]) -> None:
+def test_killed_ranks_are_named(follow: Follow, said: list[str]) -> None:
     run = follow(1)
     ranks = {number: RankState(state="ended", pid=50 + number) for number in (0, 1)}
     ended = Ended(time=1005.04, agent=0, why="", killed={}, left=(), ranks=ranks)
@@ -103,7 +101,7 @@ def test_what_did_not_end_by_itself_is_named(follow: Follow, said: list[str]) ->
     ]
 
 
-def test_a_log_that_lacks_its_end_is_named(follow: Follow, said: list[str]) -> None:
+def test_log_that_lost_output_is_named(follow: Follow, said: list[str]) -> None:
     """The job itself goes on when its node's disk is full, and may end well."""
     run = follow(1)
     ended = Ended(time=1005.0, agent=0, why="", killed={}, left=(), ranks={})
@@ -114,9 +112,7 @@ def test_a_log_that_lacks_its_end_is_named(follow: Follow, said: list[str]) -> N
 
 
 @pytest.mark.parametrize("failure_first", [True, False])
-def test_a_loss_is_the_cause_whether_it_is_heard_of_before_what_it_did(
-    follow: Follow, *, failure_first: bool
-) -> None:
+def test_loss_is_cause_in_either_order_of_reports(follow: Follow, *, failure_first: bool) -> None:
     """Node 2 ends its ranks as it hears nothing of node 0: node 1's rank misses them at once."""
     run = follow(3)
     broke = (
@@ -140,7 +136,7 @@ def test_a_loss_is_the_cause_whether_it_is_heard_of_before_what_it_did(
 
 
 @pytest.mark.parametrize(("agent", "blamed"), [(-9, 2), (1, 1)])
-def test_a_killed_torchrun_is_the_cause_though_its_node_ends_last(
+def test_killed_torchrun_is_cause_though_reported_last(
     follow: Follow, agent: int, blamed: int
 ) -> None:
     """It ends with any code where ranks of other nodes have failed; no failure kills it."""
@@ -156,7 +152,7 @@ def test_a_killed_torchrun_is_the_cause_though_its_node_ends_last(
 
 
 @pytest.mark.parametrize(("state", "kind"), [("starting", "start"), ("running", "supervisor")])
-def test_a_part_that_never_began_is_no_supervisor_that_was_killed(
+def test_part_that_never_began_is_not_a_killed_supervisor(
     follow: Follow, state: str, kind: str
 ) -> None:
     """The head that was starting it was killed, and another follows the job before it begins."""
@@ -168,9 +164,7 @@ def test_a_part_that_never_began_is_no_supervisor_that_was_killed(
     assert (run.record.verdict.kind, run.record.verdict.node) == (kind, 0)
 
 
-def test_a_record_that_cannot_be_written_is_said_with_the_reason(
-    follow: Follow, said: list[str]
-) -> None:
+def test_save_reports_why_record_cannot_be_written(follow: Follow, said: list[str]) -> None:
     """Its directory was removed: no disk is full."""
     run = follow()
     shutil.rmtree(run.experiment.path)
@@ -190,7 +184,7 @@ def test_a_record_that_cannot_be_written_is_said_with_the_reason(
         ((30.0, 0.0), False, Outcome.LOST),
     ],
 )
-def test_a_head_that_was_left_behind_does_not_take_itself_for_the_world(
+def test_head_cut_off_from_all_nodes_leaves_job(
     follow: Follow, away: tuple[float, float], left: bool, outcome: Outcome
 ) -> None:
     run = follow(2, left_behind=True, launch=Launch(node_loss_timeout=10.0))
@@ -210,7 +204,7 @@ def test_a_head_that_was_left_behind_does_not_take_itself_for_the_world(
         (8.0, False, False),
     ],
 )
-def test_a_lost_node_is_not_waited_for_longer_than_it_was_silent(
+def test_lost_node_is_given_up_after_its_silence(
     follow: Follow, silent: float, over: bool, given_up: bool
 ) -> None:
     run = follow(2, launch=Launch(node_loss_timeout=5))
@@ -223,7 +217,7 @@ def test_a_lost_node_is_not_waited_for_longer_than_it_was_silent(
     assert [node.given_up for node in run.job.nodes] == [False, given_up]
 
 
-def test_only_of_nodes_that_have_ended_a_channel_is_waited_for(follow: Follow) -> None:
+def test_open_channels_asks_ended_nodes_alone(follow: Follow) -> None:
     run = follow(2, launch=Launch(max_restarts=1))
     asked: list[int] = []
 
@@ -241,14 +235,14 @@ def test_only_of_nodes_that_have_ended_a_channel_is_waited_for(follow: Follow) -
     assert asked == [0]
 
 
-def test_what_ends_a_head_that_was_left_behind_does_not_end_its_job(follow: Follow) -> None:
+def test_signal_to_cut_off_head_leaves_job(follow: Follow) -> None:
     run = follow(left_behind=True)
     run.signalled(signal.SIGTERM)
     assert run.end.left and run.end.open
 
 
 @pytest.mark.parametrize(("hang_timeout", "dials"), [(600.0, True), (0.0, True), (4.0, False)])
-def test_a_short_limit_for_hangs_comes_before_the_look_at_the_port(
+def test_short_hang_timeout_disables_port_check(
     hang_timeout: float, dials: bool, follow: Follow
 ) -> None:
     launch = Launch(hang_timeout=hang_timeout)
@@ -266,7 +260,7 @@ def test_a_short_limit_for_hangs_comes_before_the_look_at_the_port(
         (None, "torchrun", "torchrun ended with exit code -9 (SIGKILL)", False),
     ],
 )
-def test_a_rank_that_was_killed_is_the_cause_and_nobody_is_heard_first(
+def test_killed_rank_is_concluded_without_wait(
     rank: int | None, kind: str, message: str, at_once: bool, follow: Follow
 ) -> None:
     run = follow()

@@ -70,14 +70,14 @@ def error(message: str, **fields: Any) -> dict[str, Any]:
         (-50, "signal", "killed by signal 50 (unknown)"),
     ],
 )
-def test_an_end_without_an_exception(code: int, kind: str, message: str) -> None:
+def test_of_rank_reads_exit_without_exception(code: int, kind: str, message: str) -> None:
     failure = of_rank(1, "gpu02", ended(code), 50.0)
     assert (failure.kind, failure.message, failure.time) == (kind, message, 50.0)
     assert failure.who == "rank 3 on node 1 (gpu02)"
     assert not failure.echo
 
 
-def test_an_exception_has_the_users_line_and_its_own_time() -> None:
+def test_of_rank_reads_users_line_and_time() -> None:
     """Its time, by the head's clock: the node's is half an hour off, the report came later."""
     failure = of_rank(0, "a", ended(1, error("no batch")), time=1000.0 - 1800.0)
     assert (failure.kind, failure.message) == ("exception", "ValueError: no batch")
@@ -86,7 +86,7 @@ def test_an_exception_has_the_users_line_and_its_own_time() -> None:
     assert failure.traceback.startswith("Traceback")
 
 
-def test_a_message_is_kept_without_the_colours_of_a_terminal() -> None:
+def test_of_rank_strips_terminal_colours() -> None:
     """A page, a notice and job.json would have them as `[31m`."""
     red = "\x1b[31mno batch\x1b[0m\nof \x1b[1mthis\x1b[0m epoch"
     failures = [
@@ -177,16 +177,14 @@ GROUP_TRACE = """  + Exception Group Traceback (most recent call last):
          "ValueError: Can't find a valid checkpoint at /a/checkpoint-30", "orchestrator push"),
     ],
 )  # fmt: skip
-def test_an_exception_that_says_little_by_itself(
-    fields: dict[str, Any], message: str, fix: str
-) -> None:
+def test_of_rank_explains_terse_exception(fields: dict[str, Any], message: str, fix: str) -> None:
     failure = of_rank(0, "a", ended(1, error(**{"message": "", **fields})), 1000.0)
     assert failure.message == message
     told = verdict_of([failure], 1)
     assert fix in told.fix
 
 
-def test_an_error_of_the_trainer_says_itself_what_to_do() -> None:
+def test_verdict_uses_fix_of_trainer_error() -> None:
     what, fix = "ckpt holds step 20 of another run", "resume=True goes on from it"
     trace = f"Traceback ...\norchestrator.common.errors.UsageError: {what}\n  {fix}\n"
     own = error(f"{what}\n  {fix}\x1b[2J", type="UsageError", traceback=trace)
@@ -197,7 +195,7 @@ def test_an_error_of_the_trainer_says_itself_what_to_do() -> None:
     assert told.fix == "fix train.py:12"
 
 
-def test_a_module_that_no_node_has() -> None:
+def test_missing_module_is_blamed_on_all_nodes_or_one() -> None:
     missing = error("No module named 'einops'", type="ModuleNotFoundError")
     first, second = (of_rank(n, "a", ended(1, missing, rank=n), 1000.0 + n) for n in (0, 1))
     everywhere, alone = verdict_of([first, second], 2), verdict_of([first], 2)
@@ -208,7 +206,7 @@ def test_a_module_that_no_node_has() -> None:
     assert "like the others" not in alone.fix and alone.kind == "environment"
 
 
-def test_the_traceback_of_a_program_that_a_shell_started() -> None:
+def test_of_rank_reads_traceback_printed_by_child() -> None:
     """torch begins its lines with the rank."""
     lines = ["Traceback (most recent call last):", '  File "/w/train.py", line 9, in <module>']
     lines += ["    f()", "AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'"]
@@ -220,7 +218,7 @@ def test_the_traceback_of_a_program_that_a_shell_started() -> None:
     assert "built without CUDA" in told.fix
 
 
-def test_an_interface_that_was_misspelt_is_no_fault_of_a_machine() -> None:
+def test_misspelt_interface_is_no_machine_fault() -> None:
     for message in (
         "Unable to find interface for: [nope0]",
         "Bootstrap : no socket interface found",
@@ -229,19 +227,19 @@ def test_an_interface_that_was_misspelt_is_no_fault_of_a_machine() -> None:
     assert failure_kinds.of_a_machine("communication", "RuntimeError: connection refused")
 
 
-def test_a_hang_that_is_of_no_node() -> None:
+def test_hang_without_node_names_job() -> None:
     told = verdict_of([Failure(None, "", None, 0.0, "hang", "no progress for 8 s: all wait")], 0)
     assert "the cause: the job, " in to_lines(told)[0]
     assert to_lines(told)[0].endswith(": no progress for 8 s: all wait")
 
 
-def test_a_kill_is_a_kill_even_after_an_exception() -> None:
+def test_kill_outranks_earlier_exception() -> None:
     """The error is of a child that the rank had forked, and lived through."""
     assert of_rank(0, "a", ended(-9, error("x")), 0.0).kind == "signal"
     assert of_rank(0, "a", {**ended(-9, error("x", pid=8)), "pid": 7}, 0.0).kind == "signal"
 
 
-def test_an_exception_is_the_cause_of_the_crash_in_which_the_rank_is_torn_down() -> None:
+def test_exception_outranks_crash_during_exit() -> None:
     event = {**ended(-6, error("x", pid=7)), "pid": 7, "said": "terminate called"}
     assert of_rank(0, "a", event, 0.0).message == "ValueError: x"
 
@@ -288,7 +286,7 @@ Current thread 0x00007f0 (most recent call first):
         ),
     ],
 )  # fmt: skip
-def test_an_end_and_what_the_node_knows_of_it(
+def test_of_rank_uses_facts_of_node(
     event: dict[str, Any], kind: str, words: str, where: str
 ) -> None:
     failure = of_rank(1, "b", {**ended(0), **event}, 0.0)
@@ -297,7 +295,7 @@ def test_an_end_and_what_the_node_knows_of_it(
     assert not failure.echo
 
 
-def test_a_kernel_that_gives_up_says_what_is_false() -> None:
+def test_device_assert_names_failed_assertion() -> None:
     """As an H200 and torch 2.11 say it, late: the line that is named only waits for the result."""
     text = """CUDA error: device-side assert triggered
 Search for `cudaErrorAssert' in https://docs.nvidia.com/cuda/cuda-runtime-api/ for more information.
@@ -342,7 +340,7 @@ FAULT = "4,11,344,-;NVRM: Xid (PCI:0000:4f:00): 31, MMU Fault: ENGINE GRAPHICS"
     ],
     ids=["a GPU is gone", "no echo then", "a kernel is wrong", "something else"],
 )  # fmt: skip
-def test_what_the_driver_of_the_gpus_reports(
+def test_driver_report_decides_gpu_fault(
     said: str, driver: list[str], kind: str, message: str
 ) -> None:
     failure = of_rank(1, "b", {**ended(1, error(said)), "driver": driver}, 5.0)
@@ -353,7 +351,7 @@ def test_what_the_driver_of_the_gpus_reports(
     assert ("# before b in the node list" in verdict.fix) == (kind == "gpu_fault")
 
 
-def test_more_ranks_than_gpus_are_named_as_the_cause() -> None:
+def test_invalid_device_ordinal_names_rank_count() -> None:
     text = "CUDA error: invalid device ordinal\nGPU device may be out of range"
     verdict = verdict_of([of_rank(0, "a", ended(1, error(text)), 5.0)], 1)
     assert verdict.kind == "environment"
@@ -404,7 +402,7 @@ def test_more_ranks_than_gpus_are_named_as_the_cause() -> None:
         ("exception", "KeyError: 'memory'"),
     ],
 )  # fmt: skip
-def test_what_words_tell(kind: str, words: str) -> None:
+def test_kind_follows_from_message(kind: str, words: str) -> None:
     name, _, text = words.partition(": ")
     assert of_rank(0, "a", ended(1, error(text, type=name)), 0.0).kind == kind
 
@@ -420,7 +418,7 @@ def test_what_words_tell(kind: str, words: str) -> None:
         ('train.py", line 4, in <module>\n    fcntl.flock(file, LOCK_EX | LOCK_NB)', "exception"),
     ],
 )
-def test_a_lock_that_is_held_is_no_lack_of_processes(frame: str, kind: str) -> None:
+def test_held_lock_differs_from_lack_of_processes(frame: str, kind: str) -> None:
     """Both have the same words: where they come from tells them apart."""
     told = "BlockingIOError: [Errno 11] Resource temporarily unavailable"
     trace = f'Traceback (most recent call last):\n  File "/lib/{frame}\n{told}\n'
@@ -439,18 +437,18 @@ def test_a_lock_that_is_held_is_no_lack_of_processes(frame: str, kind: str) -> N
         ("cannot import name 'x' from 'a' (/v/site-packages/a.py)", "environment", "the others"),
     ],
 )
-def test_a_file_in_the_place_of_a_package(words: str, kind: str, fix: str) -> None:
+def test_file_that_shadows_package_is_named(words: str, kind: str, fix: str) -> None:
     """Nothing has to be installed, on however many nodes it happens."""
     lacking = error(words, type="ImportError")
     told = verdict_of([of_rank(n, "a", ended(1, lacking, rank=n), 0.0) for n in (0, 1)], 2)
     assert (told.kind, fix in told.fix) == (kind, True)
 
 
-def test_every_kind_says_what_to_do() -> None:
+def test_every_kind_has_fix() -> None:
     assert all(fix for name, (_, fix) in failure_kinds.KINDS.items() if name != "stopped")
 
 
-def test_an_exception_that_hides_another_is_known_by_both() -> None:
+def test_chained_exceptions_both_count() -> None:
     """A program that wraps what it catches; and one that only fails while it cleans up."""
     trace = (
         "Traceback (most recent call last):\n  File ...\nRuntimeError: [gloo/transport/tcp/pair.cc]"
@@ -464,7 +462,7 @@ def test_an_exception_that_hides_another_is_known_by_both() -> None:
     assert (own.kind, own.echo) == ("exception", False)
 
 
-def test_a_worker_of_a_dataloader_that_the_kernel_killed() -> None:
+def test_dataloader_worker_killed_by_kernel_is_out_of_memory() -> None:
     words = "DataLoader worker (pid 71) is killed by signal: Killed. "
     event = {**ended(1, error(words, type="RuntimeError")), "oom_kills": 1}
     assert of_rank(0, "a", event, 0.0).kind == "out_of_memory"
@@ -479,11 +477,11 @@ def test_a_worker_of_a_dataloader_that_the_kernel_killed() -> None:
         DUMP.format("gloo::IoException", "[pair.cc:553] Connection closed by peer [10.0.0.2]:41"),
     ],
 )
-def test_an_abort_because_a_peer_is_gone_is_an_echo(said: str) -> None:
+def test_abort_after_lost_peer_is_echo(said: str) -> None:
     assert of_rank(0, "a", {**ended(-6), "said": said}, 0.0).echo
 
 
-def test_torchrun_is_known_by_its_last_line() -> None:
+def test_of_torchrun_reads_last_line() -> None:
     said = "W0101 note\nTraceback (most recent call last):\n  File ...\nImportError: broken torch\n"
     failure = of_torchrun(1, "b", {"agent": 1, "said": said}, 5.0)
     assert (failure.kind, failure.rank) == ("environment", None)
@@ -519,7 +517,7 @@ ECHOES = [
 
 
 @pytest.mark.parametrize("words", ECHOES)
-def test_what_a_rank_says_when_another_is_gone(words: str) -> None:
+def test_message_about_lost_peer_is_echo(words: str) -> None:
     kind = words.split(":", maxsplit=1)[0].rpartition(".")[2] if ": " in words else "RuntimeError"
     echo = of_rank(0, "a", ended(1, error(words, type=kind)), 0.0)
     assert echo.echo
@@ -530,7 +528,7 @@ def test_what_a_rank_says_when_another_is_gone(words: str) -> None:
     ["CUDA out of memory. Tried to allocate 2.00 GiB", "index 7 is out of bounds", "no such file",
      "CUDA error: device-side assert triggered", "loss is nan", "mat1 and mat2 shapes"],
 )  # fmt: skip
-def test_what_a_rank_says_of_itself(words: str) -> None:
+def test_message_about_own_failure_is_no_echo(words: str) -> None:
     assert not of_rank(0, "a", ended(1, error(words)), 0.0).echo
 
 
@@ -576,7 +574,7 @@ NEVER = "Gloo connectFullMesh failed with [...] Connection refused, remote=[127.
         ([failure(1, "lost", rank=None), failure(2, "exit")], 0),
     ],
 )
-def test_the_cause(failures: list[Failure], wanted: int | None) -> None:
+def test_cause_is_independent_of_arrival_order(failures: list[Failure], wanted: int | None) -> None:
     expected = None if wanted is None else failures[wanted]
     assert cause(failures) is expected
     # The order of their arrival does not count.
@@ -585,11 +583,11 @@ def test_the_cause(failures: list[Failure], wanted: int | None) -> None:
         assert cause(shuffled) == expected
 
 
-def test_who_it_was() -> None:
+def test_who_names_node_without_rank() -> None:
     assert failure(0, "lost", rank=None).who == "node 0 (a)"
 
 
-def test_a_broken_connection_between_ranks_of_which_none_failed() -> None:
+def test_broken_link_without_failed_rank_is_link_fault() -> None:
     told = verdict_of([failure(1, "exception", ECHO), failure(2, "exception", ECHO, rank=1)], 4)
     assert (told.kind, told.time, told.others, told.same) == ("link", 1, 3, ())
     lossy = (
@@ -599,7 +597,7 @@ def test_a_broken_connection_between_ranks_of_which_none_failed() -> None:
     assert (told.kind, "large packets" in told.fix) == ("link", True)
 
 
-def test_a_connection_of_the_programs_own_is_none_between_ranks() -> None:
+def test_broken_connection_of_program_is_exception() -> None:
     """A download that broke off is no fault of the network between the nodes."""
     words = "[Errno 104] Connection reset by peer"
     own = of_rank(0, "a", ended(1, error(words, type="ConnectionResetError")), 0.0)
@@ -607,7 +605,7 @@ def test_a_connection_of_the_programs_own_is_none_between_ranks() -> None:
     assert told.kind == "exception"
 
 
-def test_the_verdict_counts_who_failed_the_same_way_by_itself_or_because_of_it() -> None:
+def test_verdict_counts_same_and_caused_failures() -> None:
     failures = [
         failure(1, "exception", rank=0),
         failure(2, "exception", rank=2),
@@ -626,7 +624,7 @@ def test_the_verdict_counts_who_failed_the_same_way_by_itself_or_because_of_it()
     assert conclude([], 0) is None
 
 
-def test_of_a_long_traceback_its_end_and_its_message_are_shown() -> None:
+def test_excerpt_keeps_end_and_message_of_traceback() -> None:
     frames = [f'  File "/w/{n}.py", line {n}, in f\n    g({n})\n    ~^^^' for n in range(40)]
     trace = "\n".join([verdict.TRACEBACK, *frames, "RuntimeError: missing", *["  key"] * 900])
     shown = verdict.excerpt(trace.splitlines(), 10)
@@ -643,7 +641,7 @@ def test_of_a_long_traceback_its_end_and_its_message_are_shown() -> None:
     assert verdict.excerpt(dump, 3) == [*dump[:2], "... (8 lines left out)"]
 
 
-def test_an_end_that_is_of_no_node() -> None:
+def test_not_started_and_stopped_name_no_node() -> None:
     told = not_started("b: No space left on device", 1.0)
     assert (told.kind, told.node, told.rank) == ("disk_full", None, None)
     assert to_lines(told)[-1].startswith("what to do: free some space")
@@ -651,7 +649,7 @@ def test_an_end_that_is_of_no_node() -> None:
     assert (stopped("Ctrl-C", 1.0).kind, stopped("Ctrl-C", 1.0).fix) == ("stopped", "")
 
 
-def test_a_node_that_tells_of_silence_is_not_the_one_that_is_lost() -> None:
+def test_of_silent_blames_silent_node() -> None:
     """Nodes 1 and 2 report silence of node 0; node 0 is the unreachable one."""
     told = Failure(1, "b", None, 10.0, "lost", "no word between node 1 and node 0 for 6 s")
     other = Failure(2, "c", 2, 11.0, "signal", "killed by signal 9 (SIGKILL)")
@@ -661,7 +659,7 @@ def test_a_node_that_tells_of_silence_is_not_the_one_that_is_lost() -> None:
     assert verdict.of_silent([told], [(1, "b"), (0, "a")]) == [told]
 
 
-def test_of_failures_that_are_alike_the_first_that_was_said_is_named() -> None:
+def test_cause_of_equal_failures_is_earliest() -> None:
     said = Failure(0, "a", 1, 12.0, "exception", "ValueError: x")
     earlier = Failure(1, "b", 3, 11.0, "exception", "ValueError: x")
     other = Failure(1, "b", 2, 11.5, "exception", "KeyError: 1")

@@ -18,7 +18,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / activations.NAME
 
 
-def test_activations_are_kept_by_machine(kept: Path) -> None:
+def test_activations_are_stored_per_machine(kept: Path) -> None:
     assert activations.read() == {}
     activations.remember({"gpu01": "venv:/a", "gpu02:2222": "venv:/b"})
     activations.remember({"gpu01": "venv:/c"})
@@ -27,7 +27,7 @@ def test_activations_are_kept_by_machine(kept: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"gpu01": 1}'])
-def test_what_is_no_file_of_ours_stops_a_launch_with_a_sentence(kept: Path, text: str) -> None:
+def test_read_refuses_damaged_file(kept: Path, text: str) -> None:
     kept.write_text(text)
     kept.chmod(0o600)
     with pytest.raises(UsageError, match=r"activations\.json is not") as caught:
@@ -35,7 +35,7 @@ def test_what_is_no_file_of_ours_stops_a_launch_with_a_sentence(kept: Path, text
     assert caught.value.fix.startswith("rm ")
 
 
-def test_what_others_can_write_is_not_believed(kept: Path) -> None:
+def test_read_refuses_file_writable_by_others(kept: Path) -> None:
     activations.remember({"gpu01": "venv:/a"})
     kept.chmod(0o666)
     with pytest.raises(UsageError, match="may be written by everybody, and is not believed"):
@@ -55,6 +55,6 @@ def test_what_others_can_write_is_not_believed(kept: Path) -> None:
         ("[fe80::1]:22", "[fe80::1]:22"),
     ],
 )
-def test_one_machine_has_one_name(line: str, name: str) -> None:
+def test_machine_of_gives_one_name_per_machine(line: str, name: str) -> None:
     (node,) = parse_nodes(line, "list")
     assert activations.machine_of(node) == name

@@ -23,7 +23,7 @@ def received(message: M, ahead: float) -> M:
 
 
 @pytest.mark.parametrize("off", [0.0, -2 * HOURS, 3 * HOURS])
-def test_times_of_a_node_are_by_our_clock(off: float) -> None:
+def test_received_converts_times_to_head_clock(off: float) -> None:
     theirs = NOW + off
     job = JobState(
         job="a", node=0, state="running", ranks={}, started=theirs - 60, log_time=theirs - 5
@@ -40,7 +40,7 @@ def test_times_of_a_node_are_by_our_clock(off: float) -> None:
     assert received(Checkup(), off) == Checkup()
 
 
-def test_an_event_and_the_error_in_it_have_our_times() -> None:
+def test_events_and_errors_are_converted() -> None:
     error = {"type": "E", "message": "m", "traceback": "t", "time": NOW + HOURS - 1}
     line = {"event": "rank_ended", "time": NOW + HOURS, "rank": 0, "local": 0, "pid": 1, "code": 1}
     event = events.from_data({**line, "error": error}, HOURS)
@@ -48,11 +48,11 @@ def test_an_event_and_the_error_in_it_have_our_times() -> None:
     assert (event.time, event.error.time) == (NOW, NOW - 1)
 
 
-def test_what_tells_the_clock_itself_is_not_moved() -> None:
+def test_clock_answer_is_not_converted() -> None:
     assert received(Clock(time=NOW), HOURS).time == NOW
 
 
-def test_no_time_stays_none() -> None:
+def test_missing_time_stays_zero() -> None:
     assert (
         received(JobState(job="a", node=0, state="lost", ranks={}, started=0.0), HOURS).started == 0
     )

@@ -35,7 +35,7 @@ def times(monkeypatch: pytest.MonkeyPatch) -> Times:
 
 
 @pytest.mark.parametrize("offset", [-3600.0, -0.2, 0.0, 0.001, 86400.0])
-def test_the_shortest_round_trip_tells(offset: float, times: Times) -> None:
+def test_offset_error_is_within_half_of_shortest_round_trip(offset: float, times: Times) -> None:
     """Ways there and back of any length: never further off than half a round trip."""
     shortest = float("inf")
     times.theirs += offset
@@ -47,7 +47,7 @@ def test_the_shortest_round_trip_tells(offset: float, times: Times) -> None:
     assert times.clock.offset == pytest.approx(offset, abs=shortest / 2 + 1e-3)
 
 
-def test_a_long_way_teaches_nothing_until_the_clocks_may_have_parted(times: Times) -> None:
+def test_long_round_trip_is_ignored_until_drift_is_possible(times: Times) -> None:
     times.theirs += 10.0
     assert times.exchange(0.001, 0.001)
     times.now += 10.0
@@ -61,9 +61,7 @@ def test_a_long_way_teaches_nothing_until_the_clocks_may_have_parted(times: Time
 
 @pytest.mark.parametrize("jump", [3600.0, -3600.0])
 @pytest.mark.parametrize("whose", ["ours", "theirs"])
-def test_a_clock_that_is_set_in_a_job_is_noticed_at_the_next_answer(
-    whose: str, jump: float, times: Times
-) -> None:
+def test_clock_step_is_noticed_at_next_answer(whose: str, jump: float, times: Times) -> None:
     """However long that answer takes; and what comes after it is taken as before."""
     assert times.exchange(0.001, 0.001)
     setattr(times, whose, getattr(times, whose) + jump)
@@ -75,7 +73,7 @@ def test_a_clock_that_is_set_in_a_job_is_noticed_at_the_next_answer(
     assert not times.exchange(0.4, 0.1)
 
 
-def test_a_clock_that_is_set_while_an_answer_is_on_its_way(times: Times) -> None:
+def test_clock_step_during_answer_is_corrected(times: Times) -> None:
     sent = times.now
     times.now += 0.02
     times.ours -= 3600.0
@@ -95,13 +93,13 @@ def test_a_clock_that_is_set_while_an_answer_is_on_its_way(times: Times) -> None
         (8.0, 3.001),
     ],
 )
-def test_a_late_greeting_makes_no_clock_wrong(theirs: float, ahead: float, times: Times) -> None:
+def test_late_greeting_keeps_offset_right(theirs: float, ahead: float, times: Times) -> None:
     begun, times.now = times.now, times.now + 5.0
     times.clock.greeted(begun, begun + theirs + times.ours)
     assert times.clock.offset == pytest.approx(ahead)
 
 
-def test_an_answer_that_has_waited_here_for_long_teaches_nothing(times: Times) -> None:
+def test_delayed_answer_is_ignored(times: Times) -> None:
     """A heartbeat of a connection that nothing else used."""
     times.clock.greeted(times.now - 0.3, times.now + times.theirs)
     times.exchange(0.001, 60.0)

@@ -14,7 +14,7 @@ from orchestrator.head.start.nodes import note_remembered, settled
 MADE = "venv:~/.orchestrator/environments/0123456789abcdef"
 
 
-def test_what_is_remembered_is_used_and_said() -> None:
+def test_settled_uses_remembered_environment_and_notes_it() -> None:
     activations.remember({"a": MADE.replace("0", "f")})
     activations.remember({"a": MADE})
     nodes = [Node("a"), Node("b")]
@@ -39,7 +39,9 @@ def test_what_is_remembered_is_used_and_said() -> None:
         ("", {"python": "/p"}, None),
     ],
 )
-def test_what_is_named_wins(options: str, launch: dict[str, str], activate: str | None) -> None:
+def test_named_environment_overrides_remembered_one(
+    options: str, launch: dict[str, str], activate: str | None
+) -> None:
     activations.remember({"a": MADE})
     (there,) = parse_nodes(f"a {options}", "list")
     asked = replace(Launch(), **launch)
@@ -51,7 +53,7 @@ def test_what_is_named_wins(options: str, launch: dict[str, str], activate: str 
     ("options", "wrap", "result"),
     [("", "enroot", "enroot"), ("wrap=docker", "enroot", "docker"), ("wrap=none", "enroot", None)],
 )
-def test_a_wrapper_of_the_list_wins(options: str, wrap: str, result: str | None) -> None:
+def test_wrap_of_node_list_overrides_option(options: str, wrap: str, result: str | None) -> None:
     (node,) = parse_nodes(f"a {options}", "list")
     assert settled(node, replace(Launch(), wrap=wrap)).wrap == result
     # A command that launches nothing enters the node as the list says.

@@ -60,7 +60,7 @@ def hosts(text: str) -> list[str]:
         ("a workdir='/data/été'", Node("a", workdir="/data/été"), "a"),
     ],
 )
-def test_one_line(line: str, node: Node, name: str) -> None:
+def test_line_is_parsed(line: str, node: Node, name: str) -> None:
     (parsed,) = parse_nodes(line, "list")
     assert parsed == dataclasses.replace(node, line=1)
     assert parsed.name == name
@@ -80,7 +80,7 @@ def test_ranges_keep_order_and_zeros(pattern: str, expanded: list[str]) -> None:
     assert hosts(pattern) == expanded
 
 
-def test_a_range_shares_user_port_and_options() -> None:
+def test_range_shares_user_port_and_options() -> None:
     nodes = parse_nodes("\nbob@gpu[01-02]:2222 slots=4 spare\nhead", "list")
     assert nodes[:2] == tuple(
         Node(f"gpu0{i}", "bob", 2222, slots=4, spare=True, line=2) for i in (1, 2)
@@ -88,17 +88,17 @@ def test_a_range_shares_user_port_and_options() -> None:
     assert nodes[2] == Node("head", line=3)
 
 
-def test_the_largest_list() -> None:
+def test_largest_list_is_accepted() -> None:
     assert len(hosts(f"gpu[1-{MAX_NODES}]")) == MAX_NODES
     assert len(hosts("\n".join(f"gpu{i}" for i in range(MAX_NODES)))) == MAX_NODES
 
 
-def test_comments_blank_lines_and_line_ends() -> None:
+def test_comments_blank_lines_and_line_ends_are_skipped() -> None:
     text = "# head\r\n\r\n  a # don't care\r\tb\t#\n \t\n\t# c\n#d\ne"
     assert [(n.host, n.line) for n in parse_nodes(text, "list")] == [("a", 3), ("b", 4), ("e", 8)]
 
 
-def test_not_duplicates() -> None:
+def test_similar_lines_are_not_duplicates() -> None:
     text = "a\na:22\nbob@a\nfe80::1%eth0\nfe80::1%eth1\n"
     assert len(hosts(text)) == 5
 
@@ -152,12 +152,12 @@ def test_not_duplicates() -> None:
         ("gpu[1-3,2]", "gpu2 is already on line 1"),
     ],
 )
-def test_a_wrong_line_is_refused(line: str, what: str) -> None:
+def test_invalid_line_is_refused(line: str, what: str) -> None:
     ((number, said),) = problems(line)
     assert number == 1 and what in said
 
 
-def test_every_bad_line_is_named_with_its_first_mistake() -> None:
+def test_every_bad_line_is_named_with_first_mistake() -> None:
     assert [line for line, _ in problems("gpu$ slots=0 prot=1\nok\nok2 slots=x workdir=rel\n")] == [
         1,
         3,
@@ -174,7 +174,7 @@ def test_every_bad_line_is_named_with_its_first_mistake() -> None:
         ("gpu[01-03]", "gpu[03-05]"),
     ],
 )
-def test_duplicates_name_both_lines(first: str, second: str) -> None:
+def test_duplicate_names_both_lines(first: str, second: str) -> None:
     ((line, what),) = problems(f"{first}\n#\n{second}")
     assert line == 3 and "already on line 1" in what
 
@@ -186,12 +186,12 @@ def test_duplicates_name_both_lines(first: str, second: str) -> None:
         ("# x\nspare1 spare\nb slots=1 spare", 2, "every node is a spare"),
     ],
 )
-def test_a_list_without_a_master(text: str, place: int, what: str) -> None:
+def test_list_without_master_is_refused(text: str, place: int, what: str) -> None:
     ((line, told),) = problems(text)
     assert line == place and what in told
 
 
-def test_what_the_user_sees() -> None:
+def test_error_lists_problems_up_to_limit() -> None:
     with pytest.raises(NodeListError) as caught:
         parse_nodes("# list\na\ngpu01\tslot=8\ngpu[7-1]\n" + "a$\n" * 30, "node_ip_list.txt")
     lines = str(caught.value).splitlines()
@@ -203,7 +203,7 @@ def test_what_the_user_sees() -> None:
     assert len(lines) == 22 and lines[-1] == "  and 12 more"
 
 
-def test_control_characters_do_not_reach_the_terminal() -> None:
+def test_error_has_no_control_characters() -> None:
     with pytest.raises(NodeListError) as caught:
         parse_nodes("a\x1b[2J x\x9b=1\nb\x1b=1\ngpu\udc80", "list")
     assert all(c.isprintable() or c == "\n" for c in str(caught.value))
@@ -212,20 +212,20 @@ def test_control_characters_do_not_reach_the_terminal() -> None:
 # The file
 
 
-def test_a_file_with_bom_crlf_and_utf8(tmp_path: Path) -> None:
+def test_bom_crlf_and_utf8_are_accepted(tmp_path: Path) -> None:
     path = tmp_path / "list"
     path.write_bytes("\ufeffa\r\n# \u00e9\r\nb workdir='/\u00e9'".encode())
     assert read_nodes(path) == (Node("a", line=1), Node("b", workdir="/\u00e9", line=3))
 
 
-def test_a_missing_file_says_what_to_create(tmp_path: Path) -> None:
+def test_missing_file_shows_example(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no node list") as caught:
         read_nodes(tmp_path / "node_ip_list.txt")
     example = caught.value.fix.splitlines()[1:]
     assert len(hosts("\n".join(example))) == 2
 
 
-def test_what_is_not_a_readable_file(tmp_path: Path) -> None:
+def test_unreadable_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"gpu\xff")
     (tmp_path / "huge").write_bytes(b"#" * ((1 << 20) + 1))
     for name, reason in (("", "directory"), ("binary", "UTF-8"), ("huge", "larger than 1 MiB")):

@@ -24,16 +24,16 @@ NODES = parse_nodes("gpu1\ngpu2 spare\nbob@gpu3\ngpu3:2222\n7\n", "list")
         (["7"], [3]),
     ],
 )
-def test_names_and_numbers(wanted: list[str], chosen: list[int]) -> None:
+def test_choose_accepts_names_and_numbers(wanted: list[str], chosen: list[int]) -> None:
     assert [each.index for each in choose(NODES, wanted)] == chosen
 
 
 @pytest.mark.parametrize("wanted", ["5", "-1", "gpu", "²"])
-def test_what_is_no_node_is_named(wanted: str) -> None:
+def test_choose_refuses_unknown_node(wanted: str) -> None:
     with pytest.raises(UsageError, match=r"no such node(.|\n)*0 to 4"):
         choose(NODES, [wanted])
 
 
-def test_numbers_in_words() -> None:
+def test_in_words_merges_numbers() -> None:
     assert in_words([3]) == "node 3"
     assert in_words([0, 1, 2, 5]) == "nodes 0-2, 5"

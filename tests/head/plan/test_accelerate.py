@@ -54,7 +54,7 @@ def files(made: Plan) -> list[dict[str, Any]]:
     return [yaml.safe_load(text) for node in made.nodes for _, text in node.files]
 
 
-def test_one_file_serves_all_nodes() -> None:
+def test_config_file_serves_all_nodes() -> None:
     speed = {"zero_stage": 2}
     made = planned({**SEED, "fsdp_config": {"fsdp_version": 2}, "deepspeed_config": speed})
     for rank, keys in enumerate(files(made)):
@@ -80,32 +80,32 @@ def test_one_file_serves_all_nodes() -> None:
     assert "cat > accelerate_node1.yaml <<'END'\ncompute_environment: LOCAL_MACHINE\n" in shell
 
 
-def test_the_nodes_meet_at_the_planned_address_whatever_the_file_says() -> None:
+def test_planned_address_overrides_file() -> None:
     made = planned({**SEED, "main_process_ip": "192.168.1.100"})
     assert {keys["main_process_ip"] for keys in files(made)} == {"10.0.0.1"}
     assert "main_process_ip 192.168.1.100: the nodes reach the master at 10.0.0.1" in made.notes
 
 
-def test_without_a_file_everything_is_computed() -> None:
+def test_config_is_computed_without_file() -> None:
     (first, second) = files(planned({}))
     assert (first["num_machines"], first["num_processes"]) == (2, 8)
     assert (first["machine_rank"], second["machine_rank"]) == (0, 1)
 
 
-def test_where_no_gpu_says_it_the_file_counts_the_ranks() -> None:
+def test_file_gives_rank_count_without_gpus() -> None:
     made = planned({**SEED, "num_processes": 6}, gpus=(0, 0))
     assert [node.nproc for node in made.nodes] == [3, 3]
     assert made.nodes[0].env["ACCELERATE_USE_CPU"] == "true"
     assert any("set to use the CPU" in note for note in made.notes)
 
 
-def test_gpus_are_not_taken_for_cpus() -> None:
+def test_use_cpu_is_not_set_for_gpus() -> None:
     assert "ACCELERATE_USE_CPU" not in planned(SEED).nodes[0].env
     other = planned({**SEED, "distributed_type": "MULTI_XPU", "num_processes": 2}, gpus=(0, 0))
     assert "ACCELERATE_USE_CPU" not in other.nodes[0].env
 
 
-def test_launchers_of_their_own_are_left_out() -> None:
+def test_foreign_launchers_of_file_are_removed() -> None:
     made = planned({**SEED, "distributed_type": "DEEPSPEED"})
     assert files(made)[0]["deepspeed_config"] == {"deepspeed_multinode_launcher": "standard"}
     made = planned({**SEED, "distributed_type": "MULTI_CPU", "mpirun_config": {"x": 1}})
@@ -125,7 +125,7 @@ def test_launchers_of_their_own_are_left_out() -> None:
         ({"num_processes": 4}, {"gpus": (4, 0), "nproc": 2}, "no GPU was found on 10.0.0.2"),
     ],
 )
-def test_what_does_not_fit_the_nodes_is_refused(
+def test_config_that_does_not_fit_nodes_is_refused(
     change: dict[str, Any], options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(CheckFailed) as refused:
@@ -143,14 +143,14 @@ def test_what_does_not_fit_the_nodes_is_refused(
         ("main_process_port: yes", "main_process_port is True"),
     ],
 )
-def test_a_file_that_cannot_be_meant(tmp_path: Path, text: str, words: str) -> None:
+def test_invalid_config_file_is_refused(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "a.yaml").write_text(text)
     with pytest.raises(UsageError) as refused:
         accelerate.read(tmp_path / "a.yaml")
     assert words in str(refused.value)
 
 
-def test_who_asks_for_it(tmp_path: Path) -> None:
+def test_asked_returns_accelerate_only_for_its_launcher(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("num_processes: -1")
     assert accelerate.asked(None, None, "auto") is None
     assert accelerate.asked("accelerate", None, "auto") == Accelerate()

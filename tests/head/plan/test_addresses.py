@@ -134,7 +134,7 @@ CLUSTERS: dict[str, tuple[list[Facts], list[str], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
-def test_where_the_ranks_of_a_cluster_meet(name: str) -> None:
+def test_ranks_meet_at_common_address(name: str) -> None:
     nodes, reached, planned = CLUSTERS[name]
     assert places(nodes, reached) == planned
 
@@ -221,7 +221,7 @@ REFUSED: dict[str, tuple[list[Facts], list[str], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_cluster_whose_ranks_cannot_meet_is_refused(name: str) -> None:
+def test_cluster_without_common_network_is_refused(name: str) -> None:
     nodes, reached, words = REFUSED[name]
     with pytest.raises(CheckFailed) as failed:
         places(nodes, reached)

@@ -247,7 +247,7 @@ CLUSTERS = {
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
-def test_a_cluster(name: str) -> None:
+def test_make_sets_variables_for_cluster(name: str) -> None:
     cluster = CLUSTERS[name]
     net = nccl_env.make(cluster.nodes, cluster.profile)
     assert net.fabric.kind == cluster.kind
@@ -264,7 +264,7 @@ def test_a_cluster(name: str) -> None:
     assert all(setting.why and not setting.yours for mine in net.settings for setting in mine)
 
 
-def test_which_gid_an_older_nccl_is_told() -> None:
+def test_best_gid_prefers_ipv4_on_own_interface() -> None:
     """IPv4 before IPv6, the card's own interface before a VLAN on it, then the lowest."""
     told_v4 = "0000:0000:0000:0000:0000:ffff:0a01:000"
     gids = (
@@ -290,7 +290,7 @@ def test_which_gid_an_older_nccl_is_told() -> None:
         (100000, "0x1d0f", None), (100000, "0x1ae0", None),  # AWS, Google: NCCL knows them
     ],
 )  # fmt: skip
-def test_more_connections_where_one_is_too_slow(
+def test_slow_sockets_get_more_connections(
     speed: int | None, vendor: str, count: str | None
 ) -> None:
     """Below a VLAN and a bond is the card that decides."""
@@ -317,7 +317,7 @@ def test_more_connections_where_one_is_too_slow(
 
 
 @pytest.mark.parametrize("name", ["NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_NET", "NCCL_NET_PLUGIN"])
-def test_whoever_names_the_cards_has_chosen_them(name: str) -> None:
+def test_user_choice_of_cards_is_kept(name: str) -> None:
     """Nothing that we compute may contradict it, and a mix is theirs to know."""
     members = [node(1, rdma=EIGHT), node(2)]
     net = nccl_env.make(members, theirs=frozenset({name}))
@@ -329,12 +329,12 @@ def test_whoever_names_the_cards_has_chosen_them(name: str) -> None:
         nccl_env.make(members, hinted=frozenset({"NCCL_DEBUG"}))
 
 
-def test_a_hook_for_some_nodes_takes_nothing_from_the_others() -> None:
+def test_hint_for_some_nodes_keeps_settings_of_others() -> None:
     net = nccl_env.make([node(n, rdma=EIGHT) for n in (1, 2)], hinted=frozenset({"NCCL_IB_HCA"}))
     assert "NCCL_IB_HCA" in told(net, 0)
 
 
-def test_what_is_set_on_a_node_was_meant_for_it() -> None:
+def test_variable_set_on_node_is_kept() -> None:
     own = {"NCCL_SOCKET_IFNAME": "ib0", "GLOO_SOCKET_IFNAME": "eth0", "NCCL_DEBUG": "WARN"}
     net = nccl_env.make([node(1, environment=own), node(2)])
     assert told(net, 0) == {"NCCL_SOCKET_IFNAME": "ib0", "GLOO_SOCKET_IFNAME": "eth0"}
@@ -343,7 +343,7 @@ def test_what_is_set_on_a_node_was_meant_for_it() -> None:
     assert told(net, 1) == sockets()
 
 
-def test_ifname_of_the_list() -> None:
+def test_ifname_of_node_list_is_used() -> None:
     net = nccl_env.make([node(1, ifname="ib0"), node(2)])
     assert told(net, 0) == sockets("ib0")
     assert [(s.why, s.yours) for s in net.settings[0]] == [("ifname= in the node list", True)] * 2
@@ -359,7 +359,7 @@ def test_ifname_of_the_list() -> None:
         ("eth0,eth2", "eth2 of gpu02"),
     ],
 )  # fmt: skip
-def test_an_ifname_that_cannot_be_meant(ifname: str, words: str) -> None:
+def test_invalid_ifname_is_refused(ifname: str, words: str) -> None:
     others = [interface("eth1", state="down"), interface("eth2")]
     with pytest.raises(CheckFailed) as failed:
         nccl_env.make([node(1), node(2, interfaces=others, ifname=ifname)])
@@ -373,7 +373,7 @@ def test_an_ifname_that_cannot_be_meant(ifname: str, words: str) -> None:
         ("^=lo", False), ("=eth", True), ("ib0", True), ("ib", True), ("^eth,lo", True), ("", True),
     ],
 )  # fmt: skip
-def test_what_nccl_makes_of_a_pattern(patterns: str, misses: bool) -> None:
+def test_unmatched_patterns_agree_with_nccl(patterns: str, misses: bool) -> None:
     assert nccl_env.unmatched(patterns, node(1)) == misses
 
 
@@ -421,7 +421,7 @@ IMPOSSIBLE: dict[str, tuple[list[ProbedNode], str, str]] = {
 
 
 @pytest.mark.parametrize("name", IMPOSSIBLE)
-def test_what_cannot_work_is_said(name: str) -> None:
+def test_impossible_fabric_is_refused(name: str) -> None:
     members, profile, words = IMPOSSIBLE[name]
     with pytest.raises(CheckFailed) as failed:
         nccl_env.make(members, profile)
@@ -430,7 +430,7 @@ def test_what_cannot_work_is_said(name: str) -> None:
     assert failed.value.exit_code == EXIT_CHECK
 
 
-def test_many_nodes_are_counted() -> None:
+def test_error_counts_many_nodes() -> None:
     members = [node(n, rdma=EIGHT) for n in range(1, 9)] + [node(9)]
     with pytest.raises(CheckFailed, match=r"gpu\[01-08\] would use InfiniBand"):
         nccl_env.make(members)

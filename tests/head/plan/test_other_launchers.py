@@ -53,11 +53,11 @@ def test_refuse_names_the_program_behind_another_launcher(typed: str, instead: s
         "",
     ],
 )
-def test_what_starts_no_ranks_is_a_program(typed: str) -> None:
+def test_refuse_accepts_program_that_starts_no_ranks(typed: str) -> None:
     refuse(shlex.split(typed))
 
 
-def test_a_file_with_such_a_name_is_the_users(
+def test_refuse_accepts_users_file_of_that_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -78,7 +78,7 @@ def test_a_file_with_such_a_name_is_the_users(
         ("ray", "start", "--head"),
     ],
 )
-def test_programs_that_have_no_ranks(words: tuple[str, ...]) -> None:
+def test_refuse_names_program_without_ranks(words: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match=words[0]):
         refuse(words)
 
@@ -100,7 +100,7 @@ def test_programs_that_have_no_ranks(words: tuple[str, ...]) -> None:
         ("#!/usr/bin/python3\ntorchrun (1)", "run", ""),
     ],
 )  # fmt: skip
-def test_a_script_around_a_launcher_is_answered(
+def test_refuse_script_names_launcher_inside(
     text: str, command: str, typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -115,7 +115,7 @@ def test_a_script_around_a_launcher_is_answered(
     assert f"master_launch --no-torchrun {command}" in str(refused.value)
 
 
-def test_a_notebook_is_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refuse_names_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As JSON it would be a Python program that does nothing, and ends well."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.ipynb").write_text('{"cells": []}')

@@ -66,7 +66,7 @@ def make(
 # -- ranks ------------------------------------------------------------------------------------
 
 
-def test_two_nodes() -> None:
+def test_plan_of_two_nodes() -> None:
     made = make(found("a\nb"), nproc=2)
     assert (made.world_size, made.master_address, made.master_port) == (4, "10.0.0.1", 29500)
     assert (made.start, made.notes, made.spares) == ("fork", (), ())
@@ -84,7 +84,7 @@ def test_two_nodes() -> None:
     ]
 
 
-def test_ranks_with_unequal_slots() -> None:
+def test_ranks_follow_unequal_slots() -> None:
     machines = found("a slots=4\nb slots=1\nc\nd slots=3", gpus=2)
     made = make(machines)
     assert [node.first_rank for node in made.nodes] == [0, 4, 5, 7]
@@ -106,7 +106,7 @@ def test_ranks_with_unequal_slots() -> None:
         ("a", 0, None, 1, "no GPU found"),
     ],
 )
-def test_how_many_ranks_and_why(
+def test_rank_count_has_reason(
     line: str, gpus: int, nproc: int | None, count: int, why: str
 ) -> None:
     made = make(found(line, gpus=gpus), nproc=nproc)
@@ -117,7 +117,7 @@ def test_how_many_ranks_and_why(
     assert [note for note in made.notes if "--nproc" in note] == overruled
 
 
-def test_without_torchrun_torch_is_imported_by_nobody_but_the_program() -> None:
+def test_no_torchrun_plan_runs_program_directly() -> None:
     made = make(found("a\nb"), Target("auto", "train.py", ("--", "x")), nproc=1, no_torchrun=True)
     assert made.start == "plain"
     (agent,) = {node.agent[2].rpartition("/")[2] for node in made.nodes}
@@ -156,7 +156,7 @@ ENGINE = Target("engine", plan.ENGINE, ())
         ("a", 0, {"distributed": DistributedConfig(backend="nccl")}, "is nccl, but a has no GPU"),
     ],
 )
-def test_what_the_engine_could_not_do_is_refused_in_the_plan(
+def test_engine_settings_that_do_not_fit_are_refused(
     listed: str, gpus: int, settings: dict[str, Any], words: str
 ) -> None:
     machines = found(listed, gpus=gpus)
@@ -172,7 +172,7 @@ def test_what_the_engine_could_not_do_is_refused_in_the_plan(
 # -- the port ---------------------------------------------------------------------------------
 
 
-def test_a_port_that_was_taken_is_said() -> None:
+def test_taken_port_is_noted() -> None:
     made = make(change(found("a\nb"), 0, port=29503))
     assert made.master_port == 29503
     assert made.notes == ("port 29500 is taken on a: using 29503",)
@@ -181,7 +181,7 @@ def test_a_port_that_was_taken_is_said() -> None:
 @pytest.mark.parametrize(
     ("wanted", "words"), [(None, "no port from 29500 on is free"), (4000, "port 4000 is taken")]
 )
-def test_no_port_is_an_error(wanted: int | None, words: str) -> None:
+def test_missing_port_is_refused(wanted: int | None, words: str) -> None:
     with pytest.raises(CheckFailed, match=f"{words} on the master a") as failed:
         make(change(found("a"), 0, port=0), master_port=wanted)
     assert "--master-port" in failed.value.fix
@@ -204,7 +204,7 @@ def test_no_port_is_an_error(wanted: int | None, words: str) -> None:
         ("program", "2.9.1", "plain", "train.py is a program, no script or module of Python"),
     ],
 )
-def test_fork_where_it_is_safe(kind: str, torch: str, start: str, note: str) -> None:
+def test_fork_start_is_used_only_if_safe(kind: str, torch: str, start: str, note: str) -> None:
     target = Target("auto" if kind in ("script", "program") else kind, "train.py", ())
     machines = found("a\nb", target=program(kind), torch=torch)
     made = make(machines, target)
@@ -217,7 +217,7 @@ def test_fork_where_it_is_safe(kind: str, torch: str, start: str, note: str) -> 
     assert (plain.start, plain.notes) == ("plain", ())
 
 
-def test_one_old_torch_decides_for_all_and_different_ones_are_warned_of() -> None:
+def test_old_torch_disables_fork_and_mixed_versions_warn() -> None:
     made = make(change(found("a\nb"), 1, torch="2.0.0"))
     assert made.start == "plain"
     assert made.notes[-1] == (
@@ -242,7 +242,7 @@ def test_one_old_torch_decides_for_all_and_different_ones_are_warned_of() -> Non
         ({"torch": ""}, "there is no torch on: b (/usr/bin/python3)"),
     ],
 )
-def test_a_node_that_is_not_ready_is_named(fields: dict[str, Any], words: str) -> None:
+def test_node_that_is_not_ready_is_named(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(CheckFailed) as failed:
         make(change(found("a\nb\nc"), 1, **fields))
     assert words in failed.value.what
@@ -263,7 +263,7 @@ NEWEST = "~/.orchestrator/environments/newest/bin/python"
         ([("/a b/bin/python", "/$(evil)/python"), ()], NO_TORCH),
     ],
 )  # fmt: skip
-def test_the_pythons_that_have_torch_are_said(pythons: list[tuple[str, ...]], words: str) -> None:
+def test_pythons_with_torch_are_suggested(pythons: list[tuple[str, ...]], words: str) -> None:
     nodes = found("a\nb", torch="")
     for index, paths in enumerate(pythons):
         nodes = change(nodes, index, torch_elsewhere=paths)
@@ -284,7 +284,7 @@ MISSING = program("missing", "/w/x.py")
         (False, {"target": program("not executable", "/x")}, "chmod +x"),
     ],
 )
-def test_a_program_that_no_node_has_is_misspelt_and_not_left_out(
+def test_program_missing_everywhere_is_called_misspelt(
     everywhere: bool, fields: dict[str, Any], fix: str
 ) -> None:
     machines = found("a\nb", **fields) if everywhere else change(found("a\nb"), 1, **fields)
@@ -293,7 +293,7 @@ def test_a_program_that_no_node_has_is_misspelt_and_not_left_out(
     assert fix in failed.value.fix
 
 
-def test_the_engine_needs_no_workdir() -> None:
+def test_engine_needs_no_workdir() -> None:
     made = make(found("a", workdir="/gone", workdir_exists=False), Target("engine", "", ()))
     assert made.nodes[0].workdir == "/"
     assert made.nodes[0].target == Target("engine", "orchestrator.engine.train", ())
@@ -302,7 +302,7 @@ def test_the_engine_needs_no_workdir() -> None:
 # -- the environment --------------------------------------------------------------------------
 
 
-def test_who_wins_in_the_environment() -> None:
+def test_environment_merges_in_order() -> None:
     """Order: computed, config, --env. The variables of a rank's identity cannot be changed."""
     config = Config(
         nccl=NcclConfig(variables={"NCCL_DEBUG": "INFO", "NCCL_SOCKET_IFNAME": "config"}),
@@ -329,9 +329,7 @@ def test_who_wins_in_the_environment() -> None:
 @pytest.mark.parametrize(
     ("count", "there", "value"), [(2, None, "1"), (1, None, None), (2, "4", None)]
 )
-def test_threads_as_torchrun_would_set_them(
-    count: int, there: str | None, value: str | None
-) -> None:
+def test_omp_num_threads_follows_torchrun(count: int, there: str | None, value: str | None) -> None:
     made = make(found("a", omp_num_threads=there), nproc=count)
     assert made.nodes[0].env.get("OMP_NUM_THREADS") == value
 
@@ -366,14 +364,14 @@ def pasted(made: Plan, index: int, shell: str = "bash") -> tuple[list[str], str,
 
 
 @pytest.mark.parametrize("word", ["=eth0", "a=b", "~", "$x", "it's", ""])
-def test_a_word_is_quoted_for_zsh_too(word: str) -> None:
+def test_quoted_word_is_safe_for_zsh(word: str) -> None:
     """There is no zsh here: what it would replace by a program's path, =eth0, stands in quotes."""
     text = quoted(word)
     assert shlex.split(text) == [word]
     assert not text.startswith(("=", "~", "$"))
 
 
-def test_what_is_pasted_leaves_no_variable_in_the_shell(echo: str, tmp_path: Path) -> None:
+def test_pasted_lines_leave_no_variable(echo: str, tmp_path: Path) -> None:
     """Programs started later in that shell would otherwise pass for the job's."""
     machines = found("a\nb", python=echo, workdir=str(tmp_path), target=program("script"))
     made = make(machines, AUTO)
@@ -387,7 +385,7 @@ def test_what_is_pasted_leaves_no_variable_in_the_shell(echo: str, tmp_path: Pat
 @pytest.mark.parametrize("shell", ["bash", "sh"])
 @pytest.mark.parametrize("start", ["fork", "plain"])
 @pytest.mark.parametrize("kind", ["script", "module", "program", "engine"])
-def test_a_dry_run_can_be_pasted(
+def test_dry_run_can_be_pasted(
     echo: str, tmp_path: Path, shell: str, start: str, kind: str
 ) -> None:
     workdir = tmp_path / "my $dir 'x'"
@@ -417,7 +415,7 @@ text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=2
 
 @given(args=st.lists(text, max_size=5), value=text)
 @settings(max_examples=8, deadline=None)
-def test_any_argument_can_be_pasted(echo: str, args: list[str], value: str) -> None:
+def test_any_argument_survives_pasting(echo: str, args: list[str], value: str) -> None:
     machines = found("a", python=echo, workdir="/")
     made = make(machines, Target("auto", "train.py", tuple(args)), env={"VALUE": value})
     words, _, environment = pasted(made, 0)
@@ -425,7 +423,7 @@ def test_any_argument_can_be_pasted(echo: str, args: list[str], value: str) -> N
     assert environment["VALUE"] == value
 
 
-def test_torchrun_understands_what_is_pasted() -> None:
+def test_torchrun_parses_pasted_command() -> None:
     """Its own parser, which would swallow a first `--`, gives the program its arguments back."""
     from torch.distributed.run import parse_args
 
@@ -454,7 +452,7 @@ def test_torchrun_understands_what_is_pasted() -> None:
     assert [{name: one[name] for name in wanted[0]} for one in parsed] == wanted
 
 
-def test_the_text_of_a_dry_run() -> None:
+def test_to_text_shows_plan() -> None:
     machines = change(found("a slots=2\nb slots=1"), 0, port=29501)
     text = to_text(make(machines, spares=[Node("c", spare=True)]))
     head, first, second = text.rstrip("\n").split("\n\n")
@@ -469,7 +467,7 @@ def test_the_text_of_a_dry_run() -> None:
     assert second.endswith("--run-path --start-method=fork /job/train.py")
 
 
-def test_what_a_node_says_stays_a_comment() -> None:
+def test_to_text_keeps_node_text_in_comments() -> None:
     """A version of torch, a name of a spare, a variable: none of them becomes a command."""
     made = make(found("a"), spares=[Node("c", spare=True)])
     setting = replace(made.nodes[0].settings[0], name="A;halt", value="1\nhalt")
@@ -489,7 +487,7 @@ def test_what_a_node_says_stays_a_comment() -> None:
     assert "# note: torch 2 rm -rf ~ rm -rf /" in to_text(lying)
 
 
-def test_the_json_of_a_dry_run() -> None:
+def test_to_json_shows_plan() -> None:
     made = make(found("a slots=2\nb slots=1"), Target("auto", "train.py", ("a b",)))
     data = json.loads(json.dumps(to_json(made)))
     first, second = data["nodes"]

@@ -25,7 +25,7 @@ HIDDEN = "(redacted)"
      "KEY", "API", "TOKENS", "GITHUB_PAT", "SENTRY_DSN", "SLACK_WEBHOOK", "WEBHOOK_URL", "SAS_SIG",
      "AZURE_STORAGE_CONNECTION_STRING", "AUTHORIZATION"],
 )  # fmt: skip
-def test_a_secret_is_known_by_its_name(name: str) -> None:
+def test_secret_is_known_by_name(name: str) -> None:
     assert redacted({name: "s3cret"}) == {name: HIDDEN}
 
 
@@ -35,7 +35,7 @@ def test_a_secret_is_known_by_its_name(name: str) -> None:
      "KEYBOARD_LAYOUT", "PATTERN", "DESIGN", "SIGNAL", "COMPASS_DIR", "CAPITAL", "AUTHOR",
      "OMP_NUM_THREADS", "PYTHONPATH"],
 )  # fmt: skip
-def test_what_is_none_stays(name: str) -> None:
+def test_harmless_value_is_kept(name: str) -> None:
     assert redacted({name: "value"}) == {name: "value"}
 
 
@@ -56,12 +56,12 @@ def test_what_is_none_stays(name: str) -> None:
         ("user:pw@host", "user:pw@host"),
     ],
 )
-def test_a_login_in_a_url(value: str, shown: str) -> None:
+def test_login_in_url_is_hidden(value: str, shown: str) -> None:
     assert redacted({"PROXY": value}) == {"PROXY": shown}
     assert redacted_command(["run", value]) == ["run", shown]
 
 
-def test_names_come_in_order() -> None:
+def test_names_are_sorted() -> None:
     assert list(redacted({"B": "", "A": "", "C": ""})) == ["A", "B", "C"]
 
 
@@ -85,11 +85,11 @@ def test_names_come_in_order() -> None:
         ([], []),
     ],
 )
-def test_a_command_line(words: list[str], shown: list[str]) -> None:
+def test_secrets_of_command_line_are_hidden(words: list[str], shown: list[str]) -> None:
     assert redacted_command(words) == shown
 
 
-def test_of_an_environment_only_a_list_is_written() -> None:
+def test_listed_shows_known_variables_alone() -> None:
     env = {
         "PATH": "/bin",
         "NCCL_DEBUG": "INFO",
@@ -106,7 +106,7 @@ def test_of_an_environment_only_a_list_is_written() -> None:
     }
 
 
-def test_a_value_of_env_is_written_unless_it_may_be_secret() -> None:
+def test_settings_show_env_values_unless_secret() -> None:
     chosen = [
         EnvSetting("MINE", "of the config", "config env:", yours=True),
         EnvSetting("MINE", "s3cretw0rd", "--env", yours=True),
@@ -128,7 +128,7 @@ def test_a_value_of_env_is_written_unless_it_may_be_secret() -> None:
     }
 
 
-def test_a_secret_is_hidden_wherever_it_stands() -> None:
+def test_hide_replaces_secret_everywhere() -> None:
     secret = EnvSetting("NCCL_KEY", "hunter2", "--secret", yours=True, secret=True)
     assert settings([secret]) == {"NCCL_KEY": HIDDEN}
     data = {"a": ["--key=hunter2", 3, None], "b": secret}
@@ -139,7 +139,7 @@ def test_a_secret_is_hidden_wherever_it_stands() -> None:
     assert redacted_command(["--secret", "T=hunter2"]) == ["--secret", f"T={HIDDEN}"]
 
 
-def test_the_values_of_env_apart() -> None:
+def test_env_apart_splits_values_of_env() -> None:
     given = ["--env", "A=1=2", "--name", "B=3", "--env=C=4", "--env", "D", "x.py", "--env", "E=5"]
     words, values = env_apart(given, given[-3:])
     assert words == [

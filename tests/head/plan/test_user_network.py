@@ -32,7 +32,7 @@ def warned(name: str, value: str, *, yours: bool = True) -> list[str]:
         ("MASTER_PORT", "1234", "does not reach the ranks: --master-port"),
     ],
 )  # fmt: skip
-def test_what_fits_nothing_is_said(name: str, value: str, words: str) -> None:
+def test_setting_that_fits_nothing_is_warned_of(name: str, value: str, words: str) -> None:
     assert any(words in line for line in warned(name, value)), warned(name, value)
     assert not any(words in line for line in warned(name, value, yours=False))
 
@@ -44,5 +44,5 @@ def test_what_fits_nothing_is_said(name: str, value: str, words: str) -> None:
         ("UCX_NET_DEVICES", "all"), ("UCX_NET_DEVICES", "mlx5_0:1"), ("NCCL_DEBUG", "INFO"),
     ],
 )  # fmt: skip
-def test_what_may_be_meant_is_let_be(name: str, value: str) -> None:
+def test_valid_setting_gives_no_warning(name: str, value: str) -> None:
     assert warned(name, value) == []

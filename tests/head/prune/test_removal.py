@@ -62,12 +62,16 @@ def chosen(
         ([found("a_20260101_000000"), found("b_20260101_000000")], {"keep": 1}, "1"),
     ],
 )
-def test_which_go(experiments: list[PruneEntry], rules: dict[str, Any], days: str) -> None:
+def test_chosen_follows_rules(
+    experiments: list[PruneEntry], rules: dict[str, Any], days: str
+) -> None:
     assert "".join(one.name[9] for one in chosen(experiments, **rules)) == days
 
 
 @given(st.dictionaries(st.integers(1, 28), st.booleans()), st.integers(0, 30), st.booleans())
-def test_what_never_goes(days: dict[int, bool], keep: int, keep_failed: bool) -> None:
+def test_chosen_keeps_pinned_newest_and_failed(
+    days: dict[int, bool], keep: int, keep_failed: bool
+) -> None:
     experiments = [
         found(f"m_202601{day:02}_000000", "failed" if day % 2 else "done", pinned=pin)
         for day, pin in days.items()
@@ -98,7 +102,7 @@ def test_what_never_goes(days: dict[int, bool], keep: int, keep_failed: bool) ->
         ("", None),
     ],
 )
-def test_the_time_in_a_name(name: str, when: str | None) -> None:
+def test_stamp_reads_time_from_name(name: str, when: str | None) -> None:
     told = stamp(name)
     shown = None if told is None else time.strftime("%Y%m%d %H%M%S", time.localtime(told))
     assert shown == when

@@ -12,7 +12,7 @@ from tests.head.start.test_gather import record
 
 
 @pytest.mark.parametrize(("waits", "later"), [(60.0, 60.0), (3.0, 10.0)])
-def test_who_launched_on_slow_nodes_waits_for_them_later_too(waits: float, later: float) -> None:
+def test_backend_keeps_connect_timeout_of_launch(waits: float, later: float) -> None:
     job = record("ab")
     job = replace(job, launch=replace(job.launch, connect_timeout=waits))
     transport = backend_of(job).transport(job, None)

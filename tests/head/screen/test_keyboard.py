@@ -22,7 +22,7 @@ with Keyboard() as keys:
     ("typed", "taken"),
     [("d", "'d' ''"), ("", "'' ''"), ("cd /data\n", "'' ''"), ("d\n", "'' ''"), ("dir", "'' ''")],
 )
-def test_d_is_a_key_before_anybody_looks_and_typing_ahead_is_none(typed: str, taken: str) -> None:
+def test_keyboard_takes_d_pressed_early_and_leaves_typed_text(typed: str, taken: str) -> None:
     ours, its = pty.openpty()
     try:
         os.write(ours, typed.encode())

@@ -48,7 +48,7 @@ def lines_of(data: bytes, color: bool = False) -> list[str]:
         (b"cut sequence \x1b[31\ncut title \x1b]0;ti\nbare \x1b\n", ["cut sequence ", "cut title ", "bare "]),  # noqa: E501
     ],
 )  # fmt: skip
-def test_bytes_to_lines(data: bytes, lines: list[str]) -> None:
+def test_lines_of_splits_bytes(data: bytes, lines: list[str]) -> None:
     assert lines_of(data) == lines
 
 
@@ -62,11 +62,11 @@ def test_bytes_to_lines(data: bytes, lines: list[str]) -> None:
         (b"\x1b[>4;1mkeyboard mode\x1b[2K\n", "keyboard mode"),
     ],
 )
-def test_colours_are_kept_and_reset_where_colour_is_on(data: bytes, line: str) -> None:
+def test_colours_are_kept_and_reset_if_enabled(data: bytes, line: str) -> None:
     assert lines_of(data, color=True) == [line]
 
 
-def test_live_is_the_line_that_has_no_end_yet() -> None:
+def test_live_is_unfinished_line() -> None:
     splitter = LineSplitter()
     seen = []
     for data in (b"no", b"\r 10%|\xe2\x96", b"\x88 |", b"\r", b"\x1b[1m 20%\x1b[", b"\n", b"no"):
@@ -75,7 +75,7 @@ def test_live_is_the_line_that_has_no_end_yet() -> None:
     assert seen == ["no", " 10%|", " 10%|█ |", " 10%|█ |", " 20%", "", "no"]
 
 
-def test_a_bar_that_wiped_itself_away_is_no_longer_live() -> None:
+def test_erased_bar_is_not_live() -> None:
     splitter = LineSplitter()
     splitter.feed(b"\r 99%|")
     splitter.feed(b"\r     \r")
@@ -91,7 +91,7 @@ BYTES = st.lists(NASTY | st.binary(max_size=4), max_size=30).map(b"".join)
 
 @settings(max_examples=100, deadline=None)
 @given(data=BYTES, cuts=st.lists(st.integers(0, 200)), color=st.booleans())
-def test_lines_do_not_depend_on_where_the_bytes_were_split(
+def test_lines_are_independent_of_chunk_boundaries(
     data: bytes, cuts: list[int], color: bool
 ) -> None:
     edges = [0, *sorted(cut for cut in cuts if cut <= len(data)), len(data)]
@@ -107,7 +107,7 @@ def test_lines_do_not_depend_on_where_the_bytes_were_split(
 
 @settings(max_examples=100, deadline=None)
 @given(text=st.text(max_size=20) | BYTES.map(lambda data: data.decode("utf-8", "replace")))
-def test_nothing_that_is_shown_can_control_a_terminal(text: str) -> None:
+def test_clean_removes_terminal_controls(text: str) -> None:
     assert not [c for c in clean(text) if unicodedata.category(c) in ("Cc", "Zl", "Zp")]
     coloured = re.sub(r"\x1b\[[0-9;:]*m", "", clean(text, color=True))
     assert "\x1b" not in coloured
@@ -115,7 +115,7 @@ def test_nothing_that_is_shown_can_control_a_terminal(text: str) -> None:
     assert coloured.split() == clean(text).split()
 
 
-def test_a_line_without_an_end_comes_in_pieces_and_does_not_grow_memory() -> None:
+def test_endless_line_is_split_in_bounded_memory() -> None:
     block = b"x" * (1 << 20)
     splitter = LineSplitter()
     tracemalloc.start()
@@ -130,7 +130,7 @@ def test_a_line_without_an_end_comes_in_pieces_and_does_not_grow_memory() -> Non
     assert sum(pieces) - len(pieces) * len(CONTINUED) + len(last) == 100 << 20
 
 
-def test_where_a_long_line_is_cut() -> None:
+def test_long_line_is_cut_at_limit() -> None:
     with mock.patch.object(screen_lines, "LONGEST_CHARACTERS", 7):
         assert lines_of(b"0123456\n") == ["0123456"]
         assert lines_of(b"01234567\n") == ["0123456…", "7"]
@@ -140,6 +140,6 @@ def test_where_a_long_line_is_cut() -> None:
         assert splitter.feed(b"01234567\r") + splitter.feed(b"next\n") == ["0123456…", "next"]
 
 
-def test_a_bar_of_many_moves_is_not_a_long_line() -> None:
+def test_progress_bar_is_no_long_line() -> None:
     moves = b"".join(b"\r%7d/1000000" % step for step in range(100_000))
     assert lines_of(moves + b"\n") == ["  99999/1000000"]

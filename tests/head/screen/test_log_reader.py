@@ -32,7 +32,7 @@ def append(log: LogFile, *pieces: tuple[str, bytes]) -> None:
             at += len(data)
 
 
-def test_a_file_that_is_not_there_yet_and_one_without_records(tmp_path: Path) -> None:
+def test_read_accepts_missing_file_and_missing_records(tmp_path: Path) -> None:
     log = log_in(tmp_path)
     reader = LogReader(log)
     assert (reader.read(), reader.behind()) == ([], 0)
@@ -42,7 +42,7 @@ def test_a_file_that_is_not_there_yet_and_one_without_records(tmp_path: Path) ->
     assert (reader.read(), reader.behind(), reader.position) == ([], 0, 6)
 
 
-def test_a_record_half_written_or_garbled_is_not_believed(tmp_path: Path) -> None:
+def test_read_ignores_partial_or_garbled_record(tmp_path: Path) -> None:
     log = log_in(tmp_path)
     reader = LogReader(log)
     log.ranks.write_bytes(b"0 1\nnonsense\n4 x\n4 12")
@@ -56,7 +56,7 @@ def test_a_record_half_written_or_garbled_is_not_believed(tmp_path: Path) -> Non
 
 @settings(max_examples=20, deadline=None)
 @given(pieces=PIECES, limits=st.lists(st.integers(1, 50), min_size=1), data=st.data())
-def test_every_byte_is_read_once_and_by_the_right_stream(
+def test_read_returns_every_byte_once_with_its_stream(
     pieces: list[tuple[str, bytes]], limits: list[int], data: st.DataObject
 ) -> None:
     read = []
@@ -85,7 +85,7 @@ def joined(pieces: Iterable[tuple[str, bytes]], stream: str | None) -> bytes:
     return b"".join(data for name, data in pieces if stream in (None, name))
 
 
-def test_bytes_that_arrive_while_reading_are_not_given_to_the_wrong_stream(tmp_path: Path) -> None:
+def test_read_assigns_bytes_that_arrive_during_it(tmp_path: Path) -> None:
     log = log_in(tmp_path)
     append(log, ("1", b"a"))
     real_read = log_reader._read
@@ -101,7 +101,7 @@ def test_bytes_that_arrive_while_reading_are_not_given_to_the_wrong_stream(tmp_p
         assert {stream for stream, _ in reader.read()} == {"2"}
 
 
-def test_skipping_knows_the_stream_and_reads_few_records(tmp_path: Path) -> None:
+def test_start_offset_finds_stream_with_few_reads(tmp_path: Path) -> None:
     log = log_in(tmp_path)
     lines = [f"{i} {i % 8}\n" for i in range(0, 3_000_000, 10)]
     log.ranks.write_text("".join(lines))  # several MB of them
@@ -116,7 +116,7 @@ def test_skipping_knows_the_stream_and_reads_few_records(tmp_path: Path) -> None
     assert sum(call.args[2] for call in reads.mock_calls) < 2 << 20
 
 
-def test_skipping_near_the_end_lands_on_a_line(tmp_path: Path) -> None:
+def test_skip_near_end_lands_on_line_start(tmp_path: Path) -> None:
     log = log_in(tmp_path)
     append(log, ("0", b"first line\nsecond line\nthird line\n"))
     reader = LogReader(log)
@@ -130,7 +130,7 @@ def test_skipping_near_the_end_lands_on_a_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "what"), [("text", "link"), ("ranks", "link"), ("ranks", "pipe")])
-def test_a_log_that_is_no_plain_file_is_refused(tmp_path: Path, name: str, what: str) -> None:
+def test_read_refuses_pipe_or_link(tmp_path: Path, name: str, what: str) -> None:
     """A pipe would wait for its writer, and a link may lead to any file of ours."""
     log = LogFile(0, "a", tmp_path / "text", tmp_path / "ranks")
     log.text.write_bytes(b"line\n")

@@ -17,7 +17,7 @@ from tests.head.screen.test_log_reader import PIECES, append, joined, log_in
 
 @settings(max_examples=40, deadline=None)
 @given(pieces=PIECES, lines=st.integers(0, 6), rank=st.sampled_from([None, 0, 12]))
-def test_tail_is_the_end_of_all_lines(
+def test_tail_is_end_of_all_lines(
     pieces: list[tuple[str, bytes]], lines: int, rank: int | None
 ) -> None:
     if rank is None:  # else unfinished lines of long ago, of any rank, would come last
@@ -38,7 +38,7 @@ def test_tail_is_the_end_of_all_lines(
     lines=st.integers(0, 9),
     rank=st.sampled_from([None, 0, 1]),
 )
-def test_who_reads_on_from_the_last_lines_sees_these(
+def test_last_begin_positions_reader_at_last_lines(
     tmp_path_factory: pytest.TempPathFactory,
     pieces: list[tuple[str, int, int]],
     lines: int,
@@ -55,7 +55,7 @@ def test_who_reads_on_from_the_last_lines_sees_these(
     assert lines_of(found) == (every[-lines:] if lines else [])
 
 
-def test_tail_of_a_huge_log_reads_only_its_end(tmp_path: Path) -> None:
+def test_tail_of_huge_log_reads_only_end(tmp_path: Path) -> None:
     log = log_in(tmp_path)
     with log.text.open("wb") as text:
         text.truncate(20 << 30)  # sparse
@@ -68,7 +68,7 @@ def test_tail_of_a_huge_log_reads_only_its_end(tmp_path: Path) -> None:
         assert sum(call.args[2] for call in reads.mock_calls) < 64 << 20
 
 
-def test_tail_looks_back_until_the_lines_are_whole(tmp_path: Path) -> None:
+def test_tail_widens_window_until_lines_are_whole(tmp_path: Path) -> None:
     log = log_in(tmp_path)
     lines = [f"{i:099}" for i in range(100)]
     append(log, ("0", "".join(f"{line}\n" for line in lines).encode()))
@@ -109,7 +109,7 @@ def test_tail_of_several_streams(
         assert tail(log, count, rank) == lines
 
 
-def test_tail_of_one_endless_line_is_its_last_piece(tmp_path: Path) -> None:
+def test_tail_of_endless_line_is_last_piece(tmp_path: Path) -> None:
     log = log_in(tmp_path)
     log.text.write_bytes(b"x" * 300_000)
     with mock.patch.object(log_reader, "_LOOKS_BACK_BYTES", 100_000):
@@ -117,7 +117,7 @@ def test_tail_of_one_endless_line_is_its_last_piece(tmp_path: Path) -> None:
     assert set(line) == {"x"}
 
 
-def test_torchruns_farewells_are_no_last_lines(tmp_path: Path) -> None:
+def test_tail_skips_shutdown_messages_of_torchrun(tmp_path: Path) -> None:
     """The screen leaves them out: of a node whose log ends with them nothing would be shown."""
     log = log_in(tmp_path)
     append(log, ("0", b"step 1\nstep 2\n"), ("~", b"the store is gone\n" * 10))
@@ -125,6 +125,6 @@ def test_torchruns_farewells_are_no_last_lines(tmp_path: Path) -> None:
     assert LogReader(log, start=last_begin(log, 1, None)).read()[0] == ("0", b"step 2\n")
 
 
-def test_tail_of_nothing(tmp_path: Path) -> None:
+def test_tail_of_missing_log_is_empty(tmp_path: Path) -> None:
     assert tail(log_in(tmp_path), 5, None) == []
     assert os.listdir(tmp_path) == []  # noqa: PTH208

@@ -22,7 +22,7 @@ ROWS: list[list[Cell]] = [
 ]
 
 
-def test_a_pipe_gets_plain_columns() -> None:
+def test_table_for_pipe_has_plain_columns() -> None:
     assert output.table(ROWS, right={1}, headed=True, indent=1).splitlines() == [
         " name             size  state",
         " one             12 kB  lost",
@@ -30,7 +30,7 @@ def test_a_pipe_gets_plain_columns() -> None:
     ]
 
 
-def test_a_terminal_gets_its_width_and_colours() -> None:
+def test_table_for_terminal_has_width_and_colours() -> None:
     lines = output.table(ROWS, Terminal(50), right={1}, headed=True).splitlines()
     assert lines[2].startswith("[red]two[/red]    1 B  a sentence")
     assert len(lines) > 3 and max(map(len, lines)) <= 50
@@ -43,7 +43,7 @@ def test_a_terminal_gets_its_width_and_colours() -> None:
 
 
 @pytest.mark.parametrize("terminal", [output.PLAIN, Terminal(40), Terminal(40, color=True)])
-def test_nothing_from_elsewhere_reaches_the_terminal(terminal: Terminal) -> None:
+def test_table_escapes_control_characters(terminal: Terminal) -> None:
     drawn = output.table([["a\x1b[2J", "b\x9b1m\r\nall is well"]], terminal)
     assert drawn == "a  b\N{REPLACEMENT CHARACTER}1m␍␊all is well"
     assert output.paint("a\nb", "red", terminal).count("\n") == 1
@@ -67,7 +67,7 @@ class FakeTerminal(io.StringIO):
         ({"FORCE_COLOR": "1", "TERM": "dumb"}, None, True, False),
     ],
 )
-def test_the_terminal_is_described(
+def test_terminal_reads_environment(
     monkeypatch: pytest.MonkeyPatch,
     environment: dict[str, str],
     asked: bool | None,
@@ -94,7 +94,7 @@ def test_the_terminal_is_described(
         ({"FORCE_COLOR": "1"}, False, False),
     ],
 )
-def test_a_pipe_is_coloured_for_who_asks(
+def test_pipe_is_coloured_on_request(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     environment: dict[str, str],
@@ -111,7 +111,7 @@ def test_a_pipe_is_coloured_for_who_asks(
     assert output.terminal(io.StringIO()) == Terminal(None, color)
 
 
-def test_a_pipe_does_not_wait_for_rich() -> None:
+def test_pipe_output_does_not_import_rich() -> None:
     code = "import sys; from orchestrator.head.screen import output\n"
     code += "output.write_out(output.table([['a', 'é']])); assert 'rich' not in sys.modules"
     done = subprocess.run(
@@ -134,7 +134,7 @@ TEXT_OF_STRANGERS = st.text(st.sampled_from("ab \n\t\x1b[]0;m31\x07\\\r\x08\x9b\
 @example(EVIL)
 @example("\x1b[31m" * 3)
 @example("\x1b\t[31m\x1b\n]0;x")
-def test_only_lines_tabs_and_colours_get_through(text: str) -> None:
+def test_safe_passes_lines_tabs_and_colours_alone(text: str) -> None:
     left = re.sub(r"\x1b\[[0-9;:]*m", "", output.safe(text))
     assert all(c.isprintable() or c in "\n\t" for c in left), left
     assert output.safe(text).count("\n") == text.count("\n")
@@ -142,13 +142,13 @@ def test_only_lines_tabs_and_colours_get_through(text: str) -> None:
 
 
 @given(st.text(st.characters(exclude_categories=["C", "Z"])))
-def test_what_is_harmless_is_unchanged(text: str) -> None:
+def test_safe_keeps_harmless_text(text: str) -> None:
     assert output.safe(f"\x1b[1m{text}\x1b[0m\n\t{text}").replace("\x1b[0m", "") == (
         f"\x1b[1m{text}\n\t{text}"
     )
 
 
-def test_a_program_without_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_streams_are_tolerated(monkeypatch: pytest.MonkeyPatch) -> None:
     """A daemon's are None: nothing is read, and nothing said."""
     for stream in ("stdin", "stdout", "stderr"):
         monkeypatch.setattr(sys, stream, None)
@@ -156,7 +156,7 @@ def test_a_program_without_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not output.pass_on("x")
 
 
-def test_every_way_out_is_cleaned(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_output_function_cleans_text(capsys: pytest.CaptureFixture[str]) -> None:
     ways = (output.write_out, output.pass_on, output.complain, output.say, output.status)
     for write in ways:
         write(EVIL)
@@ -167,7 +167,7 @@ def test_every_way_out_is_cleaned(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_json_has_standard_output_for_itself(
+def test_json_alone_reserves_standard_output(
     capsys: pytest.CaptureFixture[str], *, wanted: bool
 ) -> None:
     output.status("")

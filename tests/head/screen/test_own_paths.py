@@ -27,7 +27,7 @@ TREE = "/home/me/my project"
         ("/opt/o/code/snapshots/01234567-0/home/me/my project/x", f"{TREE}/x"),
     ],
 )
-def test_a_path_in_a_snapshot_becomes_that_of_the_tree(text: str, shown: str) -> None:
+def test_snapshot_path_becomes_tree_path(text: str, shown: str) -> None:
     assert in_text(text, TREE) == shown
 
 
@@ -42,17 +42,17 @@ def test_a_path_in_a_snapshot_becomes_that_of_the_tree(text: str, shown: str) ->
         "https://host/code/snapshots/0a1b2c3d-1x/my project",
     ],
 )
-def test_every_other_path_stays(text: str) -> None:
+def test_other_paths_are_kept(text: str) -> None:
     assert in_text(text, TREE) == text
 
 
-def test_a_tree_whose_name_says_something_to_regular_expressions() -> None:
+def test_tree_name_is_matched_literally() -> None:
     there = "/h/code/snapshots/0a1b2c3d-0/w/a+(b)\\1/x"
     assert in_text(there, "/w/a+(b)\\1") == "/w/a+(b)\\1/x"
     assert in_text("/h/code/snapshots/0a1b2c3d-0/root/x", "/") == "/x"
     assert in_text(there, "") == there
 
 
-def test_only_what_is_read_of_a_verdict_changes() -> None:
+def test_in_verdict_changes_displayed_paths_alone() -> None:
     verdict = JobVerdict(where=f"{THERE}/x.py:1", message="m", rank=3)
     assert in_verdict(verdict, TREE) == replace(verdict, where=f"{TREE}/x.py:1")

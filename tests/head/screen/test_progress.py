@@ -38,12 +38,12 @@ PARTS = [
         (8, "step 214"),
     ],
 )
-def test_what_matters_least_has_no_room_first(columns: int, line: str) -> None:
+def test_joined_drops_least_important_part_first(columns: int, line: str) -> None:
     shown = joined(PARTS, columns)
     assert clean(shown) == line and len(clean(shown)) <= columns
 
 
-def test_a_bar_has_its_speed_the_time_left_and_the_nodes() -> None:
+def test_bar_shows_speed_time_left_and_nodes() -> None:
     progress = ProgressBar("sending", 4_000_000, nodes=3)
     progress.began -= 10.0
     progress.add(1_000_000)
@@ -53,7 +53,7 @@ def test_a_bar_has_its_speed_the_time_left_and_the_nodes() -> None:
     assert line.endswith(" · 1/3 nodes") and len(progress.line(30)) == 30
 
 
-def test_nodes_are_counted_as_they_answer(
+def test_counted_shows_nodes_as_they_answer(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stderr", terminal.out)
@@ -73,7 +73,7 @@ def test_nodes_are_counted_as_they_answer(
     assert terminal.lines() == [""]
 
 
-def test_what_is_said_stands_above_the_moving_line(
+def test_messages_stand_above_status_line(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stderr", terminal.out)
@@ -88,7 +88,7 @@ def test_what_is_said_stands_above_the_moving_line(
     assert terminal.lines() == ["orchestrator: one", "two", "orchestrator: three"]
 
 
-def test_lines_and_bars_scroll_above_the_line_of_a_job(tmp_path: Path, terminal: Terminal) -> None:
+def test_log_lines_and_bars_stand_above_job_line(tmp_path: Path, terminal: Terminal) -> None:
     log = log_in(tmp_path, 0)
     screen = on_tty([log], terminal)
     step = iter(range(100))

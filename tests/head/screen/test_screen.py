@@ -71,7 +71,7 @@ ALL += ["node1 rank2 | c", "node1 rank3 | d"]
         ({"quiet": True}, []),
     ],
 )
-def test_what_a_pipe_gets(
+def test_pipe_gets_prefixed_lines(
     two_nodes: list[LogFile], options: dict[str, object], lines: list[str]
 ) -> None:
     assert shown(two_nodes, **options) == lines
@@ -83,7 +83,7 @@ GLOO = b"""\
 """
 
 
-def test_what_torch_says_of_itself_stays_in_the_log(tmp_path: Path) -> None:
+def test_known_torch_noise_is_hidden(tmp_path: Path) -> None:
     log = log_in(tmp_path, 0)
     where = b"[W1121 23:27:34.165466818 socket.cpp:207] [c10d] "
     cannot = b"The hostname of the client socket cannot be retrieved. err=-3"
@@ -102,7 +102,7 @@ def test_what_torch_says_of_itself_stays_in_the_log(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_only_finished_lines_reach_a_pipe_and_a_bar_once(tmp_path: Path) -> None:
+def test_pipe_gets_finished_lines_and_last_state_of_bar(tmp_path: Path) -> None:
     log = log_in(tmp_path)
     out = io.StringIO()
     screen = piped([log], out)
@@ -115,14 +115,14 @@ def test_only_finished_lines_reach_a_pipe_and_a_bar_once(tmp_path: Path) -> None
     assert out.getvalue().splitlines()[2:] == ["node0 rank0 |  2%"]
 
 
-def test_our_own_words_are_said_even_when_quiet_and_are_harmless() -> None:
+def test_say_is_shown_if_quiet_and_cleaned() -> None:
     out = io.StringIO()
     piped([], out, quiet=True).say("node 1: no word\x1b[2J\nfor 10 s")
     assert out.getvalue() == "node 1: no word\nfor 10 s\n"
 
 
 @pytest.mark.cluster
-def test_one_can_begin_with_what_comes_from_now_on(two_nodes: list[LogFile]) -> None:
+def test_skip_to_shows_new_lines_alone(two_nodes: list[LogFile]) -> None:
     out = io.StringIO()
     screen = piped(two_nodes, out)
     screen.skip_to({})
@@ -133,14 +133,14 @@ def test_one_can_begin_with_what_comes_from_now_on(two_nodes: list[LogFile]) -> 
 
 @settings(max_examples=40, deadline=None)
 @given(data=BYTES)
-def test_a_pipe_gets_no_control_character(data: bytes) -> None:
+def test_pipe_gets_no_control_character(data: bytes) -> None:
     screen = piped([], out := io.StringIO())
     screen.say(data.decode("utf-8", "replace"))
     assert not [c for c in out.getvalue() if unicodedata.category(c) == "Cc" and c != "\n"]
 
 
 @pytest.mark.cluster
-def test_a_pipe_that_nobody_reads_ends_the_showing_and_nothing_else(
+def test_closed_pipe_ends_output_alone(
     two_nodes: list[LogFile],
 ) -> None:
     reader, writer = os.pipe()
@@ -209,7 +209,7 @@ def on_tty(logs: list[LogFile], terminal: Terminal, **options: object) -> Screen
     return piped(logs, terminal.out, **{"tty": True, **options})
 
 
-def test_a_user_sees_two_bars_move_below_the_lines(tmp_path: Path, terminal: Terminal) -> None:
+def test_bars_move_below_lines(tmp_path: Path, terminal: Terminal) -> None:
     logs = [log_in(tmp_path, 0), log_in(tmp_path, 1)]
     screen = on_tty(logs, terminal)
     append(logs[0], ("0", "\r 10%|█▏  |".encode()))
@@ -242,9 +242,7 @@ def test_a_user_sees_two_bars_move_below_the_lines(tmp_path: Path, terminal: Ter
     ]
 
 
-def test_lines_and_bars_stay_right_while_the_terminal_scrolls(
-    tmp_path: Path, terminal: Terminal
-) -> None:
+def test_lines_and_bars_survive_scrolling(tmp_path: Path, terminal: Terminal) -> None:
     log = log_in(tmp_path)
     screen = on_tty([log], terminal)
     with mock.patch.object(screen_module, "FRAME_SECONDS", 0):
@@ -259,7 +257,7 @@ def test_lines_and_bars_stay_right_while_the_terminal_scrolls(
 
 
 @pytest.mark.parametrize(("height", "bars"), [(50, 7), (10, 4), (3, 1)])
-def test_many_bars_leave_room_and_say_how_many_more(
+def test_many_bars_are_limited_and_counted(
     tmp_path: Path, terminal: Terminal, height: int, bars: int
 ) -> None:
     terminal.resize(40, height)
@@ -273,7 +271,7 @@ def test_many_bars_leave_room_and_say_how_many_more(
     ]
 
 
-def test_bars_that_stopped_give_way_to_those_that_move(tmp_path: Path, terminal: Terminal) -> None:
+def test_stale_bars_give_way_to_moving_ones(tmp_path: Path, terminal: Terminal) -> None:
     log = log_in(tmp_path)
     screen = on_tty([log], terminal)
     with mock.patch.object(screen_module, "_STALE_SECONDS", 0.1):
@@ -289,9 +287,7 @@ def test_bars_that_stopped_give_way_to_those_that_move(tmp_path: Path, terminal:
     assert terminal.lines() == [*bars[:2], "node0 rank2 |  6%"]
 
 
-def test_painting_is_at_most_20_times_a_second_and_loses_nothing(
-    tmp_path: Path, terminal: Terminal
-) -> None:
+def test_screen_paints_at_most_20_times_a_second(tmp_path: Path, terminal: Terminal) -> None:
     log = log_in(tmp_path)
     screen = on_tty([log], terminal)
     begun, paintings, step = time.monotonic(), 0, 0
@@ -304,9 +300,7 @@ def test_painting_is_at_most_20_times_a_second_and_loses_nothing(
 
 
 @pytest.mark.slow
-def test_a_terminal_far_behind_skips_and_says_where_the_rest_is(
-    tmp_path: Path, terminal: Terminal
-) -> None:
+def test_terminal_far_behind_skips_and_names_log(tmp_path: Path, terminal: Terminal) -> None:
     terminal.resize(200, 24)
     logs = [log_in(tmp_path, 0), log_in(tmp_path, 1)]
     screen = on_tty(logs, terminal)
@@ -328,7 +322,7 @@ def test_a_terminal_far_behind_skips_and_says_where_the_rest_is(
 
 
 @pytest.mark.cluster
-def test_colour_marks_the_node_and_keeps_the_lines_own(
+def test_colour_marks_node_and_keeps_colours_of_line(
     two_nodes: list[LogFile], terminal: Terminal
 ) -> None:
     append(two_nodes[1], ("3", b"\x1b[31mred\n"), ("3", b"\r\x1b[32mgreen bar"))
@@ -342,7 +336,7 @@ def test_colour_marks_the_node_and_keeps_the_lines_own(
 
 
 @pytest.mark.cluster
-def test_a_full_disk_under_a_pipe_is_said(
+def test_full_disk_behind_pipe_is_reported(
     two_nodes: list[LogFile], capsys: pytest.CaptureFixture[str]
 ) -> None:
     output.complain_once.cache_clear()
@@ -358,7 +352,7 @@ def test_a_full_disk_under_a_pipe_is_said(
 
 
 @pytest.mark.cluster
-def test_a_terminal_that_was_closed_does_not_end_the_job(
+def test_closed_terminal_does_not_end_job(
     two_nodes: list[LogFile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
@@ -376,14 +370,14 @@ FITS += [("e\u0301e\u0301", 2, "e\u0301e\u0301"), ("██", 1, "█")]
 
 
 @pytest.mark.parametrize(("text", "columns", "fitted"), FITS)
-def test_fit(text: str, columns: int, fitted: str) -> None:
+def test_fit_cuts_text_to_columns(text: str, columns: int, fitted: str) -> None:
     assert fit(text, columns) == fitted
 
 
 TRACE = b'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    f()\nKeyError: 1\n'
 
 
-def test_the_last_words_of_many_ranks_are_folded_to_a_count(tmp_path: Path) -> None:
+def test_tracebacks_of_many_ranks_are_folded_to_count(tmp_path: Path) -> None:
     logs = [log_in(tmp_path, node) for node in range(8)]
     for node, log in enumerate(logs):
         for rank in range(8 * node, 8 * node + 8):
@@ -398,7 +392,7 @@ def test_the_last_words_of_many_ranks_are_folded_to_a_count(tmp_path: Path) -> N
     assert sum("KeyError" in line for line in shown(logs)) == 64, "a command for logs shows all"
 
 
-def test_who_talks_on_has_only_told_of_an_exception(
+def test_traceback_of_rank_that_continues_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
@@ -425,7 +419,7 @@ def test_who_talks_on_has_only_told_of_an_exception(
     assert screen.close(fold=True) == 0 and out.getvalue().count("KeyError") == 2
 
 
-def test_a_line_half_received_is_whole_for_who_comes_next(tmp_path: Path) -> None:
+def test_line_half_received_is_whole_for_next_screen(tmp_path: Path) -> None:
     log = log_in(tmp_path, 0)
     append(log, ("0", b"whole\nhal"))
     first = piped([log], io.StringIO())
@@ -439,7 +433,7 @@ def test_a_line_half_received_is_whole_for_who_comes_next(tmp_path: Path) -> Non
     assert out.getvalue().splitlines() == ["node0 rank0 | half", "node0 rank0 | last"]
 
 
-def test_of_a_crash_the_programs_own_frames_are_its_last_words(tmp_path: Path) -> None:
+def test_last_words_of_crash_are_frames_of_program(tmp_path: Path) -> None:
     log = log_in(tmp_path, 0)
     append(
         log,
@@ -465,7 +459,7 @@ Current thread 0x00007f02 (most recent call first):
 
 
 @pytest.mark.cluster
-def test_after_a_failure_the_screen_shows_what_came_before_it(two_nodes: list[LogFile]) -> None:
+def test_muted_display_shows_what_preceded_failure(two_nodes: list[LogFile]) -> None:
     """However far behind it is then, and nothing that only echoes the failure."""
     out = io.StringIO()
     display = Display(piped(two_nodes, out))

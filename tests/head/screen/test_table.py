@@ -24,7 +24,7 @@ TABLES = {
 
 
 @pytest.mark.parametrize(("table", "test"), TABLES.values(), ids=TABLES)
-def test_every_column_is_in_the_reference_and_in_a_test(table: Table[Any], test: str) -> None:
+def test_every_column_is_documented_and_tested(table: Table[Any], test: str) -> None:
     headings = [heading for heading in table.headings if heading]
     heads = [line.split("  ") for line in PAGES.splitlines() if line.startswith(headings[0])]
     assert headings in [[cell.strip() for cell in line if cell] for line in heads]
@@ -41,7 +41,7 @@ def shown(rows: Sequence[int], terminal: Terminal = PLAIN, **options: Any) -> li
     return Table(columns, is_absent=lambda n: n < 0, **options).text(rows, terminal).splitlines()
 
 
-def test_rows_stand_below_their_headings() -> None:
+def test_rows_align_below_headings() -> None:
     assert shown([2, -1, 30]) == [
         "   N  SQUARE  CUBE",
         "   2  4       8",
@@ -51,7 +51,7 @@ def test_rows_stand_below_their_headings() -> None:
     assert shown([], indent=2) == ["  N  SQUARE  CUBE"]
 
 
-def test_a_column_that_says_nothing_goes_first_where_room_is_short() -> None:
+def test_fitted_drops_empty_columns_first() -> None:
     columns = (
         Column[int]("ONE", str),
         Column[int]("NONE", lambda _: "-", drop=1),

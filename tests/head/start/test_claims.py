@@ -47,23 +47,23 @@ def node(free: int, wants: int, *entries: ClaimEntry) -> LockTableState:
         (waits("m", 9), node(4, 2, waits("x", 3, 2), waits("y", 4, 1)), "ada's y waits before it"),
     ],
 )
-def test_who_may_start(mine: ClaimEntry, page: LockTableState, why: str) -> None:
+def test_obstacles_name_earlier_claims(mine: ClaimEntry, page: LockTableState, why: str) -> None:
     assert obstacles(mine, {"a": page}, 1) == ({"a": why} if why else {})
 
 
-def test_some_of_the_nodes_are_enough() -> None:
+def test_obstacles_are_empty_if_enough_nodes_are_free() -> None:
     there = {"a": node(8, 8), "b": node(7, 8, runs("x", 1)), "c": node(8, 8)}
     assert obstacles(waits("m", 9), there, 2) == {}
     assert obstacles(waits("m", 9), there, 3) == {"b": "7 of 8 free"}
 
 
-def test_who_has_it_and_who_is_before_it_is_said() -> None:
+def test_holders_names_job_with_rest_of_gpus() -> None:
     there = node(4, 8, runs("x", 4), waits("y", 3), waits("z", 99))
     assert holders(there) == "; bob's x has the rest"
     assert holders(node(8, 8)) == ""
 
 
-def test_another_job_has_to_be_done(tmp_path: Path) -> None:
+def test_is_done_follows_state_of_other_job(tmp_path: Path) -> None:
     arguments = LaunchArguments(program=("train.py",), where=Where(experiments=tmp_path))
     request = resolve(arguments, ["master_launch"])
     experiment = experiments.create(tmp_path, "first")

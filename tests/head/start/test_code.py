@@ -17,7 +17,7 @@ from orchestrator.head.transfer.listing import Rules
 from orchestrator.head.transfer.scan import Scan
 
 
-def test_a_function_goes_alone_where_its_directory_is_no_place_for_code(tmp_path: Path) -> None:
+def test_function_travels_alone_from_too_large_directory(tmp_path: Path) -> None:
     (tmp_path / "data.bin").write_bytes(bytes(2_000_000))
     scan = Scan(os.fsencode(tmp_path), Rules(largest_tree=1.0))
     script: Any = SimpleNamespace(payload=None, directory=tmp_path)
@@ -31,7 +31,7 @@ def test_a_function_goes_alone_where_its_directory_is_no_place_for_code(tmp_path
 
 
 @pytest.mark.parametrize("place", ["home", "/"])
-def test_a_function_does_not_take_a_home_along(
+def test_function_does_not_take_home_along(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     """It is where a notebook begins, and has keys and letters in it."""
@@ -45,7 +45,7 @@ def test_a_function_does_not_take_a_home_along(
 
 
 @pytest.mark.parametrize("include", [(), ("conf", "v*")])
-def test_files_of_secrets_never_travel(
+def test_secret_files_never_travel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, include: tuple[str, ...]
 ) -> None:
     """Secret files are not sent by their own name or a link's name, under any include patterns."""

@@ -111,7 +111,9 @@ def gathering(tmp_path: Path, job: JobRecord, silent: str = "") -> tuple[Asking,
         (lost_before("ac", "b", "2:3"), "b", "ac", "b"),
     ],
 )
-def test_who_goes_on(job: JobRecord, silent: str, nodes: str, spares: str, tmp_path: Path) -> None:
+def test_gather_keeps_good_nodes_and_fills_with_spares(
+    job: JobRecord, silent: str, nodes: str, spares: str, tmp_path: Path
+) -> None:
     asking, _ = gathering(tmp_path, job, silent)
     gathered = asking.run()
     assert "".join(one.name for one in gathered.nodes) == nodes
@@ -126,9 +128,7 @@ def test_who_goes_on(job: JobRecord, silent: str, nodes: str, spares: str, tmp_p
 
 
 @pytest.mark.parametrize(("spares", "nodes"), [("s", "asc"), ("", "")])
-def test_gpus_that_others_have_taken_meanwhile_are_left_to_them(
-    spares: str, nodes: str, tmp_path: Path
-) -> None:
+def test_node_with_taken_gpus_is_replaced(spares: str, nodes: str, tmp_path: Path) -> None:
     asking, said = gathering(tmp_path, record("abc", spares=spares))
     asking.taken = "b"
     why = "b cannot hold the job's GPUs: GPU 0: bob, job theirs"
@@ -140,14 +140,14 @@ def test_gpus_that_others_have_taken_meanwhile_are_left_to_them(
             asking.run()
 
 
-def test_a_lost_node_is_not_waited_for_where_another_can_take_its_place(tmp_path: Path) -> None:
+def test_lost_node_is_replaced_without_wait(tmp_path: Path) -> None:
     asking, said = gathering(tmp_path, record("abc", "a", "s"), "a")
     asking.run()
     assert "a" not in asking.asked
     assert said == ["a is lost: s takes its place"]
 
 
-def test_who_is_missing_is_said(tmp_path: Path) -> None:
+def test_error_names_missing_nodes(tmp_path: Path) -> None:
     asking, _ = gathering(tmp_path, record("abc", "a"), "a")
     with pytest.raises(NotBack, match="needs at least 3 nodes, and 2 can be used: a cannot be re"):
         asking.run()
@@ -160,7 +160,7 @@ def test_who_is_missing_is_said(tmp_path: Path) -> None:
         (record("abc", nnodes="2:3"), "ac", "the job continues with 2 of 3 nodes"),
     ],
 )
-def test_a_node_that_comes_back_with_an_empty_disk_makes_way(
+def test_node_with_empty_disk_is_replaced(
     job: JobRecord, nodes: str, said: str, tmp_path: Path
 ) -> None:
     asking, heard = gathering(tmp_path, job)
@@ -173,7 +173,7 @@ def test_a_node_that_comes_back_with_an_empty_disk_makes_way(
         asking.run()
 
 
-def test_a_node_on_which_an_attempt_could_not_begin_makes_way_at_once(tmp_path: Path) -> None:
+def test_node_that_could_not_begin_is_replaced_at_once(tmp_path: Path) -> None:
     """Three such attempts in a row would be the end of the job, with a spare that stands by."""
     job = record("abc", spares="s")
     full = NotStarted(job.nodes, [(job.nodes[1], NodeError("its disk is full"))], ())
@@ -196,7 +196,7 @@ def never_began(job: JobRecord, errors: str) -> JobRecord:
     return replace(failed, attempts=[*job.attempts, last])
 
 
-def test_of_nodes_that_cannot_do_their_part_none_comes_back_before_another(tmp_path: Path) -> None:
+def test_failed_nodes_return_only_after_all_spares(tmp_path: Path) -> None:
     failed = never_began(record("abc", spares="stu"), "bc")
     gathered = gathering(tmp_path, failed)[0].run()
     assert "".join(one.name for one in gathered.nodes) == "ast"
@@ -214,7 +214,7 @@ def test_of_nodes_that_cannot_do_their_part_none_comes_back_before_another(tmp_p
         ("gpu_fault", 1, 5.0, "has a broken GPU"),
     ],
 )
-def test_a_node_that_will_fail_again_makes_way(
+def test_node_likely_to_fail_again_is_replaced(
     tmp_path: Path, kind: str, times: int, ran: float | None, words: str
 ) -> None:
     job = record("abc", spares="s")
@@ -297,7 +297,7 @@ def named(node: Candidate) -> Candidate:
         ([A, B, lost(S), T], 2, 3, "abt", ["t joins"]),
     ],
 )
-def test_the_same_first_spares_second_fewer_third(
+def test_choose_prefers_same_nodes_then_spares_then_fewer(
     candidates: list[Candidate], least: int, most: int, nodes: str, words: list[str]
 ) -> None:
     choice = choose(candidates, least, most)
@@ -305,7 +305,7 @@ def test_the_same_first_spares_second_fewer_third(
     assert not choice.problem
 
 
-def test_too_few_are_named_with_what_to_type() -> None:
+def test_choose_names_too_few_nodes() -> None:
     choice = choose([A, lost(B), replace(C, problem="is lost")], 2, 3)
     assert choice.nodes == ()
     assert choice.problem == (
@@ -325,7 +325,7 @@ NODES = some.lists(
 
 
 @given(NODES, some.integers(0, 8), some.integers(1, 8), some.integers(1, 8))
-def test_whatever_fails_the_choice_is_sound(
+def test_choose_is_sound_for_any_failures(
     candidates: list[Candidate], running: int, one: int, other: int
 ) -> None:
     least, most = sorted((one, other))

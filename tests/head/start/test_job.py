@@ -23,9 +23,7 @@ def node(index: int, name: str, state: str, first: int = 0) -> NodeRecord:
     return NodeRecord(*place, first_job=known[0], first_node=known[1])
 
 
-def test_every_node_that_the_job_has_had_may_forget_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_release_reaches_every_node_of_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A node that was lost, and is back, would keep the job's state in memory for an hour."""
     attempts = [Attempt(1, "run-1", 0.0, 1.0, "lost", 4, None, ["a", "b", "c"])]
     nodes = [node(0, "a", "ended"), node(1, "s", "ended"), node(2, "c", "lost", 2)]

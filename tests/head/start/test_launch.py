@@ -51,7 +51,7 @@ def after(place: Experiment, job: JobRecord, gathered: Gathered, error: NodeErro
     return after_attempt(place, failed)
 
 
-def test_what_may_live_of_it_is_looked_for_where_it_was_to_be(tmp_path: Path) -> None:
+def test_parts_of_includes_node_that_may_have_started_late(tmp_path: Path) -> None:
     """An order that came late may have started it, on a node that the attempt before had not."""
     job = record("ac", spares="b", lost="c")
     asking, _ = gathering(tmp_path, job, silent="c")
@@ -63,7 +63,7 @@ def test_what_may_live_of_it_is_looked_for_where_it_was_to_be(tmp_path: Path) ->
     assert ("run-1.2", 1) not in parts_of(final, "c")
 
 
-def test_a_node_that_is_back_and_cannot_do_its_part_makes_way(tmp_path: Path) -> None:
+def test_returned_node_that_cannot_start_is_replaced(tmp_path: Path) -> None:
     job = record("ab", lost="b", spares="s")
     gathered = gathering(tmp_path, job, silent="s")[0].run()
     assert [one.name for one in gathered.nodes] == ["a", "b"]
@@ -79,7 +79,7 @@ class Unwilling(Asking):
         raise NodeError("it does not answer")
 
 
-def test_its_record_is_still_that_of_this_login(
+def test_relaunch_keeps_signature_of_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise stop, attach and fetch would need --trust-record."""
@@ -97,9 +97,7 @@ def test_its_record_is_still_that_of_this_login(
 
 
 @pytest.mark.parametrize(("rank_env", "told"), [("", ()), ("slurm", ("a", "c"))])
-def test_only_ranks_that_are_told_all_nodes_cost_a_line_for_each(
-    rank_env: str, told: tuple[str, ...]
-) -> None:
+def test_rank_env_decides_whether_hosts_are_listed(rank_env: str, told: tuple[str, ...]) -> None:
     job = record("ac")
     job = replace(
         job,
@@ -121,7 +119,7 @@ def test_only_ranks_that_are_told_all_nodes_cost_a_line_for_each(
         ),
     ],
 )
-def test_how_the_ranks_start_is_said_once(starts: list[tuple[bool, str]], said: list[str]) -> None:
+def test_say_how_warm_reports_start_once(starts: list[tuple[bool, str]], said: list[str]) -> None:
     nodes = [NodeRecord(n, f"n{n}", "n", None, None, "", "", n, 1) for n in range(3)]
     started = [
         StartedHere(supervisor=1, shared=False, warm=warm, why_cold=why) for warm, why in starts
@@ -132,7 +130,7 @@ def test_how_the_ranks_start_is_said_once(starts: list[tuple[bool, str]], said: 
     assert heard == said
 
 
-def test_a_line_between_attempts_and_bytes_as_they_were(tmp_path: Path) -> None:
+def test_with_line_appends_marker_between_attempts(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     place = Experiment(tmp_path)
     logs = NodeLogs.of(place, NODE)
@@ -166,7 +164,7 @@ def test_a_line_between_attempts_and_bytes_as_they_were(tmp_path: Path) -> None:
         (StartedHere(supervisor=1, shared=True), Nothing(), NOT_STARTED),
     ],
 )
-def test_who_does_not_answer_its_end_may_have_started(started: Any, ended: Any, state: str) -> None:
+def test_node_silent_at_end_may_have_started(started: Any, ended: Any, state: str) -> None:
     """A stop also asks a node whose link was cut."""
 
     class Channel:
@@ -189,9 +187,7 @@ def test_who_does_not_answer_its_end_may_have_started(started: Any, ended: Any, 
 
 
 @pytest.mark.parametrize(("waits", "patience"), [(10.0, 30.0), (120.0, 120.0)])
-def test_who_waits_longer_for_slow_nodes_lets_them_start_as_long(
-    waits: float, patience: float
-) -> None:
+def test_connect_timeout_extends_start(waits: float, patience: float) -> None:
     asked: list[float] = []
 
     class Channel:
@@ -206,7 +202,7 @@ def test_who_waits_longer_for_slow_nodes_lets_them_start_as_long(
     assert asked == [patience] * 2
 
 
-def test_who_may_have_started_a_further_attempt_is_asked_by_a_stop(
+def test_stop_asks_node_that_may_have_started_next_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The link to b is cut while its part of the last attempt is ordered."""
@@ -251,7 +247,7 @@ def nodes(*versions: str) -> list[ProbedNode]:
     ]
 
 
-def test_another_minor_version_is_named() -> None:
+def test_check_python_names_other_minor_version() -> None:
     launch.check_python(nodes(f"{MINE}.0", f"{MINE}.99"))
     with pytest.raises(CheckFailed, match=rf"is {MINE} here:\n    n1 \(3\.1\.7, /usr") as raised:
         launch.check_python(nodes(f"{MINE}.0", "3.1.7", f"{MINE}.1"))

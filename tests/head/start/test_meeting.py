@@ -158,7 +158,7 @@ def ends(model: Model, kills: int) -> tuple[list[World], int]:
 
 @pytest.mark.parametrize("kills", [0, 1])
 @pytest.mark.parametrize(("slots", "wants"), [(1, (1, 1, 1)), (2, (2, 1, 1)), (2, (2, 2, 1))])
-def test_somebody_has_all_nodes_and_nobody_waits_for_ever(
+def test_concurrent_claims_never_deadlock_or_overlap(
     slots: int, wants: tuple[int, ...], kills: int
 ) -> None:
     found, worlds = ends(Model(slots, wants), kills)

@@ -15,7 +15,7 @@ from orchestrator.head.start.request import resolve, target_of
     ("typed", "option"),
     [("training.max_steps=5", "--set training.max_steps=5"), ("DEBUG=a b", "--env 'DEBUG=a b'")],
 )
-def test_a_setting_in_the_place_of_the_program(
+def test_target_of_refuses_setting_in_place_of_program(
     typed: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -44,14 +44,14 @@ def test_a_setting_in_the_place_of_the_program(
         ("python", "auto", "python", ()),
     ],
 )
-def test_a_python_in_front_of_a_script_is_the_ranks_own(
+def test_target_of_removes_python_before_script(
     typed: str, kind: str, name: str, args: tuple[str, ...]
 ) -> None:
     target = target_of(LaunchArguments(program=tuple(typed.split())))
     assert (target.kind, target.name, target.args) == (kind, name, args)
 
 
-def test_a_whole_command_in_quotes_is_answered() -> None:
+def test_target_of_refuses_quoted_command() -> None:
     with pytest.raises(UsageError) as caught:
         target_of(LaunchArguments(program=("python train.py --lr 1",)))
     assert caught.value.fix == "type: master_launch python train.py --lr 1"
@@ -68,7 +68,7 @@ def test_a_whole_command_in_quotes_is_answered() -> None:
         ("conda:a", "conda:a"),
     ],
 )
-def test_an_environment_of_this_directory_has_one_path_on_all_nodes(
+def test_resolve_makes_activate_path_absolute(
     typed: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -77,7 +77,7 @@ def test_an_environment_of_this_directory_has_one_path_on_all_nodes(
     assert request.config.launch.activate == expected
 
 
-def test_resolve_suggests_the_nearest_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolve_suggests_nearest_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("slow.py").touch()
     assert resolve(LaunchArguments(program=("solw.py",))).target.near.endswith("'slow.py'?")

@@ -33,13 +33,13 @@ LIST = "a\nb\nc spare\nd\ne spare\n"
         ("1:9", 1, 9),
     ],
 )
-def test_spares_come_last(nnodes: str | int | None, least: int, most: int) -> None:
+def test_candidates_put_spares_last(nnodes: str | int | None, least: int, most: int) -> None:
     nodes, bounds = candidates(parse_nodes(LIST, "list"), Launch(nnodes=nnodes))
     assert "".join(node.host for node in nodes) == "abdce"
     assert (bounds.least, bounds.most) == (least, most)
 
 
-def test_too_few_are_left() -> None:
+def test_candidates_refuse_too_few_nodes() -> None:
     nodes = parse_nodes(LIST, "list")
     with pytest.raises(UsageError, match="--nnodes 6: the node list has 5 nodes"):
         candidates(nodes, Launch(nnodes=6))
@@ -89,7 +89,7 @@ NO_TORCH: dict[str, Any] = {"torch": ""}
         ("", 1, 5, "abdce", ""),
     ],
 )
-def test_an_unfit_node_gives_its_place_to_a_spare(
+def test_chosen_replaces_unfit_node_by_spare(
     odd: str, least: int, most: int, nodes: str, spares: str
 ) -> None:
     there = chosen(reached(LIST, **dict.fromkeys(odd, NO_TORCH)), least, most)
@@ -100,7 +100,7 @@ def test_an_unfit_node_gives_its_place_to_a_spare(
     assert there.notes[0] == "x is skipped: it does not answer"
 
 
-def test_each_change_is_said() -> None:
+def test_chosen_notes_each_change() -> None:
     there = chosen(reached(LIST, b=NO_TORCH, e=NO_TORCH), 3, 3)
     assert there.notes[1:] == (
         "b is skipped: /usr/bin/python3 has no torch",
@@ -109,7 +109,7 @@ def test_each_change_is_said() -> None:
     )
 
 
-def test_a_refusal_is_about_what_is_bad_and_not_about_warnings() -> None:
+def test_check_refusal_is_about_errors_not_warnings() -> None:
     request = resolve(LaunchArguments(program=("train.py",)), ["master_launch"])
     nodes = reached("a\nb", a={"clock_offset": 2.5}, b=NO_TORCH)
     there = Nodes(cast(Any, None), cast(Any, None), nodes, bounds=Bounds(2, 2), master="a")
@@ -118,6 +118,6 @@ def test_a_refusal_is_about_what_is_bad_and_not_about_warnings() -> None:
     assert topic_of(refused.value.about) == "no-torch" and "clock" not in refused.value.about
 
 
-def test_without_a_check_nobody_is_unfit() -> None:
+def test_chosen_without_check_keeps_every_node() -> None:
     there = chosen(reached(LIST, b=NO_TORCH), 3, 3, check="none")
     assert [node.node.host for node in there.reached] == ["a", "b", "d"]

@@ -42,11 +42,11 @@ def parsed(text: str) -> dict[str, str]:
         ("A=\u00e4", "\u00e4"),
     ],
 )
-def test_a_line(text: str, value: str) -> None:
+def test_parsed_reads_line(text: str, value: str) -> None:
     assert parsed(text)["A"] == value
 
 
-def test_a_name_alone_is_taken_from_here() -> None:
+def test_parsed_takes_bare_name_from_environment() -> None:
     assert parsed("HERE\nexport WANDB_MODE\n") == {n: HERE[n] for n in ("HERE", "WANDB_MODE")}
 
 
@@ -65,14 +65,14 @@ def test_a_name_alone_is_taken_from_here() -> None:
         ("A=b\nB=a\0b", 2, "a line is"),
     ],
 )
-def test_a_wrong_line_is_named_and_not_shown(text: str, line: int, what: str) -> None:
+def test_parsed_names_invalid_line_without_showing_it(text: str, line: int, what: str) -> None:
     with pytest.raises(UsageError, match=f"f.env, line {line}: ") as raised:
         parsed(text)
     assert what in raised.value.what
     assert "three" not in raised.value.what
 
 
-def test_a_file_that_is_none(tmp_path: Path) -> None:
+def test_read_file_refuses_unreadable_file(tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes(b"A=b\nC=\xe4\n")
     for name, what in (
         ("latin", "latin cannot be read: it is not UTF-8"),
@@ -86,7 +86,7 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
     assert variables.read_file(str(tmp_path / "windows"), {}) == {"A": "b", "C": "d"}
 
 
-def test_later_sources_win(tmp_path: Path) -> None:
+def test_given_lets_later_sources_win(tmp_path: Path) -> None:
     file = tmp_path / "f.env"
     file.write_text("A=file\nB=file\nWANDB_MODE=file\nWANDB_API_KEY=file\n")
     arguments = LaunchArguments(
@@ -103,13 +103,13 @@ def test_later_sources_win(tmp_path: Path) -> None:
     assert [s.name for s in settings if s.secret] == ["HERE"]
 
 
-def test_a_secret_on_the_command_line_is_refused_and_not_repeated() -> None:
+def test_secret_value_on_command_line_is_refused() -> None:
     with pytest.raises(UsageError, match="can read command lines") as raised:
         variables.secret_value("TOKEN=hunter2", {})
     assert "hunter2" not in str(raised.value)
 
 
-def test_a_secret_is_asked_for_without_echo() -> None:
+def test_secret_value_is_asked_without_echo() -> None:
     code = (
         "from orchestrator.head.start.variables import secret_value\n"
         "import sys; sys.exit(secret_value('TOKEN', {}) != 'hunter2')"
@@ -142,7 +142,7 @@ def test_a_secret_is_asked_for_without_echo() -> None:
         ("STEPS=100000000", False),
     ],
 )
-def test_a_file_is_where_secrets_are_kept(tmp_path: Path, line: str, secret: bool) -> None:
+def test_env_file_marks_secrets_by_name(tmp_path: Path, line: str, secret: bool) -> None:
     file = tmp_path / "f.env"
     file.write_text(line + "\n")
     (setting,) = variables.given(LaunchArguments(env_file=(str(file),)), {})

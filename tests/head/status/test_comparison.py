@@ -57,7 +57,7 @@ def write_metrics(made: Experiment, trainer: int, *lines: dict[str, Any]) -> Non
     (made.path / "outputs" / file_name(0, trainer)).write_text(text)
 
 
-def test_metrics_are_compared_at_the_same_step(tmp_path: Path) -> None:
+def test_metrics_are_compared_at_same_step(tmp_path: Path) -> None:
     pair = experiment(tmp_path / "one"), experiment(tmp_path / "two")
     for made, loss, ms in ((pair[0], 1.0, 100.0), (pair[1], 0.5, 90.0)):
         more = [{"step": 9, "loss": loss, "step_ms": ms, "memory_bytes": 5}] * (made is pair[0])
@@ -74,14 +74,14 @@ def test_metrics_are_compared_at_the_same_step(tmp_path: Path) -> None:
     }
 
 
-def test_a_loss_that_was_lost_differs_from_one_that_was_not(tmp_path: Path) -> None:
+def test_lost_loss_differs_from_finite_loss(tmp_path: Path) -> None:
     one, two = experiment(tmp_path / "one"), experiment(tmp_path / "two")
     write_metrics(one, 1, {"step": 4, "loss": 0.5}, {"step": 9, "loss": 0.4, "lr": 0.1})
     write_metrics(two, 1, {"step": 4, "loss": 0.5}, {"step": 9, "loss": None, "lr": 0.1})
     assert found(one, two)["results"] == {"loss, last": [None, comparison.NAN]}
 
 
-def test_equal_ones_do_not_differ(tmp_path: Path) -> None:
+def test_equal_experiments_do_not_differ(tmp_path: Path) -> None:
     sections = found(experiment(tmp_path / "one"), experiment(tmp_path / "two"))
     assert set(sections) == {
         *("code", "command", "config", "versions", "nodes", "environment", "results")
@@ -89,7 +89,7 @@ def test_equal_ones_do_not_differ(tmp_path: Path) -> None:
     assert not any(sections.values())
 
 
-def test_each_section_names_what_differs(tmp_path: Path) -> None:
+def test_each_section_names_differences(tmp_path: Path) -> None:
     one = experiment(tmp_path / "one", code={"commit": "abc", "changed_files": []})
     two = experiment(
         tmp_path / "two", "2.8.1", 0.2,
@@ -109,16 +109,14 @@ def test_each_section_names_what_differs(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_record_of_an_earlier_version_lacks_what_it_lacks(tmp_path: Path) -> None:
+def test_record_of_earlier_version_lacks_fields(tmp_path: Path) -> None:
     one, two = experiment(tmp_path / "one"), experiment(tmp_path / "two")
     for name in ("manifest.json", "config.yaml", "outputs/rank_00_metrics.jsonl"):
         (two.path / name).unlink()
     assert found(one, two)["config"]["optimizer.lr"] == [0.1, None]
 
 
-def test_the_manifest_names_the_files_of_a_dirty_tree(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_git_state_names_changed_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A busy machine needs more time.
     monkeypatch.setattr(listing, "STATE_SECONDS", 120.0)
 

@@ -37,7 +37,7 @@ def found(root: Path) -> list[tuple[str, str | None, str | None]]:
     return [(node.place, node.python, node.wrap) for node in nodes]
 
 
-def test_those_of_jobs_that_run_on_nodes_of_the_list(tmp_path: Path) -> None:
+def test_containers_of_lists_running_jobs_on_listed_nodes(tmp_path: Path) -> None:
     root = tmp_path / "experiments"
     root.mkdir()
     other = part("c", IN_JOB)  # the same machine by another login is another node of a list
@@ -60,7 +60,7 @@ def test_those_of_jobs_that_run_on_nodes_of_the_list(tmp_path: Path) -> None:
         ({"launch": Launch(warm="10m"), "state": "done", "ended": 399.0}, False),
     ],
 )
-def test_where_something_may_be_warm(
+def test_may_be_warm_follows_age_and_settings(
     changes: dict[str, Any], warm: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(status.time, "time", lambda: 1000.0)

@@ -24,7 +24,7 @@ def launched(root: Path, day: int, state: str = "done") -> Path:
     return path
 
 
-def test_no_other_job_in_the_place_of_ones_own(tmp_path: Path) -> None:
+def test_find_job_refuses_untrusted_newest_job(tmp_path: Path) -> None:
     """Else a stop without a name would end the wrong one."""
     launched(tmp_path, 1)
     launched(tmp_path, 2).chmod(0o777)
@@ -35,7 +35,7 @@ def test_no_other_job_in_the_place_of_ones_own(tmp_path: Path) -> None:
     assert find_job(replace(where, trust_record=True), None).record.job == "run_20260102_000000"
 
 
-def test_the_one_that_runs_is_meant(tmp_path: Path) -> None:
+def test_find_job_prefers_running_job(tmp_path: Path) -> None:
     """Else a stop without a name ends nothing while a job runs, or one of several by chance."""
     where = Where(experiments=tmp_path)
     heads = [Experiment(launched(tmp_path, day, "running")) for day in (1, 2)]
@@ -48,7 +48,7 @@ def test_the_one_that_runs_is_meant(tmp_path: Path) -> None:
     assert find_job(where, heads[0].name).record.job == heads[0].name
 
 
-def test_a_record_alone_is_no_job_that_runs(tmp_path: Path) -> None:
+def test_find_job_ignores_running_record_without_head(tmp_path: Path) -> None:
     """A head was killed: it never wrote that its job ended. The nodes know."""
     stale = Experiment(launched(tmp_path, 1, "running"))
     assert find_job(Where(experiments=tmp_path), None).record.job == stale.name
@@ -56,7 +56,7 @@ def test_a_record_alone_is_no_job_that_runs(tmp_path: Path) -> None:
     assert find_job(Where(experiments=tmp_path), None).record.job == newest.name
 
 
-def test_a_job_that_is_over_is_trusted_once_too(tmp_path: Path) -> None:
+def test_trust_record_holds_for_one_command(tmp_path: Path) -> None:
     """Its results are pickles, and read only of what this login launched."""
     path = launched(tmp_path / "experiments", 1)
     where = Where(experiments=tmp_path / "experiments")
@@ -68,7 +68,7 @@ def test_a_job_that_is_over_is_trusted_once_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
-def test_what_somebody_else_puts_there_is_passed_over(
+def test_find_job_skips_experiment_of_other_user(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     launched(tmp_path, 1)

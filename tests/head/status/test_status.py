@@ -21,7 +21,7 @@ RECORD = JobRecord(
 EXPERIMENT = Experiment(Path("experiments/x"))
 
 
-def test_a_line_for_every_node_and_rank() -> None:
+def test_to_text_has_line_per_node_and_rank() -> None:
     ranks = {
         10: RankState(state="exited", pid=8, code=3),
         2: RankState(state="running", pid=7),
@@ -44,7 +44,7 @@ def test_a_line_for_every_node_and_rank() -> None:
     ]
 
 
-def test_a_job_that_failed_says_why() -> None:
+def test_to_text_shows_cause_of_failed_job() -> None:
     cause = JobVerdict(
         **{"node": 1, "node_name": "gpu12", "rank": 2, "time": 1060.0, "kind": "exception"},
         **{"message": "ValueError: \x1b[31mbad", "traceback": "", "where": "train.py:3 in main"},
@@ -62,13 +62,13 @@ def test_a_job_that_failed_says_why() -> None:
         assert "cause" not in to_text(EXPERIMENT, other, from_record(failed))
 
 
-def test_a_job_that_has_no_nodes_yet() -> None:
+def test_to_text_accepts_job_without_nodes() -> None:
     assert to_text(EXPERIMENT, dataclasses.replace(RECORD, nodes=[]), []).startswith(
         "job-1: running, 0 nodes\n"
     )
 
 
-def test_a_start_has_the_seconds_of_its_steps_once_the_ranks_run(tmp_path: Path) -> None:
+def test_start_times_are_shown_once_ranks_run(tmp_path: Path) -> None:
     times = {"begin": 10, "reached": 10.5, "synced": 10.75, "planned": 11, "checked": 11.5}
     (tmp_path / "manifest.json").write_text(json.dumps({"timeline": times}))
     nodes = [dataclasses.replace(node, times={"ranks": 12.0 + node.index}) for node in NODES]

@@ -33,14 +33,14 @@ def scan(directory: Path) -> Tree:
     return Scan(os.fsencode(directory), Rules(everything=True)).tree()
 
 
-def test_it_comes_back_as_it_was(tree: Tree, tmp_path: Path) -> None:
+def test_restore_gives_same_tree(tree: Tree, tmp_path: Path) -> None:
     archive.write(tree, tmp_path / "code.tar.gz")
     assert (tmp_path / "code.tar.gz").stat().st_mode & 0o777 == 0o600
     archive.restore(tmp_path / "code.tar.gz", tree.digest, tmp_path / "again")
     assert scan(tmp_path / "again").entries == tree.entries
 
 
-def test_an_edit_since_is_not_kept(tree: Tree, tmp_path: Path) -> None:
+def test_write_skips_file_edited_since_scan(tree: Tree, tmp_path: Path) -> None:
     (tmp_path / "work/empty").write_text("no more")
     # The file was empty when it was read.
     archive.write(tree, tmp_path / "code.tar.gz")
@@ -49,7 +49,7 @@ def test_an_edit_since_is_not_kept(tree: Tree, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*other*"))
 
 
-def test_other_code_is_refused(tree: Tree, tmp_path: Path) -> None:
+def test_restore_refuses_other_code(tree: Tree, tmp_path: Path) -> None:
     kept = tmp_path / "code.tar.gz"
     archive.write(tree, kept)
     with pytest.raises(CheckFailed, match="is not the code that this run had"):
@@ -60,7 +60,7 @@ def test_other_code_is_refused(tree: Tree, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "a/../../evil"])
-def test_nothing_is_written_elsewhere(tmp_path: Path, name: str) -> None:
+def test_restore_writes_nothing_outside(tmp_path: Path, name: str) -> None:
     kept = tmp_path / "code.tar.gz"
     with tarfile.open(kept, "w:gz") as file:
         info = tarfile.TarInfo(name)
@@ -71,7 +71,7 @@ def test_nothing_is_written_elsewhere(tmp_path: Path, name: str) -> None:
     assert not [path for path in tmp_path.rglob("evil") if "inside/directory" not in str(path)]
 
 
-def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+def test_restore_follows_no_link(tmp_path: Path) -> None:
     kept = tmp_path / "code.tar.gz"
     with tarfile.open(kept, "w:gz") as file:
         link = tarfile.TarInfo("out")

@@ -57,7 +57,7 @@ def bring(node: NodeChannel, tmp_path: Path) -> Bring:
     return bring
 
 
-def test_a_tree_with_odd_names(bring: Bring, tmp_path: Path) -> None:
+def test_fetch_copies_tree_with_odd_names(bring: Bring, tmp_path: Path) -> None:
     there = tmp_path / "node/here"
     (there / "empty").mkdir()
     (there / "a b" / "c").mkdir(parents=True)
@@ -81,7 +81,7 @@ def test_a_tree_with_odd_names(bring: Bring, tmp_path: Path) -> None:
     assert again.kept == 5
 
 
-def test_what_grew_or_changed_there(bring: Bring, tmp_path: Path) -> None:
+def test_fetch_continues_grown_and_replaces_changed_file(bring: Bring, tmp_path: Path) -> None:
     grows, changes = tmp_path / "node/here/grows", tmp_path / "node/here/changes"
     grows.write_bytes(b"a" * 1000)
     changes.write_bytes(b"b" * 1000)
@@ -100,7 +100,7 @@ def test_what_grew_or_changed_there(bring: Bring, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["of a later attempt", "LATER"])
-def test_a_later_attempt_replaces_what_came_with_one_before(
+def test_later_attempt_replaces_files_of_earlier_one(
     bring: Bring, tmp_path: Path, text: str
 ) -> None:
     there, here = tmp_path / "node/here/last.pt", tmp_path / "here/last.pt"
@@ -116,7 +116,7 @@ def test_a_later_attempt_replaces_what_came_with_one_before(
     assert not bring(replace=False, since=(over, over)).failed and here.read_text() == text
 
 
-def test_two_nodes_may_write_alike_at_one_tick_of_the_clock(bring: Bring, tmp_path: Path) -> None:
+def test_files_of_equal_size_and_time_are_compared_by_content(bring: Bring, tmp_path: Path) -> None:
     """At the end of a job contents are compared: files of two nodes may have one size and time."""
     (tmp_path / "here").mkdir()
     for path, text in ((tmp_path / "here/a.csv", "1,2"), (tmp_path / "node/here/a.csv", "3,4")):
@@ -127,7 +127,7 @@ def test_two_nodes_may_write_alike_at_one_tick_of_the_clock(bring: Bring, tmp_pa
 
 
 @pytest.mark.parametrize(("other", "failed"), [("b", True), ("a", False)])
-def test_a_file_that_another_node_gives_meanwhile_stays(
+def test_file_given_by_other_node_is_kept(
     bring: Bring, tmp_path: Path, other: str, failed: bool
 ) -> None:
     (tmp_path / "node/here/file").write_text("a")
@@ -139,9 +139,7 @@ def test_a_file_that_another_node_gives_meanwhile_stays(
     assert [path.name for path in (tmp_path / "here").iterdir()] == ["file"]
 
 
-def test_what_shrinks_after_it_was_listed_is_not_taken_for_whole(
-    node: NodeChannel, bring: Bring, tmp_path: Path
-) -> None:
+def test_file_that_shrinks_is_not_fetched(node: NodeChannel, bring: Bring, tmp_path: Path) -> None:
     (tmp_path / "node/here/file").write_bytes(b"x" * 1000)
     known = listing(node, tmp_path / "node/here")
     (tmp_path / "node/here/file").write_bytes(b"x" * 10)
@@ -150,7 +148,7 @@ def test_what_shrinks_after_it_was_listed_is_not_taken_for_whole(
     assert not (tmp_path / "here/file").exists()
 
 
-def test_no_name_and_no_link_leads_out(bring: Bring, tmp_path: Path) -> None:
+def test_fetch_never_leaves_directory(bring: Bring, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (tmp_path / "node/here/a").mkdir()
@@ -172,7 +170,7 @@ def test_no_name_and_no_link_leads_out(bring: Bring, tmp_path: Path) -> None:
     assert list(outside.iterdir()) == []
 
 
-def test_a_path_may_be_one_file(node: NodeChannel, tmp_path: Path) -> None:
+def test_fetch_of_single_file(node: NodeChannel, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "link").symlink_to("file")
     known = listing(node, tmp_path / "link")
@@ -180,7 +178,9 @@ def test_a_path_may_be_one_file(node: NodeChannel, tmp_path: Path) -> None:
     assert known.place == str(tmp_path)
 
 
-def test_the_job_may_be_ended_meanwhile(node: NodeChannel, bring: Bring, tmp_path: Path) -> None:
+def test_end_request_during_fetch_is_answered(
+    node: NodeChannel, bring: Bring, tmp_path: Path
+) -> None:
     """Its end is asked for by another thread, and answered before what comes of a file."""
     content = os.urandom(3 << 19)
     (tmp_path / "node/here/file").write_bytes(content)
@@ -198,6 +198,6 @@ def test_the_job_may_be_ended_meanwhile(node: NodeChannel, bring: Bring, tmp_pat
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../../x", "", ".", "a/.."])
-def test_no_node_chooses_a_place_elsewhere(path: str) -> None:
+def test_plain_refuses_paths_outside(path: str) -> None:
     assert not fetch.plain(path)
     assert fetch.plain("a b/c'd")

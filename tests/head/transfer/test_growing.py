@@ -54,7 +54,7 @@ def here(tmp_path: Path) -> Path:
     return tmp_path / "here"
 
 
-def test_a_file_grows_here_as_there(node: Node, here: Path) -> None:
+def test_growing_file_is_mirrored(node: Node, here: Path) -> None:
     files = GrowingFiles(JOB, NODE, here)
     node.serve(files)
     assert not here.exists()
@@ -74,7 +74,7 @@ def test_a_file_grows_here_as_there(node: Node, here: Path) -> None:
     assert (here / "rank_0.jsonl").stat().st_ino == inode, "for tail -f"
 
 
-def test_a_new_head_continues_what_is_the_nodes_and_nothing_else(node: Node, here: Path) -> None:
+def test_new_head_continues_own_files_alone(node: Node, here: Path) -> None:
     node.write("own.jsonl", "one\n")
     node.write("other.jsonl", "one\n")
     node.serve(GrowingFiles(JOB, NODE, here))
@@ -89,7 +89,7 @@ def test_a_new_head_continues_what_is_the_nodes_and_nothing_else(node: Node, her
     assert files.grown == {"own.jsonl"}
 
 
-def test_a_broken_connection_leaves_no_question_open(node: Node, here: Path) -> None:
+def test_broken_connection_leaves_no_open_request(node: Node, here: Path) -> None:
     files = GrowingFiles(JOB, NODE, here)
     files.next_look = 0.0
     assert files.question() is not None and files.question() is None
@@ -103,7 +103,7 @@ def test_a_broken_connection_leaves_no_question_open(node: Node, here: Path) -> 
     assert files.question() is not None
 
 
-def test_what_somebody_changes_here_is_left_alone(node: Node, here: Path, tmp_path: Path) -> None:
+def test_local_changes_are_left_alone(node: Node, here: Path, tmp_path: Path) -> None:
     files = GrowingFiles(JOB, NODE, here)
     node.write("a.jsonl", "one\n")
     node.write("b.jsonl", "one\n")
@@ -124,7 +124,7 @@ def test_what_somebody_changes_here_is_left_alone(node: Node, here: Path, tmp_pa
     assert (here / "b.jsonl").read_text() == (node.outputs / "b.jsonl").read_text()
 
 
-def test_no_node_chooses_a_place_elsewhere(here: Path) -> None:
+def test_paths_outside_are_ignored(here: Path) -> None:
     files = GrowingFiles(JOB, NODE, here)
     names = ("../x.jsonl", "/tmp/x.jsonl", "a/../../x.jsonl", "")
     listed = tuple(OutputFile(path=name, size=5) for name in names)
@@ -147,7 +147,7 @@ def test_no_node_chooses_a_place_elsewhere(here: Path) -> None:
         ("notes.txt", False),
     ],
 )
-def test_which_files_grow(name: str, grows: bool) -> None:
+def test_grows_matches_text_results(name: str, grows: bool) -> None:
     assert bool(GROWS.fullmatch(name)) is grows
 
 
@@ -171,9 +171,7 @@ def steps(first: int, last: int, attempt: int) -> str:
         pytest.param(steps(1, 7, 1) + steps(8, 10, 3), id="it has the same length again"),
     ],
 )
-def test_a_rank_that_is_started_again_cuts_off_steps_here_as_there(
-    node: Node, here: Path, kept: str
-) -> None:
+def test_truncation_by_restarted_rank_is_mirrored(node: Node, here: Path, kept: str) -> None:
     """Also for a head that comes later, and for one that was ended in the middle of a line."""
     here.mkdir()
     (here / METRICS).write_text(steps(1, 10, 1))
@@ -192,7 +190,7 @@ def test_a_rank_that_is_started_again_cuts_off_steps_here_as_there(
     assert (here / METRICS).read_text() == kept + steps(8, 12, 3)
 
 
-def test_the_end_of_a_job_brings_the_last_lines(node: Node, here: Path) -> None:
+def test_bring_fetches_last_lines(node: Node, here: Path) -> None:
     here.mkdir()
     (here / METRICS).write_text(steps(1, 10, 1))
     node.write(METRICS, steps(1, 7, 1) + steps(8, 10, 2))
@@ -202,7 +200,7 @@ def test_the_end_of_a_job_brings_the_last_lines(node: Node, here: Path) -> None:
     assert (here / METRICS).read_text() == steps(1, 7, 1) + steps(8, 10, 2)
 
 
-def test_metrics_of_another_nodes_rank_are_left_alone(node: Node, here: Path) -> None:
+def test_metrics_of_other_nodes_rank_are_ignored(node: Node, here: Path) -> None:
     here.mkdir()
     name = "rank_07_metrics.jsonl"
     (here / name).write_text(steps(1, 10, 1))

@@ -39,13 +39,13 @@ def wrote(*paths: str, place: str = "/s/x-0/u/proj") -> CodeOutputs:
         ),
     ],
 )
-def test_it_is_said_once_for_all_nodes(found: dict[int, CodeOutputs], sentence: str) -> None:
+def test_where_it_is_reports_directory_once(found: dict[int, CodeOutputs], sentence: str) -> None:
     said = [f"the program {sentence}: now in /e/train_1/outputs{NEXT}"]
     assert where_it_is(found, OUTPUTS) == said
     assert where_it_is({}, OUTPUTS) == []
 
 
-def test_what_nobody_would_wait_for() -> None:
+def test_is_much_limits_files_and_bytes() -> None:
     assert not is_much([OutputFile(path=f"{number}", size=1 << 10) for number in range(1000)])
     assert is_much([OutputFile(path=f"{number}") for number in range(1001)])
     assert is_much([OutputFile(path="x", size=(64 << 20) + 1)])

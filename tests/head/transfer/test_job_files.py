@@ -101,7 +101,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
 
 
-def test_what_rank_0_saves_is_on_all_nodes_at_each_attempt(place: Path) -> None:
+def test_files_of_rank_0_reach_all_nodes_each_attempt(place: Path) -> None:
     job = Job("abc", place)
     job["a"].write("ckpt.pt", "step 40", 2e9)
     (said,) = job.again("abc")
@@ -117,7 +117,7 @@ def test_what_rank_0_saves_is_on_all_nodes_at_each_attempt(place: Path) -> None:
     assert [one.asked for one in job.machines.values()] == [["job_files"], ["offer"], ["offer"]]
 
 
-def test_the_masters_file_wins_and_nothing_is_merged_or_deleted(place: Path) -> None:
+def test_masters_file_wins_without_merge_or_delete(place: Path) -> None:
     job = Job("ab", place)
     job["a"].write("train.log", "of a")
     job["b"].write("train.log", "of b")
@@ -130,7 +130,7 @@ def test_the_masters_file_wins_and_nothing_is_merged_or_deleted(place: Path) -> 
     assert job["b"].has() == {"train.log": "of a", "rank1.pt": "of b"}
 
 
-def test_what_was_there_before_the_job_is_not_carried(place: Path) -> None:
+def test_files_older_than_job_are_not_carried(place: Path) -> None:
     job = Job("ab", place)
     job["a"].write("old.pt", "old")
     os.utime(job["a"].run.spec, (2e9, 2e9))
@@ -138,7 +138,7 @@ def test_what_was_there_before_the_job_is_not_carried(place: Path) -> None:
     assert job["b"].has() == {}
 
 
-def test_directories_of_steps_and_the_link_to_their_last(place: Path) -> None:
+def test_step_directories_and_latest_link_are_carried(place: Path) -> None:
     job = Job("ab", place)
     for step in (100, 20):
         job["a"].write(f"runs/step-{step}/model.pt", f"{step}", 2e9 + step)
@@ -162,7 +162,7 @@ def test_directories_of_steps_and_the_link_to_their_last(place: Path) -> None:
     assert str((job["b"].work / "runs/latest").readlink()) == "step-20"
 
 
-def test_in_the_resume_directory_a_node_keeps_what_its_ranks_put_there(place: Path) -> None:
+def test_resume_directory_keeps_own_files_of_node(place: Path) -> None:
     job = Job("ab", place)
     (job["a"].resume / "state.pt").write_text("of a")
     (job["a"].resume / "state_0.pt").write_text("40")
@@ -190,7 +190,7 @@ def shared(job: Job, place: Path) -> Path:
     return work
 
 
-def test_the_resume_directory_is_each_nodes_own_below_a_shared_one(place: Path) -> None:
+def test_resume_directory_is_per_node_on_shared_disk(place: Path) -> None:
     """Ranks that keep their state there go on, and those of other nodes find the master's."""
     job = Job("ab", place)
     work = shared(job, place)
@@ -202,7 +202,7 @@ def test_the_resume_directory_is_each_nodes_own_below_a_shared_one(place: Path) 
     assert {path.name for path in job["b"].resume.iterdir()} == {"state_0.json", "state_1.json"}
 
 
-def test_a_node_that_does_not_see_a_file_on_a_network_disk_yet_gets_it(place: Path) -> None:
+def test_file_not_yet_visible_on_network_disk_is_sent(place: Path) -> None:
     """A rank that misses a checkpoint would start from step 0 beside ranks that resume."""
     job = Job("ab", place)
     work = shared(job, place)
@@ -230,7 +230,7 @@ def test_a_node_that_does_not_see_a_file_on_a_network_disk_yet_gets_it(place: Pa
     assert after.st_ino != before.st_ino, "it was written by b, whose kernel knows it from then on"
 
 
-def test_another_node_takes_the_place_of_one(place: Path) -> None:
+def test_replacement_node_gets_all_files(place: Path) -> None:
     """A new one gets all; of a lost master what others had of it is left, and goes on to others."""
     job = Job("abc", place)
     job.last = ["a", "b"]
@@ -246,7 +246,7 @@ def test_another_node_takes_the_place_of_one(place: Path) -> None:
     assert job["a"].has() == job["c"].has() == {"ckpt.pt": "step 60"}
 
 
-def test_a_master_that_makes_way_gives_what_it_has(place: Path) -> None:
+def test_replaced_master_gives_its_files(place: Path) -> None:
     job = Job("abcd", place)
     job.last = ["a", "b"]
     job["a"].write("ckpt.pt", "step 40")
@@ -254,7 +254,7 @@ def test_a_master_that_makes_way_gives_what_it_has(place: Path) -> None:
     assert job["c"].has() == job["d"].has() == {"ckpt.pt": "step 40"}
 
 
-def test_of_nodes_that_are_all_lost_nothing_is_carried(place: Path) -> None:
+def test_files_of_nodes_all_lost_are_not_carried(place: Path) -> None:
     job = Job("abc", place)
     job.last = ["a", "b"]
     job["a"].write("ckpt.pt", "step 40")
@@ -265,9 +265,7 @@ def test_of_nodes_that_are_all_lost_nothing_is_carried(place: Path) -> None:
 
 
 @pytest.mark.parametrize("why", ["no room", "changed"])
-def test_what_cannot_be_brought_ends_the_attempt(
-    place: Path, monkeypatch: pytest.MonkeyPatch, why: str
-) -> None:
+def test_failed_copy_ends_attempt(place: Path, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     job = Job("ab", place)
     job["a"].write("c-40/model.pt", "weights")
     if why == "no room":
@@ -286,7 +284,7 @@ def test_what_cannot_be_brought_ends_the_attempt(
     assert "c-40/model.pt" not in job["b"].has()
 
 
-def test_no_attempt_begins_beside_a_node_that_does_not_answer(place: Path) -> None:
+def test_silent_node_stops_attempt(place: Path) -> None:
     job = Job("ab", place)
     job["a"].write("\x1b[2Jckpt.pt", "step 40")
 
@@ -299,7 +297,7 @@ def test_no_attempt_begins_beside_a_node_that_does_not_answer(place: Path) -> No
     assert "\x1b" not in str(refusal.value) and refusal.value.names == ("b",)
 
 
-def test_a_master_that_is_lost_on_the_way_is_named(place: Path) -> None:
+def test_master_lost_during_copy_is_named(place: Path) -> None:
     job = Job("ab", place)
     job["a"].write("model.pt", "weights")
 
@@ -313,7 +311,7 @@ def test_a_master_that_is_lost_on_the_way_is_named(place: Path) -> None:
     assert refusal.value.names == ("a",) and job["b"].has() == {}
 
 
-def test_a_stop_by_the_user_ends_it(place: Path) -> None:
+def test_stop_by_user_ends_copy(place: Path) -> None:
     job = Job("ab", place)
     job["a"].write("ckpt.pt", "step 40")
 
@@ -325,7 +323,7 @@ def test_a_stop_by_the_user_ends_it(place: Path) -> None:
         job.again("ab", stopped)
 
 
-def test_a_file_of_many_pieces_is_the_same(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_in_many_pieces_is_identical(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_files, "PIECE_BYTES", 7)
     monkeypatch.setattr("orchestrator.head.transfer.send.BATCH_BYTES", 20)
     job = Job("abc", place)
@@ -335,7 +333,7 @@ def test_a_file_of_many_pieces_is_the_same(place: Path, monkeypatch: pytest.Monk
     assert job["b"].has() == job["c"].has() == job["a"].has()
 
 
-def test_what_came_from_the_master_does_not_come_home_at_the_end(place: Path) -> None:
+def test_copied_files_are_not_fetched_from_other_nodes(place: Path) -> None:
     job = Job("ab", place)
     place_of = [Path(one.run.path, "experiment/outputs") for one in job.machines.values()]
     (place_of[0] / "best.pt").write_text("best")
@@ -358,7 +356,7 @@ def test_what_came_from_the_master_does_not_come_home_at_the_end(place: Path) ->
         {"place": "another"},
     ],
 )
-def test_no_node_names_a_file_outside_a_directory(place: Path, lie: dict[str, str]) -> None:
+def test_listed_paths_outside_are_ignored(place: Path, lie: dict[str, str]) -> None:
     job = Job("ab", place)
     job["a"].write("b.pt", "x")
     own = job["a"].ask
@@ -371,7 +369,7 @@ def test_no_node_names_a_file_outside_a_directory(place: Path, lie: dict[str, st
     assert job.again("ab") == [] and job["b"].has() == {}
 
 
-def test_the_metrics_of_a_rank_go_with_it_to_another_node(place: Path) -> None:
+def test_metrics_follow_rank_to_other_node(place: Path) -> None:
     """Else its curve would begin at the step from which it goes on."""
     job = Job("abc", place)
     here = place / "here"

@@ -32,7 +32,7 @@ def offered(root: Path, index: int, *files: tuple[str, int]) -> PulledNode:
     return PulledNode(source, cast(Any, None), listing, first=list(listed))
 
 
-def test_a_place_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
+def test_make_place_refuses_invalid_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(UsageError, match="file/node_0 cannot be made here: not a dir") as raised:
         pull.make_place(Folder(tmp_path / "file/node_0", private=False))
@@ -60,14 +60,14 @@ def with_step(root: Path, index: int, names: str, size: int = 3) -> PulledNode:
     return replace(offered(root, index, *files), manifests={STEP: manifest()})
 
 
-def test_parts_and_copies_come_once_each(tmp_path: Path) -> None:
+def test_gather_takes_each_part_once(tmp_path: Path) -> None:
     givers, short = pull.gather([with_step(tmp_path, 0, "ab"), with_step(tmp_path, 2, "bc")])
     given = {"a": 0, "b": 2, "c": 2, "manifest.json": 0}
     assert givers == {f"{STEP}/{name}": node for name, node in given.items()}
     assert short == {}
 
 
-def test_what_is_nowhere_or_of_another_size_is_named(tmp_path: Path) -> None:
+def test_gather_names_missing_or_damaged_parts(tmp_path: Path) -> None:
     nodes = [with_step(tmp_path, 0, "ab"), with_step(tmp_path, 1, "c", size=2)]
     assert pull.gather(nodes) == ({}, {STEP: "step 8 lacks c (written by nc)"})
     broken = replace(offered(tmp_path, 0), manifests={STEP: b"{"})

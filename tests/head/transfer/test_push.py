@@ -40,7 +40,7 @@ def push(tmp_path: Path) -> Push:
     return push
 
 
-def test_a_tree_and_then_what_has_changed(push: Push, tmp_path: Path) -> None:
+def test_push_sends_tree_then_changes(push: Push, tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     (here / "empty").mkdir()
     (here / "a b" / "c").mkdir(parents=True)
@@ -67,7 +67,7 @@ def test_a_tree_and_then_what_has_changed(push: Push, tmp_path: Path) -> None:
     assert tree(there, times=True) == tree(here, times=True)
 
 
-def test_nothing_is_written_through_a_link(push: Push, tmp_path: Path) -> None:
+def test_push_follows_no_link(push: Push, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (tmp_path / "here/a").mkdir()
@@ -82,14 +82,14 @@ def test_nothing_is_written_through_a_link(push: Push, tmp_path: Path) -> None:
     assert list(outside.iterdir()) == []
 
 
-def test_one_file_under_another_name(push: Push, tmp_path: Path) -> None:
+def test_push_renames_single_file(push: Push, tmp_path: Path) -> None:
     (tmp_path / "here/file").write_text("x")
     assert push("here/file", "there/other").files == ["other"]
     assert (tmp_path / "there/other").read_text() == "x"
     assert push("here/file", "there/").files == ["file"]
 
 
-def test_what_cannot_be_sent_is_said(tmp_path: Path) -> None:
+def test_load_refuses_invalid_arguments(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such file"):
         pushing.load(tmp_path / "nothing", None)
     with pytest.raises(UsageError, match="in full"):
@@ -98,7 +98,7 @@ def test_what_cannot_be_sent_is_said(tmp_path: Path) -> None:
         pushing.load(tmp_path, "")
 
 
-def test_a_name_that_is_taken_there(push: Push, tmp_path: Path) -> None:
+def test_push_onto_taken_name_is_explained(push: Push, tmp_path: Path) -> None:
     (tmp_path / "here/file").write_text("x")
     (tmp_path / "there/file").mkdir(parents=True)
     part = push("here/file", "there/file")

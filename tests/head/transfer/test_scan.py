@@ -56,7 +56,7 @@ def scan(directory: Path, **rules: Any) -> Tree:
 # -- what travels -----------------------------------------------------------------------------
 
 
-def test_git_says_what_travels(work: Path) -> None:
+def test_scan_follows_git(work: Path) -> None:
     git(work, "init", "-q")
     write(work, "a.py", "pkg/b.py", "gone.py", "ignored/big", "below/c.py")
     write(work, "experiments/old/job.json", "pkg/__pycache__/b.pyc", ".venv/bin/python")
@@ -85,7 +85,7 @@ def not_sent(names: str) -> str:
     return f"warning: not sent, because it is private: {names}; {sends}"
 
 
-def test_what_is_private_stays_although_git_has_it(work: Path) -> None:
+def test_scan_leaves_out_private_files_tracked_by_git(work: Path) -> None:
     git(work, "init", "-q")
     write(work, "a.py", ".aws/config", "sub/.cache/x", "sub/.cache/y", ".git-credentials")
     git(work, "add", "-A")
@@ -117,7 +117,7 @@ NOT_PERSONAL = [
 
 
 @pytest.mark.parametrize("with_git", [True, False])
-def test_keys_and_tokens_stay_here_and_are_said(work: Path, *, with_git: bool) -> None:
+def test_scan_leaves_out_keys_and_says_so(work: Path, *, with_git: bool) -> None:
     if with_git:
         git(work, "init", "-q")
     write(work, *PERSONAL, *NOT_PERSONAL)
@@ -135,7 +135,7 @@ def test_keys_and_tokens_stay_here_and_are_said(work: Path, *, with_git: bool) -
     assert "keys/id_rsa" in note
 
 
-def test_submodules_and_other_clones_travel(work: Path, tmp_path: Path) -> None:
+def test_scan_includes_submodules_and_clones(work: Path, tmp_path: Path) -> None:
     for name in ("library", "work"):
         git(tmp_path / "work" if name == "work" else tmp_path, "init", "-q", *(
             ["library"] if name == "library" else []
@@ -151,7 +151,7 @@ def test_submodules_and_other_clones_travel(work: Path, tmp_path: Path) -> None:
     assert "sub/more.o" not in paths(work)
 
 
-def test_a_repository_names_no_program_that_runs_here(work: Path, tmp_path: Path) -> None:
+def test_scan_runs_no_program_named_by_repository(work: Path, tmp_path: Path) -> None:
     """Neither the outer one nor one inside, such as an unpacked tarball with a .git in it."""
     (work / "inner").mkdir()
     for place in (work, work / "inner"):
@@ -162,7 +162,7 @@ def test_a_repository_names_no_program_that_runs_here(work: Path, tmp_path: Path
     assert not (tmp_path / "ran").exists()
 
 
-def test_without_git_all_travels_but_what_is_made(work: Path) -> None:
+def test_scan_without_git_leaves_out_generated_directories(work: Path) -> None:
     write(work, "a.py", "data/x", "checkpoints/1", "b/__pycache__/c", ".venv/x", "node_modules/y")
     write(work, ".ssh/id_ed25519", ".cache/x")
     (work / "empty").mkdir()
@@ -171,7 +171,7 @@ def test_without_git_all_travels_but_what_is_made(work: Path) -> None:
     assert scan(work).notes == (not_sent(".ssh"),)
 
 
-def test_where_git_refuses_nothing_travels(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scan_refuses_if_git_refuses(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without its list what git ignores would go to the nodes, data and secrets too."""
     git(work, "init", "-q")
     write(work, "a.py")
@@ -181,14 +181,14 @@ def test_where_git_refuses_nothing_travels(work: Path, monkeypatch: pytest.Monke
     assert str(work) in caught.value.fix
 
 
-def test_a_directory_that_git_ignores_is_a_tree_of_its_own(work: Path) -> None:
+def test_scan_of_ignored_directory_lists_it(work: Path) -> None:
     git(work, "init", "-q")
     (work / ".gitignore").write_text("inner\n")
     write(work, "inner/a.py")
     assert paths(work / "inner") == {"a.py"}
 
 
-def test_a_list_that_nobody_waits_for_is_given_up(work: Path) -> None:
+def test_cancelled_scan_stops(work: Path) -> None:
     """A launch typed in / must not walk through the whole machine."""
     write(work, *(f"{number}/a.py" for number in range(50)))
     calls: list[int] = []
@@ -205,7 +205,7 @@ def test_a_list_that_nobody_waits_for_is_given_up(work: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["git", "no git"])
-def test_any_name_travels(work: Path, kind: str) -> None:
+def test_scan_accepts_any_name(work: Path, kind: str) -> None:
     if kind == "git":
         git(work, "init", "-q")
     names = [b"a\nb", b"\"q'", b"\xff\xfe", "\u00e9\u65e5".encode(), b"sp ace", b"-dash", b"\\x"]
@@ -214,7 +214,7 @@ def test_any_name_travels(work: Path, kind: str) -> None:
     assert sorted(entry.path for entry in scan(work).entries) == sorted(names)
 
 
-def test_kinds_and_modes(work: Path, tmp_path: Path) -> None:
+def test_scan_keeps_kinds_and_modes(work: Path, tmp_path: Path) -> None:
     write(work, "run.sh", "read.py")
     (work / "run.sh").chmod(0o750)
     (work / "read.py").chmod(0o444)
@@ -259,7 +259,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return seen
 
 
-def test_what_did_not_change_is_not_read_again(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scan_rereads_changed_files_alone(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(work, "a.py", "b.py", "new.py")
     monkeypatch.setattr(
         "orchestrator.head.transfer.scan.FRESH_NANOSECONDS", -(10**12)
@@ -278,9 +278,7 @@ def test_what_did_not_change_is_not_read_again(work: Path, monkeypatch: pytest.M
     assert second.digest != first.digest
 
 
-def test_a_file_that_was_just_written_is_read_again(
-    work: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scan_rereads_fresh_file(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second edit within one tick of the file system's clock may look the same."""
     write(work, "a.py")
     monkeypatch.setattr("orchestrator.head.transfer.scan.FRESH_NANOSECONDS", 10**18)
@@ -290,9 +288,7 @@ def test_a_file_that_was_just_written_is_read_again(
     assert seen == [b"a.py"]
 
 
-def test_a_file_that_changes_while_it_is_read_is_refused(
-    work: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scan_refuses_file_that_changes(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(work, "log.txt")
     states = itertools.count()
     monkeypatch.setattr(files, "state_of", lambda _: next(states))
@@ -300,7 +296,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
         scan(work)
 
 
-def test_what_is_too_large_is_refused_with_what_allows_it(work: Path) -> None:
+def test_scan_refuses_too_large_files(work: Path) -> None:
     write(work, "a.py")
     with (work / "weights.bin").open("wb") as file:
         file.truncate(3_000_000)
@@ -312,7 +308,7 @@ def test_what_is_too_large_is_refused_with_what_allows_it(work: Path) -> None:
     assert len(scan(work, largest_file=2, exclude=("*.bin",)).entries) == 1
 
 
-def test_what_cannot_be_read_is_refused(work: Path) -> None:
+def test_scan_refuses_unreadable_file(work: Path) -> None:
     write(work, "secret")
     (work / "secret").chmod(0)
     if os.geteuid() == 0:

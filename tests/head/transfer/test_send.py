@@ -91,7 +91,7 @@ def send_to_stores(
     return send.send_to_all([node.channel for node in nodes], places, tree, seen)
 
 
-def test_each_node_gets_what_it_lacks(work: Path, nodes: list[Reached]) -> None:
+def test_send_tree_sends_missing_files_alone(work: Path, nodes: list[Reached]) -> None:
     tree = scan(work)
     seen: list[int] = []
     lock = threading.Lock()
@@ -112,7 +112,7 @@ def test_each_node_gets_what_it_lacks(work: Path, nodes: list[Reached]) -> None:
             assert (Path(checked.workdir) / name).read_bytes() == content
 
 
-def test_what_arrived_before_a_cut_stays(
+def test_send_tree_continues_after_cut(
     work: Path, nodes: list[Reached], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     tree = scan(work)
@@ -138,7 +138,7 @@ def test_what_arrived_before_a_cut_stays(
 
 
 @pytest.mark.parametrize("how", ["edited", "shorter", "gone"])
-def test_an_edit_on_the_way_is_seen(work: Path, nodes: list[Reached], how: str) -> None:
+def test_edit_during_send_is_detected(work: Path, nodes: list[Reached], how: str) -> None:
     """By what arrives: the rest comes all the same, and is not sent again."""
     tree = scan(work)
     if how == "gone":
@@ -153,7 +153,7 @@ def test_an_edit_on_the_way_is_seen(work: Path, nodes: list[Reached], how: str) 
     assert check_out(nodes[0].channel, new).workdir
 
 
-def test_a_node_that_lacks_what_there_is_not_is_refused(work: Path, nodes: list[Reached]) -> None:
+def test_request_for_unknown_files_is_refused(work: Path, nodes: list[Reached]) -> None:
     tree = scan(work)
     small = Tree(tree.directory, tree.entries[:1], tree.listing, tree.digest)
     (refused,) = send_to_stores(nodes[:1], small)
@@ -164,7 +164,7 @@ def test_a_node_that_lacks_what_there_is_not_is_refused(work: Path, nodes: list[
 
 
 @given(st.lists(st.integers(0, 30), max_size=8))
-def test_every_byte_is_in_one_part(sizes: list[int]) -> None:
+def test_cut_places_every_byte_in_one_part(sizes: list[int]) -> None:
     entries = [ManifestEntry(b"%d" % at, FILE, 0o644, size, b"") for at, size in enumerate(sizes)]
     batches = list(send.cut(entries, range(len(sizes)), 10))
     assert all(sum(part.size for part in batch) <= 10 for batch in batches)
@@ -176,7 +176,9 @@ def test_every_byte_is_in_one_part(sizes: list[int]) -> None:
         assert len([part for part in of_it if not part.size]) <= (not size)
 
 
-def test_a_node_that_is_behind_gets_the_same(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_node_gets_same_batches_in_bounded_memory(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And costs no memory: only few batches are kept."""
     monkeypatch.setattr(send, "KEPT", 2)
     tree = scan(work)
@@ -188,7 +190,7 @@ def test_a_node_that_is_behind_gets_the_same(work: Path, monkeypatch: pytest.Mon
     outbox.pool.shutdown()
 
 
-def test_nodes_that_lack_the_same_files_share_batches(work: Path) -> None:
+def test_nodes_lacking_same_files_share_batches(work: Path) -> None:
     tree = scan(work)
     outbox = Outbox(tree, tree.read)
     numbers = range(tree.files)
@@ -200,7 +202,7 @@ def test_nodes_that_lack_the_same_files_share_batches(work: Path) -> None:
 # -- shared disks -----------------------------------------------------------------------------
 
 
-def test_a_marker_is_on_shared_disks_alone(work: Path, nodes: list[Reached]) -> None:
+def test_marker_is_seen_on_shared_disk_alone(work: Path, nodes: list[Reached]) -> None:
     question = Probe(cwd=str(work), workdir=None, peers=(), target=Target(kind="engine", name="x"))
     with listing.marker(work) as path:
         assert nodes[0].channel.ask(question.replace(marker=path), 30.0).marker_seen

@@ -26,13 +26,13 @@ def test_read_yields_whole_lines_only(journal: Journal) -> None:
     assert Journal(journal.path).describe() == About("acc", "most", 2)
 
 
-def test_a_sweep_is_known_by_its_name_or_directory(journal: Journal, tmp_path: Path) -> None:
+def test_known_as_finds_sweep_by_name_or_directory(journal: Journal, tmp_path: Path) -> None:
     assert journals.known_as(tmp_path, journal.name) == journal
     assert journals.known_as(tmp_path, str(journal.path)) == journal
     assert journals.known_as(tmp_path, "x") is None
 
 
-def test_values_of_another_type_are_refused(journal: Journal) -> None:
+def test_read_refuses_values_of_wrong_type(journal: Journal) -> None:
     for text in ('{"metric": 3}', '{"count": -1}', "[" * 9999, "\x80"):
         (journal.path / journals.SWEEP).write_text(text, encoding="latin-1")
         with pytest.raises(UsageError, match="was changed"):

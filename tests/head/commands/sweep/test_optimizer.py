@@ -18,7 +18,7 @@ def study(place: Path, trials: int = 20) -> OptunaStudy:
     return OptunaStudy(place, SPACE, trials, "least")
 
 
-def test_members_are_trials_and_the_best_value_is_known(tmp_path: Path) -> None:
+def test_study_makes_trials_and_knows_best_value(tmp_path: Path) -> None:
     first = study(tmp_path)
     members = [first[number] for number in range(3)]
     for one in members:
@@ -29,7 +29,7 @@ def test_members_are_trials_and_the_best_value_is_known(tmp_path: Path) -> None:
     assert first.study.best_value == 0.5 and first.study.best_trial.number == 1
 
 
-def test_optuna_is_told_of_each_end(tmp_path: Path) -> None:
+def test_study_tells_optuna_every_end(tmp_path: Path) -> None:
     known = study(tmp_path)
     states = ["done", "failed", "interrupted", "not started", "done"]
     for number, state in enumerate(states):

@@ -33,7 +33,7 @@ def job(tmp_path: Path, log: str = "", metrics: list[dict[str, Any]] | None = No
     return experiment
 
 
-def test_what_a_program_prints(tmp_path: Path) -> None:
+def test_last_value_reads_printed_numbers(tmp_path: Path) -> None:
     experiment = job(tmp_path, LOG)
     assert last_value(experiment, DONE, "val_bpb") == (1.0, "")
     # A slow pattern would need minutes for this line.
@@ -41,7 +41,7 @@ def test_what_a_program_prints(tmp_path: Path) -> None:
     assert last_value(experiment, DONE, "acc") == (4.0, "")
 
 
-def test_what_a_trainer_measures_comes_first(tmp_path: Path) -> None:
+def test_last_value_prefers_trainer_metrics(tmp_path: Path) -> None:
     lines = [{"step": step, "time": 1.0, "loss": 1 / step} for step in (1, 2, 4)]
     experiment = job(tmp_path, "loss: 77", lines)
     assert last_value(experiment, DONE, "loss") == (0.25, "")
@@ -50,12 +50,12 @@ def test_what_a_trainer_measures_comes_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("last", ["nan", "inf"])
-def test_a_number_that_is_not_finite_is_named(tmp_path: Path, last: str) -> None:
+def test_last_value_names_number_that_is_not_finite(tmp_path: Path, last: str) -> None:
     experiment = job(tmp_path, f"loss 1\nloss {last}\n")
     assert last_value(experiment, DONE, "loss") == (None, f"the last loss is {last}")
 
 
-def test_a_log_that_is_no_plain_file_is_not_read(tmp_path: Path) -> None:
+def test_last_value_ignores_log_that_is_no_plain_file(tmp_path: Path) -> None:
     log = job(tmp_path).log(NODE)
     log.unlink()
     os.mkfifo(log)

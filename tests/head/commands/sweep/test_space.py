@@ -9,7 +9,7 @@ from orchestrator.head.commands.sweep import space
 from orchestrator.head.commands.sweep.space import command_of, grid, variables
 
 
-def test_a_grid_has_each_combination_once_and_the_last_variable_changes_first() -> None:
+def test_grid_yields_each_combination_once_last_variable_fastest() -> None:
     members = grid(variables(["lr=1e-4,3e-4", "seed=0..2", 'name=["a,b", 1.5]']))
     assert len(members) == 12 and [one.number for one in members] == list(range(12))
     assert members[0].words == "lr=1e-4 seed=0 name=a,b"
@@ -35,12 +35,12 @@ def test_a_grid_has_each_combination_once_and_the_last_variable_changes_first() 
         (["a=0..999", "b=0..999"], "would have 1,000,000 members"),
     ],
 )
-def test_what_is_no_grid_is_refused(texts: list[str], why: str) -> None:
+def test_grid_refuses_invalid_variables(texts: list[str], why: str) -> None:
     with pytest.raises(UsageError, match=why):
         grid(variables(texts))
 
 
-def test_how_a_value_reaches_a_program() -> None:
+def test_command_of_passes_values_by_each_style() -> None:
     values = {"lr": "-1 '", "s": "{lr}"}
     assert command_of(["t.py"], values, "args") == (("t.py", "--lr=-1 '", "--s={lr}"), ())
     assert command_of(["t.py"], values, "hydra") == (("t.py", "lr=-1 '", "s={lr}"), ())
@@ -49,7 +49,7 @@ def test_how_a_value_reaches_a_program() -> None:
     assert command_of(words, values, "args") == (("t.py", "{lr}--1 '", "{other}"), ())
 
 
-def test_command_lines() -> None:
+def test_of_lines_reads_command_lines() -> None:
     lines = space.of_lines("# no\ntrain.py --name 'a b' # yes\n\nb.sh\n")
     assert [one.program for one in lines] == [("train.py", "--name", "a b"), ("b.sh",)]
     with pytest.raises(UsageError, match=r"line 2: .*No closing quotation"):

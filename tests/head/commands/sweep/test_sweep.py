@@ -94,14 +94,14 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     return World(tmp_path, monkeypatch, 4)
 
 
-def test_run_starts_each_member_once_and_no_more_than_jobs_at_a_time(world: World) -> None:
+def test_run_starts_each_member_once_within_jobs(world: World) -> None:
     world.sweep.jobs = 3
     assert world.sweep.run() == 0
     assert world.begun == [0, 1, 2, 3] and world.most == 3
     assert [end.value for _, end in sorted(world.sweep.ends.items())] == [0, 1, 2, 3]
 
 
-def test_a_member_that_could_not_start_says_why(world: World) -> None:
+def test_run_says_why_member_did_not_start(world: World) -> None:
     world.plays = {
         1: lambda process: process.answers.put(NodeError("no node")),
         3: lambda process: process.answers.put(LAST_WORDS),
@@ -110,7 +110,7 @@ def test_a_member_that_could_not_start_says_why(world: World) -> None:
     assert [world.sweep.ends[number].problem for number in (1, 3)] == ["no node", "last words"]
 
 
-def test_a_sweep_of_which_nothing_can_start_ends_soon(world: World) -> None:
+def test_run_ends_early_if_first_members_cannot_start(world: World) -> None:
     world.sweep.jobs = 1
     refuses: Callable[[Process], None] = lambda process: process.answers.put(CheckFailed("no"))  # noqa: E731
     world.plays = dict.fromkeys(range(4), refuses)
@@ -118,7 +118,7 @@ def test_a_sweep_of_which_nothing_can_start_ends_soon(world: World) -> None:
     assert world.begun == [0, 1, 2] and list(world.sweep.left) == [3]
 
 
-def test_a_time_limit_counts_as_done_and_a_stop_by_hand_does_not(world: World) -> None:
+def test_run_counts_time_limit_as_done_but_not_stop_by_hand(world: World) -> None:
     over = verdict.stopped("its time limit of 5 min is over (--time-limit)", 1.0)
     world.plays = {
         1: lambda process: world.done(process, "stopped", verdict=over),
@@ -128,7 +128,7 @@ def test_a_time_limit_counts_as_done_and_a_stop_by_hand_does_not(world: World) -
     assert [world.sweep.ends[n].state for n in range(4)] == ["done", "done", "stopped", "done"]
 
 
-def test_the_table_has_the_best_members_first(world: World) -> None:
+def test_table_lists_best_members_first(world: World) -> None:
     world.sweep.ends = {
         number: MemberState(number, f"x={number}", "done", value=number, experiment="e")
         for number in range(10)
@@ -138,7 +138,7 @@ def test_the_table_has_the_best_members_first(world: World) -> None:
     assert len(lines) == 2 + leading.BEST
 
 
-def test_as_many_wait_as_run_between_two_and_what_the_supply_allows(world: World) -> None:
+def test_has_room_limits_waiting_members_by_running_ones(world: World) -> None:
     def has_room(running: int, waiting: int) -> bool:
         places = [Path("x")] * running + [None] * waiting
         world.sweep.started = {
@@ -153,7 +153,7 @@ def test_as_many_wait_as_run_between_two_and_what_the_supply_allows(world: World
     assert has_room(2, 0) and not has_room(2, 1)
 
 
-def test_a_job_without_a_head_is_lost_unless_another_process_follows_it(
+def test_run_marks_job_without_head_as_lost_unless_followed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def headless(process: Process) -> None:
@@ -177,7 +177,7 @@ def test_a_job_without_a_head_is_lost_unless_another_process_follows_it(
 
 
 @pytest.mark.parametrize("by", ["Ctrl-C", "stop"])
-def test_a_ctrl_c_and_a_stop_reach_each_member_once(world: World, by: str) -> None:
+def test_run_passes_interrupt_or_stop_to_each_member_once(world: World, by: str) -> None:
     world.plays = dict.fromkeys(range(4), lambda process: None)
 
     def play() -> None:
@@ -219,7 +219,7 @@ def test_stop_signals_no_process(world: World, monkeypatch: pytest.MonkeyPatch) 
         victim.wait()
 
 
-def test_a_full_disk_costs_the_journal_a_line_and_the_sweep_nothing(
+def test_run_survives_journal_on_full_disk(
     world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(*_: object) -> int:

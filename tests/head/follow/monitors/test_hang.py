@@ -81,17 +81,17 @@ def watch(follower: SilentFollower, moments: list[float]) -> list[float]:
     return asked
 
 
-def test_silence_for_longer_than_the_timeout_is_looked_into(follower: SilentFollower) -> None:
+def test_watch_asks_ranks_after_timeout_of_silence(follower: SilentFollower) -> None:
     assert watch(follower, [tenth / 10 for tenth in range(1, 25)]) == [2.1]
 
 
-def test_time_in_which_the_head_stood_still_is_no_silence(follower: SilentFollower) -> None:
+def test_watch_ignores_time_head_was_suspended(follower: SilentFollower) -> None:
     suspended = [0.1, 0.2, 5.0, 5.1, 6.0, 6.5, 7.0]
     assert watch(follower, suspended) == []
     assert watch(follower, [*suspended, 7.1]) == [7.1]
 
 
-def test_a_node_tells_nothing_of_the_clocks_and_ranks_of_others(
+def test_report_trusts_each_node_for_its_own_ranks_alone(
     follower: SilentFollower, tmp_path: Path
 ) -> None:
     """One that is in the year 5138 makes no wait of another's older; busy ranks do not hang."""
@@ -140,7 +140,7 @@ def entry(number: int, name: str, *, retired: bool, group: str = "0") -> dict[st
     }
 
 
-def test_what_a_rank_tells() -> None:
+def test_of_rank_reads_stack_and_collectives() -> None:
     entries = [entry(1, "all_reduce", retired=True), entry(2, "barrier", retired=False)]
     entries += [entry(7, "broadcast", retired=True, group="1")]
     dump = json.dumps({"entries": entries})
@@ -152,7 +152,7 @@ def test_what_a_rank_tells() -> None:
     assert oldest_wait(found, 602.0) == 600.0
 
 
-def test_each_backend_of_a_group_counts_by_itself() -> None:
+def test_of_rank_counts_each_backend_separately() -> None:
     """One group may have gloo between CPUs, and NCCL between GPUs."""
     nccl = {"profiling_name": "nccl:all_reduce"}
     entries = [entry(1, "barrier", retired=False), entry(900, "broadcast", retired=True)]
@@ -166,7 +166,7 @@ def test_each_backend_of_a_group_counts_by_itself() -> None:
     assert reading([found, rank(1, entered=412)]) == words
 
 
-def test_the_parts_of_a_coalesced_collective_are_no_waits() -> None:
+def test_of_rank_ignores_parts_of_coalesced_collective() -> None:
     nccl = {"profiling_name": "nccl:_reduce_scatter_base"}
     parts = [{**entry(7, "", retired=False), **nccl} for _ in range(3)]
     whole = {**entry(7, "", retired=True), "profiling_name": "nccl:reduce_scatter_tensor_coalesced"}
@@ -176,13 +176,13 @@ def test_the_parts_of_a_coalesced_collective_are_no_waits() -> None:
         assert len(found.waits) == waits
 
 
-def test_ranks_at_one_line_are_so_wherever_each_node_has_its_copy() -> None:
+def test_reading_merges_same_line_of_node_copies() -> None:
     ranks = [replace(rank(n), where=f"/node{n}/code/train.py:7 nap()") for n in (0, 1)]
     assert reading(ranks) == "all ranks are at the same place: /node0/code/train.py:7 nap()"
     assert "what that line waits for" in fix(ranks) and fix([rank(0), rank(1)]) == ""
 
 
-def test_what_is_no_python_is_at_its_program() -> None:
+def test_reading_names_program_that_is_not_python() -> None:
     answer = RankStacks(state="S", stacks="", collectives="", program="the program sleep")
     ranks = [of_rank(number, 0, answer) for number in (0, 1)]
     assert reading(ranks) == "all ranks are at the same place: the program sleep"
@@ -195,7 +195,7 @@ HUGE = [ENTRY % "Infinity", ENTRY % f'1, "time_created_ns": 1{"0" * 400}']
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"entries": 5}', "null", *HUGE])
-def test_a_rank_that_tells_nothing_sensible(text: str) -> None:
+def test_of_rank_ignores_malformed_answer(text: str) -> None:
     found = of_rank(0, 0, RankStacks(state="S", stacks=text, collectives=text))
     assert (found.where, found.waits, found.entered) == ("", {}, {})
 
@@ -232,7 +232,9 @@ def rank(
         ([], None, "no rank has started: every torchrun waits for the others"),
     ],
 )  # fmt: skip
-def test_the_reading(ranks: list[StuckRank], who: int | None, words: str) -> None:
+def test_culprit_and_reading_agree_with_table(
+    ranks: list[StuckRank], who: int | None, words: str
+) -> None:
     found = culprit(ranks)
     assert (found.rank if found else None) == who
     assert words in reading(ranks)

@@ -14,7 +14,7 @@ from orchestrator.records.metrics.trainers import file_name
 from tests.head.follow.test_followed_job import followed
 
 
-def test_it_says_what_the_start_waits_for_and_then_how_far_the_job_is(tmp_path: Path) -> None:
+def test_job_line_shows_start_then_progress(tmp_path: Path) -> None:
     job = followed(tmp_path)
     launch = Launch(start="fork", max_restarts=3)
     job.record = replace(job.record, state="running", engine=False, launch=launch)

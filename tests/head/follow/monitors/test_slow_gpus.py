@@ -43,13 +43,13 @@ def busy(_: int) -> Values:
     return [1.0, 0.97]
 
 
-def test_a_gpu_that_is_idle_while_all_others_wait_for_it(tmp_path: Path) -> None:
+def test_slow_gpu_names_idle_gpu_that_delays_others(tmp_path: Path) -> None:
     slow = found(tmp_path / "x", busy, lambda n: [0.98, 0.55 + n % 3 / 10])
     assert slow is not None and (slow.node, slow.gpu, slow.cause) == (3, 1, "slow input")
     assert slow.text.startswith("is busy 65% of the time, the others 98%: they wait for it")
 
 
-def test_a_gpu_with_a_lower_clock(tmp_path: Path) -> None:
+def test_slow_gpu_names_gpu_with_lower_clock(tmp_path: Path) -> None:
     one = found(tmp_path / "x", busy, busy, ((1900, 1890), (1320, 1905)))
     assert one == SlowGpu(3, 0, "slow compute", "runs at 1320 MHz, the others at 1895 MHz")
     hot = found(tmp_path / "x", busy, busy, ((1900, 1890), (1300, 1320)))
@@ -68,7 +68,7 @@ def test_a_gpu_with_a_lower_clock(tmp_path: Path) -> None:
         (lambda n: [], lambda n: [0.98], ((), (900,)), ("H100", "H100")),
     ],
 )
-def test_nobody_is_named(
+def test_slow_gpu_names_none_without_clear_outlier(
     first: Callable[[int], Values],
     second: Callable[[int], Values],
     clocks: tuple[Values, Values],
@@ -82,7 +82,7 @@ def test_nobody_is_named(
 NODES = [NodeRecord(n, f"gpu0{n}", f"gpu0{n}", None, None, "", "", n, 1) for n in range(2)]
 
 
-def test_a_gpu_is_named_once_after_two_looks_at_samples_that_go_on(tmp_path: Path) -> None:
+def test_monitor_names_gpu_once_after_two_looks(tmp_path: Path) -> None:
     found: list[SlowRank] = []
     monitor = SlowMonitor(NODES, tmp_path, found.append)
 

@@ -60,7 +60,7 @@ def watch(
     return None, 60.0, asked
 
 
-def test_a_port_that_is_closed_twice_is_the_cause_within_thirty_seconds(
+def test_closed_port_is_reported_within_30_seconds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     failure, after, asked = watch(monkeypatch, [{0: "", 1: SILENCE, 2: ""}])
@@ -93,14 +93,14 @@ def test_a_port_that_is_closed_twice_is_the_cause_within_thirty_seconds(
         ([{0: "", 1: "", 2: ""}], 3, ""),
     ],
 )
-def test_whom_it_blames(
+def test_failure_blames_right_side_of_closed_port(
     monkeypatch: pytest.MonkeyPatch, rounds: list[dict[int, str]], nodes: int, blamed: str
 ) -> None:
     failure, _, _ = watch(monkeypatch, rounds, nodes=nodes)
     assert blamed in failure.message if failure and blamed else failure is None and not blamed
 
 
-def test_nobody_calls_once_a_rank_has_begun_or_where_nobody_else_is(
+def test_dial_is_skipped_once_ranks_began_or_with_one_node(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert watch(monkeypatch, [{0: "", 1: SILENCE}], begun_after=5.0)[2] == 0

@@ -25,7 +25,7 @@ from orchestrator.records.experiment import NodeRecord
 NODES = [NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1) for i in range(3)]
 
 
-def test_logs_that_cannot_be_kept_open_are_refused_in_words(
+def test_open_logs_refuses_more_files_than_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The limit of open files does not suffice for the logs of three nodes."""
@@ -55,7 +55,7 @@ class Quiet:
         raise Silent(silence)
 
 
-def test_a_follower_wakes_when_something_is_due_and_loses_who_is_silent(
+def test_follower_polls_on_schedule_and_detects_silence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     channel = cast("Any", Quiet())
@@ -70,7 +70,7 @@ def test_a_follower_wakes_when_something_is_due_and_loses_who_is_silent(
     assert channel.now == 1008.0
 
 
-def test_what_a_killed_supervisor_left_is_ended_and_the_job_may_start_again(tmp_path: Path) -> None:
+def test_sweep_after_killed_supervisor_allows_next_attempt(tmp_path: Path) -> None:
     """A stop for good would forbid the next attempt on that node."""
     asked: list[Stop] = []
 
@@ -91,7 +91,7 @@ def test_what_a_killed_supervisor_left_is_ended_and_the_job_may_start_again(tmp_
     assert "[40] do not end" in warned.what
 
 
-def test_who_is_closed_while_it_comes_back_hangs_up(
+def test_follower_closed_during_reconnect_hangs_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next attempt may run there already."""

@@ -32,7 +32,7 @@ def log(tmp_path: Path) -> LogFile:
     return LogFile(0, "10.0.0.1", tmp_path / "log", tmp_path / "ranks")
 
 
-def test_each_rank_that_tells_its_steps_has_a_file(log: LogFile, tmp_path: Path) -> None:
+def test_printed_writes_file_per_reporting_rank(log: LogFile, tmp_path: Path) -> None:
     append(log, "0", "step 1 loss 9\n")
     # A previous head has read the log up to here.
     reading = Printed(log, tmp_path, range(2))
@@ -51,7 +51,7 @@ def test_each_rank_that_tells_its_steps_has_a_file(log: LogFile, tmp_path: Path)
     assert list(trainers.newest(tmp_path / "outputs")) == [0, 1]
 
 
-def test_a_log_is_looked_at_when_it_has_grown(
+def test_printed_reads_log_only_after_growth(
     log: LogFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
@@ -71,7 +71,7 @@ def test_a_log_is_looked_at_when_it_has_grown(
         assert reading.due == math.inf
 
 
-def test_a_program_that_measures_by_itself_is_believed(log: LogFile, tmp_path: Path) -> None:
+def test_printed_yields_to_metrics_of_program(log: LogFile, tmp_path: Path) -> None:
     reading = Printed(log, tmp_path, range(2))
     outputs = tmp_path / "outputs"
     outputs.mkdir()
@@ -82,18 +82,14 @@ def test_a_program_that_measures_by_itself_is_believed(log: LogFile, tmp_path: P
     assert trainers.newest(outputs)[0].parent == outputs
 
 
-def test_of_a_log_that_grows_faster_than_it_is_read_the_end_is_read(
-    log: LogFile, tmp_path: Path
-) -> None:
+def test_printed_reads_end_of_fast_growing_log(log: LogFile, tmp_path: Path) -> None:
     reading = Printed(log, tmp_path, range(2))
     append(log, "0", "step 1 loss 1\n" + "x" * printed.MOST_BYTES + "\nstep 2 loss 2\n")
     reading.check(0.0, last=True)
     assert [line["step"] for line in lines(tmp_path, 0)] == [2]
 
 
-def test_an_evaluation_at_a_step_that_is_written_adds_its_loss(
-    log: LogFile, tmp_path: Path
-) -> None:
+def test_printed_adds_evaluation_loss_of_written_step(log: LogFile, tmp_path: Path) -> None:
     reading = Printed(log, tmp_path, range(2))
     append(log, "0", "iter 2: loss 3.4\nstep 2: val loss 3.5\niter 2: loss 3.4\n")
     reading.check(0.0, last=True)
@@ -103,7 +99,7 @@ def test_an_evaluation_at_a_step_that_is_written_adds_its_loss(
     ]
 
 
-def test_a_node_tells_of_its_own_ranks_alone(tmp_path: Path) -> None:
+def test_printed_accepts_ranks_of_own_node_alone(tmp_path: Path) -> None:
     log = LogFile(1, "10.0.0.2", tmp_path / "log", tmp_path / "ranks")
     reading = Printed(log, tmp_path, range(2, 4))
     for stream in ("0", "2", "02", "999999999"):
